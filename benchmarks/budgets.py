@@ -1,0 +1,96 @@
+"""What the design promises: the rows of its table of budgets that this benchmark can measure."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+AIM, MUST, MISSED, UNMEASURED = "aim met", "must met", "MISSED", "not measured"
+
+
+@dataclass(frozen=True)
+class Budget:
+    """One row: a ratio that must not be lower, or a cost that must not be higher, than `must`."""
+
+    key: str
+    section: str
+    label: str
+    must: float
+    aim: float | None
+    unit: str
+    at_least: bool
+
+    def keeps(self, value: float, bound: float | None) -> bool:
+        """Tell whether `value` is on the right side of `bound`."""
+        if bound is None or math.isnan(value):
+            return False
+        return value >= bound if self.at_least else value <= bound
+
+    def show(self, value: float | None) -> str:
+        """Write a value in the unit of the row."""
+        if value is None:
+            return "-"
+        digits = 0 if float(value).is_integer() else 1 if abs(value) >= 10 else 2
+        sign = "+" if self.unit == " %" and value > 0 else ""
+        return f"{sign}{value:.{digits}f}{self.unit}"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one row came to."""
+
+    budget: Budget
+    value: float | None
+    low: float | None
+    high: float | None
+    verdict: str
+
+
+def speed(key: str, section: str, label: str, must: float, aim: float | None) -> Budget:
+    """Return a row for how many times faster the subject must be."""
+    return Budget(key, section, label, must, aim, "x", True)
+
+
+def cost(key: str, section: str, label: str, must: float, aim: float | None, unit: str) -> Budget:
+    """Return a row for what something may cost at most."""
+    return Budget(key, section, label, must, aim, unit, False)
+
+
+BUDGETS = (
+    speed("hot_get", "operations", "hot get, p50, vs DiskCache", 25, 40),
+    speed("cold_get", "operations", "cold get, p50, vs DiskCache", 1.2, 1.5),
+    speed("set", "operations", "set, p50, vs DiskCache", 2.5, 4),
+    speed("delete", "operations", "delete, p50, vs DiskCache", 2.2, 3.5),
+    speed("classic_one", "classic", "90/9/1, 1 process, total time vs DiskCache", 4.5, 8),
+    speed("classic_many", "classic", "90/9/1, 8 processes, total time vs DiskCache", 3.5, 6),
+    speed("fanout_many", "fanout", "90/9/1, 8 processes, FanoutCache(8) vs DiskCache's", 3.5, 6),
+    speed("set_p99_many", "classic", "set p99, 8 processes, vs DiskCache", 2, None),
+    speed("get_many", "bulk", "get_many, per key, batches of 1,000, vs one by one (cold)", 4, 8),
+    speed("set_many", "bulk", "set_many, per key, batches of 1,000, vs one by one", 4, 8),
+    cost("lru", "policies", "LRU: hot get, over the default policy", 30, 10, " %"),
+    cost("lfu", "policies", "LFU: hot get, over the default policy", 30, 10, " %"),
+    cost("statistics", "policies", "statistics: hot get, over the default policy", 30, 10, " %"),
+    cost("open", "growth", "open an existing large cache and get one key (budget: 1 M entries)", 5, 2, " ms"),
+    cost("len", "growth", "len of it", 1, None, " ms"),
+    cost("growth_get", "growth", "cold get, large cache vs 10 k entries (budget: 1 M)", 2, 1.5, "x"),
+    cost("growth_set", "growth", "set, large cache vs 10 k entries (budget: 1 M)", 2, 1.5, "x"),
+    cost("growth_delete", "growth", "delete, large cache vs 10 k entries (budget: 1 M)", 2, 1.5, "x"),
+    cost("limit_cost", "limit", "writes under a full size_limit, per write, vs unlimited", 2, None, "x"),
+    cost("limit_overshoot", "limit", "largest size over a full size_limit", 1, None, " %"),
+)
+
+
+def judge(measured: Mapping[str, Sequence[float]], budgets: Sequence[Budget] = BUDGETS) -> list[Outcome]:
+    """Return the outcome of every row: the median of its repetitions against `must` and `aim`."""
+    return [_outcome(budget, measured.get(budget.key, ())) for budget in budgets]
+
+
+def _outcome(budget: Budget, values: Sequence[float]) -> Outcome:
+    if not values:
+        return Outcome(budget, None, None, None, UNMEASURED)
+    value = statistics.median(values)
+    met = MUST if budget.keeps(value, budget.must) else MISSED
+    verdict = AIM if budget.keeps(value, budget.aim) else met
+    return Outcome(budget, value, min(values), max(values), verdict)

@@ -1,0 +1,152 @@
+"""Worker processes that start their jobs together, report back, and never outlive the benchmark."""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from multiprocessing import connection
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
+from typing import Any, Self, TypeVar
+
+from benchmarks.subjects import BenchmarkError
+from benchmarks.workspace import signals_held
+
+Argument = TypeVar("Argument")
+Result = TypeVar("Result")
+
+WAITING, DONE, FAILED = "waiting", "done", "failed"
+PR_SET_PDEATHSIG = 1
+PATIENCE = 10.0
+# Long enough for the word to reach every worker before the first one starts and takes the processor.
+NOTICE = 20_000_000
+
+
+class WorkerError(BenchmarkError):
+    """A worker process failed or died."""
+
+
+class Abandoned(BaseException):
+    """Another worker failed, so the job will not go on."""
+
+
+class Gate:
+    """A barrier: the parent opens it once every worker is there, and knows when one never will be."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+
+    def wait(self) -> None:
+        """Wait for all the other workers and go on at the same time."""
+        self._pipe.send((WAITING, None))
+        start = self._pipe.recv()
+        if start is None:
+            raise Abandoned
+        time.sleep(max(start - time.perf_counter_ns(), 0) / 1e9)
+
+
+class Crew:
+    """Keep `size` worker processes for several jobs, so that a repetition does not pay for starting them."""
+
+    def __init__(self, size: int) -> None:
+        self._context = multiprocessing.get_context("spawn")
+        self._size = size
+        self._processes: list[SpawnProcess] = []
+        self._pipes: list[Connection] = []
+
+    def __enter__(self) -> Self:
+        try:
+            # Workers inherit the blocked signals: Ctrl-C is for the parent alone, which then ends them.
+            with signals_held():
+                for _ in range(self._size):
+                    self._hire()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for pipe in self._pipes:
+            pipe.close()
+        for process in self._processes:
+            process.kill()
+            process.join(PATIENCE)
+            if process.exitcode is not None:
+                process.close()
+
+    def _hire(self) -> None:
+        """Start one worker."""
+        ours, theirs = self._context.Pipe()
+        process = self._context.Process(target=_work, args=(theirs, os.getpid()), daemon=True)
+        process.start()
+        theirs.close()
+        self._processes.append(process)
+        self._pipes.append(ours)
+
+    def run(self, job: Callable[[Gate, Argument], Result], arguments: Sequence[Argument]) -> list[Result]:
+        """Run `job` with one argument per worker and return the results in that order."""
+        for pipe, argument in zip(self._pipes, arguments, strict=True):
+            pipe.send((job, argument))
+        told: dict[int, tuple[str, Any]] = {}
+        while busy := [number for number in range(self._size) if number not in told or told[number][0] == WAITING]:
+            listening = [number for number in busy if number not in told]
+            if listening:
+                ready = connection.wait([self._pipes[number] for number in listening])
+                told |= {number: self._hear(number) for number in listening if self._pipes[number] in ready}
+            else:
+                self._open(busy, len(busy) == self._size)
+                told = {number: word for number, word in told.items() if number not in busy}
+        failures = [str(answer) for word, answer in told.values() if word == FAILED]
+        if failures:
+            raise WorkerError(next(filter(None, failures)))
+        return [told[number][1] for number in range(self._size)]
+
+    def _hear(self, number: int) -> tuple[str, Any]:
+        """Receive what one worker has to say; one that died has failed."""
+        try:
+            word, answer = self._pipes[number].recv()
+        except (EOFError, ConnectionError):
+            self._processes[number].join(PATIENCE)
+            return FAILED, f"worker {number} died with exit code {self._processes[number].exitcode}"
+        return str(word), answer
+
+    def _open(self, waiting: Sequence[int], complete: bool) -> None:
+        """Let the waiting workers go on together, or give up if some have ended without coming to the gate."""
+        start = time.perf_counter_ns() + NOTICE if complete else None
+        for number in waiting:
+            self._pipes[number].send(start)
+
+
+def _work(pipe: Connection, parent: int) -> None:
+    """Do jobs until the pipe closes."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, {signal.SIGINT})
+    _die_with(parent)
+    while True:
+        try:
+            job, argument = pipe.recv()
+        except (EOFError, ConnectionError):
+            return
+        answer: tuple[str, object]
+        try:
+            answer = (DONE, job(Gate(pipe), argument))
+        except Abandoned:
+            answer = (FAILED, "")
+        except BenchmarkError as error:
+            answer = (FAILED, str(error))
+        except Exception:
+            answer = (FAILED, traceback.format_exc())
+        pipe.send(answer)
+
+
+def _die_with(parent: int) -> None:
+    """Ask the kernel to end this process with its parent, which may be killed without a chance to say so."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)

@@ -1,0 +1,244 @@
+"""Measure diskcache_like against DiskCache in one run of about two minutes: `python -m benchmarks.quick`.
+
+Exit status: 0 good; 1 a "must" was missed and `--enforce` given; 2 a subject is not installed or the command line is
+wrong; 3 a section failed; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import signal
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.budgets import MISSED, Outcome, judge
+from benchmarks.classic import classic, fanout
+from benchmarks.growth import bulk, growth
+from benchmarks.limit import limit
+from benchmarks.measure import measure_costs
+from benchmarks.operations import operations, policies
+from benchmarks.report import budget_table, machine_facts
+from benchmarks.section import Findings, Options, Run
+from benchmarks.subjects import DISKCACHE, SPECS, BenchmarkError, MissingSubject
+from benchmarks.workspace import workspace
+
+GOOD, ENFORCED, UNUSABLE, FAILED, INTERRUPTED = 0, 1, 2, 3, 130
+FULL_WRITES = 100_000
+
+
+@dataclass(frozen=True)
+class Section:
+    """A section with its share of the run and whether it runs unasked."""
+
+    measure: Callable[[Run], Findings]
+    weight: int
+    unasked: bool = True
+
+
+SECTIONS = {
+    "classic": Section(classic, 30),
+    "operations": Section(operations, 10),
+    "policies": Section(policies, 5),
+    "bulk": Section(bulk, 5),
+    "growth": Section(growth, 20),
+    "limit": Section(limit, 20),
+    "fanout": Section(fanout, 20, unasked=False),
+}
+AMOUNTS = {
+    "operations": "operations per process",
+    "repeats": "repetitions per subject",
+    "processes": "processes of the contended runs",
+    "entries": "entries of the large cache",
+    "writes": "writes under a full size_limit",
+}
+UNASKED = [name for name, section in SECTIONS.items() if section.unasked]
+
+
+@dataclass
+class Record:
+    """What the whole run found."""
+
+    findings: dict[str, Findings] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def outcomes(self) -> list[Outcome]:
+        """Judge everything that was measured."""
+        return judge({key: values for one in self.findings.values() for key, values in one.measured.items()})
+
+
+def positive(text: str) -> int:
+    """Read a positive whole number from the command line."""
+    number = int(text.replace("_", "").replace(",", ""))
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1: {text}")
+    return number
+
+
+def parser() -> argparse.ArgumentParser:
+    """Describe the command line."""
+    made = argparse.ArgumentParser("python -m benchmarks.quick", description=(__doc__ or "").partition("\n")[0])
+    add = made.add_argument
+    add(
+        "--only",
+        metavar="SECTION",
+        choices=list(SECTIONS),
+        action="append",
+        help=f"measure only this section (may be repeated): {', '.join(SECTIONS)}",
+    )
+    for name, meaning in AMOUNTS.items():
+        add(f"--{name}", type=positive, default=getattr(Options(), name), help=f"{meaning} (%(default)s)")
+    add(
+        "--full-limit",
+        dest="writes",
+        action="store_const",
+        const=FULL_WRITES,
+        help=f"the same as --writes {FULL_WRITES}",
+    )
+    add(
+        "--subject",
+        choices=list(SPECS),
+        default="diskcache_like",
+        help="what to compare with DiskCache; diskcache itself shows the noise of this machine",
+    )
+    add("--directory", type=Path, default=Path(tempfile.gettempdir()), help="where caches are made (%(default)s)")
+    add("--json", type=Path, metavar="FILE", help="write everything that was measured to FILE")
+    add("--enforce", action="store_true", help='exit with 1 when a "must" is missed')
+    return made
+
+
+@contextmanager
+def progress(weights: dict[str, int]) -> Iterator[Callable[[str], Callable[[str, float], None]]]:
+    """Show a progress bar on a terminal if rich is there; it has no thread, so it cannot disturb a measurement."""
+    rich: Any = None
+    with suppress(ImportError):
+        rich = importlib.import_module("rich.progress")
+    if rich is None or not sys.stderr.isatty():
+        yield lambda name: lambda text, fraction: None
+        return
+    console = importlib.import_module("rich.console").Console(stderr=True)
+    with rich.Progress(console=console, auto_refresh=False, transient=True) as bar:
+        task = bar.add_task("starting", total=sum(weights.values()))
+        done = {name: sum(list(weights.values())[:place]) for place, name in enumerate(weights)}
+
+        def show(name: str) -> Callable[[str, float], None]:
+            def note(text: str, fraction: float) -> None:
+                bar.update(task, description=f"{name}: {text}", completed=done[name] + weights[name] * fraction)
+                bar.refresh()
+
+            return note
+
+        yield show
+
+
+def measure_all(run: Run, names: Sequence[str]) -> Record:
+    """Run the sections and print each one's tables as soon as they are there."""
+    record = Record()
+    with progress({name: SECTIONS[name].weight for name in names}) as show:
+        for name in names:
+            run.note = show(name)
+            try:
+                found = SECTIONS[name].measure(run)
+            except MissingSubject:
+                raise
+            except BenchmarkError as error:
+                record.failures[name] = str(error)
+            except Exception as error:
+                traceback.print_exc()
+                record.failures[name] = f"{type(error).__name__}: {error}"
+            else:
+                record.findings[name] = found
+                if found.problems:
+                    record.failures[name] = "; ".join(found.problems)
+            _print_section(name, record)
+    return record
+
+
+def _print_section(name: str, record: Record) -> None:
+    if name in record.findings:
+        for table in record.findings[name].tables:
+            print(table.text())
+    if name in record.failures:
+        print(f"section {name} FAILED: {record.failures[name]}\n")
+    sys.stdout.flush()
+
+
+def write_json(path: Path, facts: dict[str, str], options: Options, record: Record) -> None:
+    """Write everything that was measured."""
+    everything = {
+        "machine": facts,
+        "options": asdict(options),
+        "sections": {name: asdict(one) for name, one in record.findings.items()},
+        "failures": record.failures,
+        "budgets": [asdict(outcome) for outcome in record.outcomes],
+    }
+    path.write_text(json.dumps(everything, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def conclude(record: Record, names: Sequence[str], options: Options, enforce: bool) -> int:
+    """Print the budgets and return the exit status."""
+    whole = set(names).issuperset(UNASKED)
+    table = budget_table([one for one in record.outcomes if whole or one.budget.section in names])
+    table.notes.append(f"this run: {', '.join(f'{name} {number:,}' for name, number in asdict(options).items())}")
+    print(table.text())
+    for name, failure in record.failures.items():
+        print(f"section {name} FAILED: {failure}")
+    missed = [one.budget.label for one in record.outcomes if one.verdict == MISSED]
+    for label in missed:
+        print(f"MISSED: {label}")
+    if record.failures:
+        return FAILED
+    return ENFORCED if enforce and missed else GOOD
+
+
+def measure(arguments: argparse.Namespace) -> int:
+    """Run what the command line asks for."""
+    options = Options(**{name: getattr(arguments, name) for name in Options.__dataclass_fields__})
+    ours = SPECS[arguments.subject]
+    labels = f"{ours.label} against {DISKCACHE.label}"
+    names = arguments.only or UNASKED
+    with workspace(arguments.directory) as space:
+        costs = measure_costs()
+        facts = machine_facts(space.root.parent, costs)
+        print(labels, *(f"{name}: {fact}" for name, fact in facts.items()), "", sep="\n", flush=True)
+        record = measure_all(Run(ours, DISKCACHE, options, costs, space), names)
+    if arguments.json:
+        write_json(arguments.json, {"subjects": labels, **facts}, options, record)
+    return conclude(record, names, options, arguments.enforce)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, and explain what prevents it."""
+    made = parser()
+    asked = made.parse_args(arguments)
+    # Said now rather than after two minutes.
+    for needed in (asked.directory, *([asked.json.parent] if asked.json else [])):
+        if not needed.is_dir():
+            made.error(f"no such directory: {needed}")
+    try:
+        return measure(asked)
+    except MissingSubject as error:
+        print(f"benchmarks.quick: {error}", file=sys.stderr)
+        return UNUSABLE
+    except KeyboardInterrupt:
+        print("benchmarks.quick: interrupted", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _stop(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+            signal.signal(number, _stop)
+    sys.exit(main())

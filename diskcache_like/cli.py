@@ -1,0 +1,116 @@
+"""The command line: `python -m diskcache_like`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+from . import __version__, demo
+from .cache import Cache
+from .errors import CacheError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code: 0 done, 1 something found, 2 could not be done."""
+    options = parser().parse_args(arguments)
+    try:
+        code = int(options.command(options))
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        # Whoever read the output has seen enough. What is still buffered must go nowhere, or Python reports it at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except (CacheError, OSError) as error:
+        print(f"diskcache_like: {describe(error, getattr(options, 'directory', None))}", file=sys.stderr)
+        return 2
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of all commands."""
+    top = argparse.ArgumentParser(prog="diskcache_like", description="Look at, check and try out caches on disk.")
+    top.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    commands = top.add_subparsers(metavar="command", required=True)
+
+    show = commands.add_parser("demo", help="see the cache at work on Python's standard library")
+    show.add_argument("directory", nargs="?", help="keep the cache here (default: a temporary directory)")
+    show.add_argument("--processes", type=positive, metavar="N", help="how many processes share the cache")
+    show.add_argument("--limit", type=positive, metavar="N", help="measure only the first N modules")
+    show.set_defaults(command=lambda options: demo.run(options.directory, options.processes, options.limit))
+
+    for name, command, text in (
+        ("stats", stats, "show what a cache holds"),
+        ("check", check, "look for damage in a cache"),
+        ("clear", clear, "remove every entry of a cache"),
+    ):
+        sub = commands.add_parser(name, help=text)
+        sub.add_argument("directory", help="the directory of the cache")
+        sub.set_defaults(command=command)
+        if command is check:
+            sub.add_argument("--fix", action="store_true", help="repair what can be repaired")
+    return top
+
+
+def positive(text: str) -> int:
+    """Return the positive integer that `text` spells."""
+    number = int(text)
+    if number < 1:
+        raise ValueError(text)
+    return number
+
+
+def stats(options: argparse.Namespace) -> int:
+    """Print the number of entries, the volume and the hits and misses counted so far."""
+    with existing(options.directory) as cache:
+        hits, misses = cache.stats(enable=bool(cache.reset("statistics")))  # look, and switch nothing
+        for name, number in (("entries", len(cache)), ("bytes", cache.volume()), ("hits", hits), ("misses", misses)):
+            print(f"{name:<8}{number:>16,}")
+    return 0
+
+
+def check(options: argparse.Namespace) -> int:
+    """Print what is wrong with the cache, and mend it if asked to; return 1 if anything was."""
+    with existing(options.directory) as cache, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what it warns of, it also returns
+        found = cache.check(fix=options.fix)
+    for warning in found:
+        print(warning.message)
+    if not found:
+        print("nothing found")
+    elif options.fix:
+        print("repaired what could be")
+    return 1 if found else 0
+
+
+def clear(options: argparse.Namespace) -> int:
+    """Remove every entry and print how many there were."""
+    with existing(options.directory) as cache:
+        print(f"{cache.clear():,} entries removed")
+    return 0
+
+
+def existing(directory: str) -> Cache:
+    """Open the cache in `directory`, never making one where there is none."""
+    path = Path(directory)
+    if not path.exists():
+        raise FileNotFoundError(2, "no such directory", directory)
+    if path.is_dir() and not any((*path.glob("*.db"), *path.glob("*/*.db"))):
+        raise FileNotFoundError(2, "no cache in this directory", directory)
+    return Cache(directory)
+
+
+def describe(error: Exception, directory: str | None) -> str:
+    """Return one line that says what went wrong and names the path concerned."""
+    if isinstance(error, OSError) and error.strerror:
+        text, where = error.strerror, error.filename
+    else:
+        text, where = " ".join(str(error).split()), None
+    where = where or directory
+    return text if where is None or str(where) in text else f"{where}: {text}"

@@ -1,0 +1,500 @@
+"""Serialise values as data: canonical bytes that are read back without running any code.
+
+The format is msgpack plus the extension codes below. A value is written only if it comes back equal and of exactly
+the same type, all the way down; anything else, subclasses included, raises `NotData`, and the caller may pickle it.
+
+    code  type                  form
+    ----  --------------------  --------------------------------------------------------------------------
+       1  tuple                 array: [mark, *members]
+       2  set                   array: [mark, *members]
+       3  frozenset             array: [mark, *members]
+       4  range                 array: [mark, start, stop, step]
+       5  fractions.Fraction    array: [mark, numerator, denominator]
+      16  int beyond 64 bits    two's complement, big endian
+      17  complex               two doubles
+      18  decimal.Decimal       text, ASCII
+      19  datetime.datetime     year u16, month, day, hour, minute, second u8, microsecond u32, fold u8, zone
+      20  datetime.date         year u16, month, day u8
+      21  datetime.time         hour, minute, second u8, microsecond u32, fold u8, zone
+      22  datetime.timedelta    days, seconds, microseconds i32
+      23  uuid.UUID             16 bytes, then the value of `is_safe` as i8 unless unknown
+      24  bytearray             the bytes
+      25  Ellipsis              nothing
+
+A mark is an empty extension that opens an array, so nesting costs no copies. A zone is nothing (naive), `O` and the
+offset in microseconds as i64 followed by the zone's own name if it has one (`datetime.timezone`), or `Z` and the
+name of a `zoneinfo.ZoneInfo`. The msgpack timestamp (code -1) is not part of the format.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+import sys
+from collections.abc import Callable, Mapping
+from datetime import date, datetime, time, timedelta, timezone, tzinfo
+from decimal import Context, Decimal, InvalidOperation
+from fractions import Fraction
+from functools import partial
+from gc import get_referents
+from itertools import compress
+from typing import Any, Final
+from uuid import UUID, SafeUUID
+from zoneinfo import ZoneInfo
+
+from msgpack import ExtType, Packer, Timestamp, Unpacker, unpackb
+
+from .errors import DecodeError
+
+MAX_DEPTH: Final = 400
+"""Containers within containers: a deeper value is `NotData`, a deeper payload a `DecodeError`."""
+
+TUPLE, SET, FROZENSET, RANGE, FRACTION = range(1, 6)
+INT, COMPLEX, DECIMAL, DATETIME, DATE, TIME, TIMEDELTA, UUID_CODE, BYTEARRAY, ELLIPSIS = range(16, 26)
+
+BIN_HEADS: Final[tuple[bytes, ...]] = tuple(bytes((0xC4, n)) for n in range(256))
+"""The head of a byte string shorter than 256 bytes, by length."""
+STR_HEADS: Final[tuple[bytes, ...]] = tuple(bytes((0xA0 | n,)) if n < 32 else bytes((0xD9, n)) for n in range(256))
+"""The head of a text shorter than 256 bytes, by length in UTF-8."""
+SMALL_INTS: Final = tuple(bytes((n,)) for n in range(128))
+"""The whole encoding of the integers from 0 to 127."""
+
+FRACTION_BITS: Final = 8192  # reducing a fraction is quadratic, so hostile bytes may not ask for a large one
+_POOLED_SIZE: Final = 1 << 18  # a packer keeps its buffer: one that has grown beyond this is dropped
+_BIN8: Final = 0xC4
+_EXT8: Final = 0xC7
+
+Buffer = bytes | memoryview
+Scalars = Mapping[int, Callable[[bytes], Any]]
+
+
+class NotData(TypeError):
+    """A value, or something inside it, has no exact form in this format."""
+
+
+class Mark:
+    """Open an array that stands for another container; `build` gets the array with the mark still in front."""
+
+    __slots__ = ("build",)
+
+    def __init__(self, build: Callable[[list[Any]], Any]) -> None:
+        self.build = build
+
+
+Marks = Mapping[int, Mark]
+
+
+# Encoding.
+
+# ExtType.__new__ checks its arguments in Python, which costs five times as much as making the tuple.
+_extension: Callable[[tuple[int, bytes]], ExtType] = partial(tuple.__new__, ExtType)
+_MARKS_OUT: Final = {code: ExtType(code, b"") for code in (TUPLE, SET, FROZENSET, RANGE, FRACTION)}
+_TUPLE_OUT: Final = _MARKS_OUT[TUPLE]
+
+_DATETIME = struct.Struct(">HBBBBBIB")
+_DATE = struct.Struct(">HBB")
+_TIME = struct.Struct(">BBBIB")
+_TIMEDELTA = struct.Struct(">iii")
+_COMPLEX = struct.Struct(">dd")
+_OFFSET = struct.Struct(">q")
+_MICROSECOND = timedelta(microseconds=1)
+_ZONE_NAME = re.compile(r"[A-Za-z0-9_+-]{1,32}(/[A-Za-z0-9_+-]{1,32}){0,3}", re.ASCII)
+
+
+def int_to_bytes(number: int) -> bytes:
+    """Write an integer in the fewest bytes of two's complement, big endian."""
+    return number.to_bytes(((number if number >= 0 else ~number).bit_length() + 8) // 8, "big", signed=True)
+
+
+def int_from_bytes(data: bytes) -> int:
+    """Read what `int_to_bytes` wrote."""
+    return int.from_bytes(data, "big", signed=True)
+
+
+def _pack_zone(zone: tzinfo | None) -> bytes:
+    if zone is None:
+        return b""
+    if type(zone) is timezone:
+        offset, *name = zone.__getinitargs__()  # type: ignore[attr-defined]
+        if name and type(name[0]) is not str:
+            raise NotData(f"a time zone named by {type(name[0])!r} is not data")
+        packed = b"O" + _OFFSET.pack(offset // _MICROSECOND)
+        return packed + b"=" + name[0].encode("utf-8", "surrogatepass") if name else packed
+    if type(zone) is ZoneInfo and _is_by_name(zone):
+        return b"Z" + zone.key.encode()
+    raise NotData(f"the time zone {zone!r} is not data")
+
+
+def _is_by_name(zone: ZoneInfo) -> bool:
+    """Tell whether the name alone gives this very object, which one from `no_cache` or `from_file` does not."""
+    try:
+        return bool(_ZONE_NAME.fullmatch(zone.key)) and ZoneInfo(zone.key) is zone
+    except (TypeError, LookupError, ValueError, OSError):
+        return False
+
+
+def _out_datetime(value: datetime) -> ExtType:
+    fields = _DATETIME.pack(
+        value.year, value.month, value.day, value.hour, value.minute, value.second, value.microsecond, value.fold
+    )
+    return _extension((DATETIME, fields + _pack_zone(value.tzinfo)))
+
+
+def _out_time(value: time) -> ExtType:
+    fields = _TIME.pack(value.hour, value.minute, value.second, value.microsecond, value.fold)
+    return _extension((TIME, fields + _pack_zone(value.tzinfo)))
+
+
+def _out_uuid(value: UUID) -> ExtType:
+    safe = value.is_safe.value
+    return _extension((UUID_CODE, value.bytes if safe is None else value.bytes + (safe & 0xFF).to_bytes(1, "big")))
+
+
+def _out_fraction(value: Fraction) -> list[Any]:
+    if max(value.numerator.bit_length(), value.denominator.bit_length()) > FRACTION_BITS:
+        raise NotData(f"a fraction of more than {FRACTION_BITS} bits is not data")
+    return [_MARKS_OUT[FRACTION], value.numerator, value.denominator]
+
+
+# Own context: how Decimal reads and writes text depends on the capitals and traps of the thread's context.
+_DECIMALS = Context(capitals=1, traps=[InvalidOperation])
+
+_EXTENSIONS: Final[dict[type, Callable[[Any], Any]]] = {
+    tuple: lambda value: [_TUPLE_OUT, *value],
+    set: lambda value: [_MARKS_OUT[SET], *value],
+    frozenset: lambda value: [_MARKS_OUT[FROZENSET], *value],
+    range: lambda value: [_MARKS_OUT[RANGE], value.start, value.stop, value.step],
+    Fraction: _out_fraction,
+    int: lambda value: _extension((INT, int_to_bytes(value))),
+    complex: lambda value: _extension((COMPLEX, _COMPLEX.pack(value.real, value.imag))),
+    Decimal: lambda value: _extension((DECIMAL, _DECIMALS.to_sci_string(value).encode("ascii"))),
+    datetime: _out_datetime,
+    date: lambda value: _extension((DATE, _DATE.pack(value.year, value.month, value.day))),
+    time: _out_time,
+    timedelta: lambda value: _extension((TIMEDELTA, _TIMEDELTA.pack(value.days, value.seconds, value.microseconds))),
+    UUID: _out_uuid,
+    bytearray: lambda value: _extension((BYTEARRAY, bytes(value))),
+    type(...): lambda value: _extension((ELLIPSIS, b"")),
+}
+_NATIVE: Final = frozenset((str, bytes, int, float, bool, type(None), list, dict))
+_DATA: Final = _NATIVE.union(_EXTENSIONS)
+_CONTAINERS: Final = frozenset((list, dict, tuple, set, frozenset))
+
+
+def _default(value: Any) -> Any:
+    extend = _EXTENSIONS.get(type(value))
+    if extend is None:
+        raise NotData(f"{_type_name(value)} is not data")
+    return extend(value)
+
+
+def _type_name(value: object) -> str:
+    kind = type(value)
+    return f"a value of type {kind.__module__}.{kind.__qualname__}"
+
+
+_packers: list[Packer] = []
+
+
+def _pack(value: Any) -> bytes:
+    """Pack with a packer that nobody else is using, neither another thread nor an outer call."""
+    try:
+        packer = _packers.pop()
+    except IndexError:
+        packer = Packer(default=_default, strict_types=True, use_bin_type=True, unicode_errors="surrogatepass")
+    data: bytes = packer.pack(value)
+    if len(data) < _POOLED_SIZE:
+        _packers.append(packer)
+    return data
+
+
+def encode_value(value: Any) -> bytes:
+    """Encode a value, or raise `NotData` if it would not come back equal and of the same type."""
+    kind = type(value)
+    data: bytes
+    if kind is bytes:
+        if len(value) < 256:
+            data = BIN_HEADS[len(value)] + value
+            return data
+    elif kind is str:
+        if len(value) < 256 and value.isascii():
+            data = STR_HEADS[len(value)] + value.encode()
+            return data
+    elif kind is int and 0 <= value < 128:
+        data = SMALL_INTS[value]
+        return data
+    return _encode(value, kind)
+
+
+def _encode(value: Any, kind: type) -> bytes:
+    if kind not in _DATA:
+        raise NotData(f"{_type_name(value)} is not data")
+    try:
+        data = _pack(value)
+        return data if kind in _NARROW else _verify(value, data)
+    except NotData:
+        raise
+    except (ValueError, OverflowError, RecursionError) as exc:
+        raise NotData(f"{_type_name(value)} is too large or too deeply nested to be data, or contains itself") from exc
+
+
+def _verify(value: Any, data: bytes) -> bytes:
+    """Mend or refuse what msgpack packed without asking, and what would be refused when it is read."""
+    if len(data) != len(data.translate(None, _SLIPPED)):
+        data = _catch_slipped(value, data)
+    if len(data) > MAX_DEPTH:
+        _check_structure(data)
+    return data
+
+
+_NARROW: Final = frozenset((str, bytes, int, float, bool, type(None)))
+
+# msgpack packs these itself, strict types or not, as something that comes back as another type. They leave a byte
+# string or an extension in the output, so only output with such a byte in it is looked at.
+_SLIPPING: Final = frozenset((bytearray, memoryview, ExtType, Timestamp))
+_SLIPPED: Final = bytes((*range(0xC4, 0xCA), *range(0xD4, 0xD9), *(() if sys.version_info < (3, 15) else range(256))))
+
+
+def _kinds(value: Any) -> set[type]:
+    """Collect the exact types found in a value, level by level at the speed of C."""
+    kinds: set[type] = {type(value)}
+    level = [value] if type(value) in _CONTAINERS else []
+    while level:
+        level = get_referents(*level)
+        here = set(map(type, level))
+        kinds |= here
+        if here.isdisjoint(_CONTAINERS):
+            break
+        level = list(compress(level, map(_CONTAINERS.__contains__, map(type, level))))
+    return kinds
+
+
+def _catch_slipped(value: Any, data: bytes) -> bytes:
+    """Pack again what msgpack took for something else, or refuse it."""
+    kinds = _kinds(value)
+    foreign = kinds - _DATA | kinds & _SLIPPING
+    if not foreign:
+        return data
+    if foreign != {bytearray}:
+        raise NotData(f"a value that contains {', '.join(sorted(kind.__qualname__ for kind in foreign))} is not data")
+    return _pack(_spell_bytearrays(value))
+
+
+def _spell_bytearrays(value: Any) -> Any:
+    kind = type(value)
+    if kind is bytearray:
+        return _EXTENSIONS[bytearray](value)
+    if kind is list or kind is tuple:
+        return kind(map(_spell_bytearrays, value))
+    if kind is dict:  # its keys, like the members of sets, are hashable and so contain none
+        return {key: _spell_bytearrays(member) for key, member in value.items()}
+    return value
+
+
+# Decoding.
+
+
+def _read_zone(data: bytes) -> tzinfo | None:
+    if not data:
+        return None
+    if data[:1] == b"Z":
+        name = data[1:].decode("ascii")
+        if not _ZONE_NAME.fullmatch(name):  # ZoneInfo opens the file of that name
+            raise DecodeError(f"{name!r} is not the name of a time zone")
+        return ZoneInfo(name)
+    if data[:1] != b"O" or data[9:10] not in (b"", b"="):
+        raise DecodeError("unknown form of time zone")
+    offset = timedelta(microseconds=_OFFSET.unpack(data[1:9])[0])
+    if len(data) == 9:
+        return timezone(offset)
+    return timezone(offset, data[10:].decode("utf-8", "surrogatepass"))
+
+
+def _read_datetime(data: bytes) -> datetime:
+    year, month, day, hour, minute, second, microsecond, fold = _DATETIME.unpack(data[:12])
+    return datetime(year, month, day, hour, minute, second, microsecond, _read_zone(data[12:]), fold=fold)
+
+
+def _read_time(data: bytes) -> time:
+    hour, minute, second, microsecond, fold = _TIME.unpack(data[:8])
+    return time(hour, minute, second, microsecond, _read_zone(data[8:]), fold=fold)
+
+
+def _read_uuid(data: bytes) -> UUID:
+    if len(data) == 16:
+        return UUID(bytes=data)
+    (safe,) = struct.unpack(">b", data[16:])
+    return UUID(bytes=data[:16], is_safe=SafeUUID(safe))
+
+
+def _read_set(kind: type[set[Any] | frozenset[Any]], items: list[Any]) -> Any:
+    members = kind(items[1:])
+    if len(members) != len(items) - 1:
+        raise DecodeError("a set has the same member twice")
+    return members
+
+
+def _read_range(items: list[Any]) -> range:
+    _, start, stop, step = items
+    return range(start, stop, step)
+
+
+def _read_fraction(items: list[Any]) -> Fraction:
+    _, numerator, denominator = items
+    if max(numerator.bit_length(), denominator.bit_length()) > FRACTION_BITS:
+        raise DecodeError("a fraction is too large")
+    return Fraction(numerator, denominator)
+
+
+_SCALARS: Final[Scalars] = {
+    INT: int_from_bytes,
+    COMPLEX: lambda data: complex(*_COMPLEX.unpack(data)),
+    DECIMAL: lambda data: Decimal(data.decode("ascii"), _DECIMALS),
+    DATETIME: _read_datetime,
+    DATE: lambda data: date(*_DATE.unpack(data)),
+    TIME: _read_time,
+    TIMEDELTA: lambda data: timedelta(*_TIMEDELTA.unpack(data)),
+    UUID_CODE: _read_uuid,
+    BYTEARRAY: bytearray,
+    ELLIPSIS: lambda _data: ...,
+}
+_MARKS: Final[Marks] = {
+    TUPLE: Mark(lambda items: tuple(items[1:])),
+    SET: Mark(partial(_read_set, set)),
+    FROZENSET: Mark(partial(_read_set, frozenset)),
+    RANGE: Mark(_read_range),
+    FRACTION: Mark(_read_fraction),
+}
+
+
+class _Builder:
+    """Turn extensions and marked arrays back into objects, for one payload."""
+
+    __slots__ = ("marks", "opened", "scalars")
+
+    def __init__(self, scalars: Scalars, marks: Marks) -> None:
+        self.scalars = scalars
+        self.marks = marks
+        self.opened = 0
+
+    def extension(self, code: int, data: bytes) -> Any:
+        """Decode one extension; a mark stays as it is until its array is complete."""
+        mark = self.marks.get(code)
+        if mark is None:
+            return _read_scalar(self.scalars, code, data)
+        if data:
+            raise DecodeError(f"extension {code} carries no data")
+        self.opened += 1
+        return mark
+
+    def array(self, items: list[Any]) -> Any:
+        """Build the container that an array stands for."""
+        if items and type(items[0]) is Mark:
+            self.opened -= 1
+            return items[0].build(items)
+        return items
+
+
+def _read_scalar(scalars: Scalars, code: int, data: bytes) -> Any:
+    read = scalars.get(code)
+    if read is None:
+        raise DecodeError(f"unknown extension {code}")
+    return read(data)
+
+
+def _check_structure(payload: Buffer) -> None:
+    """Prove that every claimed length is really there and that nesting is bounded, allocating one copy at most.
+
+    Lists are allocated at their claimed length, so without this a few nested claims would ask for gigabytes.
+    """
+    size = len(_DEPTH_FILLER) + len(payload)
+    unpacker = Unpacker(None, max_buffer_size=size)
+    unpacker.feed(_DEPTH_FILLER)
+    unpacker.feed(payload)
+    unpacker.skip()
+    if unpacker.tell() != size:
+        raise DecodeError("bytes follow the value")
+
+
+def _depth_filler() -> bytes:
+    """Fill msgpack's stack until room for `MAX_DEPTH` is left, so that its own check enforces our bound."""
+    low, high = MAX_DEPTH, 1 << 14
+    if Unpacker.__module__ == "msgpack.fallback":
+        return b""  # pure Python recurses: its bound is the interpreter's
+    while low + 1 < high:
+        middle = (low + high) // 2
+        unpacker = Unpacker(None)
+        unpacker.feed(b"\x91" * middle + b"\xc0")
+        try:
+            unpacker.skip()
+            low = middle
+        except ValueError:
+            high = middle
+    return b"\x91" * (low - MAX_DEPTH)
+
+
+_DEPTH_FILLER: Final = _depth_filler()
+NESTED: Final = frozenset((*range(0x80, 0xA0), *range(0xC7, 0xCA), *range(0xD4, 0xD9), *range(0xDC, 0xE0)))
+"""First bytes of containers and extensions, which `unpack` decodes; all others begin a plain value."""
+_TIMESTAMP: Final = re.compile(rb"[\xd4-\xd8]\xff|\xc7.\xff|\xc8..\xff|\xc9....\xff", re.DOTALL)
+
+
+def unpack(payload: Buffer, scalars: Scalars, marks: Marks) -> Any:
+    """Decode any payload with the given extensions; whatever goes wrong, errors of msgpack included, is raised."""
+    if len(payload) > MAX_DEPTH:  # a shorter one can neither be too deep nor claim much
+        _check_structure(payload)
+    builder = _Builder(scalars, marks)
+    hook = builder.array if type(payload) is not bytes or _EXT8 in payload else None  # every mark begins with EXT8
+    value = unpackb(
+        payload, ext_hook=builder.extension, list_hook=hook, strict_map_key=False, unicode_errors="surrogatepass"
+    )
+    if builder.opened:
+        raise DecodeError("a mark stands where no array begins")
+    # msgpack reads its own timestamps without asking.
+    if (type(payload) is not bytes or 0xFF in payload) and _TIMESTAMP.search(payload) and Timestamp in _kinds(value):
+        raise DecodeError("unknown extension -1")
+    return value
+
+
+def decode_value(payload: Buffer) -> Any:
+    """Decode what `encode_value` wrote; anything else raises `DecodeError` and nothing else."""
+    try:
+        first = payload[0]
+        if first == _BIN8 and type(payload) is bytes and len(payload) == payload[1] + 2:
+            return payload[2:]
+        if first in NESTED:
+            return unpack(payload, _SCALARS, _MARKS)
+        return unpackb(payload, unicode_errors="surrogatepass")
+    except (DecodeError, MemoryError):
+        raise
+    except Exception as exc:
+        raise DecodeError(f"a stored value of {len(payload)} bytes cannot be decoded: {exc}") from exc
+
+
+# Mutability.
+
+_IMMUTABLE: Final = frozenset(
+    (str, bytes, int, float, bool, type(None), complex, Decimal, UUID, Fraction, range, date, timedelta, type(...))
+)
+_ZONED: Final = frozenset((datetime, time))
+_ZONES: Final = frozenset((type(None), timezone, ZoneInfo))
+_EXAMINED: Final = 64
+
+
+def is_immutable(value: object) -> bool:
+    """Tell whether one object may be handed to several callers; beyond 64 members the answer is no."""
+    if type(value) in _IMMUTABLE:
+        return True
+    pending = [value]
+    examined = 0
+    while pending:
+        member: Any = pending.pop()
+        kind = type(member)
+        if kind is tuple or kind is frozenset:
+            examined += len(member)
+            if examined > _EXAMINED:
+                return False
+            pending.extend(member)
+        elif kind not in _IMMUTABLE and not (kind in _ZONED and type(member.tzinfo) in _ZONES):
+            return False
+    return True

@@ -1,0 +1,74 @@
+"""Know cheaply whether this process is still the one that opened something, or was forked from it."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+import threading
+
+# Linux: the page reads as zeros in a child of fork, whoever calls fork. `os.register_at_fork` alone misses forks made
+# from C (application servers), and asking for the process id is a system call of some 140 ns.
+_MADV_WIPEONFORK = 18
+
+
+class ForkGuard:
+    """Hold a number that differs from that of every process this one descends from.
+
+    The number is kept in a page that fork wipes; where the kernel cannot, the process id is compared as well.
+    """
+
+    __slots__ = ("_lock", "_pid", "_token", "wiped_by_kernel", "word")
+
+    def __init__(self) -> None:
+        page = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self.wiped_by_kernel = _wipe_on_fork(page)
+        self.word = memoryview(page).cast("Q")
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+        self._token = self.word[0] = 1
+
+    def token(self) -> int:
+        """Return this process's number; compare it with `==` to one taken when a resource was opened."""
+        if self.word[0] and (self.wiped_by_kernel or os.getpid() == self._pid):
+            return self._token
+        self._renew()
+        return self._token
+
+    def forked(self) -> None:
+        """Renew the number in a child of `os.fork`, while the child has only one thread."""
+        self._lock = threading.Lock()
+        self.word[0] = 0
+        self._renew()
+
+    def _renew(self) -> None:
+        # Only the first threads of a process forked from C can meet here; the lock keeps them to one number. It may
+        # have been copied in the locked state, hence the limit: two numbers in one process only cost a reopening.
+        got = self._lock.acquire(timeout=1.0)
+        try:
+            if not self.word[0] or os.getpid() != self._pid:
+                self._pid = os.getpid()
+                self._token += 1
+                self.word[0] = self._token
+        finally:
+            if got:
+                self._lock.release()
+
+
+def _wipe_on_fork(page: mmap.mmap) -> bool:
+    if not sys.platform.startswith("linux"):
+        return False
+    try:
+        page.madvise(_MADV_WIPEONFORK)
+    except OSError:
+        return False
+    return True
+
+
+_guard = ForkGuard()
+os.register_at_fork(after_in_child=_guard.forked)
+
+process_token = _guard.token
+
+# The number itself, for places where a call is too much: `token_word[0] != mine` means "ask process_token".
+token_word = _guard.word

@@ -1,0 +1,425 @@
+"""The generation file: how processes tell each other, through shared memory, that an entry may have changed.
+
+Layout, all in 64-bit words of the machine's byte order (the file never leaves the machine): a header of one page, one
+generation per slot, one use mark per slot. Odd generation = a write to this slot may be committing; even = settled.
+
+The mapping is MAP_SHARED: it stays valid, and the same memory, in a forked child, who may go on reading and, under a
+write lock of its own, writing it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import mmap
+import os
+import stat
+import time
+from array import array
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from diskcache_like.coherence import words
+from diskcache_like.coherence.words import Implementation, Words
+from diskcache_like.errors import DirectoryError, DiskFull, UnsafeDirectory
+
+PAGE: Final = 4096
+HEADER_WORDS: Final = PAGE // 8
+MIN_SLOTS: Final = 2**4
+MAX_SLOTS: Final = 2**20
+DEFAULT_SLOTS: Final = 2**16
+
+NEVER: Final = 2**63 - 1
+
+# Another layout must take another file name: two layouts in one file would not see each other's generations.
+_FORMAT: Final = 1
+_MAGIC: Final = int.from_bytes(b"dcl-gen\0", "big")
+_READY: Final = int.from_bytes(b"complete", "big")
+
+# A tick this large was never counted, only read from a damaged file; 2 * tick + 2 must stay below 2**64.
+_TICK_LIMIT: Final = 2**62
+
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+
+
+class Header:
+    """Name the header's words.
+
+    Read-mostly words, words that every writer changes, and the lock's words lie 128 bytes apart, so that a reader's
+    look at the epoch does not wait for a cache line that writers keep taking.
+    """
+
+    # Written by `create` only, under the write lock. Readers compare them once, when they open.
+    MAGIC: Final = 0
+    FORMAT: Final = 1
+    SLOTS: Final = 2
+    # Hash of the boot id. From another boot means: no process that ever mapped this file is alive. Write lock.
+    BOOT: Final = 3
+    # Number of the database in use. Write lock; readers compare it with theirs before they trust anything else, and one
+    # word cannot be half changed. A reader that looked just before the change is as if it had been a moment earlier.
+    EPOCH: Final = 4
+    # Stamp of the stored settings: a holder whose copy has another stamp reads them again. Write lock.
+    SETTINGS: Final = 5
+    # Not 0 if any row may lie beside the place its hash names. Write lock, and set before the commit that needs it.
+    DISPLACED: Final = 6
+    # Not 0 if statistics are being kept. Write lock.
+    STATISTICS: Final = 7
+
+    # All of these: read and written under the write lock only, so plain read-modify-write is enough.
+    TICK: Final = 16  # number of the last write
+    UNSETTLED: Final = 17  # not 0 between begin_all and settle_all: if seen by a new holder, the last one died there
+    NEXT_EXPIRE: Final = 18  # no entry expires before this (microseconds since the Unix epoch; NEVER = none does)
+    WRITTEN: Final = 19  # bytes written into the WAL, an estimate that only grows
+    MARK: Final = 24  # value of WRITTEN at which the volume is looked at again
+    FILES: Final = 20  # not 0 if value files may exist
+    CHECKPOINTED: Final = 21  # value of WRITTEN at the last checkpoint
+    HITS: Final = 22
+    MISSES: Final = 23
+
+    # Belong to lock.py and are touched without the lock: WAKE by atomic addition, WAITERS as a flag that is only a
+    # hint (lock.py says why that suffices).
+    WAKE: Final = 32
+    WAITERS: Final = 33
+
+    # Stored last by `create`: without it the file is half made. Write lock.
+    READY: Final = HEADER_WORDS - 1
+
+
+class GenerationFile:
+    """Map a shard's generations.
+
+    `header`, `slots` and `uses` are words; a key's slot is `slots[hash & mask]`. After `close` all three are empty.
+    Readers index them without any lock. Only the holder of the shard's write lock calls the methods that write.
+    """
+
+    __slots__ = ("_mapping", "header", "mask", "path", "slots", "uses")
+
+    def __init__(self, path: Path, mapping: mmap.mmap, implementation: Implementation) -> None:
+        self.path = path
+        self._mapping: mmap.mmap | None = mapping
+        count = _slots_in(len(mapping))
+        assert count is not None
+        view = memoryview(mapping).cast("Q")
+        self.mask = count - 1
+        self.header: Words = words.over(view[:HEADER_WORDS], implementation)
+        self.slots: Words = words.over(view[HEADER_WORDS : HEADER_WORDS + count], implementation)
+        # Marks of recency and frequency. Written by anyone without a lock: a lost or late mark makes an eviction
+        # slightly worse, never a value wrong. So plain words do on every CPU.
+        self.uses: Words = view[HEADER_WORDS + count :]
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        slots: int = DEFAULT_SLOTS,
+        implementation: Implementation = "python",
+        *,
+        tick: int | None = None,
+        epoch: int = 0,
+        shared: bool = False,
+    ) -> GenerationFile:
+        """Open the file, or make or mend it. The caller holds the shard's write lock."""
+        found = cls.open_existing(path, implementation, shared=shared)
+        return found or cls.create(path, slots, implementation, tick=tick, epoch=epoch, shared=shared)
+
+    @classmethod
+    def open_existing(
+        cls, path: str | os.PathLike[str], implementation: Implementation = "python", *, shared: bool = False
+    ) -> GenerationFile | None:
+        """Open a whole file, or return None if it is missing, half made or damaged and must be made under the lock.
+
+        No lock is needed: READY is stored last and taken away first, and whoever maps the file a moment before a repair
+        sees the repair's larger generations like any other writer's.
+        """
+        place = Path(path)
+        try:
+            descriptor = open_private(place, create=False, shared=shared)
+        except DirectoryError as error:
+            if error.errno == errno.ENOENT:
+                return None
+            raise
+        try:
+            size = os.fstat(descriptor).st_size
+            if _slots_in(size) is None:
+                return None
+            _fill_holes(descriptor, size, place)
+            mapping = _map(descriptor, size, place)
+        finally:
+            os.close(descriptor)
+        file = cls(place, mapping, implementation)
+        if file.is_intact():
+            return file
+        file.close()
+        return None
+
+    @classmethod
+    def create(
+        cls,
+        path: str | os.PathLike[str],
+        slots: int = DEFAULT_SLOTS,
+        implementation: Implementation = "python",
+        *,
+        tick: int | None = None,
+        epoch: int = 0,
+        shared: bool = False,
+    ) -> GenerationFile:
+        """Make the file, or mend it in place. The caller holds the shard's write lock.
+
+        The inode stays, because processes may have it mapped, and every slot ends on a generation larger than any
+        before: `2 * tick + 2` for the first tick that is at least `tick` (default: the microseconds since 1970, which
+        no count of writes overtakes) and beyond everything found in the file. A slot count that the file already has,
+        by its size or its header, wins over `slots`.
+
+        The other words start as what makes a writer look for itself: value files and displaced rows may exist,
+        something may have expired, the volume and the settings are unknown.
+        """
+        _check_slots(slots)
+        place = Path(path)
+        descriptor = open_private(place, create=True, shared=shared)
+        try:
+            size = _layout(_slots_to_make(descriptor, slots))
+            if os.fstat(descriptor).st_size > size:
+                # Only a file larger than any layout gets here, so nobody has the part that goes mapped.
+                os.ftruncate(descriptor, size)
+            _allocate(descriptor, size, place)
+            mapping = _map(descriptor, size, place)
+        finally:
+            os.close(descriptor)
+        file = cls(place, mapping, implementation)
+        file._initialise(time.time_ns() // 1000 if tick is None else tick, epoch)
+        return file
+
+    def is_intact(self) -> bool:
+        """Tell whether the header is complete and describes this mapping."""
+        header = self.header
+        return (
+            header[Header.READY] == _READY
+            and header[Header.MAGIC] == _MAGIC
+            and header[Header.FORMAT] == _FORMAT
+            and header[Header.SLOTS] == self.mask + 1
+        )
+
+    def is_current_boot(self) -> bool:
+        """Tell whether the file was made since the machine started; if that cannot be known, it was not."""
+        return self.header[Header.BOOT] == boot_stamp() != 0
+
+    def next_tick(self) -> int:
+        """Count one more write. The caller holds the write lock, so nobody else counts."""
+        # Stored before any slot is marked with it: a holder that is killed leaves a number that is never used again.
+        tick = self.header[Header.TICK] + 1
+        self.header[Header.TICK] = tick
+        return tick
+
+    def begin(self, slot_indices: Iterable[int], tick: int) -> None:
+        """Mark slots as being written: before COMMIT, under the write lock."""
+        slots, odd = self.slots, 2 * tick + 1
+        for index in slot_indices:
+            slots[index] = odd
+
+    def settle(self, slot_indices: Iterable[int], tick: int) -> None:
+        """Mark slots as settled: after COMMIT or ROLLBACK, still under the write lock."""
+        slots, even = self.slots, 2 * tick + 2
+        for index in slot_indices:
+            slots[index] = even
+
+    def begin_all(self, tick: int) -> None:
+        """Mark every slot as being written: before COMMIT, under the write lock."""
+        self.header[Header.UNSETTLED] = tick
+        words.fill(self.slots, 2 * tick + 1)
+
+    def settle_all(self, tick: int) -> None:
+        """Mark every slot as settled: after COMMIT or ROLLBACK, still under the write lock."""
+        words.fill(self.slots, 2 * tick + 2)
+        self.header[Header.UNSETTLED] = 0
+
+    def recover(self) -> bool:
+        """Settle every slot if the last holder died between begin_all and settle_all.
+
+        Call it right after the write lock was got, never inside a write of one's own. One dead slot costs little and
+        heals with the next write to it; all of them odd would turn every hot layer off until each was written again.
+        That the lock was free proves that the dead writer's transaction is over, one way or the other.
+        """
+        if not self.header[Header.UNSETTLED]:
+            return False
+        self.settle_all(self.next_tick())
+        return True
+
+    def close(self) -> None:
+        """Let go of the mapping; it is unmapped when nobody uses its words any more.
+
+        The views are dropped, not released: a reader in another thread that is about to index one must not meet a
+        released view. If one is still held, the mapping is left to the garbage collector.
+        """
+        mapping, self._mapping = self._mapping, None
+        self.header = self.slots = self.uses = _EMPTY
+        if mapping is not None:
+            with contextlib.suppress(BufferError):
+                mapping.close()
+
+    def _initialise(self, tick: int, epoch: int) -> None:
+        header, slots = self.header, self.slots
+        header[Header.READY] = 0
+        tick = max(tick, _tick_beyond(header[Header.TICK], words.raw(slots)))
+        # Slots first: if this process dies in between, the next repair finds them and goes beyond.
+        words.fill(slots, 2 * tick + 2)
+        values = {
+            Header.MAGIC: _MAGIC,
+            Header.FORMAT: _FORMAT,
+            Header.SLOTS: self.mask + 1,
+            Header.BOOT: boot_stamp(),
+            Header.EPOCH: epoch,
+            Header.SETTINGS: tick,
+            Header.DISPLACED: 1,
+            Header.TICK: tick,
+            Header.FILES: 1,
+        }
+        for index in range(Header.READY):
+            header[index] = values.get(index, 0)
+        words.fill(self.uses, 0)
+        header[Header.READY] = _READY
+
+
+_EMPTY: Final = memoryview(array("Q"))
+
+
+def boot_stamp() -> int:
+    """Return a number that is another after each start of the machine, or 0 if the system does not tell."""
+    try:
+        return int(_BOOT_ID.read_text(encoding="ascii").replace("-", "").strip()[:16], 16)
+    except (OSError, ValueError):
+        return 0
+
+
+def open_private(path: Path, *, create: bool, shared: bool = False) -> int:
+    """Open one of the cache's own control files and return the descriptor, or refuse.
+
+    It must be a regular file with one name, ours and writable by nobody else; `shared` waives the last two.
+    """
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT if create else 0)
+    try:
+        descriptor = os.open(path, flags, 0o660 if shared else 0o600)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EMLINK):
+            raise UnsafeDirectory("is a symbolic link", path) from error
+        raise _refused(error, path) from error
+    try:
+        _check_private(os.fstat(descriptor), path, shared)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _check_private(status: os.stat_result, path: Path, shared: bool) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise UnsafeDirectory("is not a regular file", path)
+    if status.st_nlink > 1:
+        raise UnsafeDirectory("has a second name elsewhere, so writing it would change another directory", path)
+    if shared:
+        return
+    if status.st_uid != os.geteuid():
+        raise UnsafeDirectory(f"belongs to user {status.st_uid}, not to us", path)
+    if status.st_mode & 0o022:
+        raise UnsafeDirectory("can be written by other users", path)
+
+
+def _refused(error: OSError, path: Path) -> DirectoryError | DiskFull:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return DiskFull("no room for the file", path)
+    return DirectoryError(error.errno or errno.EIO, os.strerror(error.errno or errno.EIO), path)
+
+
+def _layout(slots: int) -> int:
+    return PAGE + 16 * slots
+
+
+def _slots_in(size: int) -> int | None:
+    """Return the slot count of a file of `size` bytes, or None if no layout has that size."""
+    slots = (size - PAGE) // 16
+    fits = MIN_SLOTS <= slots <= MAX_SLOTS and slots & (slots - 1) == 0 and _layout(slots) == size
+    return slots if fits else None
+
+
+def _check_slots(slots: int) -> None:
+    if _slots_in(_layout(slots)) is None:
+        raise ValueError(f"slots must be a power of two from {MIN_SLOTS} to {MAX_SLOTS}, not {slots!r}")
+
+
+def _slots_to_make(descriptor: int, wanted: int) -> int:
+    """Return the slot count that a repair must use.
+
+    Who has the file mapped masks hashes with the count it had, so that count has to be found again: the size says it,
+    else the header, else the file was cut and had at least what its size needs. Never smaller: a mapping that reaches
+    beyond the end is SIGBUS.
+    """
+    size = os.fstat(descriptor).st_size
+    if size == 0:
+        return wanted
+    exact = _slots_in(size)
+    if exact is not None:
+        return exact
+    least = min(MAX_SLOTS, max(MIN_SLOTS, 1 << (max(0, size - PAGE - 1) // 16).bit_length()))
+    head = array("Q")
+    head.frombytes(os.pread(descriptor, 8 * (Header.SLOTS + 1), 0).ljust(8 * (Header.SLOTS + 1), b"\0"))
+    noted = head[Header.SLOTS]
+    if head[Header.MAGIC] == _MAGIC and noted >= least and _slots_in(_layout(noted)) == noted:
+        return noted
+    return max(wanted, least)
+
+
+def _allocate(descriptor: int, size: int, path: Path) -> None:
+    """Give the file real blocks: storing into a hole on a full disk kills the process with SIGBUS."""
+    try:
+        if not _allocate_in_advance(descriptor, size):
+            _rewrite(descriptor, size)
+    except OSError as error:
+        raise _refused(error, path) from error
+
+
+def _fill_holes(descriptor: int, size: int, path: Path) -> None:
+    """Give blocks to a copy that was made with holes.
+
+    Without the lock nothing may be written back that somebody may be changing, so where the file system cannot allocate
+    in advance the holes stay.
+    """
+    try:
+        if os.fstat(descriptor).st_blocks * 512 < size:
+            _allocate_in_advance(descriptor, size)
+    except OSError as error:
+        raise _refused(error, path) from error
+
+
+def _allocate_in_advance(descriptor: int, size: int) -> bool:
+    if not hasattr(os, "posix_fallocate"):
+        return False
+    try:
+        os.posix_fallocate(descriptor, 0, size)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+            raise
+        return False
+    return True
+
+
+def _rewrite(descriptor: int, size: int) -> None:
+    """Write every page back as it reads, zeros beyond the end. The caller holds the write lock."""
+    # Generations cannot change meanwhile; a use mark or a wake-up lost here costs a worse guess or a slice of waiting.
+    for offset in range(0, size, PAGE):
+        length = min(PAGE, size - offset)
+        os.pwrite(descriptor, os.pread(descriptor, length, offset).ljust(length, b"\0"), offset)
+
+
+def _map(descriptor: int, size: int, path: Path) -> mmap.mmap:
+    try:
+        return mmap.mmap(descriptor, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+    except OSError as error:
+        raise _refused(error, path) from error
+
+
+def _tick_beyond(counted: int, slots: memoryview[int]) -> int:
+    """Return the least tick whose generation is larger than any that the file shows."""
+    highest = max(slots)
+    if highest >= 2 * _TICK_LIMIT:
+        highest = max((slot for slot in slots if slot < 2 * _TICK_LIMIT), default=0)
+    return max(highest // 2, counted + 1 if 0 < counted < _TICK_LIMIT else 0)

@@ -1,0 +1,254 @@
+"""The shard's write lock: one writer at a time, among the threads of this process and among processes.
+
+A `threading.Lock` comes first, so that one thread of each process waits outside it, then `flock` on a descriptor of our
+own. The kernel drops a flock when its holder dies, however it dies, and it waits in no queue that a dead process could
+clog. Who finds it taken tries again after a pause; the C helper lets the releaser end that pause.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from fcntl import LOCK_EX, LOCK_NB, LOCK_UN, flock
+from pathlib import Path
+from threading import get_ident
+from typing import Final
+
+from diskcache_like.coherence import words
+from diskcache_like.coherence.generations import Header, open_private
+from diskcache_like.coherence.native import NativeModule
+from diskcache_like.coherence.words import Words
+from diskcache_like.errors import DirectoryError, NotOwner, Timeout, TransactionError
+
+_TRY: Final = LOCK_EX | LOCK_NB
+_WAITERS: Final = Header.WAITERS
+_WAKE: Final = Header.WAKE
+_FOREVER: Final = float("inf")
+
+# Seconds between attempts without the helper: doubled each time, from the first to the longest.
+FIRST_PAUSE: Final = 20e-6
+LONGEST_PAUSE: Final = 1e-3
+
+# The same with the helper, where a pause ends early when the lock is released. They only bound what is lost with a
+# wake-up: one that went to a process that was killed before it could use or pass it on, or that was never sent because
+# the releaser has no helper.
+FIRST_SLICE: Final = 1e-3
+LONGEST_SLICE: Final = 20e-3
+
+
+class WriteLock:
+    """Hold a shard's write lock. Not reentrant; a forked child needs a WriteLock of its own.
+
+    A flock belongs to the open file description, which fork shares: in the child this object is abandoned, by itself
+    after `os.fork`, by `abandon` after a fork made from C.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_clock",
+        "_descriptor",
+        "_header",
+        "_native",
+        "_owner",
+        "_pointer",
+        "_sleep",
+        "_thread",
+        "path",
+    )
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        shared: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.path = Path(path)
+        self._clock = clock
+        self._sleep = sleep
+        self._thread = threading.Lock()
+        self._owner = 0
+        self._header: memoryview[int] | None = None
+        self._native: NativeModule | None = None
+        self._pointer: object = None
+        self._descriptor = open_private(self.path, create=True, shared=shared)
+        _open_locks.add(self)
+
+    def attach(self, header: Words, native: NativeModule | None) -> None:
+        """Use the WAKE and WAITERS words of a generation file's header from now on.
+
+        Later than the construction because the generation file is made under this lock. All that is held of the header
+        is given back by `close`.
+        """
+        view = words.raw(header)
+        self._native = native
+        self._pointer = None if native is None else native.pointer(view)
+        self._header = view
+
+    def acquire(self, timeout: float | None = None) -> None:
+        """Take the lock, or raise Timeout after `timeout` seconds; 0 tries once, None waits without limit."""
+        started = None if self._thread.acquire(False) else self._wait_for_thread(timeout)
+        try:
+            flock(self._descriptor, _TRY)
+        except BaseException as error:
+            self._refused(error, started, timeout)
+        self._owner = get_ident()
+
+    def release(self) -> None:
+        """Give the lock back and wake one of those who wait."""
+        if not self._owner:
+            if self._descriptor < 0:
+                return  # abandoned while held, in a forked child that unwinds: the parent's lock is not ours to drop
+            raise NotOwner(f"{self.path} is not held")
+        try:
+            flock(self._descriptor, LOCK_UN)
+            header = self._header
+            if header is not None and header[_WAITERS]:
+                self._wake(header)
+        finally:
+            self._owner = 0
+            self._thread.release()
+
+    def locked_by_me(self) -> bool:
+        """Tell whether the calling thread holds the lock."""
+        return self._owner == get_ident()
+
+    def contended(self) -> bool:
+        """Tell whether another process has lately found the lock taken: a hint, always False before `attach`."""
+        header = self._header
+        return header is not None and header[_WAITERS] != 0
+
+    def close(self) -> None:
+        """Close the descriptor, which also drops a lock that is held."""
+        descriptor, self._descriptor = self._descriptor, -1
+        self._owner = 0
+        self._header = self._native = self._pointer = None
+        _open_locks.discard(self)
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def abandon(self) -> None:
+        """Let go in a forked child of what the parent may be holding.
+
+        Closing is all that may be done: LOCK_UN would drop the lock of the parent, with whom the descriptor is shared,
+        while closing leaves it to the parent's copy. Not closing would be as bad: the lock of a parent that is killed
+        would live on in its child.
+        """
+        self.close()
+
+    def _refused(self, error: BaseException, started: float | None, timeout: float | None) -> None:
+        """Go on after the first attempt failed with the thread lock held: return with both locks, or raise."""
+        if isinstance(error, BlockingIOError):
+            self._wait_for_process(self._clock() if started is None else started, timeout)
+            return
+        self._give_up()
+        if isinstance(error, (OSError, ValueError)):
+            raise self._unusable(error) from error
+        raise error
+
+    def _wait_for_thread(self, timeout: float | None) -> float:
+        """Take the thread lock from another thread and return when the wait began."""
+        if self._owner == get_ident():
+            raise TransactionError(f"this thread already holds {self.path} and would wait for itself for ever")
+        started = self._clock()
+        if timeout is None:
+            self._thread.acquire()
+        elif not self._thread.acquire(True, min(max(timeout, 0.0), threading.TIMEOUT_MAX)):
+            raise self._late(started)
+        return started
+
+    def _wait_for_process(self, started: float, timeout: float | None) -> None:
+        """Try until the deadline, with the thread lock held; whatever is raised, neither lock is held after it."""
+        deadline = _FOREVER if timeout is None else started + timeout
+        pause, longest = (FIRST_PAUSE, LONGEST_PAUSE) if self._native is None else (FIRST_SLICE, LONGEST_SLICE)
+        try:
+            while True:
+                wake = self._announce()
+                if self._attempt():
+                    return
+                left = deadline - self._clock()
+                if left <= 0:
+                    raise self._late(started)
+                self._pause(min(pause, left), wake)
+                pause = min(2 * pause, longest)
+        except BaseException:
+            self._give_up()
+            raise
+
+    def _attempt(self) -> bool:
+        try:
+            flock(self._descriptor, _TRY)
+        except BlockingIOError:
+            return False
+        except (OSError, ValueError) as error:
+            raise self._unusable(error) from error
+        return True
+
+    # How a wake-up is not missed. WAITERS is a flag: "somebody may be asleep". A waiter reads WAKE, raises the flag,
+    # tries the lock, and sleeps only while WAKE is what it read. A releaser drops the lock, and if the flag is up
+    # lowers it, changes WAKE, wakes one.
+    # * The waiter's attempt failed before the releaser dropped the lock: the kernel orders the two, so the releaser
+    #   sees the flag (or another has seen and lowered it), and WAKE changes after the waiter read it: no sleep.
+    # * A releaser lowers the flag just after a waiter raised it: it changes WAKE only after that, and the waiter read
+    #   WAKE before raising, so again it does not sleep.
+    # * One is woken of many: it raises the flag again before its attempt, so the chain goes on whether it gets the
+    #   lock or not. Who got the lock by waiting leaves the flag up; if nobody else waits, that costs one idle wake-up.
+    # * A waiter is killed: asleep, it leaves at most a raised flag, and the next release lowers it; there is no count
+    #   to get wrong. Just woken, it takes the wake-up with it: the others sleep to the end of their slice, then try.
+    # WAKE is added to atomically because two releasers can be here at once, each having dropped the lock already.
+
+    def _announce(self) -> int:
+        header = self._header
+        if header is None:
+            return 0
+        native = self._native
+        wake = 0 if native is None else native.load(self._pointer, _WAKE) & 0xFFFFFFFF
+        header[_WAITERS] = 1
+        return wake
+
+    def _pause(self, seconds: float, wake: int) -> None:
+        native = self._native
+        if native is None:
+            self._sleep(seconds)
+        elif native.futex_wait(self._pointer, _WAKE, wake, int(seconds * 1e6)) == errno.ENOSYS:
+            self._sleep(min(seconds, LONGEST_PAUSE))
+
+    def _wake(self, header: memoryview[int]) -> None:
+        header[_WAITERS] = 0
+        native = self._native
+        if native is not None:
+            native.add(self._pointer, _WAKE, 1)
+            native.futex_wake(self._pointer, _WAKE, 1)
+
+    def _give_up(self) -> None:
+        # An interrupt may come between the kernel granting the lock and our seeing it; unlocking what is not locked
+        # does nothing, and this descriptor is locked by nobody else while we have the thread lock.
+        with contextlib.suppress(OSError, ValueError):
+            flock(self._descriptor, LOCK_UN)
+        self._thread.release()
+
+    def _late(self, started: float) -> Timeout:
+        return Timeout(f"write lock {self.path} was not free within {self._clock() - started:.3f} s")
+
+    def _unusable(self, error: OSError | ValueError) -> DirectoryError:
+        if self._descriptor < 0:
+            return DirectoryError(errno.EBADF, "the write lock is closed", self.path)
+        code = getattr(error, "errno", None) or errno.ENOLCK
+        return DirectoryError(code, f"the file system grants no lock, and a cache needs locks ({error})", self.path)
+
+
+_open_locks: weakref.WeakSet[WriteLock] = weakref.WeakSet()
+
+
+def _abandon_inherited() -> None:
+    for lock in list(_open_locks):
+        lock.abandon()
+
+
+os.register_at_fork(after_in_child=_abandon_inherited)

@@ -1,0 +1,60 @@
+"""Load the optional C helper, or say that there is none.
+
+Set `DISKCACHE_LIKE_NATIVE=0` to do without a helper that is there.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+from collections.abc import Callable
+from typing import Any
+
+VARIABLE = "DISKCACHE_LIKE_NATIVE"
+
+_MODULE = "diskcache_like.coherence._native"
+_ABI = 1  # DL_ABI of native_build.py
+
+
+class NativeModule:
+    """Call the helper's functions on a buffer of 64-bit words, named by `pointer` and a word index.
+
+    Nothing here checks an index: whoever calls has.
+    """
+
+    __slots__ = ("_ffi", "add", "fill", "futex_wait", "futex_wake", "load", "store")
+
+    def __init__(self, ffi: Any, lib: Any) -> None:
+        self._ffi = ffi
+        self.load: Callable[[object, int], int] = lib.dl_load
+        self.store: Callable[[object, int, int], None] = lib.dl_store
+        self.add: Callable[[object, int, int], int] = lib.dl_add
+        self.fill: Callable[[object, int, int], None] = lib.dl_fill
+        self.futex_wait: Callable[[object, int, int, int], int] = lib.dl_futex_wait
+        self.futex_wake: Callable[[object, int, int], int] = lib.dl_futex_wake
+
+    def pointer(self, view: memoryview[int]) -> object:
+        """Return the address of `view`, which stays exported, and so mapped, for as long as the result lives."""
+        pointer: object = self._ffi.from_buffer(view, require_writable=True)
+        return pointer
+
+
+def load() -> NativeModule | None:
+    """Return the helper, or None when it was not built, cannot be loaded here, or is switched off."""
+    if os.environ.get(VARIABLE) == "0":
+        return None
+    return _load()
+
+
+@functools.cache
+def _load() -> NativeModule | None:
+    # ImportError also stands for a missing _cffi_backend, an interpreter that refuses it (sub-interpreters), and a
+    # library built for another machine.
+    try:
+        module = importlib.import_module(_MODULE)
+    except ImportError:
+        return None
+    if getattr(module.lib, "DL_ABI", None) != _ABI:
+        return None
+    return NativeModule(module.ffi, module.lib)

@@ -1,0 +1,305 @@
+"""Show the cache at work: measure Python's standard library from several processes, twice, through one cache."""
+
+from __future__ import annotations
+
+import ast
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import sys
+import sysconfig
+import tempfile
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+from types import FrameType
+from typing import Any, TypeAlias
+
+from .cache import Cache
+from .demo_report import Pass, Progress, Tally, Usage, print_coherence, print_modules, print_passes
+
+# What is kept of a module: lines, functions, imports, branches, name and length of its longest function;
+# or, of a file that does not parse, why not.
+Summary: TypeAlias = tuple[int, int, int, int, str, int] | str
+# Where each name is used, as text. Of a large module it is large enough for a value file.
+Index: TypeAlias = str
+# A file as a key: a changed file is another one.
+Module: TypeAlias = tuple[str, int, int]
+
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+IMPORTS = (ast.Import, ast.ImportFrom)
+BRANCHES = (ast.If, ast.IfExp, ast.For, ast.AsyncFor, ast.While, ast.ExceptHandler, ast.comprehension, ast.match_case)
+ROUNDS = 3_000
+SIGNAL_KEY = ("demo", "signal")
+PROGRESS_STEP = 10
+
+
+def measure(path: str) -> tuple[Summary, Index]:
+    """Parse the module at `path` and return its summary and index."""
+    try:
+        source = Path(path).read_bytes()
+        tree = ast.parse(source, path)
+    except (OSError, SyntaxError, ValueError, RecursionError) as error:
+        return f"{type(error).__name__}: {error}", ""
+    functions = imports = branches = 0
+    longest, length = "", 0
+    uses: dict[str, list[str]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, FUNCTIONS):
+            functions += 1
+            lines = (node.end_lineno or node.lineno) - node.lineno + 1
+            if lines > length:
+                longest, length = node.name, lines
+        elif isinstance(node, IMPORTS):
+            imports += len(node.names)
+        elif isinstance(node, BRANCHES):
+            branches += 1
+        elif isinstance(node, (ast.Name, ast.Attribute)):
+            name = node.id if isinstance(node, ast.Name) else node.attr
+            uses.setdefault(name, []).append(f"{node.lineno}:{node.col_offset}")
+    index = "".join(f"{name} {' '.join(places)}\n" for name, places in sorted(uses.items()))
+    return (source.count(b"\n"), functions, imports, branches, longest, length), index
+
+
+def find_modules(limit: int | None = None) -> list[Module]:
+    """Return every module of the running interpreter's standard library, or the first `limit`."""
+    root = Path(sysconfig.get_path("stdlib"))
+    paths = sorted(
+        path
+        for path in root.rglob("*.py")
+        if path.is_file() and not {"site-packages", "dist-packages"} & set(path.relative_to(root).parts)
+    )
+    statuses = [(str(path), path.stat()) for path in paths[:limit]]
+    return [(path, status.st_mtime_ns, status.st_size) for path, status in statuses]
+
+
+def look_up(cache: Cache, module: Module, tally: Tally, place: str) -> Summary:
+    """Return the summary of `module`, measuring it if the cache lacks it.
+
+    This is `Cache.memoize` by hand, so that each `get` and each `set` can be timed.
+    """
+    start = time.perf_counter_ns()
+    summary: Summary | None = cache.get(("summary", *module))
+    tally.record("get miss" if summary is None else f"get summary, {place}", start)
+    start = time.perf_counter_ns()
+    index: Index | None = cache.get(("index", *module))
+    tally.record("get miss" if index is None else f"get index, {place}", start)
+    tally.gets += 2
+    tally.hits += (summary is not None) + (index is not None)
+    if summary is None or index is None:
+        tally.computed += 1
+        summary, index = measure(module[0])
+        start = time.perf_counter_ns()
+        cache.set(("summary", *module), summary)
+        tally.record("set summary", start)
+        start = time.perf_counter_ns()
+        cache.set(("index", *module), index)
+        tally.record("set index", start)
+    return summary
+
+
+def work(pipe: Connection, directory: str, modules: list[Module], seed: int, places: tuple[str, ...]) -> None:
+    """Look up every module once per place, in an order of this process's own; each pass waits for the word to go.
+
+    A `place` says where a hit is expected to come from: the disk in a fresh process, memory the second time.
+    """
+    warnings.simplefilter("ignore")  # of the measured code, some of which is wrong on purpose
+    ordered = random.Random(seed).sample(modules, len(modules))
+    pipe.recv()
+    with Cache(directory) as cache:
+        for place in places:
+            tally = Tally()
+            for number, module in enumerate(ordered, 1):
+                look_up(cache, module, tally, place)
+                if number % PROGRESS_STEP == 0:
+                    pipe.send(PROGRESS_STEP)
+            pipe.send(tally)
+            pipe.recv()
+
+
+def write(pipe: Connection, directory: str) -> None:
+    """Write each number that comes through the pipe into the cache, and say when it is done."""
+    with Cache(directory) as cache:
+        while True:
+            number = pipe.recv()
+            cache.set(SIGNAL_KEY, number)
+            pipe.send(number)
+
+
+def run_child(target: Callable[..., None], pipe: Connection, *args: Any) -> None:
+    """Run `target` in a child process until the parent closes the pipe or is gone."""
+    with suppress(EOFError, ConnectionError):
+        pipe.send("ready")
+        target(pipe, *args)
+
+
+class Crew:
+    """Child processes that are up and waiting, with a pipe to each."""
+
+    def __init__(self, members: dict[Connection, SpawnProcess]) -> None:
+        self._members = members
+        for pipe in members:
+            self._receive(pipe)
+
+    def ask(self, message: object) -> Any:
+        """Send `message` to the first process and return what it answers."""
+        pipe = next(iter(self._members))
+        self._send(pipe, message)
+        return self._receive(pipe)
+
+    def run(self, name: str, total: int) -> Pass:
+        """Let every process make one pass and return what they saw together."""
+        tally, busy = Tally(), list(self._members)
+        with Progress(name, total) as progress:
+            start = time.perf_counter()
+            for pipe in busy:
+                self._send(pipe, "go")
+            while busy:
+                ready = wait(busy)
+                for pipe in [pipe for pipe in busy if pipe in ready]:
+                    message = self._receive(pipe)
+                    if isinstance(message, Tally):
+                        tally.add(message)
+                        busy.remove(pipe)
+                    else:
+                        progress.advance(message)
+            return Pass(name, time.perf_counter() - start, tally)
+
+    def _send(self, pipe: Connection, message: object) -> None:
+        with self._blaming(pipe):
+            pipe.send(message)
+
+    def _receive(self, pipe: Connection) -> Any:
+        with self._blaming(pipe):
+            return pipe.recv()
+
+    @contextmanager
+    def _blaming(self, pipe: Connection) -> Iterator[None]:
+        try:
+            yield
+        except (EOFError, ConnectionError):
+            process = self._members[pipe]
+            process.join()
+            raise ChildProcessError(f"process {process.pid} ended early with exit code {process.exitcode}") from None
+
+
+@contextmanager
+def crew(target: Callable[..., None], *arguments: tuple[Any, ...]) -> Iterator[Crew]:
+    """Start a fresh process for each tuple of arguments; none of them outlives the `with` block."""
+    context = multiprocessing.get_context("spawn")
+    members: dict[Connection, SpawnProcess] = {}
+    done = False
+    try:
+        # A child inherits that Ctrl-C is ignored: ending it is this process's business.
+        with ignored(signal.SIGINT):
+            for args in arguments:
+                ours, theirs = context.Pipe()
+                process = context.Process(target=run_child, args=(target, theirs, *args), daemon=True)
+                process.start()
+                theirs.close()
+                members[ours] = process
+        yield Crew(members)
+        done = True
+    finally:
+        with ignored(signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            for pipe, process in members.items():
+                pipe.close()
+                if not done:
+                    process.terminate()
+                process.join()
+                process.close()
+
+
+@contextmanager
+def ignored(*signals: signal.Signals) -> Iterator[None]:
+    """Ignore `signals` for a while."""
+    with handling(signal.SIG_IGN, *signals):
+        yield
+
+
+@contextmanager
+def handling(
+    handler: Callable[[int, FrameType | None], Any] | signal.Handlers, *signals: signal.Signals
+) -> Iterator[None]:
+    """Let `handler` have `signals` for a while; away from the main thread, where they never arrive, do nothing."""
+    mine = signals if threading.current_thread() is threading.main_thread() else ()
+    former = {number: signal.signal(number, handler) for number in mine}
+    try:
+        yield
+    finally:
+        for number, previous in former.items():
+            signal.signal(number, previous)
+
+
+def stop(number: int, _frame: FrameType | None) -> None:
+    """End the program as the signal asks, but through every `finally` on the way."""
+    sys.exit(128 + number)
+
+
+@contextmanager
+def workplace(directory: str | None) -> Iterator[str]:
+    """Yield `directory`, or a temporary one that is gone afterwards."""
+    if directory is not None:
+        yield directory
+        return
+    temporary = tempfile.mkdtemp(prefix="diskcache-like-demo-")
+    try:
+        yield temporary
+    finally:
+        with ignored(signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            shutil.rmtree(temporary)
+
+
+def default_processes() -> int:
+    """Return how many processes to use unless told: several, whatever the machine, and not too many."""
+    return max(2, min(4, len(os.sched_getaffinity(0))))
+
+
+def run(directory: str | None = None, processes: int | None = None, limit: int | None = None) -> int:
+    """Run the demonstration, print what it saw and return an exit code: 1 if any read was stale."""
+    count = processes or default_processes()
+    modules = find_modules(limit)
+    with handling(stop, signal.SIGTERM, signal.SIGHUP), workplace(directory) as place, Cache(place) as cache:
+        print(f"Python {sys.version.split()[0]}, {len(modules):,} modules of its standard library, {count} processes")
+        print(f"cache in {place}\n", flush=True)
+        print_passes(measure_modules(place, modules, count), Usage.of(place))
+        print_modules({module[0]: cache[("summary", *module)] for module in modules})
+        return print_coherence(*watch_writes(place, cache))
+
+
+def measure_modules(directory: str, modules: list[Module], count: int) -> list[Pass]:
+    """Have `count` processes look up every module, fresh ones do it again, and these once more."""
+    total = count * len(modules)
+    seeds = range(count)
+    with crew(work, *((directory, modules, seed, ("disk",)) for seed in seeds)) as workers:
+        passes = [workers.run("first run", total)]
+    with crew(work, *((directory, modules, seed, ("disk", "memory")) for seed in seeds)) as workers:
+        passes.append(workers.run("fresh processes", total))
+        passes.append(workers.run("the same processes again", total))
+    return passes
+
+
+def watch_writes(directory: str, cache: Cache) -> tuple[int, Tally]:
+    """Read a key from memory, have another process write it, read it again; return the stale reads and the timings."""
+    stale, tally = 0, Tally()
+    cache.set(SIGNAL_KEY, 0)
+    with crew(write, (directory,)) as writer:
+        for number in range(1, ROUNDS + 1):
+            cache.get(SIGNAL_KEY)
+            start = time.perf_counter_ns()
+            before = cache.get(SIGNAL_KEY)
+            tally.record("before", start)
+            writer.ask(number)
+            start = time.perf_counter_ns()
+            after = cache.get(SIGNAL_KEY)
+            tally.record("after", start)
+            stale += (before, after) != (number - 1, number)
+    cache.delete(SIGNAL_KEY)
+    return stale, tally

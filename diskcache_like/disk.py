@@ -1,0 +1,399 @@
+"""Disk: how keys and values become what the database and the value files hold.
+
+`Disk` and `JSONDisk` are the public extension point with the contract of DiskCache 5: `put`, `get`, `store`, `fetch`,
+`hash`, `filename`, `remove`, and settings named ``disk_*`` as arguments. The default is built from the data-only codec
+and value files. `encode`, `load`, `stored_key` and `user_key` are what a cache calls; they go through the contract
+where a subclass changed it and past it where not.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from hashlib import blake2b
+from typing import Any, BinaryIO
+
+from . import codecs, files, keys
+from .errors import DecodeError, SignatureError, ValueEncodeError
+from .pickles import dumps_pickle, loads_pickle
+from .record import MODE_BINARY, MODE_NONE, MODE_PICKLE, MODE_RAW, MODE_TEXT, Record
+from .signing import Signer
+
+__all__ = [
+    "MODE_BINARY",
+    "MODE_NONE",
+    "MODE_PICKLE",
+    "MODE_RAW",
+    "MODE_TEXT",
+    "UNKNOWN",
+    "Constant",
+    "Disk",
+    "JSONDisk",
+]
+
+SMALLEST_FILE = 16  # bytes; a shorter payload always stays in the row, whatever min_file_size says
+DIGEST_SIZE = 32  # bytes of a keyless BLAKE2b over a file whose record is authenticated
+JSON_LIMIT = 1 << 30  # bytes that a JSON value may decompress to
+
+
+class Constant(tuple[str]):
+    """A named constant that is equal only to itself across pickling, printed as its name."""
+
+    __slots__ = ()
+
+    def __new__(cls, name: str) -> Constant:
+        """Make the constant called `name`."""
+        return super().__new__(cls, (name,))
+
+    def __repr__(self) -> str:
+        return self[0]
+
+
+UNKNOWN = Constant("UNKNOWN")
+
+
+# An encoded value: (mode, payload for the record, value file that was written or None, size of that file).
+Stored = tuple[int, bytes, str | None, int]
+# A decoded value: (value, what the hot layer may keep of it, how to make a fresh value of that or None if immutable).
+Loaded = tuple[Any, Any, Callable[[Any], Any] | None]
+KEEP_NOT = Constant("KEEP_NOT")  # in the second place of a Loaded: the hot layer keeps nothing
+
+
+class _Digest:
+    """The digest of a file's content: CRC-32, or BLAKE2b where the record is authenticated."""
+
+    def __init__(self, strong: bool) -> None:
+        self._strong = blake2b(digest_size=DIGEST_SIZE) if strong else None
+        self._crc = 0
+
+    def passing(self, pieces: Iterable[bytes]) -> Iterator[bytes]:
+        """Yield `pieces` unchanged while digesting them."""
+        for piece in pieces:
+            if self._strong is not None:
+                self._strong.update(piece)
+            else:
+                self._crc = zlib.crc32(piece, self._crc)
+            yield piece
+
+    def value(self) -> bytes:
+        return self._crc.to_bytes(4, "little") if self._strong is None else self._strong.digest()
+
+
+class Disk:
+    """Encode keys and values with the data-only codec; write large values to files.
+
+    `min_file_size`: bytes from which a value goes to a file. `pickle_protocol`: protocol for what is not plain data.
+    """
+
+    codec = "msgpack"  # recorded in the cache and compared on reopening; a subclass that overrides store has its name
+
+    def __init__(
+        self, directory: str, min_file_size: int = 32 << 10, pickle_protocol: int = pickle.HIGHEST_PROTOCOL
+    ) -> None:
+        self._directory = str(directory)
+        self.min_file_size = min_file_size
+        self.pickle_protocol = pickle_protocol
+        self.pickle_policy = "signed"
+        self.signer: Callable[[], Signer] | None = None  # called when the secret is first needed
+        self.authenticates = False  # every record is signed, not only pickles
+        self.sync = False  # value files reach stable storage before their row is committed
+        kind = type(self)
+        self._own_values = kind.store is Disk.store and kind.fetch is Disk.fetch
+        self._own_keys = kind.put is Disk.put and kind.get is Disk.get
+        if self._own_keys:
+            self.stored_key: Callable[[object], bytes] = keys.encode_key
+
+    @property
+    def plain_values(self) -> bool:
+        """Tell whether a payload is what the default codec writes."""
+        return self._own_values
+
+    @classmethod
+    def codec_name(cls) -> str:
+        """Return the name under which a cache records how its values are encoded."""
+        return Disk.codec if cls.store is Disk.store and cls.put is Disk.put else cls.__qualname__
+
+    # -- the contract ---------------------------------------------------------------------------------------------
+
+    def hash(self, key: object) -> int:
+        """Return a hash of `key` that is the same in every process."""
+        return zlib.crc32(self.stored_key(key))
+
+    def put(self, key: Any) -> tuple[Any, bool]:
+        """Return (database key, raw) for `key`."""
+        return keys.encode_key(key), True
+
+    def get(self, key: Any, raw: bool) -> Any:
+        """Return the key that `put` gave (key, raw) for."""
+        return keys.decode_key(key)
+
+    def store(self, value: Any, read: bool, key: Any = UNKNOWN) -> tuple[int, int, str | None, Any]:
+        """Return (file size, mode, file name, database value) for `value`, having written its file if it has one.
+
+        With `read`, `value` is a binary file object that is read to its end.
+        """
+        mode, payload, file, size = self._encode(value, read, key)
+        return size, mode, file, None if file else payload
+
+    def fetch(self, mode: int, filename: str | None, value: Any, read: bool) -> Any:
+        """Return the value for what `store` gave; with `read`, a binary file object where the value is bytes."""
+        if mode == MODE_PICKLE and self.pickle_policy == "never":
+            raise SignatureError("entry is a pickle and the policy is pickle='never'")
+        if filename is None:
+            return _readable(self._decode(mode, value), read)
+        reader = files.open_read(self._directory, filename)
+        if mode == MODE_BINARY and read:
+            return reader
+        with reader:
+            content = reader.read()
+        return _readable(content if mode == MODE_BINARY else self._decode(mode, content), read)
+
+    def filename(self, key: Any = UNKNOWN, value: Any = UNKNOWN) -> tuple[str, str]:
+        """Return (relative name, full path) for a new value file."""
+        name = files.new_name()
+        return name, os.path.join(self._directory, name)
+
+    def remove(self, file_path: str) -> None:
+        """Unlink a value file by its relative name, and the directories that it leaves empty."""
+        files.remove(self._directory, file_path)
+
+    # -- what a cache calls ---------------------------------------------------------------------------------------
+
+    def stored_key(self, key: object) -> bytes:  # type: ignore[no-redef]
+        """Return the bytes under which the database holds `key`."""
+        db_key, raw = self.put(key)
+        return keys.encode_key((db_key, bool(raw)))
+
+    def spelling(self, key: object, stored: bytes) -> bytes | None:
+        """Return what has to be stored beside `stored` for iteration to give back a key like `key`."""
+        if not self._own_keys:
+            return None
+        spelled = keys.spelling(key, stored)
+        if spelled is None or spelled[0] == 0:
+            return spelled
+        if self.pickle_policy == "trusted":
+            return spelled
+        if self.pickle_policy == "never" or self.signer is None:
+            return None  # the entry works by its key; iteration reports it as one that cannot be rebuilt
+        return spelled[:1] + self.signer().tag(b"key", stored, spelled[1:]) + spelled[1:]
+
+    def user_key(self, stored: bytes, spelling: bytes | None) -> Any:
+        """Return the key for `stored`; raise DecodeError where only code or another secret could rebuild it."""
+        if not self._own_keys:
+            pair = keys.decode_key(stored)
+            if not isinstance(pair, tuple) or len(pair) != 2:
+                raise DecodeError("stored key was not written by this kind of Disk")
+            return self.get(*pair)
+        if spelling is None or spelling[:1] != b"\x01":
+            return keys.decode_key(stored, spelling)
+        pickled = spelling[1:] if self.pickle_policy == "trusted" else self._verified_key(stored, spelling)
+        key = loads_pickle(pickled)
+        if keys.encode_key(key) != stored:
+            raise DecodeError("stored key and its spelling do not agree")
+        return key
+
+    def _verified_key(self, stored: bytes, spelling: bytes) -> bytes:
+        if self.pickle_policy == "never":
+            raise SignatureError("key is an instance and the policy is pickle='never'")
+        if self.signer is None or not self.signer().verify(spelling[1:17], b"key", stored, spelling[17:]):
+            raise SignatureError("key is not authenticated, or with another secret")
+        return spelling[17:]
+
+    def encode(self, value: Any, read: bool, key: Any) -> Stored:
+        """Return the encoded value; a value file, if one is needed, is written whole when this returns."""
+        if self._own_values:
+            return self._encode(value, read, key)
+        size, mode, filename, data = self.store(value, read, key=key)
+        if filename is None:
+            return mode, codecs.encode_value(data), None, 0
+        files.checked(filename)
+        return mode, self._digest_of(filename, self._strong(mode)), filename, size
+
+    def load(self, record: Record, read: bool) -> Loaded:
+        """Return the value of a verified record.
+
+        Raises FileNotFoundError when its file is gone, SignatureError for a pickle that is not authenticated,
+        DecodeError for anything else that is not as written.
+        """
+        if record.mode == MODE_PICKLE and not (record.signed or self.pickle_policy == "trusted"):
+            raise SignatureError("entry is a pickle that is not authenticated")
+        if record.mode == MODE_PICKLE and self.pickle_policy == "never":
+            raise SignatureError("entry is a pickle and the policy is pickle='never'")
+        if not self._own_values:
+            return self._load_through_contract(record, read)
+        if record.file is None:
+            return self._loaded(record.mode, record.payload, read)
+        if record.mode == MODE_BINARY and read:
+            return self._verified_reader(record), KEEP_NOT, None
+        with self._verified_reader(record) as reader:
+            content = reader.read()
+        if record.mode == MODE_BINARY:
+            return content, content, None
+        return self._loaded(record.mode, content, read)
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _encode(self, value: Any, read: bool, key: Any) -> Stored:
+        if type(value) is int:
+            return MODE_RAW, codecs.encode_value(value), None, 0
+        if read:
+            return self._write(MODE_BINARY, _pieces(value), key, value)
+        if type(value) is bytes and len(value) >= max(self.min_file_size, SMALLEST_FILE):
+            return self._write(MODE_BINARY, (value,), key, value)
+        mode, payload = self._payload(value)
+        if len(payload) < self.min_file_size or len(payload) < SMALLEST_FILE:
+            return mode, payload, None, 0
+        return self._write(mode, (payload,), key, value)
+
+    def _payload(self, value: Any) -> tuple[int, bytes]:
+        try:
+            return MODE_RAW, codecs.encode_value(value)
+        except codecs.NotData as reason:
+            if self.pickle_policy == "never":
+                raise ValueEncodeError(
+                    f"value of type {type(value).__qualname__} is not plain data ({reason}) and pickle='never' is in "
+                    "force; convert it to plain data, or open the cache with pickle='signed' or a Disk of your own"
+                ) from None
+            return MODE_PICKLE, dumps_pickle(value, self.pickle_protocol)
+
+    def _strong(self, mode: int) -> bool:
+        return self.authenticates or mode == MODE_PICKLE
+
+    def _write(self, mode: int, pieces: Iterable[bytes], key: Any, value: Any) -> Stored:
+        name, _ = self.filename(key, value)
+        digest = _Digest(self._strong(mode))
+        size = files.write(self._directory, name, digest.passing(pieces), self.sync)
+        return mode, digest.value(), name, size
+
+    def _digest_of(self, filename: str, strong: bool) -> bytes:
+        digest = _Digest(strong)
+        with files.open_read(self._directory, filename) as reader:
+            for _ in digest.passing(files.chunks(reader)):
+                pass
+        return digest.value()
+
+    def _verified_reader(self, record: Record) -> BinaryIO:
+        """Return the open value file after comparing its size and digest with the record."""
+        assert record.file is not None
+        strong = len(record.payload) == DIGEST_SIZE
+        if record.signed and not strong:
+            raise SignatureError("value file of an authenticated entry has no authenticated digest")
+        reader = files.open_read(self._directory, record.file)
+        try:
+            if os.fstat(reader.fileno()).st_size != record.size:
+                raise DecodeError(f"value file {record.file!r} does not have the {record.size} bytes of its entry")
+            digest = _Digest(strong)
+            for _ in digest.passing(files.chunks(reader)):
+                pass
+            if digest.value() != record.payload:
+                raise DecodeError(f"value file {record.file!r} does not match its checksum")
+            reader.seek(0)
+        except BaseException:
+            reader.close()
+            raise
+        return reader
+
+    def verify_file(self, record: Record) -> None:
+        """Raise FileNotFoundError or DecodeError if the record's value file is missing or not as written."""
+        self._verified_reader(record).close()
+
+    def _decode(self, mode: int, payload: bytes) -> Any:
+        if mode == MODE_RAW:
+            return codecs.decode_value(payload)
+        if mode == MODE_PICKLE:
+            return loads_pickle(payload)
+        raise DecodeError(f"record has mode {mode}, which this codec does not write")
+
+    def load_payload(self, payload: bytes) -> Loaded:
+        """Return the value of a payload in the row that the default codec wrote."""
+        value = codecs.decode_value(payload)
+        if type(value) in _PLAIN or codecs.is_immutable(value):
+            return value, value, None
+        return value, payload, codecs.decode_value
+
+    def _loaded(self, mode: int, payload: bytes, read: bool) -> Loaded:
+        if mode == MODE_RAW:
+            value, kept, decode = self.load_payload(payload)
+            return _readable(value, read), kept, decode
+        value = self._decode(mode, payload)
+        return value, payload, loads_pickle
+
+    def _load_through_contract(self, record: Record, read: bool) -> Loaded:
+        if record.file is not None:
+            self._verified_reader(record).close()
+            value = self.fetch(record.mode, record.file, None, read)
+            return value, value if not read and codecs.is_immutable(value) else KEEP_NOT, None
+
+        def decode(payload: bytes) -> Any:
+            return self.fetch(record.mode, None, codecs.decode_value(payload), False)
+
+        value = self.fetch(record.mode, None, codecs.decode_value(record.payload), read)
+        return value, KEEP_NOT if read else record.payload, decode
+
+
+_PLAIN = frozenset({str, bytes, int})
+
+
+def _readable(value: Any, read: bool) -> Any:
+    """Return bytes as a file object when the caller asked to read."""
+    return io.BytesIO(value) if read and type(value) is bytes else value
+
+
+def _pieces(reader: BinaryIO) -> Iterator[bytes]:
+    for piece in iter(lambda: reader.read(files.CHUNK), b""):
+        if not isinstance(piece, bytes | bytearray | memoryview):
+            raise ValueEncodeError(f"read=True needs a binary file object, {type(reader).__qualname__} gave text")
+        yield bytes(piece)
+
+
+class JSONDisk(Disk):
+    """Store keys and values as compressed JSON.
+
+    `compress_level`: of zlib, 0 to 9. Other arguments as for `Disk`.
+    """
+
+    def __init__(self, directory: str, compress_level: int = 1, **kwargs: Any) -> None:
+        self.compress_level = compress_level
+        super().__init__(directory, **kwargs)
+
+    def put(self, key: Any) -> tuple[Any, bool]:
+        """Return (database key, raw) for a key that JSON can express."""
+        return super().put(self._squeeze(key, sort_keys=True))
+
+    def get(self, key: Any, raw: bool) -> Any:
+        """Return the key that `put` gave (key, raw) for."""
+        return _expand(super().get(key, raw))
+
+    def store(self, value: Any, read: bool, key: Any = UNKNOWN) -> tuple[int, int, str | None, Any]:
+        """Return (file size, mode, file name, database value); raise ValueEncodeError for what JSON cannot express."""
+        return super().store(value if read else self._squeeze(value), read, key=key)
+
+    def fetch(self, mode: int, filename: str | None, value: Any, read: bool) -> Any:
+        """Return the value, or with `read` the compressed JSON as a binary file object."""
+        data = super().fetch(mode, filename, value, read)
+        return data if read else _expand(data)
+
+    def _squeeze(self, value: Any, sort_keys: bool = False) -> bytes:
+        try:
+            text = json.dumps(value, sort_keys=sort_keys)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ValueEncodeError(f"JSON cannot express a {type(value).__qualname__}: {error}") from error
+        return zlib.compress(text.encode(), self.compress_level)
+
+
+def _expand(data: Any) -> Any:
+    """Return the JSON in compressed `data`, refusing more than `JSON_LIMIT` bytes of it."""
+    try:
+        stream = zlib.decompressobj()
+        text = stream.decompress(data, JSON_LIMIT)
+        if stream.unconsumed_tail or not stream.eof:
+            raise DecodeError("compressed JSON is cut off or larger than the limit")
+        return json.loads(text)
+    except (zlib.error, ValueError, TypeError, RecursionError) as error:
+        if isinstance(error, DecodeError):
+            raise
+        raise DecodeError(f"not compressed JSON: {error}") from error

@@ -1,0 +1,120 @@
+"""Every error and warning that the package raises, each with its own meaning.
+
+`Timeout` means one thing only: a lock was not got in time. Everything else that can go wrong has its own class, a
+message that names the key or path concerned, and a base class from the standard library where one fits, so that
+`except ValueError` or `except OSError` keeps working.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+
+
+class CacheError(Exception):
+    """Stand above every error that is particular to this package."""
+
+
+class Timeout(CacheError):
+    """A lock was not got within `timeout` seconds; nothing was written by the step that waited."""
+
+
+class TransactionError(CacheError, RuntimeError):
+    """A transaction was used by a task that does not own it, or in a way that could never finish."""
+
+
+class NotOwner(CacheError, RuntimeError):
+    """A lock was released by someone who no longer holds it."""
+
+
+class SettingError(CacheError, ValueError):
+    """A setting has an unknown name or a value of the wrong type or range."""
+
+
+class KeyEncodeError(CacheError, TypeError):
+    """A key cannot be encoded under the configured policies."""
+
+
+class ValueEncodeError(CacheError, TypeError):
+    """A value cannot be encoded under the configured policies."""
+
+
+class KeyTooLarge(CacheError, ValueError):
+    """A key is longer than a stored key may be."""
+
+
+class ValueTooLarge(CacheError, ValueError):
+    """A value would not fit the cache even if everything else were evicted."""
+
+
+class ExpiryError(CacheError, ValueError):
+    """An expiry is NaN, infinite in the wrong direction, or not a number of seconds."""
+
+
+class DecodeError(CacheError, ValueError):
+    """Stored bytes are not what the configured codec writes."""
+
+
+class SignatureError(DecodeError):
+    """An entry that must be authenticated is not, or was authenticated with another secret."""
+
+
+class SecretError(CacheError, ValueError):
+    """The cache was created with another secret than the one given, or needs one and got none."""
+
+
+class DirectoryError(CacheError, OSError):
+    """The cache directory cannot be used."""
+
+    def __init__(self, code: int, message: str, path: str | os.PathLike[str]) -> None:
+        super().__init__(code, message, os.fspath(path))
+
+
+class UnsafeDirectory(DirectoryError):
+    """The cache directory belongs to someone else or can be written by others."""
+
+    def __init__(self, message: str, path: str | os.PathLike[str]) -> None:
+        super().__init__(errno.EPERM, message, path)
+
+
+class DiskFull(CacheError, OSError):
+    """There was no room on the disk; what was stored before is still readable."""
+
+    def __init__(self, message: str, path: str | os.PathLike[str]) -> None:
+        super().__init__(errno.ENOSPC, message, os.fspath(path))
+
+
+class StorageError(CacheError):
+    """The database could not be read or written for a reason that is not a lock, a full disk or corruption."""
+
+
+class ForeignDatabase(StorageError):
+    """The database was not made by this package, or its schema was tampered with."""
+
+
+class DiskCacheDirectory(ForeignDatabase):
+    """The directory was written by DiskCache 5, which this package migrates but never modifies."""
+
+
+class NewerFormat(ForeignDatabase):
+    """The database was written by a newer version of this package."""
+
+
+class CorruptDatabase(StorageError):
+    """The database file is damaged."""
+
+
+class CorruptDatabaseWarning(UserWarning):
+    """A damaged database was left where it is and the cache went on with a new, empty one."""
+
+
+class SignatureWarning(UserWarning):
+    """Entries that should be authenticated are not; they read as misses."""
+
+
+class UnknownFileWarning(UserWarning):
+    """`check` found a file in the cache directory that the cache does not know."""
+
+
+class EmptyDirWarning(UserWarning):
+    """`check` found an empty subdirectory in the cache directory."""

@@ -1,0 +1,223 @@
+"""Value files: large values that live beside the database, one file each.
+
+A row holds a 128-bit id and the path is derived from it (``ab/cd/<28 hex>.val``), so that nothing stored can point
+outside the directory. A file is written whole under its final, unique name before its row is committed and is never
+renamed or rewritten; the row is the commit point. Directories are entered one component at a time with O_NOFOLLOW.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from .errors import DecodeError, DiskFull
+
+SUFFIX = ".val"
+CHUNK = 1 << 20  # bytes read or written at a time, so that no value is held twice
+_ID_NAME = re.compile(r"([0-9a-f]{2})/([0-9a-f]{2})/([0-9a-f]{28})\.val")
+_PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
+_RESERVED = re.compile(r"cache\.(db|gen|lock|\d+\.db)", re.IGNORECASE)
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # NONBLOCK: a planted FIFO must not hang a reader
+
+
+def new_name() -> str:
+    """Return a fresh relative file name made from 128 random bits."""
+    return name_of(os.urandom(16))
+
+
+def name_of(identifier: bytes) -> str:
+    """Return the relative file name of a 16-byte id."""
+    digits = identifier.hex()
+    return f"{digits[:2]}/{digits[2:4]}/{digits[4:]}{SUFFIX}"
+
+
+def to_column(name: str) -> bytes | str:
+    """Return what a row holds for `name`: the id where the name is derived from one, else the name itself."""
+    match = _ID_NAME.fullmatch(name)
+    return bytes.fromhex("".join(match.groups())) if match else checked(name)
+
+
+def from_column(column: object) -> str:
+    """Return the relative file name that a row's `file` column stands for, or raise DecodeError."""
+    if isinstance(column, bytes) and len(column) == 16:
+        return name_of(column)
+    if isinstance(column, str):
+        return checked(column)
+    raise DecodeError(f"file column holds {type(column).__name__}, expected a 16-byte id or a relative name")
+
+
+def checked(name: str) -> str:
+    """Return `name` if it is a plain relative path below the directory that is not one of the cache's own files."""
+    parts = name.split("/")
+    if len(parts) > 8 or not all(_PART.fullmatch(part) for part in parts) or _RESERVED.match(parts[-1]):
+        raise DecodeError(f"file name {name!r} is not a plain relative name below the cache directory")
+    return name
+
+
+def _parent(root: str, parts: list[str], create: bool) -> int:
+    """Open the directory that holds the file, entering each component without following links."""
+    handle = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    for part in parts:
+        try:
+            try:
+                inner = os.open(part, _DIRECTORY, dir_fd=handle)
+            except FileNotFoundError:
+                if not create:
+                    raise
+                _mkdir(part, handle)
+                inner = os.open(part, _DIRECTORY, dir_fd=handle)
+        finally:
+            os.close(handle)
+        handle = inner
+    return handle
+
+
+def _mkdir(part: str, dir_fd: int) -> None:
+    try:
+        os.mkdir(part, 0o700, dir_fd=dir_fd)
+    except FileExistsError:
+        return  # another writer made it; opening it decides whether it is a real directory
+
+
+def create(root: str, name: str) -> int:
+    """Create the value file `name` exclusively (0600) and return its descriptor, open for writing."""
+    *parents, last = checked(name).split("/")
+    for attempt in range(10):
+        try:
+            handle = _parent(root, parents, create=True)
+            try:
+                return os.open(last, _CREATE, 0o600, dir_fd=handle)
+            finally:
+                os.close(handle)
+        except FileNotFoundError:
+            # `remove` took an emptied directory away between mkdir and open; each try needs a new such meeting.
+            if attempt == 9 or not Path(root).is_dir():
+                raise
+    raise AssertionError("unreachable")
+
+
+def write(root: str, name: str, chunks: Iterable[bytes], sync: bool) -> int:
+    """Write a new value file whole and return its size in bytes; on any failure no file is left.
+
+    With `sync` the file and its directory are on stable storage when this returns.
+    Raises DiskFull when there is no room.
+    """
+    descriptor = create(root, name)
+    try:
+        size = 0
+        with open(descriptor, "wb", buffering=0) as writer:
+            for chunk in chunks:
+                size += _write_all(writer.fileno(), chunk)
+            if sync:
+                os.fdatasync(descriptor)
+        if sync:
+            _sync_parents(root, name)
+    except BaseException as error:
+        remove(root, name)
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise DiskFull("no room for a value file; the write was not made", os.path.join(root, name)) from error
+        raise
+    return size
+
+
+def _write_all(descriptor: int, chunk: bytes) -> int:
+    view = memoryview(chunk).cast("B")
+    done = 0
+    while done < len(view):
+        done += os.write(descriptor, view[done : done + CHUNK])
+    return done
+
+
+def _sync_parents(root: str, name: str) -> None:
+    parents = name.split("/")[:-1]
+    for depth in range(len(parents), -1, -1):
+        handle = _parent(root, parents[:depth], create=False)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def open_read(root: str, name: str) -> BinaryIO:
+    """Open a value file for reading; raise FileNotFoundError when it is gone, DecodeError when it is not ours.
+
+    A link, a directory, a device, a second hard link or a file of another owner is refused.
+    """
+    *parents, last = checked(name).split("/")
+    try:
+        handle = _parent(root, parents, create=False)
+        try:
+            descriptor = os.open(last, _READ, dir_fd=handle)
+        finally:
+            os.close(handle)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENXIO):
+            raise DecodeError(f"value file {name!r} in {root!r} is not a regular file") from error
+        raise
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+            raise DecodeError(f"value file {name!r} in {root!r} is not a regular file with one name")
+        return open(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def chunks(reader: BinaryIO) -> Iterator[bytes]:
+    """Yield the rest of `reader` in pieces of `CHUNK` bytes."""
+    while piece := reader.read(CHUNK):
+        yield piece
+
+
+def remove(root: str, name: str) -> None:
+    """Unlink a value file and the directories that it leaves empty; what is already gone is not an error."""
+    *parents, last = checked(name).split("/")
+    try:
+        handle = _parent(root, parents, create=False)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            return
+        raise
+    try:
+        os.unlink(last, dir_fd=handle)
+    except (FileNotFoundError, IsADirectoryError, PermissionError):
+        return
+    finally:
+        os.close(handle)
+    _prune(root, parents)
+
+
+def _prune(root: str, parents: list[str]) -> None:
+    for depth in range(len(parents), 0, -1):
+        handle = None
+        try:
+            handle = _parent(root, parents[: depth - 1], create=False)
+            os.rmdir(parents[depth - 1], dir_fd=handle)
+        except OSError:
+            return  # not empty, or gone already: both are the wished-for end
+        finally:
+            if handle is not None:
+                os.close(handle)
+
+
+def walk(root: str) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield (relative name, lstat) of every file below the first level of `root`, never following links."""
+    for path, directories, names in os.walk(root, followlinks=False):
+        directories.sort()
+        relative = os.path.relpath(path, root)
+        for name in names:
+            inner = name if relative == "." else f"{relative}/{name}"
+            try:
+                yield inner, os.lstat(os.path.join(root, inner))
+            except FileNotFoundError:
+                continue

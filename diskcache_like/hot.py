@@ -1,0 +1,145 @@
+"""The hot layer: entries kept in this process, each valid only while its slot still has the generation it was read at.
+
+A hit takes no lock. Eviction is SIEVE (Zhang et al., "SIEVE is Simpler than LRU", NSDI 2024): a hit sets a mark; the
+hand sweeps from the oldest entry to the newest, clears marks, and removes the first entry without one.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable, Hashable
+from typing import Any
+
+from .coherence.words import Words
+
+OVERHEAD = 350  # bytes that an entry costs beside key and value: objects, dictionary slot, order
+FRACTION = 64  # no value above limit / FRACTION is admitted
+
+
+# An entry as a hit needs it, a plain tuple because it is made with every write and taken apart with every hit:
+#   slots   words of the shard's generations
+#   slot    index of the key's slot
+#   stamp   generation of the slot when the value was read or written; always even
+#   expire  seconds since 1970, or None
+#   value   the value itself if immutable, else its payload
+#   decode  makes a fresh value of the payload for each hit; None for an immutable value
+#   visited SIEVE's mark: a list of one bool, the entry's only mutable part
+#   uses    words of the shard's use marks
+#   header  words of the shard's header
+#   cost    bytes that the entry is charged with
+HotEntry = tuple[Words, int, int, float | None, Any, Callable[[Any], Any] | None, list[bool], Words, Words, int]
+VISITED, COST = 6, 9
+
+
+class HotLayer:
+    """Bounded map from hot key to `HotEntry`.
+
+    `_lock` guards the order, the hand and the size; `entries` is a plain dictionary whose single get and set are
+    atomic, so readers need no lock and at worst see an entry that has just been replaced, whose stamp decides.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.entries: dict[Hashable, HotEntry] = {}
+        self.limit = limit
+        self.admits = limit // FRACTION
+        self.size = 0
+        self._order: list[Hashable] = []
+        self._hand = 0
+        self._lock = threading.Lock()
+        _layers.add(self)
+
+    def put(self, key: Hashable, entry: HotEntry) -> None:
+        """Keep an entry, evicting others until the limit holds; one that is too large is dropped instead."""
+        if entry[COST] > self.admits:
+            self.discard(key)
+            return
+        if not self._lock.acquire(blocking=False):
+            return  # another thread is inserting: not keeping an entry is always right, and nobody waits
+        try:
+            old = self.entries.get(key)
+            self.entries[key] = entry
+            if old is None:
+                self.size += entry[COST]
+                self._order.append(key)
+                if len(self._order) > 2 * len(self.entries) + 64:
+                    self._compact()
+            else:
+                self.size += entry[COST] - old[COST]
+            if self.size > self.limit:
+                self._evict()
+        finally:
+            self._lock.release()
+
+    def discard(self, key: Hashable) -> None:
+        """Forget one entry."""
+        if key in self.entries and self._lock.acquire(blocking=False):
+            try:
+                old = self.entries.pop(key, None)
+                if old is not None:
+                    self.size -= old[COST]
+            finally:
+                self._lock.release()
+
+    def resize(self, limit: int) -> None:
+        """Change the limit, evicting what is above it."""
+        with self._lock:
+            self.limit = limit
+            self.admits = limit // FRACTION
+            self._evict()
+
+    def clear(self) -> None:
+        """Forget everything."""
+        with self._lock:
+            self.entries.clear()
+            self._order.clear()
+            self._hand = 0
+            self.size = 0
+
+    def renew_lock(self) -> None:
+        """Replace the lock; for a forked child, where a thread that no longer exists may have held the old one."""
+        self._lock = threading.Lock()
+        self._order = list(self.entries)
+        self._hand = 0
+        self.size = sum(entry[COST] for entry in self.entries.values())
+
+    def _evict(self) -> None:
+        """Move the hand until the size is within the limit. Keys that were discarded leave holes, which it skips."""
+        entries, order = self.entries, self._order
+        hand = self._hand
+        while self.size > self.limit and entries:
+            if hand >= len(order):
+                self._compact()
+                order, hand = self._order, 0
+            key = order[hand]
+            hand += 1
+            entry = entries.get(key)
+            if entry is None:
+                continue
+            if entry[VISITED][0]:
+                entry[VISITED][0] = False
+                continue
+            order[hand - 1] = _HOLE
+            del entries[key]
+            self.size -= entry[COST]
+        self._hand = hand
+
+    def _compact(self) -> None:
+        """Drop holes and repeated keys, keeping the age order and the hand's place in it."""
+        ahead = dict.fromkeys(key for key in self._order[self._hand :] if key in self.entries)
+        behind = dict.fromkeys(key for key in self._order[: self._hand] if key in self.entries and key not in ahead)
+        self._order = [*behind, *ahead]
+        self._hand = len(behind)
+
+
+_HOLE = object()
+_layers: weakref.WeakSet[HotLayer] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for layer in list(_layers):
+        layer.renew_lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)

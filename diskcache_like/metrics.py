@@ -1,0 +1,20 @@
+"""Counters of what a handle did: hits, misses, and entries that could not be trusted."""
+
+from __future__ import annotations
+
+
+class Metrics:
+    """Counts of one handle in this process.
+
+    They are plain integers: in a build with the global interpreter lock nothing runs between the load and the store of
+    an augmented assignment, and elsewhere a lost count harms nobody.
+    """
+
+    __slots__ = ("damaged", "hits", "misses", "missing_files", "unauthenticated")
+
+    def __init__(self) -> None:
+        self.hits = 0
+        self.misses = 0
+        self.damaged = 0  # entries that did not match their checksum or could not be decoded
+        self.unauthenticated = 0  # entries whose authentication failed or was missing
+        self.missing_files = 0  # rows whose value file was gone

@@ -1,0 +1,110 @@
+"""Settings: their names, defaults, types and ranges, and which of them a cache stores.
+
+Settings given when a cache is opened are that handle's. At creation all of them are stored; later the stored ones are
+changed by `reset` alone. What is read from a database is validated like what a caller gives.
+"""
+
+from __future__ import annotations
+
+import math
+import pickle
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from .errors import SettingError
+from .policies import policy_named
+
+KIB, MIB = 1 << 10, 1 << 20
+
+DEFAULT_SETTINGS: dict[str, Any] = {
+    "statistics": 0,
+    "tag_index": 0,
+    "eviction_policy": "least-recently-stored",
+    "size_limit": 1 << 30,
+    "cull_limit": 10,
+    "durability": "system",
+    "hot_size_limit": 64 * MIB,
+    "sqlite_auto_vacuum": 2,  # incremental; full makes deletes 2.7 times slower
+    "sqlite_cache_size": 1 << 13,  # pages of 4 KiB
+    "sqlite_journal_mode": "wal",
+    "sqlite_mmap_size": 0,  # memory-mapped reads turn a passing I/O error into a signal and gained nothing
+    "sqlite_synchronous": 1,
+    "disk_min_file_size": 32 * KIB,
+    "disk_pickle_protocol": pickle.HIGHEST_PROTOCOL,
+}
+
+HANDLE_ONLY = frozenset({"hot_size_limit"})  # about this process's memory; never stored
+DURABILITY = {"process": 0, "system": 1, "power": 2}  # value of PRAGMA synchronous
+DURABILITY_NAMES = {number: name for name, number in DURABILITY.items()}
+
+
+def _integer(low: int, high: int) -> Callable[[str, object], int]:
+    def check(name: str, value: object) -> int:
+        number = int(value) if isinstance(value, float) and value.is_integer() else value
+        if isinstance(number, str) or not hasattr(number, "__index__") or not low <= int(number) <= high:
+            raise SettingError(f"{name} is {value!r}, expected an integer from {low} to {high}")
+        return int(number)
+
+    return check
+
+
+def _choice(*choices: object) -> Callable[[str, object], object]:
+    def check(name: str, value: object) -> object:
+        folded = value.lower() if isinstance(value, str) else value
+        if folded not in choices:
+            raise SettingError(f"{name} is {value!r}, expected one of {', '.join(map(repr, choices))}")
+        return folded
+
+    return check
+
+
+def _policy(name: str, value: object) -> str:
+    return policy_named(value).name
+
+
+_CHECKS: dict[str, Callable[[str, object], Any]] = {
+    "statistics": _integer(0, 1),
+    "tag_index": _integer(0, 1),
+    "eviction_policy": _policy,
+    "size_limit": _integer(0, 1 << 62),
+    "cull_limit": _integer(0, 1 << 31),
+    "durability": _choice(*DURABILITY),
+    "hot_size_limit": _integer(0, 1 << 50),
+    "sqlite_auto_vacuum": _integer(0, 2),
+    "sqlite_cache_size": _integer(-(1 << 31), 1 << 31),
+    "sqlite_journal_mode": _choice("wal", "delete"),
+    "sqlite_mmap_size": _integer(0, 1 << 46),
+    "sqlite_synchronous": _integer(0, 2),
+    "disk_min_file_size": _integer(0, 1 << 40),
+    "disk_pickle_protocol": _integer(0, pickle.HIGHEST_PROTOCOL),
+}
+
+
+def checked(name: str, value: object) -> Any:
+    """Return the setting's value in its stored form, or raise SettingError that names what was expected."""
+    check = _CHECKS.get(name)
+    if check is not None:
+        return check(name, value)
+    if name.startswith("disk_"):
+        return _disk_setting(name, value)
+    raise SettingError(f"unknown setting {name!r}, expected one of {', '.join(_CHECKS)} or disk_*")
+
+
+def _disk_setting(name: str, value: object) -> object:
+    """Accept the plain values that an argument of a Disk subclass may have."""
+    plain = value is None or isinstance(value, bool | int | float | str)
+    if not plain or (isinstance(value, float) and math.isnan(value)):
+        raise SettingError(f"{name} is {value!r}, expected None, a number or a string")
+    return value
+
+
+def checked_all(settings: Mapping[str, object]) -> dict[str, Any]:
+    """Return all settings validated, with `sqlite_synchronous` and `durability` made to agree."""
+    result = {name: checked(name, value) for name, value in settings.items()}
+    if "durability" in result:
+        result["sqlite_synchronous"] = DURABILITY[result["durability"]]
+    elif "sqlite_synchronous" in result:
+        result["durability"] = DURABILITY_NAMES[result["sqlite_synchronous"]]
+    if result.get("sqlite_mmap_size"):
+        result["sqlite_mmap_size"] = 0
+    return result

@@ -1,0 +1,137 @@
+"""Check: compare database, value files and totals; mend what is wrong when asked.
+
+Reads go in pages without a lock; every mend is made under the write lock after a second look, so that a check may run
+beside writers.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from .. import files
+from ..errors import DecodeError, EmptyDirWarning, UnknownFileWarning
+from . import room
+from . import statements as sql
+
+if TYPE_CHECKING:
+    from .store import Store
+
+PAGE = 256
+_OWN = re.compile(r"cache\.(\d+\.)?(db|gen|lock)(-wal|-shm|-journal)?")
+CheckRecord = Callable[["Store", bytes, bytes], None]
+
+
+def check_store(store: Store, check_record: CheckRecord, fix: bool, timeout: float | None) -> list[warnings.WarningMessage]:
+    """Return a list of warnings about one shard; with `fix`, mend what they say."""
+    found = _Findings()
+    for (message,) in store.select(sql.INTEGRITY_CHECK):
+        if message != "ok":
+            found.add(f"{store.path}: {message}")
+    _check_rows(store, check_record, fix, timeout, found)
+    _check_files(store, fix, timeout, found)
+    _check_directories(store, fix, found)
+    _check_totals(store, fix, timeout, found)
+    if fix:
+        with store.locked(timeout) as locked:
+            if locked:
+                room.flush_trash(store, everything=True)
+                room.vacuum(store)
+    return found.warnings
+
+
+class _Findings:
+    """Collect warnings as objects, whatever the warning filters say."""
+
+    def __init__(self) -> None:
+        self.warnings: list[warnings.WarningMessage] = []
+
+    def add(self, message: str, category: type[Warning] = UserWarning) -> None:
+        self.warnings.append(warnings.WarningMessage(category(message), category, __file__, 0))
+
+
+def _check_rows(store: Store, check_record: CheckRecord, fix: bool, timeout: float | None, found: _Findings) -> None:
+    """Verify each row's record and file, and that its columns say what the record says."""
+    position = -(1 << 63)
+    while rows := store.select(sql.PAGE_ROWS, (position, PAGE)):
+        position = rows[-1][0]
+        for h, stored, *_, blob in rows:
+            problem = _problem(store, check_record, stored, blob)
+            if problem is None or _problem_now(store, check_record, h) is None:
+                continue
+            found.add(f"entry {h} in {store.path}: {problem}")
+            if fix:
+                with store.locked(timeout) as locked:
+                    room.delete_rows(store, [h], locked)
+
+
+def _problem(store: Store, check_record: CheckRecord, stored: object, blob: object) -> str | None:
+    if not isinstance(stored, bytes) or not isinstance(blob, bytes):
+        return "key or record is not a BLOB"
+    try:
+        check_record(store, stored, blob)
+    except FileNotFoundError:
+        return "file not found"
+    except (DecodeError, OSError) as error:
+        return str(error)
+    return None
+
+
+def _problem_now(store: Store, check_record: CheckRecord, h: int) -> str | None:
+    """Look again: the row may have been replaced since its page was read."""
+    rows = store.select(sql.PAGE_ROWS, (h - 1, 1))
+    if not rows or rows[0][0] != h:
+        return None
+    return _problem(store, check_record, rows[0][1], rows[0][-1])
+
+
+def _check_files(store: Store, fix: bool, timeout: float | None, found: _Findings) -> None:
+    """Report files that neither a row nor the trash knows; those of other shards and children are not looked at."""
+    for name, _ in list(_own_files(store)):
+        if _is_known(store, name):
+            continue
+        with store.locked(timeout):  # a writer may have made the file and not yet its row
+            if _is_known(store, name):
+                continue
+        found.add(f"unknown file: {os.path.join(store.directory, name)}", UnknownFileWarning)
+        if fix:
+            os.unlink(os.path.join(store.directory, name))
+
+
+def _own_files(store: Store) -> list[tuple[str, os.stat_result]]:
+    shard = re.compile(r"(\d{3}|cache|deque|index)/")
+    return [
+        (name, status)
+        for name, status in files.walk(store.directory)
+        if not _OWN.fullmatch(name) and not shard.match(name)
+    ]
+
+
+def _is_known(store: Store, name: str) -> bool:
+    try:
+        column = files.to_column(name)
+    except DecodeError:
+        return False
+    return bool(store.select(sql.KNOWN_FILE, (column,)))
+
+
+def _check_directories(store: Store, fix: bool, found: _Findings) -> None:
+    for path, directories, names in os.walk(store.directory, topdown=False, followlinks=False):
+        if not directories and not names and path != store.directory:
+            found.add(f"empty directory: {path}", EmptyDirWarning)
+            if fix:
+                os.rmdir(path)
+
+
+def _check_totals(store: Store, fix: bool, timeout: float | None, found: _Findings) -> None:
+    with store.locked(timeout):
+        ((count, size, _),) = store.select_writer(sql.TOTALS)
+        ((real_count, real_size),) = store.select_writer(sql.REAL_TOTALS)
+        if (count, size) == (real_count, real_size):
+            return
+        found.add(f"{store.path}: totals say {count} entries and {size} bytes in files, not {real_count} and {real_size}")
+        if fix:
+            store.set_totals(real_count, real_size)

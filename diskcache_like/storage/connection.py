@@ -1,0 +1,190 @@
+"""Connections: how one is opened, the bounded pool of readers, and SQLite's errors in our words.
+
+Foreign errors are mapped here and nowhere else, by code and never by text.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sqlite3
+import threading
+from collections import deque
+from typing import Any
+
+from ..errors import CacheError, CorruptDatabase, DirectoryError, DiskFull, StorageError, Timeout
+
+CACHED_STATEMENTS = 64  # more than there are statements in this package, so that each is prepared once
+JOURNAL_SIZE_LIMIT = 16 << 20  # bytes the -wal file keeps after a reset
+PAGE_SIZE = 4096
+MAX_READERS = 8
+READER_CACHE_KIB = 4096
+
+_CORRUPT = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+_FULL = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE, sqlite3.SQLITE_IOERR_SHMOPEN})
+_READ_ONLY = frozenset({sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM})
+
+
+def mapped(error: sqlite3.Error, path: str) -> CacheError:
+    """Return the package's error for an error of SQLite."""
+    extended = getattr(error, "sqlite_errorcode", None) or 0
+    code = extended & 0xFF
+    text = f"{path!r}: {error}"
+    if code in _CORRUPT or extended == sqlite3.SQLITE_IOERR_SHORT_READ:
+        return CorruptDatabase(text)
+    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return Timeout(f"{path!r} is locked by a program that does not use the cache's own lock ({error})")
+    if code == sqlite3.SQLITE_FULL or extended in _FULL:
+        return DiskFull(f"no room on the disk ({error}); the write was not made, what is stored stays readable", path)
+    if code in _READ_ONLY:
+        return DirectoryError(errno.EACCES, f"the database cannot be opened or written ({error})", path)
+    return StorageError(text)
+
+
+def connect(path: str, settings: dict[str, Any], timeout: float, reader: bool = False) -> sqlite3.Connection:
+    """Open a connection with the pragmas that every connection to a cache has.
+
+    `timeout` (seconds) bounds the wait for locks that are not ours, such as a foreign program's.
+    """
+    connection = sqlite3.connect(
+        path,
+        timeout=min(timeout, 60.0),
+        isolation_level=None,
+        check_same_thread=False,  # the pool and the write lock give a connection to one thread at a time
+        cached_statements=CACHED_STATEMENTS,
+    )
+    try:
+        for statement in _pragmas(settings, reader):
+            connection.execute(statement).fetchall()
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _pragmas(settings: dict[str, Any], reader: bool) -> tuple[str, ...]:
+    cache_size = settings["sqlite_cache_size"]
+    if reader and cache_size > READER_CACHE_KIB // 4:
+        cache_size = -READER_CACHE_KIB  # a pool of readers shall not multiply the writer's memory
+    return (
+        "PRAGMA trusted_schema = OFF",
+        "PRAGMA cell_size_check = ON",
+        "PRAGMA mmap_size = 0",
+        "PRAGMA temp_store = MEMORY",
+        "PRAGMA secure_delete = OFF",
+        "PRAGMA wal_autocheckpoint = 0",  # checkpoints are explicit, after the slots are settled, under the write lock
+        f"PRAGMA journal_size_limit = {JOURNAL_SIZE_LIMIT}",
+        f"PRAGMA synchronous = {settings['sqlite_synchronous']}",
+        f"PRAGMA cache_size = {cache_size}",
+    )
+
+
+def prepare_file(path: str, settings: dict[str, Any], timeout: float) -> sqlite3.Connection:
+    """Create the database file (0600) if it is missing and return a connection in the configured journal mode.
+
+    The caller holds the write lock. Creating with O_EXCL is the one time that the file is opened by path: no other
+    connection of this process can exist to a file that did not, so closing the descriptor drops nobody's locks.
+    """
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+    except FileExistsError:
+        pass
+    connection = connect(path, settings, timeout)
+    try:
+        connection.execute(f"PRAGMA page_size = {PAGE_SIZE}")
+        connection.execute(f"PRAGMA auto_vacuum = {settings['sqlite_auto_vacuum']}")
+        connection.execute(f"PRAGMA journal_mode = {settings['sqlite_journal_mode']}").fetchall()
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+class ReaderPool:
+    """At most `MAX_READERS` reading connections, handed to one thread at a time, most recently used first."""
+
+    def __init__(self, path: str, settings: dict[str, Any], timeout: float, first: sqlite3.Connection) -> None:
+        self._path = path
+        self._settings = settings
+        self._timeout = timeout
+        # append and pop of a deque are atomic: the uncontended path takes no lock
+        self.free: deque[sqlite3.Cursor] = deque([first.cursor()])
+        self._room = threading.Condition(threading.Lock())  # guards _made, _waiting and _closed
+        self._made = 1
+        self._waiting = 0
+        self._closed = False
+        self.watched = False  # someone waits for a connection, or the pool is closed: call `settle` after a give
+
+    def take(self) -> sqlite3.Cursor:
+        """Return a cursor on a connection that nobody else uses until it is given back.
+
+        The quick way, spelled out where it matters: ``free.pop()``, and ``take`` when that is empty.
+        """
+        try:
+            return self.free.pop()
+        except IndexError:
+            return self._make_or_wait()
+
+    def _make_or_wait(self) -> sqlite3.Cursor:
+        with self._room:
+            while self._made >= MAX_READERS:
+                self._waiting += 1
+                self.watched = True
+                try:
+                    if self.free:
+                        return self.free.pop()
+                    # A reader holds its connection for one statement; the slice only guards against a lost wake-up
+                    # between the unlocked append in `give` and the count above.
+                    self._room.wait(0.01)
+                except IndexError:
+                    continue
+                finally:
+                    self._waiting -= 1
+                    self.watched = self._waiting > 0 or self._closed
+            self._made += 1
+        try:
+            return connect(self._path, self._settings, self._timeout, reader=True).cursor()
+        except BaseException:
+            with self._room:
+                self._made -= 1
+                self._room.notify()
+            raise
+
+    def give(self, cursor: sqlite3.Cursor) -> None:
+        """Give a cursor back; its statement has run to the end, so no read transaction stays open."""
+        self.free.append(cursor)
+        if self.watched:
+            self.settle()
+
+    def settle(self) -> None:
+        """Wake a thread that waits for a connection; in a closed pool, close what was given back."""
+        if self._closed:
+            self.close()
+        with self._room:
+            self._room.notify()
+
+    def discard(self, cursor: sqlite3.Cursor) -> None:
+        """Close a connection that met an error instead of giving it back."""
+        cursor.connection.close()
+        with self._room:
+            self._made -= 1
+            self._room.notify()
+
+    def close(self) -> None:
+        """Close the connections that are free now, and those in use when they are given back."""
+        with self._room:
+            self._closed = True
+            self.watched = True
+        while self.free:
+            try:
+                cursor = self.free.pop()
+            except IndexError:
+                break
+            cursor.connection.close()
+            with self._room:
+                self._made -= 1
+                self._room.notify()
+
+    def connections(self) -> list[sqlite3.Connection]:
+        """Return the connections that are free now; a forked child keeps them from ever being closed."""
+        return [cursor.connection for cursor in self.free]

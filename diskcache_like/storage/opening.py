@@ -1,0 +1,310 @@
+"""Opening a shard: find it, make it, repair what a crash or a stranger left, set a damaged database aside.
+
+Opening a sound shard takes no lock and writes nothing. Everything else happens under the shard's write lock, after a
+second look, so that of several processes that come at once one does the work.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sqlite3
+import threading
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..coherence.generations import GenerationFile, Header, boot_stamp
+from ..coherence.lock import WriteLock
+from ..coherence.words import Implementation
+from ..errors import CacheError, CorruptDatabase, CorruptDatabaseWarning, ForeignDatabase
+from ..settings import DEFAULT_SETTINGS, HANDLE_ONLY, checked, checked_all
+from . import schema
+from . import statements as sql
+from .connection import connect, mapped, prepare_file
+
+if TYPE_CHECKING:
+    from .store import Store
+
+DATABASE, GENERATIONS, LOCK = "cache.db", "cache.gen", "cache.lock"
+_NUMBERED = re.compile(r"cache\.(\d{1,9})\.db")
+NO_EXPIRE = (1 << 63) - 1
+
+# What a database says about itself beside the settings: name -> accepted type.
+IDENTITY: dict[str, type] = {"modulus": int, "shards": int, "codec": str, "key_check": bytes, "displaced": int}
+
+_kept: list[object] = []
+
+
+@dataclass
+class Config:
+    """What a handle was opened with; shared by its shards."""
+
+    given: dict[str, Any]
+    identity: dict[str, Any]  # for a database that is made now
+    timeout: float
+    clock: Callable[[], float]
+    implementation: Implementation
+    slots: int = 1 << 16
+    recover: bool = True  # set a corrupt database aside and go on empty, instead of raising
+    shared: bool = False  # files may belong to, and be written by, others
+    claimed: Callable[[], None] = field(default=lambda: None)  # called under the lock before a database is made
+    on_write: Callable[[Store], None] | None = None  # called with the lock held when it was taken for a write
+
+
+class Opened(NamedTuple):
+    """A shard that is ready: its mapped generations, effective settings, database path and epoch."""
+
+    generations: GenerationFile
+    settings: dict[str, Any]
+    identity: dict[str, Any]
+    path: str
+    epoch: int
+    connection: sqlite3.Connection
+
+
+# One opening at a time in a process, so that two threads never open the same store twice. A forked child gets a new
+# mutex, because a thread that does not exist there may have held the old one.
+_mutex = threading.RLock()
+
+
+def mutex() -> threading.RLock:
+    """Return the lock that guards opening and reopening of stores in this process."""
+    return _mutex
+
+
+def _renew_mutex() -> None:
+    global _mutex
+    _mutex = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew_mutex)
+
+
+def new_lock(directory: str, config: Config) -> WriteLock:
+    """Return the write lock of a shard's directory, for this process."""
+    return WriteLock(os.path.join(directory, LOCK), shared=config.shared)
+
+
+def keep_for_ever(*inherited: object) -> None:
+    """Hold what a forked child inherited, so that it is never closed there."""
+    _kept.extend(inherited)
+
+
+def database_path(directory: str, epoch: int) -> str:
+    """Return the path of the database with that number."""
+    return os.path.join(directory, f"cache.{epoch}.db" if epoch else DATABASE)
+
+
+def newest_epoch(directory: str) -> int:
+    """Return the highest number of a database in the directory, 0 if there is none."""
+    numbers = (_NUMBERED.fullmatch(name) for name in os.listdir(directory))
+    return max((int(match[1]) for match in numbers if match), default=0)
+
+
+def open_shard(store: Store) -> Opened:
+    """Return the shard of `store.directory`, made or repaired first where that is needed."""
+    config = store.config
+    generations = _existing(store)
+    for _ in range(3):
+        if generations is None or not generations.is_current_boot():
+            generations = _under_lock(store)
+        epoch = generations.header[Header.EPOCH]
+        path = database_path(store.directory, epoch)
+        try:
+            connection = connect(path, {**DEFAULT_SETTINGS, **config.given}, config.timeout, reader=True)
+            identity, stored = _read_verified(connection, path)
+        except sqlite3.Error as error:
+            generations = _after_failure(store, generations, epoch, mapped(error, path))
+            continue
+        settings = {**DEFAULT_SETTINGS, **stored, **config.given}
+        store.attach_lock(generations)
+        return Opened(generations, settings, identity, path, epoch, connection)
+    raise CorruptDatabase(f"{store.directory!r}: three databases in a row could not be opened")
+
+
+def words_of(config: Config) -> Implementation:
+    """Return how generations are accessed; without a hot layer they are still written for the other processes."""
+    return "python" if config.implementation == "off" else config.implementation
+
+
+def _existing(store: Store) -> GenerationFile | None:
+    return GenerationFile.open_existing(
+        _generation_path(store), words_of(store.config), shared=store.config.shared
+    )
+
+
+def _generation_path(store: Store) -> str:
+    return os.path.join(store.directory, GENERATIONS)
+
+
+def _after_failure(store: Store, generations: GenerationFile, epoch: int, problem: CacheError) -> GenerationFile | None:
+    """Set a corrupt database aside, make a missing one; raise for every other failure."""
+    if not os.path.exists(database_path(store.directory, epoch)):
+        return _under_lock(store)
+    if not isinstance(problem, CorruptDatabase) or not store.config.recover:
+        raise problem
+    store.lock.acquire(store.config.timeout)
+    try:
+        _next_database(store, generations, epoch, problem, {**store.config.given}, store.config.identity)
+    finally:
+        store.lock.release()
+    return generations
+
+
+def _read_verified(connection: sqlite3.Connection, path: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    try:
+        if schema.verify(connection, path) < schema.VERSION:
+            raise ForeignDatabase(f"{path!r} has an older format and could not be migrated")
+        return read_settings(connection, path)
+    except BaseException:
+        connection.close()
+        raise
+
+
+def read_settings(connection: sqlite3.Connection, path: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return (identity, settings) as stored, every value checked by type and range."""
+    identity: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
+    for name, value in connection.execute(sql.SELECT_SETTINGS).fetchall():
+        if name in IDENTITY:
+            if type(value) is not IDENTITY[name]:
+                raise ForeignDatabase(f"{path!r}: setting {name!r} holds a {type(value).__name__}")
+            identity[name] = value
+        elif isinstance(name, str) and name not in HANDLE_ONLY:
+            settings[name] = checked(name, value)
+    if not 1 << 20 <= identity.get("modulus", 0) < 1 << 61:
+        raise ForeignDatabase(f"{path!r}: setting 'modulus' is missing or out of range")
+    return identity, checked_all(settings)
+
+
+def _under_lock(store: Store) -> GenerationFile:
+    """Make or repair the shard under its write lock and return the generations."""
+    store.lock.acquire(store.config.timeout)
+    try:
+        generations = _existing(store)
+        epoch = generations.header[Header.EPOCH] if generations else newest_epoch(store.directory)
+        path = database_path(store.directory, epoch)
+        tick, displaced = _ensure_database(store, path)
+        if generations is None:
+            generations = GenerationFile.create(
+                _generation_path(store),
+                store.config.slots,
+                words_of(store.config),
+                epoch=epoch,
+                shared=store.config.shared,
+            )
+        _renew(generations, tick, displaced)
+        return generations
+    finally:
+        store.lock.release()
+
+
+def _ensure_database(store: Store, path: str) -> tuple[int, int]:
+    """Make the database if it is missing or empty, migrate it if it is old.
+
+    Returns its highest sequence number, and whether keys may live beside their home place.
+    """
+    config = store.config
+    if not os.path.exists(path):
+        config.claimed()
+    settings = {**DEFAULT_SETTINGS, **config.given}
+    try:
+        existed = os.path.exists(path) and os.stat(path).st_size > 0
+        opener = connect if existed else prepare_file
+        connection = opener(path, settings, config.timeout)
+        try:
+            if schema.is_empty(connection):
+                schema.create(connection, {**_storable(settings), **config.identity})
+            version = schema.verify(connection, path)
+            if version < schema.VERSION:
+                schema.migrate(connection, path, version)
+            identity, _ = read_settings(connection, path)
+            return int(connection.execute(sql.MAX_SEQ).fetchone()[0] or 0), identity.get("displaced", 0)
+        finally:
+            connection.close()
+    except sqlite3.Error as error:
+        problem = mapped(error, path)
+        if isinstance(problem, CorruptDatabase):
+            return 0, 1  # the generations are made all the same; opening then sets the database aside through them
+        raise problem from error
+
+
+def _storable(settings: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in settings.items() if name not in HANDLE_ONLY}
+
+
+def _renew(generations: GenerationFile, tick: int, displaced: int) -> None:
+    """Bring the header in line with the database after a reboot, a repair or at creation; the lock is held.
+
+    Every slot gets a new even number: whatever a crash left odd or unwritten is settled, and no stamp of before counts.
+    """
+    header = generations.header
+    tick = max(header[Header.TICK], tick) + 1
+    header[Header.TICK] = tick
+    header[Header.NEXT_EXPIRE] = 0  # the next write looks for the real one
+    header[Header.MARK] = 0
+    header[Header.CHECKPOINTED] = header[Header.WRITTEN]
+    header[Header.FILES] = 1
+    header[Header.DISPLACED] = displaced
+    generations.begin_all(tick)
+    generations.settle_all(tick)
+    header[Header.BOOT] = boot_stamp()
+
+
+def set_aside(store: Store, problem: CacheError) -> None:
+    """Leave a corrupt database where it is and go on with the next numbered one, once for all processes.
+
+    Renaming or unlinking would leave other holders writing into a file that nobody reads any more.
+    """
+    store.lock.acquire(store.config.timeout)
+    try:
+        if store.header[Header.EPOCH] == store.epoch:
+            stored = {name: value for name, value in store.settings.items() if name not in HANDLE_ONLY}
+            _next_database(store, store.generations, store.epoch, problem, stored, store.identity)
+    finally:
+        store.lock.release()
+    store.follow()
+
+
+def _next_database(
+    store: Store,
+    generations: GenerationFile,
+    epoch: int,
+    problem: CacheError,
+    settings: dict[str, Any],
+    identity: dict[str, Any],
+) -> None:
+    """Make the next database and point the header at it; the write lock is held."""
+    header = generations.header
+    if header[Header.EPOCH] != epoch:
+        return  # another process was first
+    following = max(epoch, newest_epoch(store.directory)) + 1
+    path = database_path(store.directory, following)
+    settings = {**DEFAULT_SETTINGS, **settings}
+    connection = prepare_file(path, settings, store.config.timeout)
+    try:
+        schema.create(connection, {**_storable(settings), **identity})
+    finally:
+        connection.close()
+    tick = header[Header.TICK] + 1
+    header[Header.TICK] = tick
+    generations.begin_all(tick)
+    header[Header.EPOCH] = following  # from here on every operation of every process follows to the new database
+    header[Header.NEXT_EXPIRE] = NO_EXPIRE
+    header[Header.MARK] = 0
+    generations.settle_all(tick)
+    warnings.warn(
+        f"{problem}; the database stays where it is and the cache goes on empty in {path!r}",
+        CorruptDatabaseWarning,
+        stacklevel=2,
+    )
+
+
+def prime_below(number: int) -> int:
+    """Return the largest prime that is not above `number` (at least 2)."""
+    for candidate in range(number, 2, -1):
+        if all(candidate % divisor for divisor in range(2, int(candidate**0.5) + 1)):
+            return candidate
+    return 2

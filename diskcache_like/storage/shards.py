@@ -1,0 +1,206 @@
+"""Shards: which store holds this key, and how the stores of one cache are laid out on disk.
+
+One shard lives in the cache directory itself, several in ``000``, ``001``, … below it. The stored count wins: a
+directory is opened with the shards that it was made with, whatever the caller asks for.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sqlite3
+import stat
+from dataclasses import replace
+from typing import Any
+
+from ..coherence.lock import WriteLock
+from ..disk import Disk
+from ..errors import CacheError, DirectoryError, SecretError, SettingError, UnsafeDirectory
+from ..keys import new_modulus
+from . import schema
+from .connection import connect
+from .opening import DATABASE, GENERATIONS, LOCK, Config, database_path, newest_epoch, read_settings
+from .store import Store
+
+MAX_SHARDS = 999
+_SHARD_PRIME = 1_000_003  # keys with regular hashes still spread over the shards
+
+
+class _LayoutChanged(Exception):
+    """Another process made the other kind of layout in the meantime."""
+
+
+def ensure_directory(path: str, shared: bool) -> None:
+    """Make the directory (0700) if it is missing and refuse one that others could tamper with.
+
+    Raises DirectoryError for what is not a usable directory and UnsafeDirectory for a foreign or writable one, unless
+    `shared`.
+    """
+    try:
+        os.makedirs(path, 0o700, exist_ok=True)
+    except FileExistsError as error:
+        raise DirectoryError(errno.ENOTDIR, "the cache directory is a file; choose another path", path) from error
+    except NotADirectoryError as error:
+        raise DirectoryError(errno.ENOTDIR, "a parent of the cache directory is a file", path) from error
+    except OSError as error:
+        raise DirectoryError(
+            error.errno or errno.EIO, f"cannot make the cache directory ({error.strerror})", path
+        ) from error
+    status = os.stat(path)
+    if not shared:
+        _refuse_unsafe(path, status)
+    if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
+        raise DirectoryError(errno.EACCES, "the cache directory must be readable and writable for this user", path)
+
+
+def _refuse_unsafe(path: str, status: os.stat_result) -> None:
+    if status.st_uid != os.geteuid():
+        raise UnsafeDirectory(f"the cache directory belongs to user {status.st_uid}; pass shared=True to use it", path)
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise UnsafeDirectory(
+            f"the cache directory can be written by others (mode {stat.S_IMODE(status.st_mode):04o}); "
+            "chmod it to 0700 or pass shared=True",
+            path,
+        )
+
+
+class Shards:
+    """The stores of one cache."""
+
+    def __init__(self, directory: str, wanted: int, config: Config, disk: type[Disk]) -> None:
+        if type(wanted) is not int or not 1 <= wanted <= MAX_SHARDS:
+            raise SettingError(f"shards is {wanted!r}, expected an integer from 1 to {MAX_SHARDS}")
+        self.directory = directory
+        self._config = config
+        config.identity.setdefault("codec", disk.codec_name())
+        for _ in range(10):
+            try:
+                self.stores = self._open(wanted)
+                break
+            except _LayoutChanged:
+                continue
+        else:
+            raise DirectoryError(errno.EBUSY, "two layouts are being made at once", directory)
+        identity = self.stores[0].identity
+        self.modulus: int = identity["modulus"]
+        self._compare(identity)
+        for store in self.stores:
+            store.disk = disk(store.directory, **_disk_arguments(store.settings))
+
+    def _open(self, wanted: int) -> list[Store]:
+        layout = self._stored_layout()
+        if layout is None:
+            layout = self._claim(wanted)
+        identity = self._config.identity
+        identity.setdefault("modulus", self._known_modulus() or new_modulus())
+        identity["shards"] = layout
+        if layout == 1:
+            return [Store(self.directory, replace(self._config, claimed=self._refuse_other_layout))]
+        stores: list[Store] = []
+        try:
+            for number in range(layout):
+                path = self._path(number)
+                os.makedirs(path, 0o700, exist_ok=True)
+                stores.append(Store(path, self._config))
+                identity["modulus"] = stores[0].identity["modulus"]
+        except BaseException:
+            for store in stores:
+                store.close(0)
+            raise
+        return stores
+
+    def _path(self, number: int) -> str:
+        return os.path.join(self.directory, f"{number:03d}")
+
+    def _stored_layout(self) -> int | None:
+        """Return the number of shards that the directory was made with, None where there is no cache yet."""
+        if any(os.path.exists(os.path.join(self.directory, name)) for name in (DATABASE, GENERATIONS)):
+            return 1
+        present = [number for number in range(MAX_SHARDS) if os.path.isdir(self._path(number))]
+        if not present or not any(os.path.exists(os.path.join(self._path(n), DATABASE)) for n in present):
+            return None
+        for number in present:
+            identity = _peek(self._path(number))
+            if identity is not None and "shards" in identity:
+                return int(identity["shards"])
+        return len(present)
+
+    def _known_modulus(self) -> int | None:
+        """Return the modulus of the first shard that can be read: the others must share it."""
+        for number in range(MAX_SHARDS):
+            if not os.path.isdir(self._path(number)):
+                return None
+            identity = _peek(self._path(number))
+            if identity is not None:
+                return int(identity["modulus"])
+        return None
+
+    def _claim(self, wanted: int) -> int:
+        """Decide the layout of a new cache. The directory's lock makes it one process's decision."""
+        if wanted == 1:
+            return 1
+        lock = WriteLock(os.path.join(self.directory, LOCK))
+        lock.acquire(self._config.timeout)
+        try:
+            layout = self._stored_layout()
+            if layout is None:
+                layout = wanted
+                os.makedirs(self._path(0), 0o700, exist_ok=True)
+                identity = {**self._config.identity, "shards": wanted, "modulus": new_modulus()}
+                Store(self._path(0), replace(self._config, identity=identity)).close(0)
+            return layout
+        finally:
+            lock.release()
+            lock.close()
+
+    def _refuse_other_layout(self) -> None:
+        if os.path.exists(os.path.join(self._path(0), DATABASE)):
+            raise _LayoutChanged
+
+    def _compare(self, identity: dict[str, Any]) -> None:
+        """Refuse a handle whose codec or secret is not the cache's."""
+        given = self._config.identity
+        stored, asked = identity.get("codec"), given["codec"]
+        problem: CacheError | None = None
+        if stored != asked:
+            problem = SettingError(
+                f"{self.directory!r} was made with codec {stored!r} and opened with {asked!r}: pass the same disk class"
+            )
+        elif identity.get("key_check") != given.get("key_check"):
+            hint = "it was made without one" if "key_check" not in identity else "it was made with another"
+            if "key_check" not in given:
+                hint = "it needs one: pass secret= or set DISKCACHE_LIKE_SECRET"
+            problem = SecretError(f"{self.directory!r} cannot be opened with this secret; {hint}")
+        if problem is not None:
+            self.close(None)
+            raise problem
+
+    def of(self, h: int) -> Store:
+        """Return the store that holds the key with this hash."""
+        stores = self.stores
+        return stores[0] if len(stores) == 1 else stores[h % _SHARD_PRIME % len(stores)]
+
+    def close(self, timeout: float | None) -> None:
+        """Close every store."""
+        for store in self.stores:
+            store.close(timeout)
+
+
+def _disk_arguments(settings: dict[str, Any]) -> dict[str, Any]:
+    return {name[5:]: value for name, value in settings.items() if name.startswith("disk_")}
+
+
+def _peek(directory: str) -> dict[str, Any] | None:
+    """Return the identity of the newest readable database of a shard, None if it cannot be read."""
+    try:
+        path = database_path(directory, newest_epoch(directory))
+        if not os.path.exists(path):
+            return None
+        connection = connect(path, {"sqlite_cache_size": 10, "sqlite_synchronous": 1}, 1.0)
+        try:
+            schema.verify(connection, path)
+            return read_settings(connection, path)[0]
+        finally:
+            connection.close()
+    except (sqlite3.Error, CacheError, OSError):
+        return None

@@ -1,0 +1,64 @@
+"""The SQL of the data path as named constants; each text is constant, so each is prepared once per connection."""
+
+from __future__ import annotations
+
+# -- one entry ---------------------------------------------------------------------------------------------------
+SELECT_V = "SELECT v FROM entry WHERE h = ?"
+# A key whose home `h` is taken by another key lives in one of the three places after it (schema: h is a multiple of 4).
+SELECT_PROBES = "SELECT h, k, v FROM entry WHERE h BETWEEN ?1 AND ?1 + 3 ORDER BY h"
+SELECT_SPELLED = "SELECT h, k, spelling, v, queue, num FROM entry WHERE h BETWEEN ?1 AND ?1 + 3"
+UPSERT_PLAIN = """INSERT INTO entry (h, k, seq, rank, v) VALUES (?1, ?2, ?3, ?3, ?4)
+    ON CONFLICT (h) DO UPDATE SET rank = excluded.rank, base = 0, expire = NULL, tag = NULL, size = 0, file = NULL,
+    spelling = NULL, v = excluded.v WHERE k = excluded.k"""
+UPSERT = """INSERT INTO entry (h, k, seq, rank, base, expire, tag, size, file, spelling, v)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    ON CONFLICT (h) DO UPDATE SET rank = excluded.rank, base = excluded.base, expire = excluded.expire,
+    tag = excluded.tag, size = excluded.size, file = excluded.file, spelling = excluded.spelling, v = excluded.v
+    WHERE k = excluded.k"""
+UPDATE_EXPIRE = "UPDATE entry SET expire = ?, v = ? WHERE h = ?"
+SET_QUEUE = "UPDATE entry SET queue = ?, num = ? WHERE h = ?"
+DELETE = "DELETE FROM entry WHERE h = ? AND k = ? AND (expire IS NULL OR expire > ?)"
+DELETE_H = "DELETE FROM entry WHERE h = ?"
+
+# -- many entries ------------------------------------------------------------------------------------------------
+MANY = 100  # keys per statement; a shorter batch repeats its last key, so that one text serves every size
+SELECT_MANY = f"SELECT h, v FROM entry WHERE h IN ({', '.join('?' * MANY)})"
+PAGE_ASCENDING = "SELECT seq, h, k, spelling FROM entry WHERE seq > ? AND seq <= ? ORDER BY seq LIMIT ?"
+PAGE_DESCENDING = "SELECT seq, h, k, spelling FROM entry WHERE seq < ? AND seq <= ? ORDER BY seq DESC LIMIT ?"
+PAGE_ROWS = "SELECT h, k, seq, expire, tag, size, file, spelling, v FROM entry WHERE h > ? ORDER BY h LIMIT ?"
+FIRST = "SELECT h, k, spelling, v FROM entry ORDER BY seq LIMIT 1"
+LAST = "SELECT h, k, spelling, v FROM entry ORDER BY seq DESC LIMIT 1"
+QUEUE_FIRST = "SELECT h, k, num, v FROM entry WHERE queue = ? ORDER BY num LIMIT 1"
+QUEUE_LAST = "SELECT h, k, num, v FROM entry WHERE queue = ? ORDER BY num DESC LIMIT 1"
+MAX_SEQ = "SELECT max(seq) FROM entry"
+MIN_EXPIRE = "SELECT min(expire) FROM entry WHERE expire IS NOT NULL"
+
+# -- removal in batches ------------------------------------------------------------------------------------------
+SELECT_EXPIRED = "SELECT h FROM entry WHERE expire IS NOT NULL AND expire <= ? ORDER BY expire LIMIT ?"
+SELECT_TAGGED = "SELECT h FROM entry WHERE tag = ? AND tag IS NOT NULL LIMIT ?"
+SELECT_ANY = "SELECT h FROM entry LIMIT ?"
+SELECT_VICTIMS = "SELECT h, rank, base FROM entry ORDER BY rank LIMIT ?"
+UPDATE_RANK = "UPDATE entry SET rank = ?, base = ? WHERE h = ?"
+RESET_RANKS_BY_SEQ = "UPDATE entry SET rank = seq, base = 0"
+RESET_RANKS_TO_ZERO = "UPDATE entry SET rank = 0, base = 0"
+
+# -- totals, trash, settings -------------------------------------------------------------------------------------
+COUNT = "SELECT count FROM totals"
+TOTALS = "SELECT count, files, (SELECT coalesce(sum(size), 0) FROM trash) FROM totals"
+REAL_TOTALS = "SELECT count(*), coalesce(sum(size), 0) FROM entry"
+SET_TOTALS = "UPDATE totals SET count = ?, files = ? WHERE id = 1"
+DATE_TRASH = "UPDATE trash SET at = ? WHERE at IS NULL"
+SELECT_TRASH = "SELECT file FROM trash WHERE at IS NOT NULL AND at <= ? LIMIT ?"
+SELECT_ALL_TRASH = "SELECT file FROM trash"
+HAS_UNDATED = "SELECT 1 FROM trash WHERE at IS NULL LIMIT 1"
+DELETE_TRASH = "DELETE FROM trash WHERE file = ?"
+KNOWN_FILE = "SELECT 1 FROM entry WHERE file = ?1 UNION ALL SELECT 1 FROM trash WHERE file = ?1"
+SELECT_SETTINGS = "SELECT name, value FROM setting"
+SET_SETTING = (
+    "INSERT INTO setting (name, value) VALUES (?1, ?2) ON CONFLICT (name) DO UPDATE SET value = excluded.value"
+)
+PAGE_COUNT = "PRAGMA page_count"
+FREE_PAGES = "PRAGMA freelist_count"
+CHECKPOINT = "PRAGMA wal_checkpoint(PASSIVE)"
+CHECKPOINT_TRUNCATE = "PRAGMA wal_checkpoint(TRUNCATE)"
+INTEGRITY_CHECK = "PRAGMA integrity_check"

@@ -1,0 +1,52 @@
+"""Transactions: who owns one, and which slots it holds odd until it ends."""
+
+from __future__ import annotations
+
+import sys
+import threading
+
+from ..errors import TransactionError
+
+ALL_SLOTS = 4096  # beyond this many touched slots it is cheaper, and no less right, to mark every slot
+
+
+def current_task() -> object | None:
+    """Return the running asyncio task, or None; asyncio is not imported for the question."""
+    asyncio = sys.modules.get("asyncio")
+    if asyncio is None:
+        return None
+    try:
+        task: object | None = asyncio.current_task()
+    except RuntimeError:  # no running event loop in this thread
+        return None
+    return task
+
+
+class Transaction:
+    """The one transaction that a shard's writer has open; it exists exactly while the write lock is held for it."""
+
+    __slots__ = ("depth", "slots", "task", "thread")
+
+    def __init__(self) -> None:
+        self.thread = threading.get_ident()
+        self.task = current_task()
+        self.slots: set[int] = set()
+        self.depth = 1
+
+    def is_callers(self) -> bool:
+        """Tell whether the calling task owns this transaction; another thread does not, and has to wait.
+
+        Raises TransactionError for another asyncio task on the owner's thread: it would wait for itself.
+        """
+        if self.thread != threading.get_ident():
+            return False
+        if self.task is not current_task():
+            raise TransactionError(
+                "another asyncio task on this thread is inside transact(): do not await other tasks that use the "
+                "same cache within a transaction, or run the transaction in a thread of its own"
+            )
+        return True
+
+    def reads_here(self) -> bool:
+        """Tell whether a read of the calling task belongs to this transaction; never raises."""
+        return self.thread == threading.get_ident() and self.task is current_task()

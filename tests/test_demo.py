@@ -1,0 +1,220 @@
+"""The demonstration and the command line, run as a stranger would run them."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from diskcache_like import Cache, cli, demo, demo_report
+
+TIMEOUT = 120
+
+
+def command(*arguments: str | int | Path) -> list[str]:
+    return [sys.executable, "-m", "diskcache_like", *map(str, arguments)]
+
+
+def environment(temporary: Path) -> dict[str, str]:
+    return {**os.environ, "TMPDIR": str(temporary)}
+
+
+def run(*arguments: str | int | Path, temporary: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(*arguments), capture_output=True, text=True, env=environment(temporary), timeout=TIMEOUT, check=False
+    )
+
+
+@pytest.fixture
+def temporary(tmp_path: Path) -> Path:
+    """Stand in for /tmp."""
+    path = tmp_path / "temporary"
+    path.mkdir()
+    return path
+
+
+def test_demo_shows_its_work_and_cleans_up(temporary: Path) -> None:
+    done = run("demo", "--limit", 30, "--processes", 3, temporary=temporary)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.search(r"^fresh processes +\S+ s +[\d,]+ x +100\.0% +0$", done.stdout, re.MULTILINE)
+    assert "read on its very next get: 0 stale reads" in done.stdout
+    for word in ("set index", "get summary, disk", "get summary, memory", "value files", "longest function"):
+        assert word in done.stdout
+    assert list(temporary.iterdir()) == []
+
+
+def test_demo_is_warm_the_second_time(tmp_path: Path, temporary: Path) -> None:
+    directory = tmp_path / "kept"
+    first = run("demo", directory, "--limit", 20, temporary=temporary)
+    second = run("demo", directory, "--limit", 20, temporary=temporary)
+    assert (first.returncode, second.returncode) == (0, 0)
+    assert "warm already" not in first.stdout
+    assert "warm already" in second.stdout
+    assert re.search(r"^first run +\S+ s +100\.0% +0$", second.stdout, re.MULTILINE)
+    with Cache(directory) as cache:
+        assert len(cache) == 40  # two entries a module, and nothing of the second part
+        assert cache.check() == []
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_interrupted_demo_leaves_nothing(number: signal.Signals, code: int, temporary: Path) -> None:
+    with subprocess.Popen(
+        command("demo"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(temporary),
+        start_new_session=True,
+    ) as process:
+        assert process.stdout is not None
+        while not process.stdout.readline().startswith("first run"):
+            assert process.poll() is None
+        os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
+        # Both pipes end only when every process that inherited them has ended.
+        _, errors = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == code
+    assert errors == ("interrupted\n" if number == signal.SIGINT else "")
+    assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.parametrize("rich", [True, False])
+def test_demo_on_a_terminal(rich: bool, temporary: Path) -> None:
+    if rich:
+        pytest.importorskip("rich")
+    hide = "" if rich else "sys.modules['rich'] = None; "
+    program = f"import sys; {hide}from diskcache_like.cli import main; sys.exit(main(['demo', '--limit', '15']))"
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=theirs, stdout=theirs, stderr=theirs, env=environment(temporary)
+    ) as process:
+        os.close(theirs)
+        shown = read_terminal(ours)
+    assert process.returncode == 0, shown
+    assert "100%" in shown
+    assert "0 stale reads" in shown
+
+
+def read_terminal(descriptor: int) -> str:
+    """Return what is written to a terminal until its last writer is gone."""
+    shown = b""
+    with open(descriptor, "rb", buffering=0) as terminal:
+        try:
+            while piece := terminal.read(65536):
+                shown += piece
+        except OSError:  # how Linux says that nobody is at the other end any more
+            pass
+    return shown.decode()
+
+
+def test_reader_of_the_output_may_leave(temporary: Path) -> None:
+    with subprocess.Popen(
+        command("demo", "--limit", 10), stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(temporary)
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode != 0
+    assert list(temporary.iterdir()) == []
+
+
+def test_child_that_ends_early_is_an_error(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    with demo.crew(demo.write, (str(tmp_path / "file"),)) as writer, pytest.raises(ChildProcessError, match="code 1"):
+        writer.ask(1)
+    assert "file" in capfd.readouterr().err
+
+
+def test_measure_counts_what_is_there(tmp_path: Path) -> None:
+    path = tmp_path / "module.py"
+    path.write_text(
+        "import os, re\nfrom a import b\n\n\ndef f(x):\n    if x:\n        return os.name\n\n\ndef g(): ...\n"
+    )
+    summary, index = demo.measure(str(path))
+    assert summary == (10, 2, 3, 1, "f", 3)
+    assert index == "name 7:15\nos 7:15\nx 6:7\n"
+
+
+def test_measure_says_why_a_file_does_not_parse(tmp_path: Path) -> None:
+    path = tmp_path / "module.py"
+    path.write_text("print 'hello'\n")
+    summary, index = demo.measure(str(path))
+    assert isinstance(summary, str)
+    assert summary.startswith("SyntaxError: ")
+    assert index == ""
+
+
+def test_percentiles() -> None:
+    assert demo_report.percentiles(range(1000, 101_000, 1000)) == ("51.0", "91.0", "100.0", "100.0")
+    assert demo_report.percentiles([200]) == ("0.2", "0.2", "0.2", "0.2")
+
+
+@pytest.fixture
+def filled(tmp_path: Path) -> Path:
+    directory = tmp_path / "cache"
+    with Cache(directory) as cache:
+        cache["small"] = 1
+        cache["large"] = b"x" * 100_000
+    return directory
+
+
+def test_stats(filled: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["stats", str(filled)]) == 0
+    assert re.search(r"^entries +2$", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_clear(filled: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["clear", str(filled)]) == 0
+    assert capsys.readouterr().out == "2 entries removed\n"
+    with Cache(filled) as cache:
+        assert len(cache) == 0
+
+
+def test_check_finds_and_fixes(filled: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["check", str(filled)]) == 0
+    (value_file,) = filled.rglob("*.val")
+    value_file.unlink()
+    assert cli.main(["check", str(filled)]) == 1
+    assert cli.main(["check", str(filled), "--fix"]) == 1
+    capsys.readouterr()
+    assert cli.main(["check", str(filled)]) == 0
+    assert capsys.readouterr().out == "nothing found\n"
+
+
+@pytest.mark.parametrize("name", ["stats", "check", "clear"])
+@pytest.mark.parametrize("kind", ["nothing", "file", "empty"])
+def test_what_is_no_cache_is_named_and_left_alone(
+    name: str, kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "there"
+    if kind == "file":
+        path.touch()
+    elif kind == "empty":
+        path.mkdir()
+    assert cli.main([name, str(path)]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert re.fullmatch(rf"diskcache_like: .*{re.escape(str(path))}.*\n", shown.err)
+    assert path.exists() == (kind != "nothing")
+    assert kind != "empty" or list(path.iterdir()) == []
+
+
+def test_demo_in_a_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "file"
+    path.touch()
+    assert cli.main(["demo", str(path), "--limit", "1"]) == 2
+    assert re.search(rf"^diskcache_like: .*{re.escape(str(path))}.*\n\Z", capsys.readouterr().err, re.MULTILINE)
+
+
+@pytest.mark.parametrize("arguments", [[], ["demo", "--processes", "0"], ["demo", "--limit", "many"], ["stats"]])
+def test_wrong_usage_is_explained(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as raised:
+        cli.main(arguments)
+    assert raised.value.code == 2
+    assert "usage: " in capsys.readouterr().err

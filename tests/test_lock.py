@@ -1,0 +1,572 @@
+"""The write lock between threads and processes, and the token by which a forked child knows itself."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+
+from diskcache_like.coherence import forks, lock, native
+from diskcache_like.coherence.generations import GenerationFile, Header
+from diskcache_like.coherence.lock import FIRST_PAUSE, FIRST_SLICE, LONGEST_PAUSE, LONGEST_SLICE, WriteLock
+from diskcache_like.coherence.native import NativeModule
+from diskcache_like.errors import DirectoryError, NotOwner, Timeout, TransactionError, UnsafeDirectory
+
+PATIENCE = 60.0  # seconds after which a test gives up on another process; no test waits for it to pass
+
+FORK = multiprocessing.get_context("fork")
+
+
+@pytest.fixture(params=["bare", "attached", "native"])
+def mode(request: pytest.FixtureRequest) -> str:
+    if request.param == "native" and native.load() is None:
+        off = os.environ.get(native.VARIABLE) == "0"
+        pytest.skip("switched off by DISKCACHE_LIKE_NATIVE=0" if off else "the native helper is not built")
+    return str(request.param)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "cache.lock"
+
+
+class Handle:
+    """A write lock with, by mode, the generation file it is attached to."""
+
+    def __init__(self, path: Path, mode: str) -> None:
+        self.lock = WriteLock(path)
+        self.file = None if mode == "bare" else GenerationFile.open(path.with_name("cache.gen"), 16)
+        if self.file is not None:
+            self.lock.attach(self.file.header, native.load() if mode == "native" else None)
+
+    @property
+    def waiters(self) -> bool:
+        return self.lock.contended()
+
+    def close(self) -> None:
+        self.lock.close()
+        if self.file is not None:
+            self.file.close()
+
+
+@pytest.fixture
+def handle(path: Path, mode: str) -> Iterator[Handle]:
+    made = Handle(path, mode)
+    yield made
+    made.close()
+
+
+class Child:
+    """A forked process that runs `work(connection)`, killed at the end if it is still there."""
+
+    def __init__(self, work: Callable[[Connection], None]) -> None:
+        self.connection, theirs = FORK.Pipe()
+        self.process = FORK.Process(target=work, args=(theirs,))
+        self.process.start()
+        theirs.close()
+
+    def hears(self) -> object:
+        assert self.connection.poll(PATIENCE), "the other process said nothing"
+        return self.connection.recv()
+
+    def tell(self) -> None:
+        self.connection.send("go on")
+
+    def kill(self) -> None:
+        assert self.process.pid is not None
+        os.kill(self.process.pid, signal.SIGKILL)
+        self.process.join(PATIENCE)
+
+    def end(self) -> None:
+        if self.process.is_alive():
+            self.kill()
+        self.process.join(PATIENCE)
+        self.process.close()
+        self.connection.close()
+
+
+@pytest.fixture
+def fork() -> Iterator[Callable[[Callable[[Connection], None]], Child]]:
+    children: list[Child] = []
+
+    def start(work: Callable[[Connection], None]) -> Child:
+        children.append(Child(work))
+        return children[-1]
+
+    yield start
+    for child in children:
+        child.end()
+
+
+Fork = Callable[[Callable[[Connection], None]], Child]
+
+
+def test_it_is_held_between_acquire_and_release(handle: Handle, path: Path, mode: str) -> None:
+    other = Handle(path, mode)
+    handle.lock.acquire(0)
+    assert handle.lock.locked_by_me()
+    with pytest.raises(Timeout, match=r"cache\.lock .* within 0\.\d+ s"):
+        other.lock.acquire(0)
+    assert not other.lock.locked_by_me()
+    handle.lock.release()
+    assert not handle.lock.locked_by_me()
+    other.lock.acquire(0)
+    other.lock.release()
+    other.close()
+
+
+def test_a_negative_timeout_also_tries_once(handle: Handle) -> None:
+    handle.lock.acquire(-1)
+    handle.lock.release()
+
+
+def test_taking_it_twice_in_one_thread_is_an_error_not_a_hang(handle: Handle) -> None:
+    handle.lock.acquire(None)
+    with pytest.raises(TransactionError, match="already holds"):
+        handle.lock.acquire(None)
+    handle.lock.release()
+
+
+def test_releasing_what_is_not_held_is_an_error(handle: Handle) -> None:
+    with pytest.raises(NotOwner, match=r"cache\.lock"):
+        handle.lock.release()
+    handle.lock.acquire(0)
+    handle.lock.release()
+
+
+def test_threads_exclude_each_other(handle: Handle) -> None:
+    handle.lock.acquire(0)
+    outcome: list[object] = []
+
+    def attempt() -> None:
+        try:
+            handle.lock.acquire(0)
+        except Timeout as error:
+            outcome.append(error)
+        outcome.append(handle.lock.locked_by_me())
+        handle.lock.acquire(PATIENCE)
+        outcome.append(handle.lock.locked_by_me())
+        handle.lock.release()
+
+    thread = threading.Thread(target=attempt)
+    thread.start()
+    while len(outcome) < 2:
+        os.sched_yield()
+    handle.lock.release()
+    thread.join(PATIENCE)
+    assert isinstance(outcome[0], Timeout)
+    assert outcome[1:] == [False, True]
+
+
+def test_threads_of_one_process_do_not_announce_themselves(handle: Handle) -> None:
+    handle.lock.acquire(0)
+
+    def pass_through() -> None:
+        handle.lock.acquire(PATIENCE)
+        handle.lock.release()
+
+    thread = threading.Thread(target=pass_through)
+    thread.start()
+    handle.lock.release()
+    thread.join(PATIENCE)
+    assert not handle.waiters
+
+
+def test_processes_exclude_each_other(path: Path, mode: str, fork: Fork, tmp_path: Path) -> None:
+    counter, rounds = tmp_path / "counter", 150
+    counter.write_text("0")
+
+    def count(connection: Connection) -> None:
+        mine = Handle(path, mode)
+        connection.recv()
+        for _ in range(rounds):
+            mine.lock.acquire(PATIENCE)
+            counter.write_text(str(int(counter.read_text()) + 1))
+            mine.lock.release()
+        connection.send("done")
+
+    first = Handle(path, mode)  # makes the generation file before anybody shares it
+    children = [fork(count) for _ in range(4)]
+    for child in children:
+        child.tell()
+    assert [child.hears() for child in children] == ["done"] * 4
+    assert int(counter.read_text()) == 4 * rounds
+    first.close()
+
+
+def hold(path: Path, mode: str) -> Callable[[Connection], None]:
+    def work(connection: Connection) -> None:
+        mine = Handle(path, mode)
+        mine.lock.acquire(PATIENCE)
+        connection.send("held")
+        connection.recv()
+        mine.lock.release()
+        connection.send("released")
+        connection.recv()
+
+    return work
+
+
+def test_a_killed_holder_frees_it(handle: Handle, path: Path, mode: str, fork: Fork) -> None:
+    child = fork(hold(path, mode))
+    assert child.hears() == "held"
+    with pytest.raises(Timeout):
+        handle.lock.acquire(0)
+    child.kill()
+    handle.lock.acquire(PATIENCE)
+    handle.lock.release()
+
+
+def test_who_waits_gets_it_on_release(handle: Handle, path: Path, mode: str, fork: Fork) -> None:
+    handle.lock.acquire(0)
+    child = fork(hold(path, mode))
+    while mode != "bare" and not handle.waiters:
+        os.sched_yield()
+    handle.lock.release()
+    assert child.hears() == "held"
+
+
+def test_a_killed_waiter_hangs_nobody(handle: Handle, path: Path, mode: str, fork: Fork) -> None:
+    handle.lock.acquire(0)
+    victim = fork(hold(path, mode))
+    while mode != "bare" and not handle.waiters:
+        os.sched_yield()
+    victim.kill()
+    heirs = [fork(hold(path, mode)) for _ in range(2)]
+    handle.lock.release()
+    for _ in heirs:
+        ready = multiprocessing.connection.wait([heir.connection for heir in heirs], PATIENCE)
+        holder = next(heir for heir in heirs if heir.connection in ready)
+        assert holder.hears() == "held"
+        holder.tell()
+        assert holder.hears() == "released"
+        holder.tell()
+        heirs = [heir for heir in heirs if heir is not holder]
+    handle.lock.acquire(PATIENCE)
+    handle.lock.release()
+    assert not handle.waiters
+
+
+class Waiting:
+    """A clock that only moves while somebody sleeps, as a sleep function and as the helper's futex."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.pauses: list[float] = []
+        self.at: dict[int, Callable[[], None]] = {}
+
+    def clock(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        self.pauses.append(seconds)
+        self.at.get(len(self.pauses), lambda: None)()
+
+    def futex_wait(self, pointer: object, index: int, expected: int, timeout_us: int) -> int:
+        assert index == Header.WAKE
+        self.sleep(max(timeout_us, 1) / 1e6)
+        return errno.ETIMEDOUT
+
+
+class FakeNative(NativeModule):
+    def __init__(self, waiting: Waiting, header: memoryview[int]) -> None:
+        self.load = lambda pointer, index: header[index]
+        self.add = lambda pointer, index, amount: 0
+        self.futex_wait = waiting.futex_wait
+        self.futex_wake = lambda pointer, index, waiters: 0
+
+    def pointer(self, view: memoryview[int]) -> object:
+        return view
+
+
+@pytest.fixture
+def holder(path: Path) -> Iterator[WriteLock]:
+    made = WriteLock(path)
+    made.acquire(0)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def waiting() -> Waiting:
+    return Waiting()
+
+
+@pytest.fixture(params=["sleep", "futex"])
+def waiter(request: pytest.FixtureRequest, path: Path, waiting: Waiting) -> Iterator[WriteLock]:
+    made = WriteLock(path, clock=waiting.clock, sleep=waiting.sleep)
+    header = memoryview(bytearray(4096)).cast("Q")
+    made.attach(header, FakeNative(waiting, header) if request.param == "futex" else None)
+    yield made
+    made.close()
+
+
+def test_the_deadline_is_for_the_whole_wait(holder: WriteLock, waiter: WriteLock, waiting: Waiting) -> None:
+    with pytest.raises(Timeout, match=r"within 0\.05\d s"):
+        waiter.acquire(0.05)
+    assert waiting.now - 1000.0 == pytest.approx(0.05, abs=2e-6)
+    assert waiter.contended()
+    assert not waiter.locked_by_me()
+    holder.release()
+    waiter.acquire(0)
+    waiter.release()
+
+
+def test_pauses_double_up_to_a_bound(holder: WriteLock, waiter: WriteLock, waiting: Waiting) -> None:
+    with pytest.raises(Timeout):
+        waiter.acquire(1.0)
+    slices = waiting.pauses[0] >= FIRST_SLICE
+    first, longest = (FIRST_SLICE, LONGEST_SLICE) if slices else (FIRST_PAUSE, LONGEST_PAUSE)
+    expected = first
+    for pause in waiting.pauses[:-2]:
+        assert pause == pytest.approx(expected, abs=1e-6)
+        expected = min(2 * expected, longest)
+    assert expected == longest
+
+
+def test_without_a_deadline_it_waits_until_the_lock_is_free(
+    holder: WriteLock, waiter: WriteLock, waiting: Waiting
+) -> None:
+    waiting.at[5000] = holder.release
+    waiter.acquire(None)
+    assert len(waiting.pauses) == 5000
+    waiter.release()
+
+
+def test_no_clock_and_no_pause_when_free(path: Path) -> None:
+    def never() -> float:
+        raise AssertionError
+
+    free = WriteLock(path, clock=never, sleep=lambda _: None)
+    free.acquire(1.0)
+    free.release()
+    free.close()
+
+
+def test_an_interrupt_while_waiting_leaves_nothing_held(
+    holder: WriteLock, waiter: WriteLock, waiting: Waiting, path: Path
+) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    waiting.at[3] = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        waiter.acquire(10)
+    assert not waiter.locked_by_me()
+    holder.release()
+    third = WriteLock(path)
+    third.acquire(0)
+    third.release()
+    waiter.acquire(0)
+    waiter.release()
+    third.close()
+
+
+def test_an_interrupt_just_after_the_kernel_granted_it_gives_it_back(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def granted_then_interrupted(descriptor: int, operation: int) -> None:
+        fcntl.flock(descriptor, operation)
+        if operation != fcntl.LOCK_UN:
+            raise KeyboardInterrupt
+
+    mine, other = WriteLock(path), WriteLock(path)
+    with monkeypatch.context() as patch:
+        patch.setattr(lock, "flock", granted_then_interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            mine.acquire(1)
+    other.acquire(0)
+    other.release()
+    mine.acquire(0)
+    mine.close()
+    other.close()
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.EOPNOTSUPP, errno.EIO])
+@pytest.mark.parametrize("contended", [False, True])
+def test_a_file_system_without_locks_is_named(
+    path: Path, monkeypatch: pytest.MonkeyPatch, code: int, contended: bool
+) -> None:
+    answers = [errno.EAGAIN, code, 0] if contended else [code, 0]
+
+    def refuse(descriptor: int, operation: int) -> None:
+        answer = answers.pop(0)
+        if answer:
+            raise OSError(answer, os.strerror(answer))
+
+    mine = WriteLock(path)
+    with monkeypatch.context() as patch:
+        patch.setattr(lock, "flock", refuse)
+        with pytest.raises(DirectoryError, match=r"needs locks.*cache\.lock") as caught:
+            mine.acquire(1)
+    assert caught.value.errno == code
+    mine.acquire(0)
+    mine.close()
+
+
+def test_the_file_is_private_and_refused_if_it_is_not(path: Path) -> None:
+    WriteLock(path).close()
+    assert path.stat().st_mode & 0o777 == 0o600
+    path.chmod(0o606)
+    with pytest.raises(UnsafeDirectory):
+        WriteLock(path)
+    path.unlink()
+    path.symlink_to("elsewhere")
+    with pytest.raises(UnsafeDirectory):
+        WriteLock(path)
+    with pytest.raises(DirectoryError) as caught:
+        WriteLock(path.parent / "no" / "cache.lock")
+    assert caught.value.errno == errno.ENOENT
+
+
+@pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES])
+def test_a_directory_that_cannot_be_written_is_named(path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(DirectoryError, match=r"cache\.lock") as caught:
+        WriteLock(path)
+    assert caught.value.errno == code
+
+
+def test_a_closed_lock_says_so(path: Path) -> None:
+    mine = WriteLock(path)
+    mine.close()
+    mine.close()
+    with pytest.raises(DirectoryError, match="closed"):
+        mine.acquire(0)
+    mine.release()
+
+
+def test_closing_drops_what_is_held(path: Path) -> None:
+    mine, other = WriteLock(path), WriteLock(path)
+    mine.acquire(0)
+    mine.close()
+    other.acquire(0)
+    other.close()
+
+
+def test_a_forked_child_neither_holds_nor_drops_the_lock_of_its_parent(handle: Handle, path: Path, fork: Fork) -> None:
+    handle.lock.acquire(0)
+
+    def inherit(connection: Connection) -> None:
+        connection.send(handle.lock.locked_by_me())
+        handle.lock.release()  # what leaving a `with` block of the parent does
+        own = WriteLock(path)
+        try:
+            own.acquire(0)
+        except Timeout:
+            connection.send("refused")
+        connection.recv()
+        own.acquire(PATIENCE)
+        connection.send("got")
+        connection.recv()
+
+    child = fork(inherit)
+    assert child.hears() is False
+    assert child.hears() == "refused"
+    assert handle.lock.locked_by_me()
+    handle.lock.release()
+    child.tell()
+    assert child.hears() == "got"
+    with pytest.raises(Timeout):
+        handle.lock.acquire(0)
+
+
+def test_a_child_does_not_keep_the_lock_of_a_killed_parent(path: Path) -> None:
+    reader, writer = os.pipe()
+    end, keeps_child_alive = os.pipe()
+    parent = os.fork()
+    if not parent:
+        mine = WriteLock(path)
+        mine.acquire(0)
+        if os.fork() == 0:
+            os.close(keeps_child_alive)
+            os.write(writer, b"forked")
+            os.read(end, 1)
+            os._exit(0)
+        signal.pause()
+    os.close(end)
+    assert os.read(reader, 6) == b"forked"
+    os.kill(parent, signal.SIGKILL)
+    os.waitpid(parent, 0)
+    ours = WriteLock(path)
+    ours.acquire(PATIENCE)
+    ours.close()
+    for descriptor in (reader, writer, keeps_child_alive):
+        os.close(descriptor)
+
+
+def test_the_token_is_one_in_a_process_and_another_in_each_descendant(fork: Fork) -> None:
+    token = forks.process_token()
+    assert forks.process_token() == token
+
+    def descend(connection: Connection) -> None:
+        tokens = [forks.process_token(), forks.process_token()]
+        reader, writer = os.pipe()
+        if os.fork() == 0:
+            os.write(writer, str(forks.process_token()).encode())
+            os._exit(0)
+        connection.send((*tokens, int(os.read(reader, 20))))
+
+    child = fork(descend)
+    answer = child.hears()
+    assert isinstance(answer, tuple)
+    assert answer[0] == answer[1]
+    assert len({token, answer[0], answer[2]}) == 3
+    assert forks.process_token() == token
+
+
+C_FORK = """
+import ctypes, os
+from diskcache_like.coherence import forks
+token = forks.process_token()
+reader, writer = os.pipe()
+if ctypes.PyDLL(None).fork() == 0:
+    os.write(writer, b"%d %d" % (forks.process_token(), forks.process_token()))
+    os._exit(0)
+first, second = map(int, os.read(reader, 50).split())
+os.wait()
+assert first == second != token == forks.process_token(), (token, first, second)
+"""
+
+
+@pytest.mark.parametrize("platform", ["linux", "one that wipes no pages"])
+def test_a_fork_made_from_c_is_noticed(platform: str) -> None:
+    code = f"import sys; sys.platform = {platform!r}\n{C_FORK}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_threads_of_a_new_child_agree_on_one_token() -> None:
+    guard = forks.ForkGuard()
+    old = guard.token()
+    guard._word[0] = 0  # as the kernel leaves it after a fork from C
+    tokens: list[int] = []
+    threads = [threading.Thread(target=lambda: tokens.append(guard.token())) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert len(set(tokens)) == 1
+    assert tokens[0] != old
+
+
+def test_a_lock_copied_while_locked_does_not_stop_the_token() -> None:
+    guard = forks.ForkGuard()
+    old = guard.token()
+    guard._lock.acquire()
+    guard.forked()
+    assert guard.token() == guard.token() != old
