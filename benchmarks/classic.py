@@ -63,11 +63,12 @@ def work(gate: Gate, plan: Plan) -> Samples:
     warm_up = classic_script(SEED + 1000 + plan.number, max(plan.operations // 10, 100))
     script = classic_script(SEED + plan.number, plan.operations)
     samples = Samples()
-    with plan.spec.opened(plan.directory) as subject:
-        if plan.number == 0:
+    if plan.number == 0:
+        with plan.spec.opened(plan.directory) as subject:
             for key in classic_keys():
                 subject.set(key, key + b":")
-        gate.wait()
+    gate.wait()
+    with plan.spec.opened(plan.directory) as subject:
         run_plain(subject, warm_up)
         gate.wait()
         samples.began = clock()

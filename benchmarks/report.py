@@ -46,10 +46,11 @@ class Table:
 def duration(nanoseconds: float) -> str:
     """Write a duration with three significant digits and its unit."""
     for scale, unit in UNITS:
-        if nanoseconds >= scale or unit == "ns":
+        number = nanoseconds / scale
+        if number >= 0.9995 or unit == "ns":
             break
-    number = nanoseconds / scale
-    digits = 0 if number >= 100 else 1 if number >= 10 else 2
+    # The bounds are where rounding would add a digit.
+    digits = 0 if number >= 99.95 else 1 if number >= 9.995 else 2
     return f"{number:.{digits}f} {unit}"
 
 

@@ -37,7 +37,7 @@ from .errors import (
 from .hot import OVERHEAD, HotLayer
 from .metrics import Metrics
 from .policies import policy_named
-from .record import MODE_PICKLE, MODE_RAW, RESIDUE, SIMPLE, Record, pack, pack_simple, unpack
+from .record import MODE_PICKLE, MODE_RAW, RESIDUE, SIMPLE, SIMPLE_HEAD, Record, pack, unpack
 from .settings import DEFAULT_SETTINGS, checked, checked_all
 from .storage import room
 from .storage.check import check_store
@@ -50,6 +50,7 @@ QUEUE_START = 500_000_000_000_000  # number of the first entry of a queue; it gr
 SET_MANY_BATCH = 1000  # entries per transaction of set_many and delete_many
 ATTEMPTS = 100  # times that a row is read again because its value file went away in between
 _TICK = Header.TICK
+_number = int.from_bytes
 _SELF_SPELLED = frozenset({str, bytes, int})  # exact types that are their own spelling, hot key, and immutable value
 _STORED = Constant("stored")  # marks hot keys that are stored bytes, for keys that cannot be dictionary keys
 
@@ -168,6 +169,7 @@ class Cache:
         effective = self._shards.stores[0].settings
         self._hot = HotLayer(0 if self._implementation == "off" else effective["hot_size_limit"])
         self._hot_get = self._hot.entries.get
+        self._hot_put = self._hot.put
         for name, value in effective.items():
             self._apply(name, value)
         self._finalizer = weakref.finalize(self, _finish, self._shards)
@@ -201,10 +203,12 @@ class Cache:
     def _locate(self, key: Any) -> tuple[bytes, int, Store]:
         """Return the stored key, its hash and the store it lives in."""
         stored = self._stored_key(key)
-        h = keys.key_hash(stored, self._modulus)
-        one = self._one
-        if one is not None:
-            return stored, h, one
+        if len(stored) <= keys.SHORT:  # key_hash, without the call
+            h = (_number(stored, "big") % self._modulus) << 2
+        else:
+            h = keys.key_hash(stored, self._modulus)
+        if self._one is not None:
+            return stored, h, self._one
         if isinstance(key, keys.QueueKey | keys.PrefixedQueueKey):
             return stored, h, self._queue_store(key.prefix)
         return stored, h, self._shards.of(h)
@@ -275,7 +279,8 @@ class Cache:
         mode, payload, file, size = encoded
         spelling = None if type(key) in _SELF_SPELLED else self._disk.spelling(key, stored)
         if expire is None and tag is None and file is None and mode == MODE_RAW and not self._signs_all:
-            blob = pack_simple(stored, payload)
+            body = SIMPLE_HEAD + payload
+            blob = body + crc32(body, crc32(stored)).to_bytes(4, "little")
             return blob if spelling is None else Row(blob, spelling=spelling)
         blob = self._pack(stored, encoded, expire, tag)
         return Row(blob, expire, tag, size, None if file is None else files.to_column(file), spelling)
@@ -311,10 +316,11 @@ class Cache:
     ) -> None:
         """Put a value into the hot layer under the generation that it was read or written at."""
         value, decode = loaded
-        entry = (
-            store.slots, slot, stamp, expire, value, decode, [False], store.uses, store.header, OVERHEAD + len(stored) + size,
-        )  # fmt: skip
-        self._hot.put(key if type(key) in _SELF_SPELLED or keys.is_direct(key) else (_STORED, stored), entry)
+        cost = (OVERHEAD + len(stored) + size) | 63  # rounded, so that an entry often replaces one of equal cost
+        self._hot_put(
+            key if type(key) in _SELF_SPELLED or keys.is_direct(key) else (_STORED, stored),
+            (store.slots, slot, stamp, expire, value, decode, [False], store.uses, store.header, cost),
+        )
 
     def _hot_value(self, key: Any) -> Any:
         """Return the value of the key's valid, live hot entry, or ENOVAL."""
@@ -538,8 +544,7 @@ class Cache:
         except BaseException:
             _discard(store, encoded)
             raise
-        if not stamp & 1 and self._hot.limit:
-            self._keep_written(key, stored, h, store, stamp, expiry, value, encoded)
+        self._keep_written(key, stored, h, store, stamp, expiry, value, encoded)
         return True
 
     def _keep_written(
@@ -549,13 +554,14 @@ class Cache:
         mode, payload, file, _ = encoded
         if stamp & 1 or file is not None or not self._hot.limit:
             return
-        if type(value) in _SELF_SPELLED or codecs.is_immutable(value):
-            loaded: tuple[Any, Callable[[Any], Any] | None] = (value, None)
-        elif mode == MODE_RAW and store.disk.plain_values:
-            loaded = (payload, codecs.decode_value)
-        else:
-            return
-        self._keep(key, stored, store, h % store.slot_prime, stamp, expiry, loaded, len(payload))
+        decode = None
+        if type(value) not in _SELF_SPELLED and not codecs.is_immutable(value):
+            if mode != MODE_RAW or not store.disk.plain_values:
+                return
+            value, decode = payload, codecs.decode_value
+        cost = (OVERHEAD + len(stored) + len(payload)) | 63
+        entry = (store.slots, h % store.slot_prime, stamp, expiry, value, decode, [False], store.uses, store.header, cost)
+        self._hot_put(key if type(key) in _SELF_SPELLED or keys.is_direct(key) else (_STORED, stored), entry)
 
     def _is_oversize(self, row: bytes | Row) -> bool:
         """Tell whether the value alone would exceed the size limit of its shard."""
@@ -750,9 +756,9 @@ class Cache:
 
     def delete(self, key: Any, retry: bool = False) -> bool:
         """Remove the entry of `key`; return whether there was a live one. Atomic."""
-        target = self._target(key)
+        stored, h, store = self._locate(key)
         try:
-            return target.store.remove(target.h, target.stored, None if retry else self._timeout)
+            return store.remove(h, stored, None if retry else self._timeout)
         except Timeout:
             return self._timed_out(False)
 

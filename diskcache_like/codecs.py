@@ -176,12 +176,14 @@ _EXTENSIONS: Final[dict[type, Callable[[Any], Any]]] = {
     bytearray: lambda value: _extension((BYTEARRAY, bytes(value))),
     type(...): lambda value: _extension((ELLIPSIS, b"")),
 }
-_NATIVE: Final = frozenset((str, bytes, int, float, bool, type(None), list, dict))
-_DATA: Final = _NATIVE.union(_EXTENSIONS)
+_PLAIN: Final = frozenset((str, bytes, int, float, bool, type(None)))
+_DATA: Final = _PLAIN.union((list, dict), _EXTENSIONS)
 _CONTAINERS: Final = frozenset((list, dict, tuple, set, frozenset))
 
 
 def _default(value: Any) -> Any:
+    if type(value) is tuple:
+        return [_TUPLE_OUT, *value]
     extend = _EXTENSIONS.get(type(value))
     if extend is None:
         raise NotData(f"{_type_name(value)} is not data")
@@ -227,11 +229,12 @@ def encode_value(value: Any) -> bytes:
 
 
 def _encode(value: Any, kind: type) -> bytes:
-    if kind not in _DATA:
-        raise NotData(f"{_type_name(value)} is not data")
     try:
-        data = _pack(value)
-        return data if kind in _NARROW else _verify(value, data)
+        if kind in _PLAIN:
+            return _pack(value)
+        if kind is tuple and _PLAIN.issuperset(map(type, value)):  # flat, so there is nothing to verify
+            return _pack([_TUPLE_OUT, *value])
+        return _verify(value, _pack(value if kind in _DATA else _default(value)))
     except NotData:
         raise
     except (ValueError, OverflowError, RecursionError) as exc:
@@ -240,39 +243,43 @@ def _encode(value: Any, kind: type) -> bytes:
 
 def _verify(value: Any, data: bytes) -> bytes:
     """Mend or refuse what msgpack packed without asking, and what would be refused when it is read."""
-    if len(data) != len(data.translate(None, _SLIPPED)):
+    if len(data) != len(data.translate(None, _SLIPPED)) and not _is_flat(value):
         data = _catch_slipped(value, data)
     if len(data) > MAX_DEPTH:
         _check_structure(data)
     return data
 
 
-_NARROW: Final = frozenset((str, bytes, int, float, bool, type(None)))
+# msgpack packs bytearray, memoryview, ExtType and Timestamp itself, strict types or not, so that they would come back
+# as something else. They leave a byte string or an extension in the output, so only output with such a byte in it is
+# looked into (from Python 3.15 on any output, because frozendict leaves nothing).
+_SURE: Final = _DATA - {bytearray}
+_SLIPPED: Final = bytes((*range(0xC4, 0xCA), *range(0xD4, 0xD9)) if sys.version_info < (3, 15) else range(256))
 
-# msgpack packs these itself, strict types or not, as something that comes back as another type. They leave a byte
-# string or an extension in the output, so only output with such a byte in it is looked at.
-_SLIPPING: Final = frozenset((bytearray, memoryview, ExtType, Timestamp))
-_SLIPPED: Final = bytes((*range(0xC4, 0xCA), *range(0xD4, 0xD9), *(() if sys.version_info < (3, 15) else range(256))))
+
+def _is_flat(value: Any) -> bool:
+    kind = type(value)
+    return (kind is list or (kind is dict and _PLAIN.issuperset(map(type, value.values())))) and _PLAIN.issuperset(
+        map(type, value)
+    )
 
 
 def _kinds(value: Any) -> set[type]:
     """Collect the exact types found in a value, level by level at the speed of C."""
-    kinds: set[type] = {type(value)}
-    level = [value] if type(value) in _CONTAINERS else []
+    kinds: set[type] = set()
+    level = [value]
     while level:
-        level = get_referents(*level)
-        here = set(map(type, level))
-        kinds |= here
-        if here.isdisjoint(_CONTAINERS):
+        here = list(map(type, level))
+        kinds.update(here)
+        if kinds.isdisjoint(_CONTAINERS):
             break
-        level = list(compress(level, map(_CONTAINERS.__contains__, map(type, level))))
+        level = get_referents(*compress(level, map(_CONTAINERS.__contains__, here)))
     return kinds
 
 
 def _catch_slipped(value: Any, data: bytes) -> bytes:
     """Pack again what msgpack took for something else, or refuse it."""
-    kinds = _kinds(value)
-    foreign = kinds - _DATA | kinds & _SLIPPING
+    foreign = _kinds(value) - _SURE
     if not foreign:
         return data
     if foreign != {bytearray}:
@@ -346,62 +353,6 @@ def _read_fraction(items: list[Any]) -> Fraction:
     return Fraction(numerator, denominator)
 
 
-_SCALARS: Final[Scalars] = {
-    INT: int_from_bytes,
-    COMPLEX: lambda data: complex(*_COMPLEX.unpack(data)),
-    DECIMAL: lambda data: Decimal(data.decode("ascii"), _DECIMALS),
-    DATETIME: _read_datetime,
-    DATE: lambda data: date(*_DATE.unpack(data)),
-    TIME: _read_time,
-    TIMEDELTA: lambda data: timedelta(*_TIMEDELTA.unpack(data)),
-    UUID_CODE: _read_uuid,
-    BYTEARRAY: bytearray,
-    ELLIPSIS: lambda _data: ...,
-}
-_MARKS: Final[Marks] = {
-    TUPLE: Mark(lambda items: tuple(items[1:])),
-    SET: Mark(partial(_read_set, set)),
-    FROZENSET: Mark(partial(_read_set, frozenset)),
-    RANGE: Mark(_read_range),
-    FRACTION: Mark(_read_fraction),
-}
-
-
-class _Builder:
-    """Turn extensions and marked arrays back into objects, for one payload."""
-
-    __slots__ = ("marks", "opened", "scalars")
-
-    def __init__(self, scalars: Scalars, marks: Marks) -> None:
-        self.scalars = scalars
-        self.marks = marks
-        self.opened = 0
-
-    def extension(self, code: int, data: bytes) -> Any:
-        """Decode one extension; a mark stays as it is until its array is complete."""
-        mark = self.marks.get(code)
-        if mark is None:
-            return _read_scalar(self.scalars, code, data)
-        if data:
-            raise DecodeError(f"extension {code} carries no data")
-        self.opened += 1
-        return mark
-
-    def array(self, items: list[Any]) -> Any:
-        """Build the container that an array stands for."""
-        if items and type(items[0]) is Mark:
-            self.opened -= 1
-            return items[0].build(items)
-        return items
-
-
-def _read_scalar(scalars: Scalars, code: int, data: bytes) -> Any:
-    read = scalars.get(code)
-    if read is None:
-        raise DecodeError(f"unknown extension {code}")
-    return read(data)
-
-
 def _check_structure(payload: Buffer) -> None:
     """Prove that every claimed length is really there and that nesting is bounded, allocating one copy at most.
 
@@ -435,25 +386,86 @@ def _depth_filler() -> bytes:
 
 _DEPTH_FILLER: Final = _depth_filler()
 NESTED: Final = frozenset((*range(0x80, 0xA0), *range(0xC7, 0xCA), *range(0xD4, 0xD9), *range(0xDC, 0xE0)))
-"""First bytes of containers and extensions, which `unpack` decodes; all others begin a plain value."""
-_TIMESTAMP: Final = re.compile(rb"[\xd4-\xd8]\xff|\xc7.\xff|\xc8..\xff|\xc9....\xff", re.DOTALL)
+"""First bytes of containers and extensions, which a `Format` decodes; all others begin a plain value."""
+_TIMESTAMP: Final = re.compile(rb"\xff(?<=[\x04\x08\x0c\xd6\xd7]\xff)")  # every head of one ends so
 
 
-def unpack(payload: Buffer, scalars: Scalars, marks: Marks) -> Any:
-    """Decode any payload with the given extensions; whatever goes wrong, errors of msgpack included, is raised."""
-    if len(payload) > MAX_DEPTH:  # a shorter one can neither be too deep nor claim much
-        _check_structure(payload)
-    builder = _Builder(scalars, marks)
-    hook = builder.array if type(payload) is not bytes or _EXT8 in payload else None  # every mark begins with EXT8
-    value = unpackb(
-        payload, ext_hook=builder.extension, list_hook=hook, strict_map_key=False, unicode_errors="surrogatepass"
-    )
-    if builder.opened:
-        raise DecodeError("a mark stands where no array begins")
-    # msgpack reads its own timestamps without asking.
-    if (type(payload) is not bytes or 0xFF in payload) and _TIMESTAMP.search(payload) and Timestamp in _kinds(value):
-        raise DecodeError("unknown extension -1")
-    return value
+class Format:
+    """Decode containers and extensions by two tables: of extensions that are values, and of marks."""
+
+    __slots__ = ("_marks", "_scalars")
+
+    def __init__(self, scalars: Scalars, marks: Marks) -> None:
+        self._scalars = scalars
+        self._marks = marks
+
+    def unpack(self, payload: Buffer) -> Any:
+        """Decode a payload; whatever goes wrong, errors of msgpack included, is raised."""
+        if len(payload) > MAX_DEPTH:  # a shorter one can neither be too deep nor claim much
+            _check_structure(payload)
+        if type(payload) is not bytes or _EXT8 in payload:  # with which every mark begins
+            value = self._unpack_marked(payload)
+        else:
+            value = unpackb(payload, ext_hook=self._scalar, strict_map_key=False, unicode_errors="surrogatepass")
+            if 0xFF not in payload:
+                return value
+        # msgpack reads its own timestamps without asking.
+        if _TIMESTAMP.search(payload) and Timestamp in _kinds(value):
+            raise DecodeError("unknown extension -1")
+        return value
+
+    def _scalar(self, code: int, data: bytes) -> Any:
+        read = self._scalars.get(code)
+        if read is None:
+            raise DecodeError(f"unknown extension {code}")
+        return read(data)
+
+    def _unpack_marked(self, payload: Buffer) -> Any:
+        opened = 0  # marks that have not met their array
+
+        def extension(code: int, data: bytes) -> Any:
+            nonlocal opened
+            if code in self._marks and not data:
+                opened += 1
+                return self._marks[code]
+            return self._scalar(code, data)
+
+        def array(items: list[Any]) -> Any:
+            nonlocal opened
+            if items and type(items[0]) is Mark:
+                opened -= 1
+                return items[0].build(items)
+            return items
+
+        value = unpackb(
+            payload, ext_hook=extension, list_hook=array, strict_map_key=False, unicode_errors="surrogatepass"
+        )
+        if opened:
+            raise DecodeError("a mark stands where no array begins")
+        return value
+
+
+_VALUES: Final = Format(
+    {
+        INT: int_from_bytes,
+        COMPLEX: lambda data: complex(*_COMPLEX.unpack(data)),
+        DECIMAL: lambda data: Decimal(data.decode("ascii"), _DECIMALS),
+        DATETIME: _read_datetime,
+        DATE: lambda data: date(*_DATE.unpack(data)),
+        TIME: _read_time,
+        TIMEDELTA: lambda data: timedelta(*_TIMEDELTA.unpack(data)),
+        UUID_CODE: _read_uuid,
+        BYTEARRAY: bytearray,
+        ELLIPSIS: lambda _data: ...,
+    },
+    {
+        TUPLE: Mark(lambda items: tuple(items[1:])),
+        SET: Mark(partial(_read_set, set)),
+        FROZENSET: Mark(partial(_read_set, frozenset)),
+        RANGE: Mark(_read_range),
+        FRACTION: Mark(_read_fraction),
+    },
+)
 
 
 def decode_value(payload: Buffer) -> Any:
@@ -463,7 +475,7 @@ def decode_value(payload: Buffer) -> Any:
         if first == _BIN8 and type(payload) is bytes and len(payload) == payload[1] + 2:
             return payload[2:]
         if first in NESTED:
-            return unpack(payload, _SCALARS, _MARKS)
+            return _VALUES.unpack(payload)
         return unpackb(payload, unicode_errors="surrogatepass")
     except (DecodeError, MemoryError):
         raise

@@ -197,8 +197,8 @@ def crew(target: Callable[..., None], *arguments: tuple[Any, ...]) -> Iterator[C
     members: dict[Connection, SpawnProcess] = {}
     done = False
     try:
-        # A child inherits that Ctrl-C is ignored: ending it is this process's business.
-        with ignored(signal.SIGINT):
+        # A child inherits that Ctrl-C is ignored: ending it is this process's business. Half a start would show in it.
+        with ignored(signal.SIGINT), deferred(signal.SIGTERM, signal.SIGHUP):
             for args in arguments:
                 ours, theirs = context.Pipe()
                 process = context.Process(target=run_child, args=(target, theirs, *args), daemon=True)
@@ -225,6 +225,16 @@ def ignored(*signals: signal.Signals) -> Iterator[None]:
 
 
 @contextmanager
+def deferred(*signals: signal.Signals) -> Iterator[None]:
+    """Let `signals` wait until the end of the block."""
+    arrived: list[int] = []
+    with handling(lambda number, _frame: arrived.append(number), *signals):
+        yield
+    for number in arrived:
+        signal.raise_signal(number)
+
+
+@contextmanager
 def handling(
     handler: Callable[[int, FrameType | None], Any] | signal.Handlers, *signals: signal.Signals
 ) -> Iterator[None]:
@@ -244,17 +254,19 @@ def stop(number: int, _frame: FrameType | None) -> None:
 
 
 @contextmanager
-def workplace(directory: str | None) -> Iterator[str]:
-    """Yield `directory`, or a temporary one that is gone afterwards."""
-    if directory is not None:
-        yield directory
-        return
-    temporary = tempfile.mkdtemp(prefix="diskcache-like-demo-")
+def workplace(directory: str | None) -> Iterator[Cache]:
+    """Yield a cache in `directory`, or in a temporary one that is gone afterwards."""
+    temporary = tempfile.mkdtemp(prefix="diskcache-like-demo-") if directory is None else None
+    cache = None
     try:
-        yield temporary
+        cache = Cache(directory or temporary)
+        yield cache
     finally:
         with ignored(signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            shutil.rmtree(temporary)
+            if cache is not None:
+                cache.close()
+            if temporary is not None:
+                shutil.rmtree(temporary)
 
 
 def default_processes() -> int:
@@ -266,12 +278,13 @@ def run(directory: str | None = None, processes: int | None = None, limit: int |
     """Run the demonstration, print what it saw and return an exit code: 1 if any read was stale."""
     count = processes or default_processes()
     modules = find_modules(limit)
-    with handling(stop, signal.SIGTERM, signal.SIGHUP), workplace(directory) as place, Cache(place) as cache:
+    with handling(stop, signal.SIGTERM, signal.SIGHUP), workplace(directory) as cache:
         print(f"Python {sys.version.split()[0]}, {len(modules):,} modules of its standard library, {count} processes")
-        print(f"cache in {place}\n", flush=True)
-        print_passes(measure_modules(place, modules, count), Usage.of(place))
+        print("each process asks for what was measured of every module; the cache is all they share:")
+        print(f"{cache.directory}\n", flush=True)
+        print_passes(measure_modules(cache.directory, modules, count), Usage.of(cache.directory))
         print_modules({module[0]: cache[("summary", *module)] for module in modules})
-        return print_coherence(*watch_writes(place, cache))
+        return print_coherence(*watch_writes(cache))
 
 
 def measure_modules(directory: str, modules: list[Module], count: int) -> list[Pass]:
@@ -286,11 +299,11 @@ def measure_modules(directory: str, modules: list[Module], count: int) -> list[P
     return passes
 
 
-def watch_writes(directory: str, cache: Cache) -> tuple[int, Tally]:
+def watch_writes(cache: Cache) -> tuple[int, Tally]:
     """Read a key from memory, have another process write it, read it again; return the stale reads and the timings."""
     stale, tally = 0, Tally()
     cache.set(SIGNAL_KEY, 0)
-    with crew(write, (directory,)) as writer:
+    with crew(write, (cache.directory,)) as writer:
         for number in range(1, ROUNDS + 1):
             cache.get(SIGNAL_KEY)
             start = time.perf_counter_ns()

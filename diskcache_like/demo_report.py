@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 MOST_COMPLEX = 8
 NAMED_FAILURES = 3
 REDRAW_SECONDS = 0.1
+NAME_WIDTH = 24  # bars of several passes begin at one column
 
 
 @dataclass
@@ -98,7 +99,7 @@ class Progress:
         except ImportError:
             return self
         self._bar = self._stack.enter_context(Bar())
-        self._bar.add_task(self._name, total=self._total)
+        self._bar.add_task(self._name.ljust(NAME_WIDTH), total=self._total)
         return self
 
     def __exit__(
@@ -129,8 +130,8 @@ def print_passes(passes: Sequence[Pass], usage: Usage) -> None:
         [
             (
                 one.name,
-                f"{one.seconds:.2f} s",
-                f"{first.seconds / one.seconds:.0f} x" if one is not first and first.tally.computed else "",
+                f"{one.seconds:.2f} s" if one.seconds >= 1 else f"{one.seconds * 1_000:.0f} ms",
+                f"{first.seconds / one.seconds:,.0f} x" if one is not first and first.tally.computed else "",
                 f"{one.tally.hits / max(one.tally.gets, 1):.1%}",
                 f"{one.tally.computed:,}",
             )

@@ -18,6 +18,7 @@ from hashlib import blake2b
 from typing import Any, BinaryIO
 
 from . import codecs, files, keys
+from .codecs import NotData, encode_value
 from .errors import DecodeError, SignatureError, ValueEncodeError
 from .pickles import dumps_pickle, loads_pickle
 from .record import MODE_BINARY, MODE_NONE, MODE_PICKLE, MODE_RAW, MODE_TEXT, Record
@@ -106,6 +107,16 @@ class Disk:
         self._own_keys = kind.put is Disk.put and kind.get is Disk.get
         if self._own_keys:
             self.stored_key: Callable[[object], bytes] = keys.encode_key
+
+    @property
+    def min_file_size(self) -> int:
+        """Return the bytes from which a value goes to a file."""
+        return self._min_file_size
+
+    @min_file_size.setter
+    def min_file_size(self, size: int) -> None:
+        self._min_file_size = size
+        self._file_floor = max(size, SMALLEST_FILE)  # a payload this long or longer goes to a file
 
     @property
     def plain_values(self) -> bool:
@@ -206,6 +217,14 @@ class Disk:
     def encode(self, value: Any, read: bool, key: Any) -> Stored:
         """Return the encoded value; a value file, if one is needed, is written whole when this returns."""
         if self._own_values:
+            if not read:
+                try:
+                    payload = encode_value(value)
+                except NotData:
+                    pass
+                else:
+                    if len(payload) < self._file_floor:
+                        return MODE_RAW, payload, None, 0
             return self._encode(value, read, key)
         size, mode, filename, data = self.store(value, read, key=key)
         if filename is None:
@@ -238,14 +257,12 @@ class Disk:
     # -- inside ---------------------------------------------------------------------------------------------------
 
     def _encode(self, value: Any, read: bool, key: Any) -> Stored:
-        if type(value) is int:
-            return MODE_RAW, codecs.encode_value(value), None, 0
         if read:
             return self._write(MODE_BINARY, _pieces(value), key, value)
-        if type(value) is bytes and len(value) >= max(self.min_file_size, SMALLEST_FILE):
+        if type(value) is bytes and len(value) >= self._file_floor:
             return self._write(MODE_BINARY, (value,), key, value)
         mode, payload = self._payload(value)
-        if len(payload) < self.min_file_size or len(payload) < SMALLEST_FILE:
+        if len(payload) < self._file_floor:
             return mode, payload, None, 0
         return self._write(mode, (payload,), key, value)
 

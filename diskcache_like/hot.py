@@ -52,25 +52,30 @@ class HotLayer:
 
     def put(self, key: Hashable, entry: HotEntry) -> None:
         """Keep an entry, evicting others until the limit holds; one that is too large is dropped instead."""
-        if entry[COST] > self.admits:
+        entries = self.entries
+        cost = entry[COST]
+        old = entries.get(key)
+        if old is not None and old[COST] == cost:
+            # No lock: if the key is evicted just now it comes back without a place in the order, which `_compact`
+            # gives it, and its cost is counted again there.
+            entries[key] = entry
+        elif cost > self.admits:
             self.discard(key)
-            return
-        if not self._lock.acquire(blocking=False):
-            return  # another thread is inserting: not keeping an entry is always right, and nobody waits
-        try:
-            old = self.entries.get(key)
-            self.entries[key] = entry
-            if old is None:
-                self.size += entry[COST]
-                self._order.append(key)
-                if len(self._order) > 2 * len(self.entries) + 64:
-                    self._compact()
-            else:
-                self.size += entry[COST] - old[COST]
-            if self.size > self.limit:
-                self._evict()
-        finally:
-            self._lock.release()
+        elif self._lock.acquire(False):  # another thread is inserting: not keeping an entry is always right
+            try:
+                old = entries.get(key)
+                entries[key] = entry
+                self.size += cost
+                if old is not None:
+                    self.size -= old[COST]
+                else:
+                    self._order.append(key)
+                    if len(self._order) > 2 * len(entries) + 64:
+                        self._compact()
+                if self.size > self.limit:
+                    self._evict()
+            finally:
+                self._lock.release()
 
     def discard(self, key: Hashable) -> None:
         """Forget one entry."""
@@ -110,6 +115,7 @@ class HotLayer:
         hand = self._hand
         while self.size > self.limit and entries:
             if hand >= len(order):
+                self._hand = len(order)
                 self._compact()
                 order, hand = self._order, 0
             key = order[hand]
@@ -126,11 +132,14 @@ class HotLayer:
         self._hand = hand
 
     def _compact(self) -> None:
-        """Drop holes and repeated keys, keeping the age order and the hand's place in it."""
-        ahead = dict.fromkeys(key for key in self._order[self._hand :] if key in self.entries)
-        behind = dict.fromkeys(key for key in self._order[: self._hand] if key in self.entries and key not in ahead)
-        self._order = [*behind, *ahead]
+        """Drop holes and repeated keys, keeping the age order and the hand's place in it; count the size afresh."""
+        entries = self.entries
+        ahead = dict.fromkeys(key for key in self._order[self._hand :] if key in entries)
+        behind = dict.fromkeys(key for key in self._order[: self._hand] if key in entries and key not in ahead)
+        lost = [key for key in list(entries) if key not in ahead and key not in behind]
+        self._order = [*behind, *ahead, *lost]
         self._hand = len(behind)
+        self.size = sum(entry[COST] for entry in list(entries.values()))
 
 
 _HOLE = object()

@@ -21,7 +21,7 @@ from uuid import UUID
 
 from . import canonical as form
 from .canonical import KEY_DEPTH, KEY_SIZE_LIMIT, PrefixedQueueKey, QueueKey, encode_key, encode_long, queue_key
-from .codecs import NESTED, Mark, Marks, NotData, Scalars, decode_value, encode_value, int_from_bytes, unpack
+from .codecs import NESTED, Format, Mark, NotData, decode_value, encode_value, int_from_bytes
 from .errors import DecodeError, KeyEncodeError, KeyTooLarge, ValueEncodeError
 from .pickles import dumps_pickle
 
@@ -113,33 +113,35 @@ def _read_path(kind: type[PosixPath | PureWindowsPath], data: bytes) -> PosixPat
     return kind(data.decode("utf-8", "surrogatepass"))
 
 
-_SCALARS: Final[Scalars] = {
-    form.INT: int_from_bytes,
-    form.COMPLEX: lambda data: complex(*form.PAIR.unpack(data)),
-    form.DATE: lambda data: dt.date.fromordinal(int.from_bytes(data, "big")),
-    form.DATETIME: lambda data: dt.datetime.min + (_read_moment(data) - _FIRST_DAY),
-    form.INSTANT: _read_instant,
-    form.TIME: _read_time,
-    form.ZONED_TIME: _needs_spelling,
-    form.TIMEDELTA: lambda data: dt.timedelta(*form.DAYS.unpack(data)),
-    form.UUID_CODE: lambda data: UUID(bytes=data),
-    form.ELLIPSIS: lambda _data: ...,
-    form.NAME: _needs_spelling,
-    form.QUEUE: _read_queue_key,
-    form.PREFIXED: _read_prefixed,
-    form.POSIX_PATH: partial(_read_path, PosixPath),
-    form.WINDOWS_PATH: partial(_read_path, PureWindowsPath),
-}
-_MARKS: Final[Marks] = {
-    form.TUPLE: Mark(lambda items: tuple(items[1:])),
-    form.SET: Mark(lambda items: frozenset(items[1:])),
-    form.RANGE: Mark(_read_range),
-    form.DECIMAL: Mark(_read_decimal),
-    form.FRACTION: Mark(_read_fraction),
-    form.ENUM: Mark(_needs_spelling),
-    form.DATACLASS: Mark(_needs_spelling),
-    form.INSTANCE: Mark(_needs_spelling),
-}
+_KEYS: Final = Format(
+    {
+        form.INT: int_from_bytes,
+        form.COMPLEX: lambda data: complex(*form.PAIR.unpack(data)),
+        form.DATE: lambda data: dt.date.fromordinal(int.from_bytes(data, "big")),
+        form.DATETIME: lambda data: dt.datetime.min + (_read_moment(data) - _FIRST_DAY),
+        form.INSTANT: _read_instant,
+        form.TIME: _read_time,
+        form.ZONED_TIME: _needs_spelling,
+        form.TIMEDELTA: lambda data: dt.timedelta(*form.DAYS.unpack(data)),
+        form.UUID_CODE: lambda data: UUID(bytes=data),
+        form.ELLIPSIS: lambda _data: ...,
+        form.NAME: _needs_spelling,
+        form.QUEUE: _read_queue_key,
+        form.PREFIXED: _read_prefixed,
+        form.POSIX_PATH: partial(_read_path, PosixPath),
+        form.WINDOWS_PATH: partial(_read_path, PureWindowsPath),
+    },
+    {
+        form.TUPLE: Mark(lambda items: tuple(items[1:])),
+        form.SET: Mark(lambda items: frozenset(items[1:])),
+        form.RANGE: Mark(_read_range),
+        form.DECIMAL: Mark(_read_decimal),
+        form.FRACTION: Mark(_read_fraction),
+        form.ENUM: Mark(_needs_spelling),
+        form.DATACLASS: Mark(_needs_spelling),
+        form.INSTANCE: Mark(_needs_spelling),
+    },
+)
 
 
 def decode_key(stored: bytes, spelling_payload: bytes | None = None) -> Any:
@@ -161,7 +163,7 @@ def _decode(stored: bytes) -> Any:
     if not 0 < len(stored) <= KEY_SIZE_LIMIT:
         raise DecodeError(f"a stored key of {len(stored)} bytes was not written by this package")
     try:
-        key = unpack(stored, _SCALARS, _MARKS) if stored[0] in NESTED else decode_value(stored)
+        key = _KEYS.unpack(stored) if stored[0] in NESTED else decode_value(stored)
         if encode_key(key) == stored:
             return key
     except (DecodeError, MemoryError):
@@ -214,12 +216,13 @@ def _pickled(key: object) -> bytes | None:
 
 # ----------------------------------------------------------------------------------------------------- placing
 
+SHORT: Final = 64  # bytes from which on a key is digested before it is divided, since division is quadratic
 _PRIMES: Final = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37)
 
 
 def key_hash(stored: bytes, modulus: int) -> int:
     """Return the place of a stored key: a multiple of four below 2**62."""
-    if len(stored) > 64:  # division is quadratic
+    if len(stored) > SHORT:
         stored = hashlib.blake2b(stored, digest_size=16).digest()
     return (int.from_bytes(stored, "big") % modulus) << 2
 

@@ -22,6 +22,7 @@ from zlib import crc32
 from .errors import DecodeError, SignatureError
 
 SIMPLE = 1
+SIMPLE_HEAD = b"\x01"
 FULL = 2
 SIGNED = 1  # flag: the trailer is a keyed tag, not a CRC
 HAS_EXPIRE = 2  # flag: the expire field counts
@@ -64,7 +65,7 @@ class Record(NamedTuple):
 
 def pack_simple(stored: bytes, payload: bytes) -> bytes:
     """Return the BLOB for a value in the row without expiry or tag."""
-    body = b"\x01" + payload
+    body = SIMPLE_HEAD + payload
     return body + crc32(body, crc32(stored)).to_bytes(4, "little")
 
 

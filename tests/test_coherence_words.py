@@ -1,4 +1,4 @@
-"""64-bit words: what both implementations do, and which one a machine may use."""
+"""64-bit words: what both implementations do, which one a machine may use, and the word that tells of a fork."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import importlib
 import mmap
 import os
 import platform
+import subprocess
 import sys
+import threading
 from types import SimpleNamespace
 
 import pytest
 
-from diskcache_like.coherence import native, words
+from diskcache_like.coherence import forks, native, words
+from diskcache_like.coherence.forks import ForkGuard
 from diskcache_like.coherence.native import NativeModule
 from diskcache_like.coherence.words import Implementation, NativeWords, Words
 from diskcache_like.errors import SettingError
@@ -224,3 +227,84 @@ def test_a_missing_or_outdated_helper_is_none(monkeypatch: pytest.MonkeyPatch, m
         assert native.load() is None
     finally:
         native._load.cache_clear()
+
+
+@pytest.fixture(params=["wiped", "not wiped"])
+def guard(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ForkGuard:
+    if request.param == "not wiped":
+        monkeypatch.setattr(sys, "platform", "another")
+    return ForkGuard()
+
+
+def test_the_token_is_one_in_a_process_and_another_in_each_descendant() -> None:
+    token = forks.process_token()
+    reader, writer = os.pipe()
+
+    def tell() -> None:
+        os.write(writer, b"%d %d " % (forks.process_token(), forks.process_token()))
+
+    child = os.fork()
+    if not child:
+        tell()
+        if os.fork() == 0:
+            tell()
+            os._exit(0)
+        os.wait()
+        os._exit(0)
+    os.waitpid(child, 0)
+    first, again, second, and_again = map(int, os.read(reader, 100).split())
+    assert (first, second) == (again, and_again)
+    assert len({token, first, second}) == 3
+    assert forks.process_token() == token
+    os.close(reader)
+    os.close(writer)
+
+
+C_FORK = """
+import ctypes, os
+from diskcache_like.coherence import forks
+token = forks.process_token()
+reader, writer = os.pipe()
+if ctypes.PyDLL(None).fork() == 0:
+    os.write(writer, b"%d %d" % (forks.process_token(), forks.process_token()))
+    os._exit(0)
+first, second = map(int, os.read(reader, 50).split())
+os.wait()
+assert first == second != token == forks.process_token(), (token, first, second)
+"""
+
+
+@pytest.mark.parametrize("platform", ["linux", "one that wipes no pages"])
+def test_a_fork_made_from_c_is_noticed(platform: str) -> None:
+    code = f"import sys; sys.platform = {platform!r}\n{C_FORK}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_word_is_the_token_or_says_nothing(guard: ForkGuard) -> None:
+    assert guard.word[0] == (guard.token() if guard.wiped_by_kernel else 2**64 - 1)
+    assert guard.token() == guard.token() != 0
+
+
+def as_after_a_fork_from_c(guard: ForkGuard) -> None:
+    guard.word[0] = 0
+    guard._pid = -1
+
+
+def test_threads_of_a_new_child_agree_on_one_token(guard: ForkGuard) -> None:
+    old = guard.token()
+    as_after_a_fork_from_c(guard)
+    tokens: list[int] = []
+    threads = [threading.Thread(target=lambda: tokens.append(guard.token())) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert set(tokens) == {old + 1}
+
+
+def test_a_lock_copied_while_locked_does_not_stop_the_token(guard: ForkGuard) -> None:
+    old = guard.token()
+    guard._lock.acquire()
+    guard.forked()
+    assert guard.token() == guard.token() != old

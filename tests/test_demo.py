@@ -42,7 +42,7 @@ def temporary(tmp_path: Path) -> Path:
 def test_demo_shows_its_work_and_cleans_up(temporary: Path) -> None:
     done = run("demo", "--limit", 30, "--processes", 3, temporary=temporary)
     assert (done.returncode, done.stderr) == (0, "")
-    assert re.search(r"^fresh processes +\S+ s +[\d,]+ x +100\.0% +0$", done.stdout, re.MULTILINE)
+    assert re.search(r"^fresh processes +\S+ m?s +[\d,]+ x +100\.0% +0$", done.stdout, re.MULTILINE)
     assert "read on its very next get: 0 stale reads" in done.stdout
     for word in ("set index", "get summary, disk", "get summary, memory", "value files", "longest function"):
         assert word in done.stdout
@@ -56,7 +56,7 @@ def test_demo_is_warm_the_second_time(tmp_path: Path, temporary: Path) -> None:
     assert (first.returncode, second.returncode) == (0, 0)
     assert "warm already" not in first.stdout
     assert "warm already" in second.stdout
-    assert re.search(r"^first run +\S+ s +100\.0% +0$", second.stdout, re.MULTILINE)
+    assert re.search(r"^first run +\S+ m?s +100\.0% +0$", second.stdout, re.MULTILINE)
     with Cache(directory) as cache:
         assert len(cache) == 40  # two entries a module, and nothing of the second part
         assert cache.check() == []

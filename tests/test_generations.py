@@ -15,6 +15,7 @@ import pytest
 
 from diskcache_like.coherence import generations, native
 from diskcache_like.coherence.generations import HEADER_WORDS, PAGE, GenerationFile, Header
+from diskcache_like.coherence.lock import WriteLock
 from diskcache_like.coherence.words import Implementation
 from diskcache_like.errors import DirectoryError, DiskFull, SettingError, UnsafeDirectory
 
@@ -404,6 +405,21 @@ def test_what_cannot_be_opened_names_the_path(path: Path, monkeypatch: pytest.Mo
     with pytest.raises(DirectoryError) as caught:
         GenerationFile.create(path.parent / "other.gen")
     assert caught.value.errno == errno.ENOMEM
+
+
+@pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES])
+@pytest.mark.parametrize("open_it", [GenerationFile.create, GenerationFile.open_existing, WriteLock])
+def test_a_directory_that_cannot_be_written_is_named(
+    path: Path, monkeypatch: pytest.MonkeyPatch, code: int, open_it: Callable[[Path], object]
+) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(code, os.strerror(code))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", refuse)
+        with pytest.raises(DirectoryError, match=r"cache\.gen") as caught:
+            open_it(path)
+    assert caught.value.errno == code
 
 
 def test_native_words_without_the_helper_are_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

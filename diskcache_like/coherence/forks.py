@@ -11,11 +11,14 @@ import threading
 # from C (application servers), and asking for the process id is a system call of some 140 ns.
 _MADV_WIPEONFORK = 18
 
+_NOBODY = 2**64 - 1
+
 
 class ForkGuard:
     """Hold a number that differs from that of every process this one descends from.
 
-    The number is kept in a page that fork wipes; where the kernel cannot, the process id is compared as well.
+    `word[0]` is that number, in a page that fork wipes. Where the kernel cannot wipe, it is one that no process has, so
+    that whoever compares the word alone always goes on to ask `token`, which then compares the process id.
     """
 
     __slots__ = ("_lock", "_pid", "_token", "wiped_by_kernel", "word")
@@ -24,32 +27,33 @@ class ForkGuard:
         page = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self.wiped_by_kernel = _wipe_on_fork(page)
         self.word = memoryview(page).cast("Q")
-        self._lock = threading.Lock()
-        self._pid = os.getpid()
-        self._token = self.word[0] = 1
+        self._token = 0
+        self.forked()
 
     def token(self) -> int:
         """Return this process's number; compare it with `==` to one taken when a resource was opened."""
-        if self.word[0] and (self.wiped_by_kernel or os.getpid() == self._pid):
-            return self._token
-        self._renew()
+        if self.word[0] != self._token and self._is_stale():
+            self._renew()
         return self._token
 
     def forked(self) -> None:
         """Renew the number in a child of `os.fork`, while the child has only one thread."""
         self._lock = threading.Lock()
-        self.word[0] = 0
+        self._pid = self.word[0] = 0
         self._renew()
+
+    def _is_stale(self) -> bool:
+        return not self.word[0] if self.wiped_by_kernel else os.getpid() != self._pid
 
     def _renew(self) -> None:
         # Only the first threads of a process forked from C can meet here; the lock keeps them to one number. It may
         # have been copied in the locked state, hence the limit: two numbers in one process only cost a reopening.
         got = self._lock.acquire(timeout=1.0)
         try:
-            if not self.word[0] or os.getpid() != self._pid:
+            if self._is_stale():
+                self._token += 1  # before what says that it is valid
                 self._pid = os.getpid()
-                self._token += 1
-                self.word[0] = self._token
+                self.word[0] = self._token if self.wiped_by_kernel else _NOBODY
         finally:
             if got:
                 self._lock.release()

@@ -31,6 +31,7 @@ MAX_SLOTS: Final = 2**20
 DEFAULT_SLOTS: Final = 2**16
 
 NEVER: Final = 2**63 - 1
+UNKNOWN: Final = 2**64 - 1
 
 # Another layout must take another file name: two layouts in one file would not see each other's generations.
 _FORMAT: Final = 1
@@ -71,6 +72,8 @@ class Header:
     UNSETTLED: Final = 17  # not 0 between begin_all and settle_all: if seen by a new holder, the last one died there
     NEXT_EXPIRE: Final = 18  # no entry expires before this (microseconds since the Unix epoch; NEVER = none does)
     WRITTEN: Final = 19  # bytes written into the WAL, an estimate that only grows
+    COUNT: Final = 25  # entries in the database, UNKNOWN if they must be counted
+    SETTLED: Final = 26  # TICK as the last holder left it; another TICK: it died in between, and COUNT may be wrong
     MARK: Final = 24  # value of WRITTEN at which the volume is looked at again
     FILES: Final = 20  # not 0 if value files may exist
     CHECKPOINTED: Final = 21  # value of WRITTEN at the last checkpoint
@@ -273,6 +276,8 @@ class GenerationFile:
             Header.DISPLACED: 1,
             Header.TICK: tick,
             Header.FILES: 1,
+            Header.COUNT: UNKNOWN,
+            Header.SETTLED: tick,
         }
         for index in range(Header.READY):
             header[index] = values.get(index, 0)

@@ -104,7 +104,7 @@ class WriteLock:
         """Give the lock back and wake one of those who wait."""
         if not self._owner:
             if self._descriptor < 0:
-                return  # abandoned while held, in a forked child that unwinds: the parent's lock is not ours to drop
+                return  # closed or abandoned while held; a forked child unwinds thus, whose lock is its parent's
             raise NotOwner(f"{self.path} is not held")
         try:
             flock(self._descriptor, LOCK_UN)
@@ -127,11 +127,13 @@ class WriteLock:
     def close(self) -> None:
         """Close the descriptor, which also drops a lock that is held."""
         descriptor, self._descriptor = self._descriptor, -1
-        self._owner = 0
         self._header = self._native = self._pointer = None
         _open_locks.discard(self)
         if descriptor >= 0:
             os.close(descriptor)
+        if self._owner:
+            self._owner = 0
+            self._thread.release()  # whoever waits for it must come and see that the lock is closed
 
     def abandon(self) -> None:
         """Let go in a forked child of what the parent may be holding.

@@ -128,10 +128,14 @@ def _check_directories(store: Store, fix: bool, found: _Findings) -> None:
 
 def _check_totals(store: Store, fix: bool, timeout: float | None, found: _Findings) -> None:
     with store.locked(timeout):
-        ((count, size, _),) = store.select_writer(sql.TOTALS)
-        ((real_count, real_size),) = store.select_writer(sql.REAL_TOTALS)
-        if (count, size) == (real_count, real_size):
-            return
-        found.add(f"{store.path}: totals say {count} entries and {size} bytes in files, not {real_count} and {real_size}")
-        if fix:
-            store.set_totals(real_count, real_size)
+        ((size, _),) = store.select_writer(sql.FILE_TOTALS)
+        ((real_size,),) = store.select_writer(sql.REAL_FILES)
+        ((real_count,),) = store.select_writer(sql.COUNT)
+        if size != real_size:
+            found.add(f"{store.path}: total says {size} bytes in value files, there are {real_size}")
+            if fix:
+                store.set_file_total(real_size)
+        if store.txn is None and store.count() != real_count:
+            found.add(f"{store.path}: count says {store.count()} entries, there are {real_count}")
+            if fix:
+                store.recount()

@@ -10,12 +10,13 @@ import os
 import re
 import sqlite3
 import threading
+import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..coherence.generations import GenerationFile, Header, boot_stamp
+from ..coherence.generations import UNKNOWN, GenerationFile, Header, boot_stamp
 from ..coherence.lock import WriteLock
 from ..coherence.words import Implementation
 from ..errors import CacheError, CorruptDatabase, CorruptDatabaseWarning, ForeignDatabase
@@ -186,7 +187,7 @@ def _under_lock(store: Store) -> GenerationFile:
         generations = _existing(store)
         epoch = generations.header[Header.EPOCH] if generations else newest_epoch(store.directory)
         path = database_path(store.directory, epoch)
-        tick, displaced = _ensure_database(store, path)
+        displaced = _ensure_database(store, path)
         if generations is None:
             generations = GenerationFile.create(
                 _generation_path(store),
@@ -195,16 +196,16 @@ def _under_lock(store: Store) -> GenerationFile:
                 epoch=epoch,
                 shared=store.config.shared,
             )
-        _renew(generations, tick, displaced)
+        _renew(generations, displaced)
         return generations
     finally:
         store.lock.release()
 
 
-def _ensure_database(store: Store, path: str) -> tuple[int, int]:
+def _ensure_database(store: Store, path: str) -> int:
     """Make the database if it is missing or empty, migrate it if it is old.
 
-    Returns its highest sequence number, and whether keys may live beside their home place.
+    Returns whether keys may live beside their home place.
     """
     config = store.config
     if not os.path.exists(path):
@@ -221,13 +222,13 @@ def _ensure_database(store: Store, path: str) -> tuple[int, int]:
             if version < schema.VERSION:
                 schema.migrate(connection, path, version)
             identity, _ = read_settings(connection, path)
-            return int(connection.execute(sql.MAX_SEQ).fetchone()[0] or 0), identity.get("displaced", 0)
+            return int(identity.get("displaced", 0))
         finally:
             connection.close()
     except sqlite3.Error as error:
         problem = mapped(error, path)
         if isinstance(problem, CorruptDatabase):
-            return 0, 1  # the generations are made all the same; opening then sets the database aside through them
+            return 1  # the generations are made all the same; opening then sets the database aside through them
         raise problem from error
 
 
@@ -235,14 +236,15 @@ def _storable(settings: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if name not in HANDLE_ONLY}
 
 
-def _renew(generations: GenerationFile, tick: int, displaced: int) -> None:
+def _renew(generations: GenerationFile, displaced: int) -> None:
     """Bring the header in line with the database after a reboot, a repair or at creation; the lock is held.
 
     Every slot gets a new even number: whatever a crash left odd or unwritten is settled, and no stamp of before counts.
     """
     header = generations.header
-    tick = max(header[Header.TICK], tick) + 1
-    header[Header.TICK] = tick
+    tick = max(header[Header.TICK] + 1, time.time_ns() // 1000)  # microseconds: no count of writes overtakes them
+    header[Header.TICK] = header[Header.SETTLED] = tick
+    header[Header.COUNT] = UNKNOWN
     header[Header.NEXT_EXPIRE] = 0  # the next write looks for the real one
     header[Header.MARK] = 0
     header[Header.CHECKPOINTED] = header[Header.WRITTEN]
@@ -294,6 +296,8 @@ def _next_database(
     header[Header.EPOCH] = following  # from here on every operation of every process follows to the new database
     header[Header.NEXT_EXPIRE] = NO_EXPIRE
     header[Header.MARK] = 0
+    header[Header.COUNT] = 0
+    header[Header.SETTLED] = tick
     generations.settle_all(tick)
     warnings.warn(
         f"{problem}; the database stays where it is and the cache goes on empty in {path!r}",

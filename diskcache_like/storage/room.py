@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from .. import files
-from ..coherence.generations import Header
+from ..coherence.generations import UNKNOWN, Header
 from ..errors import DecodeError
 from . import schema
 from . import statements as sql
@@ -60,7 +60,7 @@ def live_volume(store: Store) -> int:
     """Return the bytes in use, seen through the writing connection."""
     ((pages,),) = store.select_writer(sql.PAGE_COUNT)
     ((free,),) = store.select_writer(sql.FREE_PAGES)
-    ((_, file_bytes, trash),) = store.select_writer(sql.TOTALS)
+    ((file_bytes, trash),) = store.select_writer(sql.FILE_TOTALS)
     in_transaction = store.txn is not None
     return (int(pages) - int(free)) * 4096 + int(file_bytes) + (0 if in_transaction else int(trash))
 
@@ -87,7 +87,7 @@ def make_room(store: Store, target: int) -> int:
 def victims(store: Store, excess: int, locked: bool) -> list[int]:
     """Return the places of the entries of lowest rank whose removal should free about `excess` bytes."""
     _ensure_rank_index(store)
-    ((count, file_bytes, _),) = store.select_writer(sql.TOTALS)
+    count = known_count(store)
     if not count:
         return []
     average = max(live_volume(store) // count, 1)
@@ -100,6 +100,13 @@ def victims(store: Store, excess: int, locked: bool) -> list[int]:
         if doomed or not rows:
             return doomed
     return [h for h, _, _ in rows]
+
+
+def known_count(store: Store) -> int:
+    """Return the number of entries, counting them if the header does not know."""
+    if store.header[Header.COUNT] == UNKNOWN and store.txn is None:
+        store.recount()
+    return store.count()
 
 
 def _second_look(store: Store, rows: Sequence[tuple[int, int, int]]) -> tuple[list[tuple[int, int, int]], list[int]]:
@@ -138,11 +145,10 @@ def _ensure_rank_index(store: Store) -> None:
 def delete_rows(store: Store, places: Sequence[int], locked: bool) -> None:
     """Delete rows by place in one transaction, their slots odd until it has ended."""
     if not locked:
-        with store.changing(places, locked=False):
-            store.writer.executemany(sql.DELETE_H, [(h,) for h in places])
+        store.delete_places(places)
         return
-    with store.batch(), store.changing(places, locked=False):
-        store.writer.executemany(sql.DELETE_H, [(h,) for h in places])
+    with store.batch():
+        store.delete_places(places)
 
 
 def cull_due(store: Store) -> None:

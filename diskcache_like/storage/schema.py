@@ -1,7 +1,8 @@
 """The database schema: every table, index and trigger, its version, and how older versions become the present one.
 
-The invariants that must survive any crash live here, not in Python: the totals count what is there, and the file of a
-row that goes or changes is in the trash from the same commit on.
+The invariants that must survive any crash live here, not in Python: the bytes in value files are counted, and the file
+of a row that goes or changes is in the trash, from the same commit on. Rows without a file pay nothing for that. Each
+index costs a written page per insert and delete, so those that few caches need are made when they are first used.
 """
 
 from __future__ import annotations
@@ -27,37 +28,39 @@ ENTRY = """CREATE TABLE entry (
     queue BLOB,
     num INTEGER,
     v BLOB NOT NULL)"""
-TOTALS = "CREATE TABLE totals (id INTEGER PRIMARY KEY CHECK (id = 1), count INTEGER NOT NULL, files INTEGER NOT NULL)"
+TOTALS = "CREATE TABLE totals (id INTEGER PRIMARY KEY CHECK (id = 1), files INTEGER NOT NULL)"
 TRASH = "CREATE TABLE trash (file PRIMARY KEY, size INTEGER NOT NULL, at REAL) WITHOUT ROWID"
 SETTING = "CREATE TABLE setting (name TEXT PRIMARY KEY, value) WITHOUT ROWID"
-SEQ_INDEX = "CREATE UNIQUE INDEX entry_seq ON entry (seq)"
+SEQ_INDEX = "CREATE INDEX entry_seq ON entry (seq)"
 EXPIRE_INDEX = "CREATE INDEX entry_expire ON entry (expire) WHERE expire IS NOT NULL"
 QUEUE_INDEX = "CREATE UNIQUE INDEX entry_queue ON entry (queue, num) WHERE queue IS NOT NULL"
 FILE_INDEX = "CREATE INDEX entry_file ON entry (file) WHERE file IS NOT NULL"
 TAG_INDEX = "CREATE INDEX entry_tag ON entry (tag) WHERE tag IS NOT NULL"
 RANK_INDEX = "CREATE INDEX entry_rank ON entry (rank)"
-ON_INSERT = """CREATE TRIGGER entry_insert AFTER INSERT ON entry BEGIN
-    UPDATE totals SET count = count + 1, files = files + new.size WHERE id = 1;
+ON_INSERT = """CREATE TRIGGER entry_insert AFTER INSERT ON entry WHEN new.file IS NOT NULL BEGIN
+    UPDATE totals SET files = files + new.size WHERE id = 1;
 END"""
-ON_DELETE = """CREATE TRIGGER entry_delete AFTER DELETE ON entry BEGIN
-    UPDATE totals SET count = count - 1, files = files - old.size WHERE id = 1;
-    INSERT OR REPLACE INTO trash SELECT old.file, old.size, NULL WHERE old.file IS NOT NULL;
+ON_DELETE = """CREATE TRIGGER entry_delete AFTER DELETE ON entry WHEN old.file IS NOT NULL BEGIN
+    UPDATE totals SET files = files - old.size WHERE id = 1;
+    INSERT OR REPLACE INTO trash VALUES (old.file, old.size, NULL);
 END"""
 ON_UPDATE = """CREATE TRIGGER entry_update AFTER UPDATE OF file ON entry WHEN old.file IS NOT new.file BEGIN
     UPDATE totals SET files = files - old.size + new.size WHERE id = 1;
     INSERT OR REPLACE INTO trash SELECT old.file, old.size, NULL WHERE old.file IS NOT NULL;
 END"""
 
-REQUIRED = (ENTRY, TOTALS, TRASH, SETTING, SEQ_INDEX, EXPIRE_INDEX, QUEUE_INDEX, FILE_INDEX)
+REQUIRED = (ENTRY, TOTALS, TRASH, SETTING, EXPIRE_INDEX, QUEUE_INDEX, FILE_INDEX)
 TRIGGERS = (ON_INSERT, ON_DELETE, ON_UPDATE)
-OPTIONAL = (TAG_INDEX, RANK_INDEX)  # made when they are first needed
+OPTIONAL = (SEQ_INDEX, TAG_INDEX, RANK_INDEX)  # made when they are first needed
 
+CREATE_SEQ_INDEX = SEQ_INDEX.replace("INDEX", "INDEX IF NOT EXISTS", 1)
 CREATE_TAG_INDEX = TAG_INDEX.replace("INDEX", "INDEX IF NOT EXISTS", 1)
 CREATE_RANK_INDEX = RANK_INDEX.replace("INDEX", "INDEX IF NOT EXISTS", 1)
 DROP_TAG_INDEX = "DROP INDEX IF EXISTS entry_tag"
 
+HAS_SEQ_INDEX = "SELECT 1 FROM sqlite_master WHERE type = 'index' AND name = 'entry_seq'"
 SELECT_SCHEMA = "SELECT type, name, sql FROM sqlite_master"
-INSERT_TOTALS = "INSERT INTO totals (id, count, files) VALUES (1, 0, 0)"
+INSERT_TOTALS = "INSERT INTO totals (id, files) VALUES (1, 0)"
 
 # Statements that lead from version n to n + 1, at index n - 1.
 MIGRATIONS: tuple[tuple[str, ...], ...] = ()

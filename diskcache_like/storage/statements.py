@@ -10,6 +10,9 @@ SELECT_SPELLED = "SELECT h, k, spelling, v, queue, num FROM entry WHERE h BETWEE
 UPSERT_PLAIN = """INSERT INTO entry (h, k, seq, rank, v) VALUES (?1, ?2, ?3, ?3, ?4)
     ON CONFLICT (h) DO UPDATE SET rank = excluded.rank, base = 0, expire = NULL, tag = NULL, size = 0, file = NULL,
     spelling = NULL, v = excluded.v WHERE k = excluded.k"""
+# The same for a place that most likely holds the key already.
+UPDATE_PLAIN = """UPDATE entry SET rank = ?3, base = 0, expire = NULL, tag = NULL, size = 0, file = NULL,
+    spelling = NULL, v = ?4 WHERE h = ?1 AND k = ?2"""
 UPSERT = """INSERT INTO entry (h, k, seq, rank, base, expire, tag, size, file, spelling, v)
     VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
     ON CONFLICT (h) DO UPDATE SET rank = excluded.rank, base = excluded.base, expire = excluded.expire,
@@ -23,14 +26,14 @@ DELETE_H = "DELETE FROM entry WHERE h = ?"
 # -- many entries ------------------------------------------------------------------------------------------------
 MANY = 100  # keys per statement; a shorter batch repeats its last key, so that one text serves every size
 SELECT_MANY = f"SELECT h, v FROM entry WHERE h IN ({', '.join('?' * MANY)})"
-PAGE_ASCENDING = "SELECT seq, h, k, spelling FROM entry WHERE seq > ? AND seq <= ? ORDER BY seq LIMIT ?"
-PAGE_DESCENDING = "SELECT seq, h, k, spelling FROM entry WHERE seq < ? AND seq <= ? ORDER BY seq DESC LIMIT ?"
+SELECT_KEYS = f"SELECT h, k, spelling FROM entry WHERE h IN ({', '.join('?' * MANY)})"
 PAGE_ROWS = "SELECT h, k, seq, expire, tag, size, file, spelling, v FROM entry WHERE h > ? ORDER BY h LIMIT ?"
 FIRST = "SELECT h, k, spelling, v FROM entry ORDER BY seq LIMIT 1"
 LAST = "SELECT h, k, spelling, v FROM entry ORDER BY seq DESC LIMIT 1"
 QUEUE_FIRST = "SELECT h, k, num, v FROM entry WHERE queue = ? ORDER BY num LIMIT 1"
 QUEUE_LAST = "SELECT h, k, num, v FROM entry WHERE queue = ? ORDER BY num DESC LIMIT 1"
-MAX_SEQ = "SELECT max(seq) FROM entry"
+IN_ORDER = "SELECT h FROM entry WHERE seq <= ? ORDER BY seq, h"
+IN_REVERSE = "SELECT h FROM entry WHERE seq <= ? ORDER BY seq DESC, h DESC"
 MIN_EXPIRE = "SELECT min(expire) FROM entry WHERE expire IS NOT NULL"
 
 # -- removal in batches ------------------------------------------------------------------------------------------
@@ -43,10 +46,10 @@ RESET_RANKS_BY_SEQ = "UPDATE entry SET rank = seq, base = 0"
 RESET_RANKS_TO_ZERO = "UPDATE entry SET rank = 0, base = 0"
 
 # -- totals, trash, settings -------------------------------------------------------------------------------------
-COUNT = "SELECT count FROM totals"
-TOTALS = "SELECT count, files, (SELECT coalesce(sum(size), 0) FROM trash) FROM totals"
-REAL_TOTALS = "SELECT count(*), coalesce(sum(size), 0) FROM entry"
-SET_TOTALS = "UPDATE totals SET count = ?, files = ? WHERE id = 1"
+COUNT = "SELECT count(*) FROM entry"
+FILE_TOTALS = "SELECT files, (SELECT coalesce(sum(size), 0) FROM trash) FROM totals"
+REAL_FILES = "SELECT coalesce(sum(size), 0) FROM entry WHERE file IS NOT NULL"
+SET_FILES = "UPDATE totals SET files = ? WHERE id = 1"
 DATE_TRASH = "UPDATE trash SET at = ? WHERE at IS NULL"
 SELECT_TRASH = "SELECT file FROM trash WHERE at IS NOT NULL AND at <= ? LIMIT ?"
 SELECT_ALL_TRASH = "SELECT file FROM trash"

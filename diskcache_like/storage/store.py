@@ -11,15 +11,16 @@ its SELECT has read the newest committed entry (docs/design.md, "Coherence").
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
-import time
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple, Never
 
 from ..coherence import native
 from ..coherence.forks import process_token, token_word
-from ..coherence.generations import GenerationFile, Header
+from ..coherence.generations import UNKNOWN, GenerationFile, Header
 from ..coherence.lock import WriteLock
 from ..disk import Disk
 from ..errors import CorruptDatabase, DiskFull, Timeout
@@ -33,7 +34,8 @@ from .transaction import ALL_SLOTS, Transaction
 PAGE = 4096
 WRITE_COST = 2 * PAGE  # bytes that the WAL grows by for a write, beside what is written
 _EPOCH, _TICK, _MARK, _WRITTEN = Header.EPOCH, Header.TICK, Header.MARK, Header.WRITTEN  # for the hot paths
-_DISPLACED, _NEXT_EXPIRE, _FILES, _UNSETTLED = Header.DISPLACED, Header.NEXT_EXPIRE, Header.FILES, Header.UNSETTLED
+_DISPLACED, _NEXT_EXPIRE, _FILES = Header.DISPLACED, Header.NEXT_EXPIRE, Header.FILES
+_COUNT, _SETTLED = Header.COUNT, Header.SETTLED
 NO_EXPIRE = (1 << 63) - 1  # NEXT_EXPIRE when nothing expires
 PAGE_OF_ENTRIES = 512  # rows read per page of an iteration
 
@@ -127,8 +129,12 @@ class Store:
         self.settings = opened.settings
         self.identity = opened.identity
         self.policy = policy_named(self.settings["eviction_policy"])
+        # The rowid that the writer inserted last. SQLite tells an insert from an update by nothing else: after an upsert
+        # of `h` it is another than before exactly if `h` was inserted, unless it was `h` before, where we have to look.
+        self._inserted = 0
+        self._cursor: sqlite3.Cursor | None = None  # of the writer, for the statement that matters most
         self._special = self.policy.marks_frequency  # rows need more than the plain upsert writes
-        self.has_rank_index = False
+        self.has_rank_index = self._has_seq_index = False
         self.path = opened.path
         self.slot_prime = opening.prime_below(len(opened.generations.slots))
         self._pool = ReaderPool(self.path, self.settings, self.config.timeout, opened.connection)
@@ -142,7 +148,7 @@ class Store:
         """Forget, without closing, all that a forked child inherited: closing would act on the parent's locks."""
         opening.keep_for_ever(self._pool.connections(), self._writer)
         self.lock.abandon()
-        self._writer = None
+        self._writer = self._cursor = None
         self.txn = None
         self._token = 0
 
@@ -186,7 +192,7 @@ class Store:
     def _close_connections(self) -> None:
         if self._writer is not None:
             self._writer.close()
-            self._writer = None
+            self._writer = self._cursor = None
         self._pool.close()
 
     def follow(self) -> None:
@@ -208,9 +214,15 @@ class Store:
     def _open_writer(self) -> sqlite3.Connection:
         try:
             self._writer = connect(self.path, self.settings, self.config.timeout)
+            self._inserted = 0
+            self._cursor = None
         except sqlite3.Error as error:
             self.failed(error)
         return self._writer
+
+    def _open_cursor(self) -> sqlite3.Cursor:
+        self._cursor = cursor = self.writer.cursor()
+        return cursor
 
     def slot_of(self, h: int) -> int:
         """Return the generation slot of a key hash; modulo a prime, since short keys have regular hashes."""
@@ -230,7 +242,12 @@ class Store:
             return False
         self.lock.acquire(timeout)
         header = self.header
-        if header[_EPOCH] != self.epoch or header[_NEXT_EXPIRE] != NO_EXPIRE or header[_UNSETTLED] or self.config.on_write:
+        if (
+            header[_SETTLED] != header[_TICK]
+            or header[_NEXT_EXPIRE] != NO_EXPIRE
+            or header[_EPOCH] != self.epoch
+            or self.config.on_write is not None
+        ):
             return self._enter_slowly(timeout)
         return True
 
@@ -241,8 +258,10 @@ class Store:
             self.follow()
             return self.enter(timeout)
         try:
-            if self.header[_UNSETTLED]:
+            if self.header[_SETTLED] != self.header[_TICK]:
                 self.generations.recover()
+                self.header[_COUNT] = UNKNOWN  # the last holder died between its commit and the count
+                self.header[_SETTLED] = self.header[_TICK]
             if self.header[_NEXT_EXPIRE] != NO_EXPIRE:
                 room.cull_due(self)
             if self.config.on_write is not None:
@@ -254,6 +273,8 @@ class Store:
 
     def leave(self) -> None:
         """Release the write lock, then unlink what housekeeping found in the trash."""
+        header = self.header
+        header[_SETTLED] = header[_TICK]  # last: what this holder did to slots and count is complete
         self.lock.release()
         if self.doomed:
             room.unlink_doomed(self)
@@ -355,17 +376,18 @@ class Store:
     def scan(self, reverse: bool = False) -> Iterator[tuple[int, bytes, bytes | None]]:
         """Yield (h, stored key, spelling) in order of insertion, without what is inserted after the start.
 
-        Rows are read in pages, so that no read transaction stays open between steps.
+        The places (8 bytes each) are read at once, the rows in pages as the iteration comes to them, so that no read
+        transaction stays open between steps. What is removed meanwhile is left out.
         """
-        ((last,),) = self.select(sql.MAX_SEQ)
-        if last is None:
-            return
-        statement = sql.PAGE_DESCENDING if reverse else sql.PAGE_ASCENDING
-        position = last + 1 if reverse else -1
-        while page := self.select(statement, (position, last, PAGE_OF_ENTRIES)):
-            for seq, h, stored, spelling in page:
-                position = seq
-                yield h, stored, spelling
+        order = sql.IN_REVERSE if reverse else sql.IN_ORDER
+        places = array("q", (h for (h,) in self.select(order, (self.header[_TICK],))))
+        for start in range(0, len(places), sql.MANY):
+            page = list(places[start : start + sql.MANY])
+            padded = page + page[-1:] * (sql.MANY - len(page))
+            rows = {h: (stored, spelling) for h, stored, spelling in self.select(sql.SELECT_KEYS, padded)}
+            for h in page:
+                if h in rows:
+                    yield h, *rows[h]
 
     def queue_end(self, queue: bytes, last: bool) -> tuple[bytes, int, int, bytes] | None:
         """Return (stored key, number, place, record) at one end of a queue."""
@@ -373,7 +395,13 @@ class Store:
         return (rows[0][1], rows[0][2], rows[0][0], rows[0][3]) if rows else None
 
     def end(self, last: bool) -> tuple[int, bytes, bytes | None, bytes] | None:
-        """Return (place, stored key, spelling, record) of the entry inserted last, or first."""
+        """Return (place, stored key, spelling, record) of the entry inserted last, or first.
+
+        The caller has a transaction open: the first time, the index on insertion order is made in it.
+        """
+        if not self._has_seq_index:
+            self._run(schema.CREATE_SEQ_INDEX)
+            self._has_seq_index = True
         rows = self.select(sql.LAST if last else sql.FIRST)
         return rows[0] if rows else None
 
@@ -384,14 +412,31 @@ class Store:
 
     def count(self) -> int:
         """Return the number of entries, the expired ones that were not removed yet among them."""
-        return int(self.select(sql.COUNT)[0][0])
+        self.ready()
+        header = self.header
+        if header[_EPOCH] != self.epoch:
+            self.follow()
+        txn = self.txn
+        if txn is not None and txn.reads_here():
+            return header[_COUNT] + txn.added if header[_COUNT] != UNKNOWN else int(self.select(sql.COUNT)[0][0])
+        if header[_COUNT] == UNKNOWN or header[_SETTLED] != header[_TICK]:
+            # Either a writer is at work, and the count is that of before, or one died. Getting the lock tells.
+            with contextlib.suppress(Timeout), self.locked(0) as locked:
+                if locked and header[_COUNT] == UNKNOWN:
+                    self.recount()
+        return header[_COUNT] if header[_COUNT] != UNKNOWN else int(self.select(sql.COUNT)[0][0])
+
+    def recount(self) -> None:
+        """Bring the count in the header in line with the database; the write lock is held, no transaction is open."""
+        ((number,),) = self.select_writer(sql.COUNT)
+        self.header[_COUNT] = number
 
     def volume(self) -> int:
         """Return the bytes in use: database pages that hold something, value files, and files in the trash."""
         ((pages,),) = self.select(sql.PAGE_COUNT)
         ((free,),) = self.select(sql.FREE_PAGES)
-        ((_, files, trash),) = self.select(sql.TOTALS)
-        return (int(pages) - int(free)) * PAGE + int(files) + int(trash)
+        ((file_bytes, trash),) = self.select(sql.FILE_TOTALS)
+        return (int(pages) - int(free)) * PAGE + int(file_bytes) + int(trash)
 
     # -- writing --------------------------------------------------------------------------------------------------
 
@@ -443,21 +488,34 @@ class Store:
         slot = h % self.slot_prime
         self.slots[slot] = 2 * tick + 1  # odd before the commit: no reader keeps what it reads from here on
         try:
-            if plain and not self._special and not header[_DISPLACED]:
-                done = self.writer.execute(sql.UPSERT_PLAIN, (h, stored, tick, row)).rowcount
+            if plain and h != self._inserted and not self._special and not header[_DISPLACED]:
+                done = (self._cursor or self._open_cursor()).execute(sql.UPSERT_PLAIN, (h, stored, tick, row))
+                if done.lastrowid != self._inserted:  # inserted, not updated
+                    self._inserted = h
+                    self._count(1)
+                elif not done.rowcount:
+                    self._count(self._upsert_row(self._place(h, stored), stored, Row(row), tick, slot))  # type: ignore[arg-type]
             else:
-                done = self._upsert_row(h, stored, Row(row) if plain else row, tick, slot)  # type: ignore[arg-type]
-            if not done:
-                place = self._place(h, stored)
-                self._upsert_row(place, stored, Row(row) if plain else row, tick, slot)  # type: ignore[arg-type]
-        except sqlite3.Error as error:
-            self.failed(error)
+                self._count(self._upsert_row(h, stored, Row(row) if plain else row, tick, slot))  # type: ignore[arg-type]
+        except BaseException as error:
+            header[_COUNT] = UNKNOWN  # whether the statement was committed is not known here
+            if isinstance(error, sqlite3.Error):
+                self.failed(error)
+            raise
         finally:
             if locked:
                 self.slots[slot] = 2 * tick + 2  # even after the commit (or its failure), still under the lock
             else:
                 self.txn.slots.add(slot)  # type: ignore[union-attr]  # not locked means that the transaction is ours
         return 2 * tick + 2 if locked else 1
+
+    def _count(self, added: int) -> None:
+        """Keep the number of entries in the header; in a transaction only when that is committed."""
+        if added:
+            if self.txn is not None:
+                self.txn.added += added
+            elif self.header[_COUNT] != UNKNOWN:
+                self.header[_COUNT] += added
 
     def _announced(self, row: Row) -> int:
         """Note in the header, before the commit, that files or expiries may exist; return the row's bytes."""
@@ -473,13 +531,20 @@ class Store:
         """Write all columns of a row at the place of its key; return 0 when another key lives at `h`."""
         if self.header[_DISPLACED]:
             h = self._place(h, stored)
+        again = h == self._inserted
+        exists = again and self.writer.execute(sql.SELECT_V, (h,)).fetchone() is not None
         rank, base = (0, self.uses[slot]) if self.policy.marks_frequency else (tick, 0)
         v, expire, tag, size, file, spelling, queue, num = row
         columns = (h, stored, tick, rank, base, expire, tag, size, file, spelling, v)
-        done = self.writer.execute(sql.UPSERT, columns).rowcount
-        if done and queue is not None:
+        done = self.writer.execute(sql.UPSERT, columns)
+        if not done.rowcount:
+            return self._upsert_row(self._place(h, stored), stored, row, tick, slot)
+        added = not exists if again else done.lastrowid != self._inserted
+        if added:
+            self._inserted = h
+        if queue is not None:
             self.writer.execute(sql.SET_QUEUE, (queue, num, h))
-        return done
+        return int(added)
 
     def _place(self, h: int, stored: bytes) -> int:
         """Return where the key lives or may live; when its four places are taken the first is evicted."""
@@ -494,6 +559,7 @@ class Store:
                     self.header[Header.DISPLACED] = 1  # before the upsert commits: readers look at all places from now
                 return place
         self.writer.execute(sql.DELETE_H, (h,))
+        self._count(-1)
         return h
 
     def compute(self, h: int, stored: bytes, decide: Decide, timeout: float | None) -> int:
@@ -523,7 +589,7 @@ class Store:
                 if isinstance(change, Touch):
                     self._touch(place, change)
                 else:
-                    self.writer.execute(sql.DELETE_H, (place,))
+                    self._count(-self.writer.execute(sql.DELETE_H, (place,)).rowcount)
             return generation
         finally:
             if locked:
@@ -558,8 +624,12 @@ class Store:
             slot = h % self.slot_prime
             self.slots[slot] = 2 * tick + 1  # odd before, even after the commit, as in _upsert
             try:
-                return self.writer.execute(sql.DELETE, (h, stored, self.config.clock())).rowcount > 0
+                cursor = self._cursor or self._open_cursor()
+                removed = cursor.execute(sql.DELETE, (h, stored, self.config.clock())).rowcount
+                self._count(-removed)
+                return removed > 0
             except sqlite3.Error as error:
+                header[_COUNT] = UNKNOWN
                 self.failed(error)
             finally:
                 if locked:
@@ -590,6 +660,7 @@ class Store:
         try:
             yield 2 * tick + 2 if locked else 1
         except sqlite3.Error as error:
+            self.header[_COUNT] = UNKNOWN
             self.failed(error)
         finally:
             if not locked and self.txn is not None:
@@ -598,6 +669,11 @@ class Store:
                 self.generations.settle_all(tick)
             else:
                 self.generations.settle(slots, tick)
+
+    def delete_places(self, places: Sequence[int]) -> None:
+        """Delete rows by place in the open transaction, their slots odd until it has ended."""
+        with self.changing(places, locked=False):
+            self._count(-self.writer.executemany(sql.DELETE_H, [(h,) for h in places]).rowcount)
 
     def remove_places(self, places: Sequence[int]) -> None:
         """Remove rows by place within the caller's transaction."""
@@ -615,9 +691,9 @@ class Store:
                     room.vacuum(self)
         return removed
 
-    def set_totals(self, count: int, file_bytes: int) -> None:
-        """Correct the totals; the write lock is held."""
-        self._execute(sql.SET_TOTALS, (count, file_bytes))
+    def set_file_total(self, file_bytes: int) -> None:
+        """Correct the total of bytes in value files; the write lock is held."""
+        self._execute(sql.SET_FILES, (file_bytes,))
 
     def index_tags(self, wanted: bool, timeout: float | None) -> None:
         """Make or drop the index on tags."""
@@ -655,7 +731,7 @@ class Store:
         """Have the next write open a connection with the present settings; the write lock is held."""
         if self._writer is not None and self.txn is None:
             self._writer.close()
-            self._writer = None
+            self._writer = self._cursor = None
 
     def counters(self, reset: bool) -> tuple[int, int]:
         """Return (hits, misses) as all processes have noted them; the write lock is held."""
@@ -690,10 +766,12 @@ class Store:
         txn.depth += 1
         name = f"nested_{txn.depth}"
         self._run(f"SAVEPOINT {name}")
+        added = txn.added
         try:
             yield
         except BaseException:
             self._run(f"ROLLBACK TO {name}")
+            txn.added = added
             raise
         finally:
             if self.txn is txn:
@@ -717,15 +795,20 @@ class Store:
         """
         self._run("BEGIN IMMEDIATE")
         self.txn = txn = Transaction()
+        done = False
         try:
             yield
             self._run("COMMIT")
+            done = True
         except BaseException:
+            self.has_rank_index = self._has_seq_index = False  # may have been made in this transaction
             if self._writer is not None and self._writer.in_transaction:
                 self._run("ROLLBACK")
             raise
         finally:
             self.txn = None
+            if done:
+                self._count(txn.added)
             tick = self.header[Header.TICK] + 1
             self.header[Header.TICK] = tick
             self.generations.settle(txn.slots, tick)

@@ -25,13 +25,14 @@ def current_task() -> object | None:
 class Transaction:
     """The one transaction that a shard's writer has open; it exists exactly while the write lock is held for it."""
 
-    __slots__ = ("depth", "slots", "task", "thread")
+    __slots__ = ("added", "depth", "slots", "task", "thread")
 
     def __init__(self) -> None:
         self.thread = threading.get_ident()
         self.task = current_task()
         self.slots: set[int] = set()
         self.depth = 1
+        self.added = 0  # entries that the transaction adds to the count when it is committed
 
     def is_callers(self) -> bool:
         """Tell whether the calling task owns this transaction; another thread does not, and has to wait.
