@@ -9,53 +9,27 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import math
 import os
-import tempfile
-import time
-import warnings
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from datetime import timedelta
-from typing import Any, Literal, NamedTuple, Self, TypeVar
-from zlib import crc32
+from typing import Any, Literal, NamedTuple, Self
 
-from . import codecs, files, keys, signing
+from . import keys
 from . import memoize as memoizing
 from .coherence.generations import Header
-from .coherence.words import Words, choose_implementation
-from .disk import KEEP_NOT, UNKNOWN, Constant, Disk, Loaded, Stored
-from .errors import (
-    DecodeError,
-    ExpiryError,
-    SettingError,
-    SignatureError,
-    SignatureWarning,
-    Timeout,
-    ValueTooLarge,
-)
-from .hot import OVERHEAD, HotLayer
-from .metrics import Metrics
-from .policies import policy_named
-from .record import MODE_PICKLE, MODE_RAW, RESIDUE, SIMPLE, SIMPLE_HEAD, Record, pack, unpack
-from .settings import DEFAULT_SETTINGS, checked, checked_all
+from .disk import UNKNOWN, Disk, Stored
+from .entries import ENOVAL, FREQUENCY, RECENCY, Entries, Target, absent, metadata, tag_of, with_metadata
+from .errors import DecodeError, SettingError, Timeout, ValueTooLarge
+from .record import MODE_RAW, Record, pack
+from .settings import DEFAULT_SETTINGS, checked
 from .storage import room
 from .storage.check import check_store
-from .storage.opening import Config
-from .storage.shards import Shards, ensure_directory
 from .storage.store import REMOVE, Change, Row, Store, Touch
 
-ENOVAL = Constant("ENOVAL")
 QUEUE_START = 500_000_000_000_000  # number of the first entry of a queue; it grows both ways from there
 SET_MANY_BATCH = 1000  # entries per transaction of set_many and delete_many
-ATTEMPTS = 100  # times that a row is read again because its value file went away in between
 _TICK = Header.TICK
-_number = int.from_bytes
-_SELF_SPELLED = frozenset({str, bytes, int})  # exact types that are their own spelling, hot key, and immutable value
-_STORED = Constant("stored")  # marks hot keys that are stored bytes, for keys that cannot be dictionary keys
 
 Side = Literal["back", "front"]
-T = TypeVar("T")
 
 
 class Entry(NamedTuple):
@@ -67,16 +41,7 @@ class Entry(NamedTuple):
     size: int
 
 
-class _Target(NamedTuple):
-    """Where a key lives."""
-
-    key: Any
-    stored: bytes
-    h: int
-    store: Store
-
-
-class Cache:
+class Cache(Entries):
     """A persistent cache in a directory, shared by threads and processes.
 
     Behaves like a dictionary; keys that are equal are one entry. Values come back equal and of the same type. Every
@@ -92,259 +57,14 @@ class Cache:
     Raises DirectoryError, UnsafeDirectory, ForeignDatabase, DiskCacheDirectory, NewerFormat, SettingError, SecretError.
     """
 
-    _SHARDS = 1
-    _RECOVER = True  # a corrupt database is set aside and the cache goes on empty
-
     def __init__(
         self,
         directory: str | os.PathLike[str] | None = None,
         timeout: float = 60,
         disk: type[Disk] = Disk,
-        *,
-        pickle: str | None = None,
-        secret: bytes | str | None = None,
-        strict: bool = False,
-        shared: bool = False,
-        coherence: str | None = None,
-        generation_slots: int = 1 << 16,
-        clock: Callable[[], float] = time.time,
         **settings: Any,
     ) -> None:
-        self._open(
-            directory, self._SHARDS, timeout, disk, pickle, secret, strict, shared, coherence, generation_slots, clock, settings
-        )
-
-    def _open(
-        self,
-        directory: str | os.PathLike[str] | None,
-        shards: int,
-        timeout: float,
-        disk: type[Disk],
-        pickle: str | None,
-        secret: bytes | str | None,
-        strict: bool,
-        shared: bool,
-        coherence: str | None,
-        generation_slots: int,
-        clock: Callable[[], float],
-        settings: dict[str, Any],
-    ) -> None:
-        if not (isinstance(disk, type) and issubclass(disk, Disk)):
-            raise SettingError(f"disk is {disk!r}, expected Disk or a subclass of it")
-        if directory is None:
-            directory = tempfile.mkdtemp(prefix="diskcache-")
-        self._directory = os.path.abspath(os.path.expandvars(os.path.expanduser(os.fspath(directory))))
-        self._timeout = timeout
-        self._clock = clock
-        self._strict = strict
-        self._warned = False
-        self._marks = 0  # 1: note recency, 2: note frequency with each hit
-        self._counts = False  # count hits and misses
-        self._tracks = False  # either of the two
-        self.metrics = Metrics()
-        given = checked_all(settings)
-        self._options = {
-            **given,
-            "pickle": pickle, "strict": strict, "shared": shared, "coherence": coherence,
-            "generation_slots": generation_slots,
-        }  # fmt: skip
-        self._pickle_policy = signing.resolve_pickle_policy(pickle)
-        self._secret = signing.load_secret(secret, os.environ)
-        self._signs_all = self._secret.explicit
-        identity = {"key_check": self._secret.signer.key_check()} if self._signs_all else {}
-        self._implementation = choose_implementation(coherence)
-        config = Config(
-            given, identity, timeout, clock, self._implementation, generation_slots, self._RECOVER, shared=shared
-        )
-        ensure_directory(self._directory, shared)
-        self._shards = Shards(self._directory, shards, config, disk)
-        self._config = config
-        self._modulus = self._shards.modulus
-        self._one = self._shards.stores[0] if len(self._shards.stores) == 1 else None
-        for store in self._shards.stores:
-            self._configure(store.disk)
-        self._disk = self._shards.stores[0].disk
-        self._reads_simple = not self._signs_all and self._disk.plain_values
-        self._stored_key = self._disk.stored_key
-        effective = self._shards.stores[0].settings
-        self._hot = HotLayer(0 if self._implementation == "off" else effective["hot_size_limit"])
-        self._hot_get = self._hot.entries.get
-        self._hot_put = self._hot.put
-        for name, value in effective.items():
-            self._apply(name, value)
-        self._finalizer = weakref.finalize(self, _finish, self._shards)
-
-    def _configure(self, disk: Disk) -> None:
-        disk.pickle_policy = self._pickle_policy
-        disk.signer = self._signer
-        disk.authenticates = self._signs_all
-        disk.sync = self._shards.stores[0].settings["durability"] == "power"
-
-    def _signer(self) -> signing.Signer:
-        return self._secret.signer
-
-    # -- where a key lives, and what its record says --------------------------------------------------------------
-
-    @property
-    def directory(self) -> str:
-        """Return the absolute path of the cache directory."""
-        return self._directory
-
-    @property
-    def timeout(self) -> float:
-        """Return the seconds that an operation waits for the write lock."""
-        return self._timeout
-
-    @property
-    def disk(self) -> Disk:
-        """Return the object that encodes keys and values."""
-        return self._disk
-
-    def _locate(self, key: Any) -> tuple[bytes, int, Store]:
-        """Return the stored key, its hash and the store it lives in."""
-        stored = self._stored_key(key)
-        if len(stored) <= keys.SHORT:  # key_hash, without the call
-            h = (_number(stored, "big") % self._modulus) << 2
-        else:
-            h = keys.key_hash(stored, self._modulus)
-        if self._one is not None:
-            return stored, h, self._one
-        if isinstance(key, keys.QueueKey | keys.PrefixedQueueKey):
-            return stored, h, self._queue_store(key.prefix)
-        return stored, h, self._shards.of(h)
-
-    def _target(self, key: Any) -> _Target:
-        return _Target(key, *self._locate(key))
-
-    def _queue_store(self, prefix: str | None) -> Store:
-        """Return the store of a queue; all its entries share one, so that their order is one index."""
-        return self._shards.of(keys.key_hash(keys.encode_key(prefix), self._modulus))
-
-    def _wait(self, retry: bool) -> float | None:
-        return None if retry else self._timeout
-
-    def _timed_out(self, answer: T) -> T:
-        """Decide what a Timeout becomes: here it is raised. Call in an except block only."""
-        raise  # noqa: PLE0704
-
-    def _verified(self, target: _Target, blob: bytes | None) -> Record | None:
-        """Return the live-or-expired record of the key in `blob`, or None for a missing or untrustworthy one."""
-        key, stored, h, store = target
-        if blob is None:
-            if not store.displaced:
-                return None
-            blob = store.find(h, stored)
-            if blob is None:
-                return None
-        try:
-            try:
-                return unpack(stored, blob, self._verifier(blob), self._signs_all)
-            except DecodeError:
-                # Either damage, or the row belongs to another key with the same hash.
-                again = store.find(h, stored)
-                if again is None:
-                    return None
-                return unpack(stored, again, self._verifier(again), self._signs_all)
-        except DecodeError as error:
-            self._distrust(error, key)
-            return None
-
-    def _verifier(self, blob: bytes) -> signing.Signer | None:
-        """Return the signer if the record says that it is signed; the per-user secret is not made for any other."""
-        return self._secret.signer if self._signs_all or (len(blob) > 2 and blob[0] == 2 and blob[1] & 1) else None
-
-    def _distrust(self, error: DecodeError, key: Any) -> None:
-        """Count an entry that cannot be trusted; raise in strict mode, else it reads as missing."""
-        if isinstance(error, SignatureError):
-            self.metrics.unauthenticated += 1
-            if not self._warned and not self._strict:
-                self._warned = True
-                message = f"{self._directory!r}: key {key!r}: {error}; such entries read as missing (said once)"
-                warnings.warn(message, SignatureWarning, stacklevel=4)
-        else:
-            self.metrics.damaged += 1
-        if self._strict:
-            raise type(error)(f"{self._directory!r}: key {key!r}: {error}") from error
-
-    def _pack(self, stored: bytes, encoded: Stored, expire: float | None, tag: bytes | None) -> bytes:
-        mode, payload, file, size = encoded
-        record = Record(mode, payload, expire, tag, file, size)
-        signed = self._signs_all or (mode == MODE_PICKLE and self._pickle_policy == "signed")
-        return pack(stored, record, self._secret.signer if signed else None)
-
-    def _row(
-        self, key: Any, stored: bytes, encoded: Stored, expire: float | None, tag: bytes | None
-    ) -> bytes | Row:
-        """Return what the store writes: the record alone where the row has nothing else."""
-        mode, payload, file, size = encoded
-        spelling = None if type(key) in _SELF_SPELLED else self._disk.spelling(key, stored)
-        if expire is None and tag is None and file is None and mode == MODE_RAW and not self._signs_all:
-            body = SIMPLE_HEAD + payload
-            blob = body + crc32(body, crc32(stored)).to_bytes(4, "little")
-            return blob if spelling is None else Row(blob, spelling=spelling)
-        blob = self._pack(stored, encoded, expire, tag)
-        return Row(blob, expire, tag, size, None if file is None else files.to_column(file), spelling)
-
-    def _expiry(self, expire: Any) -> float | None:
-        """Return the absolute expiry for `expire` seconds (or a timedelta) from now; None means never."""
-        if expire is None:
-            return None
-        seconds = expire.total_seconds() if isinstance(expire, timedelta) else expire
-        try:
-            seconds = float(seconds)
-        except (TypeError, ValueError, OverflowError):
-            raise ExpiryError(f"expire is {expire!r}, expected seconds from now or None") from None
-        if math.isnan(seconds) or seconds < 0:
-            raise ExpiryError(f"expire is {expire!r}, expected seconds from now, 0 or more")
-        return None if math.isinf(seconds) else self._clock() + seconds
-
-    def _is_live(self, record: Record) -> bool:
-        return record.expire is None or record.expire > self._clock()
-
-    # -- the hot layer --------------------------------------------------------------------------------------------
-
-    def _keep(
-        self,
-        key: Any,
-        stored: bytes,
-        store: Store,
-        slot: int,
-        stamp: int,
-        expire: float | None,
-        loaded: tuple[Any, Callable[[Any], Any] | None],
-        size: int,
-    ) -> None:
-        """Put a value into the hot layer under the generation that it was read or written at."""
-        value, decode = loaded
-        cost = (OVERHEAD + len(stored) + size) | 63  # rounded, so that an entry often replaces one of equal cost
-        self._hot_put(
-            key if type(key) in _SELF_SPELLED or keys.is_direct(key) else (_STORED, stored),
-            (store.slots, slot, stamp, expire, value, decode, [False], store.uses, store.header, cost),
-        )
-
-    def _hot_value(self, key: Any) -> Any:
-        """Return the value of the key's valid, live hot entry, or ENOVAL."""
-        try:
-            entry = self._hot_get(key)
-        except TypeError:
-            return ENOVAL
-        if entry is None:
-            return ENOVAL
-        slots, slot, stamp, expire, value, decode, visited, uses, header, _ = entry
-        if slots[slot] != stamp or not (expire is None or expire > self._clock()):
-            return ENOVAL
-        visited[0] = True
-        self._used(uses, slot, header)
-        return value if decode is None else decode(value)
-
-    def _used(self, uses: Words, slot: int, header: Words) -> None:
-        """Note a hit: for LRU the write counter, for LFU one more, without a lock (see GenerationFile.uses)."""
-        if self._marks == 1:
-            uses[slot] = header[_TICK]
-        elif self._marks:
-            uses[slot] += 1
-        if self._counts:
-            self.metrics.hits += 1
+        self._open(directory, 1, timeout, disk, settings)
 
     # -- reading --------------------------------------------------------------------------------------------------
 
@@ -374,91 +94,20 @@ class Cache:
                 and not (read or expire_time or tag)
             ):
                 visited[0] = True
-                if self._tracks:
-                    self._used(uses, slot, header)
-                return value if decode is None else decode(value)
+                if self._tracks:  # `_used`, without the call
+                    if self._tracks == RECENCY:
+                        uses[slot] = header[_TICK]
+                    elif self._tracks == FREQUENCY:
+                        uses[slot] += 1
+                    elif decode is not absent:
+                        self._used(uses, slot, header)
+                if decode is None:
+                    return value
+                if decode is not absent:
+                    return decode(value)
+                self._missed()
+                return default
         return self._get_cold(key, default, read, expire_time, tag)
-
-    def _get_cold(self, key: Any, default: Any, read: bool, expire_time: bool, tag: bool) -> Any:
-        stored, h, store = self._locate(key)
-        plain = not (read or expire_time or tag)
-        if plain and type(key) not in _SELF_SPELLED and not keys.is_direct(key):
-            value = self._hot_value((_STORED, stored))
-            if value is not ENOVAL:
-                return value
-        found = self._load(key, stored, h, store, read)
-        if self._tracks:
-            if found is not None:
-                self._used(store.uses, h % store.slot_prime, store.header)
-            elif self._counts:
-                self.metrics.misses += 1
-        if plain:
-            return default if found is None else found[0]
-        if found is None:
-            return (default, *([None] * (expire_time + tag))) if expire_time or tag else default
-        return _with_metadata(found[0], found[1], expire_time, tag)
-
-    def _load(
-        self, key: Any, stored: bytes, h: int, store: Store, read: bool = False
-    ) -> tuple[Any, Record | None] | None:
-        """Return the value and record of a live entry from the database, keeping it hot if nothing changed meanwhile.
-
-        The record is None for a simple one, which has no metadata.
-        """
-        slots = store.slots
-        slot = h % store.slot_prime
-        stamp = slots[slot]
-        blob = store.read(h)
-        if blob is None and not store.displaced:
-            return None
-        if not (
-            blob is not None
-            and blob[0] == SIMPLE
-            and self._reads_simple
-            and not read
-            and crc32(blob, crc32(stored)) == RESIDUE
-        ):
-            return self._load_checked(_Target(key, stored, h, store), blob, read, stamp)
-        try:
-            loaded = store.disk.load_payload(blob[1:-4])
-        except DecodeError as error:
-            return self._distrust(error, key)
-        value, kept, decode = loaded
-        # Rule 3: kept only if no write to the slot was under way before the SELECT or came since.
-        if not stamp & 1 and slots[slot] == stamp and self._hot.limit:
-            self._keep(key, stored, store, slot, stamp, None, (kept, decode), len(blob))
-        return value, None
-
-    def _load_checked(
-        self, target: _Target, blob: bytes | None, read: bool, stamp: int
-    ) -> tuple[Any, Record] | None:
-        """Do what `_load` does for a record of any kind.
-
-        A value file that went away between the row and the open belongs to an older row: the row is read again.
-        """
-        key, stored, h, store = target
-        slot = h % store.slot_prime
-        for _ in range(ATTEMPTS):
-            record = self._verified(target, blob)
-            if record is None or not self._is_live(record):
-                return None
-            try:
-                value, kept, decode = store.disk.load(record, read)
-            except FileNotFoundError:
-                slots = store.slots
-                if slots[slot] == stamp and not stamp & 1:
-                    break
-                stamp = slots[slot]
-                blob = store.read(h)
-                continue
-            except DecodeError as error:
-                return self._distrust(error, key)
-            if not stamp & 1 and store.slots[slot] == stamp and not read and self._hot.limit and kept is not KEEP_NOT:
-                size = record.size or len(record.payload)
-                self._keep(key, stored, store, slot, stamp, record.expire, (kept, decode), size)
-            return value, record
-        self.metrics.missing_files += 1
-        return None
 
     def __getitem__(self, key: Any) -> Any:
         """Return the value of `key`; raise KeyError if it is missing or expired."""
@@ -481,7 +130,7 @@ class Cache:
         except TypeError:
             entry = None
         if entry is not None and entry[0][entry[1]] == entry[2] and (entry[3] is None or entry[3] > self._clock()):
-            return True
+            return entry[5] is not absent
         target = self._target(key)
         record = self._verified(target, target.store.read(target.h))
         return record is not None and self._is_live(record)
@@ -494,7 +143,7 @@ class Cache:
         if found is None:
             return default
         value, record = found
-        return Entry(value, record.expire, _tag_of(record), record.size or len(record.payload))
+        return Entry(value, record.expire, tag_of(record), record.size or len(record.payload))
 
     def get_many(self, keys_: Iterable[Any]) -> dict[Any, Any]:
         """Return a dictionary of the live entries among the keys; the rest is left out.
@@ -502,11 +151,12 @@ class Cache:
         Each entry is read atomically, not all of them together.
         """
         found: dict[Any, Any] = {}
-        cold: dict[Store, list[tuple[_Target, int]]] = {}
+        cold: dict[Store, list[tuple[Target, int]]] = {}
         for key in keys_:
             value = self._hot_value(key)
             if value is not ENOVAL:
-                found[key] = value
+                if value is not absent:
+                    found[key] = value
                 continue
             target = self._target(key)
             target.store.ready()
@@ -547,26 +197,6 @@ class Cache:
         self._keep_written(key, stored, h, store, stamp, expiry, value, encoded)
         return True
 
-    def _keep_written(
-        self, key: Any, stored: bytes, h: int, store: Store, stamp: int, expiry: float | None, value: Any, encoded: Stored
-    ) -> None:
-        """Keep hot what was just written, as the value itself if immutable and as payload if not."""
-        mode, payload, file, _ = encoded
-        if stamp & 1 or file is not None or not self._hot.limit:
-            return
-        decode = None
-        if type(value) not in _SELF_SPELLED and not codecs.is_immutable(value):
-            if mode != MODE_RAW or not store.disk.plain_values:
-                return
-            value, decode = payload, codecs.decode_value
-        cost = (OVERHEAD + len(stored) + len(payload)) | 63
-        entry = (store.slots, h % store.slot_prime, stamp, expiry, value, decode, [False], store.uses, store.header, cost)
-        self._hot_put(key if type(key) in _SELF_SPELLED or keys.is_direct(key) else (_STORED, stored), entry)
-
-    def _is_oversize(self, row: bytes | Row) -> bool:
-        """Tell whether the value alone would exceed the size limit of its shard."""
-        return (len(row) if isinstance(row, bytes) else len(row.v) + row.size) > self._share
-
     def __setitem__(self, key: Any, value: Any) -> None:
         """Store `value` under `key`; raise ValueTooLarge if it can never fit the size limit."""
         if not self.set(key, value, retry=True):
@@ -589,7 +219,7 @@ class Cache:
         return stored
 
     def _set_batch(self, pairs: list[tuple[Any, Any]], expiry: float | None, tag: bytes | None, wait: float | None) -> int:
-        rows: dict[Store, list[tuple[_Target, bytes | Row]]] = {}
+        rows: dict[Store, list[tuple[Target, bytes | Row]]] = {}
         written: list[tuple[Store, Stored]] = []
         count = 0
         try:
@@ -646,16 +276,6 @@ class Cache:
             return False
         self._keep_written(key, target.stored, target.h, target.store, stamp, expiry, value, encoded)
         return True
-
-    def _verified_here(self, target: _Target, blob: bytes | None) -> Record | None:
-        """Return the record for a `decide` function: the row is known to be the key's, so only damage can be wrong."""
-        if blob is None:
-            return None
-        try:
-            return unpack(target.stored, blob, self._verifier(blob), self._signs_all)
-        except DecodeError as error:
-            self._distrust(error, target.key)
-            return None
 
     def incr(self, key: Any, delta: int = 1, default: int | None = 0, retry: bool = False) -> Any:
         """Add `delta` to the number under `key` and return the sum. Atomic; expiry and tag stay.
@@ -735,7 +355,7 @@ class Cache:
             found = self._loaded_here(target, record)
             if found is None:
                 return None
-            result = _with_metadata(found[0], record, expire_time, tag)
+            result = with_metadata(found[0], record, expire_time, tag)
             return REMOVE
 
         try:
@@ -743,16 +363,6 @@ class Cache:
         except Timeout:
             return self._timed_out(missing)
         return result
-
-    def _loaded_here(self, target: _Target, record: Record) -> Loaded | None:
-        """Return the value of a record read under the write lock: its file cannot be replaced meanwhile."""
-        try:
-            return target.store.disk.load(record, False)
-        except FileNotFoundError:
-            self.metrics.missing_files += 1
-        except DecodeError as error:
-            self._distrust(error, target.key)
-        return None
 
     def delete(self, key: Any, retry: bool = False) -> bool:
         """Remove the entry of `key`; return whether there was a live one. Atomic."""
@@ -772,7 +382,7 @@ class Cache:
         removed = 0
         wait = self._wait(retry)
         for batch in _batches(keys_, SET_MANY_BATCH):
-            groups: dict[Store, list[_Target]] = {}
+            groups: dict[Store, list[Target]] = {}
             for key in batch:
                 target = self._target(key)
                 groups.setdefault(target.store, []).append(target)
@@ -861,7 +471,7 @@ class Cache:
             with store.transaction(self._wait(retry)):
                 while (found := store.queue_end(queue, last)) is not None:
                     stored, number, h, blob = found
-                    target = _Target(keys.queue_key(prefix, number), stored, h, store)
+                    target = Target(keys.queue_key(prefix, number), stored, h, store)
                     record = self._verified_here(target, blob)
                     live = record is not None and self._is_live(record)
                     loaded = self._loaded_here(target, record) if live and record is not None else None
@@ -877,7 +487,7 @@ class Cache:
     def _item(key: Any, value: Any, record: Record, expire_time: bool, tag: bool) -> Any:
         if not (expire_time or tag):
             return key, value
-        return (key, value), *_metadata(record, expire_time, tag)
+        return (key, value), *metadata(record, expire_time, tag)
 
     def peekitem(self, last: bool = True, expire_time: bool = False, tag: bool = False, retry: bool = False) -> Any:
         """Return the (key, value) inserted last, or first; raise KeyError if the cache is empty.
@@ -889,7 +499,7 @@ class Cache:
             with store.transaction(self._wait(retry)):
                 while (found := store.end(last)) is not None:
                     h, stored, spelling, blob = found
-                    target = _Target(None, stored, h, store)
+                    target = Target(None, stored, h, store)
                     record = self._verified_here(target, blob)
                     loaded = self._loaded_here(target, record) if record is not None and self._is_live(record) else None
                     if loaded is None or record is None:
@@ -999,12 +609,6 @@ class Cache:
             problems += check_store(store, self._check_record, fix, self._wait(retry))
         return problems
 
-    def _check_record(self, store: Store, stored: bytes, blob: bytes) -> None:
-        """Raise DecodeError or FileNotFoundError for an entry that would not read."""
-        record = unpack(stored, blob, self._verifier(blob), self._signs_all)
-        if record.file is not None:
-            store.disk.verify_file(record)
-
     def stats(self, enable: bool = True, reset: bool = False) -> tuple[int, int]:
         """Return (hits, misses) of all processes that flushed theirs, and switch statistics on or off.
 
@@ -1019,13 +623,6 @@ class Cache:
                 hits, misses = hits + one, misses + other
         self.reset("statistics", int(enable))
         return hits, misses
-
-    def _flush_counts(self, store: Store) -> None:
-        """Add this handle's counts to the shared ones; the write lock is held."""
-        metrics = self.metrics
-        if metrics.hits or metrics.misses:
-            store.count_uses(metrics.hits, metrics.misses)
-            metrics.hits = metrics.misses = 0
 
     def volume(self) -> int:
         """Return the bytes in use on disk: database pages that hold something, and value files."""
@@ -1056,26 +653,6 @@ class Cache:
         self._apply(key, value)
         return value
 
-    def _apply(self, name: str, value: Any) -> None:
-        """Make a setting effective in this handle."""
-        setattr(self, name, value)
-        if name == "eviction_policy":
-            policy = policy_named(value)
-            self._marks = 1 if policy.marks_recency else 2 if policy.marks_frequency else 0
-            self._tracks = bool(self._marks or self._counts)
-        elif name == "statistics":
-            self._counts = bool(value)
-            self._tracks = bool(self._marks or self._counts)
-            self._config.on_write = self._flush_counts if value else None
-        elif name == "hot_size_limit" and hasattr(self, "_hot"):
-            self._hot.resize(0 if self._implementation == "off" else value)
-        elif name.startswith("disk_"):
-            for store in self._shards.stores:
-                setattr(store.disk, name[5:], value)
-        settings = self._shards.stores[0].settings
-        self._evicts = policy_named(settings["eviction_policy"]).evicts and settings["cull_limit"] > 0
-        self._share = settings["size_limit"] // len(self._shards.stores)
-
     def close(self) -> None:
         """Close every file; the next operation opens them again."""
         self._hot.clear()
@@ -1094,26 +671,15 @@ class Cache:
 
     def __getstate__(self) -> Any:
         # The secret is left out: a pickle is not the place for it. Give it in DISKCACHE_LIKE_SECRET, or open anew.
-        return (self.directory, self.timeout, type(self.disk), self._options)
+        options = {**self._given, **self._options.to_pass_on()}
+        return (self.directory, len(self._shards.stores), self.timeout, type(self.disk), options)
 
     def __setstate__(self, state: Any) -> None:
-        directory, timeout, disk, options = state
-        self.__init__(directory, timeout, disk, **options)  # type: ignore[misc]
+        directory, shards, timeout, disk, options = state
+        self._open(directory, shards, timeout, disk, options)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._directory!r})"
-
-
-def _tag_of(record: Record) -> Any:
-    return None if record.tag is None else keys.decode_key(record.tag)
-
-
-def _metadata(record: Record, expire_time: bool, tag: bool) -> tuple[Any, ...]:
-    return (*((record.expire,) if expire_time else ()), *((_tag_of(record),) if tag else ()))
-
-
-def _with_metadata(value: Any, record: Record, expire_time: bool, tag: bool) -> Any:
-    return (value, *_metadata(record, expire_time, tag)) if expire_time or tag else value
 
 
 def _discard(store: Store, encoded: Stored) -> None:
@@ -1133,9 +699,3 @@ def _is_back(side: str) -> bool:
     if side not in ("back", "front"):
         raise ValueError(f"side is {side!r}, expected 'back' or 'front'")
     return side == "back"
-
-
-def _finish(shards: Shards) -> None:
-    """Close the stores of a cache that was dropped without `close`, without waiting for anyone."""
-    for store in shards.stores:
-        store.close_soon()

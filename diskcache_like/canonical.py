@@ -25,6 +25,7 @@ from decimal import MAX_EMAX, MAX_PREC, MIN_EMIN, Context, Decimal
 from enum import Enum, Flag
 from fractions import Fraction
 from functools import lru_cache, partial
+from itertools import chain
 from pathlib import PurePath, PureWindowsPath
 from typing import Any, Final, Self
 from uuid import UUID
@@ -36,7 +37,7 @@ KEY_SIZE_LIMIT: Final = 64 * 1024
 """Bytes that a stored key may take."""
 KEY_DEPTH: Final = 100
 """Containers within containers that a key may have."""
-_PART_LIMIT: Final = 1 << 28
+_LONG_KEY_MEMBERS: Final = 10_000_000  # only a bound against members that contain each other twice, over and over
 
 INT, COMPLEX, DATE, DATETIME, INSTANT, TIME, ZONED_TIME, TIMEDELTA, UUID_CODE, ELLIPSIS = range(1, 11)
 NAME, QUEUE, PREFIXED, POSIX_PATH, WINDOWS_PATH = range(16, 21)
@@ -54,7 +55,6 @@ _NAN = _F64(0xCB, math.nan)
 EXACT = Context(prec=MAX_PREC, Emax=MAX_EMAX, Emin=MIN_EMIN, traps=[])
 _MAX_DIGITS = 4096  # of a Decimal or Fraction; integers are bounded by KEY_SIZE_LIMIT alone
 
-_Encoder = Callable[[Any, int], bytes]
 _Number = int | float | Decimal | Fraction | complex
 
 
@@ -116,9 +116,6 @@ def queue_key(prefix: str | None, number: int) -> QueueKey | PrefixedQueueKey:
     return QueueKey(number) if prefix is None else PrefixedQueueKey(prefix, number)
 
 
-# ---------------------------------------------------------------------------------------------------- encoding
-
-
 def encode_key(key: Any) -> bytes:
     """Encode a key canonically, or raise `KeyEncodeError` or `KeyTooLarge`."""
     kind = type(key)
@@ -135,94 +132,103 @@ def encode_key(key: Any) -> bytes:
             return data
     except (IndexError, UnicodeEncodeError):  # longer than the tables, or with lone surrogates
         pass
-    data = encode_long(key)
+    data = _encode(key, KEY_SIZE_LIMIT)
     if len(data) > KEY_SIZE_LIMIT:
-        raise _too_large(len(data), KEY_SIZE_LIMIT)
+        raise KeyTooLarge(f"a key takes {len(data)} bytes; the limit is {KEY_SIZE_LIMIT} bytes")
     return data
 
 
 def encode_long(key: Any) -> bytes:
     """Encode a key canonically though it may be longer than a stored key, as for taking a digest of it."""
+    return _encode(key, _LONG_KEY_MEMBERS)
+
+
+def _encode(key: Any, room: int) -> bytes:
     try:
-        return _member(key, 0)
+        return _member(key, _Walk(room))
     except RecursionError as exc:
-        raise _too_deep(key) from exc
+        raise KeyEncodeError(
+            f"a key of type {_name_of(type(key))} is nested more than {KEY_DEPTH} deep or contains itself"
+        ) from exc
 
 
-def _too_large(size: int, limit: int) -> KeyTooLarge:
-    return KeyTooLarge(f"a key takes {size} bytes; the limit is {limit} bytes")
+class _Walk:
+    """Bound one encoding: how deep it is, and how many members it may still have."""
 
+    __slots__ = ("depth", "room")
 
-def _bounded(data: bytes) -> bytes:
-    if len(data) > _PART_LIMIT:
-        raise _too_large(len(data), KEY_SIZE_LIMIT)
-    return data
+    def __init__(self, room: int) -> None:
+        self.depth = 0
+        self.room = room
 
-
-def _too_deep(key: object) -> KeyEncodeError:
-    return KeyEncodeError(f"a key of type {_name_of(type(key))} is nested over {KEY_DEPTH} deep or contains itself")
+    def encode(self, values: Iterable[Any]) -> list[bytes]:
+        """Encode the members of one container."""
+        self.depth += 1
+        if self.depth > KEY_DEPTH:
+            raise RecursionError
+        parts = [_member(value, self) for value in values]
+        self.depth -= 1
+        self.room -= len(parts)  # each takes a byte at least; members that are shared count every time
+        if self.room < 0:
+            raise KeyTooLarge(f"a key has too many members to fit the limit of {KEY_SIZE_LIMIT} bytes")
+        return parts
 
 
 def _name_of(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def _member(value: Any, depth: int) -> bytes:
-    if depth > KEY_DEPTH:
-        raise _too_deep(value)
+def _member(value: Any, walk: _Walk) -> bytes:
     kind = type(value)
-    return (_ENCODERS.get(kind) or _encoder_for(kind))(value, depth)  # type: ignore[arg-type]  # classes are hashable
+    return (_ENCODERS.get(kind) or _encoder_for(kind))(value, walk)  # type: ignore[arg-type]  # classes are hashable
 
 
 def _extension(code: int, data: bytes) -> bytes:
     size = len(data)
     if size < 256:
         return bytes((0xC7, size, code)) + data
-    return b"\xc9" + len(_bounded(data)).to_bytes(4, "big") + bytes((code,)) + data
-
-
-def _container(small: int, large: bytes, parts: list[bytes], count: int) -> bytes:
-    # Bounding every level keeps members that are shared from growing without limit on the way up.
-    return _bounded((bytes((small | count,)) if count < 16 else large + count.to_bytes(4, "big")) + b"".join(parts))
+    return b"\xc9" + size.to_bytes(4, "big") + bytes((code,)) + data
 
 
 def _array(mark: int, parts: list[bytes]) -> bytes:
     """Join encoded members, behind a mark unless the array is a list."""
     if mark:
         parts.insert(0, _extension(mark, b""))
-    return _container(0x90, b"\xdd", parts, len(parts))
+    count = len(parts)
+    return (bytes((0x90 | count,)) if count < 16 else b"\xdd" + count.to_bytes(4, "big")) + b"".join(parts)
 
 
-def _members(mark: int, values: Iterable[Any], depth: int) -> bytes:
-    return _array(mark, [_member(value, depth + 1) for value in values])
+def _members(mark: int, values: Iterable[Any], walk: _Walk) -> bytes:
+    return _array(mark, walk.encode(values))
 
 
-def _set(value: Iterable[Any], depth: int) -> bytes:
-    return _array(SET, sorted([_member(member, depth + 1) for member in value]))
+def _set(value: Iterable[Any], walk: _Walk) -> bytes:
+    return _array(SET, sorted(walk.encode(value)))
 
 
-def _dict(value: Iterable[Any], depth: int) -> bytes:
-    pairs = value.items() if isinstance(value, dict) else value
-    parts = sorted([_member(key, depth + 1) + _member(member, depth + 1) for key, member in pairs])
-    return _container(0x80, b"\xdf", parts, len(parts))
+def _dict(value: Iterable[Any], walk: _Walk) -> bytes:
+    parts = iter(walk.encode(chain.from_iterable(value.items() if isinstance(value, dict) else value)))
+    pairs = sorted(key + member for key, member in zip(parts, parts, strict=True))
+    count = len(pairs)
+    return (bytes((0x80 | count,)) if count < 16 else b"\xdf" + count.to_bytes(4, "big")) + b"".join(pairs)
 
 
-def _str(value: str, _depth: int) -> bytes:
+def _str(value: str, _walk: _Walk) -> bytes:
     data = str.encode(value, "utf-8", "surrogatepass")
     size = len(data)
-    return (STR_HEADS[size] if size < 256 else b"\xdb" + len(_bounded(data)).to_bytes(4, "big")) + data
+    return (STR_HEADS[size] if size < 256 else b"\xdb" + size.to_bytes(4, "big")) + data
 
 
-def _bytes(value: bytes | bytearray, _depth: int) -> bytes:
+def _bytes(value: bytes | bytearray, _walk: _Walk) -> bytes:
     size = len(value)
     value = bytes(value)
-    return (BIN_HEADS[size] if size < 256 else b"\xc6" + len(_bounded(value)).to_bytes(4, "big")) + value
+    return (BIN_HEADS[size] if size < 256 else b"\xc6" + size.to_bytes(4, "big")) + value
 
 
-def _memoryview(value: memoryview, depth: int) -> bytes:
+def _memoryview(value: memoryview, walk: _Walk) -> bytes:
     if value.format != "B" or value.ndim != 1:
         raise KeyEncodeError("a memoryview of anything but plain bytes has no stable form as a key; use tobytes()")
-    return _bytes(value.tobytes(), depth)
+    return _bytes(value.tobytes(), walk)
 
 
 # Numbers.
@@ -291,7 +297,7 @@ def check_digits(count: int) -> None:
         raise KeyTooLarge(f"a decimal or fraction of {count} digits as a key; the limit is {_MAX_DIGITS}")
 
 
-def _int(value: int, _depth: int) -> bytes:
+def _int(value: int, _walk: _Walk) -> bytes:
     if 0 <= value < 128:
         return SMALL_INTS[value]
     if 0 <= value < 1 << 32:
@@ -301,18 +307,18 @@ def _int(value: int, _depth: int) -> bytes:
     return _extension(INT, int_to_bytes(value))
 
 
-def _number(value: _Number, depth: int) -> bytes:
+def _number(value: _Number, walk: _Walk) -> bytes:
     value = _simplest(value)
     if isinstance(value, int):
-        return _int(value, depth)
+        return _int(value, walk)
     if isinstance(value, float):
         return _NAN if value != value else _F64(0xCB, value)
     if isinstance(value, Decimal):
         exponent = value.as_tuple().exponent
         assert isinstance(exponent, int)
-        return _members(DECIMAL, (int(value.scaleb(-exponent, EXACT)), exponent), depth)
+        return _members(DECIMAL, (int(value.scaleb(-exponent, EXACT)), exponent), walk)
     if isinstance(value, Fraction):
-        return _members(FRACTION, (value.numerator, value.denominator), depth)
+        return _members(FRACTION, (value.numerator, value.denominator), walk)
     # Adding zero turns -0.0 into the equal 0.0.
     parts = (math.nan if part != part else part + 0.0 for part in (value.real, value.imag))
     return _extension(COMPLEX, PAIR.pack(*parts))
@@ -321,7 +327,7 @@ def _number(value: _Number, depth: int) -> bytes:
 # Times. A naive datetime is no instant, so the two kinds never meet; the fold plays no part in equality.
 
 
-def _datetime(value: dt.datetime, _depth: int) -> bytes:
+def _datetime(value: dt.datetime, _walk: _Walk) -> bytes:
     offset = value.utcoffset()
     moment = (value.toordinal() * 86400 + _seconds(value)) * 1_000_000 + value.microsecond
     if offset is None:
@@ -329,7 +335,7 @@ def _datetime(value: dt.datetime, _depth: int) -> bytes:
     return _extension(INSTANT, WORD.pack(moment - offset // MICROSECOND))
 
 
-def _time(value: dt.time, _depth: int) -> bytes:
+def _time(value: dt.time, _walk: _Walk) -> bytes:
     offset = value.utcoffset()
     moment = _seconds(value) * 1_000_000 + value.microsecond
     if offset is None:
@@ -341,24 +347,19 @@ def _seconds(value: dt.datetime | dt.time) -> int:
     return (value.hour * 60 + value.minute) * 60 + value.second
 
 
-def _timedelta(value: dt.timedelta, _depth: int) -> bytes:
-    return _extension(TIMEDELTA, DAYS.pack(value.days, value.seconds, value.microseconds))
-
-
-def _range(value: range, depth: int) -> bytes:
+def _range(value: range, walk: _Walk) -> bytes:
     length = max(0, -((value.start - value.stop) // value.step))
     if length < 2:
-        return _members(RANGE, (value.start,) * length, depth)
-    return _members(RANGE, (value.start, value.start + length * value.step, value.step), depth)
+        return _members(RANGE, (value.start,) * length, walk)
+    return _members(RANGE, (value.start, value.start + length * value.step, value.step), walk)
 
 
-def _path(value: PurePath, _depth: int) -> bytes:
-    if isinstance(value, PureWindowsPath):
-        return _extension(WINDOWS_PATH, str(value).lower().encode("utf-8", "surrogatepass"))
-    return _extension(POSIX_PATH, str(value).encode("utf-8", "surrogatepass"))
+def _path(value: PurePath, _walk: _Walk) -> bytes:
+    code, text = (WINDOWS_PATH, str(value).lower()) if isinstance(value, PureWindowsPath) else (POSIX_PATH, str(value))
+    return _extension(code, text.encode("utf-8", "surrogatepass"))
 
 
-def _queue(value: QueueKey | PrefixedQueueKey, _depth: int) -> bytes:
+def _queue(value: QueueKey | PrefixedQueueKey, _walk: _Walk) -> bytes:
     if not -(1 << 63) <= value.number < 1 << 63:
         raise KeyEncodeError(f"queue key {value!r} is out of range")
     number = BIASED.pack(value.number + (1 << 63))  # biased, so that the bytes sort like the numbers
@@ -370,11 +371,11 @@ def _queue(value: QueueKey | PrefixedQueueKey, _depth: int) -> bytes:
 # What is known by its name or by what it would be pickled as.
 
 
-def _named(value: Any, depth: int) -> bytes:
+def _named(value: Any, walk: _Walk) -> bytes:
     """Encode a class or function as 'module:qualname', if that name leads back to it."""
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if isinstance(value, types.BuiltinFunctionType) and module is None:  # bound to an instance
-        return _instance(value, depth)
+        return _instance(value, walk)
     if not isinstance(module, str) or not isinstance(name, str) or not _leads_to(module, name, value):
         raise KeyEncodeError(
             f"{value!r} has no stable form as a key: {module}:{name} does not lead to it (lambdas, nested functions and"
@@ -392,41 +393,36 @@ def _leads_to(module: str, name: str, value: object) -> bool:
     return found is value
 
 
-def _enum(value: Enum, depth: int) -> bytes:
+def _enum(value: Enum, walk: _Walk) -> bytes:
     # A combination of flags has a name in some versions of Python only.
-    member = value.value if isinstance(value, Flag) else value.name
-    return _array(ENUM, [_named(type(value), depth), _member(member, depth + 1)])
+    return _members(ENUM, (type(value), value.value if isinstance(value, Flag) else value.name), walk)
 
 
-def _dataclass(value: Any, depth: int) -> bytes:
+def _dataclass(value: Any, walk: _Walk) -> bytes:
     """Encode the fields that equality compares, so that cached properties and the like play no part."""
-    parts = [_named(type(value), depth)]
-    for field in dataclasses.fields(value):
-        if field.compare:
-            parts += (_str(field.name, depth), _member(getattr(value, field.name), depth + 1))
-    return _array(DATACLASS, parts)
+    names = [field.name for field in dataclasses.fields(value) if field.compare]
+    return _members(
+        DATACLASS, (type(value), *chain.from_iterable((name, getattr(value, name)) for name in names)), walk
+    )
 
 
-def _numpy(value: Any, depth: int) -> bytes:
-    item = value.item()  # of a type that numpy made equal to Python's, unless it has no such type
-    return _member(item, depth + 1) if type(item) in _PYTHON_ITEMS else _instance(value, depth)
+def _numpy(value: Any, walk: _Walk) -> bytes:
+    item = value.item()
+    return _member(item, walk) if type(item) in _PYTHON_ITEMS else _instance(value, walk)
 
 
-_PYTHON_ITEMS = frozenset((bool, int, float, complex, str, bytes))
+_PYTHON_ITEMS: Final = frozenset((bool, int, float, complex, str, bytes))  # numpy made its own scalars equal to these
+_NOT_PYTHON: Final = frozenset(("datetime64", "timedelta64", "void"))  # though item() may return an int or bytes
 
 
-def _instance(value: Any, depth: int) -> bytes:
+def _instance(value: Any, walk: _Walk) -> bytes:
     """Encode an instance as the call that would rebuild it."""
     reduced = _reduce(value)
     if isinstance(reduced, str):  # the name of a global
         return _extension(NAME, f"{getattr(value, '__module__', type(value).__module__)}:{reduced}".encode())
     function, arguments, state, items, pairs, setter = (*reduced, *(None,) * 6)[:6]
-    depth += 1
-    parts = [_member(part, depth) for part in (function, arguments, state)]
-    parts.append(_members(0, () if items is None else items, depth))
-    parts.append(_dict(() if pairs is None else pairs, depth))
-    if setter is not None:
-        parts.append(_member(setter, depth))
+    parts = walk.encode((function, arguments, state, setter))
+    parts += _members(0, items or (), walk), _dict(pairs or (), walk)
     return _array(INSTANCE, parts)
 
 
@@ -446,11 +442,11 @@ def _reduce(value: Any) -> Any:
         ) from exc
 
 
-_ENCODERS: Final[dict[type, _Encoder]] = {
+_ENCODERS: Final[dict[type, Callable[[Any, _Walk], bytes]]] = {
     str: _str,
     bytes: _bytes,
     int: _int,
-    type(None): lambda _value, _depth: b"\xc0",
+    type(None): lambda _value, _walk: b"\xc0",
     tuple: partial(_members, TUPLE),
     bool: _number,
     float: _number,
@@ -466,12 +462,12 @@ _ENCODERS: Final[dict[type, _Encoder]] = {
     Decimal: _number,
     Fraction: _number,
     dt.datetime: _datetime,
-    dt.date: lambda value, _depth: _extension(DATE, value.toordinal().to_bytes(3, "big")),
+    dt.date: lambda value, _walk: _extension(DATE, value.toordinal().to_bytes(3, "big")),
     dt.time: _time,
-    dt.timedelta: _timedelta,
-    UUID: lambda value, _depth: _extension(UUID_CODE, value.bytes),
+    dt.timedelta: lambda value, _walk: _extension(TIMEDELTA, DAYS.pack(value.days, value.seconds, value.microseconds)),
+    UUID: lambda value, _walk: _extension(UUID_CODE, value.bytes),
     range: _range,
-    type(...): lambda _value, _depth: _extension(ELLIPSIS, b""),
+    type(...): lambda _value, _walk: _extension(ELLIPSIS, b""),
 }
 _SUBCLASSED: Final = (
     *(str, int, float, complex, bytes, bytearray, tuple, list, dict, set, frozenset, Decimal, Fraction, UUID),
@@ -481,9 +477,9 @@ _DICT_EQUALITY: Final = (OrderedDict.__eq__, Counter.__eq__)  # dicts to anyone 
 
 
 @lru_cache(maxsize=256)
-def _encoder_for(kind: type[Any]) -> _Encoder:
+def _encoder_for(kind: type[Any]) -> Callable[[Any, _Walk], bytes]:
     if any(parent.__module__ == "numpy" and parent.__name__ == "generic" for parent in kind.__mro__):
-        return _numpy
+        return _instance if kind.__name__ in _NOT_PYTHON else _numpy
     for base in _SUBCLASSED:
         if issubclass(kind, base):
             same = kind.__eq__ is base.__eq__ and (kind.__hash__ is base.__hash__ or base.__hash__ is None)

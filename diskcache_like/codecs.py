@@ -22,7 +22,7 @@ the same type, all the way down; anything else, subclasses included, raises `Not
       25  Ellipsis              nothing
 
 A mark is an empty extension that opens an array, so nesting costs no copies. A zone is nothing (naive), `O` and the
-offset in microseconds as i64 followed by the zone's own name if it has one (`datetime.timezone`), or `Z` and the
+offset in microseconds as i64, then `=` and the zone's own name if it has one (`datetime.timezone`), or `Z` and the
 name of a `zoneinfo.ZoneInfo`. The msgpack timestamp (code -1) is not part of the format.
 """
 
@@ -38,7 +38,7 @@ from fractions import Fraction
 from functools import partial
 from gc import get_referents
 from itertools import compress
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from uuid import UUID, SafeUUID
 from zoneinfo import ZoneInfo
 
@@ -48,7 +48,6 @@ from .errors import DecodeError
 
 MAX_DEPTH: Final = 400
 """Containers within containers: a deeper value is `NotData`, a deeper payload a `DecodeError`."""
-
 TUPLE, SET, FROZENSET, RANGE, FRACTION = range(1, 6)
 INT, COMPLEX, DECIMAL, DATETIME, DATE, TIME, TIMEDELTA, UUID_CODE, BYTEARRAY, ELLIPSIS = range(16, 26)
 
@@ -72,19 +71,13 @@ class NotData(TypeError):
     """A value, or something inside it, has no exact form in this format."""
 
 
-class Mark:
+class Mark(NamedTuple):
     """Open an array that stands for another container; `build` gets the array with the mark still in front."""
 
-    __slots__ = ("build",)
-
-    def __init__(self, build: Callable[[list[Any]], Any]) -> None:
-        self.build = build
+    build: Callable[[list[Any]], Any]
 
 
 Marks = Mapping[int, Mark]
-
-
-# Encoding.
 
 # ExtType.__new__ checks its arguments in Python, which costs five times as much as making the tuple.
 _extension: Callable[[tuple[int, bytes]], ExtType] = partial(tuple.__new__, ExtType)
@@ -106,9 +99,7 @@ def int_to_bytes(number: int) -> bytes:
     return number.to_bytes(((number if number >= 0 else ~number).bit_length() + 8) // 8, "big", signed=True)
 
 
-def int_from_bytes(data: bytes) -> int:
-    """Read what `int_to_bytes` wrote."""
-    return int.from_bytes(data, "big", signed=True)
+int_from_bytes: Final = partial(int.from_bytes, byteorder="big", signed=True)
 
 
 def _pack_zone(zone: tzinfo | None) -> bytes:
@@ -186,13 +177,12 @@ def _default(value: Any) -> Any:
         return [_TUPLE_OUT, *value]
     extend = _EXTENSIONS.get(type(value))
     if extend is None:
-        raise NotData(f"{_type_name(value)} is not data")
+        raise NotData(f"a value of type {_name(type(value))} is not data")
     return extend(value)
 
 
-def _type_name(value: object) -> str:
-    kind = type(value)
-    return f"a value of type {kind.__module__}.{kind.__qualname__}"
+def _name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 _packers: list[Packer] = []
@@ -214,17 +204,18 @@ def encode_value(value: Any) -> bytes:
     """Encode a value, or raise `NotData` if it would not come back equal and of the same type."""
     kind = type(value)
     data: bytes
-    if kind is bytes:
-        if len(value) < 256:
+    try:
+        if kind is bytes:
             data = BIN_HEADS[len(value)] + value
             return data
-    elif kind is str:
-        if len(value) < 256 and value.isascii():
-            data = STR_HEADS[len(value)] + value.encode()
+        if kind is str and len(value) < 256:
+            data = value.encode()
+            return STR_HEADS[len(data)] + data
+        if kind is int and 0 <= value < 128:
+            data = SMALL_INTS[value]
             return data
-    elif kind is int and 0 <= value < 128:
-        data = SMALL_INTS[value]
-        return data
+    except (IndexError, UnicodeEncodeError):  # longer than the tables, or with lone surrogates
+        pass
     return _encode(value, kind)
 
 
@@ -238,7 +229,7 @@ def _encode(value: Any, kind: type) -> bytes:
     except NotData:
         raise
     except (ValueError, OverflowError, RecursionError) as exc:
-        raise NotData(f"{_type_name(value)} is too large or too deeply nested to be data, or contains itself") from exc
+        raise NotData(f"a {_name(kind)} is too large or nested too deeply to be data, or contains itself") from exc
 
 
 def _verify(value: Any, data: bytes) -> bytes:
@@ -258,10 +249,9 @@ _SLIPPED: Final = bytes((*range(0xC4, 0xCA), *range(0xD4, 0xD9)) if sys.version_
 
 
 def _is_flat(value: Any) -> bool:
-    kind = type(value)
-    return (kind is list or (kind is dict and _PLAIN.issuperset(map(type, value.values())))) and _PLAIN.issuperset(
-        map(type, value)
-    )
+    if type(value) is dict and not _PLAIN.issuperset(map(type, value.values())):
+        return False
+    return type(value) in (list, dict) and _PLAIN.issuperset(map(type, value))
 
 
 def _kinds(value: Any) -> set[type]:
@@ -283,7 +273,7 @@ def _catch_slipped(value: Any, data: bytes) -> bytes:
     if not foreign:
         return data
     if foreign != {bytearray}:
-        raise NotData(f"a value that contains {', '.join(sorted(kind.__qualname__ for kind in foreign))} is not data")
+        raise NotData(f"a value of type {', '.join(sorted(map(_name, foreign)))} is not data")
     return _pack(_spell_bytearrays(value))
 
 
@@ -296,9 +286,6 @@ def _spell_bytearrays(value: Any) -> Any:
     if kind is dict:  # its keys, like the members of sets, are hashable and so contain none
         return {key: _spell_bytearrays(member) for key, member in value.items()}
     return value
-
-
-# Decoding.
 
 
 def _read_zone(data: bytes) -> tzinfo | None:
@@ -476,14 +463,15 @@ def decode_value(payload: Buffer) -> Any:
             return payload[2:]
         if first in NESTED:
             return _VALUES.unpack(payload)
-        return unpackb(payload, unicode_errors="surrogatepass")
+        try:
+            return unpackb(payload)
+        except UnicodeDecodeError:  # perhaps because of lone surrogates
+            return unpackb(payload, unicode_errors="surrogatepass")
     except (DecodeError, MemoryError):
         raise
     except Exception as exc:
         raise DecodeError(f"a stored value of {len(payload)} bytes cannot be decoded: {exc}") from exc
 
-
-# Mutability.
 
 _IMMUTABLE: Final = frozenset(
     (str, bytes, int, float, bool, type(None), complex, Decimal, UUID, Fraction, range, date, timedelta, type(...))

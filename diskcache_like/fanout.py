@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-import time
-from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 from .cache import Cache
@@ -21,10 +20,11 @@ class FanoutCache(Cache):
 
     Differs from `Cache` in its defaults: eight shards, a short timeout, and what a timeout does: a write that did not
     get its shard's lock in time is given up and answers False (or its default) instead of raising. The directory's
-    stored number of shards wins over the argument. `size_limit` is divided among the shards.
+    stored number of shards wins over the argument. `size_limit` is divided evenly among the shards. Making a new cache
+    waits up to a minute for others who make it too.
     """
 
-    _SHARDS = 8
+    _OPENING = 60.0  # making or repairing shards is not an operation to be given up after some milliseconds
 
     def __init__(
         self,
@@ -32,21 +32,24 @@ class FanoutCache(Cache):
         shards: int = 8,
         timeout: float = 0.010,
         disk: type[Disk] = Disk,
-        *,
-        pickle: str | None = None,
-        secret: bytes | str | None = None,
-        strict: bool = False,
-        shared: bool = False,
-        coherence: str | None = None,
-        generation_slots: int = 1 << 16,
-        clock: Callable[[], float] = time.time,
         **settings: Any,
     ) -> None:
-        self._open(
-            directory, shards, timeout, disk, pickle, secret, strict, shared, coherence, generation_slots, clock, settings
-        )
-        self._secret_given = secret
+        self._open(directory, shards, timeout, disk, settings)
+
+    def _open(
+        self,
+        directory: str | os.PathLike[str] | None,
+        shards: int,
+        timeout: float,
+        disk: type[Disk],
+        settings: dict[str, Any],
+    ) -> None:
+        super()._open(directory, shards, timeout, disk, settings)
         self._children: dict[tuple[str, str], Cache] = {}
+
+    def transact(self, retry: bool = True) -> AbstractContextManager[None]:
+        """Make the body one transaction over all shards; like `Cache.transact`, but waits without limit by default."""
+        return super().transact(retry=retry)
 
     def _timed_out(self, answer: T) -> T:
         return answer
@@ -58,7 +61,7 @@ class FanoutCache(Cache):
         """
         child = self._children.get(("cache", name))
         if child is None:
-            options: dict[str, Any] = {"secret": self._secret_given, **_inherited(self._options), **settings}
+            options = {**self._options.to_pass_on(), "secret": self._options.secret, **settings}
             child = Cache(self._child_path("cache", name), timeout, disk or type(self.disk), **options)
             self._children["cache", name] = child
         return child
@@ -75,15 +78,3 @@ class FanoutCache(Cache):
         for child in self._children.values():
             child.close()
         super().close()
-
-    def __getstate__(self) -> Any:
-        return (self.directory, len(self._shards.stores), self.timeout, type(self.disk), self._options)
-
-    def __setstate__(self, state: Any) -> None:
-        directory, shards, timeout, disk, options = state
-        self.__init__(directory, shards, timeout, disk, **options)  # type: ignore[misc]
-
-
-def _inherited(options: dict[str, Any]) -> dict[str, Any]:
-    names = ("pickle", "strict", "shared", "coherence", "generation_slots")
-    return {name: options[name] for name in names}

@@ -10,10 +10,14 @@ import re
 import threading
 from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
 
 import hypothesis
 import pytest
+
+from diskcache_like import Cache
+
+from .kinds import KINDS, Clock, Kind, parameters
 
 CI = os.environ.get("CI") == "true"
 
@@ -115,3 +119,46 @@ def refuse_skip(report: Report) -> Report:
             report.outcome = "failed"
             report.longrepr = f"skipped in CI: {reason}"
     return report
+
+
+class Opener(Protocol):
+    """Opens handles on the test's one cache."""
+
+    def __call__(self, **settings: Any) -> Cache: ...
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """Return the clock that the test's caches tell the time by."""
+    return Clock()
+
+
+@pytest.fixture(params=parameters(KINDS))
+def kind(request: pytest.FixtureRequest) -> Kind:
+    """Return each kind of cache in turn."""
+    found: Kind = request.param
+    return found
+
+
+@pytest.fixture
+def open_cache(kind: Kind, clock: Clock, tmp_path: Path) -> Iterator[Opener]:
+    """Return a function that opens handles on one cache; at the end that must be sound, and they are closed."""
+    handles: list[Cache] = []
+
+    def open_handle(**settings: Any) -> Cache:
+        handles.append(kind.open(tmp_path / "cache", clock=clock, **settings))
+        return handles[-1]
+
+    yield open_handle
+    try:
+        if handles:
+            assert [str(problem.message) for problem in handles[0].check()] == []
+    finally:
+        for handle in handles:
+            handle.close()
+
+
+@pytest.fixture
+def cache(open_cache: Opener) -> Cache:
+    """Return a new cache of each kind."""
+    return open_cache()

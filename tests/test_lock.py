@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -65,7 +66,7 @@ class Child:
 
     def __init__(self, work: Callable[[Connection], None]) -> None:
         self.connection, theirs = FORK.Pipe()
-        self.process = FORK.Process(target=work, args=(theirs,))
+        self.process = FORK.Process(target=work, args=(theirs,), daemon=True)
         self.process.start()
         theirs.close()
 
@@ -103,6 +104,13 @@ def fork() -> Iterator[Callable[[Callable[[Connection], None]], Child]]:
 
 
 Fork = Callable[[Callable[[Connection], None]], Child]
+
+
+def until(condition: Callable[[], bool]) -> None:
+    give_up = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < give_up
+        os.sched_yield()
 
 
 def test_it_is_held_between_acquire_and_release(handle: Handle, path: Path, mode: str) -> None:
@@ -149,8 +157,7 @@ def test_threads_exclude_each_other(handle: Handle) -> None:
 
     thread = threading.Thread(target=attempt)
     thread.start()
-    while len(outcome) < 2:
-        os.sched_yield()
+    until(lambda: len(outcome) == 2)
     handle.lock.release()
     thread.join(PATIENCE)
     assert isinstance(outcome[0], Timeout)
@@ -219,8 +226,7 @@ def test_a_killed_holder_frees_it(handle: Handle, path: Path, mode: str, fork: F
 def test_who_waits_gets_it_on_release(handle: Handle, path: Path, mode: str, fork: Fork) -> None:
     handle.lock.acquire(0)
     child = fork(hold(path, mode))
-    while mode != "bare" and not handle.lock.contended():
-        os.sched_yield()
+    until(lambda: mode == "bare" or handle.lock.contended())
     handle.lock.release()
     assert child.hears() == "held"
 
@@ -228,8 +234,7 @@ def test_who_waits_gets_it_on_release(handle: Handle, path: Path, mode: str, for
 def test_a_killed_waiter_hangs_nobody(handle: Handle, path: Path, mode: str, fork: Fork) -> None:
     handle.lock.acquire(0)
     victim = fork(hold(path, mode))
-    while mode != "bare" and not handle.lock.contended():
-        os.sched_yield()
+    until(lambda: mode == "bare" or handle.lock.contended())
     victim.kill()
     heirs = [fork(hold(path, mode)) for _ in range(2)]
     handle.lock.release()
@@ -370,9 +375,7 @@ def test_no_clock_and_no_pause_when_free(path: Path) -> None:
     free.close()
 
 
-def test_an_interrupt_while_waiting_leaves_nothing_held(
-    holder: WriteLock, waiter: WriteLock, waiting: Waiting, path: Path
-) -> None:
+def test_an_interrupt_while_waiting_leaves_nothing_held(holder: WriteLock, waiter: WriteLock, waiting: Waiting) -> None:
     def interrupt() -> None:
         raise KeyboardInterrupt
 
@@ -381,12 +384,10 @@ def test_an_interrupt_while_waiting_leaves_nothing_held(
         waiter.acquire(10)
     assert not waiter.locked_by_me()
     holder.release()
-    third = WriteLock(path)
-    third.acquire(0)
-    third.release()
+    holder.acquire(0)
+    holder.release()
     waiter.acquire(0)
     waiter.release()
-    third.close()
 
 
 def test_an_interrupt_just_after_the_kernel_granted_it_gives_it_back(
@@ -466,8 +467,7 @@ def test_a_forked_child_neither_holds_nor_drops_the_lock_of_its_parent(handle: H
         connection.recv()
 
     child = fork(inherit)
-    assert child.hears() is False
-    assert child.hears() == "refused"
+    assert [child.hears(), child.hears()] == [False, "refused"]
     assert handle.lock.locked_by_me()
     handle.lock.release()
     child.tell()

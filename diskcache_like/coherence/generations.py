@@ -424,7 +424,7 @@ def _map(descriptor: int, size: int, path: Path) -> mmap.mmap:
 
 def _tick_beyond(counted: int, slots: memoryview[int]) -> int:
     """Return the least tick whose generation is larger than any that the file shows."""
-    highest = max(slots)
+    highest = max(slots) if slots.tobytes().strip(b"\0") else 0  # a new file, which need not cost 2 ms
     if highest >= 2 * _TICK_LIMIT:
         highest = max((slot for slot in slots if slot < 2 * _TICK_LIMIT), default=0)
     return max(highest // 2, counted + 1 if 0 < counted < _TICK_LIMIT else 0)

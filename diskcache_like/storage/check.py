@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from .. import files
+from ..coherence.generations import UNKNOWN, Header
 from ..errors import DecodeError, EmptyDirWarning, UnknownFileWarning
 from . import room
 from . import statements as sql
@@ -119,8 +120,9 @@ def _is_known(store: Store, name: str) -> bool:
 
 
 def _check_directories(store: Store, fix: bool, found: _Findings) -> None:
-    for path, directories, names in os.walk(store.directory, topdown=False, followlinks=False):
-        if not directories and not names and path != store.directory:
+    for path, _, names in os.walk(store.directory, topdown=False, followlinks=False):
+        # Listed anew: mending has just removed what was below, and may have left this one empty.
+        if not names and path != store.directory and not os.listdir(path):
             found.add(f"empty directory: {path}", EmptyDirWarning)
             if fix:
                 os.rmdir(path)
@@ -135,7 +137,9 @@ def _check_totals(store: Store, fix: bool, timeout: float | None, found: _Findin
             found.add(f"{store.path}: total says {size} bytes in value files, there are {real_size}")
             if fix:
                 store.set_file_total(real_size)
-        if store.txn is None and store.count() != real_count:
-            found.add(f"{store.path}: count says {store.count()} entries, there are {real_count}")
+        # Not store.count(), which takes the lock held here to find out a count that is unknown.
+        count = store.header[Header.COUNT]
+        if store.txn is None and count not in (UNKNOWN, real_count):
+            found.add(f"{store.path}: count says {count} entries, there are {real_count}")
             if fix:
                 store.recount()

@@ -46,7 +46,7 @@ def housekeeping(store: Store, incoming: int) -> None:
             sweep(store)
     due = header[Header.CHECKPOINTED] + CHECKPOINT_BYTES if store.txn is None else written + CHECKPOINT_BYTES
     if evicts(store):
-        limit = store.settings["size_limit"]
+        limit = store.limit
         slack = limit // 200
         volume = live_volume(store) + incoming
         if volume + slack > limit:
@@ -104,9 +104,13 @@ def victims(store: Store, excess: int, locked: bool) -> list[int]:
 
 def known_count(store: Store) -> int:
     """Return the number of entries, counting them if the header does not know."""
-    if store.header[Header.COUNT] == UNKNOWN and store.txn is None:
-        store.recount()
-    return store.count()
+    header = store.header
+    if store.txn is not None or header[Header.COUNT] == UNKNOWN:
+        ((number,),) = store.select_writer(sql.COUNT)
+        if store.txn is None:
+            header[Header.COUNT] = number
+        return int(number)
+    return header[Header.COUNT]
 
 
 def _second_look(store: Store, rows: Sequence[tuple[int, int, int]]) -> tuple[list[tuple[int, int, int]], list[int]]:
@@ -190,7 +194,7 @@ def cull(store: Store, timeout: float | None) -> int:
     Takes the lock itself.
     """
     removed = remove_selected(store, sql.SELECT_EXPIRED, (store.now(),), timeout)
-    limit = store.settings["size_limit"]
+    limit = store.limit
     while store.policy.evicts:
         with store.locked(timeout) as locked:
             if locked:

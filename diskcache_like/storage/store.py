@@ -224,6 +224,11 @@ class Store:
         self._cursor = cursor = self.writer.cursor()
         return cursor
 
+    @property
+    def limit(self) -> int:
+        """Return the bytes that this shard may use: its even share of `size_limit`."""
+        return int(self.settings["size_limit"]) // int(self.identity.get("shards", 1))
+
     def slot_of(self, h: int) -> int:
         """Return the generation slot of a key hash; modulo a prime, since short keys have regular hashes."""
         return h % self.slot_prime

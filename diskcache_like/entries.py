@@ -1,0 +1,517 @@
+"""Entries: how keys and values become rows and come back, through the hot layer.
+
+`Entries` is the lower half of `Cache`: it knows where a key lives, what a record has to prove before its value counts,
+and when a value may be kept hot. The operations of the API stand in `cache`.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import tempfile
+import time
+import warnings
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from datetime import timedelta
+from typing import Any, NamedTuple, TypeVar
+from zlib import crc32
+
+from . import codecs, files, keys, signing
+from .coherence.generations import Header
+from .coherence.words import Words, choose_implementation
+from .disk import KEEP_NOT, Constant, Disk, Loaded, Stored
+from .errors import DecodeError, ExpiryError, SettingError, SignatureError, SignatureWarning
+from .hot import OVERHEAD, HotLayer
+from .metrics import Metrics
+from .policies import policy_named
+from .record import MODE_PICKLE, MODE_RAW, RESIDUE, SIMPLE, SIMPLE_HEAD, Record, pack, unpack
+from .settings import checked_all
+from .storage.opening import Config
+from .storage.shards import Shards, ensure_directory
+from .storage.store import Row, Store
+
+ENOVAL = Constant("ENOVAL")
+ATTEMPTS = 100  # times that a row is read again because its value file went away in between
+NO_MARKS, RECENCY, FREQUENCY, COUNTED = 0, 1, 2, 3  # what a hit notes beside SIEVE's mark
+_TICK = Header.TICK
+_number = int.from_bytes
+_SELF_SPELLED = frozenset({str, bytes, int})  # exact types that are their own spelling, hot key, and immutable value
+_STORED = Constant("stored")  # marks hot keys that are stored bytes, for keys that cannot be dictionary keys
+
+T = TypeVar("T")
+
+
+@dataclass
+class Options:
+    """The arguments of a cache that are not settings."""
+
+    pickle: str | None = None
+    secret: bytes | str | None = None
+    strict: bool = False
+    shared: bool = False
+    coherence: str | None = None
+    generation_slots: int = 1 << 16
+    clock: Callable[[], float] = time.time
+
+    @classmethod
+    def split(cls, arguments: dict[str, Any]) -> tuple[Options, dict[str, Any]]:
+        """Return the options among keyword arguments, and the settings, validated."""
+        names = {field.name for field in fields(cls)}
+        options = cls(**{name: value for name, value in arguments.items() if name in names})
+        return options, checked_all({name: value for name, value in arguments.items() if name not in names})
+
+    def to_pass_on(self) -> dict[str, Any]:
+        """Return what another handle on the same data needs, as far as it can be pickled without giving a secret away."""
+        kept = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in ("secret", "clock")}
+        return kept if self.clock is time.time else {**kept, "clock": self.clock}
+
+
+class Target(NamedTuple):
+    """Where a key lives."""
+
+    key: Any
+    stored: bytes
+    h: int
+    store: Store
+
+
+def absent(_: object) -> Any:
+    """Stand in a hot entry's place for `decode` where the key is known to have no entry; never called."""
+    raise AssertionError("absent")
+
+
+class Entries:
+    """Turn keys and values into rows and back."""
+
+    _RECOVER = True  # a corrupt database is set aside and the cache goes on empty
+    _OPENING = 0.0  # seconds that opening waits for the write lock at least, whatever the timeout of operations
+
+    def _open(
+        self,
+        directory: str | os.PathLike[str] | None,
+        shards: int,
+        timeout: float,
+        disk: type[Disk],
+        settings: dict[str, Any],
+    ) -> None:
+        if not (isinstance(disk, type) and issubclass(disk, Disk)):
+            raise SettingError(f"disk is {disk!r}, expected Disk or a subclass of it")
+        if not isinstance(timeout, int | float) or not timeout >= 0:
+            raise SettingError(f"timeout is {timeout!r}, expected seconds, 0 or more")
+        options, given = Options.split(settings)
+        self._options = options
+        self._given = given
+        self._directory = _resolved(directory)
+        self._timeout = timeout
+        self._clock = options.clock
+        self.metrics = Metrics()
+        self._warned = False
+        self._marks = NO_MARKS
+        self._counts = False
+        self._tracks = NO_MARKS
+        self._pickle_policy = signing.resolve_pickle_policy(options.pickle)
+        self._secret = signing.load_secret(options.secret, os.environ)
+        self._signs_all = self._secret.explicit
+        self._implementation = choose_implementation(options.coherence)
+        ensure_directory(self._directory, options.shared)
+        self._config = self._configuration(timeout)
+        self._shards = Shards(self._directory, shards, self._config, disk)
+        self._adopt(self._shards)
+        self._finalizer = weakref.finalize(self, _finish, self._shards)
+
+    def _configuration(self, timeout: float) -> Config:
+        options = self._options
+        identity = {"key_check": self._secret.signer.key_check()} if self._signs_all else {}
+        return Config(
+            given=self._given,
+            identity=identity,
+            timeout=max(timeout, self._OPENING),
+            clock=options.clock,
+            implementation=self._implementation,
+            slots=options.generation_slots,
+            recover=self._RECOVER,
+            shared=options.shared,
+        )
+
+    def _adopt(self, shards: Shards) -> None:
+        """Take over what the opened shards say: modulus, disk and settings."""
+        self._modulus = shards.modulus
+        self._one = shards.stores[0] if len(shards.stores) == 1 else None
+        for store in shards.stores:
+            self._configure(store.disk)
+        self._disk = shards.stores[0].disk
+        self._reads_simple = not self._signs_all and self._disk.plain_values
+        self._stored_key = self._disk.stored_key
+        effective = shards.stores[0].settings
+        self._hot = HotLayer(0 if self._implementation == "off" else effective["hot_size_limit"])
+        self._hot_get = self._hot.entries.get
+        self._hot_put = self._hot.put
+        for name, value in effective.items():
+            self._apply(name, value)
+
+    def _configure(self, disk: Disk) -> None:
+        disk.pickle_policy = self._pickle_policy
+        disk.signer = self._signer
+        disk.authenticates = self._signs_all
+        disk.sync = self._shards.stores[0].settings["durability"] == "power"
+
+    def _signer(self) -> signing.Signer:
+        return self._secret.signer
+
+    @property
+    def directory(self) -> str:
+        """Return the absolute path of the cache directory."""
+        return self._directory
+
+    @property
+    def timeout(self) -> float:
+        """Return the seconds that an operation waits for the write lock."""
+        return self._timeout
+
+    @property
+    def disk(self) -> Disk:
+        """Return the object that encodes keys and values."""
+        return self._disk
+
+    def _locate(self, key: Any) -> tuple[bytes, int, Store]:
+        """Return the stored key, its hash and the store it lives in."""
+        stored = self._stored_key(key)
+        if len(stored) <= keys.SHORT:  # key_hash, without the call
+            h = (_number(stored, "big") % self._modulus) << 2
+        else:
+            h = keys.key_hash(stored, self._modulus)
+        if self._one is not None:
+            return stored, h, self._one
+        if isinstance(key, keys.QueueKey | keys.PrefixedQueueKey):
+            return stored, h, self._queue_store(key.prefix)
+        return stored, h, self._shards.of(h)
+
+    def _target(self, key: Any) -> Target:
+        return Target(key, *self._locate(key))
+
+    def _queue_store(self, prefix: str | None) -> Store:
+        """Return the store of a queue; all its entries share one, so that their order is one index."""
+        return self._shards.of(keys.key_hash(keys.encode_key(prefix), self._modulus))
+
+    def _wait(self, retry: bool) -> float | None:
+        return None if retry else self._timeout
+
+    def _timed_out(self, answer: T) -> T:
+        """Decide what a Timeout becomes: here it is raised. Call in an except block only."""
+        raise  # noqa: PLE0704
+
+    def _verified(self, target: Target, blob: bytes | None) -> Record | None:
+        """Return the live-or-expired record of the key in `blob`, or None for a missing or untrustworthy one."""
+        key, stored, h, store = target
+        if blob is None:
+            if not store.displaced:
+                return None
+            blob = store.find(h, stored)
+            if blob is None:
+                return None
+        try:
+            try:
+                return unpack(stored, blob, self._verifier(blob), self._signs_all)
+            except DecodeError:
+                # Either damage, or the row belongs to another key with the same hash.
+                again = store.find(h, stored)
+                if again is None:
+                    return None
+                return unpack(stored, again, self._verifier(again), self._signs_all)
+        except DecodeError as error:
+            self._distrust(error, key)
+            return None
+
+    def _verifier(self, blob: bytes) -> signing.Signer | None:
+        """Return the signer if the record says that it is signed; the per-user secret is not made for any other."""
+        return self._secret.signer if self._signs_all or (len(blob) > 2 and blob[0] == 2 and blob[1] & 1) else None
+
+    def _distrust(self, error: DecodeError, key: Any) -> None:
+        """Count an entry that cannot be trusted; raise in strict mode, else it reads as missing."""
+        if isinstance(error, SignatureError):
+            self.metrics.unauthenticated += 1
+            if not self._warned and not self._options.strict:
+                self._warned = True
+                message = f"{self._directory!r}: key {key!r}: {error}; such entries read as missing (said once)"
+                warnings.warn(message, SignatureWarning, stacklevel=4)
+        else:
+            self.metrics.damaged += 1
+        if self._options.strict:
+            raise type(error)(f"{self._directory!r}: key {key!r}: {error}") from error
+
+    def _pack(self, stored: bytes, encoded: Stored, expire: float | None, tag: bytes | None) -> bytes:
+        mode, payload, file, size = encoded
+        record = Record(mode, payload, expire, tag, file, size)
+        signed = self._signs_all or (mode == MODE_PICKLE and self._pickle_policy == "signed")
+        return pack(stored, record, self._secret.signer if signed else None)
+
+    def _row(
+        self, key: Any, stored: bytes, encoded: Stored, expire: float | None, tag: bytes | None
+    ) -> bytes | Row:
+        """Return what the store writes: the record alone where the row has nothing else."""
+        mode, payload, file, size = encoded
+        spelling = None if type(key) in _SELF_SPELLED else self._disk.spelling(key, stored)
+        if expire is None and tag is None and file is None and mode == MODE_RAW and not self._signs_all:
+            body = SIMPLE_HEAD + payload
+            blob = body + crc32(body, crc32(stored)).to_bytes(4, "little")
+            return blob if spelling is None else Row(blob, spelling=spelling)
+        blob = self._pack(stored, encoded, expire, tag)
+        return Row(blob, expire, tag, size, None if file is None else files.to_column(file), spelling)
+
+    def _expiry(self, expire: Any) -> float | None:
+        """Return the absolute expiry for `expire` seconds (or a timedelta) from now; None means never."""
+        if expire is None:
+            return None
+        seconds = expire.total_seconds() if isinstance(expire, timedelta) else expire
+        try:
+            seconds = float(seconds)
+        except (TypeError, ValueError, OverflowError):
+            raise ExpiryError(f"expire is {expire!r}, expected seconds from now or None") from None
+        if math.isnan(seconds) or seconds < 0:
+            raise ExpiryError(f"expire is {expire!r}, expected seconds from now, 0 or more")
+        return None if math.isinf(seconds) else self._clock() + seconds
+
+    def _is_live(self, record: Record) -> bool:
+        return record.expire is None or record.expire > self._clock()
+
+    def _keep(
+        self,
+        key: Any,
+        stored: bytes,
+        store: Store,
+        slot: int,
+        stamp: int,
+        expire: float | None,
+        loaded: tuple[Any, Callable[[Any], Any] | None],
+        size: int,
+    ) -> None:
+        """Put a value into the hot layer under the generation that it was read or written at."""
+        value, decode = loaded
+        cost = (OVERHEAD + len(stored) + size) | 63  # rounded, so that an entry often replaces one of equal cost
+        self._hot_put(
+            key if type(key) in _SELF_SPELLED or keys.is_direct(key) else (_STORED, stored),
+            (store.slots, slot, stamp, expire, value, decode, [False], store.uses, store.header, cost),
+        )
+
+    def _hot_value(self, key: Any) -> Any:
+        """Return the value of the key's valid, live hot entry; `absent` if it is known to have none, else ENOVAL."""
+        try:
+            entry = self._hot_get(key)
+        except TypeError:
+            return ENOVAL
+        if entry is None:
+            return ENOVAL
+        slots, slot, stamp, expire, value, decode, visited, uses, header, _ = entry
+        if slots[slot] != stamp or not (expire is None or expire > self._clock()):
+            return ENOVAL
+        visited[0] = True
+        if decode is absent:
+            return absent
+        self._used(uses, slot, header)
+        return value if decode is None else decode(value)
+
+    def _used(self, uses: Words, slot: int, header: Words) -> None:
+        """Note a hit: for LRU the write counter, for LFU one more, without a lock (see GenerationFile.uses)."""
+        if self._marks == RECENCY:
+            uses[slot] = header[_TICK]
+        elif self._marks == FREQUENCY:
+            uses[slot] += 1
+        if self._counts:
+            self.metrics.hits += 1
+
+    def _missed(self) -> None:
+        if self._counts:
+            self.metrics.misses += 1
+
+    def _get_cold(self, key: Any, default: Any, read: bool, expire_time: bool, tag: bool) -> Any:
+        stored, h, store = self._locate(key)
+        plain = not (read or expire_time or tag)
+        if plain and type(key) not in _SELF_SPELLED and not keys.is_direct(key):
+            value = self._hot_value((_STORED, stored))
+            if value is absent:
+                self._missed()
+                return default
+            if value is not ENOVAL:
+                return value
+        found = self._load(key, stored, h, store, read)
+        if self._tracks:
+            if found is not None:
+                self._used(store.uses, h % store.slot_prime, store.header)
+            else:
+                self._missed()
+        if plain:
+            return default if found is None else found[0]
+        if found is None:
+            return (default, *([None] * (expire_time + tag))) if expire_time or tag else default
+        return with_metadata(found[0], found[1], expire_time, tag)
+
+    def _load(
+        self, key: Any, stored: bytes, h: int, store: Store, read: bool = False
+    ) -> tuple[Any, Record | None] | None:
+        """Return the value and record of a live entry from the database, keeping it hot if nothing changed meanwhile.
+
+        The record is None for a simple one, which has no metadata.
+        """
+        slots = store.slots
+        slot = h % store.slot_prime
+        stamp = slots[slot]
+        blob = store.read(h)
+        if blob is None and not store.displaced:
+            if not stamp & 1 and slots[slot] == stamp and self._hot.limit:
+                self._keep(key, stored, store, slot, stamp, None, (None, absent), 0)  # a miss is as coherent as a hit
+            return None
+        if not (
+            blob is not None
+            and blob[0] == SIMPLE
+            and self._reads_simple
+            and not read
+            and crc32(blob, crc32(stored)) == RESIDUE
+        ):
+            return self._load_checked(Target(key, stored, h, store), blob, read, stamp)
+        try:
+            loaded = store.disk.load_payload(blob[1:-4])
+        except DecodeError as error:
+            return self._distrust(error, key)
+        value, kept, decode = loaded
+        # Rule 3: kept only if no write to the slot was under way before the SELECT or came since.
+        if not stamp & 1 and slots[slot] == stamp and self._hot.limit:
+            self._keep(key, stored, store, slot, stamp, None, (kept, decode), len(blob))
+        return value, None
+
+    def _load_checked(
+        self, target: Target, blob: bytes | None, read: bool, stamp: int
+    ) -> tuple[Any, Record] | None:
+        """Do what `_load` does for a record of any kind.
+
+        A value file that went away between the row and the open belongs to an older row: the row is read again.
+        """
+        key, stored, h, store = target
+        slot = h % store.slot_prime
+        for _ in range(ATTEMPTS):
+            record = self._verified(target, blob)
+            if record is None or not self._is_live(record):
+                return None
+            try:
+                value, kept, decode = store.disk.load(record, read)
+            except FileNotFoundError:
+                slots = store.slots
+                if slots[slot] == stamp and not stamp & 1:
+                    break
+                stamp = slots[slot]
+                blob = store.read(h)
+                continue
+            except DecodeError as error:
+                return self._distrust(error, key)
+            if not stamp & 1 and store.slots[slot] == stamp and not read and self._hot.limit and kept is not KEEP_NOT:
+                size = record.size or len(record.payload)
+                self._keep(key, stored, store, slot, stamp, record.expire, (kept, decode), size)
+            return value, record
+        self.metrics.missing_files += 1
+        return None
+
+    def _keep_written(
+        self, key: Any, stored: bytes, h: int, store: Store, stamp: int, expiry: float | None, value: Any, encoded: Stored
+    ) -> None:
+        """Keep hot what was just written, as the value itself if immutable and as payload if not."""
+        mode, payload, file, _ = encoded
+        if stamp & 1 or file is not None or not self._hot.limit:
+            return
+        decode = None
+        if type(value) not in _SELF_SPELLED and not codecs.is_immutable(value):
+            if mode != MODE_RAW or not store.disk.plain_values:
+                return
+            value, decode = payload, codecs.decode_value
+        cost = (OVERHEAD + len(stored) + len(payload)) | 63
+        entry = (store.slots, h % store.slot_prime, stamp, expiry, value, decode, [False], store.uses, store.header, cost)
+        self._hot_put(key if type(key) in _SELF_SPELLED or keys.is_direct(key) else (_STORED, stored), entry)
+
+    def _is_oversize(self, row: bytes | Row) -> bool:
+        """Tell whether the value alone would exceed the size limit of its shard."""
+        return (len(row) if isinstance(row, bytes) else len(row.v) + row.size) > self._share
+
+    def _verified_here(self, target: Target, blob: bytes | None) -> Record | None:
+        """Return the record for a `decide` function: the row is known to be the key's, so only damage can be wrong."""
+        if blob is None:
+            return None
+        try:
+            return unpack(target.stored, blob, self._verifier(blob), self._signs_all)
+        except DecodeError as error:
+            self._distrust(error, target.key)
+            return None
+
+    def _loaded_here(self, target: Target, record: Record) -> Loaded | None:
+        """Return the value of a record read under the write lock: its file cannot be replaced meanwhile."""
+        try:
+            return target.store.disk.load(record, False)
+        except FileNotFoundError:
+            self.metrics.missing_files += 1
+        except DecodeError as error:
+            self._distrust(error, target.key)
+        return None
+
+    def _check_record(self, store: Store, stored: bytes, blob: bytes) -> None:
+        """Raise DecodeError or FileNotFoundError for an entry that would not read."""
+        record = unpack(stored, blob, self._verifier(blob), self._signs_all)
+        if record.file is not None:
+            store.disk.verify_file(record)
+
+    def _flush_counts(self, store: Store) -> None:
+        """Add this handle's counts to the shared ones; the write lock is held."""
+        metrics = self.metrics
+        if metrics.hits or metrics.misses:
+            store.count_uses(metrics.hits, metrics.misses)
+            metrics.hits = metrics.misses = 0
+
+    def _apply(self, name: str, value: Any) -> None:
+        """Make a setting effective in this handle."""
+        setattr(self, name, value)
+        if name == "eviction_policy":
+            policy = policy_named(value)
+            self._marks = RECENCY if policy.marks_recency else FREQUENCY if policy.marks_frequency else NO_MARKS
+            self._tracks = COUNTED if self._counts else self._marks
+        elif name == "statistics":
+            self._counts = bool(value)
+            self._tracks = COUNTED if self._counts else self._marks
+            self._config.on_write = self._flush_counts if value else None
+        elif name == "hot_size_limit" and hasattr(self, "_hot"):
+            self._hot.resize(0 if self._implementation == "off" else value)
+        elif name.startswith("disk_"):
+            for store in self._shards.stores:
+                setattr(store.disk, name[5:], value)
+        settings = self._shards.stores[0].settings
+        self._evicts = policy_named(settings["eviction_policy"]).evicts and settings["cull_limit"] > 0
+        self._share = self._shards.stores[0].limit
+
+
+def _resolved(directory: str | os.PathLike[str] | None) -> str:
+    """Return the absolute path for the argument; a fresh temporary directory for None."""
+    if directory is None:
+        return tempfile.mkdtemp(prefix="diskcache-")
+    return os.path.abspath(os.path.expandvars(os.path.expanduser(os.fspath(directory))))
+
+
+def tag_of(record: Record) -> Any:
+    """Return the tag of a record as the user gave it, None if it has none."""
+    return None if record.tag is None else keys.decode_key(record.tag)
+
+
+def metadata(record: Record | None, expire_time: bool, tag: bool) -> tuple[Any, ...]:
+    """Return expiry and tag as far as they are asked for; None stands for a record without either."""
+    expiry = None if record is None else record.expire
+    return (
+        *((expiry,) if expire_time else ()),
+        *((None if record is None else tag_of(record),) if tag else ()),
+    )
+
+
+def with_metadata(value: Any, record: Record | None, expire_time: bool, tag: bool) -> Any:
+    """Return the value alone, or a tuple of it and what is asked for."""
+    return (value, *metadata(record, expire_time, tag)) if expire_time or tag else value
+
+
+def _finish(shards: Shards) -> None:
+    """Close the stores of a cache that was dropped without `close`, without waiting for anyone."""
+    for store in shards.stores:
+        store.close_soon()
