@@ -97,9 +97,11 @@ class Cache(Entries):
                 if self._tracks:  # `_used`, without the call
                     if self._tracks == RECENCY:
                         uses[slot] = header[_TICK]
+                    elif decode is absent:
+                        pass
                     elif self._tracks == FREQUENCY:
                         uses[slot] += 1
-                    elif decode is not absent:
+                    else:
                         self._used(uses, slot, header)
                 if decode is None:
                     return value
@@ -151,22 +153,24 @@ class Cache(Entries):
         Each entry is read atomically, not all of them together.
         """
         found: dict[Any, Any] = {}
-        cold: dict[Store, list[tuple[Target, int]]] = {}
+        cold: dict[Store, list[tuple[Any, bytes, int, int]]] = {store: [] for store in self._shards.stores}
+        for store in cold:
+            store.ready()
+        hot = bool(self._hot.entries)
         for key in keys_:
-            value = self._hot_value(key)
-            if value is not ENOVAL:
-                if value is not absent:
-                    found[key] = value
-                continue
-            target = self._target(key)
-            target.store.ready()
-            cold.setdefault(target.store, []).append((target, target.store.slots[target.store.slot_of(target.h)]))
+            value = self._hot_value(key) if hot else ENOVAL
+            if value is ENOVAL:
+                stored, h, store = self._locate(key)
+                cold[store].append((key, stored, h, store.slots[h % store.slot_prime]))
+            elif value is not absent:
+                found[key] = value
         for store, wanted in cold.items():
-            blobs = store.read_many([target.h for target, _ in wanted])
-            for target, stamp in wanted:
-                one = self._load_checked(target, blobs.get(target.h), False, stamp)
+            slots = store.slots
+            blobs = store.read_many([h for _, _, h, _ in wanted])
+            for key, stored, h, stamp in wanted:
+                one = self._from_blob(key, stored, h, store, blobs.get(h), False, slots, stamp)
                 if one is not None:
-                    found[target.key] = one[0]
+                    found[key] = one[0]
         return found
 
     # -- writing --------------------------------------------------------------------------------------------------
@@ -219,23 +223,22 @@ class Cache(Entries):
         return stored
 
     def _set_batch(self, pairs: list[tuple[Any, Any]], expiry: float | None, tag: bytes | None, wait: float | None) -> int:
-        rows: dict[Store, list[tuple[Target, bytes | Row]]] = {}
+        rows: dict[Store, list[tuple[int, bytes, bytes | Row]]] = {}
         written: list[tuple[Store, Stored]] = []
         count = 0
         try:
             for key, value in pairs:
-                target = self._target(key)
-                encoded = target.store.disk.encode(value, False, key)
-                written.append((target.store, encoded))
-                row = self._row(key, target.stored, encoded, expiry, tag)
+                stored_key, h, store = self._locate(key)
+                encoded = store.disk.encode(value, False, key)
+                written.append((store, encoded))
+                row = self._row(key, stored_key, encoded, expiry, tag)
                 if self._evicts and self._is_oversize(row):
                     _discard(*written.pop())
                     continue
-                rows.setdefault(target.store, []).append((target, row))
+                rows.setdefault(store, []).append((h, stored_key, row))
             for store, wanted in rows.items():
                 with store.transaction(wait):
-                    for target, row in wanted:
-                        store.upsert(target.h, target.stored, row, wait)
+                    store.upsert_many(wanted)
                 written = [pair for pair in written if pair[0] is not store]
                 count += len(wanted)
         except BaseException:

@@ -361,7 +361,7 @@ def _path(value: PurePath, _walk: _Walk) -> bytes:
 
 def _queue(value: QueueKey | PrefixedQueueKey, _walk: _Walk) -> bytes:
     if not -(1 << 63) <= value.number < 1 << 63:
-        raise KeyEncodeError(f"queue key {value!r} is out of range")
+        raise KeyEncodeError("the number of a queue key needs more than 64 bits")
     number = BIASED.pack(value.number + (1 << 63))  # biased, so that the bytes sort like the numbers
     if value.prefix is None:
         return _extension(QUEUE, number)

@@ -113,7 +113,7 @@ def _pack_zone(zone: tzinfo | None) -> bytes:
         return packed + b"=" + name[0].encode("utf-8", "surrogatepass") if name else packed
     if type(zone) is ZoneInfo and _is_by_name(zone):
         return b"Z" + zone.key.encode()
-    raise NotData(f"the time zone {zone!r} is not data")
+    raise NotData(f"a time zone of type {_name(type(zone))} is not data, or does not come back by its name")
 
 
 def _is_by_name(zone: ZoneInfo) -> bool:

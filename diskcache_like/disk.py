@@ -36,6 +36,7 @@ __all__ = [
     "JSONDisk",
 ]
 
+_QUEUE_KEYS = keys.QueueKey, keys.PrefixedQueueKey
 SMALLEST_FILE = 16  # bytes; a shorter payload always stays in the row, whatever min_file_size says
 DIGEST_SIZE = 32  # bytes of a keyless BLAKE2b over a file whose record is authenticated
 JSON_LIMIT = 1 << 30  # bytes that a JSON value may decompress to
@@ -176,6 +177,8 @@ class Disk:
 
     def stored_key(self, key: object) -> bytes:  # type: ignore[no-redef]
         """Return the bytes under which the database holds `key`."""
+        if isinstance(key, _QUEUE_KEYS):
+            return keys.encode_key(key)  # `put` would take it for the user's number or text of the same spelling
         db_key, raw = self.put(key)
         return keys.encode_key((db_key, bool(raw)))
 
@@ -196,6 +199,8 @@ class Disk:
         """Return the key for `stored`; raise DecodeError where only code or another secret could rebuild it."""
         if not self._own_keys:
             pair = keys.decode_key(stored)
+            if isinstance(pair, _QUEUE_KEYS):
+                return pair
             if not isinstance(pair, tuple) or len(pair) != 2:
                 raise DecodeError("stored key was not written by this kind of Disk")
             return self.get(*pair)

@@ -355,9 +355,14 @@ class Entries:
         The record is None for a simple one, which has no metadata.
         """
         slots = store.slots
+        stamp = slots[h % store.slot_prime]
+        return self._from_blob(key, stored, h, store, store.read(h), read, slots, stamp)
+
+    def _from_blob(
+        self, key: Any, stored: bytes, h: int, store: Store, blob: bytes | None, read: bool, slots: Words, stamp: int
+    ) -> tuple[Any, Record | None] | None:
+        """Return value and record for what was read at `h` while the slot showed `stamp` before the SELECT."""
         slot = h % store.slot_prime
-        stamp = slots[slot]
-        blob = store.read(h)
         if blob is None and not store.displaced:
             if not stamp & 1 and slots[slot] == stamp and self._hot.limit:
                 self._keep(key, stored, store, slot, stamp, None, (None, absent), 0)  # a miss is as coherent as a hit
@@ -371,10 +376,9 @@ class Entries:
         ):
             return self._load_checked(Target(key, stored, h, store), blob, read, stamp)
         try:
-            loaded = store.disk.load_payload(blob[1:-4])
+            value, kept, decode = store.disk.load_payload(blob[1:-4])
         except DecodeError as error:
             return self._distrust(error, key)
-        value, kept, decode = loaded
         # Rule 3: kept only if no write to the slot was under way before the SELECT or came since.
         if not stamp & 1 and slots[slot] == stamp and self._hot.limit:
             self._keep(key, stored, store, slot, stamp, None, (kept, decode), len(blob))

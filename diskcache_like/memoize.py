@@ -11,6 +11,7 @@ import functools
 import inspect
 import types
 from collections.abc import Awaitable, Callable, Iterable
+from datetime import timedelta
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -99,7 +100,8 @@ def key_maker(
     ignored = frozenset(ignore)
     namespace: dict[str, Any] = {"__name": name, "__sorted": lambda kw: tuple(sorted(kw.items())), "__type": type}
     heads, parts = _parameters(signature, ignored, namespace)
-    fields = [f"({part},)" if not part.startswith("*") else f"({part[1:]})" for part in parts]
+    # Each parameter is one field, *args and **kwargs too, or else an argument of one could pass for one of the other.
+    fields = [f"({part.lstrip('*')},)" for part in parts]
     types_ = [f"__types({part.lstrip('*')})" if part.startswith("*") else f"__type({part}).__qualname__" for part in parts]
     namespace["__types"] = _types_of
     tail = f", ({', '.join(types_)},)" if typed and types_ else ""
@@ -227,7 +229,7 @@ def _surely_short(made: Any) -> bool:
 def _wrapper(
     cache: Cache, function: Callable[..., Any], cache_key: Callable[..., Any], expire: float | None, tag: Any
 ) -> Callable[..., Any]:
-    keeps = expire is None or expire > 0
+    keeps = expire is None or (expire.total_seconds() if isinstance(expire, timedelta) else expire) > 0
     get = cache.get
 
     def keep(key: Any, result: Any) -> None:

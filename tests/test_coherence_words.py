@@ -261,23 +261,25 @@ def test_the_token_is_one_in_a_process_and_another_in_each_descendant() -> None:
 
 
 C_FORK = """
-import ctypes, os
-from diskcache_like.coherence import forks
-token = forks.process_token()
+import ctypes, os, sys
+from diskcache_like.coherence.forks import ForkGuard
+sys.platform = sys.argv[1]
+guard = ForkGuard()
+token = guard.token()
 reader, writer = os.pipe()
 if ctypes.PyDLL(None).fork() == 0:
-    os.write(writer, b"%d %d" % (forks.process_token(), forks.process_token()))
+    assert guard.word[0] != token
+    os.write(writer, b"%d %d" % (guard.token(), guard.token()))
     os._exit(0)
-first, second = map(int, os.read(reader, 50).split())
 os.wait()
-assert first == second != token == forks.process_token(), (token, first, second)
+first, second = map(int, os.read(reader, 50).split())
+assert first == second != token == guard.token(), (token, first, second)
 """
 
 
 @pytest.mark.parametrize("platform", ["linux", "one that wipes no pages"])
 def test_a_fork_made_from_c_is_noticed(platform: str) -> None:
-    code = f"import sys; sys.platform = {platform!r}\n{C_FORK}"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", C_FORK, platform], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
 

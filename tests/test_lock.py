@@ -436,16 +436,16 @@ def test_the_file_is_private_and_refused_if_it_is_not(path: Path) -> None:
     WriteLock(path).close()
     assert path.stat().st_mode & 0o777 == 0o600
     path.chmod(0o606)
-    pytest.raises(UnsafeDirectory, WriteLock, path)
+    with pytest.raises(UnsafeDirectory):
+        WriteLock(path)
 
 
 def test_closing_drops_what_is_held_and_is_final(path: Path, holder: WriteLock) -> None:
-    mine, other = holder, WriteLock(path)
-    mine.close()
-    mine.close()
-    mine.release()
+    other = WriteLock(path)
+    holder.close()
+    holder.release()
     with pytest.raises(DirectoryError, match="closed"):
-        mine.acquire(0)
+        holder.acquire(0)
     other.acquire(0)
     other.close()
 

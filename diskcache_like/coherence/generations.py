@@ -169,28 +169,19 @@ class GenerationFile:
     ) -> GenerationFile:
         """Make the file, or mend it in place. The caller holds the shard's write lock.
 
-        The inode stays, because processes may have it mapped, and every slot ends on a generation larger than any
-        before: `2 * tick + 2` for the first tick that is at least `tick` (default: the microseconds since 1970, which
-        no count of writes overtakes) and beyond everything found in the file. A slot count that the file already has,
-        by its size or its header, wins over `slots`.
-
-        The other words start as what makes a writer look for itself: value files and displaced rows may exist,
-        something may have expired, the volume and the settings are unknown.
+        The inode stays, because processes may have it mapped, and every slot ends on `2 * tick + 2` for the first tick
+        that is beyond everything found in the file and at least `tick` (default: the microseconds since 1970, which no
+        count of writes overtakes). A slot count that the file has, by its size or its header, wins over `slots`. The
+        other words start as what makes a writer look for itself: anything may exist, or be due.
         """
         _check_slots(slots)
         place = Path(path)
-        descriptor = open_private(place, create=True, shared=shared)
-        try:
-            size = _layout(_slots_to_make(descriptor, slots))
-            if os.fstat(descriptor).st_size > size:
-                # Only a file larger than any layout gets here, so nobody has the part that goes mapped.
-                os.ftruncate(descriptor, size)
-            _allocate(descriptor, size, place)
-            mapping = _map(descriptor, size, place)
-        finally:
-            os.close(descriptor)
+        mapping, existed = _map_for_writing(place, slots, shared)
         file = cls(place, mapping, implementation)
-        file._initialise(time.time_ns() // 1000 if tick is None else tick, epoch)
+        tick = time.time_ns() // 1000 if tick is None else tick
+        if existed:
+            tick = file._outdo(tick)
+        file._initialise(tick, epoch)
         return file
 
     def is_intact(self) -> bool:
@@ -260,12 +251,16 @@ class GenerationFile:
             with contextlib.suppress(BufferError):
                 mapping.close()
 
+    def _outdo(self, tick: int) -> int:
+        """Make a file that was there ready for `_initialise`, and return a tick beyond what it shows."""
+        self.header[Header.READY] = 0
+        words.fill(self.uses, 0)
+        return max(tick, _tick_beyond(self.header[Header.TICK], words.raw(self.slots)))
+
     def _initialise(self, tick: int, epoch: int) -> None:
-        header, slots = self.header, self.slots
-        header[Header.READY] = 0
-        tick = max(tick, _tick_beyond(header[Header.TICK], words.raw(slots)))
         # Slots first: if this process dies in between, the next repair finds them and goes beyond.
-        words.fill(slots, 2 * tick + 2)
+        words.fill(self.slots, 2 * tick + 2)
+        header = self.header
         values = {
             Header.MAGIC: _MAGIC,
             Header.FORMAT: _FORMAT,
@@ -281,7 +276,6 @@ class GenerationFile:
         }
         for index in range(Header.READY):
             header[index] = values.get(index, 0)
-        words.fill(self.uses, 0)
         header[Header.READY] = _READY
 
 
@@ -351,14 +345,13 @@ def _check_slots(slots: int) -> None:
         raise ValueError(f"slots must be a power of two from {MIN_SLOTS} to {MAX_SLOTS}, not {slots!r}")
 
 
-def _slots_to_make(descriptor: int, wanted: int) -> int:
+def _slots_to_make(descriptor: int, size: int, wanted: int) -> int:
     """Return the slot count that a repair must use.
 
     Who has the file mapped masks hashes with the count it had, so that count has to be found again: the size says it,
     else the header, else the file was cut and had at least what its size needs. Never smaller: a mapping that reaches
     beyond the end is SIGBUS.
     """
-    size = os.fstat(descriptor).st_size
     if size == 0:
         return wanted
     exact = _slots_in(size)
@@ -371,6 +364,21 @@ def _slots_to_make(descriptor: int, wanted: int) -> int:
     if head[Header.MAGIC] == _MAGIC and noted >= least and _slots_in(_layout(noted)) == noted:
         return noted
     return max(wanted, least)
+
+
+def _map_for_writing(path: Path, slots: int, shared: bool) -> tuple[mmap.mmap, bool]:
+    """Map the file in the size that it must have; tell whether it had anything in it before."""
+    descriptor = open_private(path, create=True, shared=shared)
+    try:
+        found = os.fstat(descriptor).st_size
+        size = _layout(_slots_to_make(descriptor, found, slots))
+        if found > size:
+            # Only a file larger than any layout gets here, so nobody has the part that goes mapped.
+            os.ftruncate(descriptor, size)
+        _allocate(descriptor, size, path)
+        return _map(descriptor, size, path), found > 0
+    finally:
+        os.close(descriptor)
 
 
 def _allocate(descriptor: int, size: int, path: Path) -> None:
@@ -424,7 +432,7 @@ def _map(descriptor: int, size: int, path: Path) -> mmap.mmap:
 
 def _tick_beyond(counted: int, slots: memoryview[int]) -> int:
     """Return the least tick whose generation is larger than any that the file shows."""
-    highest = max(slots) if slots.tobytes().strip(b"\0") else 0  # a new file, which need not cost 2 ms
+    highest = max(slots)
     if highest >= 2 * _TICK_LIMIT:
         highest = max((slot for slot in slots if slot < 2 * _TICK_LIMIT), default=0)
     return max(highest // 2, counted + 1 if 0 < counted < _TICK_LIMIT else 0)

@@ -120,7 +120,7 @@ def _second_look(store: Store, rows: Sequence[tuple[int, int, int]]) -> tuple[li
         return [], [h for h, _, _ in rows]
     fresh, doomed = [], []
     for h, rank, base in rows:
-        mark = store.uses[h % store.slot_prime]
+        mark = store.uses[(h & ~3) % store.slot_prime]
         if policy.marks_recency and mark > rank:
             fresh.append((mark, 0, h))
         elif policy.marks_frequency and mark > base:
@@ -230,6 +230,12 @@ def unlink_doomed(store: Store) -> None:
     for column in doomed:
         _unlink(store, column)
         store.unlinked.add(column)
+
+
+def unlink_unused(store: Store, columns: Sequence[object]) -> None:
+    """Unlink the value files of rows that were rolled back."""
+    for column in columns:
+        _unlink(store, column)
 
 
 def _unlink(store: Store, column: object) -> None:

@@ -26,10 +26,12 @@ DELETE_H = "DELETE FROM entry WHERE h = ?"
 # -- many entries ------------------------------------------------------------------------------------------------
 MANY = 100  # keys per statement; a shorter batch repeats its last key, so that one text serves every size
 SELECT_MANY = f"SELECT h, v FROM entry WHERE h IN ({', '.join('?' * MANY)})"
+SELECT_PRESENT = f"SELECT h FROM entry WHERE h IN ({', '.join('?' * MANY)})"
 SELECT_KEYS = f"SELECT h, k, spelling FROM entry WHERE h IN ({', '.join('?' * MANY)})"
 PAGE_ROWS = "SELECT h, k, seq, expire, tag, size, file, spelling, v FROM entry WHERE h > ? ORDER BY h LIMIT ?"
 FIRST = "SELECT h, k, spelling, v FROM entry ORDER BY seq LIMIT 1"
 LAST = "SELECT h, k, spelling, v FROM entry ORDER BY seq DESC LIMIT 1"
+LAST_INSERTED = "SELECT last_insert_rowid()"
 QUEUE_FIRST = "SELECT h, k, num, v FROM entry WHERE queue = ? ORDER BY num LIMIT 1"
 QUEUE_LAST = "SELECT h, k, num, v FROM entry WHERE queue = ? ORDER BY num DESC LIMIT 1"
 IN_ORDER = "SELECT h FROM entry WHERE seq <= ? ORDER BY seq, h"

@@ -37,6 +37,7 @@ _EPOCH, _TICK, _MARK, _WRITTEN = Header.EPOCH, Header.TICK, Header.MARK, Header.
 _DISPLACED, _NEXT_EXPIRE, _FILES = Header.DISPLACED, Header.NEXT_EXPIRE, Header.FILES
 _COUNT, _SETTLED = Header.COUNT, Header.SETTLED
 NO_EXPIRE = (1 << 63) - 1  # NEXT_EXPIRE when nothing expires
+HOME = ~3  # mask from the place of an entry to the hash of its key, which decides the slot (schema: multiples of four)
 PAGE_OF_ENTRIES = 512  # rows read per page of an iteration
 
 
@@ -467,6 +468,44 @@ class Store:
         with self.locked(timeout) as locked:
             return self._upsert(h, stored, row, locked)
 
+    def upsert_many(self, rows: Sequence[tuple[int, bytes, Row | bytes]]) -> None:
+        """Store rows (place, stored key, row) within the caller's transaction; of equal keys the last one stays."""
+        plain = [(h, stored, row) for h, stored, row in rows if type(row) is bytes]
+        if len(plain) < len(rows) or self._special or self.header[_DISPLACED] or not self._upsert_plain(plain):
+            for h, stored, row in rows:
+                self._upsert(h, stored, row, locked=False)
+
+    def _upsert_plain(self, rows: Sequence[tuple[int, bytes, bytes]]) -> bool:
+        """Do `upsert_many` with one prepared statement; return False when a place belongs to another key."""
+        header = self.header
+        incoming = sum(len(v) for _, _, v in rows)
+        header[_WRITTEN] += incoming + len(rows) * PAGE
+        if header[_WRITTEN] > header[_MARK]:
+            room.housekeeping(self, incoming)
+        with self.changing([h for h, _, _ in rows], locked=False):
+            places = {h for h, _, _ in rows}
+            new = len(places) - len(self.present(list(places)))
+            first = header[_TICK] + 1
+            header[_TICK] += len(rows)
+            parameters = [(h, stored, first + i, v) for i, (h, stored, v) in enumerate(rows)]
+            done = self.writer.executemany(sql.UPSERT_PLAIN, parameters).rowcount
+            if new:
+                self._inserted = self.writer.execute(sql.LAST_INSERTED).fetchone()[0]
+            if done == len(rows):
+                self._count(new)
+                return True
+        # Another key's place: what was written stays within this transaction, and is written again with probing.
+        self._count(len(self.present(list(places))) - (len(places) - new))
+        return False
+
+    def present(self, places: Sequence[int]) -> set[int]:
+        """Return those of the places that hold an entry, seen through the writer."""
+        found: set[int] = set()
+        for start in range(0, len(places), sql.MANY):
+            batch = list(places[start : start + sql.MANY])
+            found.update(h for (h,) in self.select_writer(sql.SELECT_PRESENT, batch + batch[-1:] * (sql.MANY - len(batch))))
+        return found
+
     def _relieved(self, timeout: float | None) -> bool:
         """On a full disk, unlink every file in the trash; tell whether that freed anything.
 
@@ -530,6 +569,8 @@ class Store:
                 self.header[_NEXT_EXPIRE] = due
         if row.file is not None:
             self.header[_FILES] = 1
+            if self.txn is not None:
+                self.txn.files.append(row.file)
         return len(row.v) + row.size
 
     def _upsert_row(self, h: int, stored: bytes, row: Row, tick: int, slot: int) -> int:
@@ -559,7 +600,7 @@ class Store:
                 return place
         for place in range(h, h + 4):
             if place not in taken:
-                if place != h and not self.header[Header.DISPLACED]:
+                if place != h:  # stored each time: the note of before may have been rolled back
                     self.writer.execute(sql.SET_SETTING, ("displaced", 1))
                     self.header[Header.DISPLACED] = 1  # before the upsert commits: readers look at all places from now
                 return place
@@ -618,15 +659,16 @@ class Store:
         locked = self.enter(timeout)
         try:
             header = self.header
+            slot = h % self.slot_prime
             if header[_DISPLACED]:
-                h = self._place(h, stored)
+                rows = self.select_writer(sql.SELECT_PROBES, (h,))
+                h = next((place for place, key, _ in rows if key == stored), h)
             written = header[_WRITTEN] + 2 * WRITE_COST
             header[_WRITTEN] = written
             if written > header[_MARK]:
                 room.housekeeping(self, 0)
             tick = header[_TICK] + 1
             header[_TICK] = tick
-            slot = h % self.slot_prime
             self.slots[slot] = 2 * tick + 1  # odd before, even after the commit, as in _upsert
             try:
                 cursor = self._cursor or self._open_cursor()
@@ -656,7 +698,7 @@ class Store:
         header[Header.TICK] = tick
         written = header[_WRITTEN] + WRITE_COST * (1 + len(places))
         header[_WRITTEN] = written
-        slots = {place % self.slot_prime for place in places}
+        slots = {(place & HOME) % self.slot_prime for place in places}
         everything = len(slots) > ALL_SLOTS
         if everything:
             self.generations.begin_all(tick)
@@ -771,12 +813,14 @@ class Store:
         txn.depth += 1
         name = f"nested_{txn.depth}"
         self._run(f"SAVEPOINT {name}")
-        added = txn.added
+        added, files = txn.added, len(txn.files)
         try:
             yield
         except BaseException:
             self._run(f"ROLLBACK TO {name}")
             txn.added = added
+            room.unlink_unused(self, txn.files[files:])
+            del txn.files[files:]
             raise
         finally:
             if self.txn is txn:
@@ -809,6 +853,7 @@ class Store:
             self.has_rank_index = self._has_seq_index = False  # may have been made in this transaction
             if self._writer is not None and self._writer.in_transaction:
                 self._run("ROLLBACK")
+            room.unlink_unused(self, txn.files)
             raise
         finally:
             self.txn = None
