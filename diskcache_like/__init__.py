@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from .cache import ENOVAL, Cache, Entry
+from .cache import Cache, Entry
 from .disk import UNKNOWN, Disk, JSONDisk
+from .entries import ENOVAL
 from .errors import (
     CacheError,
     CorruptDatabase,

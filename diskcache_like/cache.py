@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple, Self
@@ -17,8 +18,8 @@ from . import keys
 from . import memoize as memoizing
 from .coherence.generations import Header
 from .disk import UNKNOWN, Disk, Stored
-from .entries import ENOVAL, FREQUENCY, RECENCY, Entries, Target, absent, metadata, tag_of, with_metadata
-from .errors import DecodeError, SettingError, Timeout, ValueTooLarge
+from .entries import ENOVAL, FREQUENCY, GONE, RECENCY, Entries, Expiry, Target, absent, metadata, tag_of, with_metadata
+from .errors import DecodeError, ExpiryError, SettingError, Timeout, ValueTooLarge
 from .record import MODE_RAW, Record, pack
 from .settings import DEFAULT_SETTINGS, checked
 from .storage import room
@@ -142,10 +143,11 @@ class Cache(Entries):
         target = self._target(key)
         stamp = target.store.slots[target.store.slot_of(target.h)]
         found = self._load_checked(target, target.store.read(target.h), False, stamp)
-        if found is None:
-            return default
-        value, record = found
-        return Entry(value, record.expire, tag_of(record), record.size or len(record.payload))
+        if found is not None:
+            value, record = found
+            with self._distrusting(key):
+                return Entry(value, record.expire, tag_of(record), record.size or len(record.payload))
+        return default
 
     def get_many(self, keys_: Iterable[Any]) -> dict[Any, Any]:
         """Return a dictionary of the live entries among the keys; the rest is left out.
@@ -176,7 +178,13 @@ class Cache(Entries):
     # -- writing --------------------------------------------------------------------------------------------------
 
     def set(
-        self, key: Any, value: Any, expire: float | None = None, read: bool = False, tag: Any = None, retry: bool = False
+        self,
+        key: Any,
+        value: Any,
+        expire: Expiry | None = None,
+        read: bool = False,
+        tag: Any = None,
+        retry: bool = False,
     ) -> bool:
         """Store `value` under `key`, replacing what was there; return False if it can never fit the size limit.
 
@@ -206,7 +214,13 @@ class Cache(Entries):
         if not self.set(key, value, retry=True):
             raise ValueTooLarge(f"value of key {key!r} is larger than size_limit allows ({self._share} bytes)")
 
-    def set_many(self, items: Mapping[Any, Any] | Iterable[tuple[Any, Any]], expire: float | None = None, tag: Any = None, retry: bool = False) -> int:
+    def set_many(
+        self,
+        items: Mapping[Any, Any] | Iterable[tuple[Any, Any]],
+        expire: Expiry | None = None,
+        tag: Any = None,
+        retry: bool = False,
+    ) -> int:
         """Store all items and return how many were stored; those that can never fit the size limit are left out.
 
         Each batch of 1,000 per shard is atomic.
@@ -222,7 +236,9 @@ class Cache(Entries):
                 return self._timed_out(stored)
         return stored
 
-    def _set_batch(self, pairs: list[tuple[Any, Any]], expiry: float | None, tag: bytes | None, wait: float | None) -> int:
+    def _set_batch(
+        self, pairs: list[tuple[Any, Any]], expiry: float | None, tag: bytes | None, wait: float | None
+    ) -> int:
         rows: dict[Store, list[tuple[int, bytes, bytes | Row]]] = {}
         written: list[tuple[Store, Stored]] = []
         count = 0
@@ -248,7 +264,13 @@ class Cache(Entries):
         return count
 
     def add(
-        self, key: Any, value: Any, expire: float | None = None, read: bool = False, tag: Any = None, retry: bool = False
+        self,
+        key: Any,
+        value: Any,
+        expire: Expiry | None = None,
+        read: bool = False,
+        tag: Any = None,
+        retry: bool = False,
     ) -> bool:
         """Store `value` only if `key` has no live entry; return whether it was stored. Atomic; arguments as for `set`."""
         if not read and key in self:
@@ -295,8 +317,9 @@ class Cache(Entries):
             nonlocal result, encoded, expiry
             record = self._verified_here(target, blob)
             tag = None
-            if record is not None and self._is_live(record):
-                current = target.store.disk.load(record, False)[0]
+            found = None if record is None or not self._is_live(record) else self._loaded_here(target, record)
+            if record is not None and found is not None:
+                current = found[0]
                 if isinstance(current, bool) or not isinstance(current, int | float | complex):
                     raise TypeError(f"value of key {key!r} is a {type(current).__name__}, expected a number")
                 result, expiry, tag = current + delta, record.expire, record.tag
@@ -311,6 +334,9 @@ class Cache(Entries):
             stamp = target.store.compute(target.h, target.stored, decide, self._wait(retry))
         except Timeout:
             return self._timed_out(None)
+        except BaseException:
+            _discard(target.store, encoded)  # an integer may be large enough for a file
+            raise
         self._keep_written(key, target.stored, target.h, target.store, stamp, expiry, result, encoded)
         return result
 
@@ -318,7 +344,7 @@ class Cache(Entries):
         """Subtract `delta` from the number under `key` and return the difference; otherwise like `incr`."""
         return self.incr(key, -delta, default, retry)
 
-    def touch(self, key: Any, expire: float | None = None, retry: bool = False) -> bool:
+    def touch(self, key: Any, expire: Expiry | None = None, retry: bool = False) -> bool:
         """Give a live entry a new expiry (seconds from now, None for never); return whether there was one. Atomic."""
         target = self._target(key)
         expiry = self._expiry(expire)
@@ -358,8 +384,10 @@ class Cache(Entries):
             found = self._loaded_here(target, record)
             if found is None:
                 return None
-            result = with_metadata(found[0], record, expire_time, tag)
-            return REMOVE
+            with self._distrusting(key):
+                result = with_metadata(found[0], record, expire_time, tag)
+                return REMOVE
+            return None
 
         try:
             target.store.compute(target.h, target.stored, decide, self._wait(retry))
@@ -404,7 +432,7 @@ class Cache(Entries):
         value: Any,
         prefix: str | None = None,
         side: Side = "back",
-        expire: float | None = None,
+        expire: Expiry | None = None,
         read: bool = False,
         tag: Any = None,
         retry: bool = False,
@@ -416,8 +444,8 @@ class Cache(Entries):
         store = self._queue_store(prefix)
         queue = keys.encode_key(prefix)
         expiry = self._expiry(expire)
-        encoded = store.disk.encode(value, read, UNKNOWN)
         last = _is_back(side)
+        encoded = store.disk.encode(value, read, UNKNOWN)
         try:
             with store.transaction(self._wait(retry)):
                 found = store.queue_end(queue, last)
@@ -427,8 +455,7 @@ class Cache(Entries):
                 row = self._row(key, stored, encoded, expiry, keys.encode_tag(tag))
                 if self._evicts and self._is_oversize(row):
                     raise ValueTooLarge(f"value for queue {prefix!r} is larger than size_limit allows")
-                row = Row(row) if isinstance(row, bytes) else row
-                store.upsert(keys.key_hash(stored, self._modulus), stored, row._replace(queue=queue, num=number), None)
+                store.upsert(keys.key_hash(stored, self._modulus), stored, row, None)
         except Timeout:
             _discard(store, encoded)
             return self._timed_out(None)
@@ -472,16 +499,18 @@ class Cache(Entries):
         last = _is_back(side)
         try:
             with store.transaction(self._wait(retry)):
-                while (found := store.queue_end(queue, last)) is not None:
+                skip = 0
+                while (found := store.queue_end(queue, last, skip)) is not None:
                     stored, number, h, blob = found
                     target = Target(keys.queue_key(prefix, number), stored, h, store)
-                    record = self._verified_here(target, blob)
-                    live = record is not None and self._is_live(record)
-                    loaded = self._loaded_here(target, record) if live and record is not None else None
-                    if loaded is None or remove:
+                    item = self._candidate(target, blob)
+                    removed = item is GONE or (remove and item is not None)
+                    if removed:
                         store.remove_places([h])
-                    if loaded is not None and record is not None:
-                        return self._item(target.key, loaded[0], record, expire_time, tag)
+                    if isinstance(item, tuple):
+                        with self._distrusting(target.key):
+                            return self._item(target.key, *item, expire_time, tag)
+                    skip += not removed
         except Timeout:
             return self._timed_out(default)
         return default
@@ -500,15 +529,16 @@ class Cache(Entries):
         stores = self._shards.stores
         for store in reversed(stores) if last else stores:
             with store.transaction(self._wait(retry)):
-                while (found := store.end(last)) is not None:
+                skip = 0
+                while (found := store.end(last, skip)) is not None:
                     h, stored, spelling, blob = found
-                    target = Target(None, stored, h, store)
-                    record = self._verified_here(target, blob)
-                    loaded = self._loaded_here(target, record) if record is not None and self._is_live(record) else None
-                    if loaded is None or record is None:
+                    item = self._candidate(Target(stored, stored, h, store), blob)
+                    if item is GONE:
                         store.remove_places([h])
-                        continue
-                    return self._item(store.disk.user_key(stored, spelling), loaded[0], record, expire_time, tag)
+                    if isinstance(item, tuple):
+                        with self._distrusting(stored):
+                            return self._item(store.disk.user_key(stored, spelling), *item, expire_time, tag)
+                    skip += item is not GONE
         raise KeyError("cache is empty")
 
     # -- iteration ------------------------------------------------------------------------------------------------
@@ -569,29 +599,34 @@ class Cache(Entries):
     def expire(self, now: float | None = None, retry: bool = False) -> int:
         """Remove every entry that is expired at `now` (default: the present) and return how many; in batches."""
         moment = self._clock() if now is None else now
+        if isinstance(moment, bool) or not isinstance(moment, int | float) or math.isnan(moment):
+            raise ExpiryError(f"now is {now!r}, expected seconds since 1970 or None")
         return self._remove_from_all(lambda store: store.remove_selected("expired", (moment,), self._wait(retry)))
 
     def cull(self, retry: bool = False) -> int:
         """Remove expired entries, then live ones by policy until the size limit holds; return how many went."""
         return self._remove_from_all(lambda store: room.cull(store, self._wait(retry)))
 
-    @contextlib.contextmanager
-    def transact(self, retry: bool = False) -> Iterator[None]:
+    def transact(self, retry: bool = False) -> contextlib.AbstractContextManager[None]:
         """Make the body one transaction: other tasks see all of its writes or none, and wait to write.
 
         Nested, the inner one is rolled back alone. It belongs to the task that opened it. Over several shards, each
         shard's part is atomic by itself if the machine fails during the commit. Raises Timeout, TransactionError.
         """
+        return self._transact(self._wait(retry))
+
+    @contextlib.contextmanager
+    def _transact(self, wait: float | None) -> Iterator[None]:
         with contextlib.ExitStack() as stack:
             for store in self._shards.stores:  # always in the same order, so that no two can wait for each other
-                stack.enter_context(store.transaction(self._wait(retry)))
+                stack.enter_context(store.transaction(wait))
             yield
 
     def memoize(
         self,
         name: str | None = None,
         typed: bool = False,
-        expire: float | None = None,
+        expire: Expiry | None = None,
         tag: Any = None,
         ignore: Iterable[int | str] = (),
         *,
@@ -645,7 +680,7 @@ class Cache(Entries):
 
     def reset(self, key: str, value: Any = ENOVAL, update: bool = True) -> Any:
         """Return a setting as stored, or store `value` for it; with `update=False` change this handle only."""
-        if key not in DEFAULT_SETTINGS and not key.startswith("disk_"):
+        if key not in DEFAULT_SETTINGS and not str(key).startswith("disk_"):
             raise SettingError(f"unknown setting {key!r}, expected one of {', '.join(DEFAULT_SETTINGS)} or disk_*")
         if value is ENOVAL:
             value = self._shards.stores[0].stored_setting(key)

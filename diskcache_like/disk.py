@@ -106,8 +106,6 @@ class Disk:
         kind = type(self)
         self._own_values = kind.store is Disk.store and kind.fetch is Disk.fetch
         self._own_keys = kind.put is Disk.put and kind.get is Disk.get
-        if self._own_keys:
-            self.stored_key: Callable[[object], bytes] = keys.encode_key
 
     @property
     def min_file_size(self) -> int:
@@ -175,8 +173,14 @@ class Disk:
 
     # -- what a cache calls ---------------------------------------------------------------------------------------
 
-    def stored_key(self, key: object) -> bytes:  # type: ignore[no-redef]
+    def key_encoder(self) -> Callable[[Any], bytes]:
+        """Return the function that does what `stored_key` does, without a detour where `put` is the default's."""
+        return keys.encode_key if self._own_keys else self.stored_key
+
+    def stored_key(self, key: object) -> bytes:
         """Return the bytes under which the database holds `key`."""
+        if self._own_keys:
+            return keys.encode_key(key)
         if isinstance(key, _QUEUE_KEYS):
             return keys.encode_key(key)  # `put` would take it for the user's number or text of the same spelling
         db_key, raw = self.put(key)
@@ -197,6 +201,8 @@ class Disk:
 
     def user_key(self, stored: bytes, spelling: bytes | None) -> Any:
         """Return the key for `stored`; raise DecodeError where only code or another secret could rebuild it."""
+        if type(stored) is not bytes or not isinstance(spelling, bytes | None):
+            raise DecodeError("key and spelling are not BLOBs")
         if not self._own_keys:
             pair = keys.decode_key(stored)
             if isinstance(pair, _QUEUE_KEYS):

@@ -6,16 +6,18 @@ and when a value may be kept hot. The operations of the API stand in `cache`.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import tempfile
 import time
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from datetime import timedelta
-from typing import Any, NamedTuple, TypeVar
+from enum import Enum
+from typing import Any, Final, Literal, NamedTuple, TypeVar
 from zlib import crc32
 
 from . import codecs, files, keys, signing
@@ -26,13 +28,23 @@ from .errors import DecodeError, ExpiryError, SettingError, SignatureError, Sign
 from .hot import OVERHEAD, HotLayer
 from .metrics import Metrics
 from .policies import policy_named
-from .record import MODE_PICKLE, MODE_RAW, RESIDUE, SIMPLE, SIMPLE_HEAD, Record, pack, unpack
+from .record import FULL, MODE_PICKLE, MODE_RAW, RESIDUE, SIGNED, SIMPLE_HEAD, Record, pack, unpack
 from .settings import checked_all
 from .storage.opening import Config
 from .storage.shards import Shards, ensure_directory
 from .storage.store import Row, Store
+from .storage.writing import Writer
 
 ENOVAL = Constant("ENOVAL")
+
+
+class Gone(Enum):
+    """What stands for an entry that may be removed; `GONE` is the one instance."""
+
+    GONE = "gone"
+
+
+GONE: Final = Gone.GONE
 ATTEMPTS = 100  # times that a row is read again because its value file went away in between
 NO_MARKS, RECENCY, FREQUENCY, COUNTED = 0, 1, 2, 3  # what a hit notes beside SIEVE's mark
 _TICK = Header.TICK
@@ -41,6 +53,7 @@ _SELF_SPELLED = frozenset({str, bytes, int})  # exact types that are their own s
 _STORED = Constant("stored")  # marks hot keys that are stored bytes, for keys that cannot be dictionary keys
 
 T = TypeVar("T")
+Expiry = float | timedelta  # from now: seconds, or a timedelta
 
 
 @dataclass
@@ -64,7 +77,9 @@ class Options:
 
     def to_pass_on(self) -> dict[str, Any]:
         """Return what another handle on the same data needs, as far as it can be pickled without giving a secret away."""
-        kept = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in ("secret", "clock")}
+        kept = {
+            field.name: getattr(self, field.name) for field in fields(self) if field.name not in ("secret", "clock")
+        }
         return kept if self.clock is time.time else {**kept, "clock": self.clock}
 
 
@@ -96,10 +111,7 @@ class Entries:
         disk: type[Disk],
         settings: dict[str, Any],
     ) -> None:
-        if not (isinstance(disk, type) and issubclass(disk, Disk)):
-            raise SettingError(f"disk is {disk!r}, expected Disk or a subclass of it")
-        if not isinstance(timeout, int | float) or not timeout >= 0:
-            raise SettingError(f"timeout is {timeout!r}, expected seconds, 0 or more")
+        _check_arguments(timeout, disk)
         options, given = Options.split(settings)
         self._options = options
         self._given = given
@@ -143,7 +155,7 @@ class Entries:
             self._configure(store.disk)
         self._disk = shards.stores[0].disk
         self._reads_simple = not self._signs_all and self._disk.plain_values
-        self._stored_key = self._disk.stored_key
+        self._stored_key = self._disk.key_encoder()
         effective = shards.stores[0].settings
         self._hot = HotLayer(0 if self._implementation == "off" else effective["hot_size_limit"])
         self._hot_get = self._hot.entries.get
@@ -226,7 +238,8 @@ class Entries:
 
     def _verifier(self, blob: bytes) -> signing.Signer | None:
         """Return the signer if the record says that it is signed; the per-user secret is not made for any other."""
-        return self._secret.signer if self._signs_all or (len(blob) > 2 and blob[0] == 2 and blob[1] & 1) else None
+        signed = type(blob) is bytes and len(blob) > 2 and blob[0] == FULL and blob[1] & SIGNED
+        return self._secret.signer if self._signs_all or signed else None
 
     def _distrust(self, error: DecodeError, key: Any) -> None:
         """Count an entry that cannot be trusted; raise in strict mode, else it reads as missing."""
@@ -247,12 +260,15 @@ class Entries:
         signed = self._signs_all or (mode == MODE_PICKLE and self._pickle_policy == "signed")
         return pack(stored, record, self._secret.signer if signed else None)
 
-    def _row(
-        self, key: Any, stored: bytes, encoded: Stored, expire: float | None, tag: bytes | None
-    ) -> bytes | Row:
+    def _row(self, key: Any, stored: bytes, encoded: Stored, expire: float | None, tag: bytes | None) -> bytes | Row:
         """Return what the store writes: the record alone where the row has nothing else."""
         mode, payload, file, size = encoded
-        spelling = None if type(key) in _SELF_SPELLED else self._disk.spelling(key, stored)
+        if type(key) in _SELF_SPELLED:
+            spelling = None
+        elif isinstance(key, keys.QueueKey | keys.PrefixedQueueKey):
+            return self._queue_row(key, stored, encoded, expire, tag)
+        else:
+            spelling = self._disk.spelling(key, stored)
         if expire is None and tag is None and file is None and mode == MODE_RAW and not self._signs_all:
             body = SIMPLE_HEAD + payload
             blob = body + crc32(body, crc32(stored)).to_bytes(4, "little")
@@ -260,13 +276,27 @@ class Entries:
         blob = self._pack(stored, encoded, expire, tag)
         return Row(blob, expire, tag, size, None if file is None else files.to_column(file), spelling)
 
+    def _queue_row(
+        self,
+        key: keys.QueueKey | keys.PrefixedQueueKey,
+        stored: bytes,
+        encoded: Stored,
+        expire: float | None,
+        tag: bytes | None,
+    ) -> Row:
+        """Return the row of a queue's item, whether it is pushed or put back under its key."""
+        _, _, file, size = encoded
+        column = None if file is None else files.to_column(file)
+        queue = keys.encode_key(key.prefix)
+        return Row(self._pack(stored, encoded, expire, tag), expire, tag, size, column, None, queue, key.number)
+
     def _expiry(self, expire: Any) -> float | None:
         """Return the absolute expiry for `expire` seconds (or a timedelta) from now; None means never."""
         if expire is None:
             return None
         seconds = expire.total_seconds() if isinstance(expire, timedelta) else expire
         try:
-            seconds = float(seconds)
+            seconds = math.nan if isinstance(seconds, str | bytes | bytearray) else float(seconds)
         except (TypeError, ValueError, OverflowError):
             raise ExpiryError(f"expire is {expire!r}, expected seconds from now or None") from None
         if math.isnan(seconds) or seconds < 0:
@@ -343,9 +373,10 @@ class Entries:
                 self._missed()
         if plain:
             return default if found is None else found[0]
-        if found is None:
-            return (default, *([None] * (expire_time + tag))) if expire_time or tag else default
-        return with_metadata(found[0], found[1], expire_time, tag)
+        if found is not None:
+            with self._distrusting(key):
+                return with_metadata(found[0], found[1], expire_time, tag)
+        return (default, *([None] * (expire_time + tag))) if expire_time or tag else default
 
     def _load(
         self, key: Any, stored: bytes, h: int, store: Store, read: bool = False
@@ -368,8 +399,8 @@ class Entries:
                 self._keep(key, stored, store, slot, stamp, None, (None, absent), 0)  # a miss is as coherent as a hit
             return None
         if not (
-            blob is not None
-            and blob[0] == SIMPLE
+            type(blob) is bytes
+            and blob[:1] == SIMPLE_HEAD
             and self._reads_simple
             and not read
             and crc32(blob, crc32(stored)) == RESIDUE
@@ -378,15 +409,14 @@ class Entries:
         try:
             value, kept, decode = store.disk.load_payload(blob[1:-4])
         except DecodeError as error:
-            return self._distrust(error, key)
+            self._distrust(error, key)
+            return None
         # Rule 3: kept only if no write to the slot was under way before the SELECT or came since.
         if not stamp & 1 and slots[slot] == stamp and self._hot.limit:
             self._keep(key, stored, store, slot, stamp, None, (kept, decode), len(blob))
         return value, None
 
-    def _load_checked(
-        self, target: Target, blob: bytes | None, read: bool, stamp: int
-    ) -> tuple[Any, Record] | None:
+    def _load_checked(self, target: Target, blob: bytes | None, read: bool, stamp: int) -> tuple[Any, Record] | None:
         """Do what `_load` does for a record of any kind.
 
         A value file that went away between the row and the open belongs to an older row: the row is read again.
@@ -407,7 +437,8 @@ class Entries:
                 blob = store.read(h)
                 continue
             except DecodeError as error:
-                return self._distrust(error, key)
+                self._distrust(error, key)
+                return None
             if not stamp & 1 and store.slots[slot] == stamp and not read and self._hot.limit and kept is not KEEP_NOT:
                 size = record.size or len(record.payload)
                 self._keep(key, stored, store, slot, stamp, record.expire, (kept, decode), size)
@@ -416,7 +447,15 @@ class Entries:
         return None
 
     def _keep_written(
-        self, key: Any, stored: bytes, h: int, store: Store, stamp: int, expiry: float | None, value: Any, encoded: Stored
+        self,
+        key: Any,
+        stored: bytes,
+        h: int,
+        store: Store,
+        stamp: int,
+        expiry: float | None,
+        value: Any,
+        encoded: Stored,
     ) -> None:
         """Keep hot what was just written, as the value itself if immutable and as payload if not."""
         mode, payload, file, _ = encoded
@@ -428,7 +467,18 @@ class Entries:
                 return
             value, decode = payload, codecs.decode_value
         cost = (OVERHEAD + len(stored) + len(payload)) | 63
-        entry = (store.slots, h % store.slot_prime, stamp, expiry, value, decode, [False], store.uses, store.header, cost)
+        entry = (
+            store.slots,
+            h % store.slot_prime,
+            stamp,
+            expiry,
+            value,
+            decode,
+            [False],
+            store.uses,
+            store.header,
+            cost,
+        )
         self._hot_put(key if type(key) in _SELF_SPELLED or keys.is_direct(key) else (_STORED, stored), entry)
 
     def _is_oversize(self, row: bytes | Row) -> bool:
@@ -445,6 +495,30 @@ class Entries:
             self._distrust(error, target.key)
             return None
 
+    def _candidate(self, target: Target, blob: bytes) -> tuple[Any, Record] | Literal[Gone.GONE] | None:
+        """Return value and record of a row met in order; GONE if it is expired or damaged and may be removed.
+
+        None for one that another secret or policy may still read: it is passed over and stays.
+        """
+        try:
+            record = unpack(target.stored, blob, self._verifier(blob), self._signs_all)
+            return (target.store.disk.load(record, False)[0], record) if self._is_live(record) else GONE
+        except FileNotFoundError:
+            self.metrics.missing_files += 1
+        except DecodeError as error:
+            self._distrust(error, target.key)
+            if isinstance(error, SignatureError):
+                return None
+        return GONE
+
+    @contextlib.contextmanager
+    def _distrusting(self, key: Any) -> Iterator[None]:
+        """Count what cannot be decoded in the body as an entry that reads as missing; in strict mode raise it."""
+        try:
+            yield
+        except DecodeError as error:
+            self._distrust(error, key)
+
     def _loaded_here(self, target: Target, record: Record) -> Loaded | None:
         """Return the value of a record read under the write lock: its file cannot be replaced meanwhile."""
         try:
@@ -455,13 +529,14 @@ class Entries:
             self._distrust(error, target.key)
         return None
 
-    def _check_record(self, store: Store, stored: bytes, blob: bytes) -> None:
-        """Raise DecodeError or FileNotFoundError for an entry that would not read."""
+    def _check_record(self, store: Store, stored: bytes, blob: bytes) -> Record:
+        """Return the record; raise DecodeError or FileNotFoundError for an entry that would not read."""
         record = unpack(stored, blob, self._verifier(blob), self._signs_all)
         if record.file is not None:
             store.disk.verify_file(record)
+        return record
 
-    def _flush_counts(self, store: Store) -> None:
+    def _flush_counts(self, store: Writer) -> None:
         """Add this handle's counts to the shared ones; the write lock is held."""
         metrics = self.metrics
         if metrics.hits or metrics.misses:
@@ -487,6 +562,13 @@ class Entries:
         settings = self._shards.stores[0].settings
         self._evicts = policy_named(settings["eviction_policy"]).evicts and settings["cull_limit"] > 0
         self._share = self._shards.stores[0].limit
+
+
+def _check_arguments(timeout: object, disk: object) -> None:
+    if not (isinstance(disk, type) and issubclass(disk, Disk)):
+        raise SettingError(f"disk is {disk!r}, expected Disk or a subclass of it")
+    if not isinstance(timeout, int | float) or not timeout >= 0:
+        raise SettingError(f"timeout is {timeout!r}, expected seconds, 0 or more")
 
 
 def _resolved(directory: str | os.PathLike[str] | None) -> str:

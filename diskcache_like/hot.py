@@ -10,7 +10,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import Any, Final
 
 from .coherence.words import Words
 
@@ -30,7 +30,8 @@ FRACTION = 64  # no value above limit / FRACTION is admitted
 #   header  words of the shard's header
 #   cost    bytes that the entry is charged with
 HotEntry = tuple[Words, int, int, float | None, Any, Callable[[Any], Any] | None, list[bool], Words, Words, int]
-VISITED, COST = 6, 9
+VISITED: Final = 6
+COST: Final = 9
 
 
 class HotLayer:

@@ -52,8 +52,23 @@ class KeyDecodeError(DecodeError):
 
 
 def encode_tag(tag: object) -> bytes | None:
-    """Encode the tag of an entry like a key; None stays None."""
-    return None if tag is None else encode_key(tag)
+    """Encode the tag of an entry like a key; None stays None.
+
+    Beside a tag no spelling is stored, so one that only its spelling could give back is refused.
+    """
+    if tag is None:
+        return None
+    stored = encode_key(tag)
+    if not _is_plain(tag):
+        try:
+            _decode(stored)
+        except DecodeError as error:
+            kind = type(tag)
+            raise KeyEncodeError(
+                f"a tag of type {kind.__module__}.{kind.__qualname__} could not be given back; use text, a number or"
+                " another plain value that identifies it"
+            ) from error
+    return stored
 
 
 # ---------------------------------------------------------------------------------------------------- decoding

@@ -20,6 +20,7 @@ from .errors import KeyEncodeError
 
 if TYPE_CHECKING:
     from .cache import Cache
+    from .entries import Expiry
 
 LONG_KEY = 1024  # bytes of an encoded key from which on its digest is the key
 _MISSING = object()
@@ -53,7 +54,7 @@ def function_name(function: Callable[..., Any]) -> str:
         return name
     digest = blake2b(digest_size=16)
     _digest_code(code, digest.update)
-    for variable, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):  # type: ignore[attr-defined]
+    for variable, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
         digest.update(variable.encode() + _digest_of_cell(cell))
     return f"{name}:{digest.hexdigest()}"
 
@@ -102,7 +103,9 @@ def key_maker(
     heads, parts = _parameters(signature, ignored, namespace)
     # Each parameter is one field, *args and **kwargs too, or else an argument of one could pass for one of the other.
     fields = [f"({part.lstrip('*')},)" for part in parts]
-    types_ = [f"__types({part.lstrip('*')})" if part.startswith("*") else f"__type({part}).__qualname__" for part in parts]
+    types_ = [
+        f"__types({part.lstrip('*')})" if part.startswith("*") else f"__type({part}).__qualname__" for part in parts
+    ]
     namespace["__types"] = _types_of
     tail = f", ({', '.join(types_)},)" if typed and types_ else ""
     body = " + ".join(fields) or "()"
@@ -172,7 +175,7 @@ def memoize(
     cache: Cache,
     name: str | None,
     typed: bool,
-    expire: float | None,
+    expire: Expiry | None,
     tag: Any,
     ignore: Iterable[int | str],
     key: Callable[..., Any] | None,
@@ -227,7 +230,7 @@ def _surely_short(made: Any) -> bool:
 
 
 def _wrapper(
-    cache: Cache, function: Callable[..., Any], cache_key: Callable[..., Any], expire: float | None, tag: Any
+    cache: Cache, function: Callable[..., Any], cache_key: Callable[..., Any], expire: Expiry | None, tag: Any
 ) -> Callable[..., Any]:
     keeps = expire is None or (expire.total_seconds() if isinstance(expire, timedelta) else expire) > 0
     get = cache.get

@@ -89,8 +89,8 @@ def unpack(stored: bytes, blob: object, signer: Authenticator | None = None, req
     `signer` verifies authenticated records (without one they cannot be read); with `required` a record that is not
     authenticated is refused. Raises DecodeError for damage and SignatureError for a failed or missing authentication.
     """
-    if type(blob) is not bytes or len(blob) < 5:
-        raise DecodeError("record is not a BLOB of at least 5 bytes")
+    if type(blob) is not bytes or len(blob) < 5 or type(stored) is not bytes:
+        raise DecodeError("key and record are not BLOBs, the record of at least 5 bytes")
     if blob[0] == SIMPLE:
         if crc32(blob, crc32(stored)) != RESIDUE:
             raise DecodeError("record does not match its checksum")

@@ -248,6 +248,33 @@ def test_the_context_of_decimal_plays_no_part() -> None:
     assert decode_value(payload) == value
 
 
+PINNED: list[tuple[Any, str]] = [
+    ([1, -1, 300, None, True, 1.5], "9601ffcd012cc0c3cb3ff8000000000000"),
+    ({"a": b"x"}, "81a161c40178"),
+    ((1, (2,)), "93c700010192c7000102"),
+    ({1}, "92c7000201"),
+    (frozenset({1}), "92c7000301"),
+    (range(3), "94c70004000301"),
+    (Fraction(1, 3), "93c700050103"),
+    (1 << 64, "c70910010000000000000000"),
+    (1j, "d8110000000000000000" + "3ff0000000000000"),
+    (Decimal("1.10"), "d612312e3130"),
+    (datetime(2020, 1, 2, 3, 4, 5, 6, UTC), "c7151307e40102030405000000060" + "04f0000000000000000"),
+    (date(2020, 1, 2), "d61407e40102"),
+    (timedelta(1), "c70c16000000010000000000000000"),
+    (UUID(int=1), "d81700000000000000000000000000000001"),
+    (bytearray(b"x"), "d41878"),
+    (..., "c70019"),
+]
+
+
+@pytest.mark.parametrize(("value", "payload"), PINNED, ids=lambda part: type(part).__name__)
+def test_the_bytes_of_a_value_never_change(value: Any, payload: str) -> None:
+    """Whoever has to change this test makes the entries of every existing cache unreadable."""
+    assert encode_value(value).hex() == payload
+    assert face(decode_value(bytes.fromhex(payload))) == face(value)
+
+
 # Depth.
 
 
@@ -265,9 +292,8 @@ def nested(wrap: Any, depth: int) -> Any:
         lambda value: (value,),
         lambda value: {"a": value},
         lambda value: frozenset([value]),
-        lambda value: {(value,): 0}.popitem()[0],
     ],
-    ids=["list", "tuple", "dict", "frozenset", "key"],
+    ids=["list", "tuple", "dict", "frozenset"],
 )
 def test_depth_is_bounded_alike_on_both_sides(wrap: Any) -> None:
     decode_value(encode_value(nested(wrap, MAX_DEPTH)))
@@ -463,7 +489,8 @@ def test_what_is_called_immutable_is_made_of_immutable_types(value: Any) -> None
 
 
 @pytest.mark.parametrize(
-    "value", [[], {}, set(), bytearray(), ([],), (1, (2, {})), tuple(range(65)), ((0,) * 33, (0,) * 33), Point(1), Text()]
+    "value",
+    [[], {}, set(), bytearray(), ([],), (1, (2, {})), tuple(range(65)), ((0,) * 33, (0,) * 33), Point(1), Text()],
 )
 def test_what_may_change_or_is_large_is_not_called_immutable(value: Any) -> None:
     assert not is_immutable(value)

@@ -53,9 +53,8 @@ class WriteLock:
         "_clock",
         "_descriptor",
         "_header",
-        "_native",
+        "_helper",
         "_owner",
-        "_pointer",
         "_sleep",
         "_thread",
         "path",
@@ -75,8 +74,8 @@ class WriteLock:
         self._thread = threading.Lock()
         self._owner = 0
         self._header: memoryview[int] | None = None
-        self._native: NativeModule | None = None
-        self._pointer: object = None
+        # The helper and the address it is to use: one attribute, because a waiting thread may read it during `attach`.
+        self._helper: tuple[NativeModule, object] | None = None
         self._descriptor = open_private(self.path, create=True, shared=shared)
         _open_locks.add(self)
 
@@ -87,8 +86,7 @@ class WriteLock:
         is given back by `close`.
         """
         view = words.raw(header)
-        self._native = native
-        self._pointer = None if native is None else native.pointer(view)
+        self._helper = None if native is None else (native, native.pointer(view))
         self._header = view
 
     def acquire(self, timeout: float | None = None) -> None:
@@ -127,7 +125,7 @@ class WriteLock:
     def close(self) -> None:
         """Close the descriptor, which also drops a lock that is held."""
         descriptor, self._descriptor = self._descriptor, -1
-        self._header = self._native = self._pointer = None
+        self._header = self._helper = None
         _open_locks.discard(self)
         if descriptor >= 0:
             os.close(descriptor)
@@ -168,7 +166,7 @@ class WriteLock:
     def _wait_for_process(self, started: float, timeout: float | None) -> None:
         """Try until the deadline, with the thread lock held; whatever is raised, neither lock is held after it."""
         deadline = _FOREVER if timeout is None else started + timeout
-        pause, longest = (FIRST_PAUSE, LONGEST_PAUSE) if self._native is None else (FIRST_SLICE, LONGEST_SLICE)
+        pause, longest = (FIRST_PAUSE, LONGEST_PAUSE) if self._helper is None else (FIRST_SLICE, LONGEST_SLICE)
         try:
             while True:
                 wake = self._announce()
@@ -206,27 +204,29 @@ class WriteLock:
     # WAKE is added to atomically because two releasers can be here at once, each having dropped the lock already.
 
     def _announce(self) -> int:
-        header = self._header
+        header, helper = self._header, self._helper
         if header is None:
             return 0
-        native = self._native
-        wake = 0 if native is None else native.load(self._pointer, _WAKE) & 0xFFFFFFFF
+        wake = helper[0].load(helper[1], _WAKE) & 0xFFFFFFFF if helper else 0
         header[_WAITERS] = 1
         return wake
 
     def _pause(self, seconds: float, wake: int) -> None:
-        native = self._native
-        if native is None:
+        helper = self._helper
+        if helper is None:
             self._sleep(seconds)
-        elif native.futex_wait(self._pointer, _WAKE, wake, int(seconds * 1e6)) == errno.ENOSYS:
+            return
+        native, pointer = helper
+        if native.futex_wait(pointer, _WAKE, wake, int(seconds * 1e6)) == errno.ENOSYS:
             self._sleep(min(seconds, LONGEST_PAUSE))
 
     def _wake(self, header: memoryview[int]) -> None:
         header[_WAITERS] = 0
-        native = self._native
-        if native is not None:
-            native.add(self._pointer, _WAKE, 1)
-            native.futex_wake(self._pointer, _WAKE, 1)
+        helper = self._helper
+        if helper is not None:
+            native, pointer = helper
+            native.add(pointer, _WAKE, 1)
+            native.futex_wake(pointer, _WAKE, 1)
 
     def _give_up(self) -> None:
         # An interrupt may come between the kernel granting the lock and our seeing it; unlocking what is not locked

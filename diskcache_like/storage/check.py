@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 import re
 import warnings
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from .. import files
 from ..coherence.generations import UNKNOWN, Header
 from ..errors import DecodeError, EmptyDirWarning, UnknownFileWarning
+from ..record import Record
 from . import room
 from . import statements as sql
 
@@ -23,10 +24,12 @@ if TYPE_CHECKING:
 
 PAGE = 256
 _OWN = re.compile(r"cache\.(\d+\.)?(db|gen|lock)(-wal|-shm|-journal)?")
-CheckRecord = Callable[["Store", bytes, bytes], None]
+CheckRecord = Callable[["Store", bytes, bytes], Record]
 
 
-def check_store(store: Store, check_record: CheckRecord, fix: bool, timeout: float | None) -> list[warnings.WarningMessage]:
+def check_store(
+    store: Store, check_record: CheckRecord, fix: bool, timeout: float | None
+) -> list[warnings.WarningMessage]:
     """Return a list of warnings about one shard; with `fix`, mend what they say."""
     found = _Findings()
     for (message,) in store.select(sql.INTEGRITY_CHECK):
@@ -59,25 +62,32 @@ def _check_rows(store: Store, check_record: CheckRecord, fix: bool, timeout: flo
     position = -(1 << 63)
     while rows := store.select(sql.PAGE_ROWS, (position, PAGE)):
         position = rows[-1][0]
-        for h, stored, *_, blob in rows:
-            problem = _problem(store, check_record, stored, blob)
-            if problem is None or _problem_now(store, check_record, h) is None:
+        for row in rows:
+            if _problem(store, check_record, row) is None:
                 continue
-            found.add(f"entry {h} in {store.path}: {problem}")
-            if fix:
-                with store.locked(timeout) as locked:
-                    room.delete_rows(store, [h], locked)
+            with store.locked(timeout) as locked:
+                problem = _problem_now(store, check_record, row[0])
+                if problem is not None:
+                    found.add(f"entry {row[0]} in {store.path}: {problem}")
+                if problem is not None and fix:
+                    room.delete_rows(store, [row[0]], locked)
 
 
-def _problem(store: Store, check_record: CheckRecord, stored: object, blob: object) -> str | None:
+def _problem(store: Store, check_record: CheckRecord, row: Sequence[Any]) -> str | None:
+    _, stored, _, expire, tag, size, file, spelling, queue, num, blob = row
     if not isinstance(stored, bytes) or not isinstance(blob, bytes):
         return "key or record is not a BLOB"
     try:
-        check_record(store, stored, blob)
+        record = check_record(store, stored, blob)
+        column = None if record.file is None else files.to_column(record.file)
     except FileNotFoundError:
         return "file not found"
     except (DecodeError, OSError) as error:
         return str(error)
+    if (expire, tag, size, file) != (record.expire, record.tag, record.size, column):
+        return "columns do not say what the record says"
+    if not isinstance(spelling, bytes | None) or isinstance(queue, bytes) != isinstance(num, int):
+        return "spelling or queue is not what a cache writes"
     return None
 
 
@@ -86,7 +96,7 @@ def _problem_now(store: Store, check_record: CheckRecord, h: int) -> str | None:
     rows = store.select(sql.PAGE_ROWS, (h - 1, 1))
     if not rows or rows[0][0] != h:
         return None
-    return _problem(store, check_record, rows[0][1], rows[0][-1])
+    return _problem(store, check_record, rows[0])
 
 
 def _check_files(store: Store, fix: bool, timeout: float | None, found: _Findings) -> None:

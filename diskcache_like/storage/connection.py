@@ -53,6 +53,7 @@ def connect(path: str, settings: dict[str, Any], timeout: float, reader: bool = 
         check_same_thread=False,  # the pool and the write lock give a connection to one thread at a time
         cached_statements=CACHED_STATEMENTS,
     )
+    connection.text_factory = _text
     try:
         for statement in _pragmas(settings, reader):
             connection.execute(statement).fetchall()
@@ -60,6 +61,14 @@ def connect(path: str, settings: dict[str, Any], timeout: float, reader: bool = 
         connection.close()
         raise
     return connection
+
+
+def _text(data: bytes) -> str | bytes:
+    """Return a TEXT column's text; what is not UTF-8 was planted, and is left as bytes for the caller to refuse."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return data
 
 
 def _pragmas(settings: dict[str, Any], reader: bool) -> tuple[str, ...]:

@@ -26,7 +26,8 @@ from . import statements as sql
 from .connection import connect, mapped, prepare_file
 
 if TYPE_CHECKING:
-    from .store import Store
+    from .shard import Shard
+    from .writing import Writer
 
 DATABASE, GENERATIONS, LOCK = "cache.db", "cache.gen", "cache.lock"
 _NUMBERED = re.compile(r"cache\.(\d{1,9})\.db")
@@ -51,7 +52,7 @@ class Config:
     recover: bool = True  # set a corrupt database aside and go on empty, instead of raising
     shared: bool = False  # files may belong to, and be written by, others
     claimed: Callable[[], None] = field(default=lambda: None)  # called under the lock before a database is made
-    on_write: Callable[[Store], None] | None = None  # called with the lock held when it was taken for a write
+    on_write: Callable[[Writer], None] | None = None  # called with the lock held when it was taken for a write
 
 
 class Opened(NamedTuple):
@@ -104,7 +105,7 @@ def newest_epoch(directory: str) -> int:
     return max((int(match[1]) for match in numbers if match), default=0)
 
 
-def open_shard(store: Store) -> Opened:
+def open_shard(store: Shard) -> Opened:
     """Return the shard of `store.directory`, made or repaired first where that is needed."""
     config = store.config
     generations = _existing(store)
@@ -130,17 +131,15 @@ def words_of(config: Config) -> Implementation:
     return "python" if config.implementation == "off" else config.implementation
 
 
-def _existing(store: Store) -> GenerationFile | None:
-    return GenerationFile.open_existing(
-        _generation_path(store), words_of(store.config), shared=store.config.shared
-    )
+def _existing(store: Shard) -> GenerationFile | None:
+    return GenerationFile.open_existing(_generation_path(store), words_of(store.config), shared=store.config.shared)
 
 
-def _generation_path(store: Store) -> str:
+def _generation_path(store: Shard) -> str:
     return os.path.join(store.directory, GENERATIONS)
 
 
-def _after_failure(store: Store, generations: GenerationFile, epoch: int, problem: CacheError) -> GenerationFile | None:
+def _after_failure(store: Shard, generations: GenerationFile, epoch: int, problem: CacheError) -> GenerationFile | None:
     """Set a corrupt database aside, make a missing one; raise for every other failure."""
     if not os.path.exists(database_path(store.directory, epoch)):
         return _under_lock(store)
@@ -180,7 +179,7 @@ def read_settings(connection: sqlite3.Connection, path: str) -> tuple[dict[str, 
     return identity, checked_all(settings)
 
 
-def _under_lock(store: Store) -> GenerationFile:
+def _under_lock(store: Shard) -> GenerationFile:
     """Make or repair the shard under its write lock and return the generations."""
     store.lock.acquire(store.config.timeout)
     try:
@@ -202,7 +201,7 @@ def _under_lock(store: Store) -> GenerationFile:
         store.lock.release()
 
 
-def _ensure_database(store: Store, path: str) -> int:
+def _ensure_database(store: Shard, path: str) -> int:
     """Make the database if it is missing or empty, migrate it if it is old.
 
     Returns whether keys may live beside their home place.
@@ -255,7 +254,7 @@ def _renew(generations: GenerationFile, displaced: int) -> None:
     header[Header.BOOT] = boot_stamp()
 
 
-def set_aside(store: Store, problem: CacheError) -> None:
+def set_aside(store: Shard, problem: CacheError) -> None:
     """Leave a corrupt database where it is and go on with the next numbered one, once for all processes.
 
     Renaming or unlinking would leave other holders writing into a file that nobody reads any more.
@@ -271,7 +270,7 @@ def set_aside(store: Store, problem: CacheError) -> None:
 
 
 def _next_database(
-    store: Store,
+    store: Shard,
     generations: GenerationFile,
     epoch: int,
     problem: CacheError,

@@ -17,7 +17,7 @@ from . import statements as sql
 from .connection import mapped
 
 if TYPE_CHECKING:
-    from .store import Store
+    from .writing import Writer
 
 BATCH = 1000  # rows removed per transaction, so that nobody waits long for the lock
 CHECKPOINT_BYTES = 4000 * 4096  # of WAL between checkpoints; 20 % faster sets than with 1,000 pages
@@ -27,12 +27,12 @@ SWEEP_FILES = 32  # files unlinked per round
 NO_EXPIRE = (1 << 63) - 1
 
 
-def evicts(store: Store) -> bool:
+def evicts(store: Writer) -> bool:
     """Tell whether live entries are removed for room at all."""
     return store.policy.evicts and store.settings["cull_limit"] > 0
 
 
-def housekeeping(store: Store, incoming: int) -> None:
+def housekeeping(store: Writer, incoming: int) -> None:
     """Checkpoint, sweep and make room for `incoming` bytes as far as that is due, and set the mark at which this is looked at again.
 
     The mark counts bytes written into the WAL, which is more than the database grows by.
@@ -56,7 +56,7 @@ def housekeeping(store: Store, incoming: int) -> None:
     header[Header.MARK] = max(due, written)
 
 
-def live_volume(store: Store) -> int:
+def live_volume(store: Writer) -> int:
     """Return the bytes in use, seen through the writing connection."""
     ((pages,),) = store.select_writer(sql.PAGE_COUNT)
     ((free,),) = store.select_writer(sql.FREE_PAGES)
@@ -65,7 +65,7 @@ def live_volume(store: Store) -> int:
     return (int(pages) - int(free)) * 4096 + int(file_bytes) + (0 if in_transaction else int(trash))
 
 
-def make_room(store: Store, target: int) -> int:
+def make_room(store: Writer, target: int) -> int:
     """Remove expired entries, then live ones by rank, until the volume is at most `target`; return the volume."""
     locked = store.txn is None
     if locked:
@@ -84,7 +84,7 @@ def make_room(store: Store, target: int) -> int:
     return volume
 
 
-def victims(store: Store, excess: int, locked: bool) -> list[int]:
+def victims(store: Writer, excess: int, locked: bool) -> list[int]:
     """Return the places of the entries of lowest rank whose removal should free about `excess` bytes."""
     _ensure_rank_index(store)
     count = known_count(store)
@@ -102,7 +102,7 @@ def victims(store: Store, excess: int, locked: bool) -> list[int]:
     return [h for h, _, _ in rows]
 
 
-def known_count(store: Store) -> int:
+def known_count(store: Writer) -> int:
     """Return the number of entries, counting them if the header does not know."""
     header = store.header
     if store.txn is not None or header[Header.COUNT] == UNKNOWN:
@@ -113,7 +113,7 @@ def known_count(store: Store) -> int:
     return header[Header.COUNT]
 
 
-def _second_look(store: Store, rows: Sequence[tuple[int, int, int]]) -> tuple[list[tuple[int, int, int]], list[int]]:
+def _second_look(store: Writer, rows: Sequence[tuple[int, int, int]]) -> tuple[list[tuple[int, int, int]], list[int]]:
     """Split candidates into those used since their rank was written, with the new rank, and those to remove."""
     policy = store.policy
     if not policy.marks:
@@ -130,7 +130,7 @@ def _second_look(store: Store, rows: Sequence[tuple[int, int, int]]) -> tuple[li
     return fresh, doomed
 
 
-def _rank(store: Store, fresh: list[tuple[int, int, int]], locked: bool) -> None:
+def _rank(store: Writer, fresh: list[tuple[int, int, int]], locked: bool) -> None:
     """Write new ranks. Values do not change, so no slot is marked."""
     if not locked:
         store.writer.executemany(sql.UPDATE_RANK, fresh)
@@ -139,14 +139,14 @@ def _rank(store: Store, fresh: list[tuple[int, int, int]], locked: bool) -> None
         store.writer.executemany(sql.UPDATE_RANK, fresh)
 
 
-def _ensure_rank_index(store: Store) -> None:
+def _ensure_rank_index(store: Writer) -> None:
     """Make the index on rank the first time that somebody has to go."""
     if not store.has_rank_index:
         store.writer.execute(schema.CREATE_RANK_INDEX)
         store.has_rank_index = True
 
 
-def delete_rows(store: Store, places: Sequence[int], locked: bool) -> None:
+def delete_rows(store: Writer, places: Sequence[int], locked: bool) -> None:
     """Delete rows by place in one transaction, their slots odd until it has ended."""
     if not locked:
         store.delete_places(places)
@@ -155,7 +155,7 @@ def delete_rows(store: Store, places: Sequence[int], locked: bool) -> None:
         store.delete_places(places)
 
 
-def cull_due(store: Store) -> None:
+def cull_due(store: Writer) -> None:
     """Remove some expired entries if one may have expired; at most `cull_limit`, so that a write stays short."""
     header = store.header
     limit = store.settings["cull_limit"]
@@ -169,7 +169,7 @@ def cull_due(store: Store) -> None:
     header[Header.NEXT_EXPIRE] = NO_EXPIRE if earliest is None else int(max(0.0, min(earliest, 9e12)) * 1e6)
 
 
-def remove_selected(store: Store, select: str, parameters: tuple[object, ...], timeout: float | None) -> int:
+def remove_selected(store: Writer, select: str, parameters: tuple[object, ...], timeout: float | None) -> int:
     """Remove everything that `select` finds, one batch per hold of the lock; return how many entries went.
 
     Takes the lock itself. A Timeout carries in `count` what was removed before it.
@@ -188,7 +188,7 @@ def remove_selected(store: Store, select: str, parameters: tuple[object, ...], t
         removed += len(places)
 
 
-def cull(store: Store, timeout: float | None) -> int:
+def cull(store: Writer, timeout: float | None) -> int:
     """Remove expired entries and, above the size limit, live ones by rank; return how many went.
 
     Takes the lock itself.
@@ -208,7 +208,7 @@ def cull(store: Store, timeout: float | None) -> int:
     return removed
 
 
-def sweep(store: Store) -> None:
+def sweep(store: Writer) -> None:
     """Look into the trash: date what is new, forget what was unlinked, choose what to unlink after the release."""
     now = store.now()
     try:
@@ -224,7 +224,7 @@ def sweep(store: Store) -> None:
         raise mapped(error, store.path) from error
 
 
-def unlink_doomed(store: Store) -> None:
+def unlink_doomed(store: Writer) -> None:
     """Unlink the files chosen by `sweep`. Runs without the lock: nothing refers to them any more."""
     doomed, store.doomed = store.doomed, []
     for column in doomed:
@@ -232,20 +232,20 @@ def unlink_doomed(store: Store) -> None:
         store.unlinked.add(column)
 
 
-def unlink_unused(store: Store, columns: Sequence[object]) -> None:
+def unlink_unused(store: Writer, columns: Sequence[object]) -> None:
     """Unlink the value files of rows that were rolled back."""
     for column in columns:
         _unlink(store, column)
 
 
-def _unlink(store: Store, column: object) -> None:
+def _unlink(store: Writer, column: object) -> None:
     try:
         store.disk.remove(files.from_column(column))
     except DecodeError:
         return  # a planted name: the row is dropped, no file is touched
 
 
-def flush_trash(store: Store, everything: bool) -> None:
+def flush_trash(store: Writer, everything: bool) -> None:
     """Unlink trashed files now: those past their grace, or all of them when room is needed.
 
     A reader that loses its file this way reads its row again. The caller holds the lock and no transaction is open.
@@ -264,7 +264,7 @@ def flush_trash(store: Store, everything: bool) -> None:
     store.unlinked.clear()
 
 
-def checkpoint(store: Store) -> None:
+def checkpoint(store: Writer) -> None:
     """Copy the WAL into the database; under the write lock, so that no commit and no second checkpoint meets it."""
     header = store.header
     if store.settings["sqlite_journal_mode"] != "wal":
@@ -280,7 +280,7 @@ def checkpoint(store: Store) -> None:
     header[Header.CHECKPOINTED] = header[Header.WRITTEN] - (CHECKPOINT_BYTES // 2 if done < frames else 0)
 
 
-def vacuum(store: Store) -> None:
+def vacuum(store: Writer) -> None:
     """Give free pages at the end of the database back to the file system, where auto_vacuum is incremental."""
     if store.settings["sqlite_auto_vacuum"] == 2 and store.txn is None:
         # executescript steps the pragma to its end on every version of Python; execute frees one page on some.

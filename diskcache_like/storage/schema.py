@@ -37,16 +37,18 @@ QUEUE_INDEX = "CREATE UNIQUE INDEX entry_queue ON entry (queue, num) WHERE queue
 FILE_INDEX = "CREATE INDEX entry_file ON entry (file) WHERE file IS NOT NULL"
 TAG_INDEX = "CREATE INDEX entry_tag ON entry (tag) WHERE tag IS NOT NULL"
 RANK_INDEX = "CREATE INDEX entry_rank ON entry (rank)"
+# No OR REPLACE in a trigger: the conflict clause of the statement that fires it wins over it.
 ON_INSERT = """CREATE TRIGGER entry_insert AFTER INSERT ON entry WHEN new.file IS NOT NULL BEGIN
     UPDATE totals SET files = files + new.size WHERE id = 1;
 END"""
 ON_DELETE = """CREATE TRIGGER entry_delete AFTER DELETE ON entry WHEN old.file IS NOT NULL BEGIN
     UPDATE totals SET files = files - old.size WHERE id = 1;
-    INSERT OR REPLACE INTO trash VALUES (old.file, old.size, NULL);
+    INSERT INTO trash SELECT old.file, old.size, NULL WHERE NOT EXISTS (SELECT 1 FROM trash WHERE file = old.file);
 END"""
 ON_UPDATE = """CREATE TRIGGER entry_update AFTER UPDATE OF file ON entry WHEN old.file IS NOT new.file BEGIN
     UPDATE totals SET files = files - old.size + new.size WHERE id = 1;
-    INSERT OR REPLACE INTO trash SELECT old.file, old.size, NULL WHERE old.file IS NOT NULL;
+    INSERT INTO trash SELECT old.file, old.size, NULL
+        WHERE old.file IS NOT NULL AND NOT EXISTS (SELECT 1 FROM trash WHERE file = old.file);
 END"""
 
 REQUIRED = (ENTRY, TOTALS, TRASH, SETTING, EXPIRE_INDEX, QUEUE_INDEX, FILE_INDEX)
@@ -83,7 +85,8 @@ def create(connection: sqlite3.Connection, settings: dict[str, object]) -> None:
 
 def is_empty(connection: sqlite3.Connection) -> bool:
     """Tell whether the database holds nothing at all, as when its creator was killed before the first commit."""
-    return connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0
+    (number,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    return bool(number == 0)
 
 
 def verify(connection: sqlite3.Connection, path: str) -> int:

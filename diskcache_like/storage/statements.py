@@ -13,13 +13,12 @@ UPSERT_PLAIN = """INSERT INTO entry (h, k, seq, rank, v) VALUES (?1, ?2, ?3, ?3,
 # The same for a place that most likely holds the key already.
 UPDATE_PLAIN = """UPDATE entry SET rank = ?3, base = 0, expire = NULL, tag = NULL, size = 0, file = NULL,
     spelling = NULL, v = ?4 WHERE h = ?1 AND k = ?2"""
-UPSERT = """INSERT INTO entry (h, k, seq, rank, base, expire, tag, size, file, spelling, v)
-    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+UPSERT = """INSERT INTO entry (h, k, seq, rank, base, expire, tag, size, file, spelling, queue, num, v)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
     ON CONFLICT (h) DO UPDATE SET rank = excluded.rank, base = excluded.base, expire = excluded.expire,
     tag = excluded.tag, size = excluded.size, file = excluded.file, spelling = excluded.spelling, v = excluded.v
     WHERE k = excluded.k"""
 UPDATE_EXPIRE = "UPDATE entry SET expire = ?, v = ? WHERE h = ?"
-SET_QUEUE = "UPDATE entry SET queue = ?, num = ? WHERE h = ?"
 DELETE = "DELETE FROM entry WHERE h = ? AND k = ? AND (expire IS NULL OR expire > ?)"
 DELETE_H = "DELETE FROM entry WHERE h = ?"
 
@@ -28,35 +27,38 @@ MANY = 100  # keys per statement; a shorter batch repeats its last key, so that 
 SELECT_MANY = f"SELECT h, v FROM entry WHERE h IN ({', '.join('?' * MANY)})"
 SELECT_PRESENT = f"SELECT h FROM entry WHERE h IN ({', '.join('?' * MANY)})"
 SELECT_KEYS = f"SELECT h, k, spelling FROM entry WHERE h IN ({', '.join('?' * MANY)})"
-PAGE_ROWS = "SELECT h, k, seq, expire, tag, size, file, spelling, v FROM entry WHERE h > ? ORDER BY h LIMIT ?"
-FIRST = "SELECT h, k, spelling, v FROM entry ORDER BY seq LIMIT 1"
-LAST = "SELECT h, k, spelling, v FROM entry ORDER BY seq DESC LIMIT 1"
+PAGE_ROWS = """SELECT h, k, seq, expire, tag, size, file, spelling, queue, num, v FROM entry
+    WHERE h > ? ORDER BY h LIMIT ?"""
+FIRST = "SELECT h, k, spelling, v FROM entry ORDER BY seq LIMIT 1 OFFSET ?"
+LAST = "SELECT h, k, spelling, v FROM entry ORDER BY seq DESC LIMIT 1 OFFSET ?"
 LAST_INSERTED = "SELECT last_insert_rowid()"
-QUEUE_FIRST = "SELECT h, k, num, v FROM entry WHERE queue = ? ORDER BY num LIMIT 1"
-QUEUE_LAST = "SELECT h, k, num, v FROM entry WHERE queue = ? ORDER BY num DESC LIMIT 1"
+QUEUE_FIRST = "SELECT h, k, num, v FROM entry WHERE queue = ? ORDER BY num LIMIT 1 OFFSET ?"
+QUEUE_LAST = "SELECT h, k, num, v FROM entry WHERE queue = ? ORDER BY num DESC LIMIT 1 OFFSET ?"
 IN_ORDER = "SELECT h FROM entry WHERE seq <= ? ORDER BY seq, h"
 IN_REVERSE = "SELECT h FROM entry WHERE seq <= ? ORDER BY seq DESC, h DESC"
-MIN_EXPIRE = "SELECT min(expire) FROM entry WHERE expire IS NOT NULL"
+MIN_EXPIRE = "SELECT CAST(min(expire) AS REAL) FROM entry WHERE expire IS NOT NULL"
 
 # -- removal in batches ------------------------------------------------------------------------------------------
 SELECT_EXPIRED = "SELECT h FROM entry WHERE expire IS NOT NULL AND expire <= ? ORDER BY expire LIMIT ?"
 SELECT_TAGGED = "SELECT h FROM entry WHERE tag = ? AND tag IS NOT NULL LIMIT ?"
 SELECT_ANY = "SELECT h FROM entry LIMIT ?"
-SELECT_VICTIMS = "SELECT h, rank, base FROM entry ORDER BY rank LIMIT ?"
+SELECT_VICTIMS = "SELECT h, CAST(rank AS INTEGER), CAST(base AS INTEGER) FROM entry ORDER BY rank LIMIT ?"
 UPDATE_RANK = "UPDATE entry SET rank = ?, base = ? WHERE h = ?"
 RESET_RANKS_BY_SEQ = "UPDATE entry SET rank = seq, base = 0"
 RESET_RANKS_TO_ZERO = "UPDATE entry SET rank = 0, base = 0"
 
 # -- totals, trash, settings -------------------------------------------------------------------------------------
 COUNT = "SELECT count(*) FROM entry"
-FILE_TOTALS = "SELECT files, (SELECT coalesce(sum(size), 0) FROM trash) FROM totals"
-REAL_FILES = "SELECT coalesce(sum(size), 0) FROM entry WHERE file IS NOT NULL"
-SET_FILES = "UPDATE totals SET files = ? WHERE id = 1"
+# Cast, and summed by total(), because a column may hold anything that somebody planted there.
+FILE_TOTALS = """SELECT coalesce((SELECT CAST(files AS INTEGER) FROM totals WHERE id = 1), 0),
+    (SELECT CAST(total(size) AS INTEGER) FROM trash)"""
+REAL_FILES = "SELECT CAST(total(size) AS INTEGER) FROM entry WHERE file IS NOT NULL"
+SET_FILES = "INSERT OR REPLACE INTO totals (id, files) VALUES (1, ?)"
 DATE_TRASH = "UPDATE trash SET at = ? WHERE at IS NULL"
 SELECT_TRASH = "SELECT file FROM trash WHERE at IS NOT NULL AND at <= ? LIMIT ?"
 SELECT_ALL_TRASH = "SELECT file FROM trash"
 HAS_UNDATED = "SELECT 1 FROM trash WHERE at IS NULL LIMIT 1"
-DELETE_TRASH = "DELETE FROM trash WHERE file = ?"
+DELETE_TRASH = "DELETE FROM trash WHERE file IN (?1, CAST(?1 AS TEXT))"  # text that is not UTF-8 is read as bytes
 KNOWN_FILE = "SELECT 1 FROM entry WHERE file = ?1 UNION ALL SELECT 1 FROM trash WHERE file = ?1"
 SELECT_SETTINGS = "SELECT name, value FROM setting"
 SET_SETTING = (

@@ -1,0 +1,133 @@
+"""Reading a shard: every SELECT runs to its end on a connection of the pool, without any lock of ours."""
+
+from __future__ import annotations
+
+import sqlite3
+from array import array
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ..coherence.forks import token_word
+from ..coherence.generations import Header
+from ..errors import CorruptDatabase
+from . import statements as sql
+from .connection import mapped
+from .shard import Shard
+
+PAGE = 4096
+_EPOCH, _TICK = Header.EPOCH, Header.TICK  # for the hot path
+
+
+class Reader(Shard):
+    """Read one shard."""
+
+    def read(self, h: int) -> bytes | None:
+        """Return the record at `h`; the caller verifies that it belongs to its key and calls `find` if not."""
+        if token_word[0] != self._token:
+            self.open()
+        if self.header[_EPOCH] != self.epoch:
+            self.follow()
+        if self.txn is not None and self.txn.reads_here():
+            rows = self.select_writer(sql.SELECT_V, (h,))
+            return rows[0][0] if rows else None
+        pool = self._pool
+        try:
+            cursor = pool.free.pop()
+        except IndexError:
+            cursor = pool.take()
+        try:
+            row = cursor.execute(sql.SELECT_V, (h,)).fetchone()
+        except sqlite3.Error as error:
+            pool.discard(cursor)
+            self._read_failed(error)
+            return None
+        except BaseException:
+            pool.discard(cursor)
+            raise
+        pool.free.append(cursor)
+        if pool.watched:
+            pool.settle()
+        return None if row is None else row[0]
+
+    def _read_failed(self, error: sqlite3.Error) -> None:
+        """Return only if the database was corrupt and is replaced: its entries then read as missing."""
+        problem = mapped(error, self.path)
+        if not isinstance(problem, CorruptDatabase) or not self.recovered(problem):
+            raise problem from error
+
+    def select(self, statement: str, parameters: Sequence[object] = ()) -> list[Any]:
+        """Run a SELECT to its end on a reader, or on the writer within the caller's transaction."""
+        self.ready()
+        if self.header[Header.EPOCH] != self.epoch:
+            self.follow()
+        if self.txn is not None and self.txn.reads_here():
+            return self.select_writer(statement, parameters)
+        pool = self._pool
+        cursor = pool.take()
+        try:
+            rows = cursor.execute(statement, parameters).fetchall()
+        except sqlite3.Error as error:
+            pool.discard(cursor)
+            self._read_failed(error)
+            return self.select(statement, parameters)
+        except BaseException:
+            pool.discard(cursor)
+            raise
+        pool.give(cursor)
+        return rows
+
+    def select_writer(self, statement: str, parameters: Sequence[object] = ()) -> list[Any]:
+        """Run a SELECT to its end on the writing connection; the caller holds the write lock."""
+        try:
+            return self.writer.execute(statement, parameters).fetchall()
+        except sqlite3.Error as error:
+            self.failed(error)
+
+    def find(self, h: int, stored: bytes) -> bytes | None:
+        """Return the record of the key, looking at every place that a hash collision may have sent it to."""
+        for _, key, v in self.select(sql.SELECT_PROBES, (h,)):
+            if key == stored:
+                return bytes(v)
+        return None
+
+    def read_many(self, hashes: Sequence[int]) -> dict[int, bytes]:
+        """Return the records at `hashes` that exist, `MANY` per statement."""
+        found: dict[int, bytes] = {}
+        for start in range(0, len(hashes), sql.MANY):
+            batch = list(hashes[start : start + sql.MANY])
+            batch += batch[-1:] * (sql.MANY - len(batch))
+            found.update(self.select(sql.SELECT_MANY, batch))
+        return found
+
+    def scan(self, reverse: bool = False) -> Iterator[tuple[int, bytes, bytes | None]]:
+        """Yield (h, stored key, spelling) in order of insertion, without what is inserted after the start.
+
+        The places (8 bytes each) are read at once, the rows in pages as the iteration comes to them, so that no read
+        transaction stays open between steps. What is removed meanwhile is left out.
+        """
+        order = sql.IN_REVERSE if reverse else sql.IN_ORDER
+        places = array("q", (h for (h,) in self.select(order, (self.header[_TICK],))))
+        for start in range(0, len(places), sql.MANY):
+            page = list(places[start : start + sql.MANY])
+            padded = page + page[-1:] * (sql.MANY - len(page))
+            rows = {h: (stored, spelling) for h, stored, spelling in self.select(sql.SELECT_KEYS, padded)}
+            for h in page:
+                if h in rows:
+                    yield h, *rows[h]
+
+    def queue_end(self, queue: bytes, last: bool, skip: int = 0) -> tuple[bytes, int, int, bytes] | None:
+        """Return (stored key, number, place, record) at one end of a queue, behind `skip` others."""
+        rows = self.select(sql.QUEUE_LAST if last else sql.QUEUE_FIRST, (queue, skip))
+        return (rows[0][1], rows[0][2], rows[0][0], rows[0][3]) if rows else None
+
+    @property
+    def displaced(self) -> bool:
+        """Tell whether any key lives beside its home place."""
+        return self.header[Header.DISPLACED] != 0
+
+    def volume(self) -> int:
+        """Return the bytes in use: database pages that hold something, value files, and files in the trash."""
+        ((pages,),) = self.select(sql.PAGE_COUNT)
+        ((free,),) = self.select(sql.FREE_PAGES)
+        ((file_bytes, trash),) = self.select(sql.FILE_TOTALS)
+        return (int(pages) - int(free)) * PAGE + int(file_bytes) + int(trash)

@@ -1,0 +1,171 @@
+"""A shard as a process holds it: its mapped generations, its lock, its connections, and when they are opened anew."""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import Any, Never
+
+from ..coherence import native
+from ..coherence.forks import process_token
+from ..coherence.generations import GenerationFile, Header
+from ..coherence.lock import WriteLock
+from ..coherence.words import Words
+from ..disk import Disk
+from ..errors import CorruptDatabase
+from ..policies import policy_named
+from . import opening
+from .connection import ReaderPool, connect, mapped
+from .transaction import Transaction
+
+
+class Closed:
+    """Words of a closed store: every generation is odd, so nothing read meanwhile is kept."""
+
+    def __getitem__(self, index: int) -> int:
+        return (1 << 63) | 1
+
+    def __setitem__(self, index: int, value: int) -> None:
+        return
+
+    def __len__(self) -> int:
+        return 1
+
+
+CLOSED = Closed()
+NOT_OPEN = -1  # equal to no process token, and not to the 0 that a wiped page shows
+
+
+class Shard:
+    """Hold what a process needs to use one shard."""
+
+    def __init__(self, directory: str, config: opening.Config) -> None:
+        self.directory = directory
+        self.config = config
+        self.settings: dict[str, Any] = {}
+        self.identity: dict[str, Any] = {}
+        self.policy = policy_named("none")
+        self.has_rank_index = False
+        self.doomed: list[object] = []  # columns of trashed files to unlink after the lock is released
+        self.unlinked: set[object] = set()  # columns of trashed files that are unlinked; their rows go next round
+        self.txn: Transaction | None = None
+        self.slot_prime = 1
+        self.disk: Disk  # set by the shards once the settings are known
+        self._token = NOT_OPEN  # of the process that opened
+        self._writer: sqlite3.Connection | None = None
+        self.lock: WriteLock
+        self.open()
+
+    def open(self) -> None:
+        """Open the shard, creating or repairing what has to be; waits for the write lock only in those cases."""
+        with opening.mutex():
+            if self._token == process_token():
+                return  # another thread was first
+            if self._token != NOT_OPEN:
+                self._abandon()
+            self.lock = opening.new_lock(self.directory, self.config)
+            try:
+                self._load()
+            except BaseException:
+                self.lock.close()
+                raise
+            self._token = process_token()
+
+    def _load(self) -> None:
+        opened = opening.open_shard(self)
+        self.generations: GenerationFile = opened.generations
+        self.settings = opened.settings
+        self.identity = opened.identity
+        self.policy = policy_named(self.settings["eviction_policy"])
+        # The rowid that the writer inserted last. SQLite tells an insert from an update by nothing else: after an upsert
+        # of `h` it is another than before exactly if `h` was inserted, unless it was `h` before, where we have to look.
+        self._inserted = 0
+        self._cursor: sqlite3.Cursor | None = None  # of the writer, for the statement that matters most
+        self._special = self.policy.marks_frequency  # rows need more than the plain upsert writes
+        self.has_rank_index = self._has_seq_index = False
+        self.path = opened.path
+        self.slot_prime = opening.prime_below(len(opened.generations.slots))
+        self._pool = ReaderPool(self.path, self.settings, self.config.timeout, opened.connection)
+        self._writer = None
+        self.header = opened.generations.header
+        self.slots = opened.generations.slots
+        self.uses = opened.generations.uses
+        self.epoch = opened.epoch
+
+    def _abandon(self) -> None:
+        """Forget, without closing, all that a forked child inherited: closing would act on the parent's locks."""
+        opening.keep_for_ever(self._pool.connections(), self._writer)
+        self.lock.abandon()
+        self._writer = self._cursor = None
+        self.txn = None
+        self._token = NOT_OPEN
+
+    def ready(self) -> None:
+        """Reopen after `close`, and after a fork in the child; otherwise do nothing."""
+        if self._token != process_token():
+            self.open()
+
+    def follow(self) -> None:
+        """Go to the database that the generation file names now, after another process set the old one aside.
+
+        The old connections are closed by nobody but us and to a file nobody else writes any more.
+        """
+        with opening.mutex():
+            if self.header[Header.EPOCH] != self.epoch:
+                self._close_connections()
+                self.generations.close()
+                self._load()
+
+    @property
+    def writer(self) -> sqlite3.Connection:
+        """Return the writing connection; the caller holds the write lock."""
+        return self._writer or self._open_writer()
+
+    def _open_writer(self) -> sqlite3.Connection:
+        try:
+            self._writer = connect(self.path, self.settings, self.config.timeout)
+            self._inserted = 0
+            self._cursor = None
+        except sqlite3.Error as error:
+            self.failed(error)
+        return self._writer
+
+    def _open_cursor(self) -> sqlite3.Cursor:
+        self._cursor = cursor = self.writer.cursor()
+        return cursor
+
+    def _close_connections(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = self._cursor = None
+        self._pool.close()
+
+    def attach_lock(self, generations: GenerationFile) -> None:
+        """Let waiters on the write lock be woken through the header, where the helper is there."""
+        self.lock.attach(generations.header, native.load())
+
+    @property
+    def limit(self) -> int:
+        """Return the bytes that this shard may use: its even share of `size_limit`."""
+        return int(self.settings["size_limit"]) // int(self.identity.get("shards", 1))
+
+    def slot_of(self, h: int) -> int:
+        """Return the generation slot of a key hash; modulo a prime, since short keys have regular hashes."""
+        return h % self.slot_prime
+
+    def now(self) -> float:
+        """Return the present time in seconds since the Unix epoch, from the configured clock."""
+        return self.config.clock()
+
+    def failed(self, error: sqlite3.Error) -> Never:
+        """Raise the package's error for an error of SQLite."""
+        raise mapped(error, self.path) from error
+
+    def recovered(self, error: CorruptDatabase) -> bool:
+        """Set a corrupt database aside if so configured; tell whether the operation may be tried again.
+
+        Not within a transaction, which has to end with the error first. The caller does not hold the lock.
+        """
+        if not self.config.recover or (self.txn is not None and self.txn.reads_here()):
+            return False
+        opening.set_aside(self, error)
+        return True

@@ -1,0 +1,455 @@
+"""Writing a shard: the write lock, the two steps of the generations round each commit, and transactions.
+
+Locks. `self.lock` (thread lock, then flock) is held round every commit, checkpoint and closing of a connection; it
+guards the writer connection, `self.txn`, and every word of the generation file except the use marks. Slots are odd
+from before a commit until after it, under the same lock, so a reader that sees the same even number before and after
+its SELECT has read the newest committed entry (docs/design.md, "Coherence").
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from ..coherence.forks import token_word
+from ..coherence.generations import UNKNOWN, Header
+from ..errors import CorruptDatabase, DiskFull
+from . import room
+from . import statements as sql
+from .reading import PAGE, Reader
+from .rows import Decide, Row, Touch
+from .transaction import ALL_SLOTS, Transaction
+
+WRITE_COST = 2 * PAGE  # bytes that the WAL grows by for a write, beside what is written
+_EPOCH, _TICK, _MARK, _WRITTEN = Header.EPOCH, Header.TICK, Header.MARK, Header.WRITTEN  # for the hot paths
+_DISPLACED, _NEXT_EXPIRE, _FILES = Header.DISPLACED, Header.NEXT_EXPIRE, Header.FILES
+_COUNT, _SETTLED = Header.COUNT, Header.SETTLED
+NO_EXPIRE = (1 << 63) - 1  # NEXT_EXPIRE when nothing expires
+HOME = ~3  # mask from the place of an entry to the hash of its key, which decides the slot (schema: multiples of four)
+
+
+def microseconds(expire: float) -> int:
+    """Return an expiry as the header holds it: microseconds since 1970, below `NO_EXPIRE`."""
+    return int(max(0.0, min(expire, 9e12)) * 1e6)
+
+
+class Writer(Reader):
+    """Write one shard."""
+
+    def enter(self, timeout: float | None) -> bool:
+        """Take the write lock; return False when the calling task's own transaction already holds it."""
+        if token_word[0] != self._token:
+            self.open()
+        if self.txn is not None and self.txn.is_callers():
+            return False
+        self.lock.acquire(timeout)
+        header = self.header
+        if (
+            header[_SETTLED] != header[_TICK]
+            or header[_NEXT_EXPIRE] != NO_EXPIRE
+            or header[_EPOCH] != self.epoch
+            or self.config.on_write is not None
+        ):
+            return self._enter_slowly(timeout)
+        return True
+
+    def _enter_slowly(self, timeout: float | None) -> bool:
+        """Do what has to be done on getting the lock, before a write; the lock is held."""
+        if self.header[_EPOCH] != self.epoch:
+            self.lock.release()
+            self.follow()
+            return self.enter(timeout)
+        try:
+            if self.header[_SETTLED] != self.header[_TICK]:
+                self.generations.recover()
+                self.header[_COUNT] = UNKNOWN  # the last holder died between its commit and the count
+                self.header[_SETTLED] = self.header[_TICK]
+            if self.header[_NEXT_EXPIRE] != NO_EXPIRE:
+                room.cull_due(self)
+            if self.config.on_write is not None:
+                self.config.on_write(self)
+        except BaseException:
+            self.lock.release()
+            raise
+        return True
+
+    def leave(self) -> None:
+        """Release the write lock, then unlink what housekeeping found in the trash."""
+        header = self.header
+        header[_SETTLED] = header[_TICK]  # last: what this holder did to slots and count is complete
+        self.lock.release()
+        if self.doomed:
+            room.unlink_doomed(self)
+
+    def locked(self, timeout: float | None) -> _Locked:
+        """Return a context that holds the write lock for a round of housekeeping."""
+        return _Locked(self, timeout)
+
+    def upsert(self, h: int, stored: bytes, row: Row | bytes, timeout: float | None) -> int:
+        """Store a row in one autocommitted statement and return the slot's new generation.
+
+        A record alone (bytes) stands for a row without further columns. Within the caller's transaction the slot stays
+        odd and 1 is returned, which never equals a settled slot.
+        """
+        try:
+            locked = self.enter(timeout)
+            try:
+                return self._upsert(h, stored, row, locked)
+            finally:
+                if locked:
+                    self.leave()
+        except CorruptDatabase as error:
+            if not self.recovered(error):
+                raise
+        except DiskFull:
+            if not self._relieved(timeout):
+                raise
+        with self.locked(timeout) as locked:
+            return self._upsert(h, stored, row, locked)
+
+    def upsert_many(self, rows: Sequence[tuple[int, bytes, Row | bytes]]) -> None:
+        """Store rows (place, stored key, row) within the caller's transaction; of equal keys the last one stays."""
+        plain = [(h, stored, row) for h, stored, row in rows if type(row) is bytes]
+        if len(plain) < len(rows) or self._special or self.header[_DISPLACED] or not self._upsert_plain(plain):
+            for h, stored, row in rows:
+                self._upsert(h, stored, row, locked=False)
+
+    def _upsert_plain(self, rows: Sequence[tuple[int, bytes, bytes]]) -> bool:
+        """Do `upsert_many` with one prepared statement; return False when a place belongs to another key."""
+        header = self.header
+        incoming = sum(len(v) for _, _, v in rows)
+        header[_WRITTEN] += incoming + len(rows) * PAGE
+        if header[_WRITTEN] > header[_MARK]:
+            room.housekeeping(self, incoming)
+        with self.changing([h for h, _, _ in rows], locked=False):
+            places = {h for h, _, _ in rows}
+            new = len(places) - len(self.present(list(places)))
+            first = header[_TICK] + 1
+            header[_TICK] += len(rows)
+            parameters = [(h, stored, first + i, v) for i, (h, stored, v) in enumerate(rows)]
+            done = self.writer.executemany(sql.UPSERT_PLAIN, parameters).rowcount
+            if new:
+                self._inserted = self.writer.execute(sql.LAST_INSERTED).fetchone()[0]
+            if done == len(rows):
+                self._count(new)
+                return True
+        # Another key's place: what was written stays within this transaction, and is written again with probing.
+        self._count(len(self.present(list(places))) - (len(places) - new))
+        return False
+
+    def present(self, places: Sequence[int]) -> set[int]:
+        """Return those of the places that hold an entry, seen through the writer."""
+        found: set[int] = set()
+        for start in range(0, len(places), sql.MANY):
+            batch = list(places[start : start + sql.MANY])
+            found.update(
+                h for (h,) in self.select_writer(sql.SELECT_PRESENT, batch + batch[-1:] * (sql.MANY - len(batch)))
+            )
+        return found
+
+    def _relieved(self, timeout: float | None) -> bool:
+        """On a full disk, unlink every file in the trash; tell whether that freed anything.
+
+        Even a DELETE needs room in the WAL, so value files are the only thing that can go first.
+        """
+        with self.locked(timeout) as locked:
+            if not locked:
+                return False
+            names = [column for (column,) in self.select_writer(sql.SELECT_ALL_TRASH)]
+            self.unlinked.difference_update(names)
+            self.doomed = names
+        return bool(names)
+
+    def _upsert(self, h: int, stored: bytes, row: Row | bytes, locked: bool) -> int:
+        header = self.header
+        plain = type(row) is bytes
+        incoming = len(row) if plain else self._announced(row)  # type: ignore[arg-type]
+        written = header[_WRITTEN] + WRITE_COST + incoming
+        header[_WRITTEN] = written
+        if written > header[_MARK]:
+            room.housekeeping(self, incoming)
+        tick = header[_TICK] + 1
+        header[_TICK] = tick
+        slot = h % self.slot_prime
+        self.slots[slot] = 2 * tick + 1  # odd before the commit: no reader keeps what it reads from here on
+        try:
+            if plain and h != self._inserted and not self._special and not header[_DISPLACED]:
+                done = (self._cursor or self._open_cursor()).execute(sql.UPSERT_PLAIN, (h, stored, tick, row))
+                if done.lastrowid != self._inserted:  # inserted, not updated
+                    self._inserted = h
+                    self._count(1)
+                elif not done.rowcount:
+                    self._count(self._upsert_row(self._place(h, stored), stored, Row(row), tick, slot))  # type: ignore[arg-type]
+            else:
+                self._count(self._upsert_row(h, stored, Row(row) if plain else row, tick, slot))  # type: ignore[arg-type]
+        except BaseException as error:
+            header[_COUNT] = UNKNOWN  # whether the statement was committed is not known here
+            if isinstance(error, sqlite3.Error):
+                self.failed(error)
+            raise
+        finally:
+            if locked:
+                self.slots[slot] = 2 * tick + 2  # even after the commit (or its failure), still under the lock
+            else:
+                self.txn.slots.add(slot)  # type: ignore[union-attr]  # not locked means that the transaction is ours
+        return 2 * tick + 2 if locked else 1
+
+    def _count(self, added: int) -> None:
+        """Keep the number of entries in the header; in a transaction only when that is committed."""
+        if added:
+            if self.txn is not None:
+                self.txn.added += added
+            elif self.header[_COUNT] != UNKNOWN:
+                self.header[_COUNT] += added
+
+    def _announced(self, row: Row) -> int:
+        """Note in the header, before the commit, that files or expiries may exist; return the row's bytes."""
+        if row.expire is not None:
+            due = microseconds(row.expire)
+            if due < self.header[_NEXT_EXPIRE]:
+                self.header[_NEXT_EXPIRE] = due
+        if row.file is not None:
+            self.header[_FILES] = 1
+            if self.txn is not None:
+                self.txn.files.append(row.file)
+        return len(row.v) + row.size
+
+    def _upsert_row(self, h: int, stored: bytes, row: Row, tick: int, slot: int) -> int:
+        """Write all columns of a row at the place of its key; return 0 when another key lives at `h`."""
+        if self.header[_DISPLACED]:
+            h = self._place(h, stored)
+        again = h == self._inserted
+        exists = again and self.writer.execute(sql.SELECT_V, (h,)).fetchone() is not None
+        rank, base = (0, self.uses[slot]) if self.policy.marks_frequency else (tick, 0)
+        v, expire, tag, size, file, spelling, queue, num = row
+        columns = (h, stored, tick, rank, base, expire, tag, size, file, spelling, queue, num, v)
+        done = self.writer.execute(sql.UPSERT, columns)
+        if not done.rowcount:
+            return self._upsert_row(self._place(h, stored), stored, row, tick, slot)
+        added: bool = not exists if again else done.lastrowid != self._inserted
+        if added:
+            self._inserted = h
+        return 1 if added else 0
+
+    def _place(self, h: int, stored: bytes) -> int:
+        """Return where the key lives or may live; when its four places are taken the first is evicted."""
+        taken = {place: key for place, key, _ in self.select_writer(sql.SELECT_PROBES, (h,))}
+        for place, key in taken.items():
+            if key == stored:
+                return place
+        for place in range(h, h + 4):
+            if place not in taken:
+                if place != h:  # stored each time: the note of before may have been rolled back
+                    self.writer.execute(sql.SET_SETTING, ("displaced", 1))
+                    self.header[Header.DISPLACED] = 1  # before the upsert commits: readers look at all places from now
+                return place
+        self.writer.execute(sql.DELETE_H, (h,))
+        self._count(-1)
+        return h
+
+    def compute(self, h: int, stored: bytes, decide: Decide, timeout: float | None) -> int:
+        """Read the entry, let `decide` say what becomes of it, and write that, as one atomic step.
+
+        `decide` gets the record or None and returns a Row, Touch, REMOVE or None (leave as it is). It runs under the
+        write lock and must not use the cache. Returns the slot's new generation, or 1 if nothing may be kept hot.
+        """
+        try:
+            return self._compute_locked(h, stored, decide, timeout)
+        except CorruptDatabase as error:
+            if not self.recovered(error):
+                raise
+        return self._compute_locked(h, stored, decide, timeout)
+
+    def _compute_locked(self, h: int, stored: bytes, decide: Decide, timeout: float | None) -> int:
+        locked = self.enter(timeout)
+        try:
+            rows = self.select_writer(sql.SELECT_PROBES, (h,))
+            place, v = next(((place, v) for place, key, v in rows if key == stored), (h, None))
+            change = decide(v)
+            if change is None:
+                return 1
+            if isinstance(change, bytes | Row):
+                return self._upsert(h, stored, change, locked)
+            with self.changing([place], locked) as generation:
+                if isinstance(change, Touch):
+                    self._touch(place, change)
+                else:
+                    self._count(-self.writer.execute(sql.DELETE_H, (place,)).rowcount)
+            return generation
+        finally:
+            if locked:
+                self.leave()
+
+    def _touch(self, place: int, change: Touch) -> None:
+        if change.expire is not None:
+            self.header[_NEXT_EXPIRE] = min(self.header[_NEXT_EXPIRE], microseconds(change.expire))
+        self.writer.execute(sql.UPDATE_EXPIRE, (change.expire, change.v, place))
+
+    def remove(self, h: int, stored: bytes, timeout: float | None) -> bool:
+        """Remove a live entry in one autocommitted statement; return whether there was one."""
+        try:
+            return self._remove_locked(h, stored, timeout)
+        except CorruptDatabase as error:
+            if not self.recovered(error):
+                raise
+        return self._remove_locked(h, stored, timeout)
+
+    def _remove_locked(self, h: int, stored: bytes, timeout: float | None) -> bool:
+        locked = self.enter(timeout)
+        try:
+            header = self.header
+            slot = h % self.slot_prime
+            if header[_DISPLACED]:
+                rows = self.select_writer(sql.SELECT_PROBES, (h,))
+                h = next((place for place, key, _ in rows if key == stored), h)
+            written = header[_WRITTEN] + 2 * WRITE_COST
+            header[_WRITTEN] = written
+            if written > header[_MARK]:
+                room.housekeeping(self, 0)
+            tick = header[_TICK] + 1
+            header[_TICK] = tick
+            self.slots[slot] = 2 * tick + 1  # odd before, even after the commit, as in _upsert
+            try:
+                cursor = self._cursor or self._open_cursor()
+                removed = cursor.execute(sql.DELETE, (h, stored, self.config.clock())).rowcount
+                self._count(-removed)
+                return removed > 0
+            except sqlite3.Error as error:
+                header[_COUNT] = UNKNOWN
+                self.failed(error)
+            finally:
+                if locked:
+                    self.slots[slot] = 2 * tick + 2
+                else:
+                    self.txn.slots.add(slot)  # type: ignore[union-attr]
+        finally:
+            if locked:
+                self.leave()
+
+    @contextmanager
+    def changing(self, places: Sequence[int], locked: bool) -> Iterator[int]:
+        """Hold the slots of `places` odd while the body commits; yield the generation that they settle on.
+
+        The caller holds the write lock: `locked` says whether for this step alone or for its transaction.
+        """
+        header = self.header
+        tick = header[Header.TICK] + 1
+        header[Header.TICK] = tick
+        written = header[_WRITTEN] + WRITE_COST * (1 + len(places))
+        header[_WRITTEN] = written
+        slots = {(place & HOME) % self.slot_prime for place in places}
+        everything = len(slots) > ALL_SLOTS
+        if everything:
+            self.generations.begin_all(tick)
+        else:
+            self.generations.begin(slots, tick)
+        try:
+            yield 2 * tick + 2 if locked else 1
+        except sqlite3.Error as error:
+            self.header[_COUNT] = UNKNOWN
+            self.failed(error)
+        finally:
+            if not locked and self.txn is not None:
+                self.txn.slots.update(range(len(self.slots)) if everything else slots)
+            elif everything:
+                self.generations.settle_all(tick)
+            else:
+                self.generations.settle(slots, tick)
+
+    def count_uses(self, hits: int, misses: int) -> None:
+        """Add to the shared counters; the write lock is held."""
+        self.header[Header.HITS] += hits
+        self.header[Header.MISSES] += misses
+
+    def delete_places(self, places: Sequence[int]) -> None:
+        """Delete rows by place in the open transaction, their slots odd until it has ended."""
+        with self.changing(places, locked=False):
+            self._count(-self.writer.executemany(sql.DELETE_H, [(h,) for h in places]).rowcount)
+
+    @contextmanager
+    def transaction(self, timeout: float | None) -> Iterator[None]:
+        """Make the body one transaction of the calling task; nested, a savepoint of it.
+
+        A timeout applies to the write lock. On any exception the innermost transaction is rolled back.
+        """
+        if self.enter(timeout):
+            try:
+                with self.batch():
+                    yield
+            finally:
+                self.leave()
+            return
+        txn = self.txn
+        assert txn is not None
+        txn.depth += 1
+        name = f"nested_{txn.depth}"
+        self._run(f"SAVEPOINT {name}")
+        added, files = txn.added, len(txn.files)
+        try:
+            yield
+        except BaseException:
+            self._run(f"ROLLBACK TO {name}")
+            txn.added = added
+            room.unlink_unused(self, txn.files[files:])
+            del txn.files[files:]
+            raise
+        finally:
+            if self.txn is txn:
+                self._run(f"RELEASE {name}")
+                txn.depth -= 1
+
+    def _run(self, statement: str) -> None:
+        self._execute(statement, ())
+
+    def _execute(self, statement: str, parameters: tuple[object, ...]) -> None:
+        try:
+            self.writer.execute(statement, parameters)
+        except sqlite3.Error as error:
+            self.failed(error)
+
+    @contextmanager
+    def batch(self) -> Iterator[None]:
+        """Run BEGIN IMMEDIATE, the body and COMMIT; the caller holds the write lock and no transaction is open.
+
+        Slots that the body touched are settled on one new even number after the commit or the rollback.
+        """
+        self._run("BEGIN IMMEDIATE")
+        self.txn = txn = Transaction()
+        done = False
+        try:
+            yield
+            self._run("COMMIT")
+            done = True
+        except BaseException:
+            self.has_rank_index = self._has_seq_index = False  # may have been made in this transaction
+            if self._writer is not None and self._writer.in_transaction:
+                self._run("ROLLBACK")
+            room.unlink_unused(self, txn.files)
+            raise
+        finally:
+            self.txn = None
+            if done:
+                self._count(txn.added)
+            tick = self.header[Header.TICK] + 1
+            self.header[Header.TICK] = tick
+            self.generations.settle(txn.slots, tick)
+
+
+class _Locked:
+    """Hold a store's write lock for the length of a with-block; its value says whether it was taken here."""
+
+    __slots__ = ("_store", "_taken", "_timeout")
+
+    def __init__(self, store: Writer, timeout: float | None) -> None:
+        self._store = store
+        self._timeout = timeout
+        self._taken = False
+
+    def __enter__(self) -> bool:
+        self._taken = self._store.enter(self._timeout)
+        return self._taken
+
+    def __exit__(self, *_: object) -> None:
+        if self._taken:
+            self._store.leave()

@@ -1,0 +1,343 @@
+"""Other processes for tests: start, instruct, stop and kill them, and hear what they found.
+
+Worker processes come from a fork server, so that they share nothing with the test's process, and quickly. A worker's
+function gets a `Link` to the test first. Nothing here waits without a deadline: one that passes fails the test.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import multiprocessing
+import os
+import signal
+import sqlite3
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from diskcache_like import Cache
+from diskcache_like.storage.store import Store
+
+PATIENCE = 60.0  # seconds after which a test gives up on another process; no test waits for it to pass
+
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["pytest", "diskcache_like", "tests.kinds", "tests.processes"])
+
+
+class Silence(AssertionError):
+    """The other side said nothing for `PATIENCE` seconds."""
+
+
+class Gone(AssertionError):
+    """The other side has ended."""
+
+
+class Link:
+    """One end of the pipe between a test and a worker."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+
+    def tell(self, message: object = None) -> None:
+        """Send a message; its arrival lets a `hear` of the other side go on."""
+        self.connection.send(message)
+
+    def hear(self) -> Any:
+        """Wait for a message and return it."""
+        if not self.connection.poll(PATIENCE):
+            raise Silence(f"the other process said nothing for {PATIENCE:.0f} s")
+        return self.connection.recv()
+
+    def asked(self) -> bool:
+        """Tell whether a message is waiting, without waiting for one."""
+        return self.connection.poll(0)
+
+
+class Worker:
+    """A process that runs `work(link, *arguments)`; what that returns is what `result` returns."""
+
+    def __init__(self, work: Callable[..., object], arguments: Iterable[object]) -> None:
+        ours, theirs = CONTEXT.Pipe()
+        self.link = Link(ours)
+        self.process = CONTEXT.Process(target=_run, args=(theirs, work, *arguments), daemon=True)
+        self.process.start()
+        theirs.close()
+        assert self.process.pid is not None
+        self.pid: int = self.process.pid
+
+    def tell(self, message: object = None) -> None:
+        """Send a message to the worker."""
+        self.link.tell(message)
+
+    def hear(self) -> Any:
+        """Return the worker's next message; fail with its traceback if it failed instead."""
+        try:
+            kind, message = self.link.hear()
+        except (EOFError, ConnectionResetError):
+            raise Gone(f"worker {self.pid} ended without a word") from None
+        if kind == "failed":
+            raise AssertionError(f"worker {self.pid} failed:\n{message}")
+        return message
+
+    def result(self) -> Any:
+        """Return what the worker's function returned, after its process has ended."""
+        found = self.hear()
+        self.join()
+        return found
+
+    def kill(self) -> None:
+        """Kill the process as `kill -9` does, and wait until it is gone."""
+        os.kill(self.pid, signal.SIGKILL)
+        self.join()
+
+    def stop(self) -> None:
+        """Freeze the process; `go_on` thaws it."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """Thaw the process."""
+        os.kill(self.pid, signal.SIGCONT)
+
+    def join(self) -> None:
+        """Wait until the process has ended."""
+        self.process.join(PATIENCE)
+        if self.process.is_alive():
+            raise Silence(f"worker {self.pid} did not end within {PATIENCE:.0f} s")
+
+    def dismiss(self) -> None:
+        """Kill the process if it is still there, and free what it held here."""
+        if self.process.is_alive():
+            self.kill()
+        self.link.connection.close()
+        self.process.close()
+
+
+class Crew:
+    """The workers of one test; all of them are gone when its with-block ends."""
+
+    def __init__(self) -> None:
+        self.workers: list[Worker] = []
+
+    def start(self, work: Callable[..., object], *arguments: object) -> Worker:
+        """Start a worker that runs `work(link, *arguments)`; `work` is a function of a module."""
+        self.workers.append(Worker(work, arguments))
+        return self.workers[-1]
+
+    def start_many(self, number: int, work: Callable[..., object], *arguments: object) -> list[Worker]:
+        """Start workers that each run `work(link, its own number, *arguments)`."""
+        return [self.start(work, each, *arguments) for each in range(number)]
+
+    @staticmethod
+    def together(workers: Sequence[Worker]) -> None:
+        """Wait until every worker has said that it is ready, then let all of them go on at once."""
+        for worker in workers:
+            worker.hear()
+        for worker in workers:
+            worker.tell()
+
+    @staticmethod
+    def results(workers: Sequence[Worker]) -> list[Any]:
+        """Return what the workers return, in their order; the first failure is told as soon as it is known."""
+        found: dict[Worker, Any] = {}
+        waiting = {worker.link.connection: worker for worker in workers}
+        while waiting:
+            ready = wait(list(waiting), PATIENCE)
+            if not ready:
+                raise Silence(f"workers said nothing for {PATIENCE:.0f} s: {[each.pid for each in waiting.values()]}")
+            for connection in ready:
+                assert isinstance(connection, Connection)
+                worker = waiting.pop(connection)
+                found[worker] = worker.result()
+        return [found[worker] for worker in workers]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for worker in self.workers:
+            worker.dismiss()
+
+
+class _WorkerLink(Link):
+    """The worker's end: what it tells is marked as a message, so that a failure can be told from one."""
+
+    def tell(self, message: object = None) -> None:
+        super().tell(("message", message))
+
+
+def ready(link: Link) -> None:
+    """Say that this worker is ready and wait until all others are; the test calls `Crew.together`."""
+    link.tell("ready")
+    link.hear()
+
+
+def _run(connection: Connection, work: Callable[..., object], *arguments: object) -> None:
+    # A worker whose test was killed must not stay, and one that hangs shows where.
+    faulthandler.dump_traceback_later(2 * PATIENCE, exit=True)
+    link = _WorkerLink(connection)
+    try:
+        found = work(link, *arguments)
+    except (EOFError, BrokenPipeError):
+        return  # the test has ended
+    except BaseException:
+        with contextlib.suppress(BrokenPipeError):
+            Link.tell(link, ("failed", traceback.format_exc()))
+    else:
+        Link.tell(link, ("done", found))
+
+
+@contextlib.contextmanager
+def forked(work: Callable[[Link], object]) -> Iterator[Worker]:
+    """Run `work` in a child made by `os.fork` from here, with all that this process has open; dismiss it at the end."""
+    ours, theirs = multiprocessing.Pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            ours.close()
+            _run(theirs, work)
+        finally:
+            os._exit(0)
+    theirs.close()
+    child = _Forked(ours, pid)
+    try:
+        yield child
+    finally:
+        child.dismiss()
+
+
+class _Forked(Worker):
+    """A worker that was made by `os.fork`."""
+
+    def __init__(self, connection: Connection, pid: int) -> None:
+        self.link = Link(connection)
+        self.pid = pid
+        self._ended = False
+
+    def join(self) -> None:
+        """Wait until the process has ended; it has closed its pipe by then, so this is brief."""
+        with contextlib.suppress(EOFError, ConnectionResetError):
+            if not self.link.connection.poll(PATIENCE):
+                raise Silence(f"forked child {self.pid} did not end within {PATIENCE:.0f} s")
+            self.link.connection.recv()
+        os.waitpid(self.pid, 0)
+        self._ended = True
+
+    def dismiss(self) -> None:
+        """Kill the process if it is still there, and free what it held here."""
+        if not self._ended:
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+            self._ended = True
+        self.link.connection.close()
+
+
+class Watched:
+    """A writing connection that calls `before` and `after` round every statement that changes an entry.
+
+    Put in a store's place for its writer, it stops a writer exactly between two steps: `before` runs when the slot is
+    odd and nothing is committed, `after` when the statement is done and the slot not yet even.
+    """
+
+    def __init__(
+        self,
+        connection: sqlite3.Connection,
+        before: Callable[[str], object],
+        after: Callable[[str], object],
+    ) -> None:
+        self._connection = connection
+        self._before = before
+        self._after = after
+
+    def _surrounded(self, run: Callable[..., Any], statement: str, arguments: tuple[Any, ...]) -> Any:
+        self._before(statement)
+        done = run(statement, *arguments)
+        self._after(statement)
+        return done
+
+    def execute(self, statement: str, *arguments: Any) -> Any:
+        return self._surrounded(self._connection.execute, statement, arguments)
+
+    def executemany(self, statement: str, *arguments: Any) -> Any:
+        return self._surrounded(self._connection.executemany, statement, arguments)
+
+    def cursor(self) -> Any:
+        return self  # a cursor of ours only ever executes; what `execute` returns is a real one
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
+
+
+def nothing(_: str) -> None:
+    """Do nothing before or after a statement."""
+
+
+def watch(
+    cache: Cache, before: Callable[[str], object] = nothing, after: Callable[[str], object] = nothing
+) -> list[Store]:
+    """Have `before` and `after` called round every statement of the cache's writers in this process; return its stores."""
+    stores = list(cache._shards.stores)
+    for store in stores:
+        watched: Any = Watched(store.writer, before, after)
+        store._writer = watched
+        store._cursor = None
+    return stores
+
+
+def is_change(statement: str) -> bool:
+    """Tell whether a statement changes entries, or commits what did."""
+    return statement.split(None, 1)[0] in ("INSERT", "UPDATE", "DELETE")
+
+
+def descriptors(pid: int | str = "self") -> list[str]:
+    """Return what the open file descriptors of a process refer to."""
+    found = []
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # the descriptor that lists the directory
+            found.append(str(entry.readlink()))
+    return sorted(found)
+
+
+def cache_descriptors(directory: Path, pid: int | str = "self") -> list[str]:
+    """Return the open descriptors of a process that refer to something in `directory`, deleted or not."""
+    return [name for name in descriptors(pid) if name.startswith(f"{directory}/")]
+
+
+def posix_locks(pid: int, path: Path) -> list[str]:
+    """Return the record locks that a process holds on a file, as the kernel lists them."""
+    inode = path.stat().st_ino
+    found = []
+    for line in Path("/proc/locks").read_text(encoding="ascii").splitlines():
+        fields = line.split()
+        if fields[1] == "POSIX" and fields[4] == str(pid) and fields[5].rpartition(":")[2] == str(inode):
+            found.append(line)
+    return found
+
+
+def problems(cache: Cache, fix: bool = False) -> list[str]:
+    """Return what `check` says, as text."""
+    return [str(problem.message) for problem in cache.check(fix=fix)]
+
+
+__all__ = [
+    "PATIENCE",
+    "Crew",
+    "Gone",
+    "Link",
+    "Silence",
+    "Watched",
+    "Worker",
+    "cache_descriptors",
+    "descriptors",
+    "forked",
+    "is_change",
+    "posix_locks",
+    "problems",
+    "ready",
+    "watch",
+]
