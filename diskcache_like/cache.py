@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple, Self
@@ -19,14 +18,15 @@ from . import memoize as memoizing
 from .coherence.generations import Header
 from .disk import UNKNOWN, Disk, Stored
 from .entries import ENOVAL, FREQUENCY, GONE, RECENCY, Entries, Expiry, Target, absent, metadata, tag_of, with_metadata
-from .errors import DecodeError, ExpiryError, SettingError, Timeout, ValueTooLarge
+from .errors import DecodeError, DiskFull, ExpiryError, SettingError, StorageError, Timeout, ValueTooLarge
 from .record import MODE_RAW, Record, pack
-from .settings import DEFAULT_SETTINGS, checked
-from .storage import room
+from .settings import DEFAULT_SETTINGS, checked, checked_all
 from .storage.check import check_store
+from .storage.shards import new_disk
 from .storage.store import REMOVE, Change, Row, Store, Touch
 
 QUEUE_START = 500_000_000_000_000  # number of the first entry of a queue; it grows both ways from there
+MOMENTS = 1e300  # seconds; a moment farther away is a mistake
 SET_MANY_BATCH = 1000  # entries per transaction of set_many and delete_many
 _TICK = Header.TICK
 
@@ -97,7 +97,7 @@ class Cache(Entries):
                 visited[0] = True
                 if self._tracks:  # `_used`, without the call
                     if self._tracks == RECENCY:
-                        uses[slot] = header[_TICK]
+                        uses[slot] = 2 * header[_TICK] + 1
                     elif decode is absent:
                         pass
                     elif self._tracks == FREQUENCY:
@@ -164,7 +164,9 @@ class Cache(Entries):
             if value is ENOVAL:
                 stored, h, store = self._locate(key)
                 cold[store].append((key, stored, h, store.slots[h % store.slot_prime]))
-            elif value is not absent:
+            elif value is absent:
+                self._missed()
+            else:
                 found[key] = value
         for store, wanted in cold.items():
             slots = store.slots
@@ -173,6 +175,8 @@ class Cache(Entries):
                 one = self._from_blob(key, stored, h, store, blobs.get(h), False, slots, stamp)
                 if one is not None:
                     found[key] = one[0]
+                if self._tracks:
+                    self._noted(one is not None, store, h)
         return found
 
     # -- writing --------------------------------------------------------------------------------------------------
@@ -193,13 +197,18 @@ class Cache(Entries):
         """
         stored, h, store = self._locate(key)
         expiry = None if expire is None else self._expiry(expire)
-        encoded = store.disk.encode(value, read, key)
+        try:
+            encoded = store.disk.encode(value, read, key)
+        except DiskFull:
+            encoded = self._encode_again(store, value, read, key)
         try:
             row = self._row(key, stored, encoded, expiry, None if tag is None else keys.encode_tag(tag))
             if self._evicts and self._is_oversize(row):
                 _discard(store, encoded)
                 return False
-            stamp = store.upsert(h, stored, row, None if retry else self._timeout)
+            entry = self._hot_get(key) if type(key) is str else None
+            known = entry is not None and entry[0][entry[1]] == entry[2] and entry[5] is not absent
+            stamp = store.upsert(h, stored, row, None if retry else self._timeout, known)
         except Timeout:
             _discard(store, encoded)
             return self._timed_out(False)
@@ -245,7 +254,10 @@ class Cache(Entries):
         try:
             for key, value in pairs:
                 stored_key, h, store = self._locate(key)
-                encoded = store.disk.encode(value, False, key)
+                try:
+                    encoded = store.disk.encode(value, False, key)
+                except DiskFull:
+                    encoded = self._encode_again(store, value, False, key)
                 written.append((store, encoded))
                 row = self._row(key, stored_key, encoded, expiry, tag)
                 if self._evicts and self._is_oversize(row):
@@ -253,8 +265,9 @@ class Cache(Entries):
                     continue
                 rows.setdefault(store, []).append((h, stored_key, row))
             for store, wanted in rows.items():
-                with store.transaction(wait):
-                    store.upsert_many(wanted)
+                for attempt in store.attempts():
+                    with attempt, store.transaction(wait):
+                        store.upsert_many(wanted)
                 written = [pair for pair in written if pair[0] is not store]
                 count += len(wanted)
         except BaseException:
@@ -277,7 +290,10 @@ class Cache(Entries):
             return False
         target = self._target(key)
         expiry = self._expiry(expire)
-        encoded = target.store.disk.encode(value, read, key)
+        try:
+            encoded = target.store.disk.encode(value, read, key)
+        except DiskFull:
+            encoded = self._encode_again(target.store, value, read, key)
         added = False
 
         def decide(blob: bytes | None) -> Change:
@@ -327,6 +343,7 @@ class Cache(Entries):
                 raise KeyError(key)
             else:
                 result = default + delta
+            _discard(target.store, encoded)  # of an attempt that failed
             encoded = target.store.disk.encode(result, False, key)
             return self._row(key, target.stored, encoded, expiry, tag)
 
@@ -419,8 +436,9 @@ class Cache(Entries):
                 groups.setdefault(target.store, []).append(target)
             try:
                 for store, targets in groups.items():
-                    with store.transaction(wait):
-                        removed += sum(store.remove(target.h, target.stored, wait) for target in targets)
+                    for attempt in store.attempts():
+                        with attempt, store.transaction(wait):
+                            removed += sum(store.remove(target.h, target.stored, wait) for target in targets)
             except Timeout:
                 return self._timed_out(removed)
         return removed
@@ -445,17 +463,21 @@ class Cache(Entries):
         queue = keys.encode_key(prefix)
         expiry = self._expiry(expire)
         last = _is_back(side)
-        encoded = store.disk.encode(value, read, UNKNOWN)
         try:
-            with store.transaction(self._wait(retry)):
-                found = store.queue_end(queue, last)
-                number = QUEUE_START if found is None else found[1] + (1 if last else -1)
-                key = keys.queue_key(prefix, number)
-                stored = self._stored_key(key)
-                row = self._row(key, stored, encoded, expiry, keys.encode_tag(tag))
-                if self._evicts and self._is_oversize(row):
-                    raise ValueTooLarge(f"value for queue {prefix!r} is larger than size_limit allows")
-                store.upsert(keys.key_hash(stored, self._modulus), stored, row, None)
+            encoded = store.disk.encode(value, read, UNKNOWN)
+        except DiskFull:
+            encoded = self._encode_again(store, value, read, UNKNOWN)
+        try:
+            for attempt in store.attempts():
+                with attempt, store.transaction(self._wait(retry)):
+                    found = store.queue_end(queue, last)
+                    number = QUEUE_START if found is None else found[1] + (1 if last else -1)
+                    key = keys.queue_key(prefix, number)
+                    stored = self._stored_key(key)
+                    row = self._row(key, stored, encoded, expiry, keys.encode_tag(tag))
+                    if self._evicts and self._is_oversize(row):
+                        raise ValueTooLarge(f"value for queue {prefix!r} is larger than size_limit allows")
+                    store.upsert(keys.key_hash(stored, self._modulus), stored, row, None)
         except Timeout:
             _discard(store, encoded)
             return self._timed_out(None)
@@ -495,25 +517,33 @@ class Cache(Entries):
         self, prefix: str | None, default: Any, side: Side, expire_time: bool, tag: bool, retry: bool, remove: bool
     ) -> Any:
         store = self._queue_store(prefix)
-        queue = keys.encode_key(prefix)
         last = _is_back(side)
         try:
-            with store.transaction(self._wait(retry)):
-                skip = 0
-                while (found := store.queue_end(queue, last, skip)) is not None:
-                    stored, number, h, blob = found
-                    target = Target(keys.queue_key(prefix, number), stored, h, store)
-                    item = self._candidate(target, blob)
-                    removed = item is GONE or (remove and item is not None)
-                    if removed:
-                        store.remove_places([h])
-                    if isinstance(item, tuple):
-                        with self._distrusting(target.key):
-                            return self._item(target.key, *item, expire_time, tag)
-                    skip += not removed
+            for attempt in store.attempts():
+                with attempt, store.transaction(self._wait(retry)):
+                    for key, item in self._queue_items(store, prefix, last, remove):
+                        with self._distrusting(key):
+                            return self._item(key, *item, expire_time, tag)
         except Timeout:
             return self._timed_out(default)
         return default
+
+    def _queue_items(
+        self, store: Store, prefix: str | None, last: bool, remove: bool
+    ) -> Iterator[tuple[Any, tuple[Any, Record]]]:
+        """Yield key, value and record from one side of a queue, removing what is yielded if asked, and what is gone."""
+        queue = keys.encode_key(prefix)
+        skip = 0
+        while (found := store.queue_end(queue, last, skip)) is not None:
+            stored, number, h, blob = found
+            key = keys.queue_key(prefix, number)
+            item = self._candidate(Target(key, stored, h, store), blob)
+            if item is GONE or (remove and item is not None):
+                store.remove_places([h])
+            else:
+                skip += 1
+            if isinstance(item, tuple):
+                yield key, item
 
     @staticmethod
     def _item(key: Any, value: Any, record: Record, expire_time: bool, tag: bool) -> Any:
@@ -528,18 +558,25 @@ class Cache(Entries):
         """
         stores = self._shards.stores
         for store in reversed(stores) if last else stores:
-            with store.transaction(self._wait(retry)):
-                skip = 0
-                while (found := store.end(last, skip)) is not None:
-                    h, stored, spelling, blob = found
-                    item = self._candidate(Target(stored, stored, h, store), blob)
-                    if item is GONE:
-                        store.remove_places([h])
-                    if isinstance(item, tuple):
+            for attempt in store.attempts():
+                with attempt, store.transaction(self._wait(retry)):
+                    for stored, spelling, item in self._end_items(store, last):
                         with self._distrusting(stored):
                             return self._item(store.disk.user_key(stored, spelling), *item, expire_time, tag)
-                    skip += item is not GONE
         raise KeyError("cache is empty")
+
+    def _end_items(self, store: Store, last: bool) -> Iterator[tuple[bytes, bytes | None, tuple[Any, Record]]]:
+        """Yield stored key, spelling, value and record from one end, removing what is gone on the way."""
+        skip = 0
+        while (found := store.end(last, skip)) is not None:
+            h, stored, spelling, blob = found
+            item = self._candidate(Target(stored, stored, h, store), blob)
+            if item is GONE:
+                store.remove_places([h])
+            else:
+                skip += 1
+            if isinstance(item, tuple):
+                yield stored, spelling, item
 
     # -- iteration ------------------------------------------------------------------------------------------------
 
@@ -553,8 +590,9 @@ class Cache(Entries):
 
     def _iterate(self, reverse: bool) -> Iterator[Any]:
         stores = self._shards.stores
-        for store in reversed(stores) if reverse else stores:
-            for _, stored, spelling in store.scan(reverse):
+        scans = [(store, store.scan(reverse)) for store in (reversed(stores) if reverse else stores)]
+        for store, scan in scans:
+            for _, stored, spelling in scan:
                 try:
                     yield store.disk.user_key(stored, spelling)
                 except DecodeError as error:
@@ -585,7 +623,7 @@ class Cache(Entries):
 
     def clear(self, retry: bool = False) -> int:
         """Remove every entry and return how many there were. Goes in batches; a Timeout carries the count so far."""
-        removed = self._remove_from_all(lambda store: store.remove_selected("any", (), self._wait(retry)))
+        removed = self._remove_from_all(lambda store: store.remove_selected("any", (), self._wait_for_all(retry)))
         self._hot.clear()
         return removed
 
@@ -594,18 +632,20 @@ class Cache(Entries):
         column = keys.encode_tag(tag)
         if column is None:
             return 0
-        return self._remove_from_all(lambda store: store.remove_selected("tagged", (column,), self._wait(retry)))
+        wait = self._wait_for_all(retry)
+        return self._remove_from_all(lambda store: store.remove_selected("tagged", (column,), wait))
 
     def expire(self, now: float | None = None, retry: bool = False) -> int:
         """Remove every entry that is expired at `now` (default: the present) and return how many; in batches."""
-        moment = self._clock() if now is None else now
-        if isinstance(moment, bool) or not isinstance(moment, int | float) or math.isnan(moment):
+        moment: Any = self._clock() if now is None else now
+        if isinstance(moment, bool) or not isinstance(moment, int | float) or not abs(moment) <= MOMENTS:
             raise ExpiryError(f"now is {now!r}, expected seconds since 1970 or None")
-        return self._remove_from_all(lambda store: store.remove_selected("expired", (moment,), self._wait(retry)))
+        wait = self._wait_for_all(retry)
+        return self._remove_from_all(lambda store: store.remove_selected("expired", (moment,), wait))
 
     def cull(self, retry: bool = False) -> int:
         """Remove expired entries, then live ones by policy until the size limit holds; return how many went."""
-        return self._remove_from_all(lambda store: room.cull(store, self._wait(retry)))
+        return self._remove_from_all(lambda store: store.cull(self._wait_for_all(retry)))
 
     def transact(self, retry: bool = False) -> contextlib.AbstractContextManager[None]:
         """Make the body one transaction: other tasks see all of its writes or none, and wait to write.
@@ -644,7 +684,9 @@ class Cache(Entries):
         """
         problems: list[Any] = []
         for store in self._shards.stores:
-            problems += check_store(store, self._check_record, fix, self._wait(retry))
+            for attempt in store.attempts():
+                with attempt:
+                    problems += check_store(store, self._check_record, fix, self._wait(retry))
         return problems
 
     def stats(self, enable: bool = True, reset: bool = False) -> tuple[int, int]:
@@ -654,11 +696,12 @@ class Cache(Entries):
         """
         hits = misses = 0
         for store in self._shards.stores:
-            with store.locked(self._timeout):
-                if store is self._shards.stores[0]:
-                    self._flush_counts(store)
-                one, other = store.counters(reset)
-                hits, misses = hits + one, misses + other
+            for attempt in store.attempts():
+                with attempt, store.locked(self._timeout):
+                    if store is self._shards.stores[0]:
+                        self._flush_counts(store)
+                    one, other = store.counters(reset)
+                    hits, misses = hits + one, misses + other
         self.reset("statistics", int(enable))
         return hits, misses
 
@@ -682,20 +725,24 @@ class Cache(Entries):
         """Return a setting as stored, or store `value` for it; with `update=False` change this handle only."""
         if key not in DEFAULT_SETTINGS and not str(key).startswith("disk_"):
             raise SettingError(f"unknown setting {key!r}, expected one of {', '.join(DEFAULT_SETTINGS)} or disk_*")
+        first = self._shards.stores[0]
         if value is ENOVAL:
-            value = self._shards.stores[0].stored_setting(key)
+            value, update = first.stored_setting(key), False
         else:
-            value = checked(key, value)
-            for store in self._shards.stores:
-                store.change_setting(key, value, update, None)
-        self._apply(key, value)
-        return value
+            new_disk(type(self._disk), self._directory, {**first.settings, key: checked(key, value)})
+        changed = checked_all({key: value})  # durability and sqlite_synchronous go together
+        for name, effective in changed.items():
+            if update or effective != first.settings.get(name):
+                for store in self._shards.stores:
+                    store.change_setting(name, effective, update, None)
+            self._apply(name, effective)
+        return changed[key]
 
     def close(self) -> None:
         """Close every file; the next operation opens them again."""
         self._hot.clear()
         if self._counts:
-            with contextlib.suppress(Timeout):
+            with contextlib.suppress(Timeout, DiskFull, StorageError):
                 store = self._shards.stores[0]
                 with store.locked(self._timeout):
                     self._flush_counts(store)

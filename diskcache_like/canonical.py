@@ -124,9 +124,8 @@ def encode_key(key: Any) -> bytes:
         if kind is str:
             data = key.encode()
             return STR_HEADS[len(data)] + data
-        if kind is int and 0 <= key < 128:
-            data = SMALL_INTS[key]
-            return data
+        if kind is int and 0 <= key < 1 << 32:
+            return SMALL_INTS[key] if key < 128 else _U32(0xCE, key)
         if kind is bytes:
             data = BIN_HEADS[len(key)] + key
             return data

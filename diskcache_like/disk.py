@@ -51,6 +51,9 @@ class Constant(tuple[str]):
         """Make the constant called `name`."""
         return super().__new__(cls, (name,))
 
+    def __getnewargs__(self) -> tuple[str]:
+        return (self[0],)
+
     def __repr__(self) -> str:
         return self[0]
 
@@ -63,6 +66,9 @@ Stored = tuple[int, bytes, str | None, int]
 # A decoded value: (value, what the hot layer may keep of it, how to make a fresh value of that or None if immutable).
 Loaded = tuple[Any, Any, Callable[[Any], Any] | None]
 KEEP_NOT = Constant("KEEP_NOT")  # in the second place of a Loaded: the hot layer keeps nothing
+
+
+_CACHE_SETS = frozenset({"authenticates", "codec", "pickle_policy", "plain_values", "signer", "sync"})
 
 
 class _Digest:
@@ -121,6 +127,11 @@ class Disk:
     def plain_values(self) -> bool:
         """Tell whether a payload is what the default codec writes."""
         return self._own_values
+
+    @classmethod
+    def accepts(cls, name: str) -> bool:
+        """Tell whether ``disk_<name>`` may be a setting; what the cache sets itself, and methods, may not."""
+        return not name.startswith("_") and name not in _CACHE_SETS and not callable(getattr(cls, name, None))
 
     @classmethod
     def codec_name(cls) -> str:
@@ -259,8 +270,7 @@ class Disk:
             return self._loaded(record.mode, record.payload, read)
         if record.mode == MODE_BINARY and read:
             return self._verified_reader(record), KEEP_NOT, None
-        with self._verified_reader(record) as reader:
-            content = reader.read()
+        content = self._verified_content(record)
         if record.mode == MODE_BINARY:
             return content, content, None
         return self._loaded(record.mode, content, read)
@@ -304,26 +314,41 @@ class Disk:
                 pass
         return digest.value()
 
-    def _verified_reader(self, record: Record) -> BinaryIO:
-        """Return the open value file after comparing its size and digest with the record."""
+    def _opened(self, record: Record) -> BinaryIO:
+        """Return the open value file after comparing its size with the record."""
         assert record.file is not None
-        strong = len(record.payload) == DIGEST_SIZE
-        if record.signed and not strong:
+        if record.signed and len(record.payload) != DIGEST_SIZE:
             raise SignatureError("value file of an authenticated entry has no authenticated digest")
         reader = files.open_read(self._directory, record.file)
+        if os.fstat(reader.fileno()).st_size != record.size:
+            reader.close()
+            raise DecodeError(f"value file {record.file!r} does not have the {record.size} bytes of its entry")
+        return reader
+
+    def _compare(self, record: Record, pieces: Iterable[bytes]) -> None:
+        digest = _Digest(len(record.payload) == DIGEST_SIZE)
+        for _ in digest.passing(pieces):
+            pass
+        if digest.value() != record.payload:
+            raise DecodeError(f"value file {record.file!r} does not match its checksum")
+
+    def _verified_reader(self, record: Record) -> BinaryIO:
+        """Return the open value file after comparing its size and digest with the record."""
+        reader = self._opened(record)
         try:
-            if os.fstat(reader.fileno()).st_size != record.size:
-                raise DecodeError(f"value file {record.file!r} does not have the {record.size} bytes of its entry")
-            digest = _Digest(strong)
-            for _ in digest.passing(files.chunks(reader)):
-                pass
-            if digest.value() != record.payload:
-                raise DecodeError(f"value file {record.file!r} does not match its checksum")
+            self._compare(record, files.chunks(reader))
             reader.seek(0)
         except BaseException:
             reader.close()
             raise
         return reader
+
+    def _verified_content(self, record: Record) -> bytes:
+        """Return the content of the value file, read once: what is decoded is what was compared."""
+        with self._opened(record) as reader:
+            content = reader.read(record.size)
+        self._compare(record, (content,))
+        return content
 
     def verify_file(self, record: Record) -> None:
         """Raise FileNotFoundError or DecodeError if the record's value file is missing or not as written."""
@@ -352,8 +377,11 @@ class Disk:
 
     def _load_through_contract(self, record: Record, read: bool) -> Loaded:
         if record.file is not None:
-            self._verified_reader(record).close()
-            value = self.fetch(record.mode, record.file, None, read)
+            if record.mode == MODE_PICKLE:  # given as a value: the file could be exchanged before `fetch` opens it
+                value = self.fetch(record.mode, None, self._verified_content(record), read)
+            else:
+                self._verified_reader(record).close()
+                value = self.fetch(record.mode, record.file, None, read)
             return value, value if not read and codecs.is_immutable(value) else KEEP_NOT, None
 
         def decode(payload: bytes) -> Any:
@@ -372,10 +400,16 @@ def _readable(value: Any, read: bool) -> Any:
 
 
 def _pieces(reader: BinaryIO) -> Iterator[bytes]:
-    for piece in iter(lambda: reader.read(files.CHUNK), b""):
+    kind = type(reader).__qualname__
+    read = getattr(reader, "read", None)
+    if not callable(read):
+        raise ValueEncodeError(f"read=True needs a binary file object, not a {kind}")
+    while piece := read(files.CHUNK):
         if not isinstance(piece, bytes | bytearray | memoryview):
-            raise ValueEncodeError(f"read=True needs a binary file object, {type(reader).__qualname__} gave text")
+            raise ValueEncodeError(f"read=True needs a binary file object, {kind} gave {type(piece).__qualname__}")
         yield bytes(piece)
+    if piece != b"":
+        raise ValueEncodeError(f"read=True needs a blocking binary file object, {kind} gave {piece!r}")
 
 
 class JSONDisk(Disk):

@@ -6,14 +6,14 @@ and when a value may be kept hot. The operations of the API stand in `cache`.
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import math
 import os
 import tempfile
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from datetime import timedelta
 from enum import Enum
@@ -21,15 +21,23 @@ from typing import Any, Final, Literal, NamedTuple, TypeVar
 from zlib import crc32
 
 from . import codecs, files, keys, signing
-from .coherence.generations import Header
+from .coherence.generations import MAX_SLOTS, MIN_SLOTS, Header
 from .coherence.words import Words, choose_implementation
 from .disk import KEEP_NOT, Constant, Disk, Loaded, Stored
-from .errors import DecodeError, ExpiryError, SettingError, SignatureError, SignatureWarning
+from .errors import (
+    DecodeError,
+    DirectoryError,
+    ExpiryError,
+    KeyEncodeError,
+    SettingError,
+    SignatureError,
+    SignatureWarning,
+)
 from .hot import OVERHEAD, HotLayer
 from .metrics import Metrics
 from .policies import policy_named
 from .record import FULL, MODE_PICKLE, MODE_RAW, RESIDUE, SIGNED, SIMPLE_HEAD, Record, pack, unpack
-from .settings import checked_all
+from .settings import MAX_SHARDS, checked_all
 from .storage.opening import Config
 from .storage.shards import Shards, ensure_directory
 from .storage.store import Row, Store
@@ -47,7 +55,7 @@ class Gone(Enum):
 GONE: Final = Gone.GONE
 ATTEMPTS = 100  # times that a row is read again because its value file went away in between
 NO_MARKS, RECENCY, FREQUENCY, COUNTED = 0, 1, 2, 3  # what a hit notes beside SIEVE's mark
-_TICK = Header.TICK
+_TICK, _SHARED = Header.TICK, Header.SHARED
 _number = int.from_bytes
 _SELF_SPELLED = frozenset({str, bytes, int})  # exact types that are their own spelling, hot key, and immutable value
 _STORED = Constant("stored")  # marks hot keys that are stored bytes, for keys that cannot be dictionary keys
@@ -73,6 +81,12 @@ class Options:
         """Return the options among keyword arguments, and the settings, validated."""
         names = {field.name for field in fields(cls)}
         options = cls(**{name: value for name, value in arguments.items() if name in names})
+        slots = options.generation_slots
+        if type(slots) is not int or not MIN_SLOTS <= slots <= MAX_SLOTS or slots & (slots - 1):
+            wanted = f"a power of two from {MIN_SLOTS} to {MAX_SLOTS}"
+            raise SettingError(f"generation_slots is {slots!r}, expected {wanted}")
+        if not callable(options.clock):
+            raise SettingError(f"clock is {options.clock!r}, expected a function that returns seconds since 1970")
         return options, checked_all({name: value for name, value in arguments.items() if name not in names})
 
     def to_pass_on(self) -> dict[str, Any]:
@@ -111,11 +125,10 @@ class Entries:
         disk: type[Disk],
         settings: dict[str, Any],
     ) -> None:
-        _check_arguments(timeout, disk)
+        _check_arguments(timeout, disk, shards)
         options, given = Options.split(settings)
         self._options = options
         self._given = given
-        self._directory = _resolved(directory)
         self._timeout = timeout
         self._clock = options.clock
         self.metrics = Metrics()
@@ -127,6 +140,7 @@ class Entries:
         self._secret = signing.load_secret(options.secret, os.environ)
         self._signs_all = self._secret.explicit
         self._implementation = choose_implementation(options.coherence)
+        self._directory = _resolved(directory)
         ensure_directory(self._directory, options.shared)
         self._config = self._configuration(timeout)
         self._shards = Shards(self._directory, shards, self._config, disk)
@@ -205,10 +219,16 @@ class Entries:
 
     def _queue_store(self, prefix: str | None) -> Store:
         """Return the store of a queue; all its entries share one, so that their order is one index."""
+        if not isinstance(prefix, str | None):
+            raise KeyEncodeError(f"prefix is {prefix!r}, expected text or None")
         return self._shards.of(keys.key_hash(keys.encode_key(prefix), self._modulus))
 
     def _wait(self, retry: bool) -> float | None:
         return None if retry else self._timeout
+
+    def _wait_for_all(self, retry: bool) -> float | None:
+        """Return the seconds that the removal of many entries waits for each lock."""
+        return self._wait(retry)
 
     def _timed_out(self, answer: T) -> T:
         """Decide what a Timeout becomes: here it is raised. Call in an except block only."""
@@ -290,6 +310,15 @@ class Entries:
         queue = keys.encode_key(key.prefix)
         return Row(self._pack(stored, encoded, expire, tag), expire, tag, size, column, None, queue, key.number)
 
+    def _encode_again(self, store: Store, value: Any, read: bool, key: Any) -> Stored:
+        """Encode once more after DiskFull if files that nothing refers to could be removed; else raise it.
+
+        Call in an except block only. A file object has been read by then, and cannot be read again.
+        """
+        if read or not store.relieved(self._timeout):
+            raise  # noqa: PLE0704
+        return store.disk.encode(value, read, key)
+
     def _expiry(self, expire: Any) -> float | None:
         """Return the absolute expiry for `expire` seconds (or a timedelta) from now; None means never."""
         if expire is None:
@@ -345,11 +374,18 @@ class Entries:
     def _used(self, uses: Words, slot: int, header: Words) -> None:
         """Note a hit: for LRU the write counter, for LFU one more, without a lock (see GenerationFile.uses)."""
         if self._marks == RECENCY:
-            uses[slot] = header[_TICK]
+            uses[slot] = 2 * header[_TICK] + 1  # between the ranks of the last write and the next
         elif self._marks == FREQUENCY:
             uses[slot] += 1
         if self._counts:
             self.metrics.hits += 1
+
+    def _noted(self, found: bool, store: Store, h: int) -> None:
+        """Note what a read of the database came to."""
+        if found:
+            self._used(store.uses, h % store.slot_prime, store.header)
+        else:
+            self._missed()
 
     def _missed(self) -> None:
         if self._counts:
@@ -367,10 +403,7 @@ class Entries:
                 return value
         found = self._load(key, stored, h, store, read)
         if self._tracks:
-            if found is not None:
-                self._used(store.uses, h % store.slot_prime, store.header)
-            else:
-                self._missed()
+            self._noted(found is not None, store, h)
         if plain:
             return default if found is None else found[0]
         if found is not None:
@@ -386,8 +419,16 @@ class Entries:
         The record is None for a simple one, which has no metadata.
         """
         slots = store.slots
-        stamp = slots[h % store.slot_prime]
-        return self._from_blob(key, stored, h, store, store.read(h), read, slots, stamp)
+        slot = h % store.slot_prime
+        stamp = slots[slot]
+        blob = None
+        if store.header[_SHARED] and not stamp & 1 and store.board is not None:
+            blob = store.board.look(h, stamp)
+            if slots[slot] != stamp:
+                blob = None  # overwritten while it was copied
+        if blob is None:
+            blob = store.read(h)
+        return self._from_blob(key, stored, h, store, blob, read, slots, stamp)
 
     def _from_blob(
         self, key: Any, stored: bytes, h: int, store: Store, blob: bytes | None, read: bool, slots: Words, stamp: int
@@ -511,13 +552,9 @@ class Entries:
                 return None
         return GONE
 
-    @contextlib.contextmanager
-    def _distrusting(self, key: Any) -> Iterator[None]:
-        """Count what cannot be decoded in the body as an entry that reads as missing; in strict mode raise it."""
-        try:
-            yield
-        except DecodeError as error:
-            self._distrust(error, key)
+    def _distrusting(self, key: Any) -> _Distrusting:
+        """Return a context that counts what cannot be decoded in its body, or in strict mode raises it."""
+        return _Distrusting(self, key)
 
     def _loaded_here(self, target: Target, record: Record) -> Loaded | None:
         """Return the value of a record read under the write lock: its file cannot be replaced meanwhile."""
@@ -553,7 +590,11 @@ class Entries:
         elif name == "statistics":
             self._counts = bool(value)
             self._tracks = COUNTED if self._counts else self._marks
-            self._config.on_write = self._flush_counts if value else None
+            for store in self._shards.stores:
+                store.config.on_write = self._flush_counts if value else None
+        elif name == "durability":
+            for store in self._shards.stores:
+                store.disk.sync = value == "power"
         elif name == "hot_size_limit" and hasattr(self, "_hot"):
             self._hot.resize(0 if self._implementation == "off" else value)
         elif name.startswith("disk_"):
@@ -564,18 +605,40 @@ class Entries:
         self._share = self._shards.stores[0].limit
 
 
-def _check_arguments(timeout: object, disk: object) -> None:
+class _Distrusting:
+    __slots__ = ("_entries", "_key")
+
+    def __init__(self, entries: Entries, key: Any) -> None:
+        self._entries = entries
+        self._key = key
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
+        if isinstance(error, DecodeError):
+            self._entries._distrust(error, self._key)
+            return True
+        return False
+
+
+def _check_arguments(timeout: object, disk: object, shards: object) -> None:
     if not (isinstance(disk, type) and issubclass(disk, Disk)):
         raise SettingError(f"disk is {disk!r}, expected Disk or a subclass of it")
     if not isinstance(timeout, int | float) or not timeout >= 0:
         raise SettingError(f"timeout is {timeout!r}, expected seconds, 0 or more")
+    if type(shards) is not int or not 1 <= shards <= MAX_SHARDS:
+        raise SettingError(f"shards is {shards!r}, expected an integer from 1 to {MAX_SHARDS}")
 
 
 def _resolved(directory: str | os.PathLike[str] | None) -> str:
     """Return the absolute path for the argument; a fresh temporary directory for None."""
     if directory is None:
         return tempfile.mkdtemp(prefix="diskcache-")
-    return os.path.abspath(os.path.expandvars(os.path.expanduser(os.fspath(directory))))
+    path = os.fsdecode(directory)
+    if "\0" in path:
+        raise DirectoryError(errno.EINVAL, "the name of the cache directory contains a NUL", path)
+    return os.path.abspath(os.path.expandvars(os.path.expanduser(path)))
 
 
 def tag_of(record: Record) -> Any:

@@ -103,6 +103,8 @@ class NewerFormat(ForeignDatabase):
 class CorruptDatabase(StorageError):
     """The database file is damaged."""
 
+    path: str | None = None  # of the file, where it was met in use
+
 
 class CorruptDatabaseWarning(UserWarning):
     """A damaged database was left where it is and the cache went on with a new, empty one."""

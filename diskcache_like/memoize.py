@@ -99,15 +99,12 @@ def key_maker(
     except (TypeError, ValueError):
         return _any_signature(name, typed, frozenset(ignore))
     ignored = frozenset(ignore)
-    namespace: dict[str, Any] = {"__name": name, "__sorted": lambda kw: tuple(sorted(kw.items())), "__type": type}
+    namespace: dict[str, Any] = {"__name": name, "__type": type, "__types": _types_of}
     heads, parts = _parameters(signature, ignored, namespace)
     # Each parameter is one field, *args and **kwargs too, or else an argument of one could pass for one of the other.
-    fields = [f"({part.lstrip('*')},)" for part in parts]
-    types_ = [
-        f"__types({part.lstrip('*')})" if part.startswith("*") else f"__type({part}).__qualname__" for part in parts
-    ]
-    namespace["__types"] = _types_of
-    tail = f", ({', '.join(types_)},)" if typed and types_ else ""
+    fields = [f"({part},)" for part, _ in parts]
+    types_ = ", ".join(part_types for _, part_types in parts)
+    tail = f", ({types_},)" if typed and parts else ""
     body = " + ".join(fields) or "()"
     source = f"def __key__({', '.join(heads)}):\n    return (__name, {body}{tail})"
     exec(compile(source, f"<key of {name}>", "exec"), namespace)  # noqa: S102 - built from identifiers only
@@ -117,10 +114,13 @@ def key_maker(
 
 def _parameters(
     signature: inspect.Signature, ignored: frozenset[int | str], namespace: dict[str, Any]
-) -> tuple[list[str], list[str]]:
-    """Return the parameter list of the key function, and the expressions that make up the key."""
+) -> tuple[list[str], list[tuple[str, str]]]:
+    """Return the parameter list of the key function, and the expressions that make up the key, each with its types'.
+
+    A position in `ignored` is one of the call: it can name one of *args, but nothing that is given by keyword only.
+    """
     heads: list[str] = []
-    parts: list[str] = []
+    parts: list[tuple[str, str]] = []
     seen_star = slash_due = False
     for position, parameter in enumerate(signature.parameters.values()):
         kind, name = parameter.kind, parameter.name
@@ -130,32 +130,43 @@ def _parameters(
         if kind is parameter.KEYWORD_ONLY and not seen_star:
             heads.append("*")
             seen_star = True
-        kept = name not in ignored and position not in ignored
+        kept = name not in ignored
         if kind is parameter.VAR_POSITIONAL:
             seen_star = True
             heads.append(f"*{name}")
-            parts += [f"*{_rest(name, position, ignored)}"] if kept else []
+            namespace["__rest"] = _rest(position, ignored)
+            parts += [(f"__rest({name})", f"__types(__rest({name}))")] if kept else []
         elif kind is parameter.VAR_KEYWORD:
             heads.append(f"**{name}")
-            names = {word for word in ignored if isinstance(word, str)}
-            namespace[f"__ignored_{name}"] = names
-            kept_items = f"{{k: v for k, v in {name}.items() if k not in __ignored_{name}}}" if names else name
-            parts += [f"*__sorted({kept_items})"] if kept else []
+            namespace["__named"] = _named(ignored)
+            parts += [(f"__named({name})", f"__types(value for _, value in __named({name}))")] if kept else []
         else:
             default = parameter.default is not parameter.empty
             namespace[f"__default_{name}"] = parameter.default
             heads.append(f"{name}=__default_{name}" if default else name)
-            parts += [name] if kept else []
+            kept = kept and (position not in ignored or kind is parameter.KEYWORD_ONLY)
+            parts += [(name, f"__type({name}).__qualname__")] if kept else []
     return [*heads, "/"] if slash_due else heads, parts
 
 
-def _rest(name: str, first: int, ignored: frozenset[int | str]) -> str:
-    """Return the expression for *args without the ignored positions."""
+def _rest(first: int, ignored: frozenset[int | str]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
+    """Return a function that takes the ignored positions out of *args, whose first one is at `first`."""
     positions = {word - first for word in ignored if isinstance(word, int) and word >= first}
-    return f"tuple(v for i, v in enumerate({name}) if i not in {positions!r})" if positions else name
+    if not positions:
+        return tuple
+    return lambda args: tuple(value for position, value in enumerate(args) if position not in positions)
 
 
-def _types_of(values: tuple[Any, ...]) -> tuple[str, ...]:
+def _named(ignored: frozenset[int | str]) -> Callable[[dict[str, Any]], tuple[tuple[str, Any], ...]]:
+    """Return a function that makes sorted pairs of **kwargs without the ignored names."""
+    return lambda kwargs: tuple(sorted((item for item in kwargs.items() if item[0] not in ignored), key=_first))
+
+
+def _first(item: tuple[str, Any]) -> str:
+    return item[0]
+
+
+def _types_of(values: Iterable[Any]) -> tuple[str, ...]:
     return tuple(type(value).__qualname__ for value in values)
 
 
@@ -166,7 +177,7 @@ def _any_signature(name: str, typed: bool, ignored: frozenset[int | str]) -> Cal
         positional = tuple(value for position, value in enumerate(args) if position not in ignored)
         named = tuple(sorted((word, value) for word, value in kwargs.items() if word not in ignored))
         key = (name, positional, named)
-        return (*key, _types_of(positional), _types_of(tuple(v for _, v in named))) if typed else key
+        return (*key, _types_of(positional), _types_of(value for _, value in named)) if typed else key
 
     return __key__
 

@@ -1,7 +1,7 @@
 """Eviction policies: which entry goes first when room is needed.
 
-Every entry has a `rank`; the entry of lowest rank is evicted first. What a rank means is the policy's: the write
-counter at the last store, the write counter at the last use, or the number of uses.
+Every entry has a `rank`; the entry of lowest rank is evicted first. What a rank means is the policy's: twice the write
+counter at the last store, that and one at the last use (so that a use lies between two writes), or the number of uses.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from .errors import SettingError
 from .policies import policy_named
 
 KIB, MIB = 1 << 10, 1 << 20
+MAX_SHARDS = 999
 
 DEFAULT_SETTINGS: dict[str, Any] = {
     "statistics": 0,

@@ -7,20 +7,19 @@ function gets a `Link` to the test first. Nothing here waits without a deadline:
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import multiprocessing
 import os
 import signal
 import sqlite3
+import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
-from diskcache_like import Cache
-from diskcache_like.storage.store import Store
+from diskcache_like import Cache, keys
 
 PATIENCE = 60.0  # seconds after which a test gives up on another process; no test waits for it to pass
 
@@ -178,8 +177,7 @@ def ready(link: Link) -> None:
 
 
 def _run(connection: Connection, work: Callable[..., object], *arguments: object) -> None:
-    # A worker whose test was killed must not stay, and one that hangs shows where.
-    faulthandler.dump_traceback_later(2 * PATIENCE, exit=True)
+    signal.alarm(int(2 * PATIENCE))  # a worker whose test was killed must not stay
     link = _WorkerLink(connection)
     try:
         found = work(link, *arguments)
@@ -277,16 +275,12 @@ def nothing(_: str) -> None:
     """Do nothing before or after a statement."""
 
 
-def watch(
-    cache: Cache, before: Callable[[str], object] = nothing, after: Callable[[str], object] = nothing
-) -> list[Store]:
-    """Have `before` and `after` called round every statement of the cache's writers in this process; return its stores."""
-    stores = list(cache._shards.stores)
-    for store in stores:
+def watch(cache: Cache, before: Callable[[str], object] = nothing, after: Callable[[str], object] = nothing) -> None:
+    """Have `before` and `after` called round every statement of the cache's writers in this process."""
+    for store in cache._shards.stores:
         watched: Any = Watched(store.writer, before, after)
         store._writer = watched
         store._cursor = None
-    return stores
 
 
 def is_change(statement: str) -> bool:
@@ -315,7 +309,7 @@ def posix_locks(pid: int, path: Path) -> list[str]:
     for line in Path("/proc/locks").read_text(encoding="ascii").splitlines():
         fields = line.split()
         if fields[1] == "POSIX" and fields[4] == str(pid) and fields[5].rpartition(":")[2] == str(inode):
-            found.append(line)
+            found.append(" ".join(fields[1:]))  # without its number in the list
     return found
 
 
@@ -324,14 +318,93 @@ def problems(cache: Cache, fix: bool = False) -> list[str]:
     return [str(problem.message) for problem in cache.check(fix=fix)]
 
 
+# -- writes, for one process to do while others look ------------------------------------------------------------------
+
+MISSING = "missing"
+FAR = 1e6  # seconds
+QUEUED = keys.queue_key(None, 500_000_000_000_000)  # the first item of a queue
+LARGE = b"2" * 40_000  # goes to a value file
+
+
+class Write(NamedTuple):
+    """What turns `key` from `old` to `new`, with what makes it `old` first."""
+
+    do: Callable[[Cache], object]
+    new: object
+    old: object = 1
+    prepare: Callable[[Cache], object] = lambda cache: cache.set("k", 1)
+    key: object = "k"
+
+
+def _transact(cache: Cache) -> None:
+    with cache.transact(retry=True):
+        cache.set("k", 2)
+        assert cache.get("k") == 2, "a transaction reads its own writes"
+        cache.set("other", 2)
+
+
+def _undo(cache: Cache) -> None:
+    with cache.transact(retry=True):
+        cache.set("k", LARGE)
+        raise ZeroDivisionError
+
+
+def _undo_in_a_transaction(cache: Cache) -> None:
+    with cache.transact(retry=True):
+        cache.set("k", 2)
+        with contextlib.suppress(ZeroDivisionError):
+            _undo(cache)
+        assert cache.get("k") == 2
+
+
+def _shrink(cache: Cache) -> None:
+    cache.reset("size_limit", 1)
+    cache.cull()
+
+
+def _prepare_to_shrink(cache: Cache) -> None:
+    cache.reset("size_limit", 1 << 30)
+    cache.set("k", 1)
+
+
+WRITES: dict[str, Write] = {
+    "set": Write(lambda cache: cache.set("k", 2), 2),
+    "set to a file": Write(lambda cache: cache.set("k", LARGE), LARGE),
+    "set from a file": Write(lambda cache: cache.set("k", 2), 2, LARGE, lambda cache: cache.set("k", LARGE)),
+    "set with expiry": Write(lambda cache: cache.set("k", 2, expire=FAR), 2),
+    "incr": Write(lambda cache: cache.incr("k"), 2),
+    "incr of nothing": Write(lambda cache: cache.incr("k", default=1), 2, MISSING, len),
+    "add": Write(lambda cache: cache.add("k", 2), 2, MISSING, len),
+    "touch": Write(lambda cache: cache.touch("k", 0), MISSING),
+    "delete": Write(lambda cache: cache.delete("k"), MISSING),
+    "pop": Write(lambda cache: cache.pop("k"), MISSING),
+    "evict": Write(lambda cache: cache.evict("t"), MISSING, 1, lambda cache: cache.set("k", 1, tag="t")),
+    "expire": Write(
+        lambda cache: cache.expire(time.time() + 2 * FAR), MISSING, 1, lambda cache: cache.set("k", 1, expire=FAR)
+    ),
+    "clear": Write(lambda cache: cache.clear(), MISSING),
+    "cull": Write(_shrink, MISSING, 1, _prepare_to_shrink),
+    "set_many": Write(lambda cache: cache.set_many({"other": 2, "k": 2}), 2),
+    "delete_many": Write(lambda cache: cache.delete_many(["other", "k"]), MISSING),
+    "push": Write(lambda cache: cache.push(2), 2, MISSING, len, QUEUED),
+    "pull": Write(lambda cache: cache.pull(), MISSING, 1, lambda cache: cache.push(1), QUEUED),
+    "transact": Write(_transact, 2),
+    "nested rollback": Write(_undo_in_a_transaction, 2),
+    "rollback": Write(_undo, 1),
+}
+
+
 __all__ = [
+    "MISSING",
     "PATIENCE",
     "Crew",
     "Gone",
     "Link",
     "Silence",
+    "WRITES",
     "Watched",
     "Worker",
+    "Write",
     "cache_descriptors",
     "descriptors",
     "forked",

@@ -8,6 +8,7 @@ must notice.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import mmap
 import threading
@@ -20,14 +21,12 @@ import pytest
 
 from diskcache_like import Cache, FanoutCache, keys
 from diskcache_like.coherence.words import Words
-from diskcache_like.storage import store as storing
+from diskcache_like.storage import writing
 
 from .kinds import NEEDS_HELPER
-from .processes import Crew, Link, Worker, is_change, ready, watch
+from .processes import FAR, MISSING, WRITES, Crew, Link, Worker, Write, is_change, ready, watch
 
 SLOTS = 16  # so few that every key shares its slot with others
-MISSING = "missing"
-FAR = 1e6  # seconds
 
 Options = dict[str, Any]
 
@@ -98,80 +97,10 @@ def sabotage(cache: Cache, how: str) -> None:
 # -- in steps ---------------------------------------------------------------------------------------------------------
 
 
-class Operation:
-    """A write that turns key 'k' from `old` to `new`, with what has to be there first."""
-
-    def __init__(
-        self,
-        write: Callable[[Cache], object],
-        new: object,
-        old: object = 1,
-        prepare: Callable[[Cache], object] = lambda cache: cache.set("k", 1),
-    ) -> None:
-        self.write = write
-        self.old = old
-        self.new = new
-        self.prepare = prepare
-
-
-def transacted(cache: Cache) -> None:
-    with cache.transact(retry=True):
-        cache.set("k", 2)
-        assert cache.get("k") == 2, "a transaction reads its own writes"
-        cache.set("other", 2)
-
-
-def nested(cache: Cache) -> None:
-    with cache.transact(retry=True):
-        cache.set("k", 2)
-        with pytest.raises(ZeroDivisionError), cache.transact():
-            cache.set("k", 3)
-            raise ZeroDivisionError
-        assert cache.get("k") == 2
-
-
-def rolled_back(cache: Cache) -> None:
-    with pytest.raises(ZeroDivisionError), cache.transact(retry=True):
-        cache.set("k", 2)
-        raise ZeroDivisionError
-    assert cache.get("k") == 1
-
-
-def shrunk(cache: Cache) -> None:
-    cache.reset("size_limit", 1)
-    cache.cull()
-
-
-QUEUED = keys.queue_key(None, 500_000_000_000_000)
-
-OPERATIONS: dict[str, Operation] = {
-    "set": Operation(lambda cache: cache.set("k", 2), 2),
-    "set-file": Operation(lambda cache: cache.set("k", b"2" * 40_000), b"2" * 40_000),
-    "set-expiring": Operation(lambda cache: cache.set("k", 2, expire=FAR), 2),
-    "incr": Operation(lambda cache: cache.incr("k"), 2),
-    "incr-absent": Operation(lambda cache: cache.incr("k", default=1), 2, MISSING, lambda cache: None),
-    "add": Operation(lambda cache: cache.add("k", 2), 2, MISSING, lambda cache: None),
-    "touch": Operation(lambda cache: cache.touch("k", 0), MISSING),
-    "delete": Operation(lambda cache: cache.delete("k"), MISSING),
-    "pop": Operation(lambda cache: cache.pop("k"), MISSING),
-    "evict": Operation(lambda cache: cache.evict("t"), MISSING, 1, lambda cache: cache.set("k", 1, tag="t")),
-    "expire": Operation(
-        lambda cache: cache.expire(time.time() + 2 * FAR), MISSING, 1, lambda cache: cache.set("k", 1, expire=FAR)
-    ),
-    "clear": Operation(lambda cache: cache.clear(), MISSING),
-    "cull": Operation(shrunk, MISSING),
-    "set_many": Operation(lambda cache: cache.set_many({"other": 2, "k": 2}), 2),
-    "delete_many": Operation(lambda cache: cache.delete_many(["other", "k"]), MISSING),
-    "transact": Operation(transacted, 2),
-    "nested": Operation(nested, 2),
-    "rolled back": Operation(rolled_back, 1),
-}
-
-
 def write_in_steps(link: Link, directory: Path, given: Options, name: str, how: str, all_slots: bool) -> None:
     """Do one operation, waiting for the test before and after each statement that changes something."""
     if all_slots:
-        storing.ALL_SLOTS = -1  # every change marks all slots, as one of thousands of keys does
+        writing.ALL_SLOTS = -1  # every change marks all slots, as one of thousands of keys does
     with opened(directory, given) as cache:
         sabotage(cache, how)
 
@@ -182,30 +111,32 @@ def write_in_steps(link: Link, directory: Path, given: Options, name: str, how: 
 
         link.hear()
         watch(cache, pause, pause)
-        OPERATIONS[name].write(cache)
+        with contextlib.suppress(ZeroDivisionError):
+            WRITES[name].do(cache)
         link.tell(None)
         link.hear()  # until then this handle is open: no closing changes anything under the test's eyes
 
 
 class Eyes:
-    """Handles in this process that look at 'k': one with a hot layer and one without."""
+    """Handles in this process that look at the key of a write: one with a hot layer and one without."""
 
-    def __init__(self, directory: Path, given: Options, operation: Operation) -> None:
+    def __init__(self, directory: Path, given: Options, write: Write) -> None:
         self.hot = opened(directory, given)
         self.cold = opened(directory, {**given, "hot_size_limit": 0})
-        operation.prepare(self.hot)
-        self.states = [operation.old, operation.new]
+        write.prepare(self.hot)
+        self.key = write.key
+        self.states = [write.old, write.new]
         self.seen = 0  # the newest state that anyone has seen
         self.violations: list[str] = []
 
     def look(self, moment: str) -> None:
         """Read through every way there is; nobody may see an older state than somebody has seen before."""
-        self._see(moment, "cold", self.cold.get("k", MISSING))
+        self._see(moment, "cold", self.cold.get(self.key, MISSING))
         for way in ("hot", "hot again"):
-            self._see(moment, way, self.hot.get("k", MISSING))
-        self._see(moment, "get_many", self.hot.get_many(["k"]).get("k", MISSING))
-        if self.states[-1] == MISSING and self.seen and "k" in self.hot:
-            self.violations.append(f"{moment}: 'k' is in the hot handle after it was seen to be gone")
+            self._see(moment, way, self.hot.get(self.key, MISSING))
+        self._see(moment, "get_many", self.hot.get_many([self.key]).get(self.key, MISSING))
+        if self.states[-1] == MISSING and self.seen and self.key in self.hot:
+            self.violations.append(f"{moment}: the key is in the hot handle after it was seen to be gone")
 
     def _see(self, moment: str, way: str, value: object) -> None:
         now = len(self.states) - 1 - self.states[::-1].index(value)
@@ -226,7 +157,7 @@ def violations_in_steps(
     crew: Crew, directory: Path, given: Options, name: str, how: str = "", all_slots: bool = False
 ) -> list[str]:
     """Watch an operation of another process step by step, and return where coherence was broken."""
-    eyes = Eyes(directory, given, OPERATIONS[name])
+    eyes = Eyes(directory, given, WRITES[name])
     try:
         writer = crew.start(write_in_steps, directory, given, name, how, all_slots)
         eyes.look("before the write")
@@ -247,7 +178,7 @@ def violations_in_steps(
         eyes.close()
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("name", WRITES)
 def test_every_step_of_every_write_is_coherent(
     crew: Crew, tmp_path: Path, kind: str, implementation: str, name: str
 ) -> None:
@@ -272,23 +203,21 @@ def test_steps_notice_generations_that_break_the_rules(crew: Crew, tmp_path: Pat
 
 def test_keys_that_share_a_hash_are_coherent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A key that lives beside its home place is looked for, and so has to be marked, at its home slot."""
-    monkeypatch.setattr(
-        "diskcache_like.entries.Entries._locate", lambda cache, key: (keys.encode_key(key), 40, cache._one)
-    )
+    monkeypatch.setattr(Cache, "_locate", lambda cache, key: (keys.encode_key(key), 40, cache._one))
     given = options("one", "python")
     with opened(tmp_path / "cache", given) as reader, opened(tmp_path / "cache", given) as writer:
-        for name, operation in OPERATIONS.items():
-            if name in ("clear", "cull", "transact", "nested", "rolled back", "set_many", "delete_many"):
+        for name, write in WRITES.items():
+            if write.key != "k" or name in ("clear", "cull", "rollback"):
                 continue
             writer.clear()
             for key in ("first", "second"):
                 writer.set(key, key)  # these two have the first places, so that 'k' goes to the third
-            operation.prepare(writer)
+            write.prepare(writer)
             for _ in range(2):
-                assert reader.get("k", MISSING) == operation.old, name
+                assert reader.get("k", MISSING) == write.old, name
                 assert reader.get("second") == "second", name
-            operation.write(writer)
-            assert reader.get("k", MISSING) == operation.new, name
+            write.do(writer)
+            assert reader.get("k", MISSING) == write.new, name
             assert reader.get("second") == "second", name
 
 

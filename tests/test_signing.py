@@ -168,10 +168,13 @@ def test_the_users_secret_is_made_when_first_needed(tmp_path: Path) -> None:
     assert load_secret(None, {"DISKCACHE_LIKE_SECRET": path.read_text()}).signer.key_check() == check
 
 
-def test_the_users_secret_is_private_whatever_the_umask(tmp_path: Path) -> None:
-    before = os.umask(0)
+@pytest.mark.parametrize("umask", [0, 0o777])
+def test_the_users_secret_is_private_whatever_the_umask(umask: int, tmp_path: Path) -> None:
+    if umask:
+        secret_file(tmp_path / "open").parent.mkdir(mode=0o700, parents=True)
+    before = os.umask(umask)
     try:
-        assert load_secret(None, home(tmp_path / "open")).signer
+        assert load_secret(None, home(tmp_path / "open")).signer.key_check()
     finally:
         os.umask(before)
     assert stat.S_IMODE(secret_file(tmp_path / "open").stat().st_mode) == 0o600
@@ -180,7 +183,7 @@ def test_the_users_secret_is_private_whatever_the_umask(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("config", [{}, {"XDG_CONFIG_HOME": ""}, {"XDG_CONFIG_HOME": "relative/config"}])
 def test_without_a_configured_place_it_lies_in_the_home(config: Mapping[str, str], tmp_path: Path) -> None:
-    assert load_secret(None, {"HOME": str(tmp_path), **config}).signer
+    assert load_secret(None, {"HOME": str(tmp_path), **config}).signer.key_check()
     assert secret_file(tmp_path / ".config").exists()
 
 
@@ -224,7 +227,7 @@ def make_pipe(path: Path) -> None:
 def test_a_file_that_others_could_have_seen_or_made_is_refused(
     spoil: Callable[[Path], object], reason: str, tmp_path: Path
 ) -> None:
-    assert load_secret(None, home(tmp_path)).signer
+    assert load_secret(None, home(tmp_path)).signer.key_check()
     path = secret_file(tmp_path)
     spoil(path)
     with pytest.raises(SecretError, match=reason) as caught:
@@ -233,7 +236,7 @@ def test_a_file_that_others_could_have_seen_or_made_is_refused(
 
 
 def test_a_file_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert load_secret(None, home(tmp_path)).signer
+    assert load_secret(None, home(tmp_path)).signer.key_check()
     owner = os.geteuid()
     answers = iter([owner, owner + 1, owner + 1])
     monkeypatch.setattr(os, "geteuid", lambda: next(answers, owner))

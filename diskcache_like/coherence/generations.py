@@ -66,6 +66,9 @@ class Header:
     DISPLACED: Final = 6
     # Not 0 if statistics are being kept. Write lock.
     STATISTICS: Final = 7
+    # The prime that decides the places of keys, 0 if not noted yet: whoever replaces an unreadable database must take
+    # the same, or it and those who have the cache open would look for a key in different places.
+    MODULUS: Final = 8
 
     # All of these: read and written under the write lock only, so plain read-modify-write is enough.
     TICK: Final = 16  # number of the last write
@@ -74,6 +77,8 @@ class Header:
     WRITTEN: Final = 19  # bytes written into the WAL, an estimate that only grows
     COUNT: Final = 25  # entries in the database, UNKNOWN if they must be counted
     SETTLED: Final = 26  # TICK as the last holder left it; another TICK: it died in between, and COUNT may be wrong
+    OPENER: Final = 27  # process id of the last one to open the shard
+    SHARED: Final = 28  # not 0 once a second process has opened it: writers then use the board. A hint, so no lock.
     MARK: Final = 24  # value of WRITTEN at which the volume is looked at again
     FILES: Final = 20  # not 0 if value files may exist
     CHECKPOINTED: Final = 21  # value of WRITTEN at the last checkpoint
@@ -300,19 +305,24 @@ def open_private(path: Path, *, create: bool, shared: bool = False) -> int:
         descriptor = os.open(path, flags, 0o660 if shared else 0o600)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.EMLINK):
-            raise UnsafeDirectory("is a symbolic link", path) from error
-        raise _refused(error, path) from error
+            raise UnsafeDirectory("is a symbolic link, not a file of the cache; remove it", path) from error
+        raise refused(error, path) from error
     try:
-        _check_private(os.fstat(descriptor), path, shared)
+        check_private(os.fstat(descriptor), path, shared)
     except BaseException:
         os.close(descriptor)
         raise
     return descriptor
 
 
-def _check_private(status: os.stat_result, path: Path, shared: bool) -> None:
+def check_private(status: os.stat_result, path: str | os.PathLike[str], shared: bool) -> None:
+    """Refuse what is not a regular file with one name, ours and writable by nobody else; `shared` waives the last two.
+
+    Raises UnsafeDirectory. `status` comes from fstat or lstat.
+    """
     if not stat.S_ISREG(status.st_mode):
-        raise UnsafeDirectory("is not a regular file", path)
+        kind = "a symbolic link" if stat.S_ISLNK(status.st_mode) else "not a regular file"
+        raise UnsafeDirectory(f"is {kind}, not a file of the cache; remove it", path)
     if status.st_nlink > 1:
         raise UnsafeDirectory("has a second name elsewhere, so writing it would change another directory", path)
     if shared:
@@ -323,10 +333,12 @@ def _check_private(status: os.stat_result, path: Path, shared: bool) -> None:
         raise UnsafeDirectory("can be written by other users", path)
 
 
-def _refused(error: OSError, path: Path) -> DirectoryError | DiskFull:
+def refused(error: OSError, path: str | os.PathLike[str]) -> DirectoryError | DiskFull:
+    """Return the package's error for one met on opening or making a file of the cache."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return DiskFull("no room for the file", path)
-    return DirectoryError(error.errno or errno.EIO, os.strerror(error.errno or errno.EIO), path)
+    code = error.errno or errno.EIO
+    return DirectoryError(code, f"{os.strerror(code)}; a file of the cache must be one that this user can write", path)
 
 
 def _layout(slots: int) -> int:
@@ -387,7 +399,7 @@ def _allocate(descriptor: int, size: int, path: Path) -> None:
         if not _allocate_in_advance(descriptor, size):
             _rewrite(descriptor, size)
     except OSError as error:
-        raise _refused(error, path) from error
+        raise refused(error, path) from error
 
 
 def _fill_holes(descriptor: int, size: int, path: Path) -> None:
@@ -400,7 +412,7 @@ def _fill_holes(descriptor: int, size: int, path: Path) -> None:
         if os.fstat(descriptor).st_blocks * 512 < size:
             _allocate_in_advance(descriptor, size)
     except OSError as error:
-        raise _refused(error, path) from error
+        raise refused(error, path) from error
 
 
 def _allocate_in_advance(descriptor: int, size: int) -> bool:
@@ -427,7 +439,7 @@ def _map(descriptor: int, size: int, path: Path) -> mmap.mmap:
     try:
         return mmap.mmap(descriptor, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
     except OSError as error:
-        raise _refused(error, path) from error
+        raise refused(error, path) from error
 
 
 def _tick_beyond(counted: int, slots: memoryview[int]) -> int:

@@ -40,6 +40,10 @@ LONGEST_PAUSE: Final = 1e-3
 FIRST_SLICE: Final = 1e-3
 LONGEST_SLICE: Final = 20e-3
 
+# How often, and for how many seconds each time, `rest` waits for a lock that another thread has.
+REST_LOOKS: Final = 10
+REST_SLICE: Final = 5e-3
+
 
 class WriteLock:
     """Hold a shard's write lock. Not reentrant; a forked child needs a WriteLock of its own.
@@ -58,6 +62,7 @@ class WriteLock:
         "_sleep",
         "_thread",
         "path",
+        "torn",
     )
 
     def __init__(
@@ -73,6 +78,7 @@ class WriteLock:
         self._sleep = sleep
         self._thread = threading.Lock()
         self._owner = 0
+        self.torn = False  # abandoned in a child of a process in which another thread held it
         self._header: memoryview[int] | None = None
         # The helper and the address it is to use: one attribute, because a waiting thread may read it during `attach`.
         self._helper: tuple[NativeModule, object] | None = None
@@ -140,7 +146,29 @@ class WriteLock:
         while closing leaves it to the parent's copy. Not closing would be as bad: the lock of a parent that is killed
         would live on in its child.
         """
+        self.torn = self.torn or self._owner not in (0, get_ident())
         self.close()
+
+    def rest(self) -> bool:
+        """Keep the other threads of this process from taking the lock until `resume`; for the time of a fork.
+
+        Returns False where that is not needed: the calling thread holds it, or one that only waits for another process
+        stands in the way. Raises Timeout soon if another thread holds it.
+        """
+        if self._owner == get_ident():
+            return False
+        writing = False
+        for _ in range(REST_LOOKS):
+            if self._thread.acquire(True, REST_SLICE):
+                return True
+            writing = writing or self._owner != 0
+        if writing:
+            raise Timeout(f"write lock {self.path} is held by another thread")
+        return False
+
+    def resume(self) -> None:
+        """Let the other threads go on after `rest`."""
+        self._thread.release()
 
     def _refused(self, error: BaseException, started: float | None, timeout: float | None) -> None:
         """Go on after the first attempt failed with the thread lock held: return with both locks, or raise."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .store import Store
 
 PAGE = 256
-_OWN = re.compile(r"cache\.(\d+\.)?(db|gen|lock)(-wal|-shm|-journal)?")
+_OWN = re.compile(r"cache\.(\d+\.)?(db|gen|board|lock)(-wal|-shm|-journal)?")
 CheckRecord = Callable[["Store", bytes, bytes], Record]
 
 

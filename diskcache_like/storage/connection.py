@@ -7,18 +7,23 @@ from __future__ import annotations
 
 import errno
 import os
+import pathlib
 import sqlite3
+import stat
 import threading
+import time
 from collections import deque
 from typing import Any
 
-from ..errors import CacheError, CorruptDatabase, DirectoryError, DiskFull, StorageError, Timeout
+from ..coherence.generations import refused
+from ..errors import CacheError, CorruptDatabase, DirectoryError, DiskFull, StorageError, Timeout, UnsafeDirectory
 
 CACHED_STATEMENTS = 64  # more than there are statements in this package, so that each is prepared once
 JOURNAL_SIZE_LIMIT = 16 << 20  # bytes the -wal file keeps after a reset
 PAGE_SIZE = 4096
 MAX_READERS = 8
 READER_CACHE_KIB = 4096
+REST_SECONDS = 0.05  # that `rest` waits for a connection in use
 
 _CORRUPT = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 _FULL = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE, sqlite3.SQLITE_IOERR_SHMOPEN})
@@ -30,8 +35,10 @@ def mapped(error: sqlite3.Error, path: str) -> CacheError:
     extended = getattr(error, "sqlite_errorcode", None) or 0
     code = extended & 0xFF
     text = f"{path!r}: {error}"
-    if code in _CORRUPT or extended == sqlite3.SQLITE_IOERR_SHORT_READ:
-        return CorruptDatabase(text)
+    if code in _CORRUPT or extended == sqlite3.SQLITE_IOERR_SHORT_READ or _is_emptied(code, path):
+        problem = CorruptDatabase(text)
+        problem.path = path
+        return problem
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return Timeout(f"{path!r} is locked by a program that does not use the cache's own lock ({error})")
     if code == sqlite3.SQLITE_FULL or extended in _FULL:
@@ -41,11 +48,21 @@ def mapped(error: sqlite3.Error, path: str) -> CacheError:
     return StorageError(text)
 
 
+def _is_emptied(code: int, path: str) -> bool:
+    """Tell whether a table is missing because the file was cut to nothing, which SQLite takes for a new database."""
+    try:
+        return code == sqlite3.SQLITE_ERROR and os.stat(path).st_size == 0
+    except FileNotFoundError:
+        return False  # unlinked, but the open descriptor still leads to it
+
+
 def connect(path: str, settings: dict[str, Any], timeout: float, reader: bool = False) -> sqlite3.Connection:
     """Open a connection with the pragmas that every connection to a cache has.
 
     `timeout` (seconds) bounds the wait for locks that are not ours, such as a foreign program's.
+    Raises UnsafeDirectory for a link, which would lead SQLite out of the directory.
     """
+    _refuse_links(path)
     connection = sqlite3.connect(
         path,
         timeout=min(timeout, 60.0),
@@ -61,6 +78,42 @@ def connect(path: str, settings: dict[str, Any], timeout: float, reader: bool = 
         connection.close()
         raise
     return connection
+
+
+def _refuse_links(path: str) -> None:
+    for name in (path, f"{path}-wal", f"{path}-shm", f"{path}-journal"):
+        try:
+            status = os.lstat(name)
+        except FileNotFoundError:
+            continue
+        if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+            raise UnsafeDirectory("is a link or not a regular file, so it is not opened as a database; remove it", name)
+
+
+def look(path: str) -> sqlite3.Connection:
+    """Open a database that may be somebody else's so that nothing is written beside it or into it, and no lock taken.
+
+    What is in its -wal file is not seen. Where this process has the file open already, closing a second descriptor of
+    it would drop SQLite's locks on it: then it is opened for reading like any other, which needs the -shm file it has.
+    """
+    _refuse_links(path)
+    how = "mode=ro" if _is_open_here(path) else "mode=ro&immutable=1"
+    uri = f"{pathlib.Path(path).absolute().as_uri()}?{how}"
+    connection = sqlite3.connect(uri, uri=True, isolation_level=None)
+    connection.text_factory = _text
+    return connection
+
+
+def _is_open_here(path: str) -> bool:
+    wanted = os.stat(path)
+    for name in os.listdir("/dev/fd"):
+        try:
+            status = os.fstat(int(name))
+        except OSError:  # the descriptor that listed the directory
+            continue
+        if (status.st_dev, status.st_ino) == (wanted.st_dev, wanted.st_ino):
+            return True
+    return False
 
 
 def _text(data: bytes) -> str | bytes:
@@ -98,6 +151,8 @@ def prepare_file(path: str, settings: dict[str, Any], timeout: float) -> sqlite3
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
     except FileExistsError:
         pass
+    except OSError as error:
+        raise refused(error, path) from error
     connection = connect(path, settings, timeout)
     try:
         connection.execute(f"PRAGMA page_size = {PAGE_SIZE}")
@@ -122,6 +177,7 @@ class ReaderPool:
         self._made = 1
         self._waiting = 0
         self._closed = False
+        self._resting: list[sqlite3.Cursor] = []  # out of use while this process forks
         self.watched = False  # someone waits for a connection, or the pool is closed: call `settle` after a give
 
     def take(self) -> sqlite3.Cursor:
@@ -174,7 +230,9 @@ class ReaderPool:
 
     def discard(self, cursor: sqlite3.Cursor) -> None:
         """Close a connection that met an error instead of giving it back."""
-        cursor.connection.close()
+        connection = cursor.connection
+        cursor.close()  # an unfinished statement, held by a traceback, would keep the files open
+        connection.close()
         with self._room:
             self._made -= 1
             self._room.notify()
@@ -194,6 +252,32 @@ class ReaderPool:
                 self._made -= 1
                 self._room.notify()
 
+    def rest(self) -> None:
+        """Take every connection out of use until `resume`, for the time of a fork; raise Timeout if one is in use."""
+        if not self._room.acquire(timeout=REST_SECONDS):
+            raise Timeout(f"{self._path!r} is being opened by another thread")
+        deadline = time.monotonic() + REST_SECONDS
+        while len(self._resting) < self._made:
+            if self.free:
+                self._resting.append(self.free.pop())
+            elif time.monotonic() > deadline:
+                self.resume()
+                raise Timeout(f"{self._path!r} is being read by another thread")
+            else:
+                time.sleep(50e-6)  # a reader has its connection for one statement only
+
+    def resume(self) -> None:
+        """Put the connections that `rest` took back into use."""
+        self.free.extend(self._resting)
+        self._resting.clear()
+        self._room.notify_all()
+        self._room.release()
+
+    def inherited(self) -> tuple[list[sqlite3.Connection], bool]:
+        """Return, in a forked child, the connections that no thread was using, and whether these are all."""
+        connections = [cursor.connection for cursor in (*self._resting, *self.free)]
+        return connections, len(connections) == self._made
+
     def connections(self) -> list[sqlite3.Connection]:
-        """Return the connections that are free now; a forked child keeps them from ever being closed."""
+        """Return the connections that are free now."""
         return [cursor.connection for cursor in self.free]

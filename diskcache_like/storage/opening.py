@@ -6,6 +6,7 @@ second look, so that of several processes that come at once one does the work.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sqlite3
@@ -16,25 +17,30 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..coherence.generations import UNKNOWN, GenerationFile, Header, boot_stamp
+from ..coherence.board import Board
+from ..coherence.generations import UNKNOWN, GenerationFile, Header, boot_stamp, check_private
 from ..coherence.lock import WriteLock
 from ..coherence.words import Implementation
-from ..errors import CacheError, CorruptDatabase, CorruptDatabaseWarning, ForeignDatabase
-from ..settings import DEFAULT_SETTINGS, HANDLE_ONLY, checked, checked_all
+from ..errors import CacheError, CorruptDatabase, CorruptDatabaseWarning, ForeignDatabase, SettingError
+from ..settings import DEFAULT_SETTINGS, HANDLE_ONLY, MAX_SHARDS, checked_all
 from . import schema
 from . import statements as sql
-from .connection import connect, mapped, prepare_file
+from .connection import connect, look, mapped, prepare_file
 
 if TYPE_CHECKING:
     from .shard import Shard
     from .writing import Writer
 
-DATABASE, GENERATIONS, LOCK = "cache.db", "cache.gen", "cache.lock"
+DATABASE, GENERATIONS, BOARD, LOCK = "cache.db", "cache.gen", "cache.board", "cache.lock"
 _NUMBERED = re.compile(r"cache\.(\d{1,9})\.db")
 NO_EXPIRE = (1 << 63) - 1
 
 # What a database says about itself beside the settings: name -> accepted type.
 IDENTITY: dict[str, type] = {"modulus": int, "shards": int, "codec": str, "key_check": bytes, "displaced": int}
+
+_RANGES = {"modulus": (1 << 20, 1 << 61), "shards": (1, MAX_SHARDS), "displaced": (0, 1)}
+_OPTIONAL = frozenset({"shards", "displaced"})
+MAX_EPOCH = 999_999_999  # databases are numbered with up to nine digits
 
 _kept: list[object] = []
 
@@ -89,9 +95,9 @@ def new_lock(directory: str, config: Config) -> WriteLock:
     return WriteLock(os.path.join(directory, LOCK), shared=config.shared)
 
 
-def keep_for_ever(*inherited: object) -> None:
-    """Hold what a forked child inherited, so that it is never closed there."""
-    _kept.extend(inherited)
+def keep_for_ever(*held: object) -> None:
+    """Hold what cannot be closed now, so that it stays open until the process ends."""
+    _kept.extend(held)
 
 
 def database_path(directory: str, epoch: int) -> str:
@@ -114,6 +120,10 @@ def open_shard(store: Shard) -> Opened:
             generations = _under_lock(store)
         epoch = generations.header[Header.EPOCH]
         path = database_path(store.directory, epoch)
+        if not _is_there(path, config.shared):
+            problem = CorruptDatabase(f"{path!r}: the database is gone or empty")
+            generations = _after_failure(store, generations, epoch, problem)
+            continue
         try:
             connection = connect(path, {**DEFAULT_SETTINGS, **config.given}, config.timeout, reader=True)
             identity, stored = _read_verified(connection, path)
@@ -121,6 +131,8 @@ def open_shard(store: Shard) -> Opened:
             generations = _after_failure(store, generations, epoch, mapped(error, path))
             continue
         settings = {**DEFAULT_SETTINGS, **stored, **config.given}
+        if generations.header[Header.MODULUS] != identity["modulus"]:
+            generations.header[Header.MODULUS] = identity["modulus"]
         store.attach_lock(generations)
         return Opened(generations, settings, identity, path, epoch, connection)
     raise CorruptDatabase(f"{store.directory!r}: three databases in a row could not be opened")
@@ -131,23 +143,66 @@ def words_of(config: Config) -> Implementation:
     return "python" if config.implementation == "off" else config.implementation
 
 
+def _is_there(path: str, shared: bool) -> bool:
+    """Tell whether there is a database with anything in it; refuse one that others own, may write, or linked here."""
+    try:
+        status = os.lstat(path)
+    except FileNotFoundError:
+        return False
+    check_private(status, path, shared)
+    return status.st_size > 0
+
+
+def refuse_foreign(directory: str, named: str) -> None:
+    """Raise ForeignDatabase for a database of another make, before anything is written into its directory.
+
+    A directory with generations is ours, and is verified when it is opened. `named`: what the message calls it.
+    """
+    path = os.path.join(directory, DATABASE)
+    if os.path.exists(os.path.join(directory, GENERATIONS)) or not _is_there(path, True):
+        return
+    connection = look(path)
+    try:
+        schema.refuse_foreign(connection, path, named)
+    except sqlite3.Error:
+        return  # not a database at all: it is set aside like a damaged one
+    finally:
+        connection.close()
+
+
 def _existing(store: Shard) -> GenerationFile | None:
-    return GenerationFile.open_existing(_generation_path(store), words_of(store.config), shared=store.config.shared)
+    """Return the generations if they are whole; one that names an impossible database is not."""
+    found = GenerationFile.open_existing(_generation_path(store), words_of(store.config), shared=store.config.shared)
+    if found is not None and found.header[Header.EPOCH] > MAX_EPOCH:
+        found.close()
+        return None
+    return found
+
+
+def open_board(store: Shard) -> Board | None:
+    """Return the shard's board; None where the hot layer is off or the CPU does not order what it needs."""
+    if store.config.implementation != "python":
+        return None
+    return Board.open(os.path.join(store.directory, BOARD), store.config.shared)
 
 
 def _generation_path(store: Shard) -> str:
     return os.path.join(store.directory, GENERATIONS)
 
 
-def _after_failure(store: Shard, generations: GenerationFile, epoch: int, problem: CacheError) -> GenerationFile | None:
-    """Set a corrupt database aside, make a missing one; raise for every other failure."""
-    if not os.path.exists(database_path(store.directory, epoch)):
-        return _under_lock(store)
+def _after_failure(store: Shard, generations: GenerationFile, epoch: int, problem: CacheError) -> GenerationFile:
+    """Set a corrupt or missing database aside; raise for every other failure.
+
+    A missing one is not made anew under its name: whoever still has it open would go on with the unlinked file.
+    """
     if not isinstance(problem, CorruptDatabase) or not store.config.recover:
         raise problem
+    low, high = _RANGES["modulus"]
+    modulus = generations.header[Header.MODULUS]
+    identity = {**store.config.identity, **({"modulus": modulus} if low <= modulus <= high else {})}
     store.lock.acquire(store.config.timeout)
     try:
-        _next_database(store, generations, epoch, problem, {**store.config.given}, store.config.identity)
+        _next_database(store, generations, epoch, problem, {**store.config.given}, identity)
     finally:
         store.lock.release()
     return generations
@@ -173,10 +228,14 @@ def read_settings(connection: sqlite3.Connection, path: str) -> tuple[dict[str, 
                 raise ForeignDatabase(f"{path!r}: setting {name!r} holds a {type(value).__name__}")
             identity[name] = value
         elif isinstance(name, str) and name not in HANDLE_ONLY:
-            settings[name] = checked(name, value)
-    if not 1 << 20 <= identity.get("modulus", 0) < 1 << 61:
-        raise ForeignDatabase(f"{path!r}: setting 'modulus' is missing or out of range")
-    return identity, checked_all(settings)
+            settings[name] = value
+    for name, (low, high) in _RANGES.items():
+        if not low <= identity.get(name, low if name in _OPTIONAL else -1) <= high:
+            raise ForeignDatabase(f"{path!r}: setting {name!r} is missing or out of range; the cache is not opened")
+    try:
+        return identity, checked_all(settings)
+    except SettingError as error:
+        raise ForeignDatabase(f"{path!r} holds a setting that no cache writes, and is not opened: {error}") from error
 
 
 def _under_lock(store: Shard) -> GenerationFile:
@@ -186,7 +245,8 @@ def _under_lock(store: Shard) -> GenerationFile:
         generations = _existing(store)
         epoch = generations.header[Header.EPOCH] if generations else newest_epoch(store.directory)
         path = database_path(store.directory, epoch)
-        displaced = _ensure_database(store, path)
+        known = generations is not None and not _is_there(path, store.config.shared)
+        displaced = 1 if known else _ensure_database(store, path)  # opening sets aside what is known and not there
         if generations is None:
             generations = GenerationFile.create(
                 _generation_path(store),
@@ -195,6 +255,10 @@ def _under_lock(store: Shard) -> GenerationFile:
                 epoch=epoch,
                 shared=store.config.shared,
             )
+        board = open_board(store)
+        if board is not None:
+            board.clear()
+            board.close()
         _renew(generations, displaced)
         return generations
     finally:
@@ -207,12 +271,11 @@ def _ensure_database(store: Shard, path: str) -> int:
     Returns whether keys may live beside their home place.
     """
     config = store.config
-    if not os.path.exists(path):
+    if not _is_there(path, config.shared):
         config.claimed()
     settings = {**DEFAULT_SETTINGS, **config.given}
     try:
-        existed = os.path.exists(path) and os.stat(path).st_size > 0
-        opener = connect if existed else prepare_file
+        opener = connect if _is_there(path, config.shared) else prepare_file
         connection = opener(path, settings, config.timeout)
         try:
             if schema.is_empty(connection):
@@ -248,20 +311,21 @@ def _renew(generations: GenerationFile, displaced: int) -> None:
     header[Header.MARK] = 0
     header[Header.CHECKPOINTED] = header[Header.WRITTEN]
     header[Header.FILES] = 1
+    header[Header.OPENER] = header[Header.SHARED] = 0
     header[Header.DISPLACED] = displaced
     generations.begin_all(tick)
     generations.settle_all(tick)
     header[Header.BOOT] = boot_stamp()
 
 
-def set_aside(store: Shard, problem: CacheError) -> None:
-    """Leave a corrupt database where it is and go on with the next numbered one, once for all processes.
+def set_aside(store: Shard, problem: CorruptDatabase) -> None:
+    """Leave a corrupt database where it is and go on with the next numbered one, once for all processes and threads.
 
     Renaming or unlinking would leave other holders writing into a file that nobody reads any more.
     """
     store.lock.acquire(store.config.timeout)
     try:
-        if store.header[Header.EPOCH] == store.epoch:
+        if store.header[Header.EPOCH] == store.epoch and problem.path in (None, store.path):
             stored = {name: value for name, value in store.settings.items() if name not in HANDLE_ONLY}
             _next_database(store, store.generations, store.epoch, problem, stored, store.identity)
     finally:
@@ -284,11 +348,16 @@ def _next_database(
     following = max(epoch, newest_epoch(store.directory)) + 1
     path = database_path(store.directory, following)
     settings = {**DEFAULT_SETTINGS, **settings}
-    connection = prepare_file(path, settings, store.config.timeout)
     try:
-        schema.create(connection, {**_storable(settings), **identity})
-    finally:
-        connection.close()
+        with contextlib.closing(prepare_file(path, settings, store.config.timeout)) as connection:
+            schema.create(connection, {**_storable(settings), **identity})
+    except BaseException as error:
+        for suffix in ("", "-wal", "-shm", "-journal"):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path + suffix)  # nobody knows it yet
+        if isinstance(error, sqlite3.Error):
+            raise mapped(error, path) from error
+        raise
     tick = header[Header.TICK] + 1
     header[Header.TICK] = tick
     generations.begin_all(tick)

@@ -87,7 +87,7 @@ class Reader(Shard):
         """Return the record of the key, looking at every place that a hash collision may have sent it to."""
         for _, key, v in self.select(sql.SELECT_PROBES, (h,)):
             if key == stored:
-                return bytes(v)
+                return v  # type: ignore[no-any-return]  # whoever unpacks it refuses what is no BLOB
         return None
 
     def read_many(self, hashes: Sequence[int]) -> dict[int, bytes]:
@@ -100,13 +100,16 @@ class Reader(Shard):
         return found
 
     def scan(self, reverse: bool = False) -> Iterator[tuple[int, bytes, bytes | None]]:
-        """Yield (h, stored key, spelling) in order of insertion, without what is inserted after the start.
+        """Return an iterator of (h, stored key, spelling) in order of insertion, without what is inserted after this call.
 
         The places (8 bytes each) are read at once, the rows in pages as the iteration comes to them, so that no read
         transaction stays open between steps. What is removed meanwhile is left out.
         """
-        order = sql.IN_REVERSE if reverse else sql.IN_ORDER
-        places = array("q", (h for (h,) in self.select(order, (self.header[_TICK],))))
+        self.ready()
+        return self._rows(sql.IN_REVERSE if reverse else sql.IN_ORDER, self.header[_TICK])
+
+    def _rows(self, order: str, last: int) -> Iterator[tuple[int, bytes, bytes | None]]:
+        places = array("q", (h for (h,) in self.select(order, (last,))))
         for start in range(0, len(places), sql.MANY):
             page = list(places[start : start + sql.MANY])
             padded = page + page[-1:] * (sql.MANY - len(page))

@@ -5,13 +5,14 @@ Every function here runs under the store's write lock unless it says otherwise.
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from .. import files
 from ..coherence.generations import UNKNOWN, Header
-from ..errors import DecodeError
+from ..errors import DecodeError, DiskFull
 from . import schema
 from . import statements as sql
 from .connection import mapped
@@ -19,11 +20,13 @@ from .connection import mapped
 if TYPE_CHECKING:
     from .writing import Writer
 
+SMALL_BATCH = 20  # the same where the disk is full and little WAL fits
 BATCH = 1000  # rows removed per transaction, so that nobody waits long for the lock
 CHECKPOINT_BYTES = 4000 * 4096  # of WAL between checkpoints; 20 % faster sets than with 1,000 pages
 WAL_LIMIT = 16384  # frames (64 MiB) beyond which a checkpoint also truncates
 GRACE = 10.0  # seconds that a replaced file stays for readers that hold its row
-SWEEP_FILES = 32  # files unlinked per round
+SWEEP_FILES = 4096  # files chosen per round: more than writes can add between two rounds
+UNLINK_FILES = 16  # files unlinked after one write, so that no caller waits long
 NO_EXPIRE = (1 << 63) - 1
 
 
@@ -32,18 +35,36 @@ def evicts(store: Writer) -> bool:
     return store.policy.evicts and store.settings["cull_limit"] > 0
 
 
-def housekeeping(store: Writer, incoming: int) -> None:
-    """Checkpoint, sweep and make room for `incoming` bytes as far as that is due, and set the mark at which this is looked at again.
+def housekeeping(store: Writer, incoming: int, makes_room: bool = True) -> None:
+    """Keep house before a write of `incoming` bytes; on a full disk give it up, for the write itself will tell."""
+    try:
+        _checkpoint_and_sweep(store)
+        if makes_room:
+            _look_at_volume(store, incoming)
+    except DiskFull:
+        return
+    except sqlite3.Error as error:
+        problem = mapped(error, store.path)
+        if not isinstance(problem, DiskFull):
+            raise problem from error
+
+
+def _checkpoint_and_sweep(store: Writer) -> None:
+    header = store.header
+    if store.txn is None:
+        if header[Header.WRITTEN] - header[Header.CHECKPOINTED] > CHECKPOINT_BYTES:
+            checkpoint(store)
+        if header[Header.FILES]:
+            sweep(store)
+
+
+def _look_at_volume(store: Writer, incoming: int) -> None:
+    """Make room if that is due, and set the mark at which this is looked at again.
 
     The mark counts bytes written into the WAL, which is more than the database grows by.
     """
     header = store.header
     written = header[Header.WRITTEN]
-    if store.txn is None:
-        if written - header[Header.CHECKPOINTED] > CHECKPOINT_BYTES:
-            checkpoint(store)
-        if header[Header.FILES]:
-            sweep(store)
     due = header[Header.CHECKPOINTED] + CHECKPOINT_BYTES if store.txn is None else written + CHECKPOINT_BYTES
     if evicts(store):
         limit = store.limit
@@ -80,8 +101,16 @@ def make_room(store: Writer, target: int) -> int:
         delete_rows(store, doomed, locked)
         if locked:
             flush_trash(store, everything=True)
+        elif store.txn is not None:
+            store.txn.evicted = True
         volume = live_volume(store)
     return volume
+
+
+def unlink_evicted(store: Writer) -> None:
+    """Unlink the files of what a transaction evicted, now that it is committed; a full disk can wait for its room."""
+    with contextlib.suppress(DiskFull):
+        flush_trash(store, everything=True)
 
 
 def victims(store: Writer, excess: int, locked: bool) -> list[int]:
@@ -133,10 +162,10 @@ def _second_look(store: Writer, rows: Sequence[tuple[int, int, int]]) -> tuple[l
 def _rank(store: Writer, fresh: list[tuple[int, int, int]], locked: bool) -> None:
     """Write new ranks. Values do not change, so no slot is marked."""
     if not locked:
-        store.writer.executemany(sql.UPDATE_RANK, fresh)
+        _write_many(store, sql.UPDATE_RANK, fresh)
         return
     with store.batch():
-        store.writer.executemany(sql.UPDATE_RANK, fresh)
+        _write_many(store, sql.UPDATE_RANK, fresh)
 
 
 def _ensure_rank_index(store: Writer) -> None:
@@ -151,8 +180,42 @@ def delete_rows(store: Writer, places: Sequence[int], locked: bool) -> None:
     if not locked:
         store.delete_places(places)
         return
-    with store.batch():
-        store.delete_places(places)
+    try:
+        with store.batch():
+            store.delete_places(places)
+    except DiskFull:
+        if not relieve(store, _files_of(store, places)):
+            raise
+        for start in range(0, len(places), SMALL_BATCH):
+            with store.batch():
+                store.delete_places(places[start : start + SMALL_BATCH])
+
+
+def _files_of(store: Writer, places: Sequence[int]) -> list[object]:
+    """Return the file columns of the rows at `places`, seen through the writer."""
+    found: list[object] = []
+    for start in range(0, len(places), sql.MANY):
+        batch = list(places[start : start + sql.MANY])
+        batch += batch[-1:] * (sql.MANY - len(batch))
+        found += [column for (column,) in store.select_writer(sql.SELECT_FILES, batch)]
+    return found
+
+
+def relieve(store: Writer, columns: Sequence[object]) -> bool:
+    """On a full disk, unlink the files in the trash and those of rows about to go; tell whether a write may fit now.
+
+    Even a DELETE needs room in the WAL, so files are what can go first: until its row has gone, an entry without its
+    file reads as missing. A checkpoint, if it gets through, lets the WAL start anew in the room that it has. The lock is
+    held, no transaction is open.
+    """
+    doomed = [*columns, *(column for (column,) in store.select_writer(sql.SELECT_ALL_TRASH))]
+    for column in doomed:
+        _unlink(store, column)
+    try:
+        checkpoint(store)
+    except DiskFull:
+        return bool(doomed)
+    return True
 
 
 def cull_due(store: Writer) -> None:
@@ -178,10 +241,14 @@ def remove_selected(store: Writer, select: str, parameters: tuple[object, ...], 
     while True:
         try:
             with store.locked(timeout) as locked:
+                if locked:
+                    store.tidy()
                 places = [h for (h,) in store.select_writer(select, (*parameters, BATCH))]
                 if not places:
                     return removed
                 delete_rows(store, places, locked)
+                if locked:
+                    flush_trash(store, everything=True)  # who removes that much wants the room
         except Exception as error:
             error.count = removed  # type: ignore[attr-defined]
             raise
@@ -215,19 +282,20 @@ def sweep(store: Writer) -> None:
         if store.select_writer(sql.HAS_UNDATED):
             store.writer.execute(sql.DATE_TRASH, (now,))
         rows = [column for (column,) in store.select_writer(sql.SELECT_TRASH, (now - GRACE, SWEEP_FILES))]
-        gone = [(column,) for column in rows if column in store.unlinked]
+        gone = [column for column in rows if column in store.unlinked]
+        store.doomed = [column for column in rows if column not in store.unlinked]
         if gone:
-            store.writer.executemany(sql.DELETE_TRASH, gone)
-            store.unlinked.difference_update(column for (column,) in gone)
-        store.doomed = [column for column in rows if (column,) not in gone]
+            store.writer.executemany(sql.DELETE_TRASH, [(column,) for column in gone])
+            store.unlinked.difference_update(gone)
     except sqlite3.Error as error:
         raise mapped(error, store.path) from error
 
 
-def unlink_doomed(store: Writer) -> None:
-    """Unlink the files chosen by `sweep`. Runs without the lock: nothing refers to them any more."""
-    doomed, store.doomed = store.doomed, []
-    for column in doomed:
+def unlink_doomed(store: Writer, most: int = UNLINK_FILES) -> None:
+    """Unlink files chosen by `sweep`. Runs without the lock: nothing refers to them any more."""
+    doomed = store.doomed
+    store.doomed = doomed[most:]
+    for column in doomed[:most]:
         _unlink(store, column)
         store.unlinked.add(column)
 
@@ -254,23 +322,20 @@ def flush_trash(store: Writer, everything: bool) -> None:
         return
     if not everything:
         sweep(store)
-        unlink_doomed(store)
+        unlink_doomed(store, SWEEP_FILES)
     rows = store.select_writer(sql.SELECT_ALL_TRASH) if everything else [(column,) for column in store.unlinked]
     for (column,) in rows if everything else []:
         _unlink(store, column)
     if rows:
         with store.batch():
-            store.writer.executemany(sql.DELETE_TRASH, rows)
+            _write_many(store, sql.DELETE_TRASH, rows)
     store.unlinked.clear()
 
 
 def checkpoint(store: Writer) -> None:
     """Copy the WAL into the database; under the write lock, so that no commit and no second checkpoint meets it."""
     header = store.header
-    if store.settings["sqlite_journal_mode"] != "wal":
-        header[Header.CHECKPOINTED] = header[Header.WRITTEN]
-        return
-    try:
+    try:  # without a WAL, whatever this handle's settings say, the answer is 0, -1, -1
         _, frames, done = store.writer.execute(sql.CHECKPOINT).fetchone()
         if frames > WAL_LIMIT and frames == done:
             store.writer.execute(sql.CHECKPOINT_TRUNCATE).fetchone()
@@ -278,6 +343,13 @@ def checkpoint(store: Writer) -> None:
         raise mapped(error, store.path) from error
     # Where a reader held the checkpoint up it is tried again after half the usual amount, not at every write.
     header[Header.CHECKPOINTED] = header[Header.WRITTEN] - (CHECKPOINT_BYTES // 2 if done < frames else 0)
+
+
+def _write_many(store: Writer, statement: str, rows: Sequence[tuple[object, ...]]) -> None:
+    try:
+        store.writer.executemany(statement, rows)
+    except sqlite3.Error as error:
+        raise mapped(error, store.path) from error
 
 
 def vacuum(store: Writer) -> None:

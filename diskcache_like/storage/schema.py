@@ -7,6 +7,7 @@ index costs a written page per insert and delete, so those that few caches need 
 
 from __future__ import annotations
 
+import os
 import sqlite3
 
 from ..errors import CorruptDatabase, DiskCacheDirectory, ForeignDatabase, NewerFormat
@@ -72,7 +73,8 @@ def create(connection: sqlite3.Connection, settings: dict[str, object]) -> None:
     """Make the whole schema and store `settings` in one transaction; the caller holds the write lock."""
     connection.execute("BEGIN IMMEDIATE")
     try:
-        for statement in (*REQUIRED, *TRIGGERS, INSERT_TOTALS):
+        tag_index = (TAG_INDEX,) if settings.get("tag_index") else ()
+        for statement in (*REQUIRED, *TRIGGERS, *tag_index, INSERT_TOTALS):
             connection.execute(statement)
         connection.executemany("INSERT INTO setting (name, value) VALUES (?, ?)", settings.items())
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
@@ -100,7 +102,7 @@ def verify(connection: sqlite3.Connection, path: str) -> int:
     rows = connection.execute(SELECT_SCHEMA).fetchall()
     names = {name for kind, name, _ in rows if kind == "table"}
     if application != APPLICATION_ID:
-        _refuse_foreign(path, names)
+        _refuse_foreign(path, names, os.path.dirname(path))
     if version > VERSION:
         raise NewerFormat(
             f"{path!r} has format {version}, this version of diskcache_like reads up to {VERSION}: upgrade the package"
@@ -112,8 +114,15 @@ def verify(connection: sqlite3.Connection, path: str) -> int:
     return int(version)
 
 
-def _refuse_foreign(path: str, names: set[str]) -> None:
-    directory = path.rpartition("/")[0]
+def refuse_foreign(connection: sqlite3.Connection, path: str, directory: str) -> None:
+    """Raise ForeignDatabase for a database of another make; one that is ours, or empty, is left to `verify`."""
+    (application,) = connection.execute("PRAGMA application_id").fetchone()
+    names = {name for kind, name, _ in connection.execute(SELECT_SCHEMA).fetchall() if kind == "table"}
+    if application != APPLICATION_ID and names:
+        _refuse_foreign(path, names, directory)
+
+
+def _refuse_foreign(path: str, names: set[str], directory: str) -> None:
     if {"Cache", "Settings"} <= names:
         raise DiskCacheDirectory(
             f"{directory!r} was written by DiskCache 5 and is left untouched; copy it with "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from typing import Any, Never
 
@@ -13,7 +14,7 @@ from ..coherence.words import Words
 from ..disk import Disk
 from ..errors import CorruptDatabase
 from ..policies import policy_named
-from . import opening
+from . import forking, opening
 from .connection import ReaderPool, connect, mapped
 from .transaction import Transaction
 
@@ -53,6 +54,7 @@ class Shard:
         self._token = NOT_OPEN  # of the process that opened
         self._writer: sqlite3.Connection | None = None
         self.lock: WriteLock
+        forking.watch(self)
         self.open()
 
     def open(self) -> None:
@@ -62,6 +64,8 @@ class Shard:
                 return  # another thread was first
             if self._token != NOT_OPEN:
                 self._abandon()
+            forking.refuse_inherited(self.directory)
+            opening.refuse_foreign(self.directory, self.directory)
             self.lock = opening.new_lock(self.directory, self.config)
             try:
                 self._load()
@@ -90,14 +94,56 @@ class Shard:
         self.slots = opened.generations.slots
         self.uses = opened.generations.uses
         self.epoch = opened.epoch
+        self.board = opening.open_board(self)
+        self._sign_in()
+
+    def rest(self, resting: list[WriteLock | ReaderPool]) -> None:
+        """Keep other threads out of SQLite for the time of a fork; what has to be resumed after it goes to `resting`.
+
+        Raises Timeout soon if that is not possible now.
+        """
+        if not self.inherited():
+            if self.lock.rest():
+                resting.append(self.lock)
+            self._pool.rest()
+            resting.append(self._pool)
+
+    def after_fork(self, complete: bool) -> None:
+        """Rid the child of what is open; `complete` says that no thread was opening anything just then."""
+        if self._token != NOT_OPEN:
+            self._abandon()
+        elif not complete:
+            forking.give_up(self.directory, [])
+
+    def _sign_in(self) -> None:
+        """Note that this process uses the shard, and if another did before, that it is shared.
+
+        Two that come at the same instant may miss each other: that costs cold reads, and the next one notes it.
+        """
+        header, me = self.header, os.getpid()
+        if header[Header.OPENER] not in (0, me):
+            header[Header.SHARED] = 1
+        header[Header.OPENER] = me
 
     def _abandon(self) -> None:
-        """Forget, without closing, all that a forked child inherited: closing would act on the parent's locks."""
-        opening.keep_for_ever(self._pool.connections(), self._writer)
+        """Rid a forked child of what it inherited (see `forking`)."""
         self.lock.abandon()
+        connections, idle = self._pool.inherited()
+        if self._writer is not None:
+            connections.append(self._writer)
+            idle = idle and not self._writer.in_transaction
         self._writer = self._cursor = None
         self.txn = None
         self._token = NOT_OPEN
+        if idle and not self.lock.torn:
+            for connection in connections:
+                connection.close()
+        else:
+            forking.give_up(self.directory, [*connections, self._pool])
+
+    def inherited(self) -> bool:
+        """Tell whether this is a forked child that came with what is open: nothing of that is its own."""
+        return self._token != process_token()
 
     def ready(self) -> None:
         """Reopen after `close`, and after a fork in the child; otherwise do nothing."""
@@ -113,6 +159,8 @@ class Shard:
             if self.header[Header.EPOCH] != self.epoch:
                 self._close_connections()
                 self.generations.close()
+                if self.board is not None:
+                    self.board.close()
                 self._load()
 
     @property

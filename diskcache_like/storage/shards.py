@@ -6,6 +6,7 @@ directory is opened with the shards that it was made with, whatever the caller a
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import sqlite3
@@ -15,14 +16,15 @@ from typing import Any
 
 from ..coherence.lock import WriteLock
 from ..disk import Disk
-from ..errors import CacheError, DirectoryError, SecretError, SettingError, UnsafeDirectory
+from ..errors import CacheError, DirectoryError, DiskFull, SecretError, SettingError, UnsafeDirectory
 from ..keys import new_modulus
+from ..settings import DEFAULT_SETTINGS, MAX_SHARDS
 from . import schema
 from .connection import connect
-from .opening import DATABASE, GENERATIONS, LOCK, Config, database_path, newest_epoch, read_settings
+from .opening import DATABASE, GENERATIONS, LOCK, Config, database_path, newest_epoch, read_settings, refuse_foreign
 from .store import Store
 
-MAX_SHARDS = 999
+_PEEKING = {"sqlite_cache_size": 10, "sqlite_synchronous": 1}
 _SHARD_PRIME = 1_000_003  # keys with regular hashes still spread over the shards
 
 
@@ -34,8 +36,9 @@ def ensure_directory(path: str, shared: bool) -> None:
     """Make the directory (0700) if it is missing and refuse one that others could tamper with.
 
     Raises DirectoryError for what is not a usable directory and UnsafeDirectory for a foreign or writable one, unless
-    `shared`.
+    `shared`, and for one that a link of somebody else's leads to.
     """
+    _refuse_links(path)
     try:
         os.makedirs(path, 0o700, exist_ok=True)
     except FileExistsError as error:
@@ -43,6 +46,8 @@ def ensure_directory(path: str, shared: bool) -> None:
     except NotADirectoryError as error:
         raise DirectoryError(errno.ENOTDIR, "a parent of the cache directory is a file", path) from error
     except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise DiskFull("no room to make the cache directory", path) from error
         raise DirectoryError(
             error.errno or errno.EIO, f"cannot make the cache directory ({error.strerror})", path
         ) from error
@@ -51,6 +56,17 @@ def ensure_directory(path: str, shared: bool) -> None:
         _refuse_unsafe(path, status)
     if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
         raise DirectoryError(errno.EACCES, "the cache directory must be readable and writable for this user", path)
+
+
+def _refuse_links(path: str) -> None:
+    """Refuse a path through a link that neither this user nor the system's administrator made."""
+    part = path
+    while part != os.path.dirname(part):
+        with contextlib.suppress(OSError):
+            status = os.lstat(part)
+            if stat.S_ISLNK(status.st_mode) and status.st_uid not in (os.geteuid(), 0):
+                raise UnsafeDirectory(f"the cache directory is reached by a link of user {status.st_uid}", part)
+        part = os.path.dirname(part)
 
 
 def _refuse_unsafe(path: str, status: os.stat_result) -> None:
@@ -68,10 +84,9 @@ class Shards:
     """The stores of one cache."""
 
     def __init__(self, directory: str, wanted: int, config: Config, disk: type[Disk]) -> None:
-        if type(wanted) is not int or not 1 <= wanted <= MAX_SHARDS:
-            raise SettingError(f"shards is {wanted!r}, expected an integer from 1 to {MAX_SHARDS}")
         self.directory = directory
         self._config = config
+        new_disk(disk, directory, {**DEFAULT_SETTINGS, **config.given})  # before any of it is stored
         config.identity.setdefault("codec", disk.codec_name())
         for _ in range(10):
             try:
@@ -84,8 +99,12 @@ class Shards:
         identity = self.stores[0].identity
         self.modulus: int = identity["modulus"]
         self._compare(identity)
-        for store in self.stores:
-            store.disk = disk(store.directory, **_disk_arguments(store.settings))
+        try:
+            for store in self.stores:
+                store.disk = new_disk(disk, store.directory, store.settings)
+        except BaseException:
+            self.close(None)
+            raise
 
     def _open(self, wanted: int) -> list[Store]:
         layout = self._stored_layout()
@@ -100,7 +119,7 @@ class Shards:
         try:
             for number in range(layout):
                 path = self._path(number)
-                os.makedirs(path, 0o700, exist_ok=True)
+                ensure_directory(path, self._config.shared)
                 stores.append(Store(path, self._config))
                 identity["modulus"] = stores[0].identity["modulus"]
         except BaseException:
@@ -117,8 +136,11 @@ class Shards:
         if any(os.path.exists(os.path.join(self.directory, name)) for name in (DATABASE, GENERATIONS)):
             return 1
         present = [number for number in range(MAX_SHARDS) if os.path.isdir(self._path(number))]
-        if not present or not any(os.path.exists(os.path.join(self._path(n), DATABASE)) for n in present):
+        made = [number for number in present if os.path.exists(os.path.join(self._path(number), DATABASE))]
+        if not made or (made == [0] and _is_unfinished(self._path(0))):
             return None
+        for number in made:
+            refuse_foreign(self._path(number), self.directory)
         for number in present:
             identity = _peek(self._path(number))
             if identity is not None and "shards" in identity:
@@ -145,7 +167,7 @@ class Shards:
             layout = self._stored_layout()
             if layout is None:
                 layout = wanted
-                os.makedirs(self._path(0), 0o700, exist_ok=True)
+                ensure_directory(self._path(0), self._config.shared)
                 identity = {**self._config.identity, "shards": wanted, "modulus": new_modulus()}
                 Store(self._path(0), replace(self._config, identity=identity)).close(0)
             return layout
@@ -154,7 +176,7 @@ class Shards:
             lock.close()
 
     def _refuse_other_layout(self) -> None:
-        if os.path.exists(os.path.join(self._path(0), DATABASE)):
+        if self._stored_layout() not in (None, 1):
             raise _LayoutChanged
 
     def _compare(self, identity: dict[str, Any]) -> None:
@@ -178,7 +200,7 @@ class Shards:
     def of(self, h: int) -> Store:
         """Return the store that holds the key with this hash."""
         stores = self.stores
-        return stores[0] if len(stores) == 1 else stores[h % _SHARD_PRIME % len(stores)]
+        return stores[0] if len(stores) == 1 else stores[(h >> 2) % _SHARD_PRIME % len(stores)]
 
     def close(self, timeout: float | None) -> None:
         """Close every store."""
@@ -186,8 +208,30 @@ class Shards:
             store.close(timeout)
 
 
-def _disk_arguments(settings: dict[str, Any]) -> dict[str, Any]:
-    return {name[5:]: value for name, value in settings.items() if name.startswith("disk_")}
+def new_disk(kind: type[Disk], directory: str, settings: dict[str, Any]) -> Disk:
+    """Return a Disk whose arguments are the ``disk_*`` settings; raise SettingError for what it does not take."""
+    arguments = {name[5:]: value for name, value in settings.items() if name.startswith("disk_")}
+    reserved = [name for name in arguments if not kind.accepts(name)]
+    try:
+        if reserved:
+            raise TypeError(f"disk_{reserved[0]} is not a setting")
+        return kind(directory, **arguments)
+    except TypeError as error:
+        raise SettingError(f"{directory!r}: a disk_* setting does not fit {kind.__qualname__}: {error}") from error
+
+
+def _is_unfinished(directory: str) -> bool:
+    """Tell whether the first shard of a new cache is still being made, or its maker was killed or met a full disk."""
+    path = os.path.join(directory, DATABASE)
+    if os.path.exists(os.path.join(directory, GENERATIONS)):
+        return False
+    try:
+        if os.stat(path).st_size == 0:
+            return True
+        with contextlib.closing(connect(path, _PEEKING, 1.0)) as connection:
+            return schema.is_empty(connection)
+    except (sqlite3.Error, CacheError, OSError):
+        return False
 
 
 def _peek(directory: str) -> dict[str, Any] | None:
@@ -196,7 +240,7 @@ def _peek(directory: str) -> dict[str, Any] | None:
         path = database_path(directory, newest_epoch(directory))
         if not os.path.exists(path):
             return None
-        connection = connect(path, {"sqlite_cache_size": 10, "sqlite_synchronous": 1}, 1.0)
+        connection = connect(path, _PEEKING, 1.0)
         try:
             schema.verify(connection, path)
             return read_settings(connection, path)[0]

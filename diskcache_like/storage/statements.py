@@ -7,11 +7,11 @@ SELECT_V = "SELECT v FROM entry WHERE h = ?"
 # A key whose home `h` is taken by another key lives in one of the three places after it (schema: h is a multiple of 4).
 SELECT_PROBES = "SELECT h, k, v FROM entry WHERE h BETWEEN ?1 AND ?1 + 3 ORDER BY h"
 SELECT_SPELLED = "SELECT h, k, spelling, v, queue, num FROM entry WHERE h BETWEEN ?1 AND ?1 + 3"
-UPSERT_PLAIN = """INSERT INTO entry (h, k, seq, rank, v) VALUES (?1, ?2, ?3, ?3, ?4)
+UPSERT_PLAIN = """INSERT INTO entry (h, k, seq, rank, v) VALUES (?1, ?2, ?3, 2 * ?3, ?4)
     ON CONFLICT (h) DO UPDATE SET rank = excluded.rank, base = 0, expire = NULL, tag = NULL, size = 0, file = NULL,
     spelling = NULL, v = excluded.v WHERE k = excluded.k"""
 # The same for a place that most likely holds the key already.
-UPDATE_PLAIN = """UPDATE entry SET rank = ?3, base = 0, expire = NULL, tag = NULL, size = 0, file = NULL,
+UPDATE_PLAIN = """UPDATE entry SET rank = 2 * ?3, base = 0, expire = NULL, tag = NULL, size = 0, file = NULL,
     spelling = NULL, v = ?4 WHERE h = ?1 AND k = ?2"""
 UPSERT = """INSERT INTO entry (h, k, seq, rank, base, expire, tag, size, file, spelling, queue, num, v)
     VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
@@ -21,19 +21,24 @@ UPSERT = """INSERT INTO entry (h, k, seq, rank, base, expire, tag, size, file, s
 UPDATE_EXPIRE = "UPDATE entry SET expire = ?, v = ? WHERE h = ?"
 DELETE = "DELETE FROM entry WHERE h = ? AND k = ? AND (expire IS NULL OR expire > ?)"
 DELETE_H = "DELETE FROM entry WHERE h = ?"
+SELECT_FILE = "SELECT file FROM entry WHERE h BETWEEN ?1 AND ?1 + 3 AND k = ?2 AND file IS NOT NULL"
 
 # -- many entries ------------------------------------------------------------------------------------------------
 MANY = 100  # keys per statement; a shorter batch repeats its last key, so that one text serves every size
 SELECT_MANY = f"SELECT h, v FROM entry WHERE h IN ({', '.join('?' * MANY)})"
 SELECT_PRESENT = f"SELECT h FROM entry WHERE h IN ({', '.join('?' * MANY)})"
+SELECT_FILES = f"SELECT file FROM entry WHERE file IS NOT NULL AND h IN ({', '.join('?' * MANY)})"
 SELECT_KEYS = f"SELECT h, k, spelling FROM entry WHERE h IN ({', '.join('?' * MANY)})"
 PAGE_ROWS = """SELECT h, k, seq, expire, tag, size, file, spelling, queue, num, v FROM entry
     WHERE h > ? ORDER BY h LIMIT ?"""
 FIRST = "SELECT h, k, spelling, v FROM entry ORDER BY seq LIMIT 1 OFFSET ?"
 LAST = "SELECT h, k, spelling, v FROM entry ORDER BY seq DESC LIMIT 1 OFFSET ?"
 LAST_INSERTED = "SELECT last_insert_rowid()"
-QUEUE_FIRST = "SELECT h, k, num, v FROM entry WHERE queue = ? ORDER BY num LIMIT 1 OFFSET ?"
-QUEUE_LAST = "SELECT h, k, num, v FROM entry WHERE queue = ? ORDER BY num DESC LIMIT 1 OFFSET ?"
+# What is no number, or one that no queue grows to, was planted and is passed over.
+_QUEUE = """SELECT h, k, num, v FROM entry
+    WHERE queue = ? AND num BETWEEN -4611686018427387904 AND 4611686018427387904 AND typeof(num) = 'integer'"""
+QUEUE_FIRST = _QUEUE + " ORDER BY num LIMIT 1 OFFSET ?"
+QUEUE_LAST = _QUEUE + " ORDER BY num DESC LIMIT 1 OFFSET ?"
 IN_ORDER = "SELECT h FROM entry WHERE seq <= ? ORDER BY seq, h"
 IN_REVERSE = "SELECT h FROM entry WHERE seq <= ? ORDER BY seq DESC, h DESC"
 MIN_EXPIRE = "SELECT CAST(min(expire) AS REAL) FROM entry WHERE expire IS NOT NULL"
@@ -44,7 +49,7 @@ SELECT_TAGGED = "SELECT h FROM entry WHERE tag = ? AND tag IS NOT NULL LIMIT ?"
 SELECT_ANY = "SELECT h FROM entry LIMIT ?"
 SELECT_VICTIMS = "SELECT h, CAST(rank AS INTEGER), CAST(base AS INTEGER) FROM entry ORDER BY rank LIMIT ?"
 UPDATE_RANK = "UPDATE entry SET rank = ?, base = ? WHERE h = ?"
-RESET_RANKS_BY_SEQ = "UPDATE entry SET rank = seq, base = 0"
+RESET_RANKS_BY_SEQ = "UPDATE entry SET rank = 2 * seq, base = 0"
 RESET_RANKS_TO_ZERO = "UPDATE entry SET rank = 0, base = 0"
 
 # -- totals, trash, settings -------------------------------------------------------------------------------------

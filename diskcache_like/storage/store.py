@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from ..coherence.forks import process_token
 from ..coherence.generations import UNKNOWN, Header
-from ..errors import Timeout
+from ..errors import DiskFull, StorageError, Timeout, TransactionError
 from ..policies import policy_named
 from ..settings import DURABILITY, HANDLE_ONLY, checked
 from . import opening, room, schema
@@ -40,12 +40,16 @@ class Store(Writer):
             return
         self.lock.acquire(timeout)
         try:
-            room.flush_trash(self, everything=False)
+            # What a full disk or a damaged file leaves undone here is done, or met again, after the next opening.
+            with contextlib.suppress(DiskFull, StorageError):
+                room.flush_trash(self, everything=False)
             self._close_connections()
         finally:
             self.lock.release()
         self.lock.close()
         self.generations.close()
+        if self.board is not None:
+            self.board.close()
         self.header = self.slots = self.uses = CLOSED  # a reader on its way finds odd slots and another epoch
         self._token = NOT_OPEN
 
@@ -56,7 +60,7 @@ class Store(Writer):
         """
         try:
             self.close(0)
-        except Timeout:
+        except (Timeout, TransactionError):
             opening.keep_for_ever(self._pool.connections(), self._writer)
 
     def end(self, last: bool, skip: int = 0) -> tuple[int, bytes, bytes | None, bytes] | None:
@@ -81,9 +85,11 @@ class Store(Writer):
             return header[_COUNT] + txn.added if header[_COUNT] != UNKNOWN else int(self.select(sql.COUNT)[0][0])
         if header[_COUNT] == UNKNOWN or header[_SETTLED] != header[_TICK]:
             # Either a writer is at work, and the count is that of before, or one died. Getting the lock tells.
-            with contextlib.suppress(Timeout), self.locked(0) as locked:
-                if locked and header[_COUNT] == UNKNOWN:
-                    self.recount()
+            for attempt in self.attempts():
+                with attempt, contextlib.suppress(Timeout), self.locked(0) as locked:
+                    if locked and self.header[_COUNT] == UNKNOWN:
+                        self.recount()
+            header = self.header
         return header[_COUNT] if header[_COUNT] != UNKNOWN else int(self.select(sql.COUNT)[0][0])
 
     def recount(self) -> None:
@@ -100,11 +106,22 @@ class Store(Writer):
 
         A Timeout between batches carries the number so far in `count`.
         """
-        removed = room.remove_selected(self, _SELECTIONS[which], parameters, timeout)
+        removed = 0
+        for attempt in self.attempts():
+            with attempt:
+                removed = room.remove_selected(self, _SELECTIONS[which], parameters, timeout)
         if removed > PAGE_OF_ENTRIES:
             with self.locked(timeout) as locked:
                 if locked:
                     room.vacuum(self)
+        return removed
+
+    def cull(self, timeout: float | None) -> int:
+        """Remove expired entries and, above the size limit, live ones by rank; return how many went."""
+        removed = 0
+        for attempt in self.attempts():
+            with attempt:
+                removed = room.cull(self, timeout)
         return removed
 
     def set_file_total(self, file_bytes: int) -> None:
@@ -113,8 +130,9 @@ class Store(Writer):
 
     def index_tags(self, wanted: bool, timeout: float | None) -> None:
         """Make or drop the index on tags."""
-        with self.locked(timeout):
-            self._run(schema.CREATE_TAG_INDEX if wanted else schema.DROP_TAG_INDEX)
+        for attempt in self.attempts():
+            with attempt, self.locked(timeout):
+                self._run(schema.CREATE_TAG_INDEX if wanted else schema.DROP_TAG_INDEX)
 
     def stored_setting(self, name: str) -> Any:
         """Return a setting as it is stored now; one that is not stored, as this handle has it."""
@@ -125,21 +143,25 @@ class Store(Writer):
 
     def change_setting(self, name: str, value: Any, update: bool, timeout: float | None) -> None:
         """Make a setting effective for this handle and, with `update`, store it for those that open later."""
-        with self.locked(timeout):
-            if update and name not in HANDLE_ONLY:
-                self._execute(sql.SET_SETTING, (name, value))
-            before = self.settings.get(name)
-            self.settings[name] = value
-            self.header[Header.MARK] = 0  # limits may have changed: the next write looks at the volume
-            if name == "eviction_policy":
-                self.policy = policy_named(value)
-                self._special = self.policy.marks_frequency
-                if update and before != value:
-                    self._run(sql.RESET_RANKS_TO_ZERO if self.policy.marks_frequency else sql.RESET_RANKS_BY_SEQ)
-            elif name == "durability":
-                self.settings["sqlite_synchronous"] = DURABILITY[value]
-            if name in ("durability", "sqlite_synchronous", "sqlite_cache_size"):
-                self._close_writer()
+        for attempt in self.attempts():
+            with attempt, self.locked(timeout):
+                self._change_setting(name, value, update)
+
+    def _change_setting(self, name: str, value: Any, update: bool) -> None:
+        if update and name not in HANDLE_ONLY:
+            self._execute(sql.SET_SETTING, (name, value))
+        before = self.settings.get(name)
+        self.settings[name] = value
+        self.header[Header.MARK] = 0  # limits may have changed: the next write looks at the volume
+        if name == "eviction_policy":
+            self.policy = policy_named(value)
+            self._special = self.policy.marks_frequency
+            if update and before != value:
+                self._run(sql.RESET_RANKS_TO_ZERO if self.policy.marks_frequency else sql.RESET_RANKS_BY_SEQ)
+        elif name == "durability":
+            self.settings["sqlite_synchronous"] = DURABILITY[value]
+        if name in ("durability", "sqlite_synchronous", "sqlite_cache_size"):
+            self._close_writer()
 
     def _close_writer(self) -> None:
         """Have the next write open a connection with the present settings; the write lock is held."""

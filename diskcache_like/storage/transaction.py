@@ -25,7 +25,7 @@ def current_task() -> object | None:
 class Transaction:
     """The one transaction that a shard's writer has open; it exists exactly while the write lock is held for it."""
 
-    __slots__ = ("added", "depth", "files", "slots", "task", "thread")
+    __slots__ = ("added", "depth", "evicted", "files", "slots", "task", "thread")
 
     def __init__(self) -> None:
         self.thread = threading.get_ident()
@@ -33,6 +33,7 @@ class Transaction:
         self.slots: set[int] = set()
         self.depth = 1
         self.added = 0  # entries that the transaction adds to the count when it is committed
+        self.evicted = False  # entries went for room; their files can go only when that is committed
         self.files: list[bytes | str] = []  # columns of the value files that its writes brought
 
     def is_callers(self) -> bool:

@@ -10,21 +10,23 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
+from ..coherence.board import ROOM
 from ..coherence.forks import token_word
 from ..coherence.generations import UNKNOWN, Header
-from ..errors import CorruptDatabase, DiskFull
+from ..errors import CorruptDatabase, DiskFull, TransactionError
 from . import room
 from . import statements as sql
 from .reading import PAGE, Reader
 from .rows import Decide, Row, Touch
 from .transaction import ALL_SLOTS, Transaction
 
-WRITE_COST = 2 * PAGE  # bytes that the WAL grows by for a write, beside what is written
+WRITE_COST = PAGE + 24  # bytes that the WAL grows by for most writes: one frame
 _EPOCH, _TICK, _MARK, _WRITTEN = Header.EPOCH, Header.TICK, Header.MARK, Header.WRITTEN  # for the hot paths
 _DISPLACED, _NEXT_EXPIRE, _FILES = Header.DISPLACED, Header.NEXT_EXPIRE, Header.FILES
-_COUNT, _SETTLED = Header.COUNT, Header.SETTLED
+_COUNT, _SETTLED, _CHECKPOINTED = Header.COUNT, Header.SETTLED, Header.CHECKPOINTED
+_SHARED = Header.SHARED
 NO_EXPIRE = (1 << 63) - 1  # NEXT_EXPIRE when nothing expires
 HOME = ~3  # mask from the place of an entry to the hash of its key, which decides the slot (schema: multiples of four)
 
@@ -37,8 +39,11 @@ def microseconds(expire: float) -> int:
 class Writer(Reader):
     """Write one shard."""
 
-    def enter(self, timeout: float | None) -> bool:
-        """Take the write lock; return False when the calling task's own transaction already holds it."""
+    def enter(self, timeout: float | None, culls: bool = True) -> bool:
+        """Take the write lock; return False when the calling task's own transaction already holds it.
+
+        With `culls` some expired entries go first: not where they are counted.
+        """
         if token_word[0] != self._token:
             self.open()
         if self.txn is not None and self.txn.is_callers():
@@ -51,22 +56,23 @@ class Writer(Reader):
             or header[_EPOCH] != self.epoch
             or self.config.on_write is not None
         ):
-            return self._enter_slowly(timeout)
+            return self._enter_slowly(timeout, culls)
         return True
 
-    def _enter_slowly(self, timeout: float | None) -> bool:
+    def _enter_slowly(self, timeout: float | None, culls: bool) -> bool:
         """Do what has to be done on getting the lock, before a write; the lock is held."""
         if self.header[_EPOCH] != self.epoch:
             self.lock.release()
             self.follow()
-            return self.enter(timeout)
+            return self.enter(timeout, culls)
         try:
             if self.header[_SETTLED] != self.header[_TICK]:
                 self.generations.recover()
                 self.header[_COUNT] = UNKNOWN  # the last holder died between its commit and the count
                 self.header[_SETTLED] = self.header[_TICK]
-            if self.header[_NEXT_EXPIRE] != NO_EXPIRE:
-                room.cull_due(self)
+            if culls and self.header[_NEXT_EXPIRE] != NO_EXPIRE:
+                with suppress(DiskFull):  # the write itself will tell
+                    room.cull_due(self)
             if self.config.on_write is not None:
                 self.config.on_write(self)
         except BaseException:
@@ -86,16 +92,26 @@ class Writer(Reader):
         """Return a context that holds the write lock for a round of housekeeping."""
         return _Locked(self, timeout)
 
-    def upsert(self, h: int, stored: bytes, row: Row | bytes, timeout: float | None) -> int:
+    def tidy(self) -> None:
+        """Keep house if that is due; for writes that do so nowhere else. The lock is held, no transaction is open.
+
+        Within a transaction neither a checkpoint nor a sweep is possible, so the next one begins with what is due.
+        """
+        header = self.header
+        if header[_WRITTEN] > header[_CHECKPOINTED] + room.CHECKPOINT_BYTES:
+            room.housekeeping(self, 0, makes_room=False)
+
+    def upsert(self, h: int, stored: bytes, row: Row | bytes, timeout: float | None, known: bool = False) -> int:
         """Store a row in one autocommitted statement and return the slot's new generation.
 
-        A record alone (bytes) stands for a row without further columns. Within the caller's transaction the slot stays
-        odd and 1 is returned, which never equals a settled slot.
+        A record alone (bytes) stands for a row without further columns. `known`: the key most likely has an entry, so
+        that the cheaper UPDATE is tried first. Within the caller's transaction the slot stays odd and 1 is returned,
+        which never equals a settled slot.
         """
         try:
             locked = self.enter(timeout)
             try:
-                return self._upsert(h, stored, row, locked)
+                return self._upsert(h, stored, row, locked, known)
             finally:
                 if locked:
                     self.leave()
@@ -103,7 +119,7 @@ class Writer(Reader):
             if not self.recovered(error):
                 raise
         except DiskFull:
-            if not self._relieved(timeout):
+            if not self.relieved(timeout):
                 raise
         with self.locked(timeout) as locked:
             return self._upsert(h, stored, row, locked)
@@ -148,20 +164,18 @@ class Writer(Reader):
             )
         return found
 
-    def _relieved(self, timeout: float | None) -> bool:
-        """On a full disk, unlink every file in the trash; tell whether that freed anything.
+    def relieved(self, timeout: float | None, removed: tuple[int, bytes] | None = None) -> bool:
+        """Make room on a full disk without touching live entries; tell whether the write may be tried again.
 
-        Even a DELETE needs room in the WAL, so value files are the only thing that can go first.
+        `removed`: place and stored key of an entry that is to go, whose file can go first.
         """
         with self.locked(timeout) as locked:
             if not locked:
                 return False
-            names = [column for (column,) in self.select_writer(sql.SELECT_ALL_TRASH)]
-            self.unlinked.difference_update(names)
-            self.doomed = names
-        return bool(names)
+            columns = [] if removed is None else [column for (column,) in self.select_writer(sql.SELECT_FILE, removed)]
+            return room.relieve(self, columns)
 
-    def _upsert(self, h: int, stored: bytes, row: Row | bytes, locked: bool) -> int:
+    def _upsert(self, h: int, stored: bytes, row: Row | bytes, locked: bool, known: bool = False) -> int:
         header = self.header
         plain = type(row) is bytes
         incoming = len(row) if plain else self._announced(row)  # type: ignore[arg-type]
@@ -174,15 +188,14 @@ class Writer(Reader):
         slot = h % self.slot_prime
         self.slots[slot] = 2 * tick + 1  # odd before the commit: no reader keeps what it reads from here on
         try:
-            if plain and h != self._inserted and not self._special and not header[_DISPLACED]:
-                done = (self._cursor or self._open_cursor()).execute(sql.UPSERT_PLAIN, (h, stored, tick, row))
-                if done.lastrowid != self._inserted:  # inserted, not updated
-                    self._inserted = h
-                    self._count(1)
-                elif not done.rowcount:
-                    self._count(self._upsert_row(self._place(h, stored), stored, Row(row), tick, slot))  # type: ignore[arg-type]
+            if plain and not self._special and not header[_DISPLACED]:
+                added = self._upsert_at(h, stored, tick, row, known)  # type: ignore[arg-type]
             else:
-                self._count(self._upsert_row(h, stored, Row(row) if plain else row, tick, slot))  # type: ignore[arg-type]
+                added = self._upsert_row(h, stored, Row(row) if plain else row, tick, slot)  # type: ignore[arg-type]
+            if added:
+                self._count(added)
+            if header[_SHARED] and locked and incoming <= ROOM and self.board is not None:
+                self.board.post(h, 2 * tick + 2, row if plain else row.v)  # type: ignore[arg-type, union-attr]
         except BaseException as error:
             header[_COUNT] = UNKNOWN  # whether the statement was committed is not known here
             if isinstance(error, sqlite3.Error):
@@ -195,13 +208,29 @@ class Writer(Reader):
                 self.txn.slots.add(slot)  # type: ignore[union-attr]  # not locked means that the transaction is ours
         return 2 * tick + 2 if locked else 1
 
+    def _upsert_at(self, h: int, stored: bytes, tick: int, v: bytes, known: bool) -> int:
+        """Write a row that has nothing but a record; return the number of entries added, 1 or 0."""
+        cursor = self._cursor or self._open_cursor()
+        parameters = (h, stored, tick, v)
+        if known or h == self._inserted:
+            if cursor.execute(sql.UPDATE_PLAIN, parameters).rowcount:
+                return 0
+            if cursor.execute(sql.UPSERT_PLAIN, parameters).rowcount:
+                self._inserted = h
+                return 1
+        elif cursor.execute(sql.UPSERT_PLAIN, parameters).lastrowid != self._inserted:
+            self._inserted = h
+            return 1
+        elif cursor.rowcount:
+            return 0
+        return self._upsert_row(self._place(h, stored), stored, Row(v), tick, h % self.slot_prime)
+
     def _count(self, added: int) -> None:
         """Keep the number of entries in the header; in a transaction only when that is committed."""
-        if added:
-            if self.txn is not None:
-                self.txn.added += added
-            elif self.header[_COUNT] != UNKNOWN:
-                self.header[_COUNT] += added
+        if self.txn is not None:
+            self.txn.added += added
+        elif self.header[_COUNT] != UNKNOWN:
+            self.header[_COUNT] += added
 
     def _announced(self, row: Row) -> int:
         """Note in the header, before the commit, that files or expiries may exist; return the row's bytes."""
@@ -221,7 +250,7 @@ class Writer(Reader):
             h = self._place(h, stored)
         again = h == self._inserted
         exists = again and self.writer.execute(sql.SELECT_V, (h,)).fetchone() is not None
-        rank, base = (0, self.uses[slot]) if self.policy.marks_frequency else (tick, 0)
+        rank, base = (0, self.uses[slot]) if self.policy.marks_frequency else (2 * tick, 0)
         v, expire, tag, size, file, spelling, queue, num = row
         columns = (h, stored, tick, rank, base, expire, tag, size, file, spelling, queue, num, v)
         done = self.writer.execute(sql.UPSERT, columns)
@@ -234,7 +263,7 @@ class Writer(Reader):
 
     def _place(self, h: int, stored: bytes) -> int:
         """Return where the key lives or may live; when its four places are taken the first is evicted."""
-        taken = {place: key for place, key, _ in self.select_writer(sql.SELECT_PROBES, (h,))}
+        taken: dict[int, bytes] = {place: key for place, key, _ in self.select_writer(sql.SELECT_PROBES, (h,))}
         for place, key in taken.items():
             if key == stored:
                 return place
@@ -259,11 +288,16 @@ class Writer(Reader):
         except CorruptDatabase as error:
             if not self.recovered(error):
                 raise
+        except DiskFull:
+            if not self.relieved(timeout):
+                raise
         return self._compute_locked(h, stored, decide, timeout)
 
     def _compute_locked(self, h: int, stored: bytes, decide: Decide, timeout: float | None) -> int:
         locked = self.enter(timeout)
         try:
+            if locked:
+                self.tidy()
             rows = self.select_writer(sql.SELECT_PROBES, (h,))
             place, v = next(((place, v) for place, key, v in rows if key == stored), (h, None))
             change = decide(v)
@@ -293,6 +327,9 @@ class Writer(Reader):
         except CorruptDatabase as error:
             if not self.recovered(error):
                 raise
+        except DiskFull:
+            if not self.relieved(timeout, (h, stored)):
+                raise
         return self._remove_locked(h, stored, timeout)
 
     def _remove_locked(self, h: int, stored: bytes, timeout: float | None) -> bool:
@@ -303,7 +340,7 @@ class Writer(Reader):
             if header[_DISPLACED]:
                 rows = self.select_writer(sql.SELECT_PROBES, (h,))
                 h = next((place for place, key, _ in rows if key == stored), h)
-            written = header[_WRITTEN] + 2 * WRITE_COST
+            written = header[_WRITTEN] + WRITE_COST
             header[_WRITTEN] = written
             if written > header[_MARK]:
                 room.housekeeping(self, 0)
@@ -367,18 +404,34 @@ class Writer(Reader):
         with self.changing(places, locked=False):
             self._count(-self.writer.executemany(sql.DELETE_H, [(h,) for h in places]).rowcount)
 
+    def attempts(self) -> Iterator[_Attempt]:
+        """Yield a context once, and a second time if its body met a corrupt database, which is set aside by then."""
+        first = _Attempt(self)
+        yield first
+        if first.may_be_tried_again:
+            yield _Attempt(None)
+
     @contextmanager
     def transaction(self, timeout: float | None) -> Iterator[None]:
         """Make the body one transaction of the calling task; nested, a savepoint of it.
 
-        A timeout applies to the write lock. On any exception the innermost transaction is rolled back.
+        A timeout applies to the write lock. On any exception the innermost transaction is rolled back; if the database
+        is corrupt it is set aside after that.
         """
         if self.enter(timeout):
             try:
-                with self.batch():
-                    yield
-            finally:
-                self.leave()
+                try:
+                    self.tidy()
+                    with self.batch() as txn:
+                        yield
+                    if txn.evicted:
+                        room.unlink_evicted(self)
+                finally:
+                    if not self.inherited():
+                        self.leave()
+            except CorruptDatabase as error:
+                self.recovered(error)
+                raise
             return
         txn = self.txn
         assert txn is not None
@@ -389,6 +442,8 @@ class Writer(Reader):
         try:
             yield
         except BaseException:
+            if self.inherited():
+                raise
             self._run(f"ROLLBACK TO {name}")
             txn.added = added
             room.unlink_unused(self, txn.files[files:])
@@ -409,7 +464,7 @@ class Writer(Reader):
             self.failed(error)
 
     @contextmanager
-    def batch(self) -> Iterator[None]:
+    def batch(self) -> Iterator[Transaction]:
         """Run BEGIN IMMEDIATE, the body and COMMIT; the caller holds the write lock and no transaction is open.
 
         Slots that the body touched are settled on one new even number after the commit or the rollback.
@@ -418,22 +473,27 @@ class Writer(Reader):
         self.txn = txn = Transaction()
         done = False
         try:
-            yield
+            yield txn
+            if self.inherited():
+                raise TransactionError(f"{self.directory!r}: this process was forked within the transaction of its parent")
             self._run("COMMIT")
             done = True
         except BaseException:
+            if self.inherited():
+                raise
             self.has_rank_index = self._has_seq_index = False  # may have been made in this transaction
             if self._writer is not None and self._writer.in_transaction:
                 self._run("ROLLBACK")
             room.unlink_unused(self, txn.files)
             raise
         finally:
-            self.txn = None
-            if done:
-                self._count(txn.added)
-            tick = self.header[Header.TICK] + 1
-            self.header[Header.TICK] = tick
-            self.generations.settle(txn.slots, tick)
+            if not self.inherited():
+                self.txn = None
+                if done:
+                    self._count(txn.added)
+                tick = self.header[Header.TICK] + 1
+                self.header[Header.TICK] = tick
+                self.generations.settle(txn.slots, tick)
 
 
 class _Locked:
@@ -447,9 +507,29 @@ class _Locked:
         self._taken = False
 
     def __enter__(self) -> bool:
-        self._taken = self._store.enter(self._timeout)
+        self._taken = self._store.enter(self._timeout, culls=False)
         return self._taken
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         if self._taken:
             self._store.leave()
+        if isinstance(error, sqlite3.Error):
+            self._store.failed(error)
+
+
+class _Attempt:
+    """Swallow CorruptDatabase if the database was set aside and the body may run once more on the new one."""
+
+    __slots__ = ("_store", "may_be_tried_again")
+
+    def __init__(self, store: Writer | None) -> None:
+        self._store = store
+        self.may_be_tried_again = False
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
+        if self._store is not None and isinstance(error, CorruptDatabase):
+            self.may_be_tried_again = self._store.recovered(error)
+        return self.may_be_tried_again

@@ -1,0 +1,83 @@
+"""The board: the newest small records in shared memory, so that one process's write is no cold read in all others.
+
+A cell holds one record with the generation that its slot settled on after the record's commit. The writer fills it
+under the write lock, after the commit and before it makes the slot even; a reader takes a record from it only if the
+slot shows exactly that even generation before and after copying. So what is taken is what the last commit to that slot
+wrote, and a slot that was written since, is being written, or was left odd by a writer that died sends the reader to
+SQLite as always. Records verify themselves (checksum or tag over key and content), on the board as in a row.
+
+Copying is not atomic: a cell that is overwritten meanwhile is noticed by the second look at the slot, which on x86-64
+comes after the copy because loads are not reordered there. Elsewhere there is no board.
+
+The content never has to survive anything. The file is made without a lock, because every state of it is a valid one.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from pathlib import Path
+from typing import Final
+
+from diskcache_like.coherence.generations import open_private
+from diskcache_like.errors import DirectoryError, DiskFull, UnsafeDirectory
+
+CELL: Final = 256  # bytes
+CELLS: Final = 2039  # a prime: short keys have regular hashes
+SIZE: Final = CELL * 2048
+_HEAD: Final = struct.Struct("<QQI")  # hash of the key, generation of its slot, length of the record
+ROOM: Final = CELL - _HEAD.size  # bytes that a record may have
+
+
+class Board:
+    """Map the board of one shard."""
+
+    __slots__ = ("_bytes", "_mapping")
+
+    def __init__(self, mapping: mmap.mmap) -> None:
+        self._mapping = mapping
+        self._bytes = memoryview(mapping)
+
+    @classmethod
+    def open(cls, path: str, shared: bool = False) -> Board | None:
+        """Open the board, making or completing its file; None where that cannot be, since a cache works without it."""
+        try:
+            descriptor = open_private(Path(path), create=True, shared=shared)
+        except (DirectoryError, DiskFull, UnsafeDirectory):
+            return None
+        try:
+            # Allocated, not only sized: storing into a hole on a full disk kills the process.
+            os.posix_fallocate(descriptor, 0, SIZE)
+            return cls(mmap.mmap(descriptor, SIZE, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE))
+        except OSError:
+            return None
+        finally:
+            os.close(descriptor)
+
+    def post(self, h: int, generation: int, record: bytes) -> None:
+        """Put up a record that is committed; the caller holds the write lock and settles the slot afterwards."""
+        start = h % CELLS * CELL
+        content = _HEAD.pack(h, generation, len(record)) + record
+        self._bytes[start : start + len(content)] = content
+
+    def look(self, h: int, generation: int) -> bytes | None:
+        """Return what was put up for this hash and generation; the caller looks at the slot before and after."""
+        start = h % CELLS * CELL
+        hashed, posted, length = _HEAD.unpack_from(self._bytes, start)
+        if hashed != h or posted != generation or length > ROOM:
+            return None
+        start += _HEAD.size
+        return bytes(self._bytes[start : start + length])
+
+    def clear(self) -> None:
+        """Wipe every cell; under the write lock, when generations begin anew and old ones might come again."""
+        self._bytes[:] = bytes(SIZE)
+
+    def close(self) -> None:
+        """Let go of the mapping; a reader that is at it keeps it until it is done."""
+        self._bytes = memoryview(bytes(SIZE))
+        try:
+            self._mapping.close()
+        except BufferError:
+            return  # unmapped when the last view is gone

@@ -1,0 +1,255 @@
+"""FanoutCache: what shards change, and what they must not."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from diskcache_like import Cache, FanoutCache, JSONDisk, SettingError, Timeout
+
+from .kinds import QUICK, SECRET, Clock
+
+BIG = "x" * 60_000
+KEYS = [f"key {number}" for number in range(60)]
+
+
+@pytest.fixture
+def fanout(tmp_path: Path, clock: Clock) -> Iterator[FanoutCache]:
+    with FanoutCache(tmp_path / "cache", shards=4, clock=clock, **QUICK) as cache:
+        yield cache
+        assert [str(problem.message) for problem in cache.check()] == []
+
+
+@contextmanager
+def locked(cache: Cache) -> Iterator[None]:
+    """Have another thread hold the write lock of every shard."""
+    ready, end = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with cache.transact(retry=True):
+            ready.set()
+            end.wait(60)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert ready.wait(60)
+    try:
+        yield
+    finally:
+        end.set()
+        thread.join()
+
+
+def shard_directories(cache: Cache) -> list[str]:
+    return sorted(name for name in os.listdir(cache.directory) if name.isdigit())
+
+
+def test_a_fanout_cache_is_a_cache(fanout: FanoutCache) -> None:
+    assert isinstance(fanout, Cache)
+    assert type(fanout.disk).__name__ == "Disk"
+    assert shard_directories(fanout) == ["000", "001", "002", "003"]
+
+
+def test_its_defaults_are_eight_shards_and_a_short_timeout(tmp_path: Path) -> None:
+    with FanoutCache(tmp_path) as cache:
+        assert cache.timeout == 0.01
+        assert len(shard_directories(cache)) == 8
+
+
+@pytest.mark.parametrize("asked", [1, 2, 8, 64])
+def test_the_stored_number_of_shards_wins(fanout: FanoutCache, clock: Clock, asked: int) -> None:
+    fanout.set_many({key: key for key in KEYS})
+    with FanoutCache(fanout.directory, shards=asked, clock=clock) as other:
+        assert other.get_many(KEYS) == {key: key for key in KEYS}
+        assert len(other) == len(KEYS)
+        other["new"] = 1
+    assert fanout["new"] == 1
+    assert shard_directories(fanout) == ["000", "001", "002", "003"]
+
+
+def test_a_cache_and_a_fanout_cache_open_each_others_directories(fanout: FanoutCache, tmp_path: Path, clock: Clock) -> None:
+    fanout["key"] = BIG
+    with Cache(fanout.directory, clock=clock) as cache:
+        assert cache["key"] == BIG
+        cache["key"] = 2
+    assert fanout["key"] == 2
+    with Cache(tmp_path / "one", clock=clock) as cache:
+        cache["key"] = 1
+        with FanoutCache(cache.directory, shards=4, clock=clock) as other:
+            assert other["key"] == 1
+            assert shard_directories(other) == []
+
+
+@pytest.mark.parametrize("shards", [0, -1, 1000, 2.0, "8", None, True])
+def test_an_impossible_number_of_shards_is_refused(tmp_path: Path, shards: Any) -> None:
+    with pytest.raises(SettingError, match="shards"):
+        FanoutCache(tmp_path / "cache", shards=shards)
+
+
+def test_keys_spread_over_the_shards(fanout: FanoutCache) -> None:
+    fanout.set_many({number: number for number in range(400)})
+    for directory in shard_directories(fanout):
+        with Cache(Path(fanout.directory, directory)) as shard:
+            assert 60 < len(shard) < 140
+
+
+def test_totals_go_over_all_shards(fanout: FanoutCache, clock: Clock) -> None:
+    fanout.stats(enable=True)
+    empty = fanout.volume()
+    fanout.set_many({key: BIG for key in KEYS}, expire=10, tag="tag")
+    fanout.set_many({f"other {key}": 1 for key in KEYS})
+    assert len(fanout) == 120
+    assert sorted(fanout) == sorted(reversed(fanout)) == sorted([*KEYS, *(f"other {key}" for key in KEYS)])
+    assert fanout.volume() > empty + 60 * len(BIG)
+    assert sum(fanout[key] == BIG for key in KEYS) == 60
+    assert fanout.get("missing") is None
+    assert fanout.stats() == (60, 1)
+    clock.advance(10)
+    fanout.reset("cull_limit", 0)
+    assert fanout.expire() == 60
+    fanout.set_many({key: BIG for key in KEYS}, tag="tag")
+    assert fanout.evict("tag") == 60
+    assert fanout.clear() == 60
+    assert (len(fanout), list(fanout)) == (0, [])
+
+
+def test_a_transaction_covers_all_shards(fanout: FanoutCache) -> None:
+    fanout.set_many({key: 0 for key in KEYS})
+    with pytest.raises(ZeroDivisionError), fanout.transact():
+        for key in KEYS:
+            fanout.incr(key)
+        1 / 0  # noqa: B018
+    assert set(fanout.get_many(KEYS).values()) == {0}
+    with fanout.transact():
+        for key in KEYS:
+            fanout.incr(key)
+    assert set(fanout.get_many(KEYS).values()) == {1}
+
+
+def test_a_write_that_meets_a_lock_answers_instead_of_raising(fanout: FanoutCache) -> None:
+    fanout.set("key", 5, tag="tag")
+    fanout.push("item")
+    with locked(fanout):
+        assert fanout.set("key", BIG) is False
+        assert fanout.set("new", BIG) is False
+        assert fanout.add("new", BIG) is False
+        assert fanout.touch("key", 10) is False
+        assert fanout.incr("key") is None
+        assert fanout.decr("key") is None
+        assert fanout.pop("key", "default") == "default"
+        assert fanout.pop("key", 0, expire_time=True, tag=True) == (0, None, None)
+        assert fanout.delete("key") is False
+        assert fanout.set_many({"new": BIG}) == 0
+        assert fanout.delete_many(["key"]) == 0
+        assert fanout.push(BIG) is None
+        assert fanout.pull() == (None, None)
+        assert fanout.peek(default="default") == "default"
+    assert fanout.get("key", tag=True) == (5, "tag")
+    assert fanout.peek()[1] == "item"
+    assert len(fanout) == 2
+
+
+def test_a_transaction_that_may_not_wait_says_so(fanout: FanoutCache) -> None:
+    with locked(fanout), pytest.raises(Timeout), fanout.transact(retry=False):
+        raise AssertionError("not reached")
+    fanout["key"] = 1
+    assert fanout["key"] == 1
+
+
+def test_reads_are_never_refused(fanout: FanoutCache, tmp_path: Path, clock: Clock) -> None:
+    fanout.set_many({key: BIG for key in KEYS}, tag="tag")
+    with FanoutCache(fanout.directory, timeout=0, clock=clock) as other, locked(fanout):
+        for cache in (other, fanout):
+            assert cache.get_many(KEYS) == {key: BIG for key in KEYS}
+            assert all(cache[key] == BIG for key in KEYS)
+            assert cache.get("key 1", tag=True) == (BIG, "tag")
+            assert "key 1" in cache
+            assert cache.get("missing", "default") == "default"
+            assert cache.get_entry("key 1").value == BIG
+            assert len(cache) == len(KEYS)
+            assert sorted(cache) == sorted(KEYS)
+            assert cache.volume() > 0
+
+
+def test_what_has_no_answer_for_a_timeout_waits(fanout: FanoutCache) -> None:
+    fanout.set_many({key: BIG for key in KEYS}, tag="tag")
+    results: list[Any] = []
+    operations = [
+        lambda: fanout.set("key 1", 1, retry=True), lambda: fanout.__setitem__("key 2", 2),
+        lambda: fanout.__delitem__("key 3"), lambda: fanout.incr("key 1", retry=True), lambda: fanout.evict("tag"),
+    ]  # fmt: skip
+
+    def work() -> None:
+        results.extend(operation() for operation in operations)
+
+    thread = threading.Thread(target=work)
+    with locked(fanout):
+        thread.start()
+        results.append("locked")
+    thread.join()
+    assert results == ["locked", True, None, None, 2, len(KEYS) - 3]
+    assert fanout.get_many(KEYS) == {"key 1": 2, "key 2": 2}
+
+
+def test_a_pickled_one_keeps_its_limits(tmp_path: Path) -> None:
+    settings = {"size_limit": 40_000_000, "cull_limit": 7, "eviction_policy": "least-recently-used", "statistics": 1}
+    with FanoutCache(tmp_path, shards=3, timeout=2.5, disk=JSONDisk, **settings) as cache:
+        cache["key"] = ["value"]
+        with pickle.loads(pickle.dumps(cache)) as copy:
+            assert type(copy) is FanoutCache
+            assert {name: getattr(copy, name) for name in settings} == settings
+            assert (copy.directory, copy.timeout, type(copy.disk)) == (cache.directory, 2.5, JSONDisk)
+            assert copy["key"] == ["value"]
+            assert shard_directories(copy) == ["000", "001", "002"]
+
+
+def test_the_size_limit_is_shared_out(tmp_path: Path) -> None:
+    with FanoutCache(tmp_path, shards=4, size_limit=8_000_000, timeout=60, **QUICK) as cache:
+        for number in range(400):
+            assert cache.set(number, BIG)
+            assert cache.volume() <= 8_000_000 * 1.01
+        assert len(cache) > 80
+        assert cache.set("giant", "x" * 2_100_000) is False, "larger than the share of any shard"
+        assert cache.size_limit == 8_000_000  # type: ignore[attr-defined]
+
+
+def test_named_caches_live_inside(fanout: FanoutCache) -> None:
+    one, other = fanout.cache("one"), fanout.cache("deep/er")
+    assert type(one) is Cache
+    assert fanout.cache("one") is one
+    one["key"] = 1
+    other["key"] = BIG
+    fanout["key"] = 3
+    assert (one["key"], other["key"], fanout["key"]) == (1, BIG, 3)
+    assert one.directory == os.path.join(fanout.directory, "cache", "one")
+    assert fanout.clear() == 1
+    assert (one["key"], other["key"]) == (1, BIG)
+    assert one.check() == other.check() == fanout.check() == []
+    fanout.close()
+    assert one["key"] == 1
+    one.close()
+
+
+def test_named_caches_take_settings_and_a_disk(tmp_path: Path) -> None:
+    with FanoutCache(tmp_path, shards=2, disk=JSONDisk, secret=SECRET) as cache:
+        plain = cache.cache("own", disk=JSONDisk, timeout=5, size_limit=1 << 20)
+        assert (type(plain.disk), plain.timeout, plain.size_limit) == (JSONDisk, 5, 1 << 20)  # type: ignore[attr-defined]
+        inherited = cache.cache("inherited")
+        assert (type(inherited.disk), inherited.timeout) == (JSONDisk, 60)
+        inherited["key"] = 1
+        directory = inherited.directory
+    with Cache(directory, disk=JSONDisk, secret=SECRET) as again:
+        assert again["key"] == 1, "it has the secret of the cache that it was made by"
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../out", "a/../b", "a//b", "/absolute", "a/", "nul\0", "x" * 201])
+def test_a_name_that_leads_elsewhere_is_refused(fanout: FanoutCache, name: str) -> None:
+    with pytest.raises(SettingError, match="name"):
+        fanout.cache(name)

@@ -1,0 +1,311 @@
+"""memoize: one entry per bound call, for functions, methods and coroutine functions."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from diskcache_like import Cache
+
+from .conftest import Opener
+from .kinds import Clock, exact, few, one
+
+
+class Counted:
+    """Count the calls of a function by its name."""
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+
+    def __call__(self, *arguments: Any) -> None:
+        self.calls.append(arguments)
+
+    def __len__(self) -> int:
+        return len(self.calls)
+
+
+@pytest.fixture
+def calls() -> Counted:
+    """Return a log of calls."""
+    return Counted()
+
+
+@exact
+def test_a_result_is_computed_once(open_cache: Opener, calls: Counted) -> None:
+    cache, other = open_cache(), open_cache()
+
+    def square(number: float) -> float:
+        """Square a number."""
+        calls(number)
+        return number * number
+
+    first, second = cache.memoize()(square), other.memoize()(square)
+    assert [first(3), first(3), second(3), first(4), first(3.0)] == [9, 9, 9, 16, 9]
+    assert calls.calls == [(3,), (4,)]
+    assert first.__doc__ == "Square a number."
+    assert first.__name__ == "square"
+    assert first.__wrapped__ is square  # type: ignore[attr-defined]
+
+
+@exact
+def test_calls_that_bind_alike_are_one_entry(cache: Cache, calls: Counted) -> None:
+    @cache.memoize()
+    def add(a: int, b: int = 2, *, c: int = 3) -> int:
+        calls(a, b, c)
+        return a + b + c
+
+    assert [add(1), add(a=1), add(1, 2), add(1, b=2), add(b=2, a=1), add(1, c=3), add(1, 2, c=3)] == [6] * 7
+    assert len(calls) == 1
+    assert add(2, 1) == 6
+    assert len(calls) == 2
+
+
+@exact
+def test_calls_that_bind_differently_are_different_entries(cache: Cache, calls: Counted) -> None:
+    @cache.memoize()
+    def show(*args: Any, **kwargs: Any) -> Any:
+        calls(args, kwargs)
+        return repr((args, kwargs))
+
+    variants: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
+        ((), {}), ((1,), {}), ((1, None, "x"), {}), ((1,), {"x": None}), ((("x", 2),), {}), ((), {"x": 2}),
+        ((1, ("x", 2)), {}), ((1,), {"x": 2}), (((1,),), {}), ((None,), {}), ((), {"x": 2, "y": 1}), (("x", 2, "y", 1), {}),
+    ]  # fmt: skip
+    for _ in range(2):
+        for args, kwargs in variants:
+            assert show(*args, **kwargs) == repr((args, kwargs))
+    assert show(x=2, y=1) == show(y=1, x=2)
+    assert len(calls) == len(variants)
+
+
+@exact
+def test_functions_that_share_a_name_do_not_share_results(cache: Cache) -> None:
+    def make(factor: int) -> Callable[[int], int]:
+        @cache.memoize()
+        def scaled(number: int) -> int:
+            return factor * number
+
+        return scaled
+
+    def other() -> Callable[[int], int]:
+        @cache.memoize()
+        def scaled(number: int) -> int:
+            return -number
+
+        return scaled
+
+    double, triple = make(2), make(3)
+    plus, minus = cache.memoize()(lambda number: number + 1), cache.memoize()(lambda number: number - 1)
+    for _ in range(2):
+        assert [double(5), triple(5), other()(5), plus(5), minus(5)] == [10, 15, -5, 6, 4]
+    assert make(2).__cache_key__(5) == double.__cache_key__(5)  # type: ignore[attr-defined]
+
+
+@exact
+def test_a_method_depends_on_its_instance(cache: Cache, calls: Counted) -> None:
+    class Scaled(tuple[int]):
+        __slots__ = ()
+
+        @cache.memoize(name="scaled")
+        def by(self, number: int) -> int:
+            calls(number)
+            return self[0] * number
+
+        @staticmethod
+        @cache.memoize(name="static")
+        def doubled(number: int) -> int:
+            calls(number)
+            return 2 * number
+
+    two, three = Scaled((2,)), Scaled((3,))
+    assert [two.by(5), three.by(5), two.by(5), Scaled((2,)).by(number=5)] == [10, 15, 10, 10]
+    assert [two.doubled(4), Scaled.doubled(4)] == [8, 8]
+    assert len(calls) == 3
+
+
+@exact
+def test_typed_tells_equal_arguments_of_different_types_apart(cache: Cache, calls: Counted) -> None:
+    def kind(value: Any, *rest: Any, **more: Any) -> str:
+        calls(value)
+        return f"{type(value).__name__} {[type(v).__name__ for v in (*rest, *more.values())]}"
+
+    typed, untyped = cache.memoize(name="typed", typed=True)(kind), cache.memoize(name="untyped")(kind)
+    assert [typed(1), typed(1.0), typed(True), typed(1)] == ["int []", "float []", "bool []", "int []"]
+    assert [typed(1, 1), typed(1, 1.0), typed(1, x=1), typed(1, x=1.0)] == [
+        "int ['int']", "int ['float']", "int ['int']", "int ['float']",
+    ]  # fmt: skip
+    assert len(calls) == 7
+    assert untyped(1) == untyped(1.0) == untyped(True) == "int []"
+    assert len(calls) == 8
+
+
+@exact
+@pytest.mark.parametrize("ignore", [{1, "debug"}, ["log", "debug"], (1, 2), "log"], ids=repr)
+def test_ignored_arguments_do_not_count(cache: Cache, calls: Counted, ignore: Any) -> None:
+    @cache.memoize(ignore=ignore)
+    def work(number: int, log: object = None, debug: bool = False) -> int:
+        calls(number)
+        return number
+
+    assert work(1, "log") == work(1, log="other") == work(1) == 1
+    assert len(calls) == 1
+    work(1, debug=True)
+    assert len(calls) == (2 if ignore == "log" else 1)
+    work(2)
+    assert calls.calls[-1] == (2,)
+
+
+@few
+def test_ignored_positions_and_names_reach_into_rest_arguments(cache: Cache, calls: Counted) -> None:
+    @cache.memoize(ignore={1, "verbose"})
+    def work(*args: Any, **kwargs: Any) -> int:
+        calls(args)
+        return len(args)
+
+    assert work(1, 2, 3, verbose=True) == work(1, "ignored", 3) == work(1, 0, 3, verbose=False) == 3
+    assert len(calls) == 1
+    work(1, 2, 4)
+    work(1, 2, 3, other=1)
+    assert len(calls) == 3
+
+
+@few
+def test_a_key_function_decides_what_counts(cache: Cache, calls: Counted) -> None:
+    @cache.memoize(key=lambda row, *_: row["id"])
+    def load(row: dict[str, Any], extra: object = None) -> int:
+        calls(row)
+        return int(row["id"])
+
+    assert load({"id": 1}) == load({"id": 1, "x": 2}, lambda: None) == 1
+    assert load({"id": 2}) == 2
+    assert len(calls) == 2
+
+
+@exact
+def test_results_expire_and_carry_a_tag(cache: Cache, clock: Clock, calls: Counted) -> None:
+    for expire in (0.5, timedelta(milliseconds=500)):
+        calls.calls.clear()
+
+        @cache.memoize(name=f"work {expire}", expire=expire, tag="results")
+        def work(number: int) -> int:
+            calls(number)
+            return number
+
+        work(1)
+        assert cache.get(work.__cache_key__(1), tag=True, expire_time=True) == (1, clock.now + 0.5, "results")  # type: ignore[attr-defined]
+        clock.advance(0.4)
+        work(1)
+        assert len(calls) == 1
+        clock.advance(0.1)
+        work(1)
+        assert len(calls) == 2
+    assert cache.evict("results") >= 1
+
+
+@few
+def test_an_expiry_of_nothing_keeps_nothing(cache: Cache, calls: Counted) -> None:
+    work = cache.memoize(expire=0)(lambda: calls())
+    work()
+    work()
+    assert len(calls) == 2
+    assert len(cache) == 0
+
+
+@exact
+def test_none_is_a_result_and_an_exception_is_not(cache: Cache, calls: Counted) -> None:
+    @cache.memoize()
+    def work(number: int) -> None:
+        calls(number)
+        if number < 0:
+            raise ValueError(number)
+
+    for _ in range(2):
+        assert work(1) is None  # type: ignore[func-returns-value]
+        with pytest.raises(ValueError, match="-1"):
+            work(-1)
+    assert calls.calls == [(1,), (-1,), (-1,)]
+
+
+@exact
+def test_a_mutable_result_is_everyones_own(cache: Cache) -> None:
+    @cache.memoize()
+    def work() -> list[int]:
+        return [1, 2]
+
+    work().append(3)
+    work().append(4)
+    assert work() == [1, 2]
+
+
+@exact
+def test_coroutine_functions_are_awaited_once(cache: Cache, calls: Counted) -> None:
+    @cache.memoize(expire=100, ignore={"log"})
+    async def fetch(number: int, log: object = None) -> list[int]:
+        calls(number)
+        await asyncio.sleep(0)
+        if number < 0:
+            raise ValueError(number)
+        return [number]
+
+    async def main() -> list[Any]:
+        with pytest.raises(ValueError, match="-1"):
+            await fetch(-1)
+        return [await fetch(1), await fetch(1, log="x"), await fetch(number=1), await fetch(2)]
+
+    assert asyncio.run(main()) == [[1], [1], [1], [2]]
+    assert calls.calls == [(-1,), (1,), (2,)]
+    assert asyncio.iscoroutinefunction(fetch)
+    assert cache[fetch.__cache_key__(1)] == [1]  # type: ignore[attr-defined]
+
+
+@exact
+def test_the_key_of_a_call_finds_its_entry(cache: Cache) -> None:
+    @cache.memoize(name="name")
+    def work(number: int, text: str = "x") -> str:
+        return text * number
+
+    assert work(3) == "xxx"
+    key = work.__cache_key__(3)  # type: ignore[attr-defined]
+    assert cache[key] == "xxx"
+    assert key == work.__cache_key__(number=3, text="x")  # type: ignore[attr-defined]
+    assert key[0] == "name"
+    cache.delete(key)
+    assert work(3) == "xxx"
+
+
+@exact
+def test_arguments_longer_than_a_key_may_be_work(cache: Cache, calls: Counted) -> None:
+    @cache.memoize()
+    def length(text: str) -> int:
+        calls(len(text))
+        return len(text)
+
+    long, other = "x" * 1_000_000, "x" * 999_999 + "y"
+    assert [length(long), length(other), length(long), length(other)] == [1_000_000] * 4
+    assert len(calls) == 2
+
+
+@exact
+def test_what_tells_no_signature_works(cache: Cache) -> None:
+    assert cache.memoize(name="max")(max)(3, 5, 4) == 5
+    assert cache.memoize(name="partial")(functools.partial(pow, 2))(5) == 32
+    assert cache.memoize(name="type")(dict)(a=1) == {"a": 1}
+
+
+@one
+def test_a_wrong_call_is_refused_like_the_function_would(cache: Cache) -> None:
+    @cache.memoize()
+    def work(a: int, /, b: int, *, c: int = 0) -> int:
+        return a + b + c
+
+    for call in (lambda: work(), lambda: work(1), lambda: work(a=1, b=2), lambda: work(1, 2, 3), lambda: work(1, 2, d=3)):
+        with pytest.raises(TypeError):
+            call()
+    assert work(1, b=2, c=3) == 6
+    with pytest.raises(TypeError, match="parentheses"):
+        cache.memoize(work)  # type: ignore[arg-type]
