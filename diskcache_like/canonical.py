@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable
 from decimal import MAX_EMAX, MAX_PREC, MIN_EMIN, Context, Decimal
 from enum import Enum, Flag
 from fractions import Fraction
-from functools import lru_cache, partial
+from functools import partial
 from itertools import chain
 from pathlib import PurePath, PureWindowsPath
 from typing import Any, Final, Self
@@ -51,10 +51,14 @@ BIASED = struct.Struct(">Q")
 PAIR = struct.Struct(">dd")
 DAYS = struct.Struct(">iii")
 MICROSECOND = dt.timedelta(microseconds=1)
+_MARK_HEADS = {mark: bytes((0xC7, 0, mark)) for mark in range(TUPLE, INSTANCE + 1)}
+_ARRAY_HEADS = tuple(bytes((0x90 | count,)) for count in range(16))
 _NAN = _F64(0xCB, math.nan)
 EXACT = Context(prec=MAX_PREC, Emax=MAX_EMAX, Emin=MIN_EMIN, traps=[])
+_KNOWN_TYPES = 512  # classes may be made without end, and an encoder kept keeps its class
 _MAX_DIGITS = 4096  # of a Decimal or Fraction; integers are bounded by KEY_SIZE_LIMIT alone
 
+_Encoder = Callable[[Any, "_Walk"], bytes]
 _Number = int | float | Decimal | Fraction | complex
 
 
@@ -62,7 +66,6 @@ class QueueKey(int):
     """Name an item of the queue without prefix; equal to no integer, only to the same queue key."""
 
     __slots__ = ()
-
     prefix: Final = None
 
     @property
@@ -87,7 +90,6 @@ class PrefixedQueueKey(str):
     """Name an item of the queue called `prefix`; equal to no text, only to the same queue key."""
 
     __slots__ = ("number", "prefix")
-
     prefix: str
     number: int
 
@@ -109,11 +111,6 @@ class PrefixedQueueKey(str):
 
     def __reduce__(self) -> tuple[type[Self], tuple[str, int]]:
         return type(self), (self.prefix, self.number)
-
-
-def queue_key(prefix: str | None, number: int) -> QueueKey | PrefixedQueueKey:
-    """Make the key of an item in a queue."""
-    return QueueKey(number) if prefix is None else PrefixedQueueKey(prefix, number)
 
 
 def encode_key(key: Any) -> bytes:
@@ -144,7 +141,7 @@ def encode_long(key: Any) -> bytes:
 
 def _encode(key: Any, room: int) -> bytes:
     try:
-        return _member(key, _Walk(room))
+        return _ENCODERS[type(key)](key, _Walk(room))
     except RecursionError as exc:
         raise KeyEncodeError(
             f"a key of type {_name_of(type(key))} is nested more than {KEY_DEPTH} deep or contains itself"
@@ -165,7 +162,7 @@ class _Walk:
         self.depth += 1
         if self.depth > KEY_DEPTH:
             raise RecursionError
-        parts = [_member(value, self) for value in values]
+        parts = [_ENCODERS[type(value)](value, self) for value in values]
         self.depth -= 1
         self.room -= len(parts)  # each takes a byte at least; members that are shared count every time
         if self.room < 0:
@@ -175,11 +172,6 @@ class _Walk:
 
 def _name_of(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
-
-
-def _member(value: Any, walk: _Walk) -> bytes:
-    kind = type(value)
-    return (_ENCODERS.get(kind) or _encoder_for(kind))(value, walk)  # type: ignore[arg-type]  # classes are hashable
 
 
 def _extension(code: int, data: bytes) -> bytes:
@@ -192,9 +184,10 @@ def _extension(code: int, data: bytes) -> bytes:
 def _array(mark: int, parts: list[bytes]) -> bytes:
     """Join encoded members, behind a mark unless the array is a list."""
     if mark:
-        parts.insert(0, _extension(mark, b""))
+        parts.insert(0, _MARK_HEADS[mark])
     count = len(parts)
-    return (bytes((0x90 | count,)) if count < 16 else b"\xdd" + count.to_bytes(4, "big")) + b"".join(parts)
+    parts.insert(0, _ARRAY_HEADS[count] if count < 16 else b"\xdd" + count.to_bytes(4, "big"))
+    return b"".join(parts)
 
 
 def _members(mark: int, values: Iterable[Any], walk: _Walk) -> bytes:
@@ -213,7 +206,10 @@ def _dict(value: Iterable[Any], walk: _Walk) -> bytes:
 
 
 def _str(value: str, _walk: _Walk) -> bytes:
-    data = str.encode(value, "utf-8", "surrogatepass")
+    try:
+        data = str.encode(value)
+    except UnicodeEncodeError:
+        data = str.encode(value, "utf-8", "surrogatepass")
     size = len(data)
     return (STR_HEADS[size] if size < 256 else b"\xdb" + size.to_bytes(4, "big")) + data
 
@@ -230,16 +226,12 @@ def _memoryview(value: memoryview, walk: _Walk) -> bytes:
     return _bytes(value.tobytes(), walk)
 
 
-# Numbers.
-
-
 def _simplest(number: _Number) -> _Number:
     """Return the equal number of the first of these types that has one: int, float, Decimal, Fraction, complex."""
     if isinstance(number, int):
         return int.__int__(number)
     if isinstance(number, float):
-        number = float.__float__(number)
-        return int(number) if number.is_integer() else number
+        return int(number) if float.is_integer(number) else float.__float__(number)
     if isinstance(number, Decimal):
         return _simplest_decimal(number)
     if isinstance(number, Fraction):
@@ -329,17 +321,15 @@ def _number(value: _Number, walk: _Walk) -> bytes:
 def _datetime(value: dt.datetime, _walk: _Walk) -> bytes:
     offset = value.utcoffset()
     moment = (value.toordinal() * 86400 + _seconds(value)) * 1_000_000 + value.microsecond
-    if offset is None:
-        return _extension(DATETIME, WORD.pack(moment))
-    return _extension(INSTANT, WORD.pack(moment - offset // MICROSECOND))
+    code, shift = (DATETIME, 0) if offset is None else (INSTANT, offset // MICROSECOND)
+    return _extension(code, WORD.pack(moment - shift))
 
 
 def _time(value: dt.time, _walk: _Walk) -> bytes:
     offset = value.utcoffset()
     moment = _seconds(value) * 1_000_000 + value.microsecond
-    if offset is None:
-        return _extension(TIME, WORD.pack(moment))
-    return _extension(ZONED_TIME, WORD.pack(moment - offset // MICROSECOND))
+    code, shift = (TIME, 0) if offset is None else (ZONED_TIME, offset // MICROSECOND)
+    return _extension(code, WORD.pack(moment - shift))
 
 
 def _seconds(value: dt.datetime | dt.time) -> int:
@@ -407,7 +397,7 @@ def _dataclass(value: Any, walk: _Walk) -> bytes:
 
 def _numpy(value: Any, walk: _Walk) -> bytes:
     item = value.item()
-    return _member(item, walk) if type(item) in _PYTHON_ITEMS else _instance(value, walk)
+    return _ENCODERS[type(item)](item, walk) if type(item) in _PYTHON_ITEMS else _instance(value, walk)
 
 
 _PYTHON_ITEMS: Final = frozenset((bool, int, float, complex, str, bytes))  # numpy made its own scalars equal to these
@@ -441,33 +431,47 @@ def _reduce(value: Any) -> Any:
         ) from exc
 
 
-_ENCODERS: Final[dict[type, Callable[[Any, _Walk], bytes]]] = {
-    str: _str,
-    bytes: _bytes,
-    int: _int,
-    type(None): lambda _value, _walk: b"\xc0",
-    tuple: partial(_members, TUPLE),
-    bool: _number,
-    float: _number,
-    list: partial(_members, 0),
-    dict: _dict,
-    frozenset: _set,
-    set: _set,
-    QueueKey: _queue,
-    PrefixedQueueKey: _queue,
-    bytearray: _bytes,
-    memoryview: _memoryview,
-    complex: _number,
-    Decimal: _number,
-    Fraction: _number,
-    dt.datetime: _datetime,
-    dt.date: lambda value, _walk: _extension(DATE, value.toordinal().to_bytes(3, "big")),
-    dt.time: _time,
-    dt.timedelta: lambda value, _walk: _extension(TIMEDELTA, DAYS.pack(value.days, value.seconds, value.microseconds)),
-    UUID: lambda value, _walk: _extension(UUID_CODE, value.bytes),
-    range: _range,
-    type(...): lambda _value, _walk: _extension(ELLIPSIS, b""),
-}
+class _Encoders(dict[type[Any], _Encoder]):
+    """The encoder for each type, chosen when a subclass is first met."""
+
+    def __missing__(self, kind: type[Any]) -> _Encoder:
+        encoder = _choose_encoder(kind)
+        if len(self) < _KNOWN_TYPES:
+            self[kind] = encoder
+        return encoder
+
+
+_ENCODERS: Final = _Encoders(
+    {
+        str: _str,
+        bytes: _bytes,
+        int: _int,
+        type(None): lambda _value, _walk: b"\xc0",
+        tuple: partial(_members, TUPLE),
+        bool: _number,
+        float: _number,
+        list: partial(_members, 0),
+        dict: _dict,
+        frozenset: _set,
+        set: _set,
+        QueueKey: _queue,
+        PrefixedQueueKey: _queue,
+        bytearray: _bytes,
+        memoryview: _memoryview,
+        complex: _number,
+        Decimal: _number,
+        Fraction: _number,
+        dt.datetime: _datetime,
+        dt.date: lambda value, _walk: _extension(DATE, value.toordinal().to_bytes(3, "big")),
+        dt.time: _time,
+        dt.timedelta: lambda value, _walk: _extension(
+            TIMEDELTA, DAYS.pack(value.days, value.seconds, value.microseconds)
+        ),
+        UUID: lambda value, _walk: _extension(UUID_CODE, value.bytes),
+        range: _range,
+        type(...): lambda _value, _walk: _extension(ELLIPSIS, b""),
+    }
+)
 _SUBCLASSED: Final = (
     *(str, int, float, complex, bytes, bytearray, tuple, list, dict, set, frozenset, Decimal, Fraction, UUID),
     *(dt.datetime, dt.date, dt.time, dt.timedelta),
@@ -475,8 +479,7 @@ _SUBCLASSED: Final = (
 _DICT_EQUALITY: Final = (OrderedDict.__eq__, Counter.__eq__)  # dicts to anyone but their own kind
 
 
-@lru_cache(maxsize=256)
-def _encoder_for(kind: type[Any]) -> Callable[[Any, _Walk], bytes]:
+def _choose_encoder(kind: type[Any]) -> _Encoder:
     if any(parent.__module__ == "numpy" and parent.__name__ == "generic" for parent in kind.__mro__):
         return _instance if kind.__name__ in _NOT_PYTHON else _numpy
     for base in _SUBCLASSED:

@@ -60,8 +60,7 @@ SMALL_INTS: Final = tuple(bytes((n,)) for n in range(128))
 
 FRACTION_BITS: Final = 8192  # reducing a fraction is quadratic, so hostile bytes may not ask for a large one
 _POOLED_SIZE: Final = 1 << 18  # a packer keeps its buffer: one that has grown beyond this is dropped
-_BIN8: Final = 0xC4
-_EXT8: Final = 0xC7
+_BIN8, _EXT8 = 0xC4, 0xC7
 
 Buffer = bytes | memoryview
 Scalars = Mapping[int, Callable[[bytes], Any]]
@@ -206,19 +205,17 @@ def encode_value(value: Any) -> bytes:
     """Encode a value, or raise `NotData` if it would not come back equal and of the same type."""
     kind = type(value)
     data: bytes
-    if kind is bytes:
-        if len(value) < 256:
-            data = BIN_HEADS[len(value)] + value
-            return data
-    elif kind is str:
+    if kind is bytes and len(value) < 256:
+        data = BIN_HEADS[len(value)] + value
+        return data
+    if kind is str and len(value) < 256:
         try:
-            data = value.encode() if len(value) < 256 else b""
-            return STR_HEADS[len(data)] + data if data else _encode(value, kind)
+            data = value.encode()
+            return STR_HEADS[len(data)] + data
         except (IndexError, UnicodeEncodeError):  # longer than the table, or with lone surrogates
             pass
-    elif kind is int:
-        if 0 <= value < 1 << 32:
-            return SMALL_INTS[value] if value < 128 else _U32(0xCE, value)
+    elif kind is int and 0 <= value < 1 << 32:
+        return SMALL_INTS[value] if value < 128 else _U32(0xCE, value)
     elif kind is float:
         return _F64(0xCB, value)
     return _encode(value, kind)

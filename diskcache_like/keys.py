@@ -20,7 +20,7 @@ from typing import Any, Final, NoReturn
 from uuid import UUID
 
 from . import canonical as form
-from .canonical import KEY_DEPTH, KEY_SIZE_LIMIT, PrefixedQueueKey, QueueKey, encode_key, encode_long, queue_key
+from .canonical import KEY_DEPTH, KEY_SIZE_LIMIT, PrefixedQueueKey, QueueKey, encode_key, encode_long
 from .codecs import NESTED, Format, Mark, NotData, decode_value, encode_value, int_from_bytes
 from .errors import DecodeError, KeyEncodeError, KeyTooLarge, ValueEncodeError
 from .pickles import dumps_pickle
@@ -49,6 +49,11 @@ _AS_PICKLE: Final = b"\x01"
 
 class KeyDecodeError(DecodeError):
     """A stored key identifies something that only its spelling can rebuild."""
+
+
+def queue_key(prefix: str | None, number: int) -> QueueKey | PrefixedQueueKey:
+    """Make the key of an item in a queue."""
+    return QueueKey(number) if prefix is None else PrefixedQueueKey(prefix, number)
 
 
 def encode_tag(tag: object) -> bytes | None:

@@ -104,8 +104,10 @@ def write_in_steps(link: Link, directory: Path, given: Options, name: str, how: 
     with opened(directory, given) as cache:
         sabotage(cache, how)
 
+        over = False
+
         def pause(statement: str) -> None:
-            if is_change(statement) or statement == "COMMIT":
+            if not over and (is_change(statement) or statement == "COMMIT"):
                 link.tell(statement)
                 link.hear()
 
@@ -113,6 +115,7 @@ def write_in_steps(link: Link, directory: Path, given: Options, name: str, how: 
         watch(cache, pause, pause)
         with contextlib.suppress(ZeroDivisionError):
             WRITES[name].do(cache)
+        over = True
         link.tell(None)
         link.hear()  # until then this handle is open: no closing changes anything under the test's eyes
 

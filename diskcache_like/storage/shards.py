@@ -62,8 +62,11 @@ def _refuse_links(path: str) -> None:
     """Refuse a path through a link that neither this user nor the system's administrator made."""
     part = path
     while part != os.path.dirname(part):
-        with contextlib.suppress(OSError):
+        try:
             status = os.lstat(part)
+        except OSError:  # not there yet, or not to be seen: making the directory will tell
+            pass
+        else:
             if stat.S_ISLNK(status.st_mode) and status.st_uid not in (os.geteuid(), 0):
                 raise UnsafeDirectory(f"the cache directory is reached by a link of user {status.st_uid}", part)
         part = os.path.dirname(part)

@@ -218,11 +218,13 @@ class Writer(Reader):
             if cursor.execute(sql.UPSERT_PLAIN, parameters).rowcount:
                 self._inserted = h
                 return 1
-        elif cursor.execute(sql.UPSERT_PLAIN, parameters).lastrowid != self._inserted:
-            self._inserted = h
-            return 1
-        elif cursor.rowcount:
-            return 0
+        else:
+            done = cursor.execute(sql.UPSERT_PLAIN, parameters)
+            if done.lastrowid != self._inserted:
+                self._inserted = h
+                return 1
+            if done.rowcount:
+                return 0
         return self._upsert_row(self._place(h, stored), stored, Row(v), tick, h % self.slot_prime)
 
     def _count(self, added: int) -> None:
