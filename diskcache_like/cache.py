@@ -193,7 +193,7 @@ class Cache(Entries):
         """Store `value` under `key`, replacing what was there; return False if it can never fit the size limit.
 
         `expire`: seconds from now, None for never. `read`: `value` is a binary file object, read to its end. `tag`: for
-        `evict`. Atomic. Raises Timeout, ExpiryError, KeyEncodeError, ValueEncodeError, DiskFull; nothing is changed then.
+        `evict`. Atomic. Raises Timeout, ExpiryError, KeyEncodeError, ValueEncodeError, DiskFull; nothing changes then.
         """
         stored, h, store = self._locate(key)
         expiry = None if expire is None else self._expiry(expire)
@@ -285,7 +285,7 @@ class Cache(Entries):
         tag: Any = None,
         retry: bool = False,
     ) -> bool:
-        """Store `value` only if `key` has no live entry; return whether it was stored. Atomic; arguments as for `set`."""
+        """Store `value` if `key` has no live entry; return whether it was stored. Atomic; arguments as for `set`."""
         if not read and key in self:
             return False
         target = self._target(key)

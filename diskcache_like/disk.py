@@ -15,7 +15,7 @@ import pickle
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from hashlib import blake2b
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Self
 
 from . import codecs, files, keys
 from .codecs import NotData, encode_value
@@ -47,7 +47,7 @@ class Constant(tuple[str]):
 
     __slots__ = ()
 
-    def __new__(cls, name: str) -> Constant:
+    def __new__(cls, name: str) -> Self:
         """Make the constant called `name`."""
         return super().__new__(cls, (name,))
 

@@ -90,7 +90,7 @@ class Options:
         return options, checked_all({name: value for name, value in arguments.items() if name not in names})
 
     def to_pass_on(self) -> dict[str, Any]:
-        """Return what another handle on the same data needs, as far as it can be pickled without giving a secret away."""
+        """Return what another handle on the same data needs, without the secret, which belongs in no pickle."""
         kept = {
             field.name: getattr(self, field.name) for field in fields(self) if field.name not in ("secret", "clock")
         }

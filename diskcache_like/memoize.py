@@ -173,13 +173,13 @@ def _types_of(values: Iterable[Any]) -> tuple[str, ...]:
 def _any_signature(name: str, typed: bool, ignored: frozenset[int | str]) -> Callable[..., tuple[Any, ...]]:
     """Return the key function for a callable that does not tell its signature."""
 
-    def __key__(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
+    def key(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
         positional = tuple(value for position, value in enumerate(args) if position not in ignored)
         named = tuple(sorted((word, value) for word, value in kwargs.items() if word not in ignored))
-        key = (name, positional, named)
-        return (*key, _types_of(positional), _types_of(value for _, value in named)) if typed else key
+        made = (name, positional, named)
+        return (*made, _types_of(positional), _types_of(value for _, value in named)) if typed else made
 
-    return __key__
+    return key
 
 
 def memoize(
@@ -194,7 +194,7 @@ def memoize(
     """Return a decorator that keeps a function's results in `cache`.
 
     `name`: instead of the function's own. `typed`: arguments of different types are different. `expire`: seconds; 0
-    keeps nothing. `tag`: for `evict`. `ignore`: positions and names of arguments that do not count. `key`: a function of
+    keeps nothing. `tag`: for `evict`. `ignore`: positions and names of arguments that do not count. `key`: function of
     the call's arguments that returns the key's variable part. Works on coroutine functions too: the coroutine's result
     is kept. Exceptions are not kept.
     """
@@ -212,8 +212,7 @@ def memoize(
             def make(*args: Any, **kwargs: Any) -> Any:
                 return (base, given(*args, **kwargs))
 
-        wrapper = _wrapper(cache, function, _bounded(make), expire, tag)
-        return wrapper
+        return _wrapper(cache, function, _bounded(make), expire, tag)
 
     return decorate
 

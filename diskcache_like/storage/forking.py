@@ -1,15 +1,15 @@
 """Fork: bring every shard to rest before it, and rid the child of the connections that it inherited.
 
-SQLite counts its file locks per process and file. Fork copies the counts, while the locks stay with the parent: a child
-that opens the database beside inherited connections believes to hold locks that it does not have, and the parent's last
-close then deletes the WAL that the child writes to (measured: all of the child's writes lost). So the child closes what
-it inherited, at once and before it opens anything.
+SQLite counts its file locks per process and file. Fork copies the counts, while the locks stay with the parent: a
+child that opens the database beside inherited connections believes to hold locks that it does not have, and the last
+close in the parent then deletes the WAL that the child writes to (measured: all of the child's writes lost). So the
+child closes what it inherited, at once and before it opens anything.
 
 Closing is harmless where a connection does nothing: the kernel keeps the parent's locks for the parent, there is
 nothing to roll back, and those same locks keep it from being the last one, which would checkpoint. A connection that
-another thread uses can be neither closed nor used, so the fork waits until no thread is inside SQLite. Where that cannot
-be, as within a transaction, the connections are kept and the child refuses to open that directory: better than to lose
-what it writes there.
+another thread uses can be neither closed nor used, so the fork waits until no thread is inside SQLite. Where that
+cannot be, as within a transaction, the connections are kept and the child refuses to open that directory: better than
+to lose what it writes there.
 """
 
 from __future__ import annotations
@@ -58,8 +58,9 @@ def refuse_inherited(directory: str) -> None:
     """Raise TransactionError in a child that cannot use this directory."""
     if _refused and os.path.realpath(directory) in _refused:
         raise TransactionError(
-            f"{directory!r}: this process was forked while its parent was within a transaction on it, or another thread "
-            "was, and cannot use it: fork outside of transact(), or start the process by 'spawn' or 'forkserver'"
+            f"{directory!r}: this process was forked while its parent, or another thread of it, was within a "
+            "transaction on it, and cannot use it: fork outside of transact(), or start the process by 'spawn' or "
+            "'forkserver'"
         )
 
 

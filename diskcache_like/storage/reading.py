@@ -100,7 +100,7 @@ class Reader(Shard):
         return found
 
     def scan(self, reverse: bool = False) -> Iterator[tuple[int, bytes, bytes | None]]:
-        """Return an iterator of (h, stored key, spelling) in order of insertion, without what is inserted after this call.
+        """Return an iterator of (h, stored key, spelling) in order of insertion, without what is inserted after this.
 
         The places (8 bytes each) are read at once, the rows in pages as the iteration comes to them, so that no read
         transaction stays open between steps. What is removed meanwhile is left out.

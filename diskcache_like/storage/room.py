@@ -205,8 +205,8 @@ def relieve(store: Writer, columns: Sequence[object]) -> bool:
     """On a full disk, unlink the files in the trash and those of rows about to go; tell whether a write may fit now.
 
     Even a DELETE needs room in the WAL, so files are what can go first: until its row has gone, an entry without its
-    file reads as missing. A checkpoint, if it gets through, lets the WAL start anew in the room that it has. The lock is
-    held, no transaction is open.
+    file reads as missing. A checkpoint, if it gets through, lets the WAL start anew in the room that it has. The lock
+    is held, no transaction is open.
     """
     doomed = [*columns, *(column for (column,) in store.select_writer(sql.SELECT_ALL_TRASH))]
     for column in doomed:

@@ -10,7 +10,6 @@ from ..coherence import native
 from ..coherence.forks import process_token
 from ..coherence.generations import GenerationFile, Header
 from ..coherence.lock import WriteLock
-from ..coherence.words import Words
 from ..disk import Disk
 from ..errors import CorruptDatabase
 from ..policies import policy_named
@@ -80,8 +79,8 @@ class Shard:
         self.settings = opened.settings
         self.identity = opened.identity
         self.policy = policy_named(self.settings["eviction_policy"])
-        # The rowid that the writer inserted last. SQLite tells an insert from an update by nothing else: after an upsert
-        # of `h` it is another than before exactly if `h` was inserted, unless it was `h` before, where we have to look.
+        # The rowid that the writer inserted last. SQLite tells an insert from an update by nothing else: after an
+        # upsert of `h` it is another than before exactly if `h` was inserted, unless it was `h` before.
         self._inserted = 0
         self._cursor: sqlite3.Cursor | None = None  # of the writer, for the statement that matters most
         self._special = self.policy.marks_frequency  # rows need more than the plain upsert writes

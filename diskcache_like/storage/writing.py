@@ -435,26 +435,26 @@ class Writer(Reader):
                 self.recovered(error)
                 raise
             return
-        txn = self.txn
-        assert txn is not None
-        txn.depth += 1
-        name = f"nested_{txn.depth}"
+        outer = self.txn
+        assert outer is not None
+        outer.depth += 1
+        name = f"nested_{outer.depth}"
         self._run(f"SAVEPOINT {name}")
-        added, files = txn.added, len(txn.files)
+        added, files = outer.added, len(outer.files)
         try:
             yield
         except BaseException:
             if self.inherited():
                 raise
             self._run(f"ROLLBACK TO {name}")
-            txn.added = added
-            room.unlink_unused(self, txn.files[files:])
-            del txn.files[files:]
+            outer.added = added
+            room.unlink_unused(self, outer.files[files:])
+            del outer.files[files:]
             raise
         finally:
-            if self.txn is txn:
+            if self.txn is outer:
                 self._run(f"RELEASE {name}")
-                txn.depth -= 1
+                outer.depth -= 1
 
     def _run(self, statement: str) -> None:
         self._execute(statement, ())
@@ -477,7 +477,9 @@ class Writer(Reader):
         try:
             yield txn
             if self.inherited():
-                raise TransactionError(f"{self.directory!r}: this process was forked within the transaction of its parent")
+                raise TransactionError(
+                    f"{self.directory!r}: this process was forked within the transaction of its parent"
+                )
             self._run("COMMIT")
             done = True
         except BaseException:
