@@ -17,7 +17,20 @@ from . import keys
 from . import memoize as memoizing
 from .coherence.generations import Header
 from .disk import UNKNOWN, Disk, Stored
-from .entries import ENOVAL, FREQUENCY, GONE, RECENCY, Entries, Expiry, Target, absent, metadata, tag_of, with_metadata
+from .entries import (
+    COUNTED,
+    ENOVAL,
+    FREQUENCY,
+    GONE,
+    RECENCY,
+    Entries,
+    Expiry,
+    Target,
+    absent,
+    metadata,
+    tag_of,
+    with_metadata,
+)
 from .errors import DecodeError, DiskFull, ExpiryError, SettingError, StorageError, Timeout, ValueTooLarge
 from .record import MODE_RAW, Record, pack
 from .settings import DEFAULT_SETTINGS, checked, checked_all
@@ -69,7 +82,7 @@ class Cache(Entries):
 
     # -- reading --------------------------------------------------------------------------------------------------
 
-    def get(
+    def get(  # noqa: C901 - the hot path, spelled out: a call more would cost a third of it
         self,
         key: Any,
         default: Any = None,
@@ -94,15 +107,27 @@ class Cache(Entries):
                 and (expire is None or expire > self._clock())
                 and not (read or expire_time or tag)
             ):
-                visited[0] = True
-                if self._tracks:  # `_used`, without the call
-                    if self._tracks == RECENCY:
-                        uses[slot] = 2 * header[_TICK] + 1
-                    elif decode is absent:
-                        pass
-                    elif self._tracks == FREQUENCY:
+                tracks = self._tracks
+                if not tracks:
+                    visited[0] = 1
+                elif tracks == COUNTED:  # from here on `_used`, without the call
+                    visited[0] = 1
+                    if decode is not absent:
+                        self._counters[0] += 1
+                elif tracks == FREQUENCY:
+                    visited[0] = hits = visited[0] + 1
+                    if hits < 16:  # noted one by one, from there on in sixteens
                         uses[slot] += 1
-                    else:
+                    elif not hits & 15:
+                        uses[slot] += 16
+                elif tracks == RECENCY:
+                    tick = header[_TICK]
+                    if visited[0] != tick:  # the mark is the same until somebody writes
+                        visited[0] = tick
+                        uses[slot] = 2 * tick + 1
+                else:
+                    visited[0] = 1
+                    if decode is not absent:
                         self._used(uses, slot, header)
                 if decode is None:
                     return value

@@ -204,7 +204,7 @@ class Disk:
         spelled = keys.spelling(key, stored)
         if spelled is None or spelled[0] == 0:
             return spelled
-        if self.pickle_policy == "trusted":
+        if self._trusts_keys():
             return spelled
         if self.pickle_policy == "never" or self.signer is None:
             return None  # the entry works by its key; iteration reports it as one that cannot be rebuilt
@@ -223,11 +223,14 @@ class Disk:
             return self.get(*pair)
         if spelling is None or spelling[:1] != b"\x01":
             return keys.decode_key(stored, spelling)
-        pickled = spelling[1:] if self.pickle_policy == "trusted" else self._verified_key(stored, spelling)
+        pickled = spelling[1:] if self._trusts_keys() else self._verified_key(stored, spelling)
         key = loads_pickle(pickled)
         if keys.encode_key(key) != stored:
             raise DecodeError("stored key and its spelling do not agree")
         return key
+
+    def _trusts_keys(self) -> bool:
+        return self.pickle_policy == "trusted" and not self.authenticates
 
     def _verified_key(self, stored: bytes, spelling: bytes) -> bytes:
         if self.pickle_policy == "never":

@@ -54,7 +54,8 @@ class Gone(Enum):
 
 GONE: Final = Gone.GONE
 ATTEMPTS = 100  # times that a row is read again because its value file went away in between
-NO_MARKS, RECENCY, FREQUENCY, COUNTED = 0, 1, 2, 3  # what a hit notes beside SIEVE's mark
+# What a hit notes beside SIEVE's mark: nothing, the time for LRU, a use for LFU, a hit for the statistics, or several.
+NO_MARKS, RECENCY, FREQUENCY, COUNTED, SEVERAL = range(5)
 _TICK, _SHARED = Header.TICK, Header.SHARED
 _number = int.from_bytes
 _SELF_SPELLED = frozenset({str, bytes, int})  # exact types that are their own spelling, hot key, and immutable value
@@ -132,6 +133,7 @@ class Entries:
         self._timeout = timeout
         self._clock = options.clock
         self.metrics = Metrics()
+        self._counters = self.metrics.counters
         self._warned = False
         self._marks = NO_MARKS
         self._counts = False
@@ -351,7 +353,7 @@ class Entries:
         cost = (OVERHEAD + len(stored) + size) | 63  # rounded, so that an entry often replaces one of equal cost
         self._hot_put(
             key if type(key) in _SELF_SPELLED or keys.is_direct(key) else (_STORED, stored),
-            (store.slots, slot, stamp, expire, value, decode, [False], store.uses, store.header, cost),
+            (store.slots, slot, stamp, expire, value, decode, [0], store.uses, store.header, cost),
         )
 
     def _hot_value(self, key: Any) -> Any:
@@ -365,7 +367,7 @@ class Entries:
         slots, slot, stamp, expire, value, decode, visited, uses, header, _ = entry
         if slots[slot] != stamp or not (expire is None or expire > self._clock()):
             return ENOVAL
-        visited[0] = True
+        visited[0] = 1
         if decode is absent:
             return absent
         self._used(uses, slot, header)
@@ -378,7 +380,7 @@ class Entries:
         elif self._marks == FREQUENCY:
             uses[slot] += 1
         if self._counts:
-            self.metrics.hits += 1
+            self._counters[0] += 1
 
     def _noted(self, found: bool, store: Store, h: int) -> None:
         """Note what a read of the database came to."""
@@ -389,7 +391,7 @@ class Entries:
 
     def _missed(self) -> None:
         if self._counts:
-            self.metrics.misses += 1
+            self._counters[1] += 1
 
     def _get_cold(self, key: Any, default: Any, read: bool, expire_time: bool, tag: bool) -> Any:
         stored, h, store = self._locate(key)
@@ -515,7 +517,7 @@ class Entries:
             expiry,
             value,
             decode,
-            [False],
+            [0],
             store.uses,
             store.header,
             cost,
@@ -575,10 +577,15 @@ class Entries:
 
     def _flush_counts(self, store: Writer) -> None:
         """Add this handle's counts to the shared ones; the write lock is held."""
-        metrics = self.metrics
-        if metrics.hits or metrics.misses:
-            store.count_uses(metrics.hits, metrics.misses)
-            metrics.hits = metrics.misses = 0
+        hits, misses = self._counters
+        if hits or misses:
+            self._counters[:] = [0, 0]
+            store.count_uses(hits, misses)
+
+    def _tracking(self) -> int:
+        if not self._counts:
+            return self._marks
+        return SEVERAL if self._marks else COUNTED
 
     def _apply(self, name: str, value: Any) -> None:
         """Make a setting effective in this handle."""
@@ -586,10 +593,10 @@ class Entries:
         if name == "eviction_policy":
             policy = policy_named(value)
             self._marks = RECENCY if policy.marks_recency else FREQUENCY if policy.marks_frequency else NO_MARKS
-            self._tracks = COUNTED if self._counts else self._marks
+            self._tracks = self._tracking()
         elif name == "statistics":
             self._counts = bool(value)
-            self._tracks = COUNTED if self._counts else self._marks
+            self._tracks = self._tracking()
             for store in self._shards.stores:
                 store.config.on_write = self._flush_counts if value else None
         elif name == "durability":

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from .cache import Cache
 from .disk import Disk
 from .errors import SettingError
+from .storage.shards import refuse_link
 
 T = TypeVar("T")
 _NAME = re.compile(r"[^\x00]{1,200}")
@@ -74,7 +75,11 @@ class FanoutCache(Cache):
         parts = name.split("/")
         if not _NAME.fullmatch(name) or any(part in ("", ".", "..") for part in parts):
             raise SettingError(f"{kind} name is {name!r}, expected a relative name without empty parts, '.' and '..'")
-        return os.path.join(self.directory, kind, *parts)
+        path = self.directory
+        for part in (kind, *parts):
+            path = os.path.join(path, part)
+            refuse_link(path)
+        return path
 
     def close(self) -> None:
         """Close every file of this cache and of its named children."""

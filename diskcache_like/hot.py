@@ -25,11 +25,11 @@ FRACTION = 64  # no value above limit / FRACTION is admitted
 #   expire  seconds since 1970, or None
 #   value   the value itself if immutable, else its payload
 #   decode  makes a fresh value of the payload for each hit; None for an immutable value
-#   visited SIEVE's mark: a list of one bool, the entry's only mutable part
+#   visited SIEVE's mark: a list of one number, 0 for not visited, the entry's only mutable part
 #   uses    words of the shard's use marks
 #   header  words of the shard's header
 #   cost    bytes that the entry is charged with
-HotEntry = tuple[Words, int, int, float | None, Any, Callable[[Any], Any] | None, list[bool], Words, Words, int]
+HotEntry = tuple[Words, int, int, float | None, Any, Callable[[Any], Any] | None, list[int], Words, Words, int]
 VISITED: Final = 6
 COST: Final = 9
 
@@ -125,7 +125,7 @@ class HotLayer:
             if entry is None:
                 continue
             if entry[VISITED][0]:
-                entry[VISITED][0] = False
+                entry[VISITED][0] = 0
                 continue
             order[hand - 1] = _HOLE
             del entries[key]

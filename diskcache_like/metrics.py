@@ -10,11 +10,10 @@ class Metrics:
     an augmented assignment, and elsewhere a lost count harms nobody.
     """
 
-    __slots__ = ("damaged", "hits", "misses", "missing_files", "unauthenticated")
+    __slots__ = ("counters", "damaged", "missing_files", "unauthenticated")
 
     def __init__(self) -> None:
-        self.hits = 0
-        self.misses = 0
+        self.counters = [0, 0]  # hits and misses that were not added to the shared ones yet; in a list for speed
         self.damaged = 0  # entries that did not match their checksum or could not be decoded
         self.unauthenticated = 0  # entries whose authentication failed or was missing
         self.missing_files = 0  # rows whose value file was gone

@@ -10,6 +10,7 @@ import re
 import threading
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Protocol, TypeVar
 
 import hypothesis
@@ -164,3 +165,18 @@ def open_cache(kind: Kind, clock: Clock, tmp_path: Path) -> Iterator[Opener]:
 def cache(open_cache: Opener) -> Cache:
     """Return a new cache of each kind."""
     return open_cache()
+
+
+@pytest.fixture
+def diskcache() -> ModuleType:
+    """Return DiskCache, for the half of a test that shows what it does."""
+    module = pytest.importorskip("diskcache")
+    assert isinstance(module, ModuleType)
+    return module
+
+
+@pytest.fixture
+def theirs(diskcache: ModuleType, tmp_path: Path) -> Iterator[Any]:
+    """Return a cache of DiskCache."""
+    with diskcache.Cache(tmp_path / "theirs") as cache:
+        yield cache

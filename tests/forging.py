@@ -167,13 +167,17 @@ STEPS = (
     Step("reset", lambda cache: cache.reset("eviction_policy", "least-recently-used")),
     Step("eviction", lambda cache: (cache.reset("size_limit", 30_000), cache.set("c", "x" * 20_000), cache.cull())),
     Step("other eviction", lambda cache: (cache.reset("eviction_policy", "least-frequently-used"), cache.cull())),
+    Step("no eviction", lambda cache: cache.reset("size_limit", 1 << 30)),
     Step("check that mends", lambda cache: cache.check(fix=True)),
     Step("clear", lambda cache: cache.clear()),
 )
 
 
+ENTRIES = 109
+
+
 def fill(cache: Cache) -> None:
-    """Store something of every sort, for `STEPS` to meet."""
+    """Store `ENTRIES` entries, some of every sort, for `STEPS` to meet."""
     cache["a"] = "text"
     cache["b"] = {"some": ["nested", "data"]}
     cache["file"] = b"x" * 50_000
@@ -204,6 +208,7 @@ def run_steps(cache: Cache) -> list[str]:
 
 __all__ = [
     "DAMAGE",
+    "ENTRIES",
     "NAMES",
     "STEPS",
     "Bomb",

@@ -47,7 +47,10 @@ class Kind(NamedTuple):
         return self.make(directory, **settings)
 
 
-QUICK = {"durability": "process", "generation_slots": 1 << 10}  # fewer and smaller pages to write when one is made
+QUICK: dict[str, Any] = {
+    "durability": "process",
+    "generation_slots": 1 << 10,
+}  # fewer and smaller pages to write when one is made
 
 KINDS = (
     Kind("plain", Cache),

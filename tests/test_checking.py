@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from diskcache_like import Cache, EmptyDirWarning, UnknownFileWarning
+from diskcache_like import Cache, EmptyDirWarning, StorageError, UnknownFileWarning
 
 from .conftest import Opener
-from .kinds import exact, few, one
+from .kinds import exact, one, only
 
 BIG = "x" * 50_000
 
@@ -21,7 +21,7 @@ BIG = "x" * 50_000
 def tamper(cache: Cache, statement: str, *parameters: Any) -> None:
     """Change the database behind the back of the closed cache."""
     cache.close()
-    connection = sqlite3.connect(os.path.join(cache.directory, "cache.db"))
+    connection = sqlite3.connect(Path(cache.directory, "cache.db"))
     assert connection.execute(statement, parameters).rowcount
     connection.commit()
     connection.close()
@@ -33,21 +33,6 @@ def value_files(cache: Cache) -> list[Path]:
 
 def messages(cache: Cache, fix: bool = False) -> list[str]:
     return [str(problem.message) for problem in cache.check(fix=fix)]
-
-
-@few
-def test_a_missing_value_file_is_a_miss_and_found(cache: Cache) -> None:
-    cache.set_many({"lost": BIG, "kept": BIG})
-    before = len(cache)
-    lost = cache.get_entry("lost")
-    assert lost.value == BIG
-    for path in value_files(cache):
-        path.unlink()
-        if cache.get("lost") is None:
-            break
-        path.touch()
-    cache.clear()
-    assert before == 2
 
 
 @one
@@ -65,9 +50,9 @@ def test_each_kind_of_damage_is_found_and_mended(open_cache: Opener) -> None:
     assert cache.get_many(["one", "two", "three", "four"]) == {"four": "small"}
     assert (cache.metrics.damaged, cache.metrics.missing_files) == (2, 1)
     found = cache.check()
-    assert len(found) == 6
+    assert len(found) == 7
     assert sum(problem.category is UnknownFileWarning for problem in found) == 2
-    assert sum(problem.category is EmptyDirWarning for problem in found) == 1
+    assert sum(problem.category is EmptyDirWarning for problem in found) == 2, "one where a file was lost"
     assert len(cache.check(fix=True)) >= 6
     assert messages(cache) == []
     assert list(cache) == ["four"]
@@ -93,13 +78,14 @@ def test_wrong_totals_are_found_and_mended(cache: Cache) -> None:
     tamper(cache, "UPDATE totals SET files = files + 1000")
     assert "total says" in messages(cache)[0]
     messages(cache, fix=True)
+    assert len(cache) == 1
     cache._shards.stores[0].header[25] += 5
     assert "count says 6 entries, there are 1" in messages(cache, fix=True)[0]
     assert messages(cache) == []
     assert len(cache) == 1
 
 
-@few
+@only(lambda kind: kind.name in ("plain", "fanout-3"))
 def test_check_runs_beside_writers_and_harms_none(open_cache: Opener) -> None:
     cache, other = open_cache(), open_cache()
     stop = threading.Event()
@@ -122,22 +108,22 @@ def test_check_runs_beside_writers_and_harms_none(open_cache: Opener) -> None:
 
 
 @one
-@pytest.mark.xfail(reason="check(fix=True) takes the file of a write that has not committed its row yet for nobody's")
-def test_mending_beside_a_writer_of_files_harms_none(open_cache: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_write_is_acknowledged_whose_file_a_check_took_for_nobodys(
+    open_cache: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cache, other = open_cache(), open_cache()
+    cache["key"] = "before"
     store = cache._shards.stores[0]
     upsert = store.upsert
 
     def interrupted(*arguments: Any) -> int:
-        other.check(fix=True)
+        assert "unknown file" in messages(other, fix=True)[0]
         return upsert(*arguments)
 
     monkeypatch.setattr(store, "upsert", interrupted)
-    cache["key"] = BIG
-    try:
-        assert cache["key"] == BIG
-    finally:
-        cache.check(fix=True)
+    with pytest.raises(StorageError, match="check removed"):
+        cache["key"] = BIG
+    assert cache["key"] == "before"
 
 
 def test_volume_follows_what_is_stored(cache: Cache) -> None:
@@ -171,13 +157,13 @@ def test_the_hot_layer_keeps_to_its_bound(open_cache: Opener) -> None:
     limit = 200_000
     cache = open_cache(hot_size_limit=limit)
     hot = cache._hot
-    for number in range(2_000):
+    for number in range(800):
         cache[number] = "x" * (number % 2_000)
         assert hot.size <= limit
-    for number in range(2_000):
+    for number in range(800):
         assert cache[number] == "x" * (number % 2_000)
         assert hot.size <= limit
-    for number in range(2_000, 4_000):
+    for number in range(800, 1_600):
         assert cache.get(number) is None, "and what is known to be missing counts too"
         assert hot.size <= limit
     assert len(hot.entries) < limit // 350
@@ -200,7 +186,7 @@ def test_what_is_read_often_stays_hot(open_cache: Opener) -> None:
 @one
 def test_a_large_value_does_not_flood_the_hot_layer(open_cache: Opener) -> None:
     cache = open_cache(hot_size_limit=1_000_000)
-    cache.set_many({number: "x" * 1000 for number in range(100)})
+    cache.set_many(dict.fromkeys(range(100), "x" * 1000))
     assert len(cache.get_many(range(100))) == 100
     cache["large"] = "x" * 30_000
     assert cache["large"] == cache["large"] == "x" * 30_000

@@ -375,7 +375,9 @@ def test_a_database_of_another_program_is_left_as_it_is(tmp_path: Path, make: ty
 def test_a_file_of_another_program_is_left_where_it_is(tmp_path: Path, make: type[Cache]) -> None:
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "cache.db").write_bytes(b"not a database at all" * 1000)
-    with pytest.warns(CorruptDatabaseWarning), closing(make(tmp_path / "other")) as cache:
+    with pytest.warns(CorruptDatabaseWarning):
+        cache = make(tmp_path / "other")
+    with closing(cache):
         cache["a"] = 1
     assert (tmp_path / "other" / "cache.db").read_bytes() == b"not a database at all" * 1000
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import enum
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from decimal import Decimal
 from typing import Any
 
@@ -25,7 +25,8 @@ def test_every_key_comes_once(open_cache: Opener) -> None:
     assert list(cache) == list(reversed(cache)) == list(cache.iterkeys()) == []
     cache.set_many(dict.fromkeys(keys, 1))
     for handle in (cache, other):
-        assert sorted(handle) == sorted(reversed(handle)) == sorted(keys)
+        assert sorted(handle) == sorted(keys)
+        assert Counter(reversed(handle)) == Counter(keys)
         assert list(handle.iterkeys()) == sorted(keys)
         assert list(handle.iterkeys(reverse=True)) == sorted(keys, reverse=True)
     assert list(reversed(cache)) == list(reversed(list(cache)))
@@ -50,7 +51,7 @@ def test_iteration_opens_a_closed_cache(cache: Cache) -> None:
     cache["key"] = 1
     for iterate in (iter, reversed, Cache.iterkeys):
         cache.close()
-        for key in iterate(cache):  # type: ignore[operator]  # a call of list() would ask for the length first
+        for key in iterate(cache):  # a call of list() would ask for the length first
             assert key == "key"
     cache.close()
     assert len(cache) == 1
@@ -106,7 +107,8 @@ def test_expired_entries_are_among_them_until_they_are_removed(cache: Cache, clo
 def test_keys_come_back_as_they_were_given(cache: Cache) -> None:
     keys: list[Any] = [
         1.0, True, -(2**70), "text", "\ud800", b"bytes", None, ..., (1, ("a", 2.0)), 2.5, Decimal("1.50"), Colour.RED,
-        frozenset({1.0, "a"}), dt.datetime(2024, 1, 1, 1, tzinfo=dt.timezone(dt.timedelta(hours=1))), dt.date(2024, 1, 1),
+        frozenset({1.0, "a"}), dt.datetime(2024, 1, 1, 1, tzinfo=dt.timezone(dt.timedelta(hours=1))),
+        dt.date(2024, 1, 1),
     ]  # fmt: skip
     for key in keys:
         cache.clear()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import inspect
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -74,7 +75,8 @@ def test_calls_that_bind_differently_are_different_entries(cache: Cache, calls: 
 
     variants: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
         ((), {}), ((1,), {}), ((1, None, "x"), {}), ((1,), {"x": None}), ((("x", 2),), {}), ((), {"x": 2}),
-        ((1, ("x", 2)), {}), ((1,), {"x": 2}), (((1,),), {}), ((None,), {}), ((), {"x": 2, "y": 1}), (("x", 2, "y", 1), {}),
+        ((1, ("x", 2)), {}), ((1,), {"x": 2}), (((1,),), {}), ((None,), {}), ((), {"x": 2, "y": 1}),
+        (("x", 2, "y", 1), {}),
     ]  # fmt: skip
     for _ in range(2):
         for args, kwargs in variants:
@@ -209,7 +211,7 @@ def test_results_expire_and_carry_a_tag(cache: Cache, clock: Clock, calls: Count
 
 @few
 def test_an_expiry_of_nothing_keeps_nothing(cache: Cache, calls: Counted) -> None:
-    work = cache.memoize(expire=0)(lambda: calls())
+    work = cache.memoize(expire=0)(calls.__call__)
     work()
     work()
     assert len(calls) == 2
@@ -225,7 +227,7 @@ def test_none_is_a_result_and_an_exception_is_not(cache: Cache, calls: Counted) 
             raise ValueError(number)
 
     for _ in range(2):
-        assert work(1) is None  # type: ignore[func-returns-value]
+        assert work(1) is None
         with pytest.raises(ValueError, match="-1"):
             work(-1)
     assert calls.calls == [(1,), (-1,), (-1,)]
@@ -259,7 +261,7 @@ def test_coroutine_functions_are_awaited_once(cache: Cache, calls: Counted) -> N
 
     assert asyncio.run(main()) == [[1], [1], [1], [2]]
     assert calls.calls == [(-1,), (1,), (2,)]
-    assert asyncio.iscoroutinefunction(fetch)
+    assert inspect.iscoroutinefunction(fetch)
     assert cache[fetch.__cache_key__(1)] == [1]  # type: ignore[attr-defined]
 
 
@@ -303,7 +305,14 @@ def test_a_wrong_call_is_refused_like_the_function_would(cache: Cache) -> None:
     def work(a: int, /, b: int, *, c: int = 0) -> int:
         return a + b + c
 
-    for call in (lambda: work(), lambda: work(1), lambda: work(a=1, b=2), lambda: work(1, 2, 3), lambda: work(1, 2, d=3)):
+    calls: list[Callable[[], Any]] = [
+        work,
+        lambda: work(1),
+        lambda: work(a=1, b=2),
+        lambda: work(1, 2, 3),
+        lambda: work(1, 2, d=3),
+    ]
+    for call in calls:
         with pytest.raises(TypeError):
             call()
     assert work(1, b=2, c=3) == 6

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -133,7 +134,12 @@ def test_push_reads_from_a_file_object(cache: Cache) -> None:
 @pytest.mark.parametrize("side", ["left", "", None, "BACK"])
 def test_there_are_no_other_sides(cache: Cache, side: Any) -> None:
     cache.push(1)
-    for use in (lambda: cache.push(BIG, side=side), lambda: cache.pull(side=side), lambda: cache.peek(side=side)):
+    uses: list[Callable[[], Any]] = [
+        lambda: cache.push(BIG, side=side),
+        lambda: cache.pull(side=side),
+        lambda: cache.peek(side=side),
+    ]
+    for use in uses:
         with pytest.raises(ValueError, match="side"):
             use()
     assert len(cache) == 1

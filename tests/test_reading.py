@@ -109,7 +109,7 @@ def test_no_kind_of_value_changes_on_its_way(cache: Cache) -> None:
 @exact
 def test_nobody_shares_a_mutable_value(open_cache: Opener) -> None:
     cache, other = open_cache(), open_cache()
-    value = {"list": [1], "set": {1}}
+    value: dict[str, Any] = {"list": [1], "set": {1}}
     holder = ([2], "tuple")
     cache["key"], cache["holder"] = value, holder
     for handle in (cache, cache, other, other):

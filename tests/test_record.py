@@ -65,7 +65,9 @@ def test_every_flipped_bit_is_noticed(record: Record, signer: Signer | None) -> 
 
 
 @given(stored_keys, stored_keys, records, signers)
-def test_a_record_moved_to_another_key_is_noticed(one: bytes, other: bytes, record: Record, signer: Signer | None) -> None:
+def test_a_record_moved_to_another_key_is_noticed(
+    one: bytes, other: bytes, record: Record, signer: Signer | None
+) -> None:
     blob = pack(one, record, signer)
     if one != other:
         with pytest.raises(DecodeError):

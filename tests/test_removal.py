@@ -272,8 +272,8 @@ def test_no_value_file_outlives_its_entry(cache: Cache, clock: Clock, remove: st
     actions: dict[str, Callable[[], object]] = {
         "clear": cache.clear,
         "evict": lambda: cache.evict("tag"),
-        "expire": lambda: clock.advance(1) or cache.expire(),  # type: ignore[func-returns-value]
-        "cull": lambda: clock.advance(1) or cache.cull(),  # type: ignore[func-returns-value]
+        "expire": lambda: cache.expire(clock.now + 1),
+        "cull": lambda: cache.reset("size_limit", 0) or cache.cull(),
         "delete_many": lambda: cache.delete_many(list(cache)),
         "pop": lambda: [cache.pop(key) for key in cache],
     }

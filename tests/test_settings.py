@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import inspect
 import multiprocessing
-import os
 import pickle
 import shutil
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from diskcache_like import DEFAULT_SETTINGS, ENOVAL, EVICTION_POLICY, UNKNOWN, Cache, FanoutCache, JSONDisk, SettingError
+from diskcache_like import (
+    DEFAULT_SETTINGS,
+    ENOVAL,
+    EVICTION_POLICY,
+    UNKNOWN,
+    Cache,
+    FanoutCache,
+    JSONDisk,
+    SettingError,
+)
 
 from .conftest import Opener
 from .kinds import Clock, Kind, few, one, only
@@ -131,17 +140,16 @@ def test_a_handle_that_closes_adds_its_counts(open_cache: Opener) -> None:
 
 def test_every_operation_opens_a_closed_cache(cache: Cache) -> None:
     cache.set("key", b"value" if cache.disk.plain_values else "value", tag="tag")
-    operations: list[Any] = [
+    operations: list[Callable[[], Any]] = [
         lambda: cache.get("key"), lambda: cache["key"], lambda: "key" in cache, lambda: cache.get_entry("key"),
         lambda: cache.get_many(["key"]), lambda: cache.read("key").close(), lambda: len(cache), lambda: list(cache),
         lambda: list(reversed(cache)), lambda: list(cache.iterkeys()), lambda: cache.set("key", "v"),
-        lambda: cache.add("key", 1), lambda: cache.incr("counter"), lambda: cache.touch("key"), lambda: cache.pop("key"),
-        lambda: cache.delete("key"), lambda: cache.set_many({"key": 1}), lambda: cache.delete_many(["key"]),
-        lambda: cache.push(1), lambda: cache.peek(), lambda: cache.peekitem(), lambda: cache.pull(),
-        lambda: cache.expire(), lambda: cache.evict("tag"), lambda: cache.cull(), lambda: cache.check(),
-        lambda: cache.volume(), lambda: cache.stats(), lambda: cache.reset("size_limit"), lambda: cache.reset("cull_limit", 9),
-        lambda: cache.create_tag_index(), lambda: cache.drop_tag_index(), lambda: cache.clear(),
-        lambda: cache.transact().__enter__, lambda: cache.close(),
+        lambda: cache.add("key", 1), lambda: cache.incr("counter"), lambda: cache.touch("key"),
+        lambda: cache.pop("key"), lambda: cache.delete("key"), lambda: cache.set_many({"key": 1}),
+        lambda: cache.delete_many(["key"]), lambda: cache.push(1), cache.peek, cache.peekitem, cache.pull, cache.expire,
+        lambda: cache.evict("tag"),
+        cache.cull, cache.check, cache.volume, cache.stats, lambda: cache.reset("size_limit"),
+        lambda: cache.reset("cull_limit", 9), cache.create_tag_index, cache.drop_tag_index, cache.clear, cache.close,
     ]  # fmt: skip
     for operation in operations:
         cache.close()
@@ -207,7 +215,7 @@ def count_up(cache: Cache) -> None:
 def test_a_handle_goes_to_another_process(open_cache: Opener, method: str) -> None:
     cache = open_cache()
     cache["counter"] = 0
-    context = multiprocessing.get_context(method)
+    context: Any = multiprocessing.get_context(method)
     children = [context.Process(target=count_up, args=(cache,)) for _ in range(2)]
     for child in children:
         child.start()
@@ -223,10 +231,10 @@ def test_a_handle_knows_its_directory(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("WHERE", "there")
     monkeypatch.chdir(tmp_path)
     for given, expected in (("~/a", "a"), ("$WHERE/b", "there/b"), ("c/../d", "d"), (Path("e"), "e")):
-        with Cache(given) as cache:  # type: ignore[arg-type]
+        with Cache(given) as cache:
             assert cache.directory == str(tmp_path / expected)
             assert repr(cache) == f"Cache({cache.directory!r})"
-            assert stat.S_IMODE(os.stat(cache.directory).st_mode) == 0o700
+            assert stat.S_IMODE(Path(cache.directory).stat().st_mode) == 0o700
     with Cache() as cache:
         assert Path(cache.directory).is_dir()
     shutil.rmtree(cache.directory)
@@ -254,9 +262,7 @@ def test_constants_keep_their_identity_on_their_way_to_another_process() -> None
 def shape(function: Any) -> list[tuple[str, Any]]:
     """Return the parameters of a function, without keyword-only ones that were added."""
     parameters = inspect.signature(function).parameters.values()
-    return [
-        (parameter.name, str(parameter.default)) for parameter in parameters if parameter.kind is not parameter.KEYWORD_ONLY
-    ]  # fmt: skip
+    return [(one.name, str(one.default)) for one in parameters if one.kind is not one.KEYWORD_ONLY]
 
 
 @pytest.mark.parametrize(("ours", "name"), [(Cache, "Cache"), (FanoutCache, "FanoutCache"), (JSONDisk, "JSONDisk")])

@@ -6,6 +6,7 @@ beside writers.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import warnings
@@ -107,9 +108,10 @@ def _check_files(store: Store, fix: bool, timeout: float | None, found: _Finding
         with store.locked(timeout):  # a writer may have made the file and not yet its row
             if _is_known(store, name):
                 continue
+            if fix:  # under the lock, where a writer that has made the file looks for it before it writes the row
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(os.path.join(store.directory, name))
         found.add(f"unknown file: {os.path.join(store.directory, name)}", UnknownFileWarning)
-        if fix:
-            os.unlink(os.path.join(store.directory, name))
 
 
 def _own_files(store: Store) -> list[tuple[str, os.stat_result]]:
@@ -132,10 +134,11 @@ def _is_known(store: Store, name: str) -> bool:
 def _check_directories(store: Store, fix: bool, found: _Findings) -> None:
     for path, _, names in os.walk(store.directory, topdown=False, followlinks=False):
         # Listed anew: mending has just removed what was below, and may have left this one empty.
-        if not names and path != store.directory and not os.listdir(path):
-            found.add(f"empty directory: {path}", EmptyDirWarning)
-            if fix:
-                os.rmdir(path)
+        with contextlib.suppress(OSError):  # a writer removed it, or has put a file there by now
+            if not names and path != store.directory and not os.listdir(path):
+                found.add(f"empty directory: {path}", EmptyDirWarning)
+                if fix:
+                    os.rmdir(path)
 
 
 def _check_totals(store: Store, fix: bool, timeout: float | None, found: _Findings) -> None:

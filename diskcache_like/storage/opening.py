@@ -113,22 +113,30 @@ def newest_epoch(directory: str) -> int:
 
 def open_shard(store: Shard) -> Opened:
     """Return the shard of `store.directory`, made or repaired first where that is needed."""
-    config = store.config
     generations = _existing(store)
+    if generations is None or not generations.is_current_boot():
+        generations = _under_lock(store)
+    try:
+        return _open_with(store, generations)
+    except BaseException:
+        generations.close()
+        raise
+
+
+def _open_with(store: Shard, generations: GenerationFile) -> Opened:
+    config = store.config
     for _ in range(3):
-        if generations is None or not generations.is_current_boot():
-            generations = _under_lock(store)
         epoch = generations.header[Header.EPOCH]
         path = database_path(store.directory, epoch)
         if not _is_there(path, config.shared):
             problem = CorruptDatabase(f"{path!r}: the database is gone or empty")
-            generations = _after_failure(store, generations, epoch, problem)
+            _after_failure(store, generations, epoch, problem)
             continue
         try:
             connection = connect(path, {**DEFAULT_SETTINGS, **config.given}, config.timeout, reader=True)
             identity, stored = _read_verified(connection, path)
         except sqlite3.Error as error:
-            generations = _after_failure(store, generations, epoch, mapped(error, path))
+            _after_failure(store, generations, epoch, mapped(error, path))
             continue
         settings = {**DEFAULT_SETTINGS, **stored, **config.given}
         if generations.header[Header.MODULUS] != identity["modulus"]:
@@ -190,7 +198,7 @@ def _generation_path(store: Shard) -> str:
     return os.path.join(store.directory, GENERATIONS)
 
 
-def _after_failure(store: Shard, generations: GenerationFile, epoch: int, problem: CacheError) -> GenerationFile:
+def _after_failure(store: Shard, generations: GenerationFile, epoch: int, problem: CacheError) -> None:
     """Set a corrupt or missing database aside; raise for every other failure.
 
     A missing one is not made anew under its name: whoever still has it open would go on with the unlinked file.
@@ -205,7 +213,6 @@ def _after_failure(store: Shard, generations: GenerationFile, epoch: int, proble
         _next_database(store, generations, epoch, problem, {**store.config.given}, identity)
     finally:
         store.lock.release()
-    return generations
 
 
 def _read_verified(connection: sqlite3.Connection, path: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -275,8 +282,7 @@ def _ensure_database(store: Shard, path: str) -> int:
         config.claimed()
     settings = {**DEFAULT_SETTINGS, **config.given}
     try:
-        opener = connect if _is_there(path, config.shared) else prepare_file
-        connection = opener(path, settings, config.timeout)
+        connection = _connect_or_prepare(path, settings, config)
         try:
             if schema.is_empty(connection):
                 schema.create(connection, {**_storable(settings), **config.identity})
@@ -294,6 +300,23 @@ def _ensure_database(store: Shard, path: str) -> int:
         raise problem from error
 
 
+def _connect_or_prepare(path: str, settings: dict[str, Any], config: Config) -> sqlite3.Connection:
+    """Return a connection to the database, made first where it is missing or its maker died before it held anything.
+
+    An empty one is made again from the start, since its journal mode may not have been set.
+    """
+    if _is_there(path, config.shared):
+        connection = connect(path, settings, config.timeout)
+        try:
+            if not schema.is_empty(connection):
+                return connection
+        except BaseException:
+            connection.close()
+            raise
+        connection.close()
+    return prepare_file(path, settings, config.timeout)
+
+
 def _storable(settings: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if name not in HANDLE_ONLY}
 
@@ -305,7 +328,7 @@ def _renew(generations: GenerationFile, displaced: int) -> None:
     """
     header = generations.header
     tick = max(header[Header.TICK] + 1, time.time_ns() // 1000)  # microseconds: no count of writes overtakes them
-    header[Header.TICK] = header[Header.SETTLED] = tick
+    header[Header.TICK] = tick
     header[Header.COUNT] = UNKNOWN
     header[Header.NEXT_EXPIRE] = 0  # the next write looks for the real one
     header[Header.MARK] = 0
@@ -315,6 +338,7 @@ def _renew(generations: GenerationFile, displaced: int) -> None:
     header[Header.DISPLACED] = displaced
     generations.begin_all(tick)
     generations.settle_all(tick)
+    header[Header.SETTLED] = tick  # after that: where it is missing, the next holder settles what was left odd
     header[Header.BOOT] = boot_stamp()
 
 
@@ -365,8 +389,8 @@ def _next_database(
     header[Header.NEXT_EXPIRE] = NO_EXPIRE
     header[Header.MARK] = 0
     header[Header.COUNT] = 0
-    header[Header.SETTLED] = tick
     generations.settle_all(tick)
+    header[Header.SETTLED] = tick
     warnings.warn(
         f"{problem}; the database stays where it is and the cache goes on empty in {path!r}",
         CorruptDatabaseWarning,

@@ -72,6 +72,12 @@ def _refuse_links(path: str) -> None:
         part = os.path.dirname(part)
 
 
+def refuse_link(path: str) -> None:
+    """Refuse a link within a cache directory, whoever made it: one that came in an archive may lead anywhere."""
+    if os.path.islink(path):
+        raise UnsafeDirectory("is a symbolic link within a cache directory; replace it by what it leads to", path)
+
+
 def _refuse_unsafe(path: str, status: os.stat_result) -> None:
     if status.st_uid != os.geteuid():
         raise UnsafeDirectory(f"the cache directory belongs to user {status.st_uid}; pass shared=True to use it", path)
@@ -139,6 +145,8 @@ class Shards:
         if any(os.path.exists(os.path.join(self.directory, name)) for name in (DATABASE, GENERATIONS)):
             return 1
         present = [number for number in range(MAX_SHARDS) if os.path.isdir(self._path(number))]
+        for number in present:
+            refuse_link(self._path(number))
         made = [number for number in present if os.path.exists(os.path.join(self._path(number), DATABASE))]
         if not made or (made == [0] and _is_unfinished(self._path(0))):
             return None

@@ -16,8 +16,8 @@ UPDATE_PLAIN = """UPDATE entry SET rank = 2 * ?3, base = 0, expire = NULL, tag =
 UPSERT = """INSERT INTO entry (h, k, seq, rank, base, expire, tag, size, file, spelling, queue, num, v)
     VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
     ON CONFLICT (h) DO UPDATE SET rank = excluded.rank, base = excluded.base, expire = excluded.expire,
-    tag = excluded.tag, size = excluded.size, file = excluded.file, spelling = excluded.spelling, v = excluded.v
-    WHERE k = excluded.k"""
+    tag = excluded.tag, size = excluded.size, file = excluded.file, spelling = excluded.spelling,
+    queue = excluded.queue, num = excluded.num, v = excluded.v WHERE k = excluded.k"""
 UPDATE_EXPIRE = "UPDATE entry SET expire = ?, v = ? WHERE h = ?"
 DELETE = "DELETE FROM entry WHERE h = ? AND k = ? AND (expire IS NULL OR expire > ?)"
 DELETE_H = "DELETE FROM entry WHERE h = ?"

@@ -8,14 +8,16 @@ its SELECT has read the newest committed entry (docs/design.md, "Coherence").
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
+from .. import files
 from ..coherence.board import ROOM
 from ..coherence.forks import token_word
 from ..coherence.generations import UNKNOWN, Header
-from ..errors import CorruptDatabase, DiskFull, TransactionError
+from ..errors import CorruptDatabase, DiskFull, StorageError, TransactionError
 from . import room
 from . import statements as sql
 from .reading import PAGE, Reader
@@ -241,6 +243,9 @@ class Writer(Reader):
             if due < self.header[_NEXT_EXPIRE]:
                 self.header[_NEXT_EXPIRE] = due
         if row.file is not None:
+            name = files.from_column(row.file)
+            if not os.path.exists(os.path.join(self.directory, name)):
+                raise StorageError(f"{self.path!r}: a check removed value file {name!r} before its row was written")
             self.header[_FILES] = 1
             if self.txn is not None:
                 self.txn.files.append(row.file)
