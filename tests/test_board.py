@@ -1,0 +1,168 @@
+"""The board: small records in shared memory, taken only under the generation that they were committed with."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from diskcache_like import Cache
+from diskcache_like.coherence.board import CELL, CELLS, ROOM, SIZE, Board
+from diskcache_like.coherence.generations import Header
+
+
+@pytest.fixture
+def board(tmp_path: Path) -> Iterator[Board]:
+    opened = Board.open(str(tmp_path / "cache.board"))
+    assert opened is not None
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[tuple[Cache, Cache]]:
+    """Return two handles on one cache that behave as if they were in two processes."""
+    writer, reader = Cache(tmp_path / "cache"), Cache(tmp_path / "cache")
+    store(writer).header[Header.SHARED] = 1
+    yield writer, reader
+    writer.close()
+    reader.close()
+
+
+def store(cache: Cache):  # type: ignore[no-untyped-def]
+    return cache._shards.stores[0]
+
+
+def without_database(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(h: int) -> bytes:
+        raise AssertionError("the database was asked")
+
+    monkeypatch.setattr(store(cache), "read", refuse)
+
+
+def test_a_record_is_found_only_under_its_hash_and_generation(board: Board) -> None:
+    board.post(4, 102, b"record")
+    assert board.look(4, 102) == b"record"
+    assert board.look(4, 104) is None
+    assert board.look(4 + CELLS, 102) is None, "another key of the same cell"
+
+
+def test_a_later_record_takes_the_place(board: Board) -> None:
+    board.post(4, 102, b"x" * ROOM)
+    board.post(4 + CELLS, 104, b"")
+    assert board.look(4, 102) is None
+    assert board.look(4 + CELLS, 104) == b""
+
+
+def test_garbage_is_no_record(tmp_path: Path) -> None:
+    (tmp_path / "cache.board").write_bytes(b"\xff" * SIZE)
+    (tmp_path / "cache.board").chmod(0o600)
+    board = Board.open(str(tmp_path / "cache.board"))
+    assert board is not None
+    assert board.look(2**64 - 1, 2**64 - 1) is None, "its length exceeds a cell"
+    board.clear()
+    assert board.look(0, 0) == b""
+    board.close()
+
+
+def test_the_file_is_private_and_allocated(tmp_path: Path, board: Board) -> None:
+    status = (tmp_path / "cache.board").stat()
+    assert status.st_mode & 0o777 == 0o600
+    assert status.st_blocks * 512 >= SIZE == CELL * 2048
+
+
+def test_another_process_reads_what_was_just_written_without_the_database(
+    pair: tuple[Cache, Cache], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer, reader = pair
+    without_database(reader, monkeypatch)
+    for number in range(100):
+        writer.set("k", {"number": number})
+        assert reader.get("k") == {"number": number}
+
+
+def test_expiry_and_tag_come_from_the_board_as_well(pair: tuple[Cache, Cache], monkeypatch: pytest.MonkeyPatch) -> None:
+    writer, reader = pair
+    writer.set("k", 1, expire=1000, tag="t")
+    without_database(reader, monkeypatch)
+    value, expiry, tag = reader.get("k", expire_time=True, tag=True)
+    assert (value, tag) == (1, "t")
+    assert expiry == writer.get("k", expire_time=True)[1]
+
+
+@pytest.mark.parametrize("change", ["delete", "set large", "transact", "clear", "touch"])
+def test_what_changes_without_the_board_is_never_read_from_it(pair: tuple[Cache, Cache], change: str) -> None:
+    writer, reader = pair
+    writer.set("k", "old")
+    assert reader.get("k") == "old"
+    changes = {
+        "delete": lambda: writer.delete("k"),
+        "set large": lambda: writer.set("k", "n" * CELL),
+        "transact": lambda: _in_transaction(writer),
+        "clear": lambda: writer.clear(),
+        "touch": lambda: writer.touch("k", expire=0),
+    }
+    changes[change]()
+    expected = {"set large": "n" * CELL, "transact": "new"}.get(change)
+    assert reader.get("k") == expected
+
+
+def _in_transaction(cache: Cache) -> None:
+    with cache.transact():
+        cache.set("k", "new")
+
+
+def test_a_forged_cell_is_not_believed(pair: tuple[Cache, Cache]) -> None:
+    writer, reader = pair
+    writer.set("k", "true")
+    shard = store(writer)
+    h = writer._locate("k")[1]
+    generation = shard.slots[h % shard.slot_prime]
+    shard.board.post(h, generation, b"\x01\xa5false" + b"\0\0\0\0")
+    assert reader.get("k") == "true"
+
+
+def test_a_slot_left_odd_sends_readers_to_the_database(pair: tuple[Cache, Cache]) -> None:
+    writer, reader = pair
+    writer.set("k", "true")
+    shard = store(writer)
+    h = writer._locate("k")[1]
+    slot = h % shard.slot_prime
+    shard.slots[slot] += 1  # a writer that died between its commit and the settling
+    shard.board.post(h, shard.slots[slot], b"nonsense")
+    assert reader.get("k") == "true"
+
+
+def test_a_cache_works_without_its_board(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.write_bytes(b"untouched")
+    (tmp_path / "cache").mkdir(mode=0o700)
+    os.symlink(outside, tmp_path / "cache" / "cache.board")
+    with Cache(tmp_path / "cache") as cache:
+        assert store(cache).board is None
+        cache["k"] = 1
+        store(cache).header[Header.SHARED] = 1
+        cache["k"] = 2
+        assert cache["k"] == 2
+    assert outside.read_bytes() == b"untouched"
+
+
+def test_one_process_alone_posts_nothing(tmp_path: Path) -> None:
+    with Cache(tmp_path / "cache") as cache:
+        cache["k"] = 1
+        assert store(cache).header[Header.SHARED] == 0
+    assert not any((tmp_path / "cache" / "cache.board").read_bytes())
+
+
+def test_a_second_process_makes_the_shard_a_shared_one(tmp_path: Path) -> None:
+    with Cache(tmp_path / "cache") as cache:
+        child = os.fork()
+        if not child:
+            try:
+                cache.get("k")
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+        assert store(cache).header[Header.SHARED] == 1
