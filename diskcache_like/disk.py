@@ -22,7 +22,7 @@ from .codecs import NotData, encode_value
 from .errors import DecodeError, SignatureError, ValueEncodeError
 from .pickles import dumps_pickle, loads_pickle
 from .record import MODE_BINARY, MODE_NONE, MODE_PICKLE, MODE_RAW, MODE_TEXT, Record
-from .signing import Signer
+from .signing import Secret
 
 __all__ = [
     "MODE_BINARY",
@@ -106,7 +106,7 @@ class Disk:
         self.min_file_size = min_file_size
         self.pickle_protocol = pickle_protocol
         self.pickle_policy = "signed"
-        self.signer: Callable[[], Signer] | None = None  # called when the secret is first needed
+        self.secret: Secret | None = None
         self.authenticates = False  # every record is signed, not only pickles
         self.sync = False  # value files reach stable storage before their row is committed
         kind = type(self)
@@ -206,9 +206,9 @@ class Disk:
             return spelled
         if self._trusts_keys():
             return spelled
-        if self.pickle_policy == "never" or self.signer is None:
+        if self.pickle_policy == "never" or self.secret is None:
             return None  # the entry works by its key; iteration reports it as one that cannot be rebuilt
-        return spelled[:1] + self.signer().tag(b"key", stored, spelled[1:]) + spelled[1:]
+        return spelled[:1] + self.secret.signer.tag(b"key", stored, spelled[1:]) + spelled[1:]
 
     def user_key(self, stored: bytes, spelling: bytes | None) -> Any:
         """Return the key for `stored`; raise DecodeError where only code or another secret could rebuild it."""
@@ -235,7 +235,8 @@ class Disk:
     def _verified_key(self, stored: bytes, spelling: bytes) -> bytes:
         if self.pickle_policy == "never":
             raise SignatureError("key is an instance and the policy is pickle='never'")
-        if self.signer is None or not self.signer().verify(spelling[1:17], b"key", stored, spelling[17:]):
+        signer = None if self.secret is None else self.secret.verifier
+        if signer is None or not signer.verify(spelling[1:17], b"key", stored, spelling[17:]):
             raise SignatureError("key is not authenticated, or with another secret")
         return spelling[17:]
 

@@ -181,12 +181,9 @@ class Entries:
 
     def _configure(self, disk: Disk) -> None:
         disk.pickle_policy = self._pickle_policy
-        disk.signer = self._signer
+        disk.secret = self._secret
         disk.authenticates = self._signs_all
         disk.sync = self._shards.stores[0].settings["durability"] == "power"
-
-    def _signer(self) -> signing.Signer:
-        return self._secret.signer
 
     @property
     def directory(self) -> str:
@@ -261,7 +258,7 @@ class Entries:
     def _verifier(self, blob: bytes) -> signing.Signer | None:
         """Return the signer if the record says that it is signed; the per-user secret is not made for any other."""
         signed = type(blob) is bytes and len(blob) > 2 and blob[0] == FULL and blob[1] & SIGNED
-        return self._secret.signer if self._signs_all or signed else None
+        return self._secret.verifier if self._signs_all or signed else None
 
     def _distrust(self, error: DecodeError, key: Any) -> None:
         """Count an entry that cannot be trusted; raise in strict mode, else it reads as missing."""

@@ -102,6 +102,21 @@ class Secret:
             self._signer = Signer(_user_secret(self._environ))
         return self._signer
 
+    @property
+    def verifier(self) -> Signer | None:
+        """Return the signer if there is a secret to read, else None: then nobody here can have signed anything.
+
+        For reading, which must not make files because of what a directory holds.
+        """
+        if self._signer is None:
+            try:
+                if not os.path.lexists(secret_path(self._environ)):
+                    return None
+                return self.signer
+            except SecretError:
+                return None
+        return self._signer
+
 
 def load_secret(argument: bytes | str | None, environ: Mapping[str, str]) -> Secret:
     """Choose the secret: the argument, else the environment, else the per-user file, touched only when needed."""

@@ -33,7 +33,7 @@ hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, prin
 # The machine may be busy with other things, so no deadline here either.
 hypothesis.settings.register_profile("dev", deadline=None)
 # For a long look: pytest --hypothesis-profile=thorough
-hypothesis.settings.register_profile("thorough", deadline=None, max_examples=4000)
+hypothesis.settings.register_profile("thorough", deadline=None, max_examples=3000)
 hypothesis.settings.load_profile("ci" if CI else "dev")
 
 

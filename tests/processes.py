@@ -169,6 +169,10 @@ class _WorkerLink(Link):
     def tell(self, message: object = None) -> None:
         super().tell(("message", message))
 
+    def hear(self) -> Any:
+        signal.alarm(int(2 * PATIENCE))
+        return super().hear()
+
 
 def ready(link: Link) -> None:
     """Say that this worker is ready and wait until all others are; the test calls `Crew.together`."""

@@ -47,7 +47,7 @@ def crew() -> Iterator[Crew]:
 
 def opened(directory: Path, kind: str = "one", **settings: Any) -> Cache:
     if kind == "fanout":
-        return FanoutCache(directory, shards=3, timeout=5, **{**SMALL, **settings})
+        return FanoutCache(directory, shards=2, timeout=5, **{**SMALL, **settings})
     return Cache(directory, timeout=5, **{**SMALL, **settings})
 
 
@@ -108,6 +108,12 @@ class Death:
 death = Death(-1)  # this process's own; replaced in a victim
 
 
+# Statements that write nothing; of the pragmas, those that a connection gets for itself.
+HARMLESS = re.compile(
+    r"SELECT|BEGIN|SAVEPOINT|RELEASE|PRAGMA (trusted|cell_|mmap|temp_|secure|wal_auto|journal_size|synchronous|cache_)"
+)
+
+
 class MortalConnection(sqlite3.Connection):
     """A connection on which each statement that may write is two steps."""
 
@@ -133,7 +139,7 @@ class MortalCursor(sqlite3.Cursor):
 
 
 def _mortal(execute: Callable[..., Any], statement: str, *args: Any) -> Any:
-    if statement.startswith(("SELECT", "BEGIN", "SAVEPOINT", "RELEASE")):
+    if HARMLESS.match(statement):
         return execute(statement, *args)
     name = " ".join(statement.split()[:3])
     death(f"before {name}")
@@ -143,7 +149,7 @@ def _mortal(execute: Callable[..., Any], statement: str, *args: Any) -> Any:
 
 
 class MortalWords:
-    """Shared words whose every change is a step."""
+    """Shared words whose every change is a step, but for the hundreds of zeros that a new header starts with."""
 
     def __init__(self, real: Any, name: str) -> None:
         self.real = real
@@ -154,7 +160,8 @@ class MortalWords:
 
     def __setitem__(self, index: int, value: int) -> None:
         self.real[index] = value
-        death(f"after {self.name}[{index}]")
+        if value:
+            death(f"after {self.name}[{index}]")
 
     def __len__(self) -> int:
         return len(self.real)
@@ -482,8 +489,10 @@ def do_set_aside(directory: Path, kind: str, dying: Death) -> list[str]:
     return dying.steps
 
 
-@pytest.mark.parametrize("name", ["open", "open again", "set aside"])
-@pytest.mark.parametrize("kind", ["one", "fanout"])
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("one", "open"), ("one", "open again"), ("one", "set aside"), ("fanout", "open"), ("fanout", "open again")],
+)
 def test_opening_may_be_cut_short_at_any_step(nurse_: Worker, tmp_path: Path, kind: str, name: str) -> None:
     deaths = 0
     for at in victims(nurse_, tmp_path, kind, name):
@@ -491,7 +500,7 @@ def test_opening_may_be_cut_short_at_any_step(nurse_: Worker, tmp_path: Path, ki
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", CorruptDatabaseWarning)
             with opened(tmp_path / str(at), kind) as cache, opened(tmp_path / str(at), kind) as other:
-                assert len(cache._shards.stores) == (3 if kind == "fanout" else 1)
+                assert len(cache._shards.stores) == (2 if kind == "fanout" else 1)
                 if name == "open again":
                     assert cache.get("k") == 1
                 assert cache.get("k") in (None, 1)
@@ -506,7 +515,7 @@ def test_opening_may_be_cut_short_at_any_step(nurse_: Worker, tmp_path: Path, ki
                 for store in cache._shards.stores:
                     odd = sum(generation & 1 for generation in store.slots)
                     assert odd <= 1, "slots stay odd that nobody is writing"
-    assert deaths >= 20
+    assert deaths >= 12
 
 
 # -- dying at any moment ----------------------------------------------------------------------------------------------
@@ -703,7 +712,7 @@ def kill_again_and_again(
             crew.together(workers)
             chance.shuffle(workers)
             for worker in workers:
-                for _ in range(chance.randrange(1, 8)):
+                for _ in range(chance.randrange(1, 20)):
                     worker.hear()
                 for _ in range(chance.randrange(2_000)):  # some moment within the next few changes
                     worker.link.asked()

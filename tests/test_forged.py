@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import pickle
 import shutil
 import struct
-import sys
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any, BinaryIO, Self
@@ -22,7 +19,7 @@ from diskcache_like.errors import DecodeError, SignatureError, SignatureWarning
 from diskcache_like.record import MODE_BINARY, MODE_PICKLE, MODE_RAW, Record, pack, pack_simple
 from diskcache_like.signing import Signer
 
-from .forging import bomb, database, forged, plant, run_steps, snapshot, stored_of, value_files
+from .forging import bomb, database, forged, plant, run_steps, stored_of, value_files
 from .kinds import Clock
 
 pytestmark = pytest.mark.filterwarnings("ignore::diskcache_like.errors.SignatureWarning")
@@ -187,11 +184,12 @@ def test_other_disks_load_no_planted_pickle(directory: Path, marker: Path, disk:
             for signer in (None, THEIRS):
                 replace(directory, forged(stored, payload, signer, mode=mode), stored)
                 with closing(Cache(directory, **options)) as cache:
-                    value = cache.get("a")
-                    assert not isinstance(value, int)
-                    assert run_steps(cache) == []
+                    cache.get("a")
+                    cache.check()
+                    cache.peekitem(last=False)
+                    cache.pop("a")
+                    cache["a"] = "one"
                 assert not marker.exists()
-                make(directory, **options)
 
 
 @pytest.mark.parametrize("disk", [Disk, Plain])
@@ -379,146 +377,6 @@ def test_compressed_bombs_are_bounded(directory: Path, monkeypatch: pytest.Monke
     with closing(Cache(directory, disk=JSONDisk)) as cache:
         assert cache.get("a", "missing") == "missing"
         assert cache.metrics.damaged == 1
-
-
-# -- file names -------------------------------------------------------------------------------------------------------
-
-NAMES = [
-    "../outside",
-    "../../outside",
-    "a/../../outside",
-    "/etc/passwd",
-    "//etc/passwd",
-    "./cache.db",
-    "cache.db",
-    "CACHE.DB",
-    "cache.db-wal",
-    "cache.gen",
-    "cache.lock",
-    "cache.board",
-    "cache.1.db",
-    "sub/cache.db",
-    "",
-    ".",
-    "..",
-    "/",
-    "a//b",
-    "a/",
-    "~/x",
-    "nul\0byte",
-    "back\\..\\slash",
-    "line\nbreak",
-    "long" * 2000,
-    "d/" * 50 + "deep",
-    "link/outside",
-    "link",
-    "fifo",
-    "dir",
-]
-
-
-class Watch:
-    """See every path that this process opens, removes or renames, while it is on."""
-
-    def __init__(self) -> None:
-        self.on = False
-        self.seen: list[str] = []
-        sys.addaudithook(self)
-
-    def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if self.on and event in ("open", "os.remove", "os.rmdir", "os.rename", "os.link", "os.mkdir", "os.truncate"):
-            self.seen += [os.fsdecode(path) for path in arguments[:2] if isinstance(path, str | bytes)]
-
-    @contextlib.contextmanager
-    def watching(self, directory: Path) -> Iterator[None]:
-        """Assert that what the body touches lies in the directory, or is a plain name relative to an open one."""
-        self.seen.clear()
-        self.on = True
-        try:
-            yield
-        finally:
-            self.on = False
-        for path in set(self.seen) - {"r", "w", "rb", "wb"}:
-            inside = path.startswith((str(directory), "/proc/"))
-            assert inside or ("/" not in path and path not in (".", "..", "outside")), path
-
-
-WATCH = Watch()  # a hook stays for the life of the process
-
-
-def surround(directory: Path) -> Path:
-    """Put things beside and into the cache directory that must not be touched; return the one outside."""
-    outside = directory.parent / "outside"
-    outside.write_text("precious")
-    if not (directory / "link").is_symlink():
-        (directory / "link").symlink_to(directory.parent)
-        os.mkfifo(directory / "fifo")
-        (directory / "dir").mkdir()
-        (directory / "dir" / "file").touch()
-    return outside
-
-
-USES: dict[str, Callable[[Cache], object]] = {
-    "get": lambda cache: cache.get("a"),
-    "read": lambda cache: cache.get("a", read=True),
-    "contains": lambda cache: "a" in cache,
-    "get_many": lambda cache: cache.get_many(["a"]),
-    "pop": lambda cache: cache.pop("a"),
-    "set": lambda cache: cache.set("a", "new"),
-    "delete": lambda cache: cache.delete("b"),
-    "check": lambda cache: cache.check(),
-    "clear": lambda cache: cache.clear(),
-}
-
-
-@pytest.mark.parametrize("where", ["record", "column", "trash"])
-def test_a_planted_file_name_leads_nowhere(directory: Path, where: str) -> None:
-    make(directory)
-    outside = surround(directory)
-    control = {name: (directory / name).stat().st_ino for name in ("cache.db", "cache.gen", "cache.lock")}
-    columns: list[Any] = [*NAMES, *(name.encode() for name in NAMES), b"", b"x" * 15, b"x" * 17, 5, 1.5]
-    before = snapshot(directory)
-    for name in NAMES if where == "record" else columns:
-        if where == "record":
-            replace(directory, forged_file(name))
-        elif where == "column":
-            plant(directory, "UPDATE entry SET file = ?, size = 8", name)
-        else:
-            plant(directory, "INSERT OR REPLACE INTO trash VALUES (?, 8, NULL)", name)
-        with WATCH.watching(directory):
-            for use in USES.values():
-                with closing(Cache(directory)) as cache:
-                    found = use(cache)
-                    assert not hasattr(found, "fileno"), name
-            with closing(Cache(directory, size_limit=20_000)) as cache:
-                cache["more"] = "x" * 15_000
-                cache.cull()
-        assert outside.read_text() == "precious"
-        assert {each: (directory / each).stat().st_ino for each in control} == control
-        make(directory)
-    after = snapshot(directory)
-    for kept in ("link", "fifo", "dir", "dir/file"):
-        assert after[str(directory / kept)][:2] == before[str(directory / kept)][:2], kept
-
-
-def forged_file(name: str) -> bytes:
-    """Return a record whose value lies in a file called `name`, with the digest of what lies outside."""
-    content = b"precious"
-    encoded = name.encode("utf-8", "surrogatepass")[: 2**16 - 1]
-    head = struct.pack("<BBidQIH", 2, 0, MODE_BINARY, 0.0, len(content), 0, len(encoded))
-    body = head + encoded + crc32(content).to_bytes(4, "little")
-    return body + crc32(body, crc32(A)).to_bytes(4, "little")
-
-
-def test_what_check_mends_stays_inside(directory: Path, tmp_path: Path) -> None:
-    make(directory)
-    outside = surround(directory)
-    replace(directory, forged_file("link/outside"))
-    with closing(Cache(directory)) as cache, WATCH.watching(directory):
-        cache.check(fix=True)
-        assert cache.check(fix=True) == []
-    assert outside.read_text() == "precious"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "outside"]
 
 
 def test_a_warning_is_given_once_and_names_the_key(directory: Path) -> None:

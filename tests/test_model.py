@@ -310,7 +310,7 @@ def test_a_cache_is_a_dictionary_with_expiry(name: str) -> None:
     queues = not name.startswith("colliding")  # a fifth key with one hash would take the place of the first
     machine = type(f"Model_{name}", (Model,), {"make": staticmethod(MODELLED[name]), "queues": queues})
     limits = settings(
-        max_examples=settings().max_examples // 4,
+        max_examples=settings().max_examples // 6,
         stateful_step_count=40,
         suppress_health_check=list(HealthCheck),
         phases=(Phase.explicit, Phase.reuse, Phase.generate),  # shrinking takes minutes, and the steps are printed

@@ -210,7 +210,7 @@ def count_up(cache: Cache) -> None:
     cache.close()
 
 
-@picklable
+@only(lambda kind: kind.name in ("plain", "fanout-3"))
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_a_handle_goes_to_another_process(open_cache: Opener, method: str) -> None:
     cache = open_cache()

@@ -6,8 +6,10 @@ slot shows exactly that even generation before and after copying. So what is tak
 wrote, and a slot that was written since, is being written, or was left odd by a writer that died sends the reader to
 SQLite as always. Records verify themselves (checksum or tag over key and content), on the board as in a row.
 
-Copying is not atomic: a cell that is overwritten meanwhile is noticed by the second look at the slot, which on x86-64
-comes after the copy because loads are not reordered there. Elsewhere there is no board.
+Copying is not atomic. A cell that is overwritten meanwhile, be it for another key, is noticed by a second look at its
+generation: the writer takes the generation away before it touches the rest and puts the new one in last, and no two
+records have the same. On x86-64 that suffices, because neither loads nor stores are reordered among themselves there.
+Elsewhere there is no board.
 
 The content never has to survive anything. The file is made without a lock, because every state of it is a valid one.
 """
@@ -16,7 +18,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import struct
 from pathlib import Path
 from typing import Final
 
@@ -26,18 +27,19 @@ from diskcache_like.errors import DirectoryError, DiskFull, UnsafeDirectory
 CELL: Final = 256  # bytes
 CELLS: Final = 2039  # a prime: short keys have regular hashes
 SIZE: Final = CELL * 2048
-_HEAD: Final = struct.Struct("<QQI")  # hash of the key, generation of its slot, length of the record
-ROOM: Final = CELL - _HEAD.size  # bytes that a record may have
+ROOM: Final = CELL - 24  # bytes that a record may have, behind three words: generation, hash of the key, length
+_TAKEN_AWAY: Final = 1  # odd, so no reader asks for it
 
 
 class Board:
     """Map the board of one shard."""
 
-    __slots__ = ("_bytes", "_mapping")
+    __slots__ = ("_bytes", "_mapping", "_words")
 
     def __init__(self, mapping: mmap.mmap) -> None:
         self._mapping = mapping
         self._bytes = memoryview(mapping)
+        self._words = self._bytes.cast("Q")
 
     @classmethod
     def open(cls, path: str, shared: bool = False) -> Board | None:
@@ -57,18 +59,22 @@ class Board:
 
     def post(self, h: int, generation: int, record: bytes) -> None:
         """Put up a record that is committed; the caller holds the write lock and settles the slot afterwards."""
-        start = h % CELLS * CELL
-        content = _HEAD.pack(h, generation, len(record)) + record
-        self._bytes[start : start + len(content)] = content
+        words, cell = self._words, h % CELLS * (CELL // 8)
+        words[cell] = _TAKEN_AWAY
+        start = cell * 8 + 24
+        self._bytes[start : start + len(record)] = record
+        words[cell + 1] = h
+        words[cell + 2] = len(record)
+        words[cell] = generation
 
     def look(self, h: int, generation: int) -> bytes | None:
-        """Return what was put up for this hash and generation; the caller looks at the slot before and after."""
-        start = h % CELLS * CELL
-        hashed, posted, length = _HEAD.unpack_from(self._bytes, start)
-        if hashed != h or posted != generation or length > ROOM:
+        """Return what was put up for this hash and generation; the caller looks at the slot before and after it."""
+        words, cell = self._words, h % CELLS * (CELL // 8)
+        if words[cell] != generation or words[cell + 1] != h:
             return None
-        start += _HEAD.size
-        return bytes(self._bytes[start : start + length])
+        start = cell * 8 + 24
+        record = bytes(self._bytes[start : start + min(words[cell + 2], ROOM)])
+        return record if words[cell] == generation else None
 
     def clear(self) -> None:
         """Wipe every cell; under the write lock, when generations begin anew and old ones might come again."""
@@ -77,6 +83,7 @@ class Board:
     def close(self) -> None:
         """Let go of the mapping; a reader that is at it keeps it until it is done."""
         self._bytes = memoryview(bytes(SIZE))
+        self._words = self._bytes.cast("Q")
         try:
             self._mapping.close()
         except BufferError:

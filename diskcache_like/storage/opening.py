@@ -41,6 +41,16 @@ IDENTITY: dict[str, type] = {"modulus": int, "shards": int, "codec": str, "key_c
 _RANGES = {"modulus": (1 << 20, 1 << 61), "shards": (1, MAX_SHARDS), "displaced": (0, 1)}
 _OPTIONAL = frozenset({"shards", "displaced"})
 MAX_EPOCH = 999_999_999  # databases are numbered with up to nine digits
+MAX_COUNTED = 1 << 62
+_COUNTED = (
+    Header.TICK,
+    Header.SETTLED,
+    Header.WRITTEN,
+    Header.CHECKPOINTED,
+    Header.MARK,
+    Header.HITS,
+    Header.MISSES,
+)
 
 _kept: list[object] = []
 
@@ -179,9 +189,12 @@ def refuse_foreign(directory: str, named: str) -> None:
 
 
 def _existing(store: Shard) -> GenerationFile | None:
-    """Return the generations if they are whole; one that names an impossible database is not."""
+    """Return the generations if they are whole; with numbers that nobody can have counted to they are not."""
     found = GenerationFile.open_existing(_generation_path(store), words_of(store.config), shared=store.config.shared)
-    if found is not None and found.header[Header.EPOCH] > MAX_EPOCH:
+    if found is None:
+        return None
+    header = found.header
+    if header[Header.EPOCH] > MAX_EPOCH or any(header[word] > MAX_COUNTED for word in _COUNTED):
         found.close()
         return None
     return found

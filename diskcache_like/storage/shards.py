@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import sqlite3
 import stat
 from dataclasses import replace
@@ -25,6 +26,7 @@ from .opening import DATABASE, GENERATIONS, LOCK, Config, database_path, newest_
 from .store import Store
 
 _PEEKING = {"sqlite_cache_size": 10, "sqlite_synchronous": 1}
+_SHARD_NAME = re.compile(r"(?!999)[0-9]{3}")
 _SHARD_PRIME = 1_000_003  # keys with regular hashes still spread over the shards
 
 
@@ -144,7 +146,8 @@ class Shards:
         """Return the number of shards that the directory was made with, None where there is no cache yet."""
         if any(os.path.exists(os.path.join(self.directory, name)) for name in (DATABASE, GENERATIONS)):
             return 1
-        present = [number for number in range(MAX_SHARDS) if os.path.isdir(self._path(number))]
+        numbers = sorted(int(name) for name in os.listdir(self.directory) if _SHARD_NAME.fullmatch(name))
+        present = [number for number in numbers if os.path.isdir(self._path(number))]
         for number in present:
             refuse_link(self._path(number))
         made = [number for number in present if os.path.exists(os.path.join(self._path(number), DATABASE))]
