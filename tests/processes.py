@@ -401,11 +401,11 @@ WRITES: dict[str, Write] = {
 __all__ = [
     "MISSING",
     "PATIENCE",
+    "WRITES",
     "Crew",
     "Gone",
     "Link",
     "Silence",
-    "WRITES",
     "Watched",
     "Worker",
     "Write",

@@ -212,7 +212,7 @@ def test_open_files_and_local_things_are_refused() -> None:
     def local() -> None:
         pass
 
-    with open(os.devnull) as file:  # noqa: PTH123
+    with open(os.devnull) as file:
         for key in (file, Local, Local(), local, functools.partial(local)):
             with pytest.raises(KeyEncodeError):
                 encode_key(key)

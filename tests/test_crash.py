@@ -30,7 +30,7 @@ from diskcache_like import Cache, EmptyDirWarning, FanoutCache, UnknownFileWarni
 from diskcache_like.coherence import board, generations, words
 from diskcache_like.coherence.lock import WriteLock
 from diskcache_like.errors import CorruptDatabaseWarning
-from diskcache_like.storage import connection, opening, room, shards, writing
+from diskcache_like.storage import connection, room, shards, writing
 
 from .processes import LARGE, MISSING, WRITES, Crew, Link, Worker, Write, ready
 
@@ -527,7 +527,9 @@ KEYS = 12
 def make_value(owner: int, key: int, version: int) -> bytes:
     """Return a value that says whose it is and which version, of a size that differs, with a checksum at its end."""
     size = (20, 300, 5_000, 33_000, 120_000)[(version + key) % 5]
-    body = b"%d %d %d %d " % (owner, key, version, size) + bytes((version + each) & 0xFF for each in range(64)) * (size // 64)
+    body = b"%d %d %d %d " % (owner, key, version, size) + bytes((version + each) & 0xFF for each in range(64)) * (
+        size // 64
+    )
     return body + zlib.crc32(body).to_bytes(4, "little")
 
 
@@ -577,7 +579,9 @@ def read_diary(path: Path) -> tuple[State, State]:
     return state, intended
 
 
-def work(link: Link, owner: int, seed: int, directory: Path, kind: str, diary_path: Path, settings: dict[str, Any]) -> None:
+def work(
+    link: Link, owner: int, seed: int, directory: Path, kind: str, diary_path: Path, settings: dict[str, Any]
+) -> None:
     """Change the owner's keys in every way until killed; one word to the test for every few changes."""
     room.CHECKPOINT_BYTES = 300_000  # so that there are checkpoints to be killed in
     room.GRACE = 0.001

@@ -168,7 +168,7 @@ class ReaderPool:
     """At most `MAX_READERS` reading connections, handed to one thread at a time, most recently used first."""
 
     def __init__(self, path: str, settings: dict[str, Any], timeout: float, first: sqlite3.Connection) -> None:
-        self._path = path
+        self.path = path
         self._settings = settings
         self._timeout = timeout
         # append and pop of a deque are atomic: the uncontended path takes no lock
@@ -208,7 +208,7 @@ class ReaderPool:
                     self.watched = self._waiting > 0 or self._closed
             self._made += 1
         try:
-            return connect(self._path, self._settings, self._timeout, reader=True).cursor()
+            return connect(self.path, self._settings, self._timeout, reader=True).cursor()
         except BaseException:
             with self._room:
                 self._made -= 1
@@ -255,14 +255,14 @@ class ReaderPool:
     def rest(self) -> None:
         """Take every connection out of use until `resume`, for the time of a fork; raise Timeout if one is in use."""
         if not self._room.acquire(timeout=REST_SECONDS):
-            raise Timeout(f"{self._path!r} is being opened by another thread")
+            raise Timeout(f"{self.path!r} is being opened by another thread")
         deadline = time.monotonic() + REST_SECONDS
         while len(self._resting) < self._made:
             if self.free:
                 self._resting.append(self.free.pop())
             elif time.monotonic() > deadline:
                 self.resume()
-                raise Timeout(f"{self._path!r} is being read by another thread")
+                raise Timeout(f"{self.path!r} is being read by another thread")
             else:
                 time.sleep(50e-6)  # a reader has its connection for one statement only
 

@@ -34,12 +34,16 @@ class Reader(Shard):
         try:
             cursor = pool.free.pop()
         except IndexError:
-            cursor = pool.take()
+            try:
+                cursor = pool.take()
+            except sqlite3.Error as error:
+                self._read_failed(error, pool.path)
+                return None
         try:
             row = cursor.execute(sql.SELECT_V, (h,)).fetchone()
         except sqlite3.Error as error:
             pool.discard(cursor)
-            self._read_failed(error)
+            self._read_failed(error, pool.path)
             return None
         except BaseException:
             pool.discard(cursor)
@@ -49,9 +53,12 @@ class Reader(Shard):
             pool.settle()
         return None if row is None else row[0]
 
-    def _read_failed(self, error: sqlite3.Error) -> None:
-        """Return only if the database was corrupt and is replaced: its entries then read as missing."""
-        problem = mapped(error, self.path)
+    def _read_failed(self, error: sqlite3.Error, path: str) -> None:
+        """Return only if the database was corrupt and is replaced: its entries then read as missing.
+
+        `path` is the database that was read: another thread may have replaced it by now.
+        """
+        problem = mapped(error, path)
         if not isinstance(problem, CorruptDatabase) or not self.recovered(problem):
             raise problem from error
 
@@ -63,12 +70,16 @@ class Reader(Shard):
         if self.txn is not None and self.txn.reads_here():
             return self.select_writer(statement, parameters)
         pool = self._pool
-        cursor = pool.take()
+        try:
+            cursor = pool.take()
+        except sqlite3.Error as error:
+            self._read_failed(error, pool.path)
+            return self.select(statement, parameters)
         try:
             rows = cursor.execute(statement, parameters).fetchall()
         except sqlite3.Error as error:
             pool.discard(cursor)
-            self._read_failed(error)
+            self._read_failed(error, pool.path)
             return self.select(statement, parameters)
         except BaseException:
             pool.discard(cursor)
