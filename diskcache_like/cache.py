@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self, overload
 
 from . import keys
 from . import memoize as memoizing
@@ -82,6 +82,59 @@ class Cache(Entries):
 
     # -- reading --------------------------------------------------------------------------------------------------
 
+    @overload
+    def get(
+        self,
+        key: Any,
+        default: Any = ...,
+        read: bool = ...,
+        expire_time: Literal[False] = ...,
+        tag: Literal[False] = ...,
+        retry: bool = ...,
+    ) -> Any: ...
+    @overload
+    def get(
+        self,
+        key: Any,
+        default: Any = ...,
+        read: bool = ...,
+        *,
+        expire_time: Literal[True],
+        tag: Literal[False] = ...,
+        retry: bool = ...,
+    ) -> tuple[Any, float | None]: ...
+    @overload
+    def get(
+        self,
+        key: Any,
+        default: Any = ...,
+        read: bool = ...,
+        expire_time: Literal[False] = ...,
+        *,
+        tag: Literal[True],
+        retry: bool = ...,
+    ) -> tuple[Any, Any]: ...
+    @overload
+    def get(
+        self,
+        key: Any,
+        default: Any = ...,
+        read: bool = ...,
+        *,
+        expire_time: Literal[True],
+        tag: Literal[True],
+        retry: bool = ...,
+    ) -> tuple[Any, float | None, Any]: ...
+    @overload
+    def get(
+        self,
+        key: Any,
+        default: Any = ...,
+        read: bool = ...,
+        expire_time: bool = ...,
+        tag: bool = ...,
+        retry: bool = ...,
+    ) -> Any: ...
     def get(  # noqa: C901 - the hot path, spelled out: a call more would cost a third of it
         self,
         key: Any,
@@ -407,6 +460,29 @@ class Cache(Entries):
             return self._timed_out(False)
         return touched
 
+    @overload
+    def pop(
+        self,
+        key: Any,
+        default: Any = ...,
+        expire_time: Literal[False] = ...,
+        tag: Literal[False] = ...,
+        retry: bool = ...,
+    ) -> Any: ...
+    @overload
+    def pop(
+        self, key: Any, default: Any = ..., *, expire_time: Literal[True], tag: Literal[False] = ..., retry: bool = ...
+    ) -> tuple[Any, float | None]: ...
+    @overload
+    def pop(
+        self, key: Any, default: Any = ..., expire_time: Literal[False] = ..., *, tag: Literal[True], retry: bool = ...
+    ) -> tuple[Any, Any]: ...
+    @overload
+    def pop(
+        self, key: Any, default: Any = ..., *, expire_time: Literal[True], tag: Literal[True], retry: bool = ...
+    ) -> tuple[Any, float | None, Any]: ...
+    @overload
+    def pop(self, key: Any, default: Any = ..., expire_time: bool = ..., tag: bool = ..., retry: bool = ...) -> Any: ...
     def pop(
         self, key: Any, default: Any = None, expire_time: bool = False, tag: bool = False, retry: bool = False
     ) -> Any:
@@ -563,6 +639,9 @@ class Cache(Entries):
             stored, number, h, blob = found
             key = keys.queue_key(prefix, number)
             item = self._candidate(Target(key, stored, h, store), blob)
+            if item is not GONE and self._stored_key(key) != stored:
+                self._distrust(DecodeError("the number of a queue's item is not its key's"), key)
+                item = None
             if item is GONE or (remove and item is not None):
                 store.remove_places([h])
             else:
@@ -617,8 +696,9 @@ class Cache(Entries):
         stores = self._shards.stores
         scans = [(store, store.scan(reverse)) for store in (reversed(stores) if reverse else stores)]
         for store, scan in scans:
-            for _, stored, spelling in scan:
+            for h, stored, spelling in scan:
                 try:
+                    self._check_place(h, stored)
                     yield store.disk.user_key(stored, spelling)
                 except DecodeError as error:
                     self._distrust(error, stored)

@@ -565,8 +565,14 @@ class Entries:
             self._distrust(error, target.key)
         return None
 
-    def _check_record(self, store: Store, stored: bytes, blob: bytes) -> Record:
+    def _check_place(self, h: int, stored: bytes) -> None:
+        """Raise DecodeError for a key that is not where it belongs: one of the two was changed."""
+        if type(stored) is not bytes or keys.key_hash(stored, self._modulus) != h & ~3:
+            raise DecodeError("the key does not belong to its place")
+
+    def _check_record(self, store: Store, h: int, stored: bytes, blob: bytes) -> Record:
         """Return the record; raise DecodeError or FileNotFoundError for an entry that would not read."""
+        self._check_place(h, stored)
         record = unpack(stored, blob, self._verifier(blob), self._signs_all)
         if record.file is not None:
             store.disk.verify_file(record)

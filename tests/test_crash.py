@@ -642,9 +642,10 @@ def change_touch(cache: Cache, diary: Diary, owner: int, some: list[int], versio
 def change_add(cache: Cache, diary: Diary, owner: int, some: list[int], version: int) -> None:
     for key in some:
         before = (owner, key) in cache
-        diary.intend({} if before else {key: version})
-        assert cache.add((owner, key), make_value(owner, key, version), retry=True) is not before
-        diary.acknowledge()
+        diary.intend({key: version})
+        added = cache.add((owner, key), make_value(owner, key, version), retry=True)
+        diary.acknowledge(added)
+        assert added is not before or cache.reset("eviction_policy") != "none", "nobody else has this key"
 
 
 def change_many(cache: Cache, diary: Diary, owner: int, some: list[int], version: int) -> None:

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .. import files
+from .. import files, keys
 from ..coherence.generations import UNKNOWN, Header
 from ..errors import DecodeError, EmptyDirWarning, UnknownFileWarning
 from ..record import Record
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 PAGE = 256
 _OWN = re.compile(r"cache\.(\d+\.)?(db|gen|board|lock)(-wal|-shm|-journal)?")
-CheckRecord = Callable[["Store", bytes, bytes], Record]
+CheckRecord = Callable[["Store", int, bytes, bytes], Record]
 
 
 def check_store(
@@ -75,11 +75,11 @@ def _check_rows(store: Store, check_record: CheckRecord, fix: bool, timeout: flo
 
 
 def _problem(store: Store, check_record: CheckRecord, row: Sequence[Any]) -> str | None:
-    _, stored, _, expire, tag, size, file, spelling, queue, num, blob = row
+    h, stored, _, expire, tag, size, file, spelling, queue, num, blob = row
     if not isinstance(stored, bytes) or not isinstance(blob, bytes):
         return "key or record is not a BLOB"
     try:
-        record = check_record(store, stored, blob)
+        record = check_record(store, h, stored, blob)
         column = None if record.file is None else files.to_column(record.file)
     except FileNotFoundError:
         return "file not found"
@@ -87,9 +87,22 @@ def _problem(store: Store, check_record: CheckRecord, row: Sequence[Any]) -> str
         return str(error)
     if (expire, tag, size, file) != (record.expire, record.tag, record.size, column):
         return "columns do not say what the record says"
-    if not isinstance(spelling, bytes | None) or isinstance(queue, bytes) != isinstance(num, int):
+    if not isinstance(spelling, bytes | None) or (queue, num) != _queue_columns(stored):
         return "spelling or queue is not what a cache writes"
     return None
+
+
+def _queue_columns(stored: bytes) -> tuple[bytes, int] | tuple[None, None]:
+    """Return what the columns of a queue's item hold, by its key; None twice for any other entry."""
+    try:
+        key = keys.decode_key(stored)
+    except DecodeError:
+        return None, None
+    if isinstance(key, tuple) and len(key) == 2 and isinstance(key[0], keys.QueueKey | keys.PrefixedQueueKey):
+        key = key[0]
+    if isinstance(key, keys.QueueKey | keys.PrefixedQueueKey):
+        return keys.encode_key(key.prefix), key.number
+    return None, None
 
 
 def _problem_now(store: Store, check_record: CheckRecord, h: int) -> str | None:

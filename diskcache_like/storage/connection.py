@@ -74,6 +74,12 @@ def connect(path: str, settings: dict[str, Any], timeout: float, reader: bool = 
     try:
         for statement in _pragmas(settings, reader):
             connection.execute(statement).fetchall()
+    except UnicodeDecodeError as error:
+        connection.close()
+        # SQLite quotes a damaged schema in its message, and Python cannot read the quotation.
+        problem = sqlite3.DatabaseError("malformed database schema")
+        problem.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+        raise problem from error
     except BaseException:
         connection.close()
         raise

@@ -182,8 +182,8 @@ def refuse_foreign(directory: str, named: str) -> None:
     connection = look(path)
     try:
         schema.refuse_foreign(connection, path, named)
-    except sqlite3.Error:
-        return  # not a database at all: it is set aside like a damaged one
+    except (sqlite3.Error, UnicodeDecodeError):
+        return  # not a database at all, or a damaged one: it is set aside
     finally:
         connection.close()
 
