@@ -319,8 +319,8 @@ class Cache(Entries):
         for batch in _batches(pairs, SET_MANY_BATCH):
             try:
                 stored += self._set_batch(batch, expiry, encoded_tag, self._wait(retry))
-            except Timeout:
-                return self._timed_out(stored)
+            except Timeout as error:
+                return self._timed_out(stored + getattr(error, "count", 0))
         return stored
 
     def _set_batch(
@@ -348,9 +348,10 @@ class Cache(Entries):
                         store.upsert_many(wanted)
                 written = [pair for pair in written if pair[0] is not store]
                 count += len(wanted)
-        except BaseException:
+        except BaseException as error:
             for store, encoded in written:
                 _discard(store, encoded)
+            error.count = count  # type: ignore[attr-defined]  # what other shards have stored by now
             raise
         return count
 

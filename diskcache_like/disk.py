@@ -68,7 +68,7 @@ Loaded = tuple[Any, Any, Callable[[Any], Any] | None]
 KEEP_NOT = Constant("KEEP_NOT")  # in the second place of a Loaded: the hot layer keeps nothing
 
 
-_CACHE_SETS = frozenset({"authenticates", "codec", "pickle_policy", "plain_values", "signer", "sync"})
+_CACHE_SETS = frozenset({"authenticates", "codec", "pickle_policy", "plain_values", "secret", "sync"})
 
 
 class _Digest:

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from datetime import timedelta
 from enum import Enum
+from functools import partial
 from typing import Any, Final, Literal, NamedTuple, TypeVar
 from zlib import crc32
 
@@ -314,7 +315,7 @@ class Entries:
 
         Call in an except block only. A file object has been read by then, and cannot be read again.
         """
-        if read or not store.relieved(self._timeout):
+        if read or not store.relieved(self._timeout, for_file=True):
             raise  # noqa: PLE0704
         return store.disk.encode(value, read, key)
 
@@ -580,10 +581,7 @@ class Entries:
 
     def _flush_counts(self, store: Writer) -> None:
         """Add this handle's counts to the shared ones; the write lock is held."""
-        hits, misses = self._counters
-        if hits or misses:
-            self._counters[:] = [0, 0]
-            store.count_uses(hits, misses)
+        _add_counts(self._counters, store)
 
     def _tracking(self) -> int:
         if not self._counts:
@@ -601,7 +599,8 @@ class Entries:
             self._counts = bool(value)
             self._tracks = self._tracking()
             for store in self._shards.stores:
-                store.config.on_write = self._flush_counts if value else None
+                # Of the counters only: the stores outlive a cache dropped without `close`, and must not keep it.
+                store.config.on_write = partial(_add_counts, self._counters) if value else None
         elif name == "durability":
             for store in self._shards.stores:
                 store.disk.sync = value == "power"
@@ -668,6 +667,13 @@ def metadata(record: Record | None, expire_time: bool, tag: bool) -> tuple[Any, 
 def with_metadata(value: Any, record: Record | None, expire_time: bool, tag: bool) -> Any:
     """Return the value alone, or a tuple of it and what is asked for."""
     return (value, *metadata(record, expire_time, tag)) if expire_time or tag else value
+
+
+def _add_counts(counters: list[int], store: Writer) -> None:
+    hits, misses = counters
+    if hits or misses:
+        counters[:] = [0, 0]
+        store.count_uses(hits, misses)
 
 
 def _finish(shards: Shards) -> None:

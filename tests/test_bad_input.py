@@ -374,7 +374,7 @@ BAD_ARGUMENTS: list[dict[str, Any]] = [
     {"disk_pickle_protocol": 99},
     {"disk_no_such_argument": 1},
     {"disk_pickle_policy": "trusted"},
-    {"disk_signer": None},
+    {"disk_secret": None},
     {"disk__directory": "/etc"},
     {"disk_fetch": 1},
     {"disk": "Disk"},

@@ -200,6 +200,7 @@ def make_mortal(at: int) -> Death:
         (board.Board, "post"),
         (board.Board, "clear"),
         (WriteLock, "release"),
+        (WriteLock, "retire"),
         (generations, "open_private"),
         (generations, "_allocate"),
         (generations, "_map"),

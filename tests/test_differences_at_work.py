@@ -201,12 +201,19 @@ def value_files(cache: Any) -> list[Path]:
 
 
 def test_a_failed_write_leaves_no_file(cache: Cache) -> None:
+    cache.reset("disk_min_file_size", 1000)
     with pytest.raises(ValueEncodeError):
         cache.set("key", [BIG, lambda: None])
     with pytest.raises(TypeError):
         cache.set("key", BIG, tag=lambda: None)
     cache._shards.stores[0].writer.execute("PRAGMA query_only = ON")
-    for write in (lambda: cache.set("key", BIG), lambda: cache.push(BIG), lambda: cache.set_many({1: BIG, 2: BIG})):
+    for write in (
+        lambda: cache.set("key", BIG),
+        lambda: cache.add("key", BIG),
+        lambda: cache.incr("key", 10**4000),
+        lambda: cache.push(BIG),
+        lambda: cache.set_many({1: BIG, 2: BIG}),
+    ):
         with pytest.raises(DirectoryError):
             write()
     assert value_files(cache) == []

@@ -27,12 +27,12 @@ def fanout(tmp_path: Path, clock: Clock) -> Iterator[FanoutCache]:
 
 
 @contextmanager
-def locked(cache: Cache) -> Iterator[None]:
-    """Have another thread hold the write lock of every shard."""
+def locked(cache: Cache, shard: int | None = None) -> Iterator[None]:
+    """Have another thread hold the write lock of one shard, or of every one."""
     ready, end = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with cache.transact(retry=True):
+        with cache.transact(retry=True) if shard is None else cache._shards.stores[shard].transaction(None):
             ready.set()
             end.wait(60)
 
@@ -177,6 +177,15 @@ def test_reads_are_never_refused(fanout: FanoutCache, tmp_path: Path, clock: Clo
             assert len(cache) == len(KEYS)
             assert sorted(cache) == sorted(KEYS)
             assert cache.volume() > 0
+
+
+@pytest.mark.parametrize("busy", range(4))
+def test_a_batch_that_meets_one_lock_counts_what_went_through(fanout: FanoutCache, busy: int) -> None:
+    with locked(fanout, busy):
+        assert fanout.set_many(dict.fromkeys(KEYS, BIG)) == len(fanout.get_many(KEYS)) < len(KEYS)
+        assert len(fanout) == len(fanout.get_many(KEYS))
+        present = len(fanout.get_many(KEYS))
+        assert fanout.delete_many(KEYS) == present - len(fanout.get_many(KEYS))
 
 
 def test_what_has_no_answer_for_a_timeout_waits(fanout: FanoutCache) -> None:

@@ -148,7 +148,7 @@ BAD_SETTINGS: list[tuple[str, object]] = [
     ("disk_pickle_protocol", 200),
     ("disk_evil", 1),
     ("disk_pickle_policy", "trusted"),
-    ("disk_signer", None),
+    ("disk_secret", None),
     ("disk_fetch", "x"),
     ("disk__directory", "/etc"),
     ("no_such_setting", 1),

@@ -199,7 +199,7 @@ def test_what_was_stored_first_goes_first(crowd: tuple[Cache, Cache], policy: st
 @pytest.mark.parametrize("policy", ["least-recently-used"])
 def test_what_was_used_last_stays(crowd: tuple[Cache, Cache], policy: str) -> None:
     cache, other = crowd
-    assert cache["key 3"] == BIG
+    assert cache["key 3"] == cache["key 2"] == BIG  # from the database
     cache["tick"] = 1
     assert cache["key 2"] == BIG  # from the hot layer
     cache["tick"] = 2
@@ -219,6 +219,8 @@ def test_what_was_used_last_stays(crowd: tuple[Cache, Cache], policy: str) -> No
 @pytest.mark.parametrize("policy", ["least-recently-used"])
 def test_a_use_after_the_last_write_makes_an_entry_younger_than_that(crowd: tuple[Cache, Cache], policy: str) -> None:
     cache, _ = crowd
+    assert len(cache.get_many(f"key {number}" for number in range(20))) == 20  # all are hot now
+    cache["key 19"] = BIG
     for number in range(19):
         assert cache[f"key {number}"] == BIG  # all but the one stored last, with no write in between
     while len(left := survivors(cache)) == 20:

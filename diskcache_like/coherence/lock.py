@@ -128,6 +128,18 @@ class WriteLock:
         header = self._header
         return header is not None and header[_WAITERS] != 0
 
+    def retire(self) -> None:
+        """Give the lock back and close it in one step: who waits for it in this process finds it closed, not free."""
+        descriptor, self._descriptor = self._descriptor, -1
+        header = self._header
+        try:
+            flock(descriptor, LOCK_UN)  # by itself: a child made by a fork from C keeps the lock open beyond the close
+            if header is not None and header[_WAITERS]:
+                self._wake(header)
+        finally:
+            os.close(descriptor)
+            self.close()
+
     def close(self) -> None:
         """Close the descriptor, which also drops a lock that is held."""
         descriptor, self._descriptor = self._descriptor, -1

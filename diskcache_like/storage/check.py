@@ -98,8 +98,6 @@ def _queue_columns(stored: bytes) -> tuple[bytes, int] | tuple[None, None]:
         key = keys.decode_key(stored)
     except DecodeError:
         return None, None
-    if isinstance(key, tuple) and len(key) == 2 and isinstance(key[0], keys.QueueKey | keys.PrefixedQueueKey):
-        key = key[0]
     if isinstance(key, keys.QueueKey | keys.PrefixedQueueKey):
         return keys.encode_key(key.prefix), key.number
     return None, None

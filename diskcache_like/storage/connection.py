@@ -283,7 +283,3 @@ class ReaderPool:
         """Return, in a forked child, the connections that no thread was using, and whether these are all."""
         connections = [cursor.connection for cursor in (*self._resting, *self.free)]
         return connections, len(connections) == self._made
-
-    def connections(self) -> list[sqlite3.Connection]:
-        """Return the connections that are free now."""
-        return [cursor.connection for cursor in self.free]

@@ -13,6 +13,7 @@ import sqlite3
 import threading
 import time
 import warnings
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -52,7 +53,7 @@ _COUNTED = (
     Header.MISSES,
 )
 
-_kept: list[object] = []
+_unclosed: deque[Callable[[], None]] = deque()
 
 
 @dataclass
@@ -105,9 +106,15 @@ def new_lock(directory: str, config: Config) -> WriteLock:
     return WriteLock(os.path.join(directory, LOCK), shared=config.shared)
 
 
-def keep_for_ever(*held: object) -> None:
-    """Hold what cannot be closed now, so that it stays open until the process ends."""
-    _kept.extend(held)
+def close_later(close: Callable[[], None]) -> None:
+    """Have `close` called again with the next opening of a store in this process."""
+    _unclosed.append(close)
+
+
+def close_leftovers() -> None:
+    """Close what could not be closed when it was dropped; the caller has the mutex."""
+    for close in [_unclosed.popleft() for _ in range(len(_unclosed))]:
+        close()
 
 
 def database_path(directory: str, epoch: int) -> str:

@@ -116,8 +116,7 @@ class Reader(Shard):
         The places (8 bytes each) are read at once, the rows in pages as the iteration comes to them, so that no read
         transaction stays open between steps. What is removed meanwhile is left out.
         """
-        self.ready()
-        return self._rows(sql.IN_REVERSE if reverse else sql.IN_ORDER, self.header[_TICK])
+        return self._rows(sql.IN_REVERSE if reverse else sql.IN_ORDER, self.present_header()[_TICK])
 
     def _rows(self, order: str, last: int) -> Iterator[tuple[int, bytes, bytes | None]]:
         places = array("q", (h for (h,) in self.select(order, (last,))))

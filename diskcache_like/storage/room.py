@@ -201,18 +201,18 @@ def _files_of(store: Writer, places: Sequence[int]) -> list[object]:
     return found
 
 
-def relieve(store: Writer, columns: Sequence[object]) -> bool:
+def relieve(store: Writer, columns: Sequence[object], for_file: bool = False) -> bool:
     """On a full disk, unlink the files in the trash and those of rows about to go; tell whether a write may fit now.
 
     Even a DELETE needs room in the WAL, so files are what can go first: until its row has gone, an entry without its
-    file reads as missing. A checkpoint, if it gets through, lets the WAL start anew in the room that it has. The lock
-    is held, no transaction is open.
+    file reads as missing. A checkpoint, if it gets through, lets the WAL start anew in the room that it has, or give
+    that room to a value file. The lock is held, no transaction is open.
     """
     doomed = [*columns, *(column for (column,) in store.select_writer(sql.SELECT_ALL_TRASH))]
     for column in doomed:
         _unlink(store, column)
     try:
-        checkpoint(store)
+        checkpoint(store, shrink=for_file)
     except DiskFull:
         return bool(doomed)
     return True
@@ -332,12 +332,15 @@ def flush_trash(store: Writer, everything: bool) -> None:
     store.unlinked.clear()
 
 
-def checkpoint(store: Writer) -> None:
-    """Copy the WAL into the database; under the write lock, so that no commit and no second checkpoint meets it."""
+def checkpoint(store: Writer, shrink: bool = False) -> None:
+    """Copy the WAL into the database; under the write lock, so that no commit and no second checkpoint meets it.
+
+    With `shrink`, or where the WAL is long, its room is given back.
+    """
     header = store.header
     try:  # without a WAL, whatever this handle's settings say, the answer is 0, -1, -1
         _, frames, done = store.writer.execute(sql.CHECKPOINT).fetchone()
-        if frames > WAL_LIMIT and frames == done:
+        if (shrink or frames > WAL_LIMIT) and frames == done:
             store.writer.execute(sql.CHECKPOINT_TRUNCATE).fetchone()
     except sqlite3.Error as error:
         raise mapped(error, store.path) from error

@@ -10,6 +10,7 @@ from ..coherence import native
 from ..coherence.forks import process_token
 from ..coherence.generations import GenerationFile, Header
 from ..coherence.lock import WriteLock
+from ..coherence.words import Words
 from ..disk import Disk
 from ..errors import CorruptDatabase
 from ..policies import policy_named
@@ -63,6 +64,7 @@ class Shard:
                 return  # another thread was first
             if self._token != NOT_OPEN:
                 self._abandon()
+            opening.close_leftovers()
             forking.refuse_inherited(self.directory)
             opening.refuse_foreign(self.directory, self.directory)
             self.lock = opening.new_lock(self.directory, self.config)
@@ -144,10 +146,23 @@ class Shard:
         """Tell whether this is a forked child that came with what is open: nothing of that is its own."""
         return self._token != process_token()
 
+    def is_open_with(self, lock: WriteLock) -> bool:
+        """Tell whether the store is open and `lock` its write lock; if not, another thread has closed it."""
+        return self.lock is lock and not self.inherited()
+
     def ready(self) -> None:
         """Reopen after `close`, and after a fork in the child; otherwise do nothing."""
         if self._token != process_token():
             self.open()
+
+    def present_header(self) -> Words:
+        """Return the header, for those who hold no lock: open, and of the database in use."""
+        self.ready()
+        header = self.header
+        while header[Header.EPOCH] != self.epoch:
+            self.follow()
+            header = self.header
+        return header
 
     def follow(self) -> None:
         """Go to the database that the generation file names now, after another process set the old one aside.
@@ -155,7 +170,9 @@ class Shard:
         The old connections are closed by nobody but us and to a file nobody else writes any more.
         """
         with opening.mutex():
-            if self.header[Header.EPOCH] != self.epoch:
+            if self.header is CLOSED:
+                self.open()  # another thread has closed it just now, or is at it
+            elif self.header[Header.EPOCH] != self.epoch:
                 self._close_connections()
                 self.generations.close()
                 if self.board is not None:

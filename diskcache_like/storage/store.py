@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from ..coherence.forks import process_token
 from ..coherence.generations import UNKNOWN, Header
-from ..errors import DiskFull, StorageError, Timeout, TransactionError
+from ..errors import DirectoryError, DiskFull, StorageError, Timeout, TransactionError
 from ..policies import policy_named
 from ..settings import DURABILITY, HANDLE_ONLY, checked
 from . import opening, room, schema
@@ -38,30 +38,37 @@ class Store(Writer):
         if self._token != process_token():
             self._abandon()
             return
-        self.lock.acquire(timeout)
+        lock = self.lock
+        try:
+            lock.acquire(timeout)
+        except DirectoryError:
+            if self.is_open_with(lock):
+                raise
+            return  # another thread closed it just now
         try:
             # What a full disk or a damaged file leaves undone here is done, or met again, after the next opening.
             with contextlib.suppress(DiskFull, StorageError):
                 room.flush_trash(self, everything=False)
             self._close_connections()
-        finally:
-            self.lock.release()
-        self.lock.close()
-        self.generations.close()
-        if self.board is not None:
-            self.board.close()
-        self.header = self.slots = self.uses = CLOSED  # a reader on its way finds odd slots and another epoch
-        self._token = NOT_OPEN
+            self.generations.close()
+            if self.board is not None:
+                self.board.close()
+            self.header = self.slots = self.uses = CLOSED  # a reader on its way finds odd slots and another epoch
+            self._token = NOT_OPEN  # last: from here on another thread may open the store again
+        except BaseException:
+            lock.release()
+            raise
+        lock.retire()
 
     def close_soon(self) -> None:
-        """Close if the lock is free now; else keep the connections open until the process ends.
+        """Close if the lock is free now; else with the next opening in this process, or when that ends.
 
         For caches dropped without `close`: this may run in the garbage collector, under any lock of this thread.
         """
         try:
             self.close(0)
         except (Timeout, TransactionError):
-            opening.keep_for_ever(self._pool.connections(), self._writer)
+            opening.close_later(self.close_soon)
 
     def end(self, last: bool, skip: int = 0) -> tuple[int, bytes, bytes | None, bytes] | None:
         """Return (place, stored key, spelling, record) of the entry inserted last, or first, behind `skip` others.
@@ -76,10 +83,7 @@ class Store(Writer):
 
     def count(self) -> int:
         """Return the number of entries, the expired ones that were not removed yet among them."""
-        self.ready()
-        header = self.header
-        if header[_EPOCH] != self.epoch:
-            self.follow()
+        header = self.present_header()
         txn = self.txn
         if txn is not None and txn.reads_here():
             return header[_COUNT] + txn.added if header[_COUNT] != UNKNOWN else int(self.select(sql.COUNT)[0][0])
@@ -89,7 +93,7 @@ class Store(Writer):
                 with attempt, contextlib.suppress(Timeout), self.locked(0) as locked:
                     if locked and self.header[_COUNT] == UNKNOWN:
                         self.recount()
-            header = self.header
+            header = self.present_header()
         return header[_COUNT] if header[_COUNT] != UNKNOWN else int(self.select(sql.COUNT)[0][0])
 
     def recount(self) -> None:

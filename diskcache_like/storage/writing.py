@@ -12,12 +12,22 @@ import os
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from typing import Any
 
 from .. import files
 from ..coherence.board import ROOM
 from ..coherence.forks import token_word
 from ..coherence.generations import UNKNOWN, Header
-from ..errors import CorruptDatabase, DiskFull, StorageError, TransactionError
+from ..errors import (
+    CorruptDatabase,
+    DecodeError,
+    DirectoryError,
+    DiskFull,
+    SignatureError,
+    StorageError,
+    TransactionError,
+)
+from ..record import unpack
 from . import room
 from . import statements as sql
 from .reading import PAGE, Reader
@@ -50,7 +60,13 @@ class Writer(Reader):
             self.open()
         if self.txn is not None and self.txn.is_callers():
             return False
-        self.lock.acquire(timeout)
+        lock = self.lock
+        try:
+            lock.acquire(timeout)
+        except DirectoryError:
+            if self.is_open_with(lock):
+                raise
+            return self.enter(timeout, culls)  # closed by another thread just now: this opens it again
         header = self.header
         if (
             header[_SETTLED] != header[_TICK]
@@ -166,16 +182,17 @@ class Writer(Reader):
             )
         return found
 
-    def relieved(self, timeout: float | None, removed: tuple[int, bytes] | None = None) -> bool:
+    def relieved(self, timeout: float | None, removed: tuple[int, bytes] | None = None, for_file: bool = False) -> bool:
         """Make room on a full disk without touching live entries; tell whether the write may be tried again.
 
-        `removed`: place and stored key of an entry that is to go, whose file can go first.
+        `removed`: place and stored key of an entry that is to go, whose file can go first. `for_file`: it is a value
+        file that did not fit.
         """
         with self.locked(timeout) as locked:
             if not locked:
                 return False
             columns = [] if removed is None else [column for (column,) in self.select_writer(sql.SELECT_FILE, removed)]
-            return room.relieve(self, columns)
+            return room.relieve(self, columns, for_file)
 
     def _upsert(self, h: int, stored: bytes, row: Row | bytes, locked: bool, known: bool = False) -> int:
         header = self.header
@@ -270,7 +287,8 @@ class Writer(Reader):
 
     def _place(self, h: int, stored: bytes) -> int:
         """Return where the key lives or may live; when its four places are taken the first is evicted."""
-        taken: dict[int, bytes] = {place: key for place, key, _ in self.select_writer(sql.SELECT_PROBES, (h,))}
+        rows = self._sound(self.select_writer(sql.SELECT_PROBES, (h,)))
+        taken: dict[int, bytes] = {place: key for place, key, _ in rows}
         for place, key in taken.items():
             if key == stored:
                 return place
@@ -283,6 +301,27 @@ class Writer(Reader):
         self.writer.execute(sql.DELETE_H, (h,))
         self._count(-1)
         return h
+
+    def _sound(self, rows: list[Any]) -> list[Any]:
+        """Return the rows whose record belongs to their key, after removing the others; the slot is odd.
+
+        Where the key was changed on disk, a reader, who asks for the place alone, still finds the entry, but no write
+        for its key would replace or remove it.
+        """
+        wrong = [h for h, key, v in rows if not self._belongs(key, v)]
+        for h in wrong:
+            self._count(-self.writer.execute(sql.DELETE_H, (h,)).rowcount)
+        return [row for row in rows if row[0] not in wrong]
+
+    def _belongs(self, key: bytes, v: bytes) -> bool:
+        disk = self.disk
+        try:
+            unpack(key, v, disk.secret.verifier if disk.authenticates and disk.secret is not None else None)
+        except SignatureError:
+            return not disk.authenticates  # with another secret than the cache's it may be sound
+        except DecodeError:
+            return False
+        return True
 
     def compute(self, h: int, stored: bytes, decide: Decide, timeout: float | None) -> int:
         """Read the entry, let `decide` say what becomes of it, and write that, as one atomic step.
@@ -307,6 +346,9 @@ class Writer(Reader):
                 self.tidy()
             rows = self.select_writer(sql.SELECT_PROBES, (h,))
             place, v = next(((place, v) for place, key, v in rows if key == stored), (h, None))
+            if v is None and rows:
+                with self.changing([h], locked):
+                    self._sound(rows)
             change = decide(v)
             if change is None:
                 return 1
@@ -358,6 +400,8 @@ class Writer(Reader):
                 cursor = self._cursor or self._open_cursor()
                 removed = cursor.execute(sql.DELETE, (h, stored, self.config.clock())).rowcount
                 self._count(-removed)
+                if not removed:
+                    self._sound(self.select_writer(sql.SELECT_PROBES, (h,)))
                 return removed > 0
             except sqlite3.Error as error:
                 header[_COUNT] = UNKNOWN

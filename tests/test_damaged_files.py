@@ -1,0 +1,196 @@
+"""Damaged files beside the database: value files, generations and the board. Each costs at most its own entry."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from diskcache_like import Cache, FanoutCache
+from diskcache_like.errors import DecodeError
+
+from .forging import ENTRIES, fill, value_files
+
+QUICK: dict[str, Any] = {"durability": "process", "generation_slots": 1 << 10}
+MAKERS = pytest.mark.parametrize("make", [Cache, FanoutCache])
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """Return the directory of a closed cache with something of every sort in it."""
+    with closing(Cache(tmp_path / "cache", **QUICK)) as cache:
+        fill(cache)
+    return tmp_path / "cache"
+
+
+def _link(path: Path, target: str) -> None:
+    path.rename(path.with_name("moved"))
+    path.symlink_to(target)
+
+
+def _directory(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def _fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+FILES: dict[str, Callable[[Path], object]] = {
+    "missing": Path.unlink,
+    "missing with its directory": lambda path: shutil.rmtree(path.parent),
+    "empty": lambda path: path.write_bytes(b""),
+    "cut": lambda path: path.write_bytes(path.read_bytes()[:-1]),
+    "longer": lambda path: path.write_bytes(path.read_bytes() + b"!"),
+    "flipped": lambda path: path.write_bytes(path.read_bytes()[:-1] + b"y"),
+    "link": lambda path: _link(path, "moved"),
+    "dangling link": lambda path: _link(path, "nowhere"),
+    "second name": lambda path: path.with_name("second").hardlink_to(path),
+    "directory": _directory,
+    "FIFO": _fifo,
+    "linked directory": lambda path: _link(path.parent, "moved"),
+}
+
+
+@pytest.mark.parametrize("how", FILES)
+@pytest.mark.parametrize("value", [b"x" * 50_000, "x" * 50_000], ids=["bytes", "text"])
+def test_a_value_file_that_is_not_as_written(tmp_path: Path, how: str, value: object) -> None:
+    directory = tmp_path / "cache"
+    with closing(Cache(directory, hot_size_limit=0, **QUICK)) as cache:
+        cache["a"] = value
+        (path,) = value_files(directory)
+        cache["b"] = value
+        FILES[how](path)
+        assert cache.get("a", "missing") == "missing"
+        assert cache.get("a", "missing", read=True) == "missing"
+        assert cache.pop("a", "missing") == "missing"
+        missing = how in ("missing", "missing with its directory")
+        assert (cache.metrics.missing_files, cache.metrics.damaged) == ((3, 0) if missing else (0, 3))
+        assert cache["b"] == value
+        problems = [str(problem.message) for problem in cache.check()]
+        assert any(str(directory) in problem and "entry" in problem for problem in problems)
+        assert cache.get("a") is None  # looking alone has mended nothing
+        cache.check(fix=True)
+        cache.check(fix=True)  # what an odd thing left behind when its entry went
+        assert cache.check() == []
+        assert list(cache) == ["b"]
+        assert cache["b"] == value
+        cache["a"] = value
+        assert cache["a"] == value
+
+
+def test_a_damaged_value_file_can_be_replaced_and_deleted(tmp_path: Path) -> None:
+    for number, (name, change) in enumerate(FILES.items()):
+        with closing(Cache(tmp_path / f"{number}", **QUICK)) as cache:
+            cache["a"], cache["b"] = b"x" * 50_000, b"y" * 50_000
+            for path in value_files(tmp_path / f"{number}"):
+                if path.is_file() and not path.is_symlink():
+                    change(path)
+            cache["a"] = "new"
+            assert cache["a"] == "new", name
+            assert cache.delete("b") is True, name
+            assert list(cache) == ["a"], name
+
+
+def test_strict_raises_for_a_damaged_file(tmp_path: Path) -> None:
+    with closing(Cache(tmp_path / "cache", strict=True, hot_size_limit=0)) as cache:
+        cache["a"] = b"x" * 50_000
+        (path,) = value_files(tmp_path)
+        FILES["flipped"](path)
+        with pytest.raises(DecodeError, match=r"'a'.*does not match its checksum"):
+            cache.get("a")
+
+
+def test_a_reader_that_has_the_file_open_keeps_it(tmp_path: Path) -> None:
+    with closing(Cache(tmp_path / "cache")) as cache:
+        cache["a"] = b"x" * 50_000
+        with cache.read("a") as reader:
+            cache.clear()
+            cache.cull()
+            assert reader.read() == b"x" * 50_000
+
+
+# -- generations and the board ----------------------------------------------------------------------------------------
+
+
+def with_header(words: dict[int, int], slots: int | None = None) -> Callable[[bytes], bytes]:
+    """Return a change of words in the header of a generation file, and of all slots if that is given."""
+
+    def change(data: bytes) -> bytes:
+        content = memoryview(bytearray(data)).cast("Q")
+        for place, value in words.items():
+            content[place] = value
+        if slots is not None:
+            for place in range(512, len(content)):
+                content[place] = slots
+        return content.tobytes()
+
+    return change
+
+
+GENERATIONS: dict[str, Callable[[bytes], bytes] | None] = {
+    "deleted": None,
+    "cut to nothing": lambda _: b"",
+    "cut to an odd size": lambda data: data[:4097],
+    "cut to the header": lambda data: data[:4096],
+    "cut in half": lambda data: data[: len(data) // 2],
+    "longer": lambda data: data + bytes(4096),
+    "zeros": lambda data: bytes(len(data)),
+    "all ones": lambda data: b"\xff" * len(data),
+    "noise": lambda data: bytes(number * 7 % 251 for number in range(len(data))),
+    "all odd": with_header({}, 12345),
+    "all odd and huge": with_header({}, 2**64 - 1),
+    "all even and huge": with_header({}, 2**64 - 2),
+    "impossible epoch": with_header({4: 2**63}),
+    "huge tick": with_header({16: 2**64 - 1, 26: 2**64 - 1}),
+    "other boot": with_header({3: 1}),
+    "false count": with_header({25: 7}),
+    "died in between": with_header({16: 10, 17: 10, 26: 9}),
+    "no room left": with_header({20: 0, 21: 2**63, 24: 2**63}),
+    "false modulus": with_header(dict.fromkeys(range(34, 64), 2**60 + 1)),
+}
+
+
+@MAKERS
+@pytest.mark.parametrize("how", GENERATIONS)
+def test_generations_that_are_not_as_written_lose_nothing(tmp_path: Path, make: type[Cache], how: str) -> None:
+    stored = {number: f"value {number}" for number in range(50)}
+    with closing(make(tmp_path / "cache", **QUICK)) as cache:
+        cache.set_many(stored)
+    change = GENERATIONS[how]
+    for path in (tmp_path / "cache").rglob("cache.gen"):
+        if change is None:
+            path.unlink()
+        else:
+            path.write_bytes(change(path.read_bytes()))
+    with closing(make(tmp_path / "cache")) as cache, closing(make(tmp_path / "cache")) as other:
+        assert cache.get_many(stored) == other.get_many(stored) == stored
+        for number in range(50):
+            cache[number] = number
+            assert other[number] == number
+        assert cache.check(fix=True) is not None  # a count that was false is reported
+        assert len(cache) == len(other) == 50
+        assert cache.check() == []
+
+
+@pytest.mark.parametrize("how", ["deleted", "cut to nothing", "cut to an odd size", "longer", "all ones", "noise"])
+def test_a_board_that_is_not_as_written_changes_no_answer(directory: Path, how: str) -> None:
+    change, path = GENERATIONS[how], directory / "cache.board"
+    if not path.exists():
+        pytest.skip("this machine has no board")
+    if change is None:
+        path.unlink()
+    else:
+        path.write_bytes(change(path.read_bytes()))
+    with closing(Cache(directory)) as cache, closing(Cache(directory)) as other:
+        assert cache["a"] == "text"
+        cache["a"] = "new"
+        assert other["a"] == "new"
+        assert len(cache) == ENTRIES

@@ -1,0 +1,312 @@
+"""Full disks: a write that has no room fails with its own error and changes nothing, and works once there is room."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import io
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from diskcache_like import Cache, FanoutCache
+from diskcache_like.errors import CorruptDatabaseWarning, DiskFull
+
+from .forging import damage, value_files
+
+MEBIBYTE = 1 << 20
+OPTIONS: dict[str, Any] = {"generation_slots": 16, "hot_size_limit": 0, "eviction_policy": "none"}
+FILE = b"f" * 50_000
+ROW = b"r" * 3_000
+
+
+class Disk:
+    """A small file system of its own, with a file on it that takes up room."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.junk = path / "junk"
+
+    def free(self) -> int:
+        status = os.statvfs(self.path)
+        return status.f_bavail * status.f_frsize
+
+    def fill(self, leave: int = 0) -> None:
+        """Take up all room but `leave` bytes."""
+        with self.junk.open("ab", buffering=0) as file:
+            for size in (1 << 16, 1 << 12, 1):
+                with suppress(OSError):
+                    while True:
+                        file.write(b"j" * size)
+        os.truncate(self.junk, max(0, self.junk.stat().st_size - leave))
+        assert self.free() <= leave
+
+    def empty(self) -> None:
+        """Give the room back."""
+        self.junk.unlink(missing_ok=True)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Disk]:
+    """Return an empty disk of four mebibytes."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={4 * MEBIBYTE},mode=700", "none", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        assert os.geteuid() != 0 or "permission denied" in done.stderr.lower(), done.stderr
+        pytest.skip(f"mount is not permitted: {done.stderr.strip()}")
+    try:
+        yield Disk(path)
+    finally:
+        gc.collect()  # a traceback may hold a mapped file
+        subprocess.run(["umount", str(path)], check=True)
+
+
+def assert_full(error: DiskFull, disk: Disk) -> None:
+    """Assert that the error is one of the operating system's too, and says where there was no room."""
+    assert isinstance(error, OSError)
+    assert error.errno == errno.ENOSPC
+    assert str(disk.path) in str(error)
+    assert "no room" in str(error)
+
+
+WRITES: list[tuple[str, Callable[[Cache, int], object], Callable[[dict[Any, Any], int], object]]] = [
+    ("set", lambda cache, n: cache.set(("row", n), ROW), lambda model, n: model.__setitem__(("row", n), ROW)),
+    ("file", lambda cache, n: cache.set(("file", n), FILE), lambda model, n: model.__setitem__(("file", n), FILE)),
+    ("over", lambda cache, n: cache.set("row", [n]), lambda model, n: model.__setitem__("row", [n])),
+    ("over file", lambda cache, n: cache.set("file", FILE * (n + 1)), lambda model, n: model.update(file=FILE * (n + 1))),
+    ("add", lambda cache, n: cache.add(("add", n), ROW), lambda model, n: model.__setitem__(("add", n), ROW)),
+    ("incr", lambda cache, _: cache.incr("number"), lambda model, _: model.update(number=model["number"] + 1)),
+    ("many", lambda cache, n: cache.set_many({("m", n, i): ROW for i in range(9)}),
+     lambda model, n: model.update({("m", n, i): ROW for i in range(9)})),
+    ("read", lambda cache, n: cache.set(("read", n), io.BytesIO(FILE), read=True),
+     lambda model, n: model.__setitem__(("read", n), FILE)),
+    ("touch", lambda cache, _: cache.touch("row", 1e6), lambda _model, _n: None),
+    ("push", lambda cache, _: cache.push(FILE, prefix="q"), lambda _model, _n: None),
+    ("transaction", lambda cache, n: in_a_transaction(cache, n), lambda model, n: model.update(t=n, u=(n, ROW))),
+    ("pop", lambda cache, n: cache.pop(("row", n)), lambda model, n: model.pop(("row", n), None)),
+]  # fmt: skip
+
+
+def in_a_transaction(cache: Cache, number: int) -> None:
+    with cache.transact():
+        cache["t"] = number
+        with cache.transact():
+            cache["u"] = (number, ROW)
+
+
+def contents(cache: Cache, model: dict[Any, Any]) -> dict[Any, Any]:
+    return {key: cache[key] for key in model}
+
+
+def write_until_full(cache: Cache, model: dict[Any, Any], disk: Disk) -> int:
+    """Do writes of every kind, noting what was acknowledged; return how many were refused."""
+    refused = 0
+    for number in range(2):
+        for _, write, note in WRITES:
+            try:
+                write(cache, number)
+            except DiskFull as error:
+                assert_full(error, disk)
+                refused += 1
+            else:
+                note(model, number)
+    return refused
+
+
+def test_whatever_room_is_left_nothing_is_lost(disk: Disk) -> None:
+    refusals = set()
+    for left in (*range(0, 40_000, 4096), *range(40_000, 400_000, 20_000), MEBIBYTE, 2 * MEBIBYTE):
+        directory = disk.path / str(left)
+        model: dict[Any, Any] = {"row": "value", "file": FILE, "number": 1, **{number: ROW for number in range(20)}}
+        with closing(Cache(directory, **OPTIONS)) as cache:
+            cache.set_many(model)
+            disk.fill(left)
+            refusals.add(write_until_full(cache, model, disk))
+            assert contents(cache, model) == model
+            assert len(cache) >= len(model)
+            assert [str(problem.message) for problem in cache.check()] == []  # no file is left of what failed
+            disk.empty()
+            assert write_until_full(cache, model, disk) == 0
+            assert contents(cache, model) == model
+        with closing(Cache(directory, **OPTIONS)) as cache:
+            assert contents(cache, model) == model
+            assert cache.check() == []
+            cache.clear()
+        for path in sorted(directory.rglob("*"), reverse=True):
+            path.rmdir() if path.is_dir() else path.unlink()
+    assert min(refusals) == 0
+    assert max(refusals) > 15
+
+
+@pytest.mark.parametrize("size", [200, 3_000, 30_000, 50_000, 300_000])
+def test_a_cache_that_fills_the_disk(disk: Disk, size: int) -> None:
+    stored: dict[int, bytes] = {}
+    with closing(Cache(disk.path / "cache", **OPTIONS)) as cache:
+        with pytest.raises(DiskFull) as caught:
+            for number in range(100_000):
+                cache[number] = number.to_bytes(4, "big") * (size // 4)
+                stored[number] = number.to_bytes(4, "big") * (size // 4)
+        assert_full(caught.value, disk)
+        assert len(stored) * (size + 8192) > 2 * MEBIBYTE
+        for _ in range(3):
+            with pytest.raises(DiskFull):
+                cache.set("more", b"x" * 400_000)
+            with pytest.raises(DiskFull):
+                cache.push(b"x" * 400_000)
+            with pytest.raises(DiskFull):
+                cache.add("more", b"x" * 400_000)
+        assert cache.get_many(stored) == stored
+        assert len(value_files(disk.path)) == (len(stored) if size > 32_768 else 0)
+        assert cache.check() == []
+        with closing(Cache(disk.path / "cache", **OPTIONS)) as other:  # the -shm file is there: it can be read
+            assert other.get_many(stored) == stored
+    with closing(Cache(disk.path / "cache", **OPTIONS)) as cache:
+        assert cache.get_many(stored) == stored
+
+
+def full_of_files(disk: Disk, **options: Any) -> Cache:
+    """Return a cache whose value files have filled the disk to the last page."""
+    cache = Cache(disk.path / "cache", **{**OPTIONS, **options})
+    with suppress(DiskFull):
+        for number in range(1000):
+            cache.set(number, FILE, tag="tag", expire=1e6)
+    disk.fill()
+    return cache
+
+
+REMOVALS: dict[str, Callable[[Cache], object]] = {
+    "delete": lambda cache: [cache.delete(number) for number in range(10)],
+    "del": lambda cache: [cache.__delitem__(number) for number in range(10)],  # type: ignore[func-returns-value]
+    "delete_many": lambda cache: cache.delete_many(range(10)),
+    "clear": lambda cache: cache.clear(),
+    "evict": lambda cache: cache.evict("tag"),
+    "expire": lambda cache: cache.expire(1e12),
+    "check": lambda cache: [cache.delete(0), cache.check(fix=True)],
+}
+
+
+@pytest.mark.parametrize("removal", REMOVALS)
+def test_what_has_files_can_be_removed_from_a_full_disk(disk: Disk, removal: str) -> None:
+    with closing(full_of_files(disk)) as cache:
+        before = len(cache)
+        with pytest.raises(DiskFull):
+            cache["new"] = FILE
+        REMOVALS[removal](cache)
+        assert len(cache) <= before - (1 if removal == "check" else 10)
+        assert 0 not in cache
+        left = {number: FILE for number in cache if isinstance(number, int)}
+        assert cache.get_many(left) == left
+        cache["new"] = b"n" * 33_000
+        assert cache["new"] == b"n" * 33_000
+        assert [str(problem.message) for problem in cache.check()] == []
+
+
+def test_eviction_makes_room_on_a_full_disk(disk: Disk) -> None:
+    with closing(full_of_files(disk, eviction_policy="least-recently-stored", size_limit=8 * MEBIBYTE)) as cache:
+        before = len(cache)
+        with suppress(DiskFull):
+            cache.reset("size_limit", MEBIBYTE, update=False)
+        assert cache.cull() > before // 2
+        assert cache.volume() <= MEBIBYTE
+        for number in range(100):
+            cache["new", number] = FILE
+        assert cache["new", 99] == FILE
+        assert cache.volume() <= 1.01 * MEBIBYTE
+        assert cache.check() == []
+
+
+def test_files_that_were_replaced_go_before_a_write_is_refused(disk: Disk) -> None:
+    with closing(Cache(disk.path / "cache", **OPTIONS)) as cache:
+        for number in range(50):
+            cache["a"] = b"%04d" % number * 150_000  # two of these fit beside each other, and readers' grace is seconds
+            cache.delete("b")
+            cache["b"] = b"%04d" % number * 100_000
+        assert cache["a"] == b"0049" * 150_000
+        assert cache.check() == []
+
+
+def test_a_file_object_is_not_read_twice(disk: Disk) -> None:
+    with closing(full_of_files(disk)) as cache:
+        files = value_files(disk.path)
+        with pytest.raises(DiskFull) as caught:
+            cache.set("new", io.BytesIO(b"x" * 100_000), read=True)
+        assert_full(caught.value, disk)
+        assert value_files(disk.path) == files
+        assert "new" not in cache
+
+
+@pytest.mark.parametrize("make", [Cache, partial(FanoutCache, shards=2)], ids=["one", "fanout"])
+def test_opening_on_a_full_disk(disk: Disk, make: Callable[..., Cache]) -> None:
+    with closing(make(disk.path / "old", **OPTIONS)) as cache:
+        cache["a"] = FILE
+    for left in (0, 5_000, 20_000):
+        disk.empty()
+        disk.fill(left)
+        for name in ("old", "new"):
+            with pytest.raises(DiskFull) as caught:
+                make(disk.path / name, **OPTIONS)
+            assert_full(caught.value, disk)
+    disk.empty()
+    for name in ("old", "new"):
+        with closing(make(disk.path / name, **OPTIONS)) as cache:
+            assert cache.get("a") == (FILE if name == "old" else None)
+            cache["b"] = FILE
+            assert cache["b"] == FILE
+            assert cache.check() == []
+
+
+def test_closing_on_a_full_disk(disk: Disk) -> None:
+    with closing(Cache(disk.path / "cache", **OPTIONS)) as cache:
+        cache.set_many({number: ROW for number in range(100)})
+        cache["file"] = FILE
+        cache["file"] = "replaced"
+        disk.fill()
+    disk.empty()
+    with closing(Cache(disk.path / "cache", **OPTIONS)) as cache:
+        assert len(cache) == 101
+        assert cache["file"] == "replaced"
+        cache.check(fix=True)
+        assert cache.check() == []
+
+
+def test_a_damaged_database_on_a_full_disk(disk: Disk) -> None:
+    with closing(Cache(disk.path / "cache", **OPTIONS)) as cache:
+        cache["a"] = 1
+    damage(disk.path / "cache" / "cache.db", "header")
+    before = (disk.path / "cache" / "cache.db").read_bytes()
+    disk.fill()
+    for _ in range(2):
+        with pytest.raises(DiskFull) as caught:
+            Cache(disk.path / "cache", **OPTIONS)
+        assert_full(caught.value, disk)
+        assert sorted(path.name for path in (disk.path / "cache").glob("*.db")) == ["cache.db"]
+    disk.empty()
+    with pytest.warns(CorruptDatabaseWarning):
+        cache = Cache(disk.path / "cache", **OPTIONS)
+    with closing(cache):
+        cache["a"] = 2
+        assert cache["a"] == 2
+    assert (disk.path / "cache" / "cache.db").read_bytes() == before
+    assert (disk.path / "cache" / "cache.1.db").exists()
+
+
+def test_shards_fail_one_by_one(disk: Disk) -> None:
+    with closing(FanoutCache(disk.path / "cache", shards=2, timeout=10, **OPTIONS)) as cache:
+        stored = set()
+        with suppress(DiskFull):
+            for number in range(1000):
+                cache[number] = FILE
+                stored.add(number)
+        disk.fill()
+        assert cache.clear() >= len(stored)
+        assert len(cache) == 0
+        cache["a"] = FILE
+        assert cache["a"] == FILE
