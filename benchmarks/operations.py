@@ -24,7 +24,7 @@ from benchmarks.subjects import BenchmarkError, Spec, Subject, load_items
 from benchmarks.workloads import SEED, blocks_of, items_of, keys_of, value_of
 
 ENTRIES = 10_000
-ROUNDS_PER_REPEAT = 3
+ROUNDS_PER_REPEAT = 5
 POLICY_ROUNDS_PER_REPEAT = 20
 CALLS = {
     "hot_get": "hot get, blocks",

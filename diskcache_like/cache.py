@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Self, overload
 
 from . import keys
@@ -18,11 +18,8 @@ from . import memoize as memoizing
 from .coherence.generations import Header
 from .disk import UNKNOWN, Disk, Stored
 from .entries import (
-    COUNTED,
     ENOVAL,
-    FREQUENCY,
     GONE,
-    RECENCY,
     Entries,
     Expiry,
     Target,
@@ -32,6 +29,7 @@ from .entries import (
     with_metadata,
 )
 from .errors import DecodeError, DiskFull, ExpiryError, SettingError, StorageError, Timeout, ValueTooLarge
+from .hot import note_often
 from .record import MODE_RAW, Record, pack
 from .settings import DEFAULT_SETTINGS, checked, checked_all
 from .storage.check import check_store
@@ -163,21 +161,24 @@ class Cache(Entries):
                 tracks = self._tracks
                 if not tracks:
                     visited[0] = 1
-                elif tracks == COUNTED:  # from here on `_used`, without the call
-                    visited[0] = 1
-                    if decode is not absent:
-                        self._counters[0] += 1
-                elif tracks == FREQUENCY:
-                    visited[0] = hits = visited[0] + 1
-                    if hits < 16:  # noted one by one, from there on in sixteens
-                        uses[slot] += 1
-                    elif not hits & 15:
-                        uses[slot] += 16
-                elif tracks == RECENCY:
+                elif tracks == 1:  # RECENCY; from here on `_used`, without the call
                     tick = header[_TICK]
                     if visited[0] != tick:  # the mark is the same until somebody writes
                         visited[0] = tick
                         uses[slot] = 2 * tick + 1
+                elif tracks == 2:  # COUNTED
+                    visited[0] = 1
+                    if decode is None:
+                        self._counters[0] += 1
+                        return value
+                    if decode is not absent:
+                        self._counters[0] += 1
+                elif tracks == 3:  # FREQUENCY
+                    left = visited[0] - 1
+                    if left > 0:
+                        visited[0] = left
+                    else:
+                        note_often(visited, uses, slot)
                 else:
                     visited[0] = 1
                     if decode is not absent:
@@ -250,7 +251,7 @@ class Cache(Entries):
             slots = store.slots
             blobs = store.read_many([h for _, _, h, _ in wanted])
             for key, stored, h, stamp in wanted:
-                one = self._from_blob(key, stored, h, store, blobs.get(h), False, slots, stamp)
+                one = self._load(key, stored, h, store, False, (slots, stamp, blobs.get(h)))
                 if one is not None:
                     found[key] = one[0]
                 if self._tracks:
@@ -518,9 +519,12 @@ class Cache(Entries):
         """Remove the entry of `key`; return whether there was a live one. Atomic."""
         stored, h, store = self._locate(key)
         try:
-            return store.remove(h, stored, None if retry else self._timeout)
+            stamp = store.remove(h, stored, None if retry else self._timeout)
         except Timeout:
             return self._timed_out(False)
+        if stamp > 1 and self._hot.limit:
+            self._keep(key, stored, store, h % store.slot_prime, stamp, None, (None, absent), 0)
+        return stamp > 0
 
     def __delitem__(self, key: Any, retry: bool = True) -> None:
         """Remove the entry of `key`; raise KeyError if there is no live one."""
@@ -528,7 +532,10 @@ class Cache(Entries):
             raise KeyError(key)
 
     def delete_many(self, keys_: Iterable[Any], retry: bool = False) -> int:
-        """Remove the entries of the keys and return how many there were. Each batch of 1,000 per shard is atomic."""
+        """Remove the entries of the keys and return how many there were.
+
+        Each batch of 1,000 per shard is atomic; on a full disk, where a batch does not fit, each entry is.
+        """
         removed = 0
         wait = self._wait(retry)
         for batch in _batches(keys_, SET_MANY_BATCH):
@@ -538,9 +545,7 @@ class Cache(Entries):
                 groups.setdefault(target.store, []).append(target)
             try:
                 for store, targets in groups.items():
-                    for attempt in store.attempts():
-                        with attempt, store.transaction(wait):
-                            removed += sum(store.remove(target.h, target.stored, wait) for target in targets)
+                    removed += _remove_all(store, targets, wait)
             except Timeout:
                 return self._timed_out(removed)
         return removed
@@ -878,6 +883,19 @@ def _discard(store: Store, encoded: Stored) -> None:
     file = encoded[2]
     if file is not None:
         store.disk.remove(file)
+
+
+def _remove_all(store: Store, targets: Sequence[Target], wait: float | None) -> int:
+    """Remove what is there of `targets`, which live in `store`, and return how many there were."""
+    removed = 0
+    try:
+        for attempt in store.attempts():
+            with attempt, store.transaction(wait):
+                removed = sum(store.remove(target.h, target.stored, wait) > 0 for target in targets)
+    except DiskFull:
+        # A single removal unlinks the value file first, and so makes the room that the next one needs.
+        removed = sum(store.remove(target.h, target.stored, wait) > 0 for target in targets)
+    return removed
 
 
 def _batches(items: Iterable[Any], size: int) -> Iterator[list[Any]]:

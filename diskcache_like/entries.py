@@ -22,6 +22,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeVar
 from zlib import crc32
 
 from . import codecs, files, keys, signing
+from .coherence.board import NO_ENTRY
 from .coherence.generations import MAX_SLOTS, MIN_SLOTS, Header
 from .coherence.words import Words, choose_implementation
 from .disk import KEEP_NOT, Constant, Disk, Loaded, Stored
@@ -55,8 +56,10 @@ class Gone(Enum):
 
 GONE: Final = Gone.GONE
 ATTEMPTS = 100  # times that a row is read again because its value file went away in between
-# What a hit notes beside SIEVE's mark: nothing, the time for LRU, a use for LFU, a hit for the statistics, or several.
-NO_MARKS, RECENCY, FREQUENCY, COUNTED, SEVERAL = range(5)
+
+# What a hit notes beside SIEVE's mark: nothing, the time for LRU, a hit for the statistics, a use for LFU, or several.
+# `Cache.get` writes these numbers out: looking up a name costs it more than what it then does.
+NO_MARKS, RECENCY, COUNTED, FREQUENCY, SEVERAL = range(5)
 _TICK, _SHARED = Header.TICK, Header.SHARED
 _number = int.from_bytes
 _SELF_SPELLED = frozenset({str, bytes, int})  # exact types that are their own spelling, hot key, and immutable value
@@ -412,50 +415,54 @@ class Entries:
         return (default, *([None] * (expire_time + tag))) if expire_time or tag else default
 
     def _load(
-        self, key: Any, stored: bytes, h: int, store: Store, read: bool = False
+        self,
+        key: Any,
+        stored: bytes,
+        h: int,
+        store: Store,
+        read: bool = False,
+        seen: tuple[Words, int, bytes | None] | None = None,
     ) -> tuple[Any, Record | None] | None:
         """Return the value and record of a live entry from the database, keeping it hot if nothing changed meanwhile.
 
-        The record is None for a simple one, which has no metadata.
+        The record is None for a simple one, which has no metadata. `seen`: the slots, what the key's slot showed before
+        a SELECT, and what that found; without it the row is read here.
         """
-        slots = store.slots
         slot = h % store.slot_prime
-        stamp = slots[slot]
-        blob = None
-        if store.header[_SHARED] and not stamp & 1 and store.board is not None:
-            blob = store.board.look(h, stamp)
-            if slots[slot] != stamp:
-                blob = None  # overwritten while it was copied
-        if blob is None:
-            blob = store.read(h)
-        return self._from_blob(key, stored, h, store, blob, read, slots, stamp)
-
-    def _from_blob(
-        self, key: Any, stored: bytes, h: int, store: Store, blob: bytes | None, read: bool, slots: Words, stamp: int
-    ) -> tuple[Any, Record | None] | None:
-        """Return value and record for what was read at `h` while the slot showed `stamp` before the SELECT."""
-        slot = h % store.slot_prime
-        if blob is None and not store.displaced:
-            if not stamp & 1 and slots[slot] == stamp and self._hot.limit:
-                self._keep(key, stored, store, slot, stamp, None, (None, absent), 0)  # a miss is as coherent as a hit
-            return None
-        if not (
+        if seen is None:
+            slots = store.slots
+            stamp = slots[slot]
+            blob = store.read(h) if not store.header[_SHARED] or stamp & 1 else self._posted(store, h, slots, stamp)
+        else:
+            slots, stamp, blob = seen
+        if (
             type(blob) is bytes
             and blob[:1] == SIMPLE_HEAD
             and self._reads_simple
             and not read
             and crc32(blob, crc32(stored)) == RESIDUE
         ):
-            return self._load_checked(Target(key, stored, h, store), blob, read, stamp)
-        try:
-            value, kept, decode = store.disk.load_payload(blob[1:-4])
-        except DecodeError as error:
-            self._distrust(error, key)
+            try:
+                value, kept, decode = store.disk.load_payload(blob[1:-4])
+            except DecodeError as error:
+                self._distrust(error, key)
+                return None
+            # Rule 3: kept only if no write to the slot was under way before the SELECT or came since.
+            if self._hot.limit and not stamp & 1 and slots[slot] == stamp:
+                self._keep(key, stored, store, slot, stamp, None, (kept, decode), len(blob))
+            return value, None
+        if blob is None and not store.displaced:
+            if self._hot.limit and not stamp & 1 and slots[slot] == stamp:
+                self._keep(key, stored, store, slot, stamp, None, (None, absent), 0)  # a miss is as coherent as a hit
             return None
-        # Rule 3: kept only if no write to the slot was under way before the SELECT or came since.
-        if not stamp & 1 and slots[slot] == stamp and self._hot.limit:
-            self._keep(key, stored, store, slot, stamp, None, (kept, decode), len(blob))
-        return value, None
+        return self._load_checked(Target(key, stored, h, store), blob, read, stamp)
+
+    def _posted(self, store: Store, h: int, slots: Words, stamp: int) -> bytes | None:
+        """Return the record that the board shows for the slot's even generation; else read the row."""
+        posted = None if store.board is None else store.board.look(h, stamp)
+        if posted is None or slots[h % store.slot_prime] != stamp:  # perhaps overwritten while it was copied
+            return store.read(h)
+        return None if posted == NO_ENTRY else posted
 
     def _load_checked(self, target: Target, blob: bytes | None, read: bool, stamp: int) -> tuple[Any, Record] | None:
         """Do what `_load` does for a record of any kind.

@@ -148,7 +148,7 @@ def _sync_parents(root: str, name: str) -> None:
 def open_read(root: str, name: str) -> BinaryIO:
     """Open a value file for reading; raise FileNotFoundError when it is gone, DecodeError when it is not ours.
 
-    A link, a directory, a device, a second hard link or a file of another owner is refused.
+    A link, a directory, a device or a second hard link is refused.
     """
     *parents, last = checked(name).split("/")
     try:

@@ -25,13 +25,25 @@ FRACTION = 64  # no value above limit / FRACTION is admitted
 #   expire  seconds since 1970, or None
 #   value   the value itself if immutable, else its payload
 #   decode  makes a fresh value of the payload for each hit; None for an immutable value
-#   visited SIEVE's mark: a list of one number, 0 for not visited, the entry's only mutable part
+#   visited SIEVE's mark: a list whose first number is 0 for not visited, the entry's only mutable part
 #   uses    words of the shard's use marks
 #   header  words of the shard's header
 #   cost    bytes that the entry is charged with
 HotEntry = tuple[Words, int, int, float | None, Any, Callable[[Any], Any] | None, list[int], Words, Words, int]
 VISITED: Final = 6
 COST: Final = 9
+
+
+def note_often(visited: list[int], uses: Words, slot: int) -> None:
+    """Note that an entry was hit as often as its interval says, and begin the next: an eighth of its uses, 1 to 64.
+
+    SIEVE's mark counts the interval down, so most hits write nothing shared. Hits of an interval that eviction or the
+    sweeping hand cut short are not counted, hence the small share.
+    """
+    if len(visited) == 1:
+        visited.append(1)
+    uses[slot] = noted = uses[slot] + (visited[1] if visited[0] == 1 else 1)
+    visited[0] = visited[1] = 1 if noted < 16 else noted >> 3 if noted < 512 else 64
 
 
 class HotLayer:

@@ -76,7 +76,7 @@ def pack(stored: bytes, record: Record, signer: Authenticator | None = None) -> 
         return pack_simple(stored, payload)
     flags = (SIGNED if signer else 0) | (HAS_EXPIRE if expire is not None else 0) | (HAS_TAG if tag is not None else 0)
     name = file.encode() if file is not None else b""
-    head = _HEAD.pack(FULL, flags, mode, expire or 0.0, size, len(tag or b""), len(name))
+    head = _HEAD.pack(FULL, flags, mode, 0.0 if expire is None else expire, size, len(tag or b""), len(name))
     body = b"".join((head, tag or b"", name, payload))
     if signer is not None:
         return body + signer.tag(stored, body)

@@ -26,7 +26,7 @@ DEFAULT_SETTINGS: dict[str, Any] = {
     "durability": "system",
     "hot_size_limit": 64 * MIB,
     "sqlite_auto_vacuum": 2,  # incremental; full makes deletes 2.7 times slower
-    "sqlite_cache_size": 1 << 13,  # pages of 4 KiB
+    "sqlite_cache_size": 1 << 13,  # pages of 2 KiB
     "sqlite_journal_mode": "wal",
     "sqlite_mmap_size": 0,  # memory-mapped reads turn a passing I/O error into a signal and gained nothing
     "sqlite_synchronous": 1,

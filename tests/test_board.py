@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from diskcache_like import Cache
 from diskcache_like.coherence.board import CELL, CELLS, ROOM, SIZE, Board
 from diskcache_like.coherence.generations import Header
+from diskcache_like.keys import encode_key
 
 
 @pytest.fixture
@@ -34,6 +36,10 @@ def pair(tmp_path: Path) -> Iterator[tuple[Cache, Cache]]:
 
 def store(cache: Cache) -> Any:
     return cache._shards.stores[0]
+
+
+def _located(shard: Any, place: int, key: str) -> tuple[bytes, int, Any]:
+    return encode_key(key), place, shard
 
 
 def without_database(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,6 +120,39 @@ def test_expiry_and_tag_come_from_the_board_as_well(pair: tuple[Cache, Cache], m
     value, expiry, tag = reader.get("k", expire_time=True, tag=True)
     assert (value, tag) == (1, "t")
     assert expiry == writer.get("k", expire_time=True)[1]
+
+
+def test_a_removal_is_put_up_too(pair: tuple[Cache, Cache], monkeypatch: pytest.MonkeyPatch) -> None:
+    writer, reader = pair
+    writer.set("k", 1)
+    assert reader.get("k") == 1
+    without_database(reader, monkeypatch)
+    assert writer.delete("k")
+    assert reader.get("k") is None
+    assert reader.get("k", "default") == "default"
+    writer.set("k", 2)
+    assert reader.get("k") == 2
+
+
+def test_a_removal_in_a_transaction_is_not_put_up_before_its_commit(pair: tuple[Cache, Cache]) -> None:
+    writer, reader = pair
+    writer.set("k", 1)
+    with writer.transact():
+        assert writer.delete("k")
+        assert store(reader).board.look(writer._locate("k")[1], 0) is None
+    assert reader.get("k") is None
+
+
+def test_a_removed_neighbour_hides_no_displaced_key(pair: tuple[Cache, Cache], monkeypatch: pytest.MonkeyPatch) -> None:
+    writer, reader = pair
+    for cache in pair:
+        place = cache._locate("a")[1]
+        monkeypatch.setattr(cache, "_locate", partial(_located, store(cache), place))
+    writer.set("a", 1)
+    writer.set("b", 2)
+    writer.delete("a")
+    assert reader.get("a") is None
+    assert reader.get("b") == 2
 
 
 @pytest.mark.parametrize("change", ["delete", "set large", "transact", "clear", "touch"])

@@ -15,7 +15,7 @@ import pytest
 
 from diskcache_like import Cache, FanoutCache, Timeout
 from diskcache_like.storage import room
-from diskcache_like.storage.connection import MAX_READERS
+from diskcache_like.storage.connection import MAX_READERS, PAGE_SIZE
 
 from .processes import PATIENCE, Crew, Link, Worker, cache_descriptors, problems, watch
 
@@ -237,7 +237,7 @@ SMALL = 200_000  # bytes between checkpoints in these tests
 @pytest.fixture
 def small_wal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "CHECKPOINT_BYTES", SMALL)
-    monkeypatch.setattr(room, "WAL_LIMIT", 4 * SMALL // 4096)
+    monkeypatch.setattr(room, "WAL_LIMIT", 4 * SMALL // PAGE_SIZE)
 
 
 def largest_wal(cache: Cache, writes: int, after_each: Callable[[int], object] = lambda number: None) -> int:
@@ -268,7 +268,21 @@ def test_an_idle_reader_that_has_read_before_does_not_let_the_wal_grow(tmp_path:
     with opened(tmp_path / "cache", size_limit=1 << 30) as cache, opened(tmp_path / "cache", hot_size_limit=0) as idle:
         cache.set_many(dict.fromkeys(range(100), b"0"))
         looks[look](idle)  # and then it does nothing any more
-        assert largest_wal(cache, 1000) < 4 * SMALL
+        # The first hundred writes make the table: each splits pages and costs several frames, which nobody knows yet.
+        assert largest_wal(cache, 1000) < 6 * SMALL
+
+
+@pytest.mark.usefixtures("small_wal")
+def test_writes_of_several_pages_are_taken_for_what_they_cost(tmp_path: Path) -> None:
+    with opened(tmp_path / "cache", size_limit=1 << 30) as cache:
+        for _ in range(1000):
+            cache.push(b"x" * 100)  # changes the row's page and that of the queue's index
+        wal = Path(f"{cache._shards.stores[0].path}-wal")
+        assert wal.stat().st_size < 3 * SMALL
+        cache._shards.stores[0].writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        for _ in range(1000):
+            cache.push(b"x" * 100)
+        assert wal.stat().st_size < 1.5 * SMALL
 
 
 @pytest.mark.usefixtures("small_wal")

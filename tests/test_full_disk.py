@@ -193,12 +193,7 @@ REMOVALS: dict[str, Callable[[Cache], object]] = {
 }
 
 
-UNFINISHED = pytest.mark.xfail(strict=False, reason="on a full disk only single deletes unlink value files first")
-
-
-@pytest.mark.parametrize(
-    "removal", [pytest.param(name, marks=UNFINISHED) if name == "delete_many" else name for name in REMOVALS]
-)
+@pytest.mark.parametrize("removal", REMOVALS)
 def test_what_has_files_can_be_removed_from_a_full_disk(disk: Disk, removal: str) -> None:
     with closing(full_of_files(disk)) as cache:
         before = len(cache)
@@ -214,7 +209,6 @@ def test_what_has_files_can_be_removed_from_a_full_disk(disk: Disk, removal: str
         assert [str(problem.message) for problem in cache.check()] == []
 
 
-@UNFINISHED
 def test_eviction_makes_room_on_a_full_disk(disk: Disk) -> None:
     with closing(full_of_files(disk, eviction_policy="least-recently-stored", size_limit=8 * MEBIBYTE)) as cache:
         before = len(cache)

@@ -96,7 +96,6 @@ def test_the_default_takes_about_a_megabyte(path: Path, opened: list[GenerationF
 def test_a_new_file_makes_writers_look_for_themselves(make: Make) -> None:
     header = make().header
     assert header[Header.NEXT_EXPIRE] == 0
-    assert header[Header.SETTINGS] > 0
     assert (header[Header.FILES], header[Header.DISPLACED]) == (1, 1)
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from diskcache_like.coherence import lock, native
 from diskcache_like.coherence.generations import GenerationFile, Header
-from diskcache_like.coherence.lock import FIRST_PAUSE, FIRST_SLICE, LONGEST_PAUSE, LONGEST_SLICE, WriteLock
+from diskcache_like.coherence.lock import FIRST_PAUSE, FIRST_SLICE, LONGEST_PAUSE, LONGEST_SLICE, SPINS, WriteLock
 from diskcache_like.coherence.native import NativeModule
 from diskcache_like.errors import DirectoryError, NotOwner, Timeout, TransactionError, UnsafeDirectory
 
@@ -329,6 +329,39 @@ def test_the_deadline_is_for_the_whole_wait(holder: WriteLock, waiter: WriteLock
     holder.release()
     waiter.acquire(0)
     waiter.release()
+
+
+def test_who_waits_tries_many_times_before_the_first_pause(
+    holder: WriteLock, waiter: WriteLock, waiting: Waiting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempts = 0
+
+    def counted(descriptor: int, operation: int) -> None:
+        nonlocal attempts
+        attempts += 1
+        if attempts == SPINS // 2:
+            holder.release()
+        fcntl.flock(descriptor, operation)
+
+    monkeypatch.setattr(lock, "flock", counted)
+    waiter.acquire(1.0)
+    waiter.release()
+    assert not waiting.pauses
+    assert not waiter.contended(), "nobody need wake who does not sleep"
+
+
+def test_zero_seconds_are_one_attempt(holder: WriteLock, waiter: WriteLock, monkeypatch: pytest.MonkeyPatch) -> None:
+    attempts: list[int] = []
+
+    def refuse(descriptor: int, operation: int) -> None:
+        if operation & fcntl.LOCK_NB:
+            attempts.append(operation)
+        fcntl.flock(descriptor, operation)
+
+    monkeypatch.setattr(lock, "flock", refuse)
+    with pytest.raises(Timeout):
+        waiter.acquire(0)
+    assert len(attempts) <= 2, "and a last one after the announcement"
 
 
 def test_pauses_double_up_to_a_bound(holder: WriteLock, waiter: WriteLock, waiting: Waiting) -> None:

@@ -10,11 +10,13 @@ import uuid
 from collections import OrderedDict
 from decimal import Decimal
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from diskcache_like import Cache, Entry
+from diskcache_like.entries import COUNTED, FREQUENCY, NO_MARKS, RECENCY
 
 from .conftest import Opener
 from .kinds import Clock, exact, few
@@ -296,3 +298,29 @@ def test_a_key_that_always_exists_never_reads_as_missing(open_cache: Opener) -> 
     for reader in readers:
         reader.join()
     assert misses == []
+
+
+def test_frequent_hits_are_noted_to_an_eighth(tmp_path: Path) -> None:
+    with Cache(tmp_path / "cache", eviction_policy="least-frequently-used") as cache:
+        cache["k"] = 1
+        store = cache._shards.stores[0]
+        slot = store.slot_of(cache._locate("k")[1])
+        before = store.uses[slot]
+        for hits in range(1, 2001):
+            assert cache["k"] == 1
+            noted = store.uses[slot] - before
+            assert hits - min(64, hits // 8 + 1) <= noted <= hits
+
+
+def test_every_hit_is_counted_whatever_else_it_notes(tmp_path: Path) -> None:
+    for policy in ("none", "least-recently-stored", "least-recently-used", "least-frequently-used"):
+        with Cache(tmp_path / policy, eviction_policy=policy, statistics=True) as cache:
+            cache["text"] = "value"
+            cache["list"] = [1]
+            for _ in range(20):
+                assert (cache["text"], cache["list"], cache.get("absent")) == ("value", [1], None)
+            assert cache.stats() == (40, 20)
+
+
+def test_what_get_notes_goes_by_these_numbers() -> None:
+    assert (NO_MARKS, RECENCY, COUNTED, FREQUENCY) == (0, 1, 2, 3), "Cache.get has them written out"

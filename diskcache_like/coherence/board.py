@@ -28,6 +28,7 @@ CELL: Final = 256  # bytes
 CELLS: Final = 2039  # a prime: short keys have regular hashes
 SIZE: Final = CELL * 2048
 ROOM: Final = CELL - 24  # bytes that a record may have, behind three words: generation, hash of the key, length
+NO_ENTRY: Final = b"\0"  # put up in place of a record: the commit removed the entry. Wiped cells do not say that.
 _TAKEN_AWAY: Final = 1  # odd, so no reader asks for it
 
 

@@ -60,12 +60,8 @@ class Header:
     # Number of the database in use. Write lock; readers compare it with theirs before they trust anything else, and one
     # word cannot be half changed. A reader that looked just before the change is as if it had been a moment earlier.
     EPOCH: Final = 4
-    # Stamp of the stored settings: a holder whose copy has another stamp reads them again. Write lock.
-    SETTINGS: Final = 5
     # Not 0 if any row may lie beside the place its hash names. Write lock, and set before the commit that needs it.
     DISPLACED: Final = 6
-    # Not 0 if statistics are being kept. Write lock.
-    STATISTICS: Final = 7
     # The prime that decides the places of keys, 0 if not noted yet: whoever replaces an unreadable database must take
     # the same, or it and those who have the cache open would look for a key in different places.
     MODULUS: Final = 8
@@ -79,6 +75,7 @@ class Header:
     SETTLED: Final = 26  # TICK as the last holder left it; another TICK: it died in between, and COUNT may be wrong
     OPENER: Final = 27  # process id of the last one to open the shard
     SHARED: Final = 28  # not 0 once a second process has opened it: writers then use the board. A hint, so no lock.
+    GROWTH: Final = 29  # sixteenths of a byte by which the WAL grew per byte of WRITTEN, when last seen; 0: not yet
     MARK: Final = 24  # value of WRITTEN at which the volume is looked at again
     FILES: Final = 20  # not 0 if value files may exist
     CHECKPOINTED: Final = 21  # value of WRITTEN at the last checkpoint
@@ -272,7 +269,6 @@ class GenerationFile:
             Header.SLOTS: self.mask + 1,
             Header.BOOT: boot_stamp(),
             Header.EPOCH: epoch,
-            Header.SETTINGS: tick,
             Header.DISPLACED: 1,
             Header.TICK: tick,
             Header.FILES: 1,

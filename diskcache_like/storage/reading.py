@@ -11,10 +11,9 @@ from ..coherence.forks import token_word
 from ..coherence.generations import Header
 from ..errors import CorruptDatabase
 from . import statements as sql
-from .connection import mapped
+from .connection import PAGE_SIZE, mapped
 from .shard import Shard
 
-PAGE = 4096
 _EPOCH, _TICK = Header.EPOCH, Header.TICK  # for the hot path
 
 
@@ -143,4 +142,4 @@ class Reader(Shard):
         ((pages,),) = self.select(sql.PAGE_COUNT)
         ((free,),) = self.select(sql.FREE_PAGES)
         ((file_bytes, trash),) = self.select(sql.FILE_TOTALS)
-        return (int(pages) - int(free)) * PAGE + int(file_bytes) + int(trash)
+        return (int(pages) - int(free)) * PAGE_SIZE + int(file_bytes) + int(trash)

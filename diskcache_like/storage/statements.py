@@ -6,7 +6,6 @@ from __future__ import annotations
 SELECT_V = "SELECT v FROM entry WHERE h = ?"
 # A key whose home `h` is taken by another key lives in one of the three places after it (schema: h is a multiple of 4).
 SELECT_PROBES = "SELECT h, k, v FROM entry WHERE h BETWEEN ?1 AND ?1 + 3 ORDER BY h"
-SELECT_SPELLED = "SELECT h, k, spelling, v, queue, num FROM entry WHERE h BETWEEN ?1 AND ?1 + 3"
 UPSERT_PLAIN = """INSERT INTO entry (h, k, seq, rank, v) VALUES (?1, ?2, ?3, 2 * ?3, ?4)
     ON CONFLICT (h) DO UPDATE SET rank = excluded.rank, base = 0, expire = NULL, tag = NULL, size = 0, file = NULL,
     spelling = NULL, v = excluded.v WHERE k = excluded.k"""

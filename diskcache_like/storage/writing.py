@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from .. import files
-from ..coherence.board import ROOM
+from ..coherence.board import NO_ENTRY, ROOM
 from ..coherence.forks import token_word
 from ..coherence.generations import UNKNOWN, Header
 from ..errors import (
@@ -30,14 +30,15 @@ from ..errors import (
 from ..record import unpack
 from . import room
 from . import statements as sql
-from .reading import PAGE, Reader
+from .connection import PAGE_SIZE
+from .reading import Reader
 from .rows import Decide, Row, Touch
 from .transaction import ALL_SLOTS, Transaction
 
-WRITE_COST = PAGE + 24  # bytes that the WAL grows by for most writes: one frame
+WRITE_COST = room.FRAME  # bytes that the WAL grows by for most writes
 _EPOCH, _TICK, _MARK, _WRITTEN = Header.EPOCH, Header.TICK, Header.MARK, Header.WRITTEN  # for the hot paths
 _DISPLACED, _NEXT_EXPIRE, _FILES = Header.DISPLACED, Header.NEXT_EXPIRE, Header.FILES
-_COUNT, _SETTLED, _CHECKPOINTED = Header.COUNT, Header.SETTLED, Header.CHECKPOINTED
+_COUNT, _SETTLED = Header.COUNT, Header.SETTLED
 _SHARED = Header.SHARED
 NO_EXPIRE = (1 << 63) - 1  # NEXT_EXPIRE when nothing expires
 HOME = ~3  # mask from the place of an entry to the hash of its key, which decides the slot (schema: multiples of four)
@@ -115,8 +116,7 @@ class Writer(Reader):
 
         Within a transaction neither a checkpoint nor a sweep is possible, so the next one begins with what is due.
         """
-        header = self.header
-        if header[_WRITTEN] > header[_CHECKPOINTED] + room.CHECKPOINT_BYTES:
+        if room.checkpoint_is_due(self):
             room.housekeeping(self, 0, makes_room=False)
 
     def upsert(self, h: int, stored: bytes, row: Row | bytes, timeout: float | None, known: bool = False) -> int:
@@ -153,7 +153,7 @@ class Writer(Reader):
         """Do `upsert_many` with one prepared statement; return False when a place belongs to another key."""
         header = self.header
         incoming = sum(len(v) for _, _, v in rows)
-        header[_WRITTEN] += incoming + len(rows) * PAGE
+        header[_WRITTEN] += incoming + len(rows) * PAGE_SIZE
         if header[_WRITTEN] > header[_MARK]:
             room.housekeeping(self, incoming)
         with self.changing([h for h, _, _ in rows], locked=False):
@@ -369,8 +369,11 @@ class Writer(Reader):
             self.header[_NEXT_EXPIRE] = min(self.header[_NEXT_EXPIRE], microseconds(change.expire))
         self.writer.execute(sql.UPDATE_EXPIRE, (change.expire, change.v, place))
 
-    def remove(self, h: int, stored: bytes, timeout: float | None) -> bool:
-        """Remove a live entry in one autocommitted statement; return whether there was one."""
+    def remove(self, h: int, stored: bytes, timeout: float | None) -> int:
+        """Remove a live entry in one autocommitted statement; return 0 if there was none.
+
+        Else the slot's new generation, under which the key is known to have no entry, or 1 if nothing may be kept hot.
+        """
         try:
             return self._remove_locked(h, stored, timeout)
         except CorruptDatabase as error:
@@ -381,7 +384,7 @@ class Writer(Reader):
                 raise
         return self._remove_locked(h, stored, timeout)
 
-    def _remove_locked(self, h: int, stored: bytes, timeout: float | None) -> bool:
+    def _remove_locked(self, h: int, stored: bytes, timeout: float | None) -> int:
         locked = self.enter(timeout)
         try:
             header = self.header
@@ -399,10 +402,15 @@ class Writer(Reader):
             try:
                 cursor = self._cursor or self._open_cursor()
                 removed = cursor.execute(sql.DELETE, (h, stored, self.config.clock())).rowcount
-                self._count(-removed)
                 if not removed:
                     self._sound(self.select_writer(sql.SELECT_PROBES, (h,)))
-                return removed > 0
+                    return 0
+                self._count(-1)
+                if not locked:
+                    return 1
+                if header[_SHARED] and self.board is not None:
+                    self.board.post(h, 2 * tick + 2, NO_ENTRY)
+                return 2 * tick + 2
             except sqlite3.Error as error:
                 header[_COUNT] = UNKNOWN
                 self.failed(error)
