@@ -8,6 +8,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from . import __version__, demo
 from .cache import Cache
@@ -45,6 +46,7 @@ def parser() -> argparse.ArgumentParser:
     show.add_argument("--limit", type=positive, metavar="N", help="measure only the first N modules")
     show.set_defaults(command=lambda options: demo.run(options.directory, options.processes, options.limit))
 
+    add_migrate(commands)
     for name, command, text in (
         ("stats", stats, "show what a cache holds"),
         ("check", check, "look for damage in a cache"),
@@ -56,6 +58,41 @@ def parser() -> argparse.ArgumentParser:
         if command is check:
             sub.add_argument("--fix", action="store_true", help="repair what can be repaired")
     return top
+
+
+def add_migrate(commands: Any) -> None:
+    """Add the command that copies a directory of DiskCache."""
+    move = commands.add_parser(
+        "migrate",
+        help="copy a directory of DiskCache 5 into a new one",
+        description="Copy a directory of DiskCache 5 (Cache, FanoutCache, Deque or Index) into a new one: keys, values,"
+        " expiry, tags, order and settings. OLD is only read, and no stored code is run. Stop what uses OLD first. An"
+        " interrupted copy goes on when the command is given again.",
+        epilog="exit status: 0 all was copied, 1 something was skipped and is listed, 2 it could not be done",
+    )
+    move.add_argument("old", metavar="OLD", help="the directory of DiskCache")
+    move.add_argument("new", metavar="NEW", help="the new directory: missing, empty, or an interrupted copy")
+    move.add_argument("--dry-run", action="store_true", help="say what would be copied, and write nothing")
+    move.add_argument(
+        "--trust-pickles",
+        action="store_true",
+        help="unpickle what is not plain data too; who can write OLD can run any code that way",
+    )
+    move.add_argument("--disk", choices=("auto", "pickle", "json"), default="auto", help="the Disk that wrote OLD")
+    move.add_argument(
+        "--kind",
+        choices=("auto", "cache", "fanout", "deque", "index"),
+        default="auto",
+        help="what OLD is (default: as its layout and keys tell)",
+    )
+    move.add_argument(
+        "--queue",
+        action="append",
+        default=[],
+        metavar="PREFIX",
+        help="make items of a queue from the keys of this prefix ('' for push without one); may be repeated",
+    )
+    move.set_defaults(command=migrate)
 
 
 def positive(text: str) -> int:
@@ -94,6 +131,13 @@ def clear(options: argparse.Namespace) -> int:
     with existing(options.directory) as cache:
         print(f"{cache.clear():,} entries removed")
     return 0
+
+
+def migrate(options: argparse.Namespace) -> int:
+    """Copy a directory of DiskCache 5 and return 1 if anything was skipped."""
+    from .migrate import run  # late: no other command reads pickles, or DiskCache's files
+
+    return run(options)
 
 
 def existing(directory: str) -> Cache:

@@ -82,9 +82,10 @@ class Usage:
 class Progress:
     """A progress bar on a terminal, drawn by rich where it is installed; elsewhere a line at either end."""
 
-    def __init__(self, name: str, total: int) -> None:
+    def __init__(self, name: str, total: int, unit: str = "look-ups") -> None:
         self._name = name
         self._total = total
+        self._unit = unit
         self._done = 0
         self._drawn = 0.0
         self._bar: Bar | None = None
@@ -92,7 +93,7 @@ class Progress:
 
     def __enter__(self) -> Self:
         if not sys.stdout.isatty():
-            print(f"{self._name}: {self._total:,} look-ups ...", flush=True)
+            print(f"{self._name}: {self._total:,} {self._unit} ...", flush=True)
             return self
         try:
             from rich.progress import Progress as Bar

@@ -432,7 +432,7 @@ class JSONDisk(Disk):
 
     def get(self, key: Any, raw: bool) -> Any:
         """Return the key that `put` gave (key, raw) for."""
-        return _expand(super().get(key, raw))
+        return expand_json(super().get(key, raw))
 
     def store(self, value: Any, read: bool, key: Any = UNKNOWN) -> tuple[int, int, str | None, Any]:
         """Return (file size, mode, file name, database value); raise ValueEncodeError for what JSON cannot express."""
@@ -441,7 +441,7 @@ class JSONDisk(Disk):
     def fetch(self, mode: int, filename: str | None, value: Any, read: bool) -> Any:
         """Return the value, or with `read` the compressed JSON as a binary file object."""
         data = super().fetch(mode, filename, value, read)
-        return data if read else _expand(data)
+        return data if read else expand_json(data)
 
     def _squeeze(self, value: Any, sort_keys: bool = False) -> bytes:
         try:
@@ -451,7 +451,7 @@ class JSONDisk(Disk):
         return zlib.compress(text.encode(), self.compress_level)
 
 
-def _expand(data: Any) -> Any:
+def expand_json(data: Any) -> Any:
     """Return the JSON in compressed `data`, refusing more than `JSON_LIMIT` bytes of it."""
     try:
         stream = zlib.decompressobj()

@@ -5,6 +5,7 @@ Foreign errors are mapped here and nowhere else, by code and never by text.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import pathlib
@@ -25,6 +26,8 @@ JOURNAL_SIZE_LIMIT = 16 << 20  # bytes the -wal file keeps after a reset
 PAGE_SIZE = 2048
 MAX_READERS = 8
 READER_CACHE_KIB = 4096
+SUPER_TAIL = 16  # bytes at least at the end of a journal that names a super-journal
+_JOURNAL_MAGIC = bytes.fromhex("d9d505f920a163d7")
 REST_SECONDS = 0.05  # that `rest` waits for a connection in use
 
 _CORRUPT = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
@@ -96,6 +99,20 @@ def _refuse_links(path: str) -> None:
             continue
         if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
             raise UnsafeDirectory("is a link or not a regular file, so it is not opened as a database; remove it", name)
+        if name.endswith("-journal") and status.st_size >= SUPER_TAIL:
+            with contextlib.suppress(FileNotFoundError):  # where journals are in use, a commit removes them
+                _refuse_super_journal(name, status.st_size)
+
+
+def _refuse_super_journal(name: str, size: int) -> None:
+    """Refuse a journal that names a super-journal: rolling it back, SQLite would remove the file of that name.
+
+    None of this package's transactions spans two databases, so such a journal was planted. No lock lies on a journal.
+    """
+    with open(os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        file.seek(max(0, size - len(_JOURNAL_MAGIC)))
+        if file.read() == _JOURNAL_MAGIC:
+            raise UnsafeDirectory("names a file outside the cache, which SQLite would remove; remove the journal", name)
 
 
 def look(path: str) -> sqlite3.Connection:
@@ -105,14 +122,15 @@ def look(path: str) -> sqlite3.Connection:
     it would drop SQLite's locks on it: then it is opened for reading like any other, which needs the -shm file it has.
     """
     _refuse_links(path)
-    how = "mode=ro" if _is_open_here(path) else "mode=ro&immutable=1"
+    how = "mode=ro" if is_open_here(path) else "mode=ro&immutable=1"
     uri = f"{pathlib.Path(path).absolute().as_uri()}?{how}"
     connection = sqlite3.connect(uri, uri=True, isolation_level=None)
     connection.text_factory = _text
     return connection
 
 
-def _is_open_here(path: str) -> bool:
+def is_open_here(path: str) -> bool:
+    """Tell whether this process has the file open; closing a second descriptor of it would drop SQLite's locks."""
     wanted = os.stat(path)
     for name in os.listdir("/dev/fd"):
         try:

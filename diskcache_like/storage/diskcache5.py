@@ -1,0 +1,251 @@
+"""Read a database of DiskCache 5 without writing to it or beside it, and without running anything in it.
+
+It may have been made by anyone. It is opened as an immutable file or, where its -wal file holds commits, as a private
+copy; the one statement that reads entries names one plain table, and an authorizer refuses whatever else the schema
+would have it do (views, triggers, generated columns, functions).
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import pathlib
+import shutil
+import sqlite3
+import stat
+import struct
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from typing import Any, NamedTuple
+
+from ..errors import CacheError, CorruptDatabase, DirectoryError, DiskFull, ForeignDatabase, StorageError
+from .connection import is_open_here, mapped
+from .schema import APPLICATION_ID
+
+DATABASE = "cache.db"
+QUEUE_SPAN = 10**12  # how far from its start a queue's number is believed to be one
+_QUEUE_START = 500_000_000_000_000
+_TABLES = {
+    "Cache": (
+        *("rowid", "key", "raw", "store_time", "expire_time", "access_time", "access_count"),
+        *("tag", "size", "mode", "filename", "value"),
+    ),
+    "Settings": ("key", "value"),
+}
+_ROWS = """SELECT rowid, key, raw, expire_time, tag, size, mode, filename, value
+    FROM Cache NOT INDEXED ORDER BY rowid"""
+_ROW = _ROWS.replace("ORDER BY rowid", "WHERE rowid = ?")
+_ROWS_BEHIND = "SELECT rowid FROM Cache NOT INDEXED WHERE rowid > ? ORDER BY rowid DESC"
+_NO_ITEM = """SELECT 1 FROM Cache NOT INDEXED
+    WHERE typeof(key) <> 'integer' OR key NOT BETWEEN ? AND ? OR raw <> 1 LIMIT 1"""
+_PRAGMAS = ("trusted_schema = OFF", "cell_size_check = ON", "mmap_size = 0", "query_only = ON", "temp_store = MEMORY")
+_HOT_JOURNAL = bytes.fromhex("d9d505f920a163d7")
+_FLOCK = struct.Struct("@hhqqi0q")  # struct flock
+_LOCK_BYTES = 0x40000000, 512  # where SQLite's locks on a database lie
+
+
+class OldRow(NamedTuple):
+    """A row of the table of entries as it is stored; nothing of it has been checked."""
+
+    rowid: Any
+    key: Any
+    raw: Any
+    expire_time: Any
+    tag: Any
+    size: Any
+    mode: Any
+    filename: Any
+    value: Any
+
+
+class OldDatabase:
+    """One database of DiskCache 5, in `directory`. `scratch`: a directory to be made if a copy is needed.
+
+    Raises FileNotFoundError, ForeignDatabase, CorruptDatabase, StorageError, DirectoryError, DiskFull.
+    """
+
+    def __init__(self, directory: str, scratch: str) -> None:
+        self.directory = directory
+        self.path = os.path.join(directory, DATABASE)
+        self._scratch = scratch
+        self._state = self._look()
+        self._opened = self._copy() if self._state[f"{self.path}-wal"][0] > 0 else None
+        self.settings: dict[str, Any] = {}
+        try:
+            with closing(self._connect()) as connection:
+                self._verify(connection)
+                connection.set_authorizer(_authorize)
+                self.settings = dict(connection.execute("SELECT key, value FROM Settings LIMIT 1000").fetchall())
+                self._count(connection)
+        except UnicodeDecodeError as error:  # SQLite quotes a damaged schema in its message
+            raise CorruptDatabase(f"{self.path!r} is damaged: its schema cannot be read") from error
+        except sqlite3.Error as error:
+            raise self._mapped(error) from error
+
+    def _count(self, connection: sqlite3.Connection) -> None:
+        """Count the rows, and look whether all of them are items of the queue without prefix."""
+        self.count, self.holds_queue_only = 0, False
+        try:
+            (self.count,) = connection.execute("SELECT count(*) FROM Cache NOT INDEXED").fetchone()
+            outside = connection.execute(_NO_ITEM, (_QUEUE_START - QUEUE_SPAN, _QUEUE_START + QUEUE_SPAN))
+            self.holds_queue_only = self.count > 0 and outside.fetchone() is None
+        except sqlite3.DatabaseError as error:
+            if not isinstance(self._mapped(error), CorruptDatabase):
+                raise
+            stored = self.settings.get("count")  # what can be read of a damaged one will be; this is for the progress
+            self.count = stored if isinstance(stored, int) and 0 <= stored < 1 << 40 else 0
+
+    def rows(self) -> Iterator[OldRow]:
+        """Yield the rows in order of insertion; raise CorruptDatabase at the end if some could not be read."""
+        last = -(1 << 63)
+        try:
+            with closing(self._connect()) as connection:
+                connection.set_authorizer(_authorize)
+                try:
+                    for row in connection.execute(_ROWS):
+                        last = row[0]
+                        yield OldRow(*row)
+                except sqlite3.DatabaseError:
+                    yield from _rows_behind(connection, last)
+                    raise
+        except sqlite3.Error as error:
+            raise self._mapped(error) from error
+        if self._look() != self._state:
+            raise StorageError(f"{self.path!r} changed while it was read: stop what uses it, then migrate again")
+
+    def _mapped(self, error: sqlite3.Error) -> CacheError:
+        """Return the package's error, which names the file of the user and not the copy that was read."""
+        found = mapped(error, self.path)
+        if type(found) is StorageError or isinstance(found, CorruptDatabase):
+            return CorruptDatabase(f"{self.path!r} is damaged or cut off: {error}")
+        return found
+
+    def _look(self) -> dict[str, tuple[int, int]]:
+        """Return size and time of change of the database's files, after making sure that they may be opened."""
+        if os.path.islink(self.directory):
+            raise DirectoryError(errno.ELOOP, "is a link; nothing outside the old directory is read", self.directory)
+        state = {}
+        for name in (self.path, f"{self.path}-wal", f"{self.path}-journal"):
+            try:
+                status = os.lstat(name)
+            except FileNotFoundError:
+                if name == self.path:
+                    raise
+                state[name] = (0, 0)
+                continue
+            if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+                raise DirectoryError(errno.ELOOP, "is a link or not a regular file, and is not opened", name)
+            state[name] = (status.st_size, status.st_mtime_ns)
+        if is_open_here(self.path):
+            raise StorageError(f"{self.path!r} is open in this process: close it, then migrate")
+        _refuse_users(self.path)
+        _refuse_journal(f"{self.path}-journal")
+        return state
+
+    def _copy(self) -> str:
+        """Copy the database and its -wal file into the scratch directory and return the path of the copy."""
+        copy = os.path.join(self._scratch, DATABASE)
+        try:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+            os.makedirs(self._scratch, 0o700)
+            for suffix in ("", "-wal"):
+                with open(_descriptor(self.path + suffix), "rb") as source, open(copy + suffix, "xb") as target:
+                    shutil.copyfileobj(source, target, 1 << 20)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise DiskFull("no room for a copy of a database that has commits in its -wal file", copy) from error
+            raise
+        if self._look() != self._state:
+            raise StorageError(f"{self.path!r} changed while it was copied: stop what uses it, then migrate again")
+        return copy
+
+    def _connect(self) -> sqlite3.Connection:
+        how = "?mode=ro&immutable=1" if self._opened is None else ""
+        uri = pathlib.Path(self._opened or self.path).absolute().as_uri() + how
+        connection = sqlite3.connect(uri, uri=True, isolation_level=None)
+        try:
+            connection.text_factory = _text
+            for pragma in _PRAGMAS:
+                connection.execute(f"PRAGMA {pragma}").fetchall()
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _verify(self, connection: sqlite3.Connection) -> None:
+        """Raise ForeignDatabase unless there are the two plain tables of DiskCache 5 with their columns."""
+        (application,) = connection.execute("PRAGMA application_id").fetchone()
+        if application == APPLICATION_ID:
+            raise ForeignDatabase(f"{self.directory!r} is a cache of diskcache_like already: open it as it is")
+        master = connection.execute("SELECT type, name, rootpage FROM sqlite_master").fetchall()
+        for table, expected in _TABLES.items():
+            found = [(kind, page) for kind, name, page in master if name == table]
+            if not found:
+                raise ForeignDatabase(f"{self.directory!r} holds no cache of DiskCache 5: {self.path!r} has no {table}")
+            if [kind for kind, _ in found] != ["table"] or not found[0][1]:
+                raise ForeignDatabase(f"{self.path!r}: {table} is not a plain table; somebody else altered it")
+            columns = connection.execute(f"PRAGMA table_xinfo({table})").fetchall()
+            names = tuple(column[1] for column in columns)
+            if names != expected or any(column[6] for column in columns):
+                raise ForeignDatabase(
+                    f"{self.path!r}: the table {table} has the columns {', '.join(map(str, names))}, and not those of"
+                    " DiskCache 5: another version made it, or somebody altered it"
+                )
+
+
+def _rows_behind(connection: sqlite3.Connection, last: int) -> Iterator[OldRow]:
+    """Yield what can be read behind a damaged page, which is found from the other end."""
+    found = []
+    with suppress(sqlite3.DatabaseError):
+        for (rowid,) in connection.execute(_ROWS_BEHIND, (last,)):
+            found.append(rowid)
+    for rowid in reversed(found):
+        with suppress(sqlite3.DatabaseError):
+            yield from map(OldRow._make, connection.execute(_ROW, (rowid,)).fetchall())
+
+
+def _authorize(action: int, first: str | None, second: str | None, _: str | None, inner: str | None) -> int:
+    """Let a statement read the two tables and nothing else; `inner` names a view or trigger that asks."""
+    allowed = inner is None and (
+        action == sqlite3.SQLITE_SELECT
+        or (action == sqlite3.SQLITE_READ and first in _TABLES)
+        or (action == sqlite3.SQLITE_FUNCTION and second in ("count", "typeof"))
+    )
+    return sqlite3.SQLITE_OK if allowed else sqlite3.SQLITE_DENY
+
+
+def _text(data: bytes) -> str:
+    """Return text, with lone surrogates where it is not UTF-8, so that the caller can tell."""
+    return data.decode("utf-8", "surrogateescape")
+
+
+def _descriptor(path: str) -> int:
+    """Open a file that is read by us and not by SQLite; what is there may be a link or a FIFO by now."""
+    return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
+def _refuse_users(path: str) -> None:
+    """Raise StorageError if another process has the database open: what is read of it could change meanwhile.
+
+    The descriptor may be closed again, since this process has no other one on the file.
+    """
+    with open(_descriptor(path), "rb") as file:
+        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, *_LOCK_BYTES, 0)
+        kind, _, _, _, process = _FLOCK.unpack(fcntl.fcntl(file, fcntl.F_GETLK, asked))
+    if kind != fcntl.F_UNLCK:
+        raise StorageError(f"{path!r} is in use by process {process}: stop it, then migrate again")
+
+
+def _refuse_journal(path: str) -> None:
+    """Refuse a transaction that was cut off: to roll it back SQLite would follow the file names in the journal."""
+    try:
+        with open(_descriptor(path), "rb") as file:
+            head = file.read(len(_HOT_JOURNAL))
+    except FileNotFoundError:
+        return
+    if head == _HOT_JOURNAL:
+        raise StorageError(
+            f"{path!r} holds a transaction that was cut off: open the old directory with DiskCache once, which rolls it"
+            " back, then migrate again"
+        )
