@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import pickle
 
 
 class CacheError(Exception):
@@ -23,8 +24,12 @@ class TransactionError(CacheError, RuntimeError):
     """A transaction was used by a task that does not own it, or in a way that could never finish."""
 
 
-class NotOwner(CacheError, RuntimeError):
-    """A lock was released by someone who no longer holds it."""
+class NotOwner(CacheError, RuntimeError, AssertionError):
+    """A lock was released or extended by someone who does not hold it; DiskCache raises AssertionError."""
+
+
+class LeaseLost(NotOwner):
+    """A lock's lease ran out, or its entry was removed, while its owner thought that it held the lock."""
 
 
 class SettingError(CacheError, ValueError):
@@ -35,8 +40,8 @@ class KeyEncodeError(CacheError, TypeError):
     """A key cannot be encoded under the configured policies."""
 
 
-class ValueEncodeError(CacheError, TypeError):
-    """A value cannot be encoded under the configured policies."""
+class ValueEncodeError(CacheError, TypeError, pickle.PicklingError):
+    """A value cannot be encoded under the configured policies; DiskCache, and so its callers, know PicklingError."""
 
 
 class KeyTooLarge(CacheError, ValueError):
@@ -82,6 +87,10 @@ class DiskFull(CacheError, OSError):
 
     def __init__(self, message: str, path: str | os.PathLike[str]) -> None:
         super().__init__(errno.ENOSPC, message, os.fspath(path))
+
+
+class AlreadyImported(CacheError, ImportError):
+    """Another `diskcache` was imported before this package could take its place."""
 
 
 class StorageError(CacheError):

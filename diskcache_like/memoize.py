@@ -10,10 +10,10 @@ from __future__ import annotations
 import functools
 import inspect
 import types
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, Protocol, Self, TypeVar, overload
 
 from . import keys
 from .errors import KeyEncodeError
@@ -23,24 +23,68 @@ if TYPE_CHECKING:
     from .entries import Expiry
 
 LONG_KEY = 1024  # bytes of an encoded key from which on its digest is the key
+SHORT = LONG_KEY // 32  # characters up to which a text in a key with few parts is no reason to look further
+FEW = 8  # parameters of a function whose key need not be looked into any further if each of them is short
+_PLAIN = frozenset((int, bool, type(None)))  # types of arguments that are keys by themselves, and short
 _MISSING = object()
 
+P = ParamSpec("P")
+Q = ParamSpec("Q")
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+S = TypeVar("S")
+T = TypeVar("T")
 
-class Memoized(Protocol):
-    """What the decorator adds to a function."""
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+class CacheInfo(NamedTuple):
+    """What `cache_info` tells."""
+
+    hits: int
+    misses: int
+    maxsize: int | None
+    currsize: int
+
+
+class Memoized(Protocol[P, R_co]):
+    """What the decorator makes of a function: one with the same signature, and more."""
+
+    __name__: str
+    __qualname__: str
+
+    @property
+    def __wrapped__(self) -> Callable[P, R_co]:
+        """Return the function itself."""
+        ...
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
         """Return the cached result, or call the function and keep what it returns."""
         ...
 
-    def __cache_key__(self, *args: Any, **kwargs: Any) -> Any:
+    @overload
+    def __get__(self, instance: None, owner: type, /) -> Self: ...
+    @overload
+    def __get__(self: Memoized[Concatenate[S, Q], T], instance: S, owner: type | None = None, /) -> Callable[Q, T]: ...
+
+    def __cache_key__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         """Return the key under which the result of a call with these arguments is kept."""
         ...
 
+    def invalidate(self, *args: P.args, **kwargs: P.kwargs) -> bool:
+        """Remove the result of a call with these arguments; return whether there was one. Atomic."""
+        ...
 
-def full_name(function: Callable[..., Any]) -> str:
+    def cache_info(self) -> CacheInfo:
+        """Return hits, misses, maxsize and currsize, as `functools.lru_cache` names them.
+
+        Hits and misses are the calls of this one wrapper in this process. `maxsize` is None, since no number of entries
+        is the limit; `currsize` is the number of entries in the whole cache, of all functions and processes.
+        """
+        ...
+
+
+def full_name(func: Callable[..., Any]) -> str:
     """Return the module and qualified name of a function."""
-    return f"{function.__module__}.{function.__qualname__}"
+    return f"{func.__module__}.{func.__qualname__}"
 
 
 def function_name(function: Callable[..., Any]) -> str:
@@ -92,24 +136,24 @@ def key_maker(
     """Return a function of the same signature that returns the key of a call.
 
     It is compiled from the parameter names, as dataclasses does for `__init__`, because `Signature.bind` costs more
-    than a cache hit. Raises TypeError for arguments that the function would not take.
+    than a cache hit. Long keys are replaced by their digest. Raises TypeError for arguments that the function would not
+    take.
     """
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
-        return _any_signature(name, typed, frozenset(ignore))
+        return _bounded(_any_signature(name, typed, frozenset(ignore)))
     ignored = frozenset(ignore)
     namespace: dict[str, Any] = {"__name": name, "__type": type, "__types": _types_of}
     heads, parts = _parameters(signature, ignored, namespace)
     # Each parameter is one field, *args and **kwargs too, or else an argument of one could pass for one of the other.
-    fields = [f"({part},)" for part, _ in parts]
+    fields = "".join(f"{part}, " for part, _ in parts)
     types_ = ", ".join(part_types for _, part_types in parts)
     tail = f", ({types_},)" if typed and parts else ""
-    body = " + ".join(fields) or "()"
-    source = f"def __key__({', '.join(heads)}):\n    return (__name, {body}{tail})"
+    source = f"def __key__({', '.join(heads)}):\n    return (__name, ({fields}){tail})"
     exec(compile(source, f"<key of {name}>", "exec"), namespace)  # noqa: S102 - built from identifiers only
     maker: Callable[..., tuple[Any, ...]] = namespace["__key__"]
-    return maker
+    return _bounded(maker, plain=not typed and len(parts) <= FEW)
 
 
 def _parameters(
@@ -190,38 +234,77 @@ def memoize(
     tag: Any,
     ignore: Iterable[int | str],
     key: Callable[..., Any] | None,
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+) -> Callable[[Callable[P, R]], Memoized[P, R]]:
     """Return a decorator that keeps a function's results in `cache`.
 
     `name`: instead of the function's own. `typed`: arguments of different types are different. `expire`: seconds; 0
     keeps nothing. `tag`: for `evict`. `ignore`: positions and names of arguments that do not count. `key`: function of
     the call's arguments that returns the key's variable part. Works on coroutine functions too: the coroutine's result
-    is kept. Exceptions are not kept.
+    is kept. Exceptions are not kept. What the decorated function offers: `Memoized`.
     """
     if callable(name):
         raise TypeError("name cannot be a function: write @cache.memoize() with parentheses")
-    ignored = (ignore,) if isinstance(ignore, int | str) else tuple(ignore)
 
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        base = function_name(function) if name is None else name
-        if key is None:
-            make = key_maker(function, base, typed, ignored)
-        else:
-            given = key
-
-            def make(*args: Any, **kwargs: Any) -> Any:
-                return (base, given(*args, **kwargs))
-
-        return _wrapper(cache, function, _bounded(make), expire, tag)
+    def decorate(function: Callable[P, R]) -> Memoized[P, R]:
+        memoized: Memoized[P, R] = _wrapper(cache, function, call_key(function, name, typed, ignore, key), expire, tag)
+        return memoized
 
     return decorate
 
 
-def _bounded(make: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a key function whose long keys, such as whole documents, are replaced by their digest."""
+def call_key(
+    function: Callable[..., Any],
+    name: str | None,
+    typed: bool,
+    ignore: Iterable[int | str],
+    key: Callable[..., Any] | None,
+) -> Callable[..., tuple[Any, ...]]:
+    """Return a function that makes the key of a call of `function` from its arguments; parameters as for `memoize`."""
+    if callable(name):
+        raise TypeError("name cannot be a function: write the decorator with its arguments in parentheses")
+    base = function_name(function) if name is None else name
+    if key is None:
+        ignored = (ignore,) if isinstance(ignore, int | str) else tuple(ignore)
+        return key_maker(function, base, typed, ignored)
+    given = key
 
-    def cache_key(*args: Any, **kwargs: Any) -> Any:
+    def make(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        return (base, given(*args, **kwargs))
+
+    return _bounded(make)
+
+
+def finish(
+    wrapper: Any, cache: Cache, cache_key: Callable[..., Any], counts: Callable[[], tuple[int, int]]
+) -> Memoized[P, R]:
+    """Give a wrapper, made with functools.wraps, what `Memoized` promises; `counts` returns hits and misses."""
+
+    def cache_info() -> CacheInfo:
+        return CacheInfo(*counts(), None, len(cache))
+
+    def invalidate(*args: Any, **kwargs: Any) -> bool:
+        return cache.delete(cache_key(*args, **kwargs), retry=True)
+
+    wrapper.__cache_key__, wrapper.cache_info, wrapper.invalidate = cache_key, cache_info, invalidate
+    memoized: Memoized[P, R] = wrapper
+    return memoized
+
+
+def _bounded(make: Callable[..., tuple[Any, ...]], plain: bool = False) -> Callable[..., tuple[Any, ...]]:
+    """Return a key function whose long keys, such as whole documents, are replaced by their digest.
+
+    `plain`: the key is a name and a tuple of arguments, few of them, so that a look at these alone may do.
+    """
+
+    def cache_key(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
         made = make(*args, **kwargs)
+        if plain:
+            for part in made[1]:
+                kind = type(part)
+                if kind not in _PLAIN and not (kind is str and len(part) <= SHORT):
+                    break
+            else:
+                return made
         if keys.is_direct(made) and _surely_short(made):
             return made
         encoded = keys.encode_long(made)
@@ -236,41 +319,48 @@ def _surely_short(made: Any) -> bool:
     """Tell cheaply that an encoded key cannot be long: few parts, none of them a long string."""
     if type(made) is tuple:
         return len(made) <= 16 and all(map(_surely_short, made))
-    return not isinstance(made, str | bytes) or len(made) <= LONG_KEY // 32
+    return not isinstance(made, str | bytes) or len(made) <= SHORT
 
 
 def _wrapper(
     cache: Cache, function: Callable[..., Any], cache_key: Callable[..., Any], expire: Expiry | None, tag: Any
-) -> Callable[..., Any]:
+) -> Any:
     keeps = expire is None or (expire.total_seconds() if isinstance(expire, timedelta) else expire) > 0
     get = cache.get
+    hits = misses = 0
 
     def keep(key: Any, result: Any) -> None:
         if keeps:
             cache.set(key, result, expire, tag=tag, retry=True)
 
     if inspect.iscoroutinefunction(function):
-        coroutine: Callable[..., Awaitable[Any]] = function
 
         @functools.wraps(function)
         async def wrapper(*args: Any, **kwargs: Any) -> Any:
+            nonlocal hits, misses
             key = cache_key(*args, **kwargs)
             result = get(key, _MISSING)
-            if result is _MISSING:
-                result = await coroutine(*args, **kwargs)
-                keep(key, result)
+            if result is not _MISSING:
+                hits += 1
+                return result
+            misses += 1
+            result = await function(*args, **kwargs)
+            keep(key, result)
             return result
 
     else:
 
         @functools.wraps(function)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
+            nonlocal hits, misses
             key = cache_key(*args, **kwargs)
             result = get(key, _MISSING)
-            if result is _MISSING:
-                result = function(*args, **kwargs)
-                keep(key, result)
+            if result is not _MISSING:
+                hits += 1
+                return result
+            misses += 1
+            result = function(*args, **kwargs)
+            keep(key, result)
             return result
 
-    wrapper.__cache_key__ = cache_key  # type: ignore[attr-defined]
-    return wrapper
+    return finish(wrapper, cache, cache_key, lambda: (hits, misses))

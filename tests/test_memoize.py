@@ -50,7 +50,7 @@ def test_a_result_is_computed_once(open_cache: Opener, calls: Counted) -> None:
     assert calls.calls == [(3,), (4,)]
     assert first.__doc__ == "Square a number."
     assert first.__name__ == "square"
-    assert first.__wrapped__ is square  # type: ignore[attr-defined]
+    assert first.__wrapped__ is square
 
 
 @exact
@@ -126,7 +126,7 @@ def test_a_method_depends_on_its_instance(cache: Cache, calls: Counted) -> None:
 
     two, three = Scaled((2,)), Scaled((3,))
     assert [two.by(5), three.by(5), two.by(5), Scaled((2,)).by(number=5)] == [10, 15, 10, 10]
-    assert [two.doubled(4), Scaled.doubled(4)] == [8, 8]
+    assert [two.doubled(4), Scaled.doubled(4)] == [8, 8]  # type: ignore[call-arg]  # mypy binds it to the instance
     assert len(calls) == 3
 
 
@@ -199,7 +199,7 @@ def test_results_expire_and_carry_a_tag(cache: Cache, clock: Clock, calls: Count
             return number
 
         work(1)
-        assert cache.get(work.__cache_key__(1), tag=True, expire_time=True) == (1, clock.now + 0.5, "results")  # type: ignore[attr-defined]
+        assert cache.get(work.__cache_key__(1), tag=True, expire_time=True) == (1, clock.now + 0.5, "results")
         clock.advance(0.4)
         work(1)
         assert len(calls) == 1
@@ -262,7 +262,7 @@ def test_coroutine_functions_are_awaited_once(cache: Cache, calls: Counted) -> N
     assert asyncio.run(main()) == [[1], [1], [1], [2]]
     assert calls.calls == [(-1,), (1,), (2,)]
     assert inspect.iscoroutinefunction(fetch)
-    assert cache[fetch.__cache_key__(1)] == [1]  # type: ignore[attr-defined]
+    assert cache[fetch.__cache_key__(1)] == [1]
 
 
 @exact
@@ -272,9 +272,9 @@ def test_the_key_of_a_call_finds_its_entry(cache: Cache) -> None:
         return text * number
 
     assert work(3) == "xxx"
-    key = work.__cache_key__(3)  # type: ignore[attr-defined]
+    key = work.__cache_key__(3)
     assert cache[key] == "xxx"
-    assert key == work.__cache_key__(number=3, text="x")  # type: ignore[attr-defined]
+    assert key == work.__cache_key__(number=3, text="x")
     assert key[0] == "name"
     cache.delete(key)
     assert work(3) == "xxx"
@@ -296,7 +296,7 @@ def test_arguments_longer_than_a_key_may_be_work(cache: Cache, calls: Counted) -
 def test_what_tells_no_signature_works(cache: Cache) -> None:
     assert cache.memoize(name="max")(max)(3, 5, 4) == 5
     assert cache.memoize(name="partial")(functools.partial(pow, 2))(5) == 32
-    assert cache.memoize(name="type")(dict)(a=1) == {"a": 1}
+    assert cache.memoize(name="type")(dict)(a=1) == {"a": 1}  # type: ignore[call-arg]
 
 
 @one
@@ -305,12 +305,13 @@ def test_a_wrong_call_is_refused_like_the_function_would(cache: Cache) -> None:
     def work(a: int, /, b: int, *, c: int = 0) -> int:
         return a + b + c
 
+    wrong: Callable[..., Any] = work
     calls: list[Callable[[], Any]] = [
-        work,
-        lambda: work(1),
-        lambda: work(a=1, b=2),
-        lambda: work(1, 2, 3),
-        lambda: work(1, 2, d=3),
+        wrong,
+        lambda: wrong(1),
+        lambda: wrong(a=1, b=2),
+        lambda: wrong(1, 2, 3),
+        lambda: wrong(1, 2, d=3),
     ]
     for call in calls:
         with pytest.raises(TypeError):
@@ -318,3 +319,85 @@ def test_a_wrong_call_is_refused_like_the_function_would(cache: Cache) -> None:
     assert work(1, b=2, c=3) == 6
     with pytest.raises(TypeError, match="parentheses"):
         cache.memoize(work)  # type: ignore[arg-type]
+
+
+# -- what a memoized function offers ----------------------------------------------------------------------------------
+
+
+@exact
+def test_cache_info_counts_the_calls_of_one_wrapper(open_cache: Opener) -> None:
+    cache = open_cache()
+
+    def work(number: int) -> int:
+        return number // (number != 13)
+
+    first, second = cache.memoize()(work), open_cache().memoize()(work)
+    assert first.cache_info() == (0, 0, None, 0)
+    assert [first(1), first(1), first(2), second(1)] == [1, 1, 2, 1]
+    with pytest.raises(ZeroDivisionError):
+        first(13)
+    assert first.cache_info() == (1, 3, None, 2)
+    assert first.cache_info()._asdict() == {"hits": 1, "misses": 3, "maxsize": None, "currsize": 2}
+    assert second.cache_info() == (1, 0, None, 2)
+
+
+@exact
+def test_invalidate_removes_the_result_of_one_call(cache: Cache, calls: Counted) -> None:
+    @cache.memoize(ignore={"log"})
+    def work(number: int, text: str = "x", log: object = None) -> str:
+        calls(number)
+        return text * number
+
+    work(1), work(2)
+    assert work.invalidate(number=1, text="x", log=calls) is True
+    assert work.invalidate(1) is False
+    work(1), work(2)
+    assert calls.calls == [(1,), (2,), (1,)]
+
+    @cache.memoize()
+    async def task(number: int) -> int:
+        calls(number)
+        return number
+
+    async def main() -> None:
+        await task(5)
+        await task(5)
+        assert task.invalidate(5)
+        await task(5)
+
+    asyncio.run(main())
+    assert calls.calls[3:] == [(5,), (5,)]
+    assert task.cache_info()[:2] == (1, 2)
+
+
+@few
+def test_many_and_long_arguments_are_told_apart(cache: Cache) -> None:
+    @cache.memoize(name="f" * 200)
+    def work(*args: Any) -> int:
+        return len(args)
+
+    def wide(a: Any, b: Any = 0, c: Any = 0, d: Any = 0, e: Any = 0, f: Any = 0, g: Any = 0, h: Any = 0) -> str:
+        return repr((a, b, c, d, e, f, g, h))
+
+    memoized = cache.memoize(name="wide")(wide)
+    texts = ["", "x", "x" * 32, "x" * 33, "x" * 5000, "y" * 5000, b"x", None, 1.5, (1, "x"), 10**40, ["x" * 2000]]
+    for _ in range(2):
+        for text in texts:
+            assert memoized(text) == wide(text)
+            assert memoized(1, h=text) == wide(1, h=text)
+            assert memoized(*[text] * 8) == wide(*[text] * 8)
+            assert work(text, text) == 2
+    assert memoized.cache_info().misses == 3 * len(texts)
+
+
+@few
+def test_named_functions_keep_their_keys_across_edits_and_lambdas_do_not(cache: Cache) -> None:
+    def define(text: str) -> Any:
+        names: dict[str, Any] = {"__name__": "module"}
+        exec(text, names)
+        return cache.memoize()(names["work"])
+
+    assert define("def work(x): return x")(1) == 1
+    assert define("def work(x): return -x")(1) == 1, "its name says that it is the same"
+    assert define("work = lambda x: x")(1) == 1
+    assert define("work = lambda x: -x")(1) == -1

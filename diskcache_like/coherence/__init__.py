@@ -1,8 +1,8 @@
 """Coherence between processes: generations in shared memory, the write lock, and what both need.
 
 `words` decides how 64-bit words are read and written, `generations` lays them out in a file, `lock` lets one writer at
-a time change them, `forks` tells a child from its parent, `native` loads the optional C helper that `native_build`
-makes.
+a time change them, `forks` tells a child from its parent, `sleepers` waits for a word to change, `native` loads the
+optional C helper that `native_build` makes.
 """
 
 from __future__ import annotations

@@ -76,6 +76,9 @@ class Header:
     OPENER: Final = 27  # process id of the last one to open the shard
     SHARED: Final = 28  # not 0 once a second process has opened it: writers then use the board. A hint, so no lock.
     GROWTH: Final = 29  # sixteenths of a byte by which the WAL grew per byte of WRITTEN, when last seen; 0: not yet
+    # Bytes that the shard may use before it looks at its volume again, 0 if not known. Write lock, but for the first
+    # time; the other shards of the cache read it without (storage/share.py says why that suffices).
+    CLAIM: Final = 30
     MARK: Final = 24  # value of WRITTEN at which the volume is looked at again
     FILES: Final = 20  # not 0 if value files may exist
     CHECKPOINTED: Final = 21  # value of WRITTEN at the last checkpoint

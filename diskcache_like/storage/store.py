@@ -11,11 +11,12 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from ..coherence import sleepers
 from ..coherence.forks import process_token
 from ..coherence.generations import UNKNOWN, Header
 from ..errors import DirectoryError, DiskFull, StorageError, Timeout, TransactionError
 from ..policies import policy_named
-from ..settings import DURABILITY, HANDLE_ONLY, checked
+from ..settings import DURABILITY, HANDLE_ONLY, OPTIONAL_SETTINGS, checked
 from . import opening, room, schema
 from . import statements as sql
 from .rows import REMOVE, Change, Decide, Row, Touch
@@ -46,8 +47,9 @@ class Store(Writer):
                 raise
             return  # another thread closed it just now
         try:
-            # What a full disk or a damaged file leaves undone here is done, or met again, after the next opening.
-            with contextlib.suppress(DiskFull, StorageError):
+            # What a full disk or a damaged file leaves undone here is done, or met again, after the next opening; where
+            # the directory was removed under the cache, nothing is left to do.
+            with contextlib.suppress(DirectoryError, DiskFull, StorageError):
                 room.flush_trash(self, everything=False)
             self._close_connections()
             self.generations.close()
@@ -59,6 +61,14 @@ class Store(Writer):
             lock.release()
             raise
         lock.retire()
+
+    def sleep_on(self, h: int, stamp: int, seconds: float) -> None:
+        """Sleep until `wake` is called for `h`, but not if its slot is no longer `stamp`, and `seconds` at most."""
+        sleepers.sleep(self.slots, self.slot_of(h), stamp, seconds)
+
+    def wake(self, h: int) -> None:
+        """Wake those in all processes who sleep on `h`; call it after the write that they wait for."""
+        sleepers.wake(self.slots, self.slot_of(h))
 
     def close_soon(self) -> None:
         """Close if the lock is free now; else with the next opening in this process, or when that ends.
@@ -139,11 +149,11 @@ class Store(Writer):
                 self._run(schema.CREATE_TAG_INDEX if wanted else schema.DROP_TAG_INDEX)
 
     def stored_setting(self, name: str) -> Any:
-        """Return a setting as it is stored now; one that is not stored, as this handle has it."""
-        for stored, value in self.select(sql.SELECT_SETTINGS):
-            if stored == name:
-                return checked(name, value)
-        return self.settings.get(name)
+        """Return a setting as it is stored now; one that no row holds, as this handle has it."""
+        rows = self.select(sql.SELECT_SETTING, (name,))
+        if rows:
+            return checked(name, rows[0][0])
+        return None if name in OPTIONAL_SETTINGS else self.settings.get(name)
 
     def change_setting(self, name: str, value: Any, update: bool, timeout: float | None) -> None:
         """Make a setting effective for this handle and, with `update`, store it for those that open later."""
