@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Self, overload
+from typing import Any, Literal, NamedTuple, ParamSpec, Self, TypeVar, overload
 
 from . import keys
 from . import memoize as memoizing
@@ -31,15 +31,19 @@ from .entries import (
 from .errors import DecodeError, DiskFull, ExpiryError, SettingError, StorageError, Timeout, ValueTooLarge
 from .hot import note_often
 from .record import MODE_RAW, Record, pack
-from .settings import DEFAULT_SETTINGS, checked, checked_all
+from .settings import DEFAULT_SETTINGS, OPTIONAL_SETTINGS, checked, checked_all
 from .storage.check import check_store
 from .storage.shards import new_disk
 from .storage.store import REMOVE, Change, Row, Store, Touch
 
 QUEUE_START = 500_000_000_000_000  # number of the first entry of a queue; it grows both ways from there
+QUEUE_BOUND = 1 << 62  # numbers beyond were planted
+QUEUE_PAGE = 100  # items of a queue per SELECT while iterating
 MOMENTS = 1e300  # seconds; a moment farther away is a mistake
 SET_MANY_BATCH = 1000  # entries per transaction of set_many and delete_many
 _TICK = Header.TICK
+P = ParamSpec("P")
+R = TypeVar("R")
 
 Side = Literal["back", "front"]
 
@@ -655,6 +659,34 @@ class Cache(Entries):
             if isinstance(item, tuple):
                 yield key, item
 
+    def iterqueue(self, prefix: str | None = None, side: Side = "front", skip: int = 0) -> Iterator[tuple[Any, Any]]:
+        """Yield the (key, value) pairs of a queue from one side, behind `skip` others, and remove nothing.
+
+        Never waits for a writer. What is pushed behind the last item meanwhile is left out, and so is what is removed.
+        The first pair is found and read in one step; to skip costs time in proportion, but reads no values.
+        """
+        return self._iterate_queue(self._queue_store(prefix), prefix, _is_back(side), min(skip, QUEUE_BOUND))
+
+    def _iterate_queue(self, store: Store, prefix: str | None, last: bool, skip: int) -> Iterator[tuple[Any, Any]]:
+        queue = keys.encode_key(prefix)
+        low, high = -QUEUE_BOUND, QUEUE_BOUND
+        rows = store.queue_page(queue, last, low, high, 1, skip)
+        end = store.queue_end(queue, not last) if rows else None
+        if end is not None:
+            low, high = (end[1], high) if last else (low, end[1])
+        while rows:
+            for h, stored, number, blob in rows:
+                key = keys.queue_key(prefix, number)
+                if self._stored_key(key) != stored:
+                    self._distrust(DecodeError("the number of a queue's item is not its key's"), key)
+                    continue
+                # The slot was not looked at before the SELECT, so 1 stands for its generation: nothing is kept hot.
+                found = self._load(key, stored, h & ~3, store, False, (store.slots, 1, blob))
+                if found is not None:
+                    yield key, found[0]
+            low, high = (low, number - 1) if last else (number + 1, high)
+            rows = store.queue_page(queue, last, low, high, QUEUE_PAGE)
+
     @staticmethod
     def _item(key: Any, value: Any, record: Record, expire_time: bool, tag: bool) -> Any:
         if not (expire_time or tag):
@@ -782,7 +814,7 @@ class Cache(Entries):
         ignore: Iterable[int | str] = (),
         *,
         key: Callable[..., Any] | None = None,
-    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    ) -> Callable[[Callable[P, R]], memoizing.Memoized[P, R]]:
         """Return a decorator that caches a function's results; see `diskcache_like.memoize`."""
         return memoizing.memoize(self, name, typed, expire, tag, ignore, key)
 
@@ -834,7 +866,7 @@ class Cache(Entries):
 
     def reset(self, key: str, value: Any = ENOVAL, update: bool = True) -> Any:
         """Return a setting as stored, or store `value` for it; with `update=False` change this handle only."""
-        if key not in DEFAULT_SETTINGS and not str(key).startswith("disk_"):
+        if key not in DEFAULT_SETTINGS and key not in OPTIONAL_SETTINGS and not str(key).startswith("disk_"):
             raise SettingError(f"unknown setting {key!r}, expected one of {', '.join(DEFAULT_SETTINGS)} or disk_*")
         first = self._shards.stores[0]
         if value is ENOVAL:
@@ -865,17 +897,26 @@ class Cache(Entries):
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def __getstate__(self) -> Any:
+    def __reduce__(self) -> Any:
         # The secret is left out: a pickle is not the place for it. Give it in DISKCACHE_LIKE_SECRET, or open anew.
-        options = {**self._given, **self._options.to_pass_on()}
-        return (self.directory, len(self._shards.stores), self.timeout, type(self.disk), options)
+        return _unopened, (type(self), {**self._given, **self._options.to_pass_on()}), self.__getstate__()
+
+    def __getstate__(self) -> Any:
+        """Return the positional arguments to make a handle like this one; a subclass may add those of its own."""
+        return (self.directory, self.timeout, type(self.disk))
 
     def __setstate__(self, state: Any) -> None:
-        directory, shards, timeout, disk, options = state
-        self._open(directory, shards, timeout, disk, options)
+        self.__init__(*state)  # type: ignore[misc]  # so that a subclass gets what it added
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._directory!r})"
+
+
+def _unopened(kind: type[Cache], options: dict[str, Any]) -> Cache:
+    """Return a handle that opens with these settings and options when its state is set."""
+    cache = kind.__new__(kind)
+    cache._unpickled = options
+    return cache
 
 
 def _discard(store: Store, encoded: Stored) -> None:

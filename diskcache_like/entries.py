@@ -63,6 +63,7 @@ NO_MARKS, RECENCY, COUNTED, FREQUENCY, SEVERAL = range(5)
 _TICK, _SHARED = Header.TICK, Header.SHARED
 _number = int.from_bytes
 _SELF_SPELLED = frozenset({str, bytes, int})  # exact types that are their own spelling, hot key, and immutable value
+_QUEUE_KEYS = frozenset({keys.QueueKey, keys.PrefixedQueueKey})
 _STORED = Constant("stored")  # marks hot keys that are stored bytes, for keys that cannot be dictionary keys
 
 T = TypeVar("T")
@@ -120,6 +121,7 @@ class Entries:
     """Turn keys and values into rows and back."""
 
     _RECOVER = True  # a corrupt database is set aside and the cache goes on empty
+    _unpickled: dict[str, Any]  # settings and options that a pickle brought, until the handle is opened
     _OPENING = 0.0  # seconds that opening waits for the write lock at least, whatever the timeout of operations
 
     def _open(
@@ -131,7 +133,7 @@ class Entries:
         settings: dict[str, Any],
     ) -> None:
         _check_arguments(timeout, disk, shards)
-        options, given = Options.split(settings)
+        options, given = Options.split({**settings, **self.__dict__.pop("_unpickled", {})})
         self._options = options
         self._given = given
         self._timeout = timeout
@@ -213,7 +215,7 @@ class Entries:
             h = keys.key_hash(stored, self._modulus)
         if self._one is not None:
             return stored, h, self._one
-        if isinstance(key, keys.QueueKey | keys.PrefixedQueueKey):
+        if type(key) in _QUEUE_KEYS:
             return stored, h, self._queue_store(key.prefix)
         return stored, h, self._shards.of(h)
 
@@ -276,6 +278,12 @@ class Entries:
             self.metrics.damaged += 1
         if self._options.strict:
             raise type(error)(f"{self._directory!r}: key {key!r}: {error}") from error
+
+    def _lost_file(self, key: Any) -> None:
+        """Count an entry whose value file is gone; raise in strict mode, else it reads as missing."""
+        self.metrics.missing_files += 1
+        if self._options.strict:
+            raise DecodeError(f"{self._directory!r}: key {key!r}: its value file is gone")
 
     def _pack(self, stored: bytes, encoded: Stored, expire: float | None, tag: bytes | None) -> bytes:
         mode, payload, file, size = encoded
@@ -491,7 +499,7 @@ class Entries:
                 size = record.size or len(record.payload)
                 self._keep(key, stored, store, slot, stamp, record.expire, (kept, decode), size)
             return value, record
-        self.metrics.missing_files += 1
+        self._lost_file(key)
         return None
 
     def _keep_written(
@@ -552,7 +560,7 @@ class Entries:
             record = unpack(target.stored, blob, self._verifier(blob), self._signs_all)
             return (target.store.disk.load(record, False)[0], record) if self._is_live(record) else GONE
         except FileNotFoundError:
-            self.metrics.missing_files += 1
+            self._lost_file(target.key)
         except DecodeError as error:
             self._distrust(error, target.key)
             if isinstance(error, SignatureError):
@@ -568,7 +576,7 @@ class Entries:
         try:
             return target.store.disk.load(record, False)
         except FileNotFoundError:
-            self.metrics.missing_files += 1
+            self._lost_file(target.key)
         except DecodeError as error:
             self._distrust(error, target.key)
         return None

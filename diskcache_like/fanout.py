@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from .cache import Cache
 from .disk import Disk
 from .errors import SettingError
+from .persistent import Deque, Index, KeptCache
 from .storage.shards import refuse_link
 
 T = TypeVar("T")
@@ -21,7 +22,8 @@ class FanoutCache(Cache):
 
     Differs from `Cache` in its defaults: eight shards, a short timeout, and what a timeout does: a write that did not
     get its shard's lock in time is given up and answers False (or its default) instead of raising. The directory's
-    stored number of shards wins over the argument. `size_limit` is divided evenly among the shards. Making a new cache
+    stored number of shards wins over the argument. `size_limit` is for all shards together: each is sure of its even
+    share, which no single value may exceed, and may use what the others leave until they need it. Making a new cache
     waits up to a minute for others who make it too.
     """
 
@@ -46,7 +48,11 @@ class FanoutCache(Cache):
         settings: dict[str, Any],
     ) -> None:
         super()._open(directory, shards, timeout, disk, settings)
-        self._children: dict[tuple[str, str], Cache] = {}
+        self._children: dict[tuple[str, str], Cache | Deque | Index] = {}
+
+    def __getstate__(self) -> Any:
+        """Return the positional arguments to make a handle like this one; a subclass may add those of its own."""
+        return (self.directory, len(self._shards.stores), self.timeout, type(self.disk))
 
     def transact(self, retry: bool = True) -> AbstractContextManager[None]:
         """Make the body one transaction over all shards; like `Cache.transact`, but waits without limit by default."""
@@ -65,10 +71,41 @@ class FanoutCache(Cache):
         """
         child = self._children.get(("cache", name))
         if child is None:
-            options = {**self._options.to_pass_on(), "secret": self._options.secret, **settings}
+            options = {**self._passed_on(), **settings}
             child = Cache(self._child_path("cache", name), timeout, disk or type(self.disk), **options)
             self._children["cache", name] = child
+        assert isinstance(child, Cache)
         return child
+
+    def deque(self, name: str, maxlen: float | None = None) -> Deque:
+        """Return the deque called `name` in a subdirectory; the same object each time while this handle lives.
+
+        `maxlen` replaces the length limit that is stored with it; with None that stays as it is.
+        """
+        child = self._children.get(("deque", name))
+        if child is None:
+            child = Deque.fromcache(self._kept("deque", name), maxlen=maxlen)
+            self._children["deque", name] = child
+        assert isinstance(child, Deque)
+        if maxlen is not None and maxlen != child.maxlen:
+            child.maxlen = maxlen
+        return child
+
+    def index(self, name: str) -> Index:
+        """Return the index called `name` in a subdirectory; the same object each time while this handle lives."""
+        child = self._children.get(("index", name))
+        if child is None:
+            child = Index.fromcache(self._kept("index", name))
+            self._children["index", name] = child
+        assert isinstance(child, Index)
+        return child
+
+    def _kept(self, kind: str, name: str) -> Cache:
+        """Return the cache of a deque or index: with this cache's options but for those that let entries go."""
+        return KeptCache(self._child_path(kind, name), disk=type(self.disk), **{**self._passed_on(), "strict": True})
+
+    def _passed_on(self) -> dict[str, Any]:
+        return {**self._options.to_pass_on(), "secret": self._options.secret}
 
     def _child_path(self, kind: str, name: str) -> str:
         """Return the directory of a named child; each part of the name is one directory level below this one's."""
@@ -84,5 +121,5 @@ class FanoutCache(Cache):
     def close(self) -> None:
         """Close every file of this cache and of its named children."""
         for child in self._children.values():
-            child.close()
+            (child if isinstance(child, Cache) else child.cache).close()
         super().close()

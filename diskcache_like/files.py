@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from .errors import DecodeError, DiskFull
+from .errors import DecodeError, DiskFull, UnsafeDirectory
 
 SUFFIX = ".val"
 CHUNK = 1 << 20  # bytes read or written at a time, so that no value is held twice
@@ -86,12 +86,22 @@ def _mkdir(part: str, dir_fd: int) -> None:
         return  # another writer made it; opening it decides whether it is a real directory
 
 
+def _parent_for_writing(root: str, parents: list[str]) -> int:
+    try:
+        return _parent(root, parents, create=True)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENOTDIR):
+            raise
+        path = os.path.join(root, *parents)
+        raise UnsafeDirectory("is a link or a file where value files belong; remove it", path) from error
+
+
 def create(root: str, name: str) -> int:
     """Create the value file `name` exclusively (0600) and return its descriptor, open for writing."""
     *parents, last = checked(name).split("/")
     for attempt in range(10):
         try:
-            handle = _parent(root, parents, create=True)
+            handle = _parent_for_writing(root, parents)
             try:
                 return os.open(last, _CREATE, 0o600, dir_fd=handle)
             finally:
@@ -165,7 +175,8 @@ def open_read(root: str, name: str) -> BinaryIO:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
             raise DecodeError(f"value file {name!r} in {root!r} is not a regular file with one name")
-        return open(descriptor, "rb")
+        # By path only for the reader's `name`, which programs hand on to others; what is read is the descriptor.
+        return open(os.path.join(root, name), "rb", opener=lambda *_: descriptor)
     except BaseException:
         os.close(descriptor)
         raise

@@ -39,6 +39,6 @@ EVICTION_POLICY: dict[str, Policy] = {
 def policy_named(name: object) -> Policy:
     """Return the policy called `name`, or raise SettingError that lists the known ones."""
     policy = EVICTION_POLICY.get(name) if isinstance(name, str) else None
-    if policy is None:
+    if not isinstance(policy, Policy):  # a program may have added SQL of its own, as DiskCache lets it
         raise SettingError(f"eviction_policy is {name!r}, expected one of {', '.join(EVICTION_POLICY)}")
     return policy

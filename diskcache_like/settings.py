@@ -34,6 +34,7 @@ DEFAULT_SETTINGS: dict[str, Any] = {
     "disk_pickle_protocol": pickle.HIGHEST_PROTOCOL,
 }
 
+OPTIONAL_SETTINGS = frozenset({"deque_maxlen"})  # stored by those who need them; no cache has them from the start
 HANDLE_ONLY = frozenset({"hot_size_limit"})  # about this process's memory; never stored
 DURABILITY = {"process": 0, "system": 1, "power": 2}  # value of PRAGMA synchronous
 DURABILITY_NAMES = {number: name for name, number in DURABILITY.items()}
@@ -63,6 +64,12 @@ def _policy(name: str, value: object) -> str:
     return policy_named(value).name
 
 
+def _length(name: str, value: object) -> int | None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 1 << 62):
+        raise SettingError(f"{name} is {value!r}, expected None for no limit, or an integer from 0 to {1 << 62}")
+    return value
+
+
 _CHECKS: dict[str, Callable[[str, object], Any]] = {
     "statistics": _integer(0, 1),
     "tag_index": _integer(0, 1),
@@ -78,6 +85,7 @@ _CHECKS: dict[str, Callable[[str, object], Any]] = {
     "sqlite_synchronous": _integer(0, 2),
     "disk_min_file_size": _integer(0, 1 << 40),
     "disk_pickle_protocol": _integer(0, pickle.HIGHEST_PROTOCOL),
+    "deque_maxlen": _length,
 }
 
 

@@ -449,3 +449,9 @@ def test_a_fanout_cache_whose_maker_died_after_the_first_shard(tmp_path: Path) -
 def test_directories_are_made_with_their_parents(tmp_path: Path) -> None:
     make_cache(tmp_path / "some" / "where" / "cache")
     assert stat.S_IMODE((tmp_path / "some" / "where" / "cache").stat().st_mode) == 0o700
+
+
+def test_the_missing_parents_of_a_new_cache_are_private_too(tmp_path: Path) -> None:
+    with Cache(tmp_path / "a" / "b" / "cache"):
+        for made in ("a", "a/b", "a/b/cache"):
+            assert stat.S_IMODE((tmp_path / made).stat().st_mode) == 0o700

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 
 from diskcache_like import Cache, FanoutCache, JSONDisk, SettingError, Timeout
+from diskcache_like.coherence.generations import Header
 
 from .kinds import QUICK, SECRET, Clock
 
@@ -228,6 +231,132 @@ def test_the_size_limit_is_shared_out(tmp_path: Path) -> None:
         assert len(cache) > 80
         assert cache.set("giant", "x" * 2_100_000) is False, "larger than the share of any shard"
         assert cache.size_limit == 8_000_000  # type: ignore[attr-defined]
+
+
+def of_shard(cache: FanoutCache, shard: int, count: int) -> list[str]:
+    """Return `count` keys that live in one shard."""
+    store = cache._shards.stores[shard]
+    keys = (f"{shard} {number}" for number in itertools.count())
+    return list(itertools.islice((key for key in keys if cache._locate(key)[2] is store), count))
+
+
+LIMIT = 8_000_000
+
+
+@pytest.fixture
+def limited(tmp_path: Path) -> Iterator[FanoutCache]:
+    options = {"eviction_policy": "least-recently-stored", "disk_min_file_size": 1 << 20, **QUICK}
+    with FanoutCache(tmp_path, shards=4, size_limit=LIMIT, timeout=60, **options) as cache:
+        yield cache
+
+
+def test_a_shard_that_is_written_more_uses_what_the_others_leave(limited: FanoutCache) -> None:
+    keys = of_shard(limited, 0, 300)
+    for key in keys:
+        limited[key] = BIG
+        assert limited.volume() <= LIMIT * 1.01
+    assert len(limited) * len(BIG) > 0.85 * LIMIT, "nearly all of the limit"
+
+
+def test_each_shard_gets_its_even_share_when_it_needs_it(limited: FanoutCache) -> None:
+    for shard in range(4):
+        for key in of_shard(limited, shard, 300):
+            limited[key] = BIG
+            assert limited.volume() <= LIMIT * 1.01
+    for shard in range(4):
+        assert sum(key in limited for key in of_shard(limited, shard, 300)) * len(BIG) > 0.85 * LIMIT / 4
+    assert all(of_shard(limited, 3, 300)[-1] in limited for _ in range(2)), "the newest stays"
+
+
+def test_room_that_is_locked_is_not_waited_for(limited: FanoutCache) -> None:
+    for key in of_shard(limited, 0, 300):
+        limited[key] = BIG
+    held = limited._shards.stores[0].lock
+    small = of_shard(limited, 1, 20)
+    results: list[bool] = []
+    held.acquire(0)
+    try:
+        thread = threading.Thread(target=lambda: results.extend(limited.set(key, "x" * 1000) for key in small))
+        thread.start()
+        thread.join()
+    finally:
+        held.release()
+    assert results == [True] * 20
+    assert limited.volume() <= LIMIT * 1.01
+    for key in small:
+        limited[key] = BIG
+    assert all(limited[key] == BIG for key in small[-5:])
+
+
+def test_what_is_there_counts_after_a_restart_of_the_machine(limited: FanoutCache) -> None:
+    for shard in range(4):
+        for key in of_shard(limited, shard, 38):
+            limited[key] = BIG
+    for store in limited._shards.stores:
+        store.header[Header.CLAIM] = 0  # as in a new file of generations
+        store.header[Header.MARK] = 0
+    for key in of_shard(limited, 0, 300):
+        limited[key] = BIG
+        assert limited.volume() <= LIMIT * 1.01
+
+
+def test_a_claim_that_is_garbage_empties_no_shard(limited: FanoutCache) -> None:
+    for shard in (0, 1):
+        for key in of_shard(limited, shard, 50):
+            limited[key] = BIG
+    for store in limited._shards.stores[1:]:
+        store.header[Header.CLAIM] = 2**64 - 1
+    for store in limited._shards.stores:
+        store.header[Header.MARK] = 0
+    newest = of_shard(limited, 0, 60)[50:]
+    for key in newest:
+        limited[key] = BIG
+    assert all(key in limited for key in newest)
+    assert sum(key in limited for key in of_shard(limited, 0, 60)) * len(BIG) > 0.85 * LIMIT / 4
+    for key in of_shard(limited, 2, 33):
+        limited[key] = BIG
+        assert limited.volume() <= LIMIT * 1.01
+
+
+@pytest.mark.parametrize("removal", ["evict", "expire", "cull"])
+def test_room_given_up_is_there_for_all(limited: FanoutCache, removal: str) -> None:
+    for key, other in zip(of_shard(limited, 0, 60), of_shard(limited, 1, 60), strict=True):
+        limited.set(key, BIG, tag="going", expire=1000)
+        limited[other] = BIG
+    if removal == "evict":
+        assert limited.evict("going") == 60
+    elif removal == "expire":
+        assert limited.expire(now=time.time() + 2000) == 60
+    else:
+        limited.reset("size_limit", LIMIT // 4)
+        assert limited.cull() > 60
+        limited.reset("size_limit", LIMIT)
+    for other in of_shard(limited, 1, 125):
+        limited[other] = BIG
+    assert sum(other in limited for other in of_shard(limited, 1, 125)) >= 120
+
+
+def test_a_lower_limit_takes_from_those_above_their_share(limited: FanoutCache) -> None:
+    for key in of_shard(limited, 3, 120):
+        limited[key] = BIG
+    others = [key for shard in (0, 1, 2) for key in of_shard(limited, shard, 10)]
+    for key in others:
+        limited[key] = BIG
+    limited.reset("size_limit", LIMIT // 2)
+    assert limited.cull() > 0
+    assert limited.volume() <= LIMIT // 2 * 1.01
+    assert all(key in limited for key in others), "these are below their share"
+
+
+def test_in_a_transaction_over_all_shards_the_limit_holds_too(limited: FanoutCache) -> None:
+    for key in of_shard(limited, 0, 150):
+        limited[key] = BIG
+    with limited.transact():
+        for key in of_shard(limited, 1, 60):
+            limited[key] = BIG
+    limited["one more"] = BIG
+    assert limited.volume() <= LIMIT * 1.01
+    assert of_shard(limited, 1, 60)[-1] in limited
 
 
 def test_named_caches_live_inside(fanout: FanoutCache) -> None:

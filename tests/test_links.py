@@ -35,3 +35,18 @@ def test_a_named_cache_that_is_a_link_leads_nowhere(tmp_path: Path, link: str) -
         with pytest.raises(UnsafeDirectory, match="symbolic link"):
             cache.cache("a/b")
     assert list(elsewhere.iterdir()) == []
+
+
+@pytest.mark.parametrize("planted", ["link", "file"])
+def test_what_stands_where_value_files_belong_is_named_and_nothing_is_lost(tmp_path: Path, planted: str) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    with Cache(tmp_path / "cache") as cache:
+        cache["key"] = "old"
+        for number in range(256):
+            path = tmp_path / "cache" / f"{number:02x}"
+            path.symlink_to(elsewhere) if planted == "link" else path.write_bytes(b"")
+        with pytest.raises(UnsafeDirectory, match="value files belong"):
+            cache["key"] = "x" * 100_000
+        assert cache["key"] == "old"
+    assert list(elsewhere.iterdir()) == []

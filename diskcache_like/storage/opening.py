@@ -351,7 +351,7 @@ def _renew(generations: GenerationFile, displaced: int) -> None:
     header[Header.TICK] = tick
     header[Header.COUNT] = UNKNOWN
     header[Header.NEXT_EXPIRE] = 0  # the next write looks for the real one
-    header[Header.MARK] = 0
+    header[Header.MARK] = header[Header.CLAIM] = 0
     header[Header.CHECKPOINTED] = header[Header.WRITTEN]
     header[Header.FILES] = 1
     header[Header.OPENER] = header[Header.SHARED] = 0

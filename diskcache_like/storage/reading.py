@@ -132,6 +132,12 @@ class Reader(Shard):
         rows = self.select(sql.QUEUE_LAST if last else sql.QUEUE_FIRST, (queue, skip))
         return (rows[0][1], rows[0][2], rows[0][0], rows[0][3]) if rows else None
 
+    def queue_page(
+        self, queue: bytes, last: bool, low: int, high: int, limit: int, skip: int = 0
+    ) -> list[tuple[int, bytes, int, bytes]]:
+        """Return (place, stored key, number, record) of items numbered `low` to `high`, from one end of a queue."""
+        return self.select(sql.QUEUE_BACKWARD if last else sql.QUEUE_FORWARD, (queue, low, high, limit, skip))
+
     @property
     def displaced(self) -> bool:
         """Tell whether any key lives beside its home place."""

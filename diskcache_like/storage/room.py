@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from .. import files
 from ..coherence.generations import UNKNOWN, Header
-from ..errors import DecodeError, DiskFull
-from . import schema
+from ..errors import CacheError, DecodeError, DiskFull
+from . import schema, share
 from . import statements as sql
 from .connection import PAGE_SIZE, mapped
 
@@ -80,14 +80,46 @@ def _look_at_volume(store: Writer, incoming: int) -> None:
     written = header[Header.WRITTEN]
     due = (header[Header.CHECKPOINTED] if store.txn is None else written) + _between_checkpoints(store)
     if evicts(store):
-        limit = store.limit
-        slack = limit // 200
-        volume = live_volume(store) + incoming
-        if volume + slack > limit:
-            volume = make_room(store, max(0, limit - incoming - 2 * slack)) + incoming
-        # Looked at again when half of what is left may be used up, and at least after half a percent of the limit.
-        due = min(due, written + max((limit - volume) // 2, slack))
+        # Looked at again when the shard's part of what is left may be used up, and at least after half a percent.
+        due = min(due, written + _room_for(store, incoming))
     header[Header.MARK] = max(due, written)
+
+
+def _room_for(store: Writer, incoming: int) -> int:
+    """Make room for `incoming` bytes if there is none; return the bytes that may be written before the next look."""
+    slack = share.slack(store)
+    volume = live_volume(store) + incoming
+    free = share.left(store, volume)
+    sure = share.even(store)
+    if free < slack and volume <= sure:
+        free += take_back(store, 2 * slack - free)
+    if free < slack:
+        # No lower than the even share, so that a claim that is garbage cannot empty a shard; but where those above
+        # theirs could not be asked, the limit comes first.
+        least = 0 if volume <= sure else sure - incoming - 2 * slack
+        volume = make_room(store, max(0, least, volume + free - incoming - 2 * slack)) + incoming
+        free = share.left(store, volume)
+    return share.claim(store, volume, free)
+
+
+def take_back(store: Writer, wanted: int) -> int:
+    """Make room in shards that use more than their even share; return how many bytes they gave back.
+
+    Their locks are only tried: this shard's is held, and two that waited for each other would wait for ever. A shard
+    that is locked is being written, and looks for itself before long.
+    """
+    given = 0
+    for other in sorted(store.siblings, key=share.claimed, reverse=True):
+        if given >= wanted or share.claimed(other) <= share.even(other):
+            break
+        with contextlib.suppress(CacheError), other.locked(0):
+            before = other.header[Header.CLAIM]
+            least = max(share.even(other), before - max(wanted - given, 8 * share.slack(other)))
+            volume = make_room(other, least)
+            share.claim(other, volume, 0)
+            other.header[Header.MARK] = other.header[Header.WRITTEN] + share.slack(other)
+            given += max(before - other.header[Header.CLAIM], 0)
+    return given
 
 
 def live_volume(store: Writer) -> int:
@@ -269,6 +301,9 @@ def remove_selected(store: Writer, select: str, parameters: tuple[object, ...], 
                     store.tidy()
                 places = [h for (h,) in store.select_writer(select, (*parameters, BATCH))]
                 if not places:
+                    if removed:
+                        share.claim(store, live_volume(store), 0)
+                        store.header[Header.MARK] = 0  # the next write looks how much it may take
                     return removed
                 delete_rows(store, places, locked)
                 if locked:
@@ -285,14 +320,16 @@ def cull(store: Writer, timeout: float | None) -> int:
     Takes the lock itself.
     """
     removed = remove_selected(store, sql.SELECT_EXPIRED, (store.now(),), timeout)
-    limit = store.limit
     while store.policy.evicts:
         with store.locked(timeout) as locked:
             if locked:
                 flush_trash(store, everything=True)
-            excess = live_volume(store) - limit
+            volume = live_volume(store)
+            excess = min(-share.left(store, volume), volume - share.even(store))
             doomed = victims(store, excess, locked) if excess > 0 else []
             if not doomed:
+                share.claim(store, volume, 0)
+                store.header[Header.MARK] = 0  # the next write looks how much it may take
                 return removed
             delete_rows(store, doomed, locked)
         removed += len(doomed)

@@ -50,6 +50,7 @@ class Shard:
         self.unlinked: set[object] = set()  # columns of trashed files that are unlinked; their rows go next round
         self.txn: Transaction | None = None
         self.slot_prime = 1
+        self.siblings: tuple[Any, ...] = ()  # the other shards of the cache, set by the shards once all are open
         self.disk: Disk  # set by the shards once the settings are known
         self._token = NOT_OPEN  # of the process that opened
         self._writer: sqlite3.Connection | None = None

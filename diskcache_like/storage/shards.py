@@ -35,14 +35,14 @@ class _LayoutChanged(Exception):
 
 
 def ensure_directory(path: str, shared: bool) -> None:
-    """Make the directory (0700) if it is missing and refuse one that others could tamper with.
+    """Make the directory and its parents (0700) where missing, and refuse one that others could tamper with.
 
     Raises DirectoryError for what is not a usable directory and UnsafeDirectory for a foreign or writable one, unless
     `shared`, and for one that a link of somebody else's leads to.
     """
     _refuse_links(path)
     try:
-        os.makedirs(path, 0o700, exist_ok=True)
+        _make_private(path)
     except FileExistsError as error:
         raise DirectoryError(errno.ENOTDIR, "the cache directory is a file; choose another path", path) from error
     except NotADirectoryError as error:
@@ -58,6 +58,18 @@ def ensure_directory(path: str, shared: bool) -> None:
         _refuse_unsafe(path, status)
     if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
         raise DirectoryError(errno.EACCES, "the cache directory must be readable and writable for this user", path)
+
+
+def _make_private(path: str) -> None:
+    """Make a directory, and the missing ones above it, each 0700; `os.makedirs` gives that mode to the last only."""
+    parent = os.path.dirname(path)
+    if not os.path.lexists(parent):
+        _make_private(parent)
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:  # perhaps another process made it just now
+        if not os.path.isdir(path):
+            raise
 
 
 def _refuse_links(path: str) -> None:
@@ -110,6 +122,8 @@ class Shards:
         identity = self.stores[0].identity
         self.modulus: int = identity["modulus"]
         self._compare(identity)
+        for store in self.stores:
+            store.siblings = tuple(other for other in self.stores if other is not store)
         try:
             for store in self.stores:
                 store.disk = new_disk(disk, store.directory, store.settings)
@@ -214,7 +228,7 @@ class Shards:
     def of(self, h: int) -> Store:
         """Return the store that holds the key with this hash."""
         stores = self.stores
-        return stores[0] if len(stores) == 1 else stores[(h >> 2) % _SHARD_PRIME % len(stores)]
+        return stores[(h >> 2) % _SHARD_PRIME % len(stores)]
 
     def close(self, timeout: float | None) -> None:
         """Close every store."""

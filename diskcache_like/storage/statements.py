@@ -38,6 +38,10 @@ _QUEUE = """SELECT h, k, num, v FROM entry
     WHERE queue = ? AND num BETWEEN -4611686018427387904 AND 4611686018427387904 AND typeof(num) = 'integer'"""
 QUEUE_FIRST = _QUEUE + " ORDER BY num LIMIT 1 OFFSET ?"
 QUEUE_LAST = _QUEUE + " ORDER BY num DESC LIMIT 1 OFFSET ?"
+# The same within bounds that the caller gives, for reading a queue page by page.
+QUEUE_FORWARD = """SELECT h, k, num, v FROM entry
+    WHERE queue = ? AND num BETWEEN ? AND ? AND typeof(num) = 'integer' ORDER BY num LIMIT ? OFFSET ?"""
+QUEUE_BACKWARD = QUEUE_FORWARD.replace("ORDER BY num", "ORDER BY num DESC")
 IN_ORDER = "SELECT h FROM entry WHERE seq <= ? ORDER BY seq, h"
 IN_REVERSE = "SELECT h FROM entry WHERE seq <= ? ORDER BY seq DESC, h DESC"
 MIN_EXPIRE = "SELECT CAST(min(expire) AS REAL) FROM entry WHERE expire IS NOT NULL"
@@ -65,6 +69,7 @@ HAS_UNDATED = "SELECT 1 FROM trash WHERE at IS NULL LIMIT 1"
 DELETE_TRASH = "DELETE FROM trash WHERE file IN (?1, CAST(?1 AS TEXT))"  # text that is not UTF-8 is read as bytes
 KNOWN_FILE = "SELECT 1 FROM entry WHERE file = ?1 UNION ALL SELECT 1 FROM trash WHERE file = ?1"
 SELECT_SETTINGS = "SELECT name, value FROM setting"
+SELECT_SETTING = "SELECT value FROM setting WHERE name = ?"
 SET_SETTING = (
     "INSERT INTO setting (name, value) VALUES (?1, ?2) ON CONFLICT (name) DO UPDATE SET value = excluded.value"
 )
