@@ -12,7 +12,7 @@ DEV := $(VENV)/.installed-to-develop
 SOURCES := $(wildcard pyproject.toml setup.py setup.cfg diskcache_like/coherence/*build*.py diskcache_like/coherence/*.[ch])
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types imports unit docs format bench-quick install clean venv-module
+.PHONY: help demo test lint types imports unit django third-party docs format bench-quick install clean venv-module
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -20,7 +20,7 @@ help:  ## show this list
 demo: $(RUN)  ## see the cache work on the standard library of this Python (ARGS="DIRECTORY --processes N --limit N")
 	$(BIN)/python -m diskcache_like demo $(ARGS)
 
-test: lint types imports unit docs  ## run everything that CI runs
+test: lint types imports unit django docs  ## run everything that CI runs
 
 lint: $(DEV)  ## check style and formatting
 	$(BIN)/ruff check
@@ -35,6 +35,12 @@ imports: $(DEV)  ## check that imports point down
 unit: $(DEV)  ## run the tests (ARGS="-k name")
 	$(BIN)/python -m pytest $(ARGS)
 
+django: $(DEV)  ## run Django's own cache tests on DjangoCache
+	$(BIN)/python -m tests.django_suite
+
+third-party: $(DEV)  ## run other projects' tests with DiskCache and on this package (ARGS="PROJECT ...")
+	$(BIN)/python -m tests.third_party $(ARGS)
+
 docs: $(DEV)  ## build the documentation into docs/_build/html, warnings being errors
 	$(BIN)/sphinx-build -W --keep-going -q -b html docs docs/_build/html
 
@@ -48,7 +54,7 @@ bench-quick: $(DEV)  ## measure against DiskCache in one run
 install: $(DEV)  ## make .venv with everything needed to work on the project
 
 clean:  ## remove .venv and everything built
-	rm -rf $(VENV) build dist docs/_build .tox .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) build dist docs/_build .cache .tox .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	rm -rf *.egg-info diskcache_like/coherence/_native*.so diskcache_like/coherence/_native*.o
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from .cache import Cache, Entry
 from .disk import UNKNOWN, Disk, JSONDisk
 from .entries import ENOVAL
 from .errors import (
+    AlreadyImported,
     CacheError,
     CorruptDatabase,
     CorruptDatabaseWarning,
@@ -18,6 +21,7 @@ from .errors import (
     ForeignDatabase,
     KeyEncodeError,
     KeyTooLarge,
+    LeaseLost,
     NewerFormat,
     NotOwner,
     SecretError,
@@ -33,9 +37,13 @@ from .errors import (
     ValueTooLarge,
 )
 from .fanout import FanoutCache
+from .persistent import Deque, Index
 from .policies import EVICTION_POLICY
-from .recipes import Averager, Lock
+from .recipes import Averager, BoundedSemaphore, Lock, RLock, barrier, memoize_stampede, throttle
 from .settings import DEFAULT_SETTINGS
+
+if TYPE_CHECKING:
+    from .djangocache import DjangoCache as DjangoCache
 
 __version__ = "0.1.0"
 
@@ -44,12 +52,15 @@ __all__ = [
     "ENOVAL",
     "EVICTION_POLICY",
     "UNKNOWN",
+    "AlreadyImported",
     "Averager",
+    "BoundedSemaphore",
     "Cache",
     "CacheError",
     "CorruptDatabase",
     "CorruptDatabaseWarning",
     "DecodeError",
+    "Deque",
     "DirectoryError",
     "Disk",
     "DiskCacheDirectory",
@@ -59,12 +70,15 @@ __all__ = [
     "ExpiryError",
     "FanoutCache",
     "ForeignDatabase",
+    "Index",
     "JSONDisk",
     "KeyEncodeError",
     "KeyTooLarge",
+    "LeaseLost",
     "Lock",
     "NewerFormat",
     "NotOwner",
+    "RLock",
     "SecretError",
     "SettingError",
     "SignatureError",
@@ -77,4 +91,23 @@ __all__ = [
     "ValueEncodeError",
     "ValueTooLarge",
     "__version__",
+    "barrier",
+    "memoize_stampede",
+    "throttle",
 ]
+
+
+if not TYPE_CHECKING:  # or else checkers would accept any name of this module
+
+    def __getattr__(name: str) -> Any:
+        """Import DjangoCache when it is asked for: Django is slow to import, and it may not be there."""
+        if name != "DjangoCache":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        try:
+            from .djangocache import DjangoCache
+        except ModuleNotFoundError as error:
+            if error.name is None or error.name.partition(".")[0] not in ("asgiref", "django"):
+                raise
+            message = "DjangoCache needs Django; install it: pip install 'diskcache-like[django]'"
+            raise ImportError(message, name=error.name) from error
+        return DjangoCache

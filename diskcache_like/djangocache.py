@@ -1,0 +1,391 @@
+"""DjangoCache: the cache as a backend of Django's cache framework.
+
+Each operation makes Django's key out of the caller's (prefix, version, key function), turns Django's timeout into an
+expiry, and is then one call of a `FanoutCache`.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import threading
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from datetime import timedelta
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from asgiref.sync import sync_to_async
+from django.core.cache.backends.base import DEFAULT_TIMEOUT, BaseCache
+from django.core.exceptions import ImproperlyConfigured
+from django.core.signals import request_started
+
+from .cache import Cache
+from .fanout import FanoutCache
+from .memoize import function_name
+from .persistent import Deque, Index
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+# Options of Django's own backends that limit the number of entries; here `size_limit` limits their bytes.
+ENTRY_LIMITS = frozenset({"MAX_ENTRIES", "CULL_FREQUENCY"})
+
+
+class Handles:
+    """The open caches of this process, shared by all backends of the same settings.
+
+    Django makes a backend per thread, and under ASGI one per request. Each having files and a hot layer of its own
+    would cost far more than the operations.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: dict[Any, tuple[FanoutCache, os.stat_result]] = {}
+        self.serving = False  # a request has come, so Django closes its caches after this one and every other
+
+    def get(self, directory: str | os.PathLike[str] | None, shards: int, timeout: float, options: Any) -> FanoutCache:
+        """Return the open cache with these settings, or open it."""
+        key = None if directory is None else (os.path.abspath(directory), shards, timeout, *sorted(options.items()))
+        try:
+            hash(key)
+        except TypeError:  # an option that nothing can be told equal to
+            key = None
+        if key is None:
+            return FanoutCache(directory, shards, timeout, **options)
+        with self._lock:  # also while it is opened, so that two threads do not open one each
+            self._forget_removed()
+            if key not in self._open:
+                cache = FanoutCache(directory, shards, timeout, **options)
+                self._open[key] = (cache, os.stat(cache.directory))
+            return self._open[key][0]
+
+    def _forget_removed(self) -> None:
+        """Close the caches whose directories were removed: what is made at the same path is another cache."""
+        for key, (cache, directory) in tuple(self._open.items()):
+            try:
+                there = os.path.samestat(os.stat(cache.directory), directory)
+            except OSError:
+                there = False
+            if not there:
+                del self._open[key]
+                cache.close()
+
+    def note_request(self, **_: Any) -> None:
+        """Note that this process answers requests."""
+        self.serving = True
+
+    def after_fork(self) -> None:
+        """Give the child a free lock: the thread that may have held it exists in the parent only."""
+        self._lock = threading.Lock()
+
+
+handles = Handles()
+os.register_at_fork(after_in_child=handles.after_fork)
+request_started.connect(handles.note_request, dispatch_uid="diskcache_like")
+
+
+class MadeKey(tuple[Any, ...]):
+    """A key of a memoized function, which holds prefix and version already."""
+
+    __slots__ = ()
+
+
+def _in_thread(
+    method: Callable[Concatenate[Any, P], T],
+) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
+    """Return the asynchronous twin of a method.
+
+    It runs in the thread that Django keeps for synchronous code, as its own backends do: pickling a lazy QuerySet
+    queries the database, and the connection belongs to that thread.
+    """
+    name = method.__name__
+
+    async def twin(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        found: T = await sync_to_async(getattr(self, name), thread_sensitive=True)(*args, **kwargs)
+        return found
+
+    twin.__name__, twin.__qualname__ = f"a{name}", f"DjangoCache.a{name}"
+    twin.__signature__ = inspect.signature(method)  # type: ignore[attr-defined]
+    twin.__doc__ = f"Do what `{name}` does, without blocking the event loop."
+    return twin
+
+
+class DjangoCache(BaseCache):  # type: ignore[misc]  # Django has no types
+    """A backend for Django's `CACHES` setting that keeps its entries in a `FanoutCache`.
+
+    `directory`: LOCATION. `params`: TIMEOUT, KEY_PREFIX, VERSION and KEY_FUNCTION as for every backend; SHARDS (8) and
+    DATABASE_TIMEOUT (0.010 s) as for `FanoutCache`; OPTIONS, the settings and options of a cache.
+
+    Keys are text; `read`, `tag`, `expire_time` and `retry` are those of `Cache`. Every operation has an asynchronous
+    twin whose name begins with an a. Writes wait for the write lock without limit, unless `retry=False`: then one that
+    did not get it within DATABASE_TIMEOUT is given up.
+
+    Raises ImproperlyConfigured without LOCATION, and what `FanoutCache` raises.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str] | None, params: Mapping[str, Any]) -> None:
+        super().__init__(params)
+        if directory == "":
+            raise ImproperlyConfigured("LOCATION of DjangoCache is empty, expected a directory")
+        given = params.get("OPTIONS", {})
+        options = {name: value for name, value in given.items() if name not in ENTRY_LIMITS}
+        shards, timeout = params.get("SHARDS", 8), params.get("DATABASE_TIMEOUT", 0.010)
+        self._cache = handles.get(directory, shards, timeout, options)
+
+    @property
+    def directory(self) -> str:
+        """Return the absolute path of the cache directory."""
+        return self._cache.directory
+
+    def cache(self, name: str) -> Cache:
+        """Return the `Cache` called `name` in a subdirectory; prefixes and versions mean nothing there."""
+        return self._cache.cache(name)
+
+    def deque(self, name: str, maxlen: int | None = None) -> Deque:
+        """Return the `Deque` called `name` in a subdirectory; with `maxlen` it is bounded."""
+        return self._cache.deque(name, maxlen=maxlen)
+
+    def index(self, name: str) -> Index:
+        """Return the `Index` called `name` in a subdirectory."""
+        return self._cache.index(name)
+
+    # -- keys and timeouts ----------------------------------------------------------------------------------------
+
+    def make_key(self, key: Any, version: int | None = None) -> Any:
+        """Return the key that is stored; a memoized function's `__cache_key__` is one already."""
+        return tuple(key) if isinstance(key, MadeKey) else super().make_key(key, version=version)
+
+    def make_and_validate_key(self, key: Any, version: int | None = None) -> Any:
+        """Return the key that is stored, after `validate_key` has warned of what memcached would not take."""
+        made = self.make_key(key, version)
+        if isinstance(made, str):
+            self.validate_key(made)
+        return made
+
+    def get_backend_timeout(self, timeout: Any = DEFAULT_TIMEOUT) -> Any:
+        """Return seconds from now, or None for never; a timeout of 0 or less is over at once."""
+        if timeout is DEFAULT_TIMEOUT:
+            timeout = self.default_timeout
+        if isinstance(timeout, timedelta):
+            timeout = timeout.total_seconds()
+        return 0 if isinstance(timeout, int | float) and timeout < 0 else timeout
+
+    # -- one entry ------------------------------------------------------------------------------------------------
+
+    def add(
+        self,
+        key: Any,
+        value: Any,
+        timeout: Any = DEFAULT_TIMEOUT,
+        version: int | None = None,
+        read: bool = False,
+        tag: Any = None,
+        retry: bool = True,
+    ) -> bool:
+        """Store `value` if `key` has no live entry, and return whether it was stored. Atomic."""
+        made = self.make_and_validate_key(key, version)
+        return self._cache.add(made, value, self.get_backend_timeout(timeout), read, tag, retry)
+
+    def get(
+        self,
+        key: Any,
+        default: Any = None,
+        version: int | None = None,
+        read: bool = False,
+        expire_time: bool = False,
+        tag: bool = False,
+        retry: bool = False,
+    ) -> Any:
+        """Return the value of `key`, or `default`; a tuple with `expire_time` or `tag`, a file object with `read`."""
+        return self._cache.get(self.make_and_validate_key(key, version), default, read, expire_time, tag, retry)
+
+    def read(self, key: Any, version: int | None = None) -> Any:
+        """Return a binary file object over the value of `key`; raise KeyError if it is missing or expired."""
+        return self._cache.read(self.make_and_validate_key(key, version))
+
+    def set(
+        self,
+        key: Any,
+        value: Any,
+        timeout: Any = DEFAULT_TIMEOUT,
+        version: int | None = None,
+        read: bool = False,
+        tag: Any = None,
+        retry: bool = True,
+    ) -> bool:
+        """Store `value` under `key`; return False if it can never fit the size limit. Atomic."""
+        made = self.make_and_validate_key(key, version)
+        return self._cache.set(made, value, self.get_backend_timeout(timeout), read, tag, retry)
+
+    def touch(self, key: Any, timeout: Any = DEFAULT_TIMEOUT, version: int | None = None, retry: bool = True) -> bool:
+        """Give a live entry a new timeout and return whether there was one. Atomic."""
+        return self._cache.touch(self.make_and_validate_key(key, version), self.get_backend_timeout(timeout), retry)
+
+    def pop(
+        self,
+        key: Any,
+        default: Any = None,
+        version: int | None = None,
+        expire_time: bool = False,
+        tag: bool = False,
+        retry: bool = True,
+    ) -> Any:
+        """Remove the entry of `key` and return its value, or `default`. Atomic."""
+        return self._cache.pop(self.make_and_validate_key(key, version), default, expire_time, tag, retry)
+
+    def delete(self, key: Any, version: int | None = None, retry: bool = True) -> bool:
+        """Remove the entry of `key` and return whether there was a live one. Atomic."""
+        return self._cache.delete(self.make_and_validate_key(key, version), retry)
+
+    def incr(
+        self, key: Any, delta: int = 1, version: int | None = None, default: int | None = None, retry: bool = True
+    ) -> Any:
+        """Add `delta` to the number under `key` and return the sum. Atomic; the timeout stays.
+
+        A missing key counts as `default`; without one it raises ValueError. None if the lock was not got in time.
+        """
+        made = self.make_and_validate_key(key, version)
+        try:
+            return self._cache.incr(made, delta, default, retry)
+        except KeyError:
+            raise ValueError(f"Key {key!r} not found") from None
+
+    def decr(
+        self, key: Any, delta: int = 1, version: int | None = None, default: int | None = None, retry: bool = True
+    ) -> Any:
+        """Subtract `delta` from the number under `key` and return the difference; otherwise like `incr`."""
+        return self.incr(key, -delta, version, default, retry)
+
+    def has_key(self, key: Any, version: int | None = None) -> bool:
+        """Tell whether `key` has a live entry."""
+        return self.make_and_validate_key(key, version) in self._cache
+
+    def incr_version(self, key: Any, delta: int = 1, version: int | None = None) -> int:
+        """Move the entry of `key` to the version `delta` higher, with the default timeout; return that version.
+
+        Atomic. Raises ValueError if the key is missing.
+        """
+        with self._cache.transact():
+            moved: int = super().incr_version(key, delta, version)
+        return moved
+
+    # -- many entries ---------------------------------------------------------------------------------------------
+
+    def get_many(self, keys: Iterable[Any], version: int | None = None) -> dict[Any, Any]:
+        """Return a dictionary of the live entries among the keys; the rest is left out."""
+        made = {key: self.make_and_validate_key(key, version) for key in keys}
+        found = self._cache.get_many(made.values())
+        return {key: found[stored] for key, stored in made.items() if stored in found}
+
+    def set_many(
+        self, data: Mapping[Any, Any], timeout: Any = DEFAULT_TIMEOUT, version: int | None = None
+    ) -> list[Any]:
+        """Store all items, and return the keys of those that can never fit the size limit."""
+        expire = self.get_backend_timeout(timeout)
+        pairs = [(self.make_and_validate_key(key, version), value) for key, value in data.items()]
+        if self._cache.set_many(pairs, expire, retry=True) == len(pairs):
+            return []
+        return [
+            key
+            for key, (made, value) in zip(data, pairs, strict=True)
+            if not self._cache.set(made, value, expire, retry=True)
+        ]
+
+    def delete_many(self, keys: Iterable[Any], version: int | None = None) -> None:
+        """Remove the entries of the keys."""
+        self._cache.delete_many([self.make_and_validate_key(key, version) for key in keys], retry=True)
+
+    # -- the whole cache ------------------------------------------------------------------------------------------
+
+    def expire(self) -> int:
+        """Remove the expired entries and return how many there were."""
+        return self._cache.expire()
+
+    def stats(self, enable: bool = True, reset: bool = False) -> tuple[int, int]:
+        """Return (hits, misses), and switch statistics on or off; see `Cache.stats`."""
+        return self._cache.stats(enable, reset)
+
+    def create_tag_index(self) -> None:
+        """Make the index that lets `evict` find a tag without reading every entry."""
+        self._cache.create_tag_index()
+
+    def drop_tag_index(self) -> None:
+        """Drop the tag index."""
+        self._cache.drop_tag_index()
+
+    def evict(self, tag: Any) -> int:
+        """Remove every entry with this tag, of whatever prefix and version, and return how many there were."""
+        return self._cache.evict(tag)
+
+    def cull(self) -> int:
+        """Remove expired entries, then live ones by policy until the size limit holds; return how many went."""
+        return self._cache.cull()
+
+    def clear(self) -> int:
+        """Remove every entry, of whatever prefix and version, and return how many there were."""
+        return self._cache.clear()
+
+    def close(self, /, **kwargs: Any) -> None:
+        """Close the files; the next operation opens them again.
+
+        In a process that answers requests they stay open until it ends, for there it is Django that calls this, after
+        every request, while other threads are in the middle of theirs.
+        """
+        if not handles.serving:
+            self._cache.close()
+
+    def memoize(
+        self,
+        name: str | None = None,
+        timeout: Any = DEFAULT_TIMEOUT,
+        version: int | None = None,
+        typed: bool = False,
+        tag: Any = None,
+        ignore: Iterable[int | str] = (),
+        *,
+        key: Callable[..., Any] | None = None,
+    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Return a decorator that caches a function's results; see `Cache.memoize`.
+
+        `timeout` of 0 keeps nothing. Prefix and version are part of the name. What the function's `__cache_key__`
+        returns is a key for `get`, `delete` and the like, whatever their `version`.
+        """
+        if callable(name):
+            raise TypeError("name cannot be a function: write @cache.memoize() with parentheses")
+
+        def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+            base = self.make_key(function_name(function) if name is None else name, version)
+            expire = self.get_backend_timeout(timeout)
+            wrapper: Any = self._cache.memoize(base, typed, expire, tag, ignore, key=key)(function)
+            cache_key = wrapper.__cache_key__
+            wrapper.__cache_key__ = functools.wraps(cache_key)(lambda *a, **k: MadeKey(cache_key(*a, **k)))
+            decorated: Callable[..., Any] = wrapper
+            return decorated
+
+        return decorate
+
+    # -- asynchronous ---------------------------------------------------------------------------------------------
+    # `aget_or_set` is Django's: it calls `aget` and `aadd`, and the caller's function where Django would.
+
+    aadd = _in_thread(add)
+    aget = _in_thread(get)
+    aread = _in_thread(read)
+    aset = _in_thread(set)
+    atouch = _in_thread(touch)
+    apop = _in_thread(pop)
+    adelete = _in_thread(delete)
+    aincr = _in_thread(incr)
+    adecr = _in_thread(decr)
+    ahas_key = _in_thread(has_key)
+    aincr_version = _in_thread(incr_version)
+    aget_many = _in_thread(get_many)
+    aset_many = _in_thread(set_many)
+    adelete_many = _in_thread(delete_many)
+    aexpire = _in_thread(expire)
+    astats = _in_thread(stats)
+    acreate_tag_index = _in_thread(create_tag_index)
+    adrop_tag_index = _in_thread(drop_tag_index)
+    aevict = _in_thread(evict)
+    acull = _in_thread(cull)
+    aclear = _in_thread(clear)
+    aclose = _in_thread(close)
