@@ -16,36 +16,29 @@ from typing import Any, Literal, NamedTuple, ParamSpec, Self, TypeVar, overload
 from . import keys
 from . import memoize as memoizing
 from .coherence.generations import Header
-from .disk import UNKNOWN, Disk, Stored
+from .disk import Disk, Stored
 from .entries import (
     ENOVAL,
-    GONE,
-    Entries,
     Expiry,
     Target,
     absent,
-    metadata,
     tag_of,
     with_metadata,
 )
 from .errors import DecodeError, DiskFull, ExpiryError, SettingError, StorageError, Timeout, ValueTooLarge
 from .hot import note_often
-from .record import MODE_RAW, Record, pack
+from .queues import Queues, discard
+from .record import MODE_RAW, pack
 from .settings import DEFAULT_SETTINGS, OPTIONAL_SETTINGS, checked, checked_all
 from .storage.check import check_store
 from .storage.shards import new_disk
 from .storage.store import REMOVE, Change, Row, Store, Touch
 
-QUEUE_START = 500_000_000_000_000  # number of the first entry of a queue; it grows both ways from there
-QUEUE_BOUND = 1 << 62  # numbers beyond were planted
-QUEUE_PAGE = 100  # items of a queue per SELECT while iterating
 MOMENTS = 1e300  # seconds; a moment farther away is a mistake
 SET_MANY_BATCH = 1000  # entries per transaction of set_many and delete_many
 _TICK = Header.TICK
 P = ParamSpec("P")
 R = TypeVar("R")
-
-Side = Literal["back", "front"]
 
 
 class Entry(NamedTuple):
@@ -57,7 +50,7 @@ class Entry(NamedTuple):
     size: int
 
 
-class Cache(Entries):
+class Cache(Queues):
     """A persistent cache in a directory, shared by threads and processes.
 
     Behaves like a dictionary; keys that are equal are one entry. Values come back equal and of the same type. Every
@@ -287,16 +280,16 @@ class Cache(Entries):
         try:
             row = self._row(key, stored, encoded, expiry, None if tag is None else keys.encode_tag(tag))
             if self._evicts and self._is_oversize(row):
-                _discard(store, encoded)
+                discard(store, encoded)
                 return False
             entry = self._hot_get(key) if type(key) is str else None
             known = entry is not None and entry[0][entry[1]] == entry[2] and entry[5] is not absent
             stamp = store.upsert(h, stored, row, None if retry else self._timeout, known)
         except Timeout:
-            _discard(store, encoded)
+            discard(store, encoded)
             return self._timed_out(False)
         except BaseException:
-            _discard(store, encoded)
+            discard(store, encoded)
             raise
         self._keep_written(key, stored, h, store, stamp, expiry, value, encoded)
         return True
@@ -344,7 +337,7 @@ class Cache(Entries):
                 written.append((store, encoded))
                 row = self._row(key, stored_key, encoded, expiry, tag)
                 if self._evicts and self._is_oversize(row):
-                    _discard(*written.pop())
+                    discard(*written.pop())
                     continue
                 rows.setdefault(store, []).append((h, stored_key, row))
             for store, wanted in rows.items():
@@ -355,7 +348,7 @@ class Cache(Entries):
                 count += len(wanted)
         except BaseException as error:
             for store, encoded in written:
-                _discard(store, encoded)
+                discard(store, encoded)
             error.count = count  # type: ignore[attr-defined]  # what other shards have stored by now
             raise
         return count
@@ -391,13 +384,13 @@ class Cache(Entries):
             if not (self._evicts and self._is_oversize(row)):
                 stamp = target.store.compute(target.h, target.stored, decide, self._wait(retry))
         except Timeout:
-            _discard(target.store, encoded)
+            discard(target.store, encoded)
             return self._timed_out(False)
         except BaseException:
-            _discard(target.store, encoded)
+            discard(target.store, encoded)
             raise
         if not added:
-            _discard(target.store, encoded)
+            discard(target.store, encoded)
             return False
         self._keep_written(key, target.stored, target.h, target.store, stamp, expiry, value, encoded)
         return True
@@ -427,7 +420,7 @@ class Cache(Entries):
                 raise KeyError(key)
             else:
                 result = default + delta
-            _discard(target.store, encoded)  # of an attempt that failed
+            discard(target.store, encoded)  # of an attempt that failed
             encoded = target.store.disk.encode(result, False, key)
             return self._row(key, target.stored, encoded, expiry, tag)
 
@@ -436,7 +429,7 @@ class Cache(Entries):
         except Timeout:
             return self._timed_out(None)
         except BaseException:
-            _discard(target.store, encoded)  # an integer may be large enough for a file
+            discard(target.store, encoded)  # an integer may be large enough for a file
             raise
         self._keep_written(key, target.stored, target.h, target.store, stamp, expiry, result, encoded)
         return result
@@ -553,172 +546,6 @@ class Cache(Entries):
             except Timeout:
                 return self._timed_out(removed)
         return removed
-
-    # -- queues ---------------------------------------------------------------------------------------------------
-
-    def push(
-        self,
-        value: Any,
-        prefix: str | None = None,
-        side: Side = "back",
-        expire: Expiry | None = None,
-        read: bool = False,
-        tag: Any = None,
-        retry: bool = False,
-    ) -> Any:
-        """Append `value` to one side of the queue called `prefix` and return its key. Atomic.
-
-        Queue keys are equal to no key of the user's. Returns None where a Timeout is not raised (FanoutCache).
-        """
-        store = self._queue_store(prefix)
-        queue = keys.encode_key(prefix)
-        expiry = self._expiry(expire)
-        last = _is_back(side)
-        try:
-            encoded = store.disk.encode(value, read, UNKNOWN)
-        except DiskFull:
-            encoded = self._encode_again(store, value, read, UNKNOWN)
-        try:
-            for attempt in store.attempts():
-                with attempt, store.transaction(self._wait(retry)):
-                    found = store.queue_end(queue, last)
-                    number = QUEUE_START if found is None else found[1] + (1 if last else -1)
-                    key = keys.queue_key(prefix, number)
-                    stored = self._stored_key(key)
-                    row = self._row(key, stored, encoded, expiry, keys.encode_tag(tag))
-                    if self._evicts and self._is_oversize(row):
-                        raise ValueTooLarge(f"value for queue {prefix!r} is larger than size_limit allows")
-                    store.upsert(keys.key_hash(stored, self._modulus), stored, row, None)
-        except Timeout:
-            _discard(store, encoded)
-            return self._timed_out(None)
-        except BaseException:
-            _discard(store, encoded)
-            raise
-        return key
-
-    def pull(
-        self,
-        prefix: str | None = None,
-        default: Any = (None, None),
-        side: Side = "front",
-        expire_time: bool = False,
-        tag: bool = False,
-        retry: bool = False,
-    ) -> Any:
-        """Remove and return the (key, value) at one side of the queue, or `default` if it is empty. Atomic."""
-        return self._queue_item(prefix, default, side, expire_time, tag, retry, remove=True)
-
-    def peek(
-        self,
-        prefix: str | None = None,
-        default: Any = (None, None),
-        side: Side = "front",
-        expire_time: bool = False,
-        tag: bool = False,
-        retry: bool = False,
-    ) -> Any:
-        """Return the (key, value) at one side of the queue without removing it, or `default` if it is empty.
-
-        Expired items in front of it are removed.
-        """
-        return self._queue_item(prefix, default, side, expire_time, tag, retry, remove=False)
-
-    def _queue_item(
-        self, prefix: str | None, default: Any, side: Side, expire_time: bool, tag: bool, retry: bool, remove: bool
-    ) -> Any:
-        store = self._queue_store(prefix)
-        last = _is_back(side)
-        try:
-            for attempt in store.attempts():
-                with attempt, store.transaction(self._wait(retry)):
-                    for key, item in self._queue_items(store, prefix, last, remove):
-                        with self._distrusting(key):
-                            return self._item(key, *item, expire_time, tag)
-        except Timeout:
-            return self._timed_out(default)
-        return default
-
-    def _queue_items(
-        self, store: Store, prefix: str | None, last: bool, remove: bool
-    ) -> Iterator[tuple[Any, tuple[Any, Record]]]:
-        """Yield key, value and record from one side of a queue, removing what is yielded if asked, and what is gone."""
-        queue = keys.encode_key(prefix)
-        skip = 0
-        while (found := store.queue_end(queue, last, skip)) is not None:
-            stored, number, h, blob = found
-            key = keys.queue_key(prefix, number)
-            item = self._candidate(Target(key, stored, h, store), blob)
-            if item is not GONE and self._stored_key(key) != stored:
-                self._distrust(DecodeError("the number of a queue's item is not its key's"), key)
-                item = None
-            if item is GONE or (remove and item is not None):
-                store.remove_places([h])
-            else:
-                skip += 1
-            if isinstance(item, tuple):
-                yield key, item
-
-    def iterqueue(self, prefix: str | None = None, side: Side = "front", skip: int = 0) -> Iterator[tuple[Any, Any]]:
-        """Yield the (key, value) pairs of a queue from one side, behind `skip` others, and remove nothing.
-
-        Never waits for a writer. What is pushed behind the last item meanwhile is left out, and so is what is removed.
-        The first pair is found and read in one step; to skip costs time in proportion, but reads no values.
-        """
-        return self._iterate_queue(self._queue_store(prefix), prefix, _is_back(side), min(skip, QUEUE_BOUND))
-
-    def _iterate_queue(self, store: Store, prefix: str | None, last: bool, skip: int) -> Iterator[tuple[Any, Any]]:
-        queue = keys.encode_key(prefix)
-        low, high = -QUEUE_BOUND, QUEUE_BOUND
-        rows = store.queue_page(queue, last, low, high, 1, skip)
-        end = store.queue_end(queue, not last) if rows else None
-        if end is not None:
-            low, high = (end[1], high) if last else (low, end[1])
-        while rows:
-            for h, stored, number, blob in rows:
-                key = keys.queue_key(prefix, number)
-                if self._stored_key(key) != stored:
-                    self._distrust(DecodeError("the number of a queue's item is not its key's"), key)
-                    continue
-                # The slot was not looked at before the SELECT, so 1 stands for its generation: nothing is kept hot.
-                found = self._load(key, stored, h & ~3, store, False, (store.slots, 1, blob))
-                if found is not None:
-                    yield key, found[0]
-            low, high = (low, number - 1) if last else (number + 1, high)
-            rows = store.queue_page(queue, last, low, high, QUEUE_PAGE)
-
-    @staticmethod
-    def _item(key: Any, value: Any, record: Record, expire_time: bool, tag: bool) -> Any:
-        if not (expire_time or tag):
-            return key, value
-        return (key, value), *metadata(record, expire_time, tag)
-
-    def peekitem(self, last: bool = True, expire_time: bool = False, tag: bool = False, retry: bool = False) -> Any:
-        """Return the (key, value) inserted last, or first; raise KeyError if the cache is empty.
-
-        Expired entries in its way are removed. Over several shards, the last shard that has one answers.
-        """
-        stores = self._shards.stores
-        for store in reversed(stores) if last else stores:
-            for attempt in store.attempts():
-                with attempt, store.transaction(self._wait(retry)):
-                    for stored, spelling, item in self._end_items(store, last):
-                        with self._distrusting(stored):
-                            return self._item(store.disk.user_key(stored, spelling), *item, expire_time, tag)
-        raise KeyError("cache is empty")
-
-    def _end_items(self, store: Store, last: bool) -> Iterator[tuple[bytes, bytes | None, tuple[Any, Record]]]:
-        """Yield stored key, spelling, value and record from one end, removing what is gone on the way."""
-        skip = 0
-        while (found := store.end(last, skip)) is not None:
-            h, stored, spelling, blob = found
-            item = self._candidate(Target(stored, stored, h, store), blob)
-            if item is GONE:
-                store.remove_places([h])
-            else:
-                skip += 1
-            if isinstance(item, tuple):
-                yield stored, spelling, item
 
     # -- iteration ------------------------------------------------------------------------------------------------
 
@@ -919,13 +746,6 @@ def _unopened(kind: type[Cache], options: dict[str, Any]) -> Cache:
     return cache
 
 
-def _discard(store: Store, encoded: Stored) -> None:
-    """Remove the value file of a write that was not made."""
-    file = encoded[2]
-    if file is not None:
-        store.disk.remove(file)
-
-
 def _remove_all(store: Store, targets: Sequence[Target], wait: float | None) -> int:
     """Remove what is there of `targets`, which live in `store`, and return how many there were."""
     removed = 0
@@ -943,9 +763,3 @@ def _batches(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
     iterator = iter(items)
     while batch := list(itertools.islice(iterator, size)):
         yield batch
-
-
-def _is_back(side: str) -> bool:
-    if side not in ("back", "front"):
-        raise ValueError(f"side is {side!r}, expected 'back' or 'front'")
-    return side == "back"

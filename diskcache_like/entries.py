@@ -70,6 +70,11 @@ T = TypeVar("T")
 Expiry = float | timedelta  # from now: seconds, or a timedelta
 
 
+def present() -> float:
+    """Return the seconds since 1970 by `time.time`, looked up each time, for tests that replace it."""
+    return time.time()
+
+
 @dataclass
 class Options:
     """The arguments of a cache that are not settings."""
@@ -80,7 +85,7 @@ class Options:
     shared: bool = False
     coherence: str | None = None
     generation_slots: int = 1 << 16
-    clock: Callable[[], float] = time.time
+    clock: Callable[[], float] = present
 
     @classmethod
     def split(cls, arguments: dict[str, Any]) -> tuple[Options, dict[str, Any]]:
@@ -100,7 +105,7 @@ class Options:
         kept = {
             field.name: getattr(self, field.name) for field in fields(self) if field.name not in ("secret", "clock")
         }
-        return kept if self.clock is time.time else {**kept, "clock": self.clock}
+        return kept if self.clock is present else {**kept, "clock": self.clock}
 
 
 class Target(NamedTuple):

@@ -17,19 +17,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Siz
 from contextlib import AbstractContextManager
 from functools import partialmethod
 from itertools import islice, zip_longest
-from typing import Any, Final, ParamSpec, Self, TypeVar
+from typing import Any, Final, Self
 
-from .cache import Cache, Side
+from .cache import Cache
 from .disk import Constant, Disk
 from .entries import ENOVAL
-from .memoize import Memoized
+from .memoize import Memoized, P, R
+from .queues import Side
 from .settings import checked
 
 MAXLEN: Final = "deque_maxlen"  # the setting that holds a deque's length limit, so that it is no item
 BATCH: Final = 1000  # items per transaction where many are added at once
 _END = Constant("END")
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
 class KeptCache(Cache):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import datetime as dt
 import io
 import math
+import pickle
 import threading
+import time
 import uuid
 from collections import OrderedDict
 from decimal import Decimal
@@ -320,6 +322,18 @@ def test_every_hit_is_counted_whatever_else_it_notes(tmp_path: Path) -> None:
             for _ in range(20):
                 assert (cache["text"], cache["list"], cache.get("absent")) == ("value", [1], None)
             assert cache.stats() == (40, 20)
+
+
+def test_a_replaced_time_is_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Cache(tmp_path / "cache") as cache:
+        cache.set("key", "value", expire=100)
+        assert cache["key"] == "value"
+        now = time.time()
+        monkeypatch.setattr(time, "time", lambda: now + 101)
+        assert cache.get("key") is None
+        assert cache.expire() == 1
+    with pickle.loads(pickle.dumps(cache)) as copy:
+        assert copy.get("key") is None
 
 
 def test_what_get_notes_goes_by_these_numbers() -> None:
