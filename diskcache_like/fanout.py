@@ -72,8 +72,9 @@ class FanoutCache(Cache):
         child = self._children.get(("cache", name))
         if child is None:
             options = {**self._passed_on(), **settings}
-            child = Cache(self._child_path("cache", name), timeout, disk or type(self.disk), **options)
-            self._children["cache", name] = child
+            child = self._adopted(
+                "cache", name, Cache(self._child_path("cache", name), timeout, disk or type(self.disk), **options)
+            )
         assert isinstance(child, Cache)
         return child
 
@@ -84,8 +85,7 @@ class FanoutCache(Cache):
         """
         child = self._children.get(("deque", name))
         if child is None:
-            child = Deque.fromcache(self._kept("deque", name), maxlen=maxlen)
-            self._children["deque", name] = child
+            child = self._adopted("deque", name, Deque.fromcache(self._kept("deque", name), maxlen=maxlen))
         assert isinstance(child, Deque)
         if maxlen is not None and maxlen != child.maxlen:
             child.maxlen = maxlen
@@ -95,9 +95,18 @@ class FanoutCache(Cache):
         """Return the index called `name` in a subdirectory; the same object each time while this handle lives."""
         child = self._children.get(("index", name))
         if child is None:
-            child = Index.fromcache(self._kept("index", name))
-            self._children["index", name] = child
+            child = self._adopted("index", name, Index.fromcache(self._kept("index", name)))
         assert isinstance(child, Index)
+        return child
+
+    def _adopted(self, kind: str, name: str, opened: Cache | Deque | Index) -> Cache | Deque | Index:
+        """Return the child to use: `opened`, or what another thread opened first, `opened` then being closed.
+
+        `setdefault` of a dictionary with such keys is one step, so all threads get the same.
+        """
+        child = self._children.setdefault((kind, name), opened)
+        if child is not opened:
+            _close(opened)
         return child
 
     def _kept(self, kind: str, name: str) -> Cache:
@@ -121,5 +130,9 @@ class FanoutCache(Cache):
     def close(self) -> None:
         """Close every file of this cache and of its named children."""
         for child in self._children.values():
-            (child if isinstance(child, Cache) else child.cache).close()
+            _close(child)
         super().close()
+
+
+def _close(child: Cache | Deque | Index) -> None:
+    (child if isinstance(child, Cache) else child.cache).close()

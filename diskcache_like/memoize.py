@@ -16,7 +16,8 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, Protocol, Self, TypeVar, overload
 
 from . import keys
-from .errors import KeyEncodeError
+from .coherence.sleepers import pauses
+from .errors import KeyEncodeError, Timeout
 
 if TYPE_CHECKING:
     from .cache import Cache
@@ -322,6 +323,23 @@ def _surely_short(made: Any) -> bool:
     return not isinstance(made, str | bytes) or len(made) <= SHORT
 
 
+async def when_free(cache: Cache, key: Any, write: Callable[[], object]) -> None:
+    """Run `write` as a transaction on the shard of `key` once nobody else writes there; never block the event loop.
+
+    Waiting in `write` itself would stop every task of the loop for as long as another process holds the lock.
+    """
+    import asyncio
+
+    store = cache._locate(key)[2]
+    for seconds in pauses():
+        try:
+            with store.transaction(0):
+                write()
+            return
+        except Timeout:
+            await asyncio.sleep(seconds)
+
+
 def _wrapper(
     cache: Cache, function: Callable[..., Any], cache_key: Callable[..., Any], expire: Expiry | None, tag: Any
 ) -> Any:
@@ -345,7 +363,7 @@ def _wrapper(
                 return result
             misses += 1
             result = await function(*args, **kwargs)
-            keep(key, result)
+            await when_free(cache, key, lambda: keep(key, result))
             return result
 
     else:

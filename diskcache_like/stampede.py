@@ -26,8 +26,8 @@ from .coherence.sleepers import pauses, slices
 from .entries import ENOVAL, Expiry
 from .errors import Timeout
 from .locks import Lock
-from .memoize import Memoized, call_key, finish
-from .places import Holder, Place, current_holder
+from .memoize import Memoized, call_key, finish, when_free
+from .places import Holder, current_holder
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -303,19 +303,8 @@ class _Tasks(_Results):
     async def _compute(self, key: Any, args: Any, kwargs: Any) -> Any:
         started = self.now()
         value = await self.function(*args, **kwargs)
-        await self._keep_async(key, value, started)
+        await when_free(self.cache, key, lambda: self.keep(key, value, started))
         return value
-
-    async def _keep_async(self, key: Any, value: Any, started: float) -> None:
-        import asyncio
-
-        for seconds in pauses():
-            try:
-                with Place(self.cache, key).atomic(0):
-                    self.keep(key, value, started)
-                return
-            except Timeout:  # another one writes just now
-                await asyncio.sleep(seconds)
 
 
 def memoize_stampede(

@@ -392,3 +392,21 @@ def test_named_caches_take_settings_and_a_disk(tmp_path: Path) -> None:
 def test_a_name_that_leads_elsewhere_is_refused(fanout: FanoutCache, name: str) -> None:
     with pytest.raises(SettingError, match="name"):
         fanout.cache(name)
+
+
+@pytest.mark.parametrize("kind", ["cache", "deque", "index"])
+def test_threads_that_ask_for_one_child_get_the_same(fanout: FanoutCache, kind: str) -> None:
+    barrier = threading.Barrier(8)
+    found: list[Any] = []
+
+    def ask() -> None:
+        barrier.wait(60)
+        found.append(getattr(fanout, kind)("child"))
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 8
+    assert all(child is found[0] for child in found)

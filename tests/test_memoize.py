@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import threading
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -401,3 +402,33 @@ def test_named_functions_keep_their_keys_across_edits_and_lambdas_do_not(cache: 
     assert define("def work(x): return -x")(1) == 1, "its name says that it is the same"
     assert define("work = lambda x: x")(1) == 1
     assert define("work = lambda x: -x")(1) == -1
+
+
+@few
+def test_a_coroutine_whose_result_cannot_be_stored_yet_stops_nobody(cache: Cache) -> None:
+    locked, free = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with cache.transact(retry=True):
+            locked.set()
+            free.wait(60)
+
+    async def fetch(number: int) -> int:
+        return number * 2
+
+    async def main() -> int:
+        memoized = cache.memoize()(fetch)
+        task = asyncio.ensure_future(memoized(21))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not task.done()
+        free.set()  # never reached where the task waits in the loop's thread
+        result = await task
+        assert (result, await memoized(21), memoized.cache_info().hits) == (42, 42, 1)
+        return result
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    locked.wait(60)
+    assert asyncio.run(main()) == 42
+    thread.join()
