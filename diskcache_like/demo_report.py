@@ -191,7 +191,7 @@ def print_coherence(stale: int, tally: Tally) -> int:
     print(
         f"\n{len(after):,} times process B wrote and process A read on its very next get: {stale:,} stale reads"
         f"\nA's get, p50: {percentiles(before)[0]} µs before the write, from memory; "
-        f"{percentiles(after)[0]} µs after it, from the database"
+        f"{percentiles(after)[0]} µs after it, fetched anew"
     )
     return 1 if stale else 0
 
