@@ -12,7 +12,7 @@ DEV := $(VENV)/.installed-to-develop
 SOURCES := $(wildcard pyproject.toml setup.py setup.cfg diskcache_like/coherence/*build*.py diskcache_like/coherence/*.[ch])
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types imports unit django third-party docs format bench-quick install clean venv-module
+.PHONY: help demo test lint types imports unit django third-party docs format bench-quick bench-peers install clean venv-module
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -50,6 +50,12 @@ format: $(DEV)  ## rewrite the code to the project's style
 
 bench-quick: $(DEV)  ## measure against DiskCache in one run
 	$(BIN)/python -m benchmarks.quick $(ARGS)
+
+bench-peers: $(DEV)  ## measure beside Memcached, Redis and other stores; installs them where it may
+	@command -v memcached >/dev/null && command -v redis-server >/dev/null || \
+	    apt-get install -y -q memcached redis-server || echo "memcached and redis-server could not be installed" >&2
+	$(BIN)/python -m pip install -q '.[peers]' || echo "some clients could not be installed" >&2
+	$(BIN)/python -m benchmarks.quick --only peers $(ARGS)
 
 install: $(DEV)  ## make .venv with everything needed to work on the project
 

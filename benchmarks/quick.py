@@ -25,6 +25,7 @@ from benchmarks.growth import bulk, growth
 from benchmarks.limit import limit
 from benchmarks.measure import measure_costs
 from benchmarks.operations import operations, policies
+from benchmarks.peers import peers
 from benchmarks.report import budget_table, machine_facts
 from benchmarks.section import Findings, Options, Run
 from benchmarks.subjects import DISKCACHE, SPECS, BenchmarkError, MissingSubject
@@ -51,6 +52,7 @@ SECTIONS = {
     "growth": Section(growth, 20),
     "limit": Section(limit, 20),
     "fanout": Section(fanout, 20, unasked=False),
+    "peers": Section(peers, 60, unasked=False),
 }
 AMOUNTS = {
     "operations": "operations per process",

@@ -81,7 +81,7 @@ def budget_table(outcomes: Sequence[Outcome]) -> Table:
         table.rows.append((budget.label, budget.show(outcome.value), spread, *bounds, outcome.verdict))
     table.notes += [
         "measured: median of the repetitions. x: times faster for speeds (more is better), times as costly for growth",
-        "and size_limit (less is better). Memcached and Redis are not part of this run.",
+        "and size_limit (less is better). Memcached and Redis: --only peers.",
     ]
     return table
 
