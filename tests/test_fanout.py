@@ -15,6 +15,9 @@ import pytest
 
 from diskcache_like import Cache, FanoutCache, JSONDisk, SettingError, Timeout
 from diskcache_like.coherence.generations import Header
+from diskcache_like.coherence.lock import WriteLock
+from diskcache_like.storage.opening import close_leftovers
+from diskcache_like.storage.store import Store
 
 from .kinds import QUICK, SECRET, Clock
 
@@ -231,6 +234,27 @@ def test_the_size_limit_is_shared_out(tmp_path: Path) -> None:
         assert len(cache) > 80
         assert cache.set("giant", "x" * 2_100_000) is False, "larger than the share of any shard"
         assert cache.size_limit == 8_000_000  # type: ignore[attr-defined]
+
+
+def test_who_uses_the_first_shard_at_once_does_not_disturb_its_maker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[WriteLock] = []
+
+    class Busy(Store):
+        def __init__(self, directory: str, config: Any) -> None:
+            super().__init__(directory, config)
+            if not held:
+                held.append(WriteLock(Path(directory) / "cache.lock"))
+                held[0].acquire(0)
+
+    monkeypatch.setattr("diskcache_like.storage.shards.Store", Busy)
+    with FanoutCache(tmp_path / "cache", shards=2, timeout=0.01, **QUICK) as cache:
+        held[0].release()
+        held[0].close()
+        cache["key"] = 1
+        assert cache["key"] == 1
+    close_leftovers()
 
 
 def of_shard(cache: FanoutCache, shard: int, count: int) -> list[str]:

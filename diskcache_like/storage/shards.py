@@ -149,7 +149,7 @@ class Shards:
                 identity["modulus"] = stores[0].identity["modulus"]
         except BaseException:
             for store in stores:
-                store.close(0)
+                store.close_soon()
             raise
         return stores
 
@@ -197,7 +197,8 @@ class Shards:
                 layout = wanted
                 ensure_directory(self._path(0), self._config.shared)
                 identity = {**self._config.identity, "shards": wanted, "modulus": new_modulus()}
-                Store(self._path(0), replace(self._config, identity=identity)).close(0)
+                # Not `close`: another process may have found the shard by now, and be busy with it.
+                Store(self._path(0), replace(self._config, identity=identity)).close_soon()
             return layout
         finally:
             lock.release()
