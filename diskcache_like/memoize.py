@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import types
 from collections.abc import Callable, Iterable
 from datetime import timedelta
@@ -81,6 +82,11 @@ class Memoized(Protocol[P, R_co]):
         is the limit; `currsize` is the number of entries in the whole cache, of all functions and processes.
         """
         ...
+
+
+def seconds_of(expire: Expiry | None) -> float:
+    """Return the seconds that a result is kept; infinity for None."""
+    return math.inf if expire is None else expire.total_seconds() if isinstance(expire, timedelta) else expire
 
 
 def full_name(func: Callable[..., Any]) -> str:
@@ -343,7 +349,7 @@ async def when_free(cache: Cache, key: Any, write: Callable[[], object]) -> None
 def _wrapper(
     cache: Cache, function: Callable[..., Any], cache_key: Callable[..., Any], expire: Expiry | None, tag: Any
 ) -> Any:
-    keeps = expire is None or (expire.total_seconds() if isinstance(expire, timedelta) else expire) > 0
+    keeps = seconds_of(expire) > 0
     get = cache.get
     hits = misses = 0
 

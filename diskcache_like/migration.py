@@ -44,7 +44,7 @@ from .fanout import FanoutCache
 from .migration_source import MAX_IN_MEMORY, Decoder, Place, checked_text, find_layout, is_json
 from .pickles import dumps_pickle
 from .settings import DEFAULT_SETTINGS, DURABILITY_NAMES, checked
-from .storage.diskcache5 import QUEUE_SPAN, OldDatabase, OldRow
+from .storage.diskcache5 import QUEUE_SPAN, QUEUE_START, OldDatabase, OldRow
 from .storage.shards import ensure_directory
 
 KINDS: Final = ("auto", "cache", "fanout", "deque", "index")
@@ -54,7 +54,6 @@ BATCH_BYTES: Final = 8 << 20
 
 _FOLDER, _STATE, _SCRATCH = "migration", "state.json", "scratch"
 _ITEM = re.compile(r"(.*)-([0-9]{15})", re.DOTALL)
-_QUEUE_START = 500_000_000_000_000
 _KEPT_SETTINGS = ("size_limit", "cull_limit", "eviction_policy", "statistics", "tag_index", "sqlite_synchronous")
 _DISK_SETTINGS = ("disk_min_file_size", "disk_pickle_protocol")
 _DEFECTS = (DecodeError, KeyEncodeError, KeyTooLarge, ValueEncodeError, ValueTooLarge, ExpiryError)
@@ -433,17 +432,17 @@ class Migration:
     def _new_key(self, part: Part, key: Any) -> Any:
         """Return the key in the new cache: that of a queue's item for the items of a deque and of the queues named."""
         if part.kind == "deque":
-            if type(key) is not int or not 0 < key < 2 * _QUEUE_START:
+            if type(key) is not int or not 0 < key < 2 * QUEUE_START:
                 raise DecodeError("not an item of a deque")
             return keys.queue_key(None, key)
         prefix, number = None, key
         if isinstance(key, str) and (match := _ITEM.fullmatch(key)):
             prefix, number = match[1], int(match[2])
-        if type(number) is not int or not 0 < number < 2 * _QUEUE_START:
+        if type(number) is not int or not 0 < number < 2 * QUEUE_START:
             return key
         if (prefix or "") in self._queues:
             return keys.queue_key(prefix, number)
-        if abs(number - _QUEUE_START) < QUEUE_SPAN:
+        if abs(number - QUEUE_START) < QUEUE_SPAN:
             self._items[prefix or ""] += 1
         return key
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import secrets
 import threading
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 from .cache import Cache
@@ -52,11 +51,9 @@ class Place:
         self.cache = cache
         self.key = key
 
-    @contextmanager
-    def atomic(self, wait: float | None) -> Iterator[None]:
+    def atomic(self, wait: float | None) -> AbstractContextManager[None]:
         """Make the body one transaction on the key's own shard; raise Timeout after `wait` seconds (None: never)."""
-        with self.cache._locate(self.key)[2].transaction(wait):
-            yield
+        return self.cache._locate(self.key)[2].transaction(wait)
 
     def stamp(self) -> int:
         """Return the generation to sleep on; ask for it before looking at what has to change."""

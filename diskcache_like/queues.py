@@ -14,10 +14,10 @@ from .disk import UNKNOWN, Stored
 from .entries import GONE, Entries, Expiry, Target, metadata
 from .errors import DecodeError, DiskFull, Timeout, ValueTooLarge
 from .record import Record
+from .storage.reading import QUEUE_BOUND
 from .storage.store import Store
 
 QUEUE_START = 500_000_000_000_000  # number of the first entry of a queue; it grows both ways from there
-QUEUE_BOUND = 1 << 62  # numbers beyond were planted
 QUEUE_PAGE = 100  # items of a queue per SELECT while iterating
 
 Side = Literal["back", "front"]

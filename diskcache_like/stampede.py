@@ -16,7 +16,6 @@ import os
 import random
 import threading
 from collections.abc import Callable, Iterable
-from datetime import timedelta
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from .cache import Cache
@@ -26,7 +25,7 @@ from .coherence.sleepers import pauses, slices
 from .entries import ENOVAL, Expiry
 from .errors import Timeout
 from .locks import Lock
-from .memoize import Memoized, call_key, finish, when_free
+from .memoize import Memoized, call_key, finish, seconds_of, when_free
 from .places import Holder, current_holder
 
 P = ParamSpec("P")
@@ -131,7 +130,7 @@ class _Results:
     ) -> None:
         self.function = function
         self.hits = self.misses = 0
-        seconds = expire.total_seconds() if isinstance(expire, timedelta) else math.inf if expire is None else expire
+        seconds = seconds_of(expire)
         self.cache = cache
         self.keeps = seconds > 0
         self._seconds = seconds
@@ -144,6 +143,13 @@ class _Results:
         """Return the stored result, or None."""
         found = self.cache.get(key)
         return None if found is None else Found(*found)
+
+    def met(self, key: Any) -> Found | None:
+        """Return the stored result, counting it as a hit, or None."""
+        found = self.find(key)
+        if found is not None:
+            self.hits += 1
+        return found
 
     def keep(self, key: Any, value: Any, started: float) -> None:
         """Store a result with what it cost."""
@@ -206,18 +212,14 @@ class _Threads(_Results):
             if flight.take(holder, None):
                 return self._fly(key, args, kwargs, flight, holder)
             flight.sleep(stamp, seconds)
-            found = self.find(key)
-            if found is not None:
-                self.hits += 1
+            if (found := self.met(key)) is not None:
                 return found.value
         raise AssertionError("slices never end")
 
     def _fly(self, key: Any, args: Any, kwargs: Any, flight: Flight, holder: Holder) -> Any:
         try:
             # Who computed before us stored the result before landing, and we began after that: it is not missed here.
-            found = self.find(key)
-            if found is not None:
-                self.hits += 1
+            if (found := self.met(key)) is not None:
                 return found.value
             self.misses += 1
             return self._compute(key, args, kwargs)
@@ -277,17 +279,13 @@ class _Tasks(_Results):
             if begun:
                 return await self._fly(key, args, kwargs, flight, holder)
             await asyncio.sleep(seconds)
-            found = self.find(key)
-            if found is not None:
-                self.hits += 1
+            if (found := self.met(key)) is not None:
                 return found.value
         raise AssertionError("pauses never end")
 
     async def _fly(self, key: Any, args: Any, kwargs: Any, flight: Flight, holder: Holder) -> Any:
         try:
-            found = self.find(key)
-            if found is not None:
-                self.hits += 1
+            if (found := self.met(key)) is not None:
                 return found.value
             self.misses += 1
             return await self._compute(key, args, kwargs)

@@ -28,20 +28,18 @@ _EVERYONE: Final = 2**31 - 1
 
 def pauses() -> Iterator[float]:
     """Yield the seconds of one pause after another where nobody can be woken."""
-    pause = FIRST_PAUSE
-    while True:
-        yield pause
-        pause = min(2 * pause, LONGEST_PAUSE)
+    return _doubled(FIRST_PAUSE, LONGEST_PAUSE)
 
 
 def slices() -> Iterator[float]:
     """Yield the seconds to sleep at most, time after time."""
-    if native.load() is None:
-        yield from pauses()
-    longest = FIRST_SLICE
+    return pauses() if native.load() is None else _doubled(FIRST_SLICE, LONGEST_SLICE)
+
+
+def _doubled(first: float, longest: float) -> Iterator[float]:
     while True:
-        yield longest
-        longest = min(2 * longest, LONGEST_SLICE)
+        yield first
+        first = min(2 * first, longest)
 
 
 def sleep(slots: Words, index: int, seen: int, seconds: float) -> None:

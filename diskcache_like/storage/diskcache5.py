@@ -25,7 +25,7 @@ from .schema import APPLICATION_ID
 
 DATABASE = "cache.db"
 QUEUE_SPAN = 10**12  # how far from its start a queue's number is believed to be one
-_QUEUE_START = 500_000_000_000_000
+QUEUE_START = 500_000_000_000_000
 _TABLES = {
     "Cache": (
         *("rowid", "key", "raw", "store_time", "expire_time", "access_time", "access_count"),
@@ -88,7 +88,7 @@ class OldDatabase:
         self.count, self.holds_queue_only = 0, False
         try:
             (self.count,) = connection.execute("SELECT count(*) FROM Cache NOT INDEXED").fetchone()
-            outside = connection.execute(_NO_ITEM, (_QUEUE_START - QUEUE_SPAN, _QUEUE_START + QUEUE_SPAN))
+            outside = connection.execute(_NO_ITEM, (QUEUE_START - QUEUE_SPAN, QUEUE_START + QUEUE_SPAN))
             self.holds_queue_only = self.count > 0 and outside.fetchone() is None
         except sqlite3.DatabaseError as error:
             if not isinstance(self._mapped(error), CorruptDatabase):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ..coherence.forks import token_word
@@ -14,6 +14,7 @@ from . import statements as sql
 from .connection import PAGE_SIZE, mapped
 from .shard import Shard
 
+QUEUE_BOUND = 1 << 62  # of the numbers of a queue; what is beyond, or no number, was planted and is passed over
 _EPOCH, _TICK = Header.EPOCH, Header.TICK  # for the hot path
 
 
@@ -129,7 +130,7 @@ class Reader(Shard):
 
     def queue_end(self, queue: bytes, last: bool, skip: int = 0) -> tuple[bytes, int, int, bytes] | None:
         """Return (stored key, number, place, record) at one end of a queue, behind `skip` others."""
-        rows = self.select(sql.QUEUE_LAST if last else sql.QUEUE_FIRST, (queue, skip))
+        rows = self.queue_page(queue, last, -QUEUE_BOUND, QUEUE_BOUND, 1, skip)
         return (rows[0][1], rows[0][2], rows[0][0], rows[0][3]) if rows else None
 
     def queue_page(
@@ -145,7 +146,12 @@ class Reader(Shard):
 
     def volume(self) -> int:
         """Return the bytes in use: database pages that hold something, value files, and files in the trash."""
-        ((pages,),) = self.select(sql.PAGE_COUNT)
-        ((free,),) = self.select(sql.FREE_PAGES)
-        ((file_bytes, trash),) = self.select(sql.FILE_TOTALS)
-        return (int(pages) - int(free)) * PAGE_SIZE + int(file_bytes) + int(trash)
+        return sum(self.usage(self.select))
+
+    @staticmethod
+    def usage(select: Callable[[str], list[Any]]) -> tuple[int, int]:
+        """Return the bytes in database pages and value files, and those in the trash, as `select` sees them."""
+        ((pages,),) = select(sql.PAGE_COUNT)
+        ((free,),) = select(sql.FREE_PAGES)
+        ((file_bytes, trash),) = select(sql.FILE_TOTALS)
+        return (int(pages) - int(free)) * PAGE_SIZE + int(file_bytes), int(trash)

@@ -90,7 +90,7 @@ def _room_for(store: Writer, incoming: int) -> int:
     slack = share.slack(store)
     volume = live_volume(store) + incoming
     free = share.left(store, volume)
-    sure = share.even(store)
+    sure = store.limit
     if free < slack and volume <= sure:
         free += take_back(store, 2 * slack - free)
     if free < slack:
@@ -110,11 +110,11 @@ def take_back(store: Writer, wanted: int) -> int:
     """
     given = 0
     for other in sorted(store.siblings, key=share.claimed, reverse=True):
-        if given >= wanted or share.claimed(other) <= share.even(other):
+        if given >= wanted or share.claimed(other) <= other.limit:
             break
         with contextlib.suppress(CacheError), other.locked(0):
             before = other.header[Header.CLAIM]
-            least = max(share.even(other), before - max(wanted - given, 8 * share.slack(other)))
+            least = max(other.limit, before - max(wanted - given, 8 * share.slack(other)))
             volume = make_room(other, least)
             share.claim(other, volume, 0)
             other.header[Header.MARK] = other.header[Header.WRITTEN] + share.slack(other)
@@ -124,11 +124,8 @@ def take_back(store: Writer, wanted: int) -> int:
 
 def live_volume(store: Writer) -> int:
     """Return the bytes in use, seen through the writing connection."""
-    ((pages,),) = store.select_writer(sql.PAGE_COUNT)
-    ((free,),) = store.select_writer(sql.FREE_PAGES)
-    ((file_bytes, trash),) = store.select_writer(sql.FILE_TOTALS)
-    in_transaction = store.txn is not None
-    return (int(pages) - int(free)) * PAGE_SIZE + int(file_bytes) + (0 if in_transaction else int(trash))
+    used, trash = store.usage(store.select_writer)
+    return used + (0 if store.txn is not None else trash)
 
 
 def make_room(store: Writer, target: int) -> int:
@@ -227,7 +224,7 @@ def _ensure_rank_index(store: Writer) -> None:
     try:
         store.writer.execute(schema.CREATE_RANK_INDEX)
     except sqlite3.Error as error:
-        raise mapped(error, store.path) from error
+        store.failed(error)
     store.has_rank_index = True
 
 
@@ -302,8 +299,7 @@ def remove_selected(store: Writer, select: str, parameters: tuple[object, ...], 
                 places = [h for (h,) in store.select_writer(select, (*parameters, BATCH))]
                 if not places:
                     if removed:
-                        share.claim(store, live_volume(store), 0)
-                        store.header[Header.MARK] = 0  # the next write looks how much it may take
+                        _give_up_claim(store, live_volume(store))
                     return removed
                 delete_rows(store, places, locked)
                 if locked:
@@ -312,6 +308,12 @@ def remove_selected(store: Writer, select: str, parameters: tuple[object, ...], 
             error.count = removed  # type: ignore[attr-defined]
             raise
         removed += len(places)
+
+
+def _give_up_claim(store: Writer, volume: int) -> None:
+    """Claim no more than is in use, after much was removed; the next write looks how much it may take."""
+    share.claim(store, volume, 0)
+    store.header[Header.MARK] = 0
 
 
 def cull(store: Writer, timeout: float | None) -> int:
@@ -325,11 +327,10 @@ def cull(store: Writer, timeout: float | None) -> int:
             if locked:
                 flush_trash(store, everything=True)
             volume = live_volume(store)
-            excess = min(-share.left(store, volume), volume - share.even(store))
+            excess = min(-share.left(store, volume), volume - store.limit)
             doomed = victims(store, excess, locked) if excess > 0 else []
             if not doomed:
-                share.claim(store, volume, 0)
-                store.header[Header.MARK] = 0  # the next write looks how much it may take
+                _give_up_claim(store, volume)
                 return removed
             delete_rows(store, doomed, locked)
         removed += len(doomed)
@@ -349,7 +350,7 @@ def sweep(store: Writer) -> None:
             store.writer.executemany(sql.DELETE_TRASH, [(column,) for column in gone])
             store.unlinked.difference_update(gone)
     except sqlite3.Error as error:
-        raise mapped(error, store.path) from error
+        store.failed(error)
 
 
 def unlink_doomed(store: Writer, most: int = UNLINK_FILES) -> None:
@@ -404,7 +405,7 @@ def checkpoint(store: Writer, shrink: bool = False) -> None:
         if (shrink or frames > WAL_LIMIT) and frames == done:
             store.writer.execute(sql.CHECKPOINT_TRUNCATE).fetchone()
     except sqlite3.Error as error:
-        raise mapped(error, store.path) from error
+        store.failed(error)
     if 0 < frames == done:  # all of the WAL is from after the checkpoint before, unless a reader held that one up
         counted = max(header[Header.WRITTEN] - header[Header.CHECKPOINTED], 1)
         header[Header.GROWTH] = min(16 * frames * FRAME // counted, MOST_GROWTH)
@@ -416,7 +417,7 @@ def _write_many(store: Writer, statement: str, rows: Sequence[tuple[object, ...]
     try:
         store.writer.executemany(statement, rows)
     except sqlite3.Error as error:
-        raise mapped(error, store.path) from error
+        store.failed(error)
 
 
 def vacuum(store: Writer) -> None:

@@ -24,11 +24,6 @@ MOST = 1 << 62
 SLACKS = 200  # parts of the limit; one of them, divided among the shards, is what a shard may always write unlooked at
 
 
-def even(store: Writer) -> int:
-    """Return the bytes that a shard is sure of."""
-    return store.limit
-
-
 def slack(store: Writer) -> int:
     """Return the bytes that a shard may write before it looks again, however little is left."""
     return whole(store) // (SLACKS * _parts(store))
@@ -64,7 +59,7 @@ def claimed(store: Writer) -> int:
         if noted == 0:
             noted = header[Header.CLAIM] = min(max(store.volume(), 1), MOST)
     except CacheError:
-        return even(store)  # it cannot be read just now: what it is sure of
+        return store.limit  # it cannot be read just now: what it is sure of
     return noted
 
 

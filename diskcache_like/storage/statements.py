@@ -33,12 +33,6 @@ PAGE_ROWS = """SELECT h, k, seq, expire, tag, size, file, spelling, queue, num, 
 FIRST = "SELECT h, k, spelling, v FROM entry ORDER BY seq LIMIT 1 OFFSET ?"
 LAST = "SELECT h, k, spelling, v FROM entry ORDER BY seq DESC LIMIT 1 OFFSET ?"
 LAST_INSERTED = "SELECT last_insert_rowid()"
-# What is no number, or one that no queue grows to, was planted and is passed over.
-_QUEUE = """SELECT h, k, num, v FROM entry
-    WHERE queue = ? AND num BETWEEN -4611686018427387904 AND 4611686018427387904 AND typeof(num) = 'integer'"""
-QUEUE_FIRST = _QUEUE + " ORDER BY num LIMIT 1 OFFSET ?"
-QUEUE_LAST = _QUEUE + " ORDER BY num DESC LIMIT 1 OFFSET ?"
-# The same within bounds that the caller gives, for reading a queue page by page.
 QUEUE_FORWARD = """SELECT h, k, num, v FROM entry
     WHERE queue = ? AND num BETWEEN ? AND ? AND typeof(num) = 'integer' ORDER BY num LIMIT ? OFFSET ?"""
 QUEUE_BACKWARD = QUEUE_FORWARD.replace("ORDER BY num", "ORDER BY num DESC")
