@@ -31,7 +31,13 @@ class MissingFeature(BenchmarkError):
 
 
 class Subject(Protocol):
-    """What every subject offers; `get` returns None for a missing key."""
+    """What every subject offers; `get` returns None for a missing key.
+
+    With `Spec.open` these are the five methods that a subject needs. What only some subjects can do is asked for by
+    name (`feature`), under the names and signatures of DiskCache's API: `incr(key)`, `push(value)`, `pull()` (which
+    gives a pair of key and value), `evict(tag)` with `set(key, value, tag=...)`, `memoize()`, and beyond it
+    `get_many(keys)` (a dictionary), `set_many(mapping)` and `clear()`.
+    """
 
     def get(self, key: Any, /) -> Any: ...
 
