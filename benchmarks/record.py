@@ -127,6 +127,10 @@ class Record:
         """Return the steps of a scenario that were measured, in order."""
         return sorted({trial.step for trial in self.trials if trial.scenario == scenario})
 
+    def label(self, subject: str) -> str:
+        """Return how a subject is shown; one that was never measured goes by its own name."""
+        return self.subjects[subject].label if subject in self.subjects else subject
+
     def save(self, path: Path) -> None:
         """Write the run as JSON."""
         text = json.dumps({"format": FORMAT, **asdict(self)}, ensure_ascii=False, indent=1)
@@ -139,7 +143,7 @@ def load(path: Path) -> Record:
         told = json.loads(path.read_text(encoding="utf-8"))
         if told.pop("format") != FORMAT:
             raise BenchmarkError(f"{path} was written by another version of the benchmarks; measure again")
-        return Record(
+        record = Record(
             told["machine"],
             told["options"],
             {name: SubjectFacts(**facts) for name, facts in told["subjects"].items()},
@@ -147,8 +151,20 @@ def load(path: Path) -> Record:
             [_trial(one) for one in told["trials"]],
             [Absence(**one) for one in told["absences"]],
         )
+        for trial in record.trials:
+            _check(record, trial)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise BenchmarkError(f"{path} is not a record of a benchmark run: {error}") from error
+    return record
+
+
+def _check(record: Record, trial: Trial) -> None:
+    """Refuse a trial that tables and plots could not place."""
+    if trial.subject not in record.subjects or trial.scenario not in record.scenarios:
+        raise ValueError(f"a trial of {trial.subject!r} in {trial.scenario!r}, which the record does not describe")
+    for name, one in trial.calls.items():
+        if len(one.curve) != (len(CURVE) if one.count else 0):
+            raise ValueError(f"{len(one.curve)} points on the curve of {name!r}, expected {len(CURVE)}")
 
 
 def _trial(told: dict[str, Any]) -> Trial:

@@ -1,0 +1,292 @@
+"""Drawing primitives: horizontal bars in groups, percentile curves, and lines over the steps of a scenario.
+
+They know nothing of records, only of labels and spreads. matplotlib is imported by `figure` and nowhere else, so that
+tables need none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.intervals import Spread
+from benchmarks.styles import BLUE, GREY, INK, SETTINGS, SKY, WIDTH, look, tick_count, wrapped
+from benchmarks.subjects import BenchmarkError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
+
+FLOOR = 1.0  # a logarithmic axis has no zero; below a nanosecond, a byte or an operation per second is nothing to see
+BAR_LIMIT, LINE_LIMIT = 10, 8
+FILLS = ((BLUE, ""), (SKY, "////"), ("#FFFFFF", ""))
+MARKED = (0.5, 0.1, 0.01, 0.001)  # shares of slower calls that get a marker and an error bar
+SHARES = {0.5: "50 %", 0.1: "90 %", 0.01: "99 %", 1e-3: "99.9 %", 1e-4: "99.99 %", 1e-5: "99.999 %"}
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """What an axis shows, and how its ticks are written."""
+
+    label: str
+    tick: Callable[[float], str]
+    logarithmic: bool = True
+
+
+@dataclass(frozen=True)
+class Line:
+    """One subject's line: where it stands among all subjects decides how it looks."""
+
+    label: str
+    place: int
+    points: Sequence[tuple[float, Spread]]
+    slowest: float = 0.0
+
+
+@contextmanager
+def styled() -> Iterator[None]:
+    """Draw with the settings of this project and none of the user's."""
+    try:
+        from matplotlib import style
+    except ImportError as error:
+        raise BenchmarkError(
+            f"plots need matplotlib ({error}); install it with: pip install 'diskcache-like[plots]'"
+        ) from error
+    with style.context(["default", SETTINGS]):
+        yield
+
+
+def figure(title: str, note: str, height: float) -> Figure:
+    """Return an empty figure with its title above and its note below."""
+    from matplotlib.figure import Figure
+
+    made = Figure(figsize=(WIDTH, height), layout="constrained")
+    made.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
+    made.supxlabel(note, x=0.01, ha="left", fontsize=8.5)
+    return made
+
+
+def parts(labels: Sequence[str], limit: int) -> list[list[str]]:
+    """Split subjects into panels of about the same size, none above `limit`."""
+    count = -(-len(labels) // limit)
+    ends = [len(labels) * part // count for part in range(count + 1)]
+    return [list(labels[low:high]) for low, high in pairwise(ends)]
+
+
+def bounds(spreads: Iterable[Spread | None], extra: Iterable[float] = ()) -> tuple[float, float]:
+    """Return whole powers of ten around everything that is drawn."""
+    ends = [end for spread in spreads if spread for end in (spread.median, *spread.interval[:2])]
+    seen = [min(max(end, FLOOR), 1e300) for end in (*ends, *extra)] or [FLOOR]
+    low = math.floor(math.log10(min(seen)))
+    high = max(math.ceil(math.log10(max(seen))), low + 1)
+    # The logarithm of what is just above a power of ten is rounded down to it.
+    return 10.0**low, 10.0 ** (high + (10.0**high < max(seen)))
+
+
+def ticks(axis: Axis, quantity: Quantity, most: int) -> None:
+    """Give an axis at most `most` ticks with units: decades, a fine line for each, or multiples of a power of two."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, MultipleLocator, NullFormatter
+
+    axis.set_major_formatter(FuncFormatter(lambda value, _: quantity.tick(value)))
+    if not quantity.logarithmic:
+        axis.set_major_locator(MultipleLocator(2.0 ** math.ceil(math.log2(axis.get_view_interval()[1] / (most - 1)))))
+        return
+    axis.set_major_locator(LogLocator(numticks=most))
+    axis.set_minor_locator(LogLocator(numticks=99))
+    axis.set_minor_formatter(NullFormatter())
+    axis.set_tick_params(which="minor", length=0)
+    axis.grid(which="minor", linewidth=0.4)
+
+
+def whiskers(spread: Spread) -> tuple[float, float]:
+    """Return how far the interval reaches below and above the median, as drawn."""
+    median, low, high = (max(value, FLOOR) for value in (spread.median, *spread.interval[:2]))
+    return median - low, high - median
+
+
+def bars(
+    title: str,
+    note: str,
+    columns: Mapping[str, Mapping[str, Sequence[Spread | None]]],
+    names: Sequence[str],
+    quantity: Quantity,
+) -> Figure:
+    """Draw groups of horizontal bars: a column of panels for each key of `columns`, a group for each label in it."""
+    labels = list(dict.fromkeys(label for column in columns.values() for label in column))
+    split = parts(labels, BAR_LIMIT)
+    lines = max(wrapped(label).count("\n") + 1 for label in labels)
+    height = len(labels) * max(0.17 * len(names) + 0.16, 0.15 * lines + 0.08) + 0.5 * len(split) + 1.3
+    made = figure(f"{title}\n" if len(names) > 1 else title, note, height)
+    grid: Any = made.subplots(
+        len(split), len(columns), sharex=True, sharey="row", squeeze=False, height_ratios=[len(part) for part in split]
+    )
+    limits = bar_limits([one for column in columns.values() for group in column.values() for one in group], quantity)
+    for row, part in zip(grid, split, strict=True):
+        for axes, (heading, column) in zip(row, columns.items(), strict=True):
+            axes.set(xscale="log" if quantity.logarithmic else "linear", xlim=limits, title=heading)
+            bar_panel(axes, [(label, column.get(label, ())) for label in part], names)
+            ticks(axes.xaxis, quantity, max(7 // len(columns), 3))
+    for axes in grid[-1]:
+        axes.set_xlabel(quantity.label)
+    if len(names) > 1:
+        handles = grid[0][0].get_legend_handles_labels()
+        made.legend(*handles, loc="upper left", bbox_to_anchor=(0, 1 - 0.3 / height), ncols=len(names))
+    return made
+
+
+def bar_limits(spreads: Sequence[Spread | None], quantity: Quantity) -> tuple[float, float]:
+    """Return the ends of the axis of bars: whole decades, or from zero if it is not logarithmic."""
+    if quantity.logarithmic:
+        return bounds(spreads)
+    return 0, max([spread.interval.high for spread in spreads if spread] + [FLOOR]) * 1.06
+
+
+def bar_panel(axes: Axes, groups: Sequence[tuple[str, Sequence[Spread | None]]], names: Sequence[str]) -> None:
+    """Draw one panel of bars, the first group on top."""
+    left = axes.get_xlim()[0]
+    thickness = 0.84 / len(names)
+    axes.set_ylim(len(groups) - 0.5, -0.5)
+    axes.set_yticks(range(len(groups)), [wrapped(label) for label, _ in groups])
+    axes.tick_params(axis="y", length=0)
+    axes.grid(axis="y", visible=False)
+    for place, name in enumerate(names):
+        colour, hatch = FILLS[place % len(FILLS)]
+        drawn = [(row, group[place]) for row, (_, group) in enumerate(groups) if len(group) > place]
+        known = [(row - 0.42 + thickness * (place + 0.5), spread) for row, spread in drawn if spread]
+        heights, ends = [height for height, _ in known], [max(spread.median, FLOOR) for _, spread in known]
+        drawn_bars = axes.barh(heights, [end - left for end in ends], thickness, left=left, color=colour, label=name)
+        for bar in drawn_bars:
+            bar.set(hatch=hatch, edgecolor=INK, linewidth=0.6)
+        reach = list(zip(*(whiskers(spread) for _, spread in known), strict=True))
+        axes.errorbar(ends, heights, xerr=reach or None, fmt="none", ecolor=INK, elinewidth=1, capsize=2)
+    _say_nothing(axes, groups, left)
+
+
+def _say_nothing(axes: Axes, groups: Sequence[tuple[str, Sequence[Spread | None]]], left: float) -> None:
+    """Write in words where a group has no bar."""
+    for row, (_, group) in enumerate(groups):
+        if not any(group):
+            text = " not measured"
+        elif not any(spread and spread.median > 0 for spread in group):
+            text = " 0"
+        else:
+            continue
+        axes.text(left, row, text, va="center", ha="left", color=GREY, fontsize=8.5)
+
+
+def line_rows(
+    title: str, note: str, lines: Sequence[Line], columns: int = 1
+) -> tuple[Figure, list[tuple[list[Any], list[Line]]]]:
+    """Return a figure with a row of panels for each part of the lines, all on the same axes."""
+    by_label = {line.label: line for line in lines}
+    split = parts(list(by_label), LINE_LIMIT)
+    made = figure(title, note, 2.75 * len(split) + 0.9)
+    grid: Any = made.subplots(len(split), columns, sharex=True, sharey=True, squeeze=False)
+    return made, [(list(row), [by_label[name] for name in part]) for row, part in zip(grid, split, strict=True)]
+
+
+def legend_beside(axes: Axes) -> None:
+    """Name the lines to the right of a panel, where they cover nothing."""
+    handles, labels = axes.get_legend_handles_labels()
+    axes.legend(
+        handles,
+        [wrapped(label) for label in labels],
+        loc="upper left",
+        bbox_to_anchor=(1.01, 1.02),
+        borderaxespad=0,
+        handlelength=3.6,
+        labelspacing=0.7,
+    )
+
+
+def draw_line(axes: Axes, line: Line, points: Sequence[tuple[float, Spread]], marked: Sequence[int]) -> None:
+    """Draw one line, with markers and error bars at the marked points."""
+    style = look(line.place)
+    across, up = [step for step, _ in points], [max(spread.median, FLOOR) for _, spread in points]
+    axes.plot(
+        across,
+        up,
+        color=style.colour,
+        linestyle=style.dashes,
+        marker=style.marker,
+        markevery=list(marked),
+        label=line.label,
+    )
+    axes.errorbar(
+        [across[place] for place in marked],
+        [up[place] for place in marked],
+        yerr=list(zip(*(whiskers(points[place][1]) for place in marked), strict=True)) or None,
+        fmt="none",
+        ecolor=style.colour,
+        elinewidth=1,
+        capsize=2.5,
+    )
+
+
+def curves(title: str, note: str, lines: Sequence[Line], quantity: Quantity) -> Figure:
+    """Draw percentile curves: to the right ever fewer calls, on a logarithmic axis, and last the slowest of all."""
+    made, rows = line_rows(title, note, lines)
+    rarest = min((share for line in lines for share, _ in line.points), default=0.5)
+    end = rarest / 4
+    limits = bounds((spread for line in lines for _, spread in line.points), [line.slowest for line in lines])
+    for (axes,), part in rows:
+        axes.set(xscale="log", yscale="log", xlim=(1.15, end / 1.4), ylim=limits)
+        ticks(axes.yaxis, quantity, 7)
+        shares = {share: text for share, text in SHARES.items() if share >= rarest} | {end: "slowest"}
+        axes.set_xticks(list(shares), list(shares.values()))
+        axes.xaxis.minorticks_off()
+        axes.set_ylabel(quantity.label)
+        for line in part:
+            curve(axes, line, end)
+        legend_beside(axes)
+    rows[-1][0][0].set_xlabel("percentile: this share of the calls was at least as fast (logarithmic in the rest)")
+    return made
+
+
+def curve(axes: Axes, line: Line, end: float) -> None:
+    """Draw one percentile curve, markers at the usual percentiles, and a dotted way to the slowest call."""
+    style = look(line.place)
+    draw_line(axes, line, line.points, [place for place, (share, _) in enumerate(line.points) if share in MARKED])
+    share, spread = line.points[-1]
+    top = max(line.slowest, FLOOR)
+    axes.plot([share, end], [max(spread.median, FLOOR), top], color=style.colour, linestyle=":", linewidth=1)
+    axes.plot([end], [top], color=style.colour, marker=style.marker, linestyle="none")
+
+
+def over_steps(
+    title: str, note: str, columns: Mapping[str, Sequence[Line]], across: Quantity, quantity: Quantity
+) -> Figure:
+    """Draw lines over the steps of a scenario, a column of panels for each key of `columns`."""
+    every = [line for lines in columns.values() for line in lines]
+    made, rows = line_rows(title, note, list({line.label: line for line in every}.values()), len(columns))
+    steps = sorted({step for line in every for step, _ in line.points})
+    limits = bounds(spread for line in every for _, spread in line.points)
+    for row, part in rows:
+        shown = {line.label for line in part}
+        for axes, (heading, lines) in zip(row, columns.items(), strict=True):
+            axes.set(yscale="log", ylim=limits)
+            ticks(axes.yaxis, quantity, 7)
+            for line in lines:
+                if line.label in shown:
+                    draw_line(axes, line, line.points, range(len(line.points)))
+            step_axis(axes, steps)
+            axes.set_title(heading)
+        row[0].set_ylabel(quantity.label)
+        legend_beside(row[-1])
+    for axes in rows[-1][0]:
+        axes.set_xlabel(across.label)
+    return made
+
+
+def step_axis(axes: Axes, steps: Sequence[float]) -> None:
+    """Put a tick at each step: on a logarithmic axis, or a plain one where a step is zero."""
+    if min(steps) > 0:
+        axes.set_xscale("log")
+    axes.set_xticks(list(steps), [tick_count(step) for step in steps])
+    axes.xaxis.minorticks_off()
+    axes.margins(x=0.08)

@@ -1,0 +1,191 @@
+"""A record as plots, each as PNG and SVG, and the same files from the same record every time.
+
+For each scenario: bars of p50, p90 and p99 of every call, percentile curves up to the slowest call, memory and disk.
+For a scenario with steps also: throughput and cost over the steps. Error bars are confidence intervals of the median
+over repetitions (`benchmarks.intervals`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks import panels
+from benchmarks.intervals import Spread
+from benchmarks.panels import Line, Quantity
+from benchmarks.record import Record, Trial
+from benchmarks.repetitions import (
+    NAMES,
+    call_names,
+    confidence,
+    curve_spreads,
+    disk,
+    heading,
+    memory,
+    percentile_spread,
+    slowest,
+    throughput,
+)
+from benchmarks.styles import tick_count, tick_duration, tick_rate, tick_size
+from benchmarks.subjects import BenchmarkError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+FORMATS = {"png": {"Software": None}, "svg": {"Date": None, "Creator": None}}
+SHOWN = ("p50", "p90", "p99")
+TIME = Quantity("time per call", tick_duration)
+RATE = Quantity("operations per second, all processes", tick_rate)
+BYTES = Quantity("size in bytes", tick_size, logarithmic=False)
+BARS, CURVES, THROUGHPUT, COST, SIZE = "bars", "curves", "throughput", "cost", "size"
+COLUMN_LIMIT = 3
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """One plot that a record has the numbers for; `figure` draws it."""
+
+    name: str
+    title: str
+    kind: str
+    scenario: str
+    step: int | None
+    call: str
+    figure: Callable[[], Figure]
+
+
+def draw(
+    record: Record,
+    directory: Path,
+    formats: Iterable[str] = tuple(FORMATS),
+    chosen: Callable[[Drawing], bool] = lambda drawing: True,
+) -> list[Drawing]:
+    """Draw the chosen plots into `directory`, and return them."""
+    unknown = [name for name in formats if name not in FORMATS]
+    if unknown:
+        raise BenchmarkError(f"unknown format of plots: {', '.join(unknown)}; known: {', '.join(FORMATS)}")
+    drawn = [drawing for drawing in drawings(record) if chosen(drawing)]
+    with panels.styled():
+        directory.mkdir(parents=True, exist_ok=True)
+        for drawing in drawn:
+            figure = drawing.figure()
+            figure.draw_without_rendering()
+            figure.set_layout_engine("none")  # else each format arranges everything anew
+            for name in formats:
+                figure.savefig(directory / f"{drawing.name}.{name}", format=name, metadata=FORMATS[name])
+    return drawn
+
+
+def drawings(record: Record) -> Iterator[Drawing]:
+    """Yield every plot that the record has the numbers for."""
+    for scenario in record.scenarios:
+        steps = record.steps(scenario)
+        for step in steps:
+            yield from _of_step(record, scenario, step)
+        if len(steps) > 1:
+            yield from _over_steps(record, scenario, steps)
+
+
+def _of_step(record: Record, scenario: str, step: int) -> Iterator[Drawing]:
+    found = record.of(scenario, step)
+    calls = call_names(found)
+    stepped = step if record.scenarios[scenario].step else None
+    title = heading(record, scenario, stepped)
+    make = partial(_drawing, scenario=scenario, step=stepped)
+    for number in range(0, len(calls), COLUMN_LIMIT):
+        some = calls[number : number + COLUMN_LIMIT]
+        yield make(f"{title}: time per call", BARS, "-".join(some), partial(_bars, record, found, some))
+    for call in calls:
+        yield make(f"{title}: {call}, all percentiles", CURVES, call, partial(_curves, record, found, call))
+    if any(trial.disk_bytes or trial.peak_memory for trials in found.values() for trial in trials):
+        yield make(f"{title}: disk and memory", SIZE, "", partial(_sizes, record, found))
+
+
+def _over_steps(record: Record, scenario: str, steps: Sequence[int]) -> Iterator[Drawing]:
+    facts = record.scenarios[scenario]
+    across = Quantity(facts.step or "step", tick_count)
+    make = partial(_drawing, scenario=scenario, step=None)
+    found = {step: record.of(scenario, step) for step in steps}
+    if any(throughput(trials) for subjects in found.values() for trials in subjects.values()):
+        title = f"{facts.title}: throughput against {across.label}"
+        yield make(title, THROUGHPUT, "", partial(_throughput, record, found, across))
+    for call in call_names(record.of(scenario)):
+        title = f"{facts.title}: time of {call} against {across.label}"
+        yield make(title, COST, call, partial(_cost, record, found, call, across))
+
+
+def _drawing(
+    title: str, kind: str, call: str, figure: Callable[[str], Figure], scenario: str, step: int | None
+) -> Drawing:
+    words = (scenario, "" if step is None else str(step), call, kind)
+    name = "-".join(re.sub(r"[^\w.]+", "-", word) for word in words if word)
+    return Drawing(name, title, kind, scenario, step, call, partial(figure, title))
+
+
+def _note(spreads: Iterable[Spread | None], shown: str) -> str:
+    return f"{shown}: medians over {confidence(spreads)}"
+
+
+def _bars(record: Record, found: dict[str, list[Trial]], calls: Sequence[str], title: str) -> Figure:
+    columns = {
+        call: {
+            record.label(name): [percentile_spread(trials, call, percentile) for percentile in SHOWN]
+            for name, trials in found.items()
+        }
+        for call in calls
+    }
+    first = [group[0] for column in columns.values() for group in column.values()]
+    return panels.bars(title, _note(first, "bars"), columns, SHOWN, TIME)
+
+
+def _curves(record: Record, found: dict[str, list[Trial]], call: str, title: str) -> Figure:
+    lines = [
+        Line(record.label(name), _place(record, name), points, slowest(trials, call))
+        for name, trials in found.items()
+        if (points := curve_spreads(trials, call))
+    ]
+    note = _note((line.points[0][1] for line in lines), "curves") + "; slowest: of all repetitions"
+    return panels.curves(title, note, lines, TIME)
+
+
+def _sizes(record: Record, found: dict[str, list[Trial]], title: str) -> Figure:
+    columns = {
+        "on disk": {record.label(name): [disk(trials)] for name, trials in found.items()},
+        "peak memory": {record.label(name): [memory(trials)] for name, trials in found.items()},
+    }
+    first = [group[0] for group in columns["on disk"].values()]
+    return panels.bars(title, _note(first, "bars"), columns, ("",), BYTES)
+
+
+def _throughput(record: Record, found: dict[int, dict[str, list[Trial]]], across: Quantity, title: str) -> Figure:
+    lines = _lines(record, found, throughput)
+    note = _note((spread for line in lines for _, spread in line.points), "points")
+    return panels.over_steps(title, note, {"": lines}, across, RATE)
+
+
+def _cost(record: Record, found: dict[int, dict[str, list[Trial]]], call: str, across: Quantity, title: str) -> Figure:
+    columns = {
+        NAMES[name]: _lines(record, found, partial(percentile_spread, call=call, name=name)) for name in ("p50", "p99")
+    }
+    note = _note((spread for line in columns["p50"] for _, spread in line.points), "points")
+    return panels.over_steps(title, note, {name: lines for name, lines in columns.items() if lines}, across, TIME)
+
+
+def _lines(
+    record: Record, found: dict[int, dict[str, list[Trial]]], measure: Callable[[list[Trial]], Spread | None]
+) -> list[Line]:
+    """Return one line for each subject that has a point at any step."""
+    points: dict[str, list[tuple[float, Spread]]] = {name: [] for name in record.subjects}
+    for step, subjects in found.items():
+        for name, trials in subjects.items():
+            if spread := measure(trials):
+                points[name].append((step, spread))
+    return [Line(record.label(name), _place(record, name), some) for name, some in points.items() if some]
+
+
+def _place(record: Record, name: str) -> int:
+    return list(record.subjects).index(name)

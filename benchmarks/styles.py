@@ -1,0 +1,103 @@
+"""How plots look: colours that hold up in colour-blind vision and in grey, line styles, fonts, and ticks with units.
+
+Colours: Masataka Okabe and Kei Ito, "Color Universal Design" (2008), https://jfly.uni-koeln.de/color/. Its yellow is
+too faint for a line on white, so a grey takes that place. Nothing is told by colour alone: lines also differ by marker
+and dashes, bars by hatch.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.report import UNITS, size
+
+BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
+BLUE, VERMILLION, PURPLE, GREY = "#0072B2", "#D55E00", "#CC79A7", "#767676"
+COLOURS = (BLACK, ORANGE, BLUE, VERMILLION, GREEN, PURPLE, SKY, GREY)
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+DASHES = ("-", "--", "-.", (0, (1, 1.2)), (0, (5, 1, 1, 1, 1, 1)))
+INK, RULE = "#222222", "#C8C8C8"
+
+WIDTH = 8.0  # inches: about the text of a page of documentation, so that fonts come out at their nominal size
+DPI = 110
+LABEL_CHARACTERS = 26
+
+SETTINGS: dict[str, Any] = {
+    "axes.axisbelow": True,
+    "axes.edgecolor": INK,
+    "axes.grid": True,
+    "axes.labelcolor": INK,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlelocation": "left",
+    "axes.titlesize": 10,
+    "axes.titleweight": "bold",
+    "figure.constrained_layout.h_pad": 0.08,
+    "figure.constrained_layout.wspace": 0.07,
+    "figure.dpi": DPI,
+    "figure.facecolor": "white",
+    "font.size": 9.5,
+    "grid.color": RULE,
+    "grid.linewidth": 0.6,
+    "hatch.linewidth": 0.7,
+    "legend.fontsize": 9,
+    "legend.frameon": False,
+    "lines.linewidth": 1.6,
+    "lines.markersize": 6,
+    "savefig.dpi": DPI,
+    "savefig.facecolor": "white",  # a page may be dark
+    "savefig.transparent": False,
+    # Text stays text, and the same record gives the same file.
+    "svg.fonttype": "none",
+    "svg.hashsalt": "diskcache_like",
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+}
+
+
+@dataclass(frozen=True)
+class Look:
+    """How one subject's line looks, the same in every plot."""
+
+    colour: str
+    marker: str
+    dashes: Any
+
+
+def look(place: int) -> Look:
+    """Return the look of the subject at `place`: after each round of colours, markers and dashes move on by one."""
+    turn = place // len(COLOURS)
+    return Look(
+        COLOURS[place % len(COLOURS)],
+        MARKERS[(place + turn) % len(MARKERS)],
+        DASHES[(place + turn) % len(DASHES)],
+    )
+
+
+def wrapped(label: str) -> str:
+    """Break a long label into lines, between words only."""
+    return textwrap.fill(label, LABEL_CHARACTERS, break_long_words=False, break_on_hyphens=False)
+
+
+def tick_duration(nanoseconds: float) -> str:
+    """Write a duration on an axis: short, with its unit."""
+    scale, unit = next((pair for pair in UNITS if nanoseconds >= pair[0] * 0.9995), UNITS[-1])
+    return f"{nanoseconds / scale:g} {unit}"
+
+
+def tick_size(count: float) -> str:
+    """Write a number of bytes on an axis."""
+    return size(count).replace(".00 ", " ").replace(".0 ", " ")
+
+
+def tick_rate(rate: float) -> str:
+    """Write operations per second on an axis."""
+    return f"{rate:,.0f}" if rate >= 1 else f"{rate:.3g}"
+
+
+def tick_count(count: float) -> str:
+    """Write a whole number on an axis."""
+    return f"{count:,.0f}"
