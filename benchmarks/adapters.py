@@ -1,28 +1,38 @@
-"""Adapters: other caches and stores behind the four methods of a subject, each the fastest way its client offers.
+"""Adapters: other caches and stores behind the methods of a subject, each the fastest way that its client documents.
 
-Each imports its client when it is made, and stores bytes as bytes.
+Each imports its client when it is made, and stores bytes as bytes. A call whose name, arguments and answer fit is the
+client's own bound method, which costs nothing; `None` is what a missing key gives everywhere.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
+import pickle
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from benchmarks.subjects import MissingSubject, Spec
+from benchmarks.subjects import MissingFeature, MissingSubject, Spec
 
 PIP = f"{sys.executable} -m pip install"
+PYLIBMC = "pylibmc"
+if sys.version_info >= (3, 12):  # for which it publishes no wheels
+    PYLIBMC += " after apt-get install gcc python3-dev libmemcached-dev zlib1g-dev"
+ENTRIES = 100_000_000  # where a limit on entries has to be given: more than are ever stored
+MAP_SIZE = 1 << 36  # of addresses; the file is as large as what it holds
+QUEUE = "benchmark:queue"
 
 
-def client(module: str, package: str) -> Any:
+def client(module: str, package: str = "") -> Any:
     """Import a client, or say how to install it."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise MissingSubject(f"cannot import {module} ({error}); install it with: {PIP} {package}") from error
+        install = f"{PIP} {package or module}"
+        raise MissingSubject(f"cannot import {module} ({error}); install it with: {install}") from error
 
 
 def as_bytes(key: str | bytes) -> bytes:
@@ -35,41 +45,97 @@ def as_text(key: str | bytes) -> str:
     return key if isinstance(key, str) else key.decode()
 
 
+def lend(adapter: object, made: object, *names: str, **renamed: str) -> None:
+    """Give the adapter a client's own methods, some under the name that subjects have for them."""
+    for ours, theirs in {**{name: name for name in names}, **renamed}.items():
+        setattr(adapter, ours, getattr(made, theirs))
+
+
+def serialise(subject: Any, dumps: Callable[[Any], Any], loads: Callable[[Any], Any]) -> None:
+    """Make a store of bytes one of objects, the way its users do: by serialising around each call."""
+    get, put = subject.get, subject.set
+
+    def read(key: Any, /) -> Any:
+        stored = get(key)
+        return None if stored is None else loads(stored)
+
+    def write(key: Any, value: Any, /) -> Any:
+        return put(key, dumps(value))
+
+    subject.get, subject.set = read, write
+
+
+pickled = functools.partial(pickle.dumps, protocol=pickle.HIGHEST_PROTOCOL)
+
+
+def serialise_many(subject: Any) -> None:
+    """Do the same by pickle for a store that has calls for many entries."""
+    serialise(subject, pickled, pickle.loads)
+    get_many, set_many = subject.get_many, subject.set_many
+
+    def read_many(keys: Sequence[Any]) -> dict[Any, Any]:
+        return {key: pickle.loads(stored) for key, stored in get_many(keys).items()}
+
+    def write_many(items: Mapping[Any, Any]) -> Any:
+        return set_many({key: pickled(value) for key, value in items.items()})
+
+    subject.get_many, subject.set_many = read_many, write_many
+
+
 class Memcached:
-    """Memcached through pylibmc, in its binary protocol, over a Unix socket."""
+    """Memcached through pylibmc, in its binary protocol, over a Unix socket; pylibmc pickles what is not bytes."""
 
     def __init__(self, directory: str, socket: str) -> None:
-        self._client = client("pylibmc", "pylibmc").Client([socket], binary=True, behaviors={"tcp_nodelay": True})
-        self.get: Callable[[Any], Any] = self._client.get
-        self.set: Callable[[Any, Any], Any] = self._client.set
-        self.delete: Callable[[Any], Any] = self._client.delete
+        module = client("pylibmc", PYLIBMC)
+        self._client = module.Client([socket], binary=True)
+        self._missing = module.NotFound
+        lend(self, self._client, "get", "set", "delete", get_many="get_multi", set_many="set_multi")
+        lend(self, self._client, clear="flush_all", close="disconnect_all")
 
-    def close(self) -> None:
-        """Close the connection."""
-        self._client.disconnect_all()
+    def incr(self, key: Any, /) -> Any:
+        """Count up; the first one adds the counter, unless another process has just done so."""
+        try:
+            return self._client.incr(key)
+        except self._missing:
+            return 1 if self._client.add(key, 1) else self._client.incr(key)
 
 
 class Redis:
-    """Redis through redis-py with hiredis, over a Unix socket."""
+    """Redis through redis-py with hiredis, over a Unix socket, on one connection without a time limit per call."""
 
-    def __init__(self, directory: str, socket: str) -> None:
-        client("hiredis", "'redis[hiredis]'")
-        self._client = client("redis", "'redis[hiredis]'").Redis(unix_socket_path=socket)
-        self.get: Callable[[Any], Any] = self._client.get
-        self.set: Callable[[Any, Any], Any] = self._client.set
-        self.delete: Callable[[Any], Any] = self._client.delete
+    def __init__(self, directory: str, socket: str, objects: bool = False) -> None:
+        package = "'redis[hiredis]'"
+        client("hiredis", package)
+        made = client("redis", package).Redis
+        self._client = made(unix_socket_path=socket, single_connection_client=True, socket_timeout=None)
+        lend(self, self._client, "get", "set", "delete", "incr", "close", set_many="mset", clear="flushall")
+        if objects:
+            serialise_many(self)
 
-    def close(self) -> None:
-        """Close the connection."""
-        self._client.close()
+    def get_many(self, keys: Sequence[Any]) -> dict[Any, Any]:
+        """Read many keys in one command."""
+        answers = zip(keys, self._client.mget(keys), strict=True)
+        return {key: value for key, value in answers if value is not None}
+
+    def push(self, value: Any) -> Any:
+        """Append to a list and return its length."""
+        return self._client.rpush(QUEUE, value)
+
+    def pull(self) -> tuple[None, Any]:
+        """Take the first of the list; its items have no key."""
+        return None, self._client.lpop(QUEUE)
 
 
 class Lmdb:
-    """LMDB, committing without a sync, as the caches here do by default."""
+    """LMDB, committing without a sync, as the caches here do by default, and writing into its memory map."""
 
-    def __init__(self, directory: str) -> None:
+    def __init__(self, directory: str, objects: bool = False) -> None:
         Path(directory).mkdir(exist_ok=True)
-        self._environment = client("lmdb", "lmdb").open(directory, map_size=1 << 30, sync=False, max_dbs=0)
+        made = client("lmdb").open
+        self._environment = made(directory, map_size=MAP_SIZE, sync=False, writemap=True, max_dbs=0)
+        lend(self, self._environment, "close")
+        if objects:
+            serialise_many(self)
 
     def get(self, key: Any, /) -> Any:
         """Read in a transaction of its own."""
@@ -86,19 +152,38 @@ class Lmdb:
         with self._environment.begin(write=True) as transaction:
             return transaction.delete(as_bytes(key))
 
-    def close(self) -> None:
-        """Close the environment."""
-        self._environment.close()
+    def get_many(self, keys: Sequence[Any]) -> dict[Any, Any]:
+        """Read many keys in one transaction."""
+        with self._environment.begin() as transaction:
+            return {key: value for key in keys if (value := transaction.get(as_bytes(key))) is not None}
+
+    def set_many(self, items: Mapping[Any, Any]) -> Any:
+        """Write many entries in one transaction."""
+        with self._environment.begin(write=True) as transaction:
+            return transaction.cursor().putmulti((as_bytes(key), value) for key, value in items.items())
+
+    def incr(self, key: Any, /) -> int:
+        """Count up in one writing transaction, of which there is one at a time."""
+        with self._environment.begin(write=True) as transaction:
+            count = int(transaction.get(as_bytes(key), b"0")) + 1
+            transaction.put(as_bytes(key), b"%d" % count)
+            return count
+
+    def clear(self) -> None:
+        """Empty the database."""
+        with self._environment.begin(write=True) as transaction:
+            transaction.drop(self._environment.open_db(None, transaction), delete=False)
 
 
 class SqliteDict:
-    """sqlitedict with a commit after each write; bytes are stored unpickled."""
+    """sqlitedict with a commit after each write; bytes are stored unpickled, objects as it does by itself."""
 
-    def __init__(self, directory: str) -> None:
+    def __init__(self, directory: str, objects: bool = False) -> None:
         Path(directory).mkdir(exist_ok=True)
-        kept = {"encode": bytes, "decode": bytes}
-        made = client("sqlitedict", "sqlitedict").SqliteDict
+        kept = {} if objects else {"encode": bytes, "decode": bytes}
+        made = client("sqlitedict").SqliteDict
         self._dict = made(f"{directory}/dict.sqlite", autocommit=True, journal_mode="WAL", **kept)
+        lend(self, self._dict, "clear", "close")
 
     def get(self, key: Any, /) -> Any:
         """Read one row."""
@@ -113,9 +198,83 @@ class SqliteDict:
         with suppress(KeyError):
             del self._dict[as_text(key)]
 
+    def set_many(self, items: Mapping[Any, Any]) -> Any:
+        """Write many rows in one statement."""
+        self._dict.update({as_text(key): value for key, value in items.items()})
+
+
+class DiskCacheRs:
+    """diskcache_rs, which drops what is stored under a key that is not text, and limits the number of entries."""
+
+    def __init__(self, directory: str, **settings: Any) -> None:
+        made = client("diskcache_rs", "diskcache_rs==0.4.10").Cache
+        cache = made(directory, count_limit=ENTRIES, **settings)
+        self._get, self._set, self._delete = cache.get, cache.set, cache.delete
+        self._incr, self._set_many = cache.incr, cache.set_many
+        lend(self, cache, "push", "pull", "evict", "clear", "memoize", "transact", "close")
+
+    def get(self, key: Any, /) -> Any:
+        """Read one entry."""
+        return self._get(as_text(key))
+
+    def set(self, key: Any, value: Any, /, tag: str | None = None) -> Any:
+        """Write one entry."""
+        return self._set(as_text(key), value, None, False, tag)
+
+    def delete(self, key: Any, /) -> Any:
+        """Delete one entry."""
+        return self._delete(as_text(key))
+
+    def incr(self, key: Any, /) -> Any:
+        """Count up, reading and writing in two steps as it does."""
+        return self._incr(as_text(key))
+
+    def set_many(self, items: Mapping[Any, Any]) -> Any:
+        """Write many entries in one call."""
+        return self._set_many({as_text(key): value for key, value in items.items()})
+
+
+class SciQLop:
+    """pysciqlop_cache, which pickles every value; its own `evict` is about size, not tags."""
+
+    def __init__(self, directory: str, **settings: Any) -> None:
+        cache = client("pysciqlop_cache", "pysciqlop-cache==0.3.6").Cache(directory, **settings)
+        lend(self, cache, "get", "set", "delete", "incr", "clear", "memoize", "transact", "close", evict="evict_tag")
+
+
+class CacheKit:
+    """cachekit's file backend, which knows text keys and bytes; objects go through its own serializer."""
+
+    def __init__(self, directory: str, objects: bool = False) -> None:
+        module = client("cachekit.backends.file", "cachekit")
+        # The most that it allows; it evicts from nine tenths of it on.
+        config = module.FileBackendConfig(cache_dir=directory, max_entry_count=1_000_000, max_size_mb=1_000_000)
+        self._backend = module.FileBackend(config)
+        self._get, self._set, self._delete = self._backend.get, self._backend.set, self._backend.delete
+        if objects:
+            serializer = client("cachekit.serializers", "cachekit").StandardSerializer()
+            serialise(self, lambda value: serializer.serialize(value)[0], serializer.deserialize)
+
+    def get(self, key: Any, /) -> Any:
+        """Read one file."""
+        return self._get(as_text(key))
+
+    def set(self, key: Any, value: Any, /) -> Any:
+        """Write one file and sync it."""
+        return self._set(as_text(key), value)
+
+    def delete(self, key: Any, /) -> Any:
+        """Remove one file."""
+        return self._delete(as_text(key))
+
+    def memoize(self) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Return its decorator in the fastest of its presets, which has a tier in memory before the files."""
+        made = client("cachekit").cache.minimal(backend=self._backend, ttl=None)
+        decorate: Callable[[Callable[..., Any]], Callable[..., Any]] = made
+        return decorate
+
     def close(self) -> None:
-        """Wait for the writing thread and close."""
-        self._dict.close()
+        """Nothing is open between calls."""
 
 
 class _Django:
@@ -128,8 +287,9 @@ class _Django:
         if not settings.configured:
             settings.configure()
         made = getattr(client(self.module, "django"), self.kind)
-        cache = made(directory, {"timeout": None, "MAX_ENTRIES": 1_000_000})
-        self._get, self._set, self._delete = cache.get, cache.set, cache.delete
+        self._cache = made(directory, {"timeout": None, "max_entries": ENTRIES})
+        self._get, self._set, self._delete = self._cache.get, self._cache.set, self._cache.delete
+        lend(self, self._cache, "get_many", "set_many", "clear")
 
     def get(self, key: Any, /) -> Any:
         """Read one entry."""
@@ -142,6 +302,13 @@ class _Django:
     def delete(self, key: Any, /) -> Any:
         """Delete one entry."""
         return self._delete(as_text(key))
+
+    def incr(self, key: Any, /) -> Any:
+        """Count up; the first one adds the counter."""
+        try:
+            return self._cache.incr(as_text(key))
+        except ValueError:
+            return 1 if self._cache.add(as_text(key), 1) else self._cache.incr(as_text(key))
 
     def close(self) -> None:
         """Nothing is open between calls."""
@@ -158,39 +325,77 @@ class DjangoMemory(_Django):
 
     module, kind = "django.core.cache.backends.locmem", "LocMemCache"
 
+    def close(self) -> None:
+        """Forget everything, which would stay in memory under the cache's name."""
+        self._cache.clear()
 
-class CacheBox:
-    """cachebox's LRU cache in this process's memory: what no shared cache can be faster than."""
+
+class LruCache:
+    """functools.lru_cache, in this process's memory: a hit is a call of a cached function, and nothing can be changed.
+
+    `set_many` fills what the function computes from, and calls it for every key.
+    """
 
     def __init__(self, directory: str) -> None:
-        self._cache = client("cachebox", "cachebox").LRUCache(1_000_000)
-        self.get: Callable[[Any], Any] = self._cache.get
-        self.set: Callable[[Any, Any], Any] = self._cache.insert
+        self._source: dict[Any, Any] = {}
+        self._missed: set[Any] = set()
+        self.get = functools.lru_cache(maxsize=ENTRIES)(self._compute)
+        lend(self, self, close="clear")
+
+    def _compute(self, key: Any, /) -> Any:
+        value = self._source.get(key)
+        if value is None:
+            self._missed.add(key)
+        return value
+
+    def set(self, key: Any, value: Any, /) -> Any:
+        """Refuse: no single result can be replaced."""
+        raise MissingFeature("functools.lru_cache has no set(); fill it with set_many()")
+
+    def delete(self, key: Any, /) -> Any:
+        """Refuse: no single result can be removed."""
+        raise MissingFeature("functools.lru_cache has no delete()")
+
+    def set_many(self, items: Mapping[Any, Any]) -> None:
+        """Fill it, from the start if it knows any of the keys already."""
+        changed = not items.keys().isdisjoint(self._source) or not items.keys().isdisjoint(self._missed)
+        self._source.update(items)
+        if changed:
+            self.get.cache_clear()
+            self._missed.clear()
+        for key in self._source if changed else items:
+            self.get(key)
+
+    def memoize(self) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Return the decorator."""
+        return functools.lru_cache(maxsize=ENTRIES)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.get.cache_clear()
+        self._source.clear()
+        self._missed.clear()
+
+
+class CacheBox:
+    """cachebox's LRU cache in this process's memory."""
+
+    def __init__(self, directory: str) -> None:
+        self._module = client("cachebox")
+        self._cache = self._module.LRUCache(ENTRIES)
+        lend(self, self._cache, "get", "clear", set="insert", set_many="update", close="clear")
 
     def delete(self, key: Any, /) -> Any:
         """Remove one entry."""
         return self._cache.pop(key, None)
 
-    def close(self) -> None:
-        """Forget everything."""
-        self._cache.clear()
+    def memoize(self) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Return its decorator."""
+        decorate: Callable[[Callable[..., Any]], Callable[..., Any]]
+        decorate = self._module.cached(self._module.LRUCache(ENTRIES))
+        return decorate
 
 
-def adapted(name: str, kind: str, install: str, **settings: Any) -> Spec:
+def adapted(name: str, kind: str, **for_objects: Any) -> Spec:
     """Return the spec of an adapter in this module."""
-    return Spec(name, __name__, install, kind, tuple(settings.items()))
-
-
-EMBEDDED = {
-    "lmdb": adapted("LMDB", "Lmdb", f"{PIP} lmdb"),
-    "sqlitedict": adapted("sqlitedict", "SqliteDict", f"{PIP} sqlitedict"),
-    "django-file": adapted("Django, files", "DjangoFile", f"{PIP} django"),
-}
-IN_MEMORY = {
-    "django-memory": adapted("Django, memory", "DjangoMemory", f"{PIP} django"),
-    "cachebox": adapted("cachebox", "CacheBox", f"{PIP} cachebox"),
-}
-CLIENTS = {
-    "memcached": adapted("Memcached", "Memcached", f"{PIP} pylibmc"),
-    "redis": adapted("Redis", "Redis", f"{PIP} 'redis[hiredis]'"),
-}
+    return Spec(name, __name__, f"{PIP} '.[peers]'", kind, for_objects=tuple(for_objects.items()))

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 
 from benchmarks import classic
-from benchmarks.adapters import CLIENTS, EMBEDDED, IN_MEMORY
+from benchmarks.catalogue import SUBJECTS, available
 from benchmarks.crew import Crew, WorkerError
 from benchmarks.measure import ratios, summarise, time_blocks, time_calls, time_keys
 from benchmarks.report import Table, duration
 from benchmarks.section import Findings, Run
-from benchmarks.servers import running
-from benchmarks.subjects import MissingSubject, Spec, load_items
+from benchmarks.subjects import SPECS, Spec, load_items
 from benchmarks.workloads import SEED, blocks_of, items_of, keys_of, value_of
 
 KEYS = 100
@@ -23,45 +21,34 @@ CALLS = 200  # per round
 COLUMNS = {"hot_get": "hot get", "set": "set", "delete": "delete"}
 
 
-@contextmanager
-def available(run: Run) -> Iterator[tuple[dict[str, Spec], list[str]]]:
-    """Give the specs that can be measured here, servers running, and a line for each one that cannot."""
-    specs, skipped = dict(run.pair), []
-    with ExitStack() as stack:
-        for name, spec in {**CLIENTS, **EMBEDDED, **IN_MEMORY}.items():
-            try:
-                if name in CLIENTS:
-                    socket = stack.enter_context(running(name, run.workspace.fresh(name)))
-                    spec = spec.having(socket=str(socket))
-                with spec.opened(run.workspace.fresh(f"{name}-probe")) as subject:
-                    subject.set("probe", b"probe")
-                    subject.delete("probe")
-            except MissingSubject as missing:
-                skipped.append(f"{spec.name} skipped: {missing}")
-            else:
-                specs[name] = spec
-        yield specs, skipped
+def others() -> list[str]:
+    """Return the names of the subjects beside the pair, but for those of which nothing can be changed."""
+    pair = {spec.module for spec in SPECS.values()}
+    foreign = {name: one for name, one in SUBJECTS.items() if one.spec.module not in pair}
+    return [name for name, one in foreign.items() if {"set", "delete"} <= one.offers]
 
 
 def peers(run: Run) -> Findings:
     """Measure every subject that is there."""
     findings = Findings()
-    with available(run) as (specs, skipped):
+    with available(others(), run.workspace) as found:
+        specs = {**run.pair, **found.specs}
+        skipped = [f"{SUBJECTS[one.subject].title} skipped: {one.reason}" for one in found.absences]
         singles = _singles(run, specs)
         findings.tables.append(_single_table(specs, singles, skipped))
         for peer in ("memcached", "redis"):
             for call in COLUMNS if peer in specs else ():
                 findings.measured[f"{call}_{peer}"] = ratios(singles[peer][call], singles["ours"][call])
         # Every repetition opens a handle of its own, and what is in one handle's memory only is not there.
-        chosen = {name: spec for name, spec in specs.items() if name not in IN_MEMORY}
+        chosen = {name: spec for name, spec in specs.items() if name in run.pair or SUBJECTS[name].shared}
         for processes in (1, run.options.processes):
-            found, failed = _classic(run, chosen, processes)
+            repetitions, failed = _classic(run, chosen, processes)
             skipped += failed
-            table = classic.table(run, {name: chosen[name] for name in found}, found, processes)
+            table = classic.table(run, {name: chosen[name] for name in repetitions}, repetitions, processes)
             table.notes += failed
             findings.tables.append(table)
-            findings.details[f"{processes}_processes"] = classic.details(found)
-            findings.problems += classic.problems(run, found)
+            findings.details[f"{processes}_processes"] = classic.details(repetitions)
+            findings.problems += classic.problems(run, repetitions)
     findings.details["singles"] = singles
     findings.details["skipped"] = skipped
     return findings
@@ -121,8 +108,6 @@ def _single_table(specs: dict[str, Spec], found: dict[str, dict[str, list[float]
     for name, spec in specs.items():
         table.rows.append((spec.label, *(duration(statistics.median(found[name][call])) for call in COLUMNS)))
     table.notes.append("medians over the rounds of each round's median, clock subtracted; the subjects take turns")
-    table.notes.append(
-        "sqlitedict answers before its thread has written; Django, memory and cachebox are one process's"
-    )
+    table.notes += [f"{SUBJECTS[name].title}: {SUBJECTS[name].note}" for name in specs if name in SUBJECTS]
     table.notes += skipped
     return table

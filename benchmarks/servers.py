@@ -6,81 +6,137 @@ No port is opened, nothing is written to disk, and a server that is already runn
 from __future__ import annotations
 
 import getpass
+import re
 import shutil
+import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.subjects import BenchmarkError, MissingSubject
+from benchmarks.usage import Usage, usage_of
 from benchmarks.workspace import signals_held
 
-PATIENCE = 10.0  # seconds for a server to answer, and to end
+PATIENCE = 10.0  # seconds for a server to answer
 POLL = 0.01
-MEGABYTES = "512"
+MEGABYTES = 512
+LONGEST_SOCKET = 107  # bytes of a Unix socket's path
 
 
 @dataclass(frozen=True)
 class Server:
-    """How a server program is started on a socket."""
+    """How a server program is started on a socket, as large as it likes or with a limit in megabytes."""
 
     program: str
     package: str
-    arguments: Callable[[Path], list[str]]
+    arguments: Callable[[str, int | None], list[str]]
+
+
+def _memcached(path: str, megabytes: int | None) -> list[str]:
+    limit = str(megabytes or MEGABYTES)  # it has no "unlimited", and by default 64
+    return ["-s", path, "-m", limit, "-I", "8m", "-t", "2", "-u", getpass.getuser()]
+
+
+def _redis(path: str, megabytes: int | None) -> list[str]:
+    unsaved = ["--port", "0", "--unixsocket", path, "--save", "", "--appendonly", "no"]
+    return (
+        unsaved
+        if megabytes is None
+        else [*unsaved, "--maxmemory", f"{megabytes}mb", "--maxmemory-policy", "allkeys-lru"]
+    )
 
 
 SERVERS = {
-    "memcached": Server(
-        "memcached", "memcached", lambda path: ["-s", str(path), "-m", MEGABYTES, "-t", "2", "-u", getpass.getuser()]
-    ),
-    "redis": Server(
-        "redis-server",
-        "redis-server",
-        lambda path: ["--port", "0", "--unixsocket", str(path), "--save", "", "--appendonly", "no"],
-    ),
+    "memcached": Server("memcached", "memcached", _memcached),
+    "redis": Server("redis-server", "redis-server", _redis),
 }
 
 
+@dataclass(frozen=True)
+class Running:
+    """A server that was started."""
+
+    program: str
+    socket: Path
+    process: subprocess.Popen[bytes]
+
+    @property
+    def pid(self) -> int:
+        """Return the process id."""
+        return self.process.pid
+
+    @property
+    def ending(self) -> str:
+        """Say how the server ended, if it has."""
+        status = self.process.poll()
+        if status is None:
+            return ""
+        with suppress(ValueError):
+            return f"{self.program} ended with status {status} ({signal.Signals(-status).name})"
+        return f"{self.program} ended with status {status}"
+
+    def usage(self) -> Usage:
+        """Return what the server has used so far."""
+        if self.ending:
+            raise BenchmarkError(self.ending)
+        return usage_of(self.pid)
+
+
+def version(name: str) -> str:
+    """Return the version of a server's program, or nothing if it is not there."""
+    program = shutil.which(SERVERS[name].program)
+    if program is None:
+        return ""
+    told = subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout
+    found = re.search(r"\d+(\.\d+)+", told)
+    return found[0] if found else ""
+
+
 @contextmanager
-def running(name: str, directory: Path) -> Iterator[Path]:
-    """Run a server for a `with` block and give the path of its socket."""
+def running(name: str, directory: Path, megabytes: int | None = None) -> Iterator[Running]:
+    """Run a server for a `with` block; one that ends before the block does is told of, not an error."""
     server = SERVERS[name]
     program = shutil.which(server.program)
     if program is None:
-        raise MissingSubject(f"{server.program} is not installed; install it with: apt-get install {server.package}")
-    directory.mkdir(mode=0o700)
+        raise MissingSubject(f"no {server.program} server here; install it with: apt-get install {server.package}")
     path = directory / "socket"
+    if len(bytes(path)) > LONGEST_SOCKET:
+        raise BenchmarkError(f"{path} is too long for a Unix socket; choose a directory with a shorter path")
+    directory.mkdir(mode=0o700)
+    command = [*_dying_with_us(), program, *server.arguments(str(path), megabytes)]
     with signals_held():  # Ctrl-C is for the benchmark, which then ends the server
-        process = subprocess.Popen(
-            [program, *server.arguments(path)], cwd=directory, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
+        process = subprocess.Popen(command, cwd=directory, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    started = Running(server.program, path, process)
     try:
-        _wait_for(process, path, server.program)
-        yield path
+        _wait_for(started)
+        yield started
+        if started.ending:
+            print(f"benchmarks: {started.ending}", file=sys.stderr)
     finally:
         with signals_held():
-            _end(process)
+            # Not SIGTERM, which it inherited as held off. It has nothing to save.
+            process.kill()
+            process.wait()
 
 
-def _wait_for(process: subprocess.Popen[bytes], path: Path, program: str) -> None:
+def _dying_with_us() -> list[str]:
+    """Return what to put before a command so that it ends with this process, even if that is killed."""
+    setpriv = shutil.which("setpriv")
+    return [setpriv, "--pdeathsig", "KILL"] if setpriv else []
+
+
+def _wait_for(started: Running) -> None:
     deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
-        if process.poll() is not None:
-            raise BenchmarkError(f"{program} ended at once with status {process.returncode}")
+        if started.ending:
+            raise BenchmarkError(f"{started.ending} at once")
         with socket.socket(socket.AF_UNIX) as probe:
-            if path.exists() and probe.connect_ex(str(path)) == 0:
+            if started.socket.exists() and probe.connect_ex(str(started.socket)) == 0:
                 return
         time.sleep(POLL)
-    raise BenchmarkError(f"{program} did not answer on {path} within {PATIENCE:.0f} s")
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    try:
-        process.wait(PATIENCE)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    raise BenchmarkError(f"{started.program} did not answer on {started.socket} within {PATIENCE:.0f} s")

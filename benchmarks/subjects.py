@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-LOAD_BATCH = 10_000
+LOAD_BATCH = 10_000  # per transaction
+LOAD_MANY = 1_000  # per `set_many`
 
 
 class BenchmarkError(Exception):
@@ -50,13 +51,17 @@ class Subject(Protocol):
 
 @dataclass(frozen=True)
 class Spec:
-    """Say how a subject is imported, built and installed; plain data, so that it travels to worker processes."""
+    """Say how a subject is imported, built and installed; plain data, so that it travels to worker processes.
+
+    `for_objects` are the settings that make it take any value, where its client by itself takes bytes only.
+    """
 
     name: str
     module: str
     install: str
     kind: str = "Cache"
     settings: tuple[tuple[str, Any], ...] = ()
+    for_objects: tuple[tuple[str, Any], ...] = ()
 
     @property
     def label(self) -> str:
@@ -71,9 +76,9 @@ class Spec:
         except ImportError as error:
             raise MissingSubject(f"cannot import {self.module} ({error}); install it with: {self.install}") from error
 
-    def having(self, kind: str | None = None, **settings: Any) -> Spec:
-        """Return the same subject with more settings, or as another class of its module."""
-        merged = {**dict(self.settings), **settings}
+    def having(self, kind: str | None = None, *, objects: bool = False, **settings: Any) -> Spec:
+        """Return the same subject with more settings, as another class of its module, or for objects beside bytes."""
+        merged = {**dict(self.settings), **(dict(self.for_objects) if objects else {}), **settings}
         return replace(self, kind=kind or self.kind, settings=tuple(merged.items()))
 
     def open(self, directory: Path) -> Subject:
@@ -98,20 +103,59 @@ DISKCACHE = Spec("DiskCache", "diskcache", f"{sys.executable} -m pip install dis
 SPECS = {"diskcache_like": OURS, "diskcache": DISKCACHE}
 
 
+def feature_or_none(subject: Subject, name: str) -> Callable[..., Any] | None:
+    """Return a method beyond the protocol, or None if the subject lacks it."""
+    try:
+        return cast("Callable[..., Any] | None", getattr(subject, name, None))
+    except AssertionError:  # DiskCache's FanoutCache, for any name that it does not know
+        return None
+
+
 def feature(subject: Subject, name: str) -> Callable[..., Any]:
     """Return a method beyond the protocol, or say that the subject lacks it."""
-    method = getattr(subject, name, None)
+    method = feature_or_none(subject, name)
     if method is None:
         kind = type(subject)
         raise MissingFeature(f"{kind.__module__}.{kind.__qualname__} has no {name}()")
-    return cast(Callable[..., Any], method)
+    return method
+
+
+@dataclass(frozen=True)
+class Bulk:
+    """How many entries are read and written at once."""
+
+    get_many: Callable[[Sequence[Any]], dict[Any, Any]]
+    set_many: Callable[[Mapping[Any, Any]], Any]
+
+
+def bulk(subject: Subject) -> Bulk:
+    """Return the subject's own calls for many entries, or one transaction around a loop, as its users write it."""
+    own = {name: feature_or_none(subject, name) for name in ("get_many", "set_many")}
+    transact = None if all(own.values()) else feature(subject, "transact")
+
+    def get_many(keys: Sequence[Any]) -> dict[Any, Any]:
+        assert transact
+        with transact():
+            return {key: value for key in keys if (value := subject.get(key)) is not None}
+
+    def set_many(items: Mapping[Any, Any]) -> None:
+        assert transact
+        with transact():
+            for key, value in items.items():
+                subject.set(key, value)
+
+    return Bulk(own["get_many"] or get_many, own["set_many"] or set_many)
 
 
 def load_items(subject: Subject, items: Iterable[tuple[Any, Any]]) -> None:
-    """Store `items`, in transactions of 10,000 where the subject has them."""
-    transact = getattr(subject, "transact", nullcontext)
+    """Store `items` by `set_many` in batches of 1,000, or else in transactions of 10,000, or else one by one."""
+    many = feature_or_none(subject, "set_many")
+    transact = feature_or_none(subject, "transact") or nullcontext
     iterator = iter(items)
-    while batch := list(islice(iterator, LOAD_BATCH)):
+    while batch := list(islice(iterator, LOAD_MANY if many else LOAD_BATCH)):
+        if many:
+            many(dict(batch))
+            continue
         with transact():
             for key, value in batch:
                 subject.set(key, value)

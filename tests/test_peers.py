@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks import adapters, peers, servers
+from benchmarks import adapters, catalogue, peers, servers
+from benchmarks.catalogue import Candidate
 from benchmarks.measure import Costs
 from benchmarks.section import Options, Run
 from benchmarks.servers import running
@@ -49,15 +50,35 @@ def install(path: Path, name: str, program: str = PROGRAM) -> None:
 @pytest.mark.parametrize("name", servers.SERVERS)
 def test_a_server_runs_for_a_block_and_is_gone_after_it(programs: Path, tmp_path: Path, name: str) -> None:
     install(programs, servers.SERVERS[name].program)
-    with pytest.raises(KeyboardInterrupt), running(name, tmp_path / "server") as socket:
-        assert socket.is_socket()
-        assert socket.parent.stat().st_mode & 0o777 == 0o700
+    with pytest.raises(KeyboardInterrupt), running(name, tmp_path / "server") as server:
+        assert server.socket.is_socket()
+        assert server.socket.parent.stat().st_mode & 0o777 == 0o700
+        assert server.ending == ""
         raise KeyboardInterrupt
 
 
 def test_a_missing_server_is_named_with_what_installs_it(programs: Path, tmp_path: Path) -> None:
     with pytest.raises(MissingSubject, match="apt-get install memcached"), running("memcached", tmp_path / "server"):
         pass
+
+
+def test_a_socket_with_too_long_a_path_is_an_error(programs: Path, tmp_path: Path) -> None:
+    install(programs, "redis-server")
+    with pytest.raises(BenchmarkError, match="shorter path"), running("redis", tmp_path / ("long" * 30)):
+        pass
+
+
+def test_a_limit_on_memory_is_on_the_command_line() -> None:
+    memcached, redis = servers.SERVERS["memcached"].arguments, servers.SERVERS["redis"].arguments
+    assert memcached("socket", 64)[2:4] == ["-m", "64"]
+    assert redis("socket", 64)[-4:] == ["--maxmemory", "64mb", "--maxmemory-policy", "allkeys-lru"]
+    assert "--maxmemory" not in redis("socket", None)
+
+
+def test_a_version_is_what_the_program_says(programs: Path) -> None:
+    assert servers.version("redis") == ""
+    install(programs, "redis-server", f"#!{sys.executable}\nprint('Redis server v=7.0.15 sha=00000000:0')")
+    assert servers.version("redis") == "7.0.15"
 
 
 def test_a_server_that_ends_at_once_is_an_error(programs: Path, tmp_path: Path) -> None:
@@ -71,7 +92,7 @@ def test_a_missing_client_is_named_with_what_installs_it() -> None:
         adapters.client("one_that_is_missing", "one-that-is-missing")
 
 
-class Shaky(adapters.Lmdb):
+class Shaky:
     """Stand for a store that works alone and fails in company."""
 
     def __init__(self, directory: str, broken: bool = False) -> None:
@@ -95,10 +116,10 @@ class Shaky(adapters.Lmdb):
 
 def test_one_that_fails_fails_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shaky = Spec("Shaky", __name__, "nothing", "Shaky", (("broken", True),))
-    monkeypatch.setattr(peers, "CLIENTS", {})
-    monkeypatch.setattr(peers, "IN_MEMORY", {})
-    monkeypatch.setattr(peers, "EMBEDDED", {"shaky": shaky, "lacking": adapters.adapted("Lacking", "Absent", "x")})
-    monkeypatch.setattr(adapters, "Absent", absent, raising=False)
+    lacking = Spec("Lacking", __name__, "nothing", "absent")
+    candidates = {"shaky": Candidate(shaky, "Shaky"), "lacking": Candidate(lacking, "Lacking")}
+    monkeypatch.setattr(catalogue, "SUBJECTS", candidates)
+    monkeypatch.setattr(peers, "SUBJECTS", candidates)
     options = Options(operations=100, repeats=1, processes=2)
     (tmp_path / "work").mkdir()
     found = peers.peers(Run(OURS, DISKCACHE, options, Costs(0, 0), Workspace(tmp_path / "work")))
