@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from benchmarks.budgets import MISSED, Outcome, judge
 from benchmarks.classic import classic, fanout
@@ -239,8 +239,13 @@ def _stop(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-if __name__ == "__main__":
+def run_as_command(command: Callable[[], int]) -> NoReturn:
+    """Run a command of the benchmark, for which being told to end is the same as Ctrl-C, and exit with its status."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
             signal.signal(number, _stop)
-    sys.exit(main())
+    sys.exit(command())
+
+
+if __name__ == "__main__":
+    run_as_command(main)
