@@ -32,9 +32,10 @@ SLOWER_FOUND = 1
 SLOWER, FASTER, SAME = "SLOWER", "faster", "same within noise"
 BASE, HEAD = "base", "head"
 TURNS = (BASE, HEAD, HEAD, BASE)
+TURNS_BACK = (HEAD, BASE, BASE, HEAD)
 # Two processes of one revision differ for good by a few percent, as memory happens to be laid out: several are asked.
 GENERATIONS = 4
-# Processes that start together wait for each other first, so their blocks are longer.
+# Processes that start together wait for each other first, so their blocks are longer, and fewer.
 CONTENDED_BLOCK = 3
 LARGEST_BLOCK = 100_000
 
@@ -133,7 +134,12 @@ def parser() -> argparse.ArgumentParser:
     add("base", metavar="BASE", help="a branch, tag or commit, or . for the working tree as it is")
     add("head", metavar="HEAD", help="the revision that must not be slower, likewise")
     add("--threshold", type=percentage, default="10%", metavar="PERCENT", help="slower by so much fails (%(default)s)")
-    add("--repeats", type=positive, default=40, help="ratios per call, each from two blocks of both (%(default)s)")
+    add(
+        "--repeats",
+        type=positive,
+        default=100,
+        help="ratios per call, each from two blocks of both; a third of it for contended ones (%(default)s)",
+    )
     add("--seconds", type=seconds, default=2.0, help="time per call, roughly (%(default)s)")
     add("--processes", type=positive, default=4, help="processes of the contended calls (%(default)s)")
     add("--only", choices=list(CALLS), metavar="CALL", action="append", help=f"only this call: {', '.join(CALLS)}")
@@ -177,10 +183,10 @@ class Duel:
                 return count
             count = min(int(count * min(max(target / max(slowest, 1.0), 2), 10)), LARGEST_BLOCK)
 
-    def repetition(self, call: str, number: int, count: int) -> dict[str, list[float]]:
-        """Let the revisions take turns, the other one first next time, and return nanoseconds per call."""
-        times: dict[str, list[float]] = {role: [] for role in TURNS}
-        for place, role in enumerate(TURNS if number % 2 else (HEAD, BASE, BASE, HEAD)):
+    def repetition(self, call: str, number: int, count: int, turns: Sequence[str]) -> dict[str, list[float]]:
+        """Let the revisions take turns, and return nanoseconds per call of each."""
+        times: dict[str, list[float]] = {role: [] for role in turns}
+        for place, role in enumerate(turns):
             # Both revisions' first blocks have one seed, and both their second ones another.
             times[role].append(self.block(role, Block(call, 2 * number + place // 2, count)) / count)
         return times
@@ -220,9 +226,10 @@ def _measure_call(
     if without:
         return
     comparison = result.comparisons.setdefault(name, Comparison(name))
-    count = duel.calls_within(name, effort.block * (CONTENDED_BLOCK if CALLS[name].contended else 1))
-    for number in mine:
-        comparison.add(duel.repetition(name, number, count))
+    longer = CONTENDED_BLOCK if CALLS[name].contended else 1
+    count = duel.calls_within(name, effort.block * longer)
+    for place, number in enumerate(mine[::longer]):
+        comparison.add(duel.repetition(name, number, count, TURNS if place % 2 else TURNS_BACK))
 
 
 def comparison_table(result: Result, revisions: Mapping[str, Revision], threshold: float, effort: Effort) -> Table:

@@ -28,4 +28,4 @@ def median_interval(values: Sequence[float]) -> tuple[float, float, float]:
 
 def _tail(count: int, below: int) -> float:
     """Return the probability that exactly `below` of `count` values lie below the median."""
-    return math.comb(count, below) / 2**count
+    return math.comb(count, below) / (1 << count)
