@@ -1,4 +1,4 @@
-# Each check is one target here; .ci/run calls `make test` and nothing else.
+# Each check is one target here; .ci/run calls `make test`, .ci/objectives `make objectives`, and nothing else.
 # PYTHON picks the interpreter, ARGS is handed to pytest, the demo or the benchmark, whichever runs.
 
 PYTHON ?= python3
@@ -12,7 +12,7 @@ DEV := $(VENV)/.installed-to-develop
 SOURCES := $(wildcard pyproject.toml setup.py setup.cfg diskcache_like/coherence/*build*.py diskcache_like/coherence/*.[ch])
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types imports unit django third-party docs format bench-quick bench-peers install clean venv-module
+.PHONY: help demo test lint types imports unit django third-party docs format bench-quick bench-peers compare objectives install clean venv-module
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -51,11 +51,22 @@ format: $(DEV)  ## rewrite the code to the project's style
 bench-quick: $(DEV)  ## measure against DiskCache in one run
 	$(BIN)/python -m benchmarks.quick $(ARGS)
 
+define install-peers
+@command -v memcached >/dev/null && command -v redis-server >/dev/null || \
+    apt-get install -y -q memcached redis-server || echo "memcached and redis-server could not be installed" >&2
+$(BIN)/python -m pip install -q '.[peers]' || echo "some clients could not be installed" >&2
+endef
+
 bench-peers: $(DEV)  ## measure beside Memcached, Redis and other stores; installs them where it may
-	@command -v memcached >/dev/null && command -v redis-server >/dev/null || \
-	    apt-get install -y -q memcached redis-server || echo "memcached and redis-server could not be installed" >&2
-	$(BIN)/python -m pip install -q '.[peers]' || echo "some clients could not be installed" >&2
+	$(install-peers)
 	$(BIN)/python -m benchmarks.quick --only peers $(ARGS)
+
+compare: $(DEV)  ## compare the speed of two revisions (ARGS="BASE HEAD", . being the working tree)
+	$(BIN)/python -m benchmarks.compare $(ARGS)
+
+objectives: $(DEV)  ## check the latency objectives of the design; installs Memcached and Redis where it may
+	$(install-peers)
+	$(BIN)/python -m benchmarks.objectives $(ARGS)
 
 install: $(DEV)  ## make .venv with everything needed to work on the project
 

@@ -116,10 +116,10 @@ def fight(run: Run, spec: Spec) -> dict[str, Writer]:
 
 
 def limit(run: Run) -> Findings:
-    """Measure both subjects under a full limit; only ours has a budget."""
+    """Measure the subjects under a full limit; only ours has a budget."""
     findings = Findings(tables=[_cost_table(), _size_table(limit_for(run.options.writes))])
-    for step, (role, spec) in enumerate(run.pair.items()):
-        run.note(f"limit, {spec.name}", step / len(run.pair))
+    for step, (role, spec) in enumerate(run.wanted.items()):
+        run.note(f"limit, {spec.name}", step / len(run.wanted))
         found = fight(run, spec)
         totals = {name: [float(sum(samples)) for samples in writer.samples] for name, writer in found.items()}
         costs = ratios(totals["limited"], totals["unlimited"])

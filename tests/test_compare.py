@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import compare, duel, revisions
+from benchmarks import compare, duel, quick, revisions
 from benchmarks.compare import BASE, FASTER, HEAD, SAME, SLOWER, Comparison
 from benchmarks.crew import Crew, WorkerError
 from benchmarks.duel import CALLS
@@ -197,7 +197,7 @@ class TestCompare:
         self, checkout: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         write(BUSY)
-        assert run(tmp_path, ".", "first", "--only", "set") == compare.GOOD
+        assert run(tmp_path, ".", "first", "--only", "set") == quick.GOOD
         assert FASTER in capsys.readouterr().out
 
     def test_a_change_that_is_not_committed_counts(self, checkout: Path, tmp_path: Path) -> None:
@@ -214,25 +214,25 @@ class TestCompare:
 
     def test_a_revision_is_the_same_as_itself(self, checkout: Path, tmp_path: Path) -> None:
         # The threshold is beyond any noise: what is tested is that both are measured alike.
-        assert run(tmp_path, "first", "HEAD", "--only", "set", "--threshold", "900%") == compare.GOOD
+        assert run(tmp_path, "first", "HEAD", "--only", "set", "--threshold", "900%") == quick.GOOD
 
     def test_what_a_revision_does_not_have_yet_is_new(
         self, checkout: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         write(more="def incr(self, key): pass")
         commit("second")
-        assert run(tmp_path, "first", "second", "--only", "incr", "--only", "add") == compare.GOOD
+        assert run(tmp_path, "first", "second", "--only", "incr", "--only", "add") == quick.GOOD
         shown = capsys.readouterr().out
         assert "new in HEAD" in shown
         assert "in neither" in shown
-        assert run(tmp_path, "second", "first", "--only", "incr") == compare.GOOD
+        assert run(tmp_path, "second", "first", "--only", "incr") == quick.GOOD
         assert "gone in HEAD" in capsys.readouterr().out
 
     def test_a_call_that_breaks_fails_the_measurement(
         self, checkout: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         write("if value.startswith(b'user:00000007'): return False")
-        assert run(tmp_path, "first", ".", "--only", "hot-get") == compare.FAILED
+        assert run(tmp_path, "first", ".", "--only", "hot-get") == quick.FAILED
         assert "get('user:00000007:profile') returned None" in capsys.readouterr().err
 
     @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ class TestCompare:
         self, checkout: Path, tmp_path: Path, base: str, message: str, capsys: pytest.CaptureFixture[str]
     ) -> None:
         git("tag", "empty", git("commit-tree", "-m", "nothing", git("mktree", "--missing").strip()).strip())
-        assert run(tmp_path, base, "first") == compare.UNUSABLE
+        assert run(tmp_path, base, "first") == quick.UNUSABLE
         told = capsys.readouterr().err
         assert message in told
         assert base in told
@@ -252,7 +252,7 @@ class TestCompare:
     ) -> None:
         monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
         monkeypatch.chdir(tmp_path)
-        assert run(tmp_path, "HEAD", ".") == compare.UNUSABLE
+        assert run(tmp_path, "HEAD", ".") == quick.UNUSABLE
         assert f"{tmp_path} is not in a git checkout" in capsys.readouterr().err
 
     @pytest.mark.parametrize(
@@ -270,7 +270,7 @@ class TestCompare:
     ) -> None:
         with pytest.raises(SystemExit) as raised:
             compare.main(["HEAD", ".", *arguments])
-        assert raised.value.code == compare.UNUSABLE
+        assert raised.value.code == quick.UNUSABLE
         assert message in capsys.readouterr().err
 
     @pytest.mark.parametrize(
@@ -294,7 +294,7 @@ class TestCompare:
             interrupt(process.pid)
             # Ends only when every process that inherited the pipes has ended.
             _, errors = process.communicate()
-        assert (process.returncode, errors) == (compare.INTERRUPTED, b"benchmarks.compare: interrupted\n")
+        assert (process.returncode, errors) == (quick.INTERRUPTED, b"benchmarks.compare: interrupted\n")
         assert list(work.iterdir()) == []
         assert len(git("worktree", "list").splitlines()) == 1
         assert git("status", "--porcelain") == ""
