@@ -51,11 +51,11 @@ class Effort:
 
 # An interval of 95 % needs six ratios; the workloads of classic, fanout and limit give one per repetition.
 EFFORTS = {
-    "operations": Effort(Options(repeats=6)),
+    "operations": Effort(Options(repeats=6, operations=10_000)),
     "policies": Effort(Options(repeats=5)),
     "bulk": Effort(Options(repeats=6)),
-    "classic": Effort(Options(repeats=7)),
-    "fanout": Effort(Options(repeats=7)),
+    "classic": Effort(Options(repeats=7, operations=8_000)),
+    "fanout": Effort(Options(repeats=7, operations=8_000)),
     "growth": Effort(Options(repeats=5, entries=1_000_000), alone=True),
     "limit": Effort(Options(repeats=8, writes=FULL_WRITES), alone=True),
     # Only single calls have budgets here; the workload with many processes is kept as short as it can be.
@@ -169,7 +169,7 @@ def check(asked: argparse.Namespace) -> int:
         print(*(f"{name}: {fact}" for name, fact in facts.items()), "", sep="\n", flush=True)
         efforts = {name: EFFORTS[name] for name in names}
         record = measure_all(
-            {name: Run(OURS, DISKCACHE, one.options, costs, space, one.alone) for name, one in efforts.items()}
+            {name: Run(OURS, DISKCACHE, one.options, costs, space, alone=one.alone) for name, one in efforts.items()}
         )
     outcomes = assess(record.measured, [budget for budget in BUDGETS if budget.section in names])
     remarks = remarks_on(record, outcomes)

@@ -32,8 +32,8 @@ class Run:
     options: Options
     costs: Costs
     workspace: Workspace
-    alone: bool = False
     note: Callable[[str, float], None] = lambda text, fraction: None
+    alone: bool = False
 
     @property
     def pair(self) -> dict[str, Spec]:

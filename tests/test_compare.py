@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +18,8 @@ from benchmarks.compare import BASE, FASTER, HEAD, SAME, SLOWER, Comparison
 from benchmarks.crew import Crew, WorkerError
 from benchmarks.duel import CALLS
 from benchmarks.intervals import median_interval
+
+pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 
 ROOT = Path(__file__).resolve().parents[1]
 # Many short turns: the interval then leaves out those that something else on this machine disturbed.
