@@ -1,4 +1,4 @@
-# Each check is one target here; .ci/run calls `make test` and nothing else.
+# Each check is one target here; .ci/run calls `make test`, .ci/objectives `make objectives`, and nothing else.
 # PYTHON picks the interpreter, ARGS is handed to pytest, the demo or the benchmark, whichever runs.
 
 PYTHON ?= python3
@@ -13,7 +13,7 @@ PEERS := $(VENV)/.installed-to-compare
 SOURCES := $(wildcard pyproject.toml setup.py setup.cfg diskcache_like/coherence/*build*.py diskcache_like/coherence/*.[ch])
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types imports unit django third-party docs format bench-quick bench-peers install clean venv-module
+.PHONY: help demo test lint types imports unit django third-party docs format bench bench-quick bench-peers compare objectives install clean venv-module
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -49,11 +49,20 @@ format: $(DEV)  ## rewrite the code to the project's style
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
+bench: $(PEERS)  ## measure percentiles beside every peer, and plot them, in under 15 minutes (ARGS="--list")
+	$(BIN)/python -m benchmarks $(ARGS)
+
 bench-quick: $(DEV)  ## measure against DiskCache in one run
 	$(BIN)/python -m benchmarks.quick $(ARGS)
 
 bench-peers: $(PEERS)  ## measure beside Memcached, Redis and other stores; installs them where it may
 	$(BIN)/python -m benchmarks.quick --only peers $(ARGS)
+
+compare: $(DEV)  ## compare the speed of two revisions (ARGS="BASE HEAD", . being the working tree)
+	$(BIN)/python -m benchmarks.compare $(ARGS)
+
+objectives: $(PEERS)  ## check the latency objectives of the design beside Memcached and Redis
+	$(BIN)/python -m benchmarks.objectives $(ARGS)
 
 install: $(DEV)  ## make .venv with everything needed to work on the project
 

@@ -1,4 +1,8 @@
-"""What the design promises: the rows of its table of budgets that this benchmark can measure."""
+"""What the design promises: the rows of its table of budgets, and two ways to judge what was measured.
+
+`judge` goes by the median alone, for a look. `assess` goes by the interval that the true median lies in, for a check
+that must not fail by chance.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-AIM, MUST, MISSED, UNMEASURED = "aim met", "must met", "MISSED", "not measured"
+from benchmarks.intervals import median_interval
+
+AIM, MUST, UNCLEAR, MISSED, UNMEASURED = "aim met", "must met", "unclear", "MISSED", "not measured"
 
 
 @dataclass(frozen=True)
@@ -39,13 +45,14 @@ class Budget:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one row came to."""
+    """What one row came to; `low` to `high` is the range of the repetitions, or with a coverage their interval."""
 
     budget: Budget
     value: float | None
     low: float | None
     high: float | None
     verdict: str
+    coverage: float | None = None
 
 
 def speed(key: str, section: str, label: str, must: float, aim: float | None) -> Budget:
@@ -97,3 +104,22 @@ def _outcome(budget: Budget, values: Sequence[float]) -> Outcome:
     met = MUST if budget.keeps(value, budget.must) else MISSED
     verdict = AIM if budget.keeps(value, budget.aim) else met
     return Outcome(budget, value, min(values), max(values), verdict)
+
+
+def assess(measured: Mapping[str, Sequence[float]], budgets: Sequence[Budget] = BUDGETS) -> list[Outcome]:
+    """Return the outcome of every row: the confidence interval of its median against `must` and `aim`."""
+    return [_assessment(budget, measured.get(budget.key, ())) for budget in budgets]
+
+
+def _assessment(budget: Budget, values: Sequence[float]) -> Outcome:
+    if not values:
+        return Outcome(budget, None, None, None, UNMEASURED)
+    if any(map(math.isnan, values)):
+        return Outcome(budget, math.nan, None, None, MISSED)
+    low, high, coverage = median_interval(values)
+    best, worst = (high, low) if budget.at_least else (low, high)
+    if budget.keeps(worst, budget.must):
+        verdict = AIM if budget.keeps(worst, budget.aim) else MUST
+    else:
+        verdict = UNCLEAR if budget.keeps(best, budget.must) else MISSED
+    return Outcome(budget, statistics.median(values), low, high, verdict, coverage)

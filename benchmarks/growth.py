@@ -81,17 +81,17 @@ def calls(subject: Subject, keys: Sequence[str], seed: int, count: int) -> dict[
 
 
 def growth(run: Run) -> Findings:
-    """Measure a small and a large cache of both subjects."""
+    """Measure a small and a large cache of each subject; only ours has budgets."""
     large = run.options.entries
     sizes = {"small": min(SMALL, max(large // 10, 1)), "large": large}
-    places = {(role, name): run.workspace.fresh(f"{role}-{name}") for role in run.pair for name in sizes}
+    places = {(role, name): run.workspace.fresh(f"{role}-{name}") for role in run.wanted for name in sizes}
     keys = {name: keys_of(count) for name, count in sizes.items()}
     for (role, name), directory in places.items():
         run.note(f"filling {run.pair[role].name} with {sizes[name]:,} entries", 0)
         with run.pair[role].opened(directory) as subject:
             load_items(subject, items_of(keys[name]))
     findings = Findings()
-    _measure_openings(run, findings, {role: places[role, "large"] for role in run.pair}, keys["large"])
+    _measure_openings(run, findings, {role: places[role, "large"] for role in run.wanted}, keys["large"])
     _measure_calls(run, findings, places, keys)
     run.workspace.discard(*places.values())
     return findings
@@ -148,7 +148,7 @@ def _growth_table(
         ("subject", "call", "entries", "calls", *PERCENTILES),
         left=2,
     )
-    for role, spec in run.pair.items():
+    for role, spec in run.wanted.items():
         for call in CALLS:
             for name, chosen in keys.items():
                 summary = combine([one[call] for one in found[f"{role} {name}"]])

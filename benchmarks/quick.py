@@ -12,12 +12,13 @@ import json
 import signal
 import sys
 import tempfile
+import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from benchmarks.budgets import MISSED, Outcome, judge
 from benchmarks.classic import classic, fanout
@@ -70,11 +71,17 @@ class Record:
 
     findings: dict[str, Findings] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def measured(self) -> dict[str, list[float]]:
+        """Return what was measured for the budgets."""
+        return {key: values for one in self.findings.values() for key, values in one.measured.items()}
 
     @property
     def outcomes(self) -> list[Outcome]:
         """Judge everything that was measured."""
-        return judge({key: values for one in self.findings.values() for key, values in one.measured.items()})
+        return judge(self.measured)
 
 
 def positive(text: str) -> int:
@@ -141,12 +148,13 @@ def progress(weights: dict[str, int]) -> Iterator[Callable[[str], Callable[[str,
         yield show
 
 
-def measure_all(run: Run, names: Sequence[str]) -> Record:
-    """Run the sections and print each one's tables as soon as they are there."""
+def measure_all(runs: Mapping[str, Run]) -> Record:
+    """Run the sections, each as its own run says, and print its tables as soon as they are there."""
     record = Record()
-    with progress({name: SECTIONS[name].weight for name in names}) as show:
-        for name in names:
+    with progress({name: SECTIONS[name].weight for name in runs}) as show:
+        for name, run in runs.items():
             run.note = show(name)
+            began = time.monotonic()
             try:
                 found = SECTIONS[name].measure(run)
             except MissingSubject:
@@ -160,6 +168,7 @@ def measure_all(run: Run, names: Sequence[str]) -> Record:
                 record.findings[name] = found
                 if found.problems:
                     record.failures[name] = "; ".join(found.problems)
+            record.seconds[name] = time.monotonic() - began
             _print_section(name, record)
     return record
 
@@ -173,14 +182,17 @@ def _print_section(name: str, record: Record) -> None:
     sys.stdout.flush()
 
 
-def write_json(path: Path, facts: dict[str, str], options: Options, record: Record) -> None:
+def write_json(
+    path: Path, facts: dict[str, str], options: dict[str, Any], record: Record, outcomes: Sequence[Outcome]
+) -> None:
     """Write everything that was measured."""
     everything = {
         "machine": facts,
-        "options": asdict(options),
+        "options": options,
+        "seconds": record.seconds,
         "sections": {name: asdict(one) for name, one in record.findings.items()},
         "failures": record.failures,
-        "budgets": [asdict(outcome) for outcome in record.outcomes],
+        "budgets": [asdict(outcome) for outcome in outcomes],
     }
     path.write_text(json.dumps(everything, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
@@ -211,9 +223,10 @@ def measure(arguments: argparse.Namespace) -> int:
         costs = measure_costs()
         facts = machine_facts(space.root.parent, costs)
         print(labels, *(f"{name}: {fact}" for name, fact in facts.items()), "", sep="\n", flush=True)
-        record = measure_all(Run(ours, DISKCACHE, options, costs, space), names)
+        run = Run(ours, DISKCACHE, options, costs, space)
+        record = measure_all(dict.fromkeys(names, run))
     if arguments.json:
-        write_json(arguments.json, {"subjects": labels, **facts}, options, record)
+        write_json(arguments.json, {"subjects": labels, **facts}, asdict(options), record, record.outcomes)
     return conclude(record, names, options, arguments.enforce)
 
 
@@ -239,8 +252,13 @@ def _stop(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-if __name__ == "__main__":
+def run_as_command(command: Callable[[], int]) -> NoReturn:
+    """Run a command of the benchmark, for which being told to end is the same as Ctrl-C, and exit with its status."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
             signal.signal(number, _stop)
-    sys.exit(main())
+    sys.exit(command())
+
+
+if __name__ == "__main__":
+    run_as_command(main)

@@ -35,6 +35,13 @@ class Table:
         body = [self.title, "", drawn[0], rule, *drawn[1:]]
         return "\n".join(body + [f"  {note}" for note in self.notes]) + "\n"
 
+    def markdown(self) -> str:
+        """Return the table as Markdown."""
+        marks = [":--" if column < self.left else "--:" for column in range(len(self.columns))]
+        rows = [[str(cell).replace("|", r"\|") for cell in row] for row in (self.columns, marks, *self.rows)]
+        lines = [f"### {self.title}", "", *(f"| {' | '.join(row)} |" for row in rows)]
+        return "\n".join([*lines, *(["", " ".join(self.notes)] if self.notes else [])]) + "\n"
+
     def _line(self, cells: Sequence[str], widths: Sequence[int]) -> str:
         padded = (
             cell.ljust(width) if column < self.left else cell.rjust(width)

@@ -25,7 +25,7 @@ class Options:
 
 @dataclass
 class Run:
-    """One run of the benchmark, as its sections see it."""
+    """One run of the benchmark, as its sections see it; `alone` leaves out the peer where no budget needs it."""
 
     ours: Spec
     peer: Spec
@@ -33,11 +33,17 @@ class Run:
     costs: Costs
     workspace: Workspace
     note: Callable[[str, float], None] = lambda text, fraction: None
+    alone: bool = False
 
     @property
     def pair(self) -> dict[str, Spec]:
         """Return the two subjects by role."""
         return {"ours": self.ours, "peer": self.peer}
+
+    @property
+    def wanted(self) -> dict[str, Spec]:
+        """Return the subjects of a section whose budgets are about ours alone."""
+        return {"ours": self.ours} if self.alone else self.pair
 
     def rounds(self, rounds: int, names: Sequence[str], text: str = "") -> Iterator[tuple[int, str]]:
         """Yield every name in every round, in turning order, and show how far it is."""
