@@ -58,8 +58,8 @@ EFFORTS = {
     "fanout": Effort(Options(repeats=7, operations=8_000)),
     "growth": Effort(Options(repeats=5, entries=1_000_000), alone=True),
     "limit": Effort(Options(repeats=8, writes=FULL_WRITES), alone=True),
-    # Only single calls have budgets here; the workload with many processes is kept as short as it can be.
-    "peers": Effort(Options(repeats=6, operations=200, processes=1)),
+    # Only single calls have budgets here, five rounds of them per repetition; the rest is as short as it can be.
+    "peers": Effort(Options(repeats=2, operations=200, processes=1)),
 }
 
 

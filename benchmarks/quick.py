@@ -179,6 +179,7 @@ def _print_section(name: str, record: Record) -> None:
             print(table.text())
     if name in record.failures:
         print(f"section {name} FAILED: {record.failures[name]}\n")
+    print(f"section {name} took {record.seconds[name]:.0f} s\n")
     sys.stdout.flush()
 
 
