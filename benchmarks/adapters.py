@@ -380,9 +380,9 @@ class LruCache:
 class CacheBox:
     """cachebox's LRU cache in this process's memory."""
 
-    def __init__(self, directory: str) -> None:
+    def __init__(self, directory: str, entries: int = ENTRIES) -> None:
         self._module = client("cachebox")
-        self._cache = self._module.LRUCache(ENTRIES)
+        self._cache = self._module.LRUCache(entries)
         lend(self, self._cache, "get", "clear", set="insert", set_many="update", close="clear")
 
     def delete(self, key: Any, /) -> Any:

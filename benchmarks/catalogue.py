@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib.metadata
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -13,7 +12,7 @@ from benchmarks import servers
 from benchmarks.adapters import adapted
 from benchmarks.record import Absence, SubjectFacts
 from benchmarks.servers import Running, running
-from benchmarks.subjects import DISKCACHE, OURS, BenchmarkError, MissingSubject, Spec
+from benchmarks.subjects import DISKCACHE, OURS, BenchmarkError, MissingSubject, Spec, named
 from benchmarks.workspace import Workspace
 
 # What a scenario may ask for; `push` stands for the queue, `evict` for tags, `get_many` and `set_many` for `bulk`.
@@ -197,13 +196,7 @@ SUBJECTS = {
 
 def known(names: Iterable[str]) -> list[str]:
     """Return the names in the catalogue's order, each once; raise for one that it does not have."""
-    wanted = list(names)
-    for name in wanted:
-        if name not in SUBJECTS:
-            near = difflib.get_close_matches(name, SUBJECTS, 1)
-            hint = f"; did you mean {near[0]!r}?" if near else "."
-            raise BenchmarkError(f"there is no subject {name!r}{hint} Known are: {', '.join(SUBJECTS)}")
-    return [name for name in SUBJECTS if name in wanted]
+    return list(named("subject", names, SUBJECTS))
 
 
 @contextmanager

@@ -18,11 +18,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from benchmarks.command import FAILED, GOOD, INTERRUPTED, UNUSABLE, positive, progress, run_as_command
 from benchmarks.crew import Crew
 from benchmarks.duel import CALLS, Block, Side, measure_block, measure_together, take_side
 from benchmarks.intervals import median_interval
 from benchmarks.measure import measure_costs
-from benchmarks.quick import FAILED, GOOD, INTERRUPTED, UNUSABLE, positive, progress, run_as_command
 from benchmarks.report import Table, duration, machine_facts
 from benchmarks.revisions import Revision, RevisionError, build_helpers, export, repository
 from benchmarks.subjects import BenchmarkError

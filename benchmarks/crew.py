@@ -12,8 +12,8 @@ import traceback
 from collections.abc import Callable, Sequence
 from multiprocessing import connection
 from multiprocessing.connection import Connection
-from multiprocessing.context import SpawnProcess
-from typing import Any, Self, TypeVar
+from multiprocessing.process import BaseProcess
+from typing import Any, Literal, Self, TypeVar
 
 from benchmarks.subjects import BenchmarkError
 from benchmarks.workspace import signals_held
@@ -52,12 +52,16 @@ class Gate:
 
 
 class Crew:
-    """Keep `size` worker processes for several jobs, so that a repetition does not pay for starting them."""
+    """Keep `size` worker processes for several jobs, so that a repetition does not pay for starting them.
 
-    def __init__(self, size: int) -> None:
-        self._context = multiprocessing.get_context("spawn")
+    Spawned workers share nothing with this process; forked ones start in milliseconds and find what it has imported
+    and made, which must then have neither threads nor open databases.
+    """
+
+    def __init__(self, size: int, method: Literal["spawn", "fork"] = "spawn") -> None:
+        self._context: Any = multiprocessing.get_context(method)
         self._size = size
-        self._processes: list[SpawnProcess] = []
+        self._processes: list[BaseProcess] = []
         self._pipes: list[Connection] = []
 
     def __enter__(self) -> Self:
@@ -83,28 +87,36 @@ class Crew:
     def _hire(self) -> None:
         """Start one worker."""
         ours, theirs = self._context.Pipe()
-        process = self._context.Process(target=_work, args=(theirs, os.getpid()), daemon=True)
+        process: BaseProcess = self._context.Process(target=_work, args=(theirs, os.getpid()), daemon=True)
         process.start()
         theirs.close()
         self._processes.append(process)
         self._pipes.append(ours)
 
-    def run(self, job: Callable[[Gate, Argument], Result], arguments: Sequence[Argument]) -> list[Result]:
-        """Run `job` with one argument per worker and return the results in that order."""
+    def run(
+        self, job: Callable[[Gate, Argument], Result], arguments: Sequence[Argument], patience: float | None = None
+    ) -> list[Result]:
+        """Run `job` with one argument per worker and return the results in that order.
+
+        Raise a worker's BenchmarkError as it is, and WorkerError if a worker fails otherwise or dies, or if none has
+        had anything to say for `patience` seconds.
+        """
         for pipe, argument in zip(self._pipes, arguments, strict=True):
             pipe.send((job, argument))
         told: dict[int, tuple[str, Any]] = {}
         while busy := [number for number in range(self._size) if number not in told or told[number][0] == WAITING]:
             listening = [number for number in busy if number not in told]
             if listening:
-                ready = connection.wait([self._pipes[number] for number in listening])
+                ready = connection.wait([self._pipes[number] for number in listening], patience)
+                if not ready:
+                    raise WorkerError(f"no worker has answered for {patience:.0f} s")
                 told |= {number: self._hear(number) for number in listening if self._pipes[number] in ready}
             else:
                 self._open(busy, len(busy) == self._size)
                 told = {number: word for number, word in told.items() if number not in busy}
-        failures = [str(answer) for word, answer in told.values() if word == FAILED]
+        failures = [answer for word, answer in told.values() if word == FAILED and answer]
         if failures:
-            raise WorkerError(next(filter(None, failures)))
+            raise failures[0] if isinstance(failures[0], BenchmarkError) else WorkerError(failures[0])
         return [told[number][1] for number in range(self._size)]
 
     def _hear(self, number: int) -> tuple[str, Any]:
@@ -138,7 +150,7 @@ def _work(pipe: Connection, parent: int) -> None:
         except Abandoned:
             answer = (FAILED, "")
         except BenchmarkError as error:
-            answer = (FAILED, str(error))
+            answer = (FAILED, error)
         except Exception:
             answer = (FAILED, traceback.format_exc())
         pipe.send(answer)

@@ -19,18 +19,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks.budgets import AIM, BUDGETS, MISSED, MUST, UNCLEAR, UNMEASURED, Outcome, assess
+from benchmarks.command import FAILED, GOOD, INTERRUPTED, UNUSABLE, run_as_command
 from benchmarks.measure import measure_costs
-from benchmarks.quick import (
-    FAILED,
-    FULL_WRITES,
-    GOOD,
-    INTERRUPTED,
-    UNUSABLE,
-    Record,
-    measure_all,
-    run_as_command,
-    write_json,
-)
+from benchmarks.quick import FULL_WRITES, Record, measure_all, write_json
 from benchmarks.report import Table, machine_facts
 from benchmarks.section import Options, Run
 from benchmarks.subjects import DISKCACHE, OURS, MissingSubject

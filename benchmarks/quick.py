@@ -7,21 +7,19 @@ wrong; 3 a section failed; 130 interrupted.
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
-import signal
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from benchmarks.budgets import MISSED, Outcome, judge
 from benchmarks.classic import classic, fanout
+from benchmarks.command import FAILED, GOOD, INTERRUPTED, UNUSABLE, positive, progress, run_as_command
 from benchmarks.growth import bulk, growth
 from benchmarks.limit import limit
 from benchmarks.measure import measure_costs
@@ -32,7 +30,7 @@ from benchmarks.section import Findings, Options, Run
 from benchmarks.subjects import DISKCACHE, SPECS, BenchmarkError, MissingSubject
 from benchmarks.workspace import workspace
 
-GOOD, ENFORCED, UNUSABLE, FAILED, INTERRUPTED = 0, 1, 2, 3, 130
+ENFORCED = 1
 FULL_WRITES = 100_000
 
 
@@ -84,14 +82,6 @@ class Record:
         return judge(self.measured)
 
 
-def positive(text: str) -> int:
-    """Read a positive whole number from the command line."""
-    number = int(text.replace("_", "").replace(",", ""))
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1: {text}")
-    return number
-
-
 def parser() -> argparse.ArgumentParser:
     """Describe the command line."""
     made = argparse.ArgumentParser("python -m benchmarks.quick", description=(__doc__ or "").partition("\n")[0])
@@ -122,30 +112,6 @@ def parser() -> argparse.ArgumentParser:
     add("--json", type=Path, metavar="FILE", help="write everything that was measured to FILE")
     add("--enforce", action="store_true", help='exit with 1 when a "must" is missed')
     return made
-
-
-@contextmanager
-def progress(weights: dict[str, int]) -> Iterator[Callable[[str], Callable[[str, float], None]]]:
-    """Show a progress bar on a terminal if rich is there; it has no thread, so it cannot disturb a measurement."""
-    rich: Any = None
-    with suppress(ImportError):
-        rich = importlib.import_module("rich.progress")
-    if rich is None or not sys.stderr.isatty():
-        yield lambda name: lambda text, fraction: None
-        return
-    console = importlib.import_module("rich.console").Console(stderr=True)
-    with rich.Progress(console=console, auto_refresh=False, transient=True) as bar:
-        task = bar.add_task("starting", total=sum(weights.values()))
-        done = {name: sum(list(weights.values())[:place]) for place, name in enumerate(weights)}
-
-        def show(name: str) -> Callable[[str, float], None]:
-            def note(text: str, fraction: float) -> None:
-                bar.update(task, description=f"{name}: {text}", completed=done[name] + weights[name] * fraction)
-                bar.refresh()
-
-            return note
-
-        yield show
 
 
 def measure_all(runs: Mapping[str, Run]) -> Record:
@@ -247,18 +213,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("benchmarks.quick: interrupted", file=sys.stderr)
         return INTERRUPTED
-
-
-def _stop(*_: object) -> None:
-    raise KeyboardInterrupt
-
-
-def run_as_command(command: Callable[[], int]) -> NoReturn:
-    """Run a command of the benchmark, for which being told to end is the same as Ctrl-C, and exit with its status."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
-            signal.signal(number, _stop)
-    sys.exit(command())
 
 
 if __name__ == "__main__":

@@ -16,8 +16,8 @@ from benchmarks.subjects import BenchmarkError
 
 FORMAT = 1
 # Shares of calls, as calls in a million that are slower: 50 % down to one in a million, on a logarithmic axis.
-CURVE = (1_000_000, 900_000, 750_000, 500_000, 250_000, 100_000, 50_000, 20_000, 10_000, 5_000, 2_000, 1_000)
-CURVE += (500, 200, 100, 50, 20, 10, 5, 2, 1, 0)
+CURVE: tuple[int, ...] = (1_000_000, 900_000, 750_000, 500_000, 250_000, 100_000, 50_000, 20_000, 10_000, 5_000, 2_000)
+CURVE += (1_000, 500, 200, 100, 50, 20, 10, 5, 2, 1, 0)
 MILLION = 1_000_000
 
 
@@ -39,9 +39,9 @@ class Calls:
         ordered = sorted(max(sample - cost, 0) for sample in samples)
         if not ordered:
             return cls(0, 0, 0, 0, 0, 0, ())
-        picked = (percentile(ordered, milli) for milli in (500, 900, 990, 999))
+        p50, p90, p99, p999 = (percentile(ordered, milli) for milli in (500, 900, 990, 999))
         curve = tuple(ordered[_rank(len(ordered), slower)] for slower in CURVE)
-        return cls(len(ordered), *picked, ordered[-1], curve)
+        return cls(len(ordered), p50, p90, p99, p999, ordered[-1], curve)
 
 
 def _rank(count: int, slower: int) -> int:

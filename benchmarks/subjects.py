@@ -6,6 +6,7 @@ to every operation, which is a third of a hot `get`. A subject with another API 
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,8 +14,9 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, TypeVar, cast
 
+Thing = TypeVar("Thing")
 LOAD_BATCH = 10_000  # per transaction
 LOAD_MANY = 1_000  # per `set_many`
 
@@ -101,6 +103,17 @@ class Spec:
 OURS = Spec("diskcache_like", "diskcache_like", f"{sys.executable} -m pip install -e .")
 DISKCACHE = Spec("DiskCache", "diskcache", f"{sys.executable} -m pip install diskcache==5.6.3")
 SPECS = {"diskcache_like": OURS, "diskcache": DISKCACHE}
+
+
+def named(kind: str, names: Iterable[str], known: Mapping[str, Thing]) -> dict[str, Thing]:
+    """Return what is named, each once and in the order of `known`; raise BenchmarkError for an unknown name."""
+    wanted = list(names)
+    for name in wanted:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f"; did you mean {near[0]!r}?" if near else "."
+            raise BenchmarkError(f"there is no {kind} {name!r}{hint} Known are: {', '.join(known)}")
+    return {name: thing for name, thing in known.items() if name in wanted}
 
 
 def feature_or_none(subject: Subject, name: str) -> Callable[..., Any] | None:

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks import measure, quick, workloads, workspace
+from benchmarks import command, measure, quick, workloads, workspace
 from benchmarks.budgets import AIM, BUDGETS, MISSED, MUST, UNMEASURED, Budget, cost, judge, speed
 from benchmarks.crew import Crew, Gate, WorkerError
 from benchmarks.limit import limit_for
@@ -315,7 +315,7 @@ class TestRun:
         pytest.importorskip("diskcache")
         written = tmp_path / "found.json"
         places = ["--directory", str(tmp_path), "--json", str(written)]
-        assert quick.main([*TINY, *places]) == quick.GOOD
+        assert quick.main([*TINY, *places]) == command.GOOD
         found = json.loads(written.read_text(encoding="utf-8"))
         unmeasured = [row["budget"]["key"] for row in found["budgets"] if row["verdict"] == UNMEASURED]
         assert unmeasured == ["fanout_many", "hot_get_memcached", "set_memcached", "set_redis"], (
@@ -331,7 +331,7 @@ class TestRun:
     def test_a_missed_must_ends_with_one_only_if_enforced(self, tmp_path: Path) -> None:
         pytest.importorskip("diskcache")
         itself = [*TINY, "--subject", "diskcache", "--only", "operations", "--directory", str(tmp_path)]
-        assert quick.main(itself) == quick.GOOD
+        assert quick.main(itself) == command.GOOD
         assert quick.main([*itself, "--enforce"]) == quick.ENFORCED
 
     def test_a_subject_without_the_api_fails_its_section(
@@ -339,14 +339,14 @@ class TestRun:
     ) -> None:
         pytest.importorskip("diskcache")
         itself = [*TINY, "--subject", "diskcache", "--only", "bulk", "--directory", str(tmp_path)]
-        assert quick.main(itself) == quick.FAILED
+        assert quick.main(itself) == command.FAILED
         assert "section bulk FAILED: diskcache.core.Cache has no get_many()" in capsys.readouterr().out
 
     def test_diskcache_missing_names_the_command(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         monkeypatch.setitem(sys.modules, "diskcache", None)
-        assert quick.main(TINY) == quick.UNUSABLE
+        assert quick.main(TINY) == command.UNUSABLE
         assert "pip install diskcache==5.6.3" in capsys.readouterr().err
 
     @pytest.mark.parametrize(
@@ -363,7 +363,7 @@ class TestRun:
     ) -> None:
         with pytest.raises(SystemExit) as raised:
             quick.main(arguments)
-        assert raised.value.code == quick.UNUSABLE
+        assert raised.value.code == command.UNUSABLE
         assert message in capsys.readouterr().err
 
     @pytest.mark.parametrize(
@@ -371,9 +371,9 @@ class TestRun:
     )
     def test_an_interruption_leaves_nothing_behind(self, interrupt: Callable[[int], None], tmp_path: Path) -> None:
         pytest.importorskip("diskcache")
-        command = [sys.executable, "-m", "benchmarks.quick", "--subject", "diskcache", "--only", "classic"]
+        started = [sys.executable, "-m", "benchmarks.quick", "--subject", "diskcache", "--only", "classic"]
         with subprocess.Popen(
-            [*command, "--directory", str(tmp_path)],
+            [*started, "--directory", str(tmp_path)],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -385,6 +385,6 @@ class TestRun:
             interrupt(process.pid)
             # Ends only when every process that inherited the pipes has ended.
             _, errors = process.communicate()
-        assert process.returncode == quick.INTERRUPTED
+        assert process.returncode == command.INTERRUPTED
         assert errors == b"benchmarks.quick: interrupted\n"
         assert list(tmp_path.iterdir()) == []

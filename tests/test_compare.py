@@ -13,11 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import compare, duel, quick, revisions
+from benchmarks import command, compare, duel, revisions
 from benchmarks.compare import BASE, FASTER, HEAD, SAME, SLOWER, Comparison
-from benchmarks.crew import Crew, WorkerError
+from benchmarks.crew import Crew
 from benchmarks.duel import CALLS
 from benchmarks.intervals import median_interval
+from benchmarks.subjects import BenchmarkError
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 
@@ -200,7 +201,7 @@ class TestCompare:
         self, checkout: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         write(BUSY)
-        assert run(tmp_path, ".", "first", "--only", "set") == quick.GOOD
+        assert run(tmp_path, ".", "first", "--only", "set") == command.GOOD
         assert FASTER in capsys.readouterr().out
 
     def test_a_change_that_is_not_committed_counts(self, checkout: Path, tmp_path: Path) -> None:
@@ -217,25 +218,25 @@ class TestCompare:
 
     def test_a_revision_is_the_same_as_itself(self, checkout: Path, tmp_path: Path) -> None:
         # The threshold is beyond any noise: what is tested is that both are measured alike.
-        assert run(tmp_path, "first", "HEAD", "--only", "set", "--threshold", "900%") == quick.GOOD
+        assert run(tmp_path, "first", "HEAD", "--only", "set", "--threshold", "900%") == command.GOOD
 
     def test_what_a_revision_does_not_have_yet_is_new(
         self, checkout: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         write(more="def incr(self, key): pass")
         commit("second")
-        assert run(tmp_path, "first", "second", "--only", "incr", "--only", "add") == quick.GOOD
+        assert run(tmp_path, "first", "second", "--only", "incr", "--only", "add") == command.GOOD
         shown = capsys.readouterr().out
         assert "new in HEAD" in shown
         assert "in neither" in shown
-        assert run(tmp_path, "second", "first", "--only", "incr") == quick.GOOD
+        assert run(tmp_path, "second", "first", "--only", "incr") == command.GOOD
         assert "gone in HEAD" in capsys.readouterr().out
 
     def test_a_call_that_breaks_fails_the_measurement(
         self, checkout: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         write("if value.startswith(b'user:00000007'): return False")
-        assert run(tmp_path, "first", ".", "--only", "hot-get") == quick.FAILED
+        assert run(tmp_path, "first", ".", "--only", "hot-get") == command.FAILED
         assert "get('user:00000007:profile') returned None" in capsys.readouterr().err
 
     @pytest.mark.parametrize(
@@ -245,7 +246,7 @@ class TestCompare:
         self, checkout: Path, tmp_path: Path, base: str, message: str, capsys: pytest.CaptureFixture[str]
     ) -> None:
         git("tag", "empty", git("commit-tree", "-m", "nothing", git("mktree", "--missing").strip()).strip())
-        assert run(tmp_path, base, "first") == quick.UNUSABLE
+        assert run(tmp_path, base, "first") == command.UNUSABLE
         told = capsys.readouterr().err
         assert message in told
         assert base in told
@@ -255,7 +256,7 @@ class TestCompare:
     ) -> None:
         monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
         monkeypatch.chdir(tmp_path)
-        assert run(tmp_path, "HEAD", ".") == quick.UNUSABLE
+        assert run(tmp_path, "HEAD", ".") == command.UNUSABLE
         assert f"{tmp_path} is not in a git checkout" in capsys.readouterr().err
 
     @pytest.mark.parametrize(
@@ -273,7 +274,7 @@ class TestCompare:
     ) -> None:
         with pytest.raises(SystemExit) as raised:
             compare.main(["HEAD", ".", *arguments])
-        assert raised.value.code == quick.UNUSABLE
+        assert raised.value.code == command.UNUSABLE
         assert message in capsys.readouterr().err
 
     @pytest.mark.parametrize(
@@ -297,7 +298,7 @@ class TestCompare:
             interrupt(process.pid)
             # Ends only when every process that inherited the pipes has ended.
             _, errors = process.communicate()
-        assert (process.returncode, errors) == (quick.INTERRUPTED, b"benchmarks.compare: interrupted\n")
+        assert (process.returncode, errors) == (command.INTERRUPTED, b"benchmarks.compare: interrupted\n")
         assert list(work.iterdir()) == []
         assert len(git("worktree", "list").splitlines()) == 1
         assert git("status", "--porcelain") == ""
@@ -313,5 +314,5 @@ def test_every_call_runs_on_the_package_itself(tmp_path: Path) -> None:
 
 
 def test_a_package_from_elsewhere_is_refused(tmp_path: Path) -> None:
-    with Crew(1) as crew, pytest.raises(WorkerError, match=r"diskcache_like came from .* instead of the revision in"):
+    with Crew(1) as crew, pytest.raises(BenchmarkError, match=r"diskcache_like came from .* instead of the revision in"):
         crew.run(duel.take_side, [duel.Side(tmp_path, tmp_path / "caches", 0)])

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import objectives, peers, quick
+from benchmarks import command, objectives, peers, quick
 from benchmarks.budgets import AIM, BUDGETS, MISSED, MUST, UNCLEAR, UNMEASURED, Outcome, assess, cost, speed
 from benchmarks.objectives import EFFORTS, Effort, markdown, objectives_table, remarks_on, status, tally
 from benchmarks.quick import Record, Section
@@ -120,12 +120,12 @@ class TestReport:
     @pytest.mark.parametrize(
         ("values", "options", "expected"),
         [
-            ([9.0] * 6, ["--strict"], quick.GOOD),
+            ([9.0] * 6, ["--strict"], command.GOOD),
             ([1.0] * 6, [], objectives.MISSED_ONE),
-            ([1.0, 9.0], [], quick.GOOD),
-            ([1.0, 9.0], ["--complete"], quick.GOOD),
+            ([1.0, 9.0], [], command.GOOD),
+            ([1.0, 9.0], ["--complete"], command.GOOD),
             ([1.0, 9.0], ["--strict"], objectives.MISSED_ONE),
-            ([], [], quick.GOOD),
+            ([], [], command.GOOD),
             ([], ["--complete"], objectives.MISSED_ONE),
             ([], ["--strict"], objectives.MISSED_ONE),
         ],
@@ -133,7 +133,7 @@ class TestReport:
     def test_status(self, values: list[float], options: list[str], expected: int) -> None:
         fatal = objectives.fatal(objectives.parser().parse_args(options))
         assert status(Record(), [assessed(values)], fatal) == expected
-        assert status(Record(failures={"bulk": "it broke"}), [assessed(values)], fatal) == quick.FAILED
+        assert status(Record(failures={"bulk": "it broke"}), [assessed(values)], fatal) == command.FAILED
 
 
 @pytest.fixture
@@ -170,7 +170,7 @@ class TestRun:
         summary.write_text("before\n")
         monkeypatch.setenv(objectives.SUMMARY, str(summary))
         files = ["--report", str(report), "--json", str(written)]
-        assert objectives.main(["--strict", "--directory", str(work), *files]) == quick.GOOD
+        assert objectives.main(["--strict", "--directory", str(work), *files]) == command.GOOD
         assert f"{len(BUDGETS)} objectives: " in capsys.readouterr().out
         assert summary.read_text() == "before\n" + report.read_text()
         found = json.loads(written.read_text())
@@ -195,7 +195,7 @@ class TestRun:
     ) -> None:
         pytest.importorskip("diskcache")
         measured["bulk"] = BenchmarkError("it broke")
-        assert objectives.main(["--directory", str(tmp_path)]) == quick.FAILED
+        assert objectives.main(["--directory", str(tmp_path)]) == command.FAILED
         shown = capsys.readouterr().out
         assert "section bulk FAILED: it broke" in shown
         assert "2 not measured" in shown
@@ -204,7 +204,7 @@ class TestRun:
         self, measured: dict[str, Findings | Exception], tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         measured["operations"] = MissingSubject("install it with: pip")
-        assert objectives.main(["--directory", str(tmp_path)]) == quick.UNUSABLE
+        assert objectives.main(["--directory", str(tmp_path)]) == command.UNUSABLE
         assert "install it with: pip" in capsys.readouterr().err
 
     def test_a_summary_that_cannot_be_written_does_not_hide_the_outcome(
@@ -216,7 +216,7 @@ class TestRun:
     ) -> None:
         pytest.importorskip("diskcache")
         monkeypatch.setenv(objectives.SUMMARY, str(tmp_path / "none" / "summary.md"))
-        assert objectives.main(["--directory", str(tmp_path)]) == quick.GOOD
+        assert objectives.main(["--directory", str(tmp_path)]) == command.GOOD
         assert "GITHUB_STEP_SUMMARY could not be written" in capsys.readouterr().err
 
     @pytest.mark.parametrize(
@@ -228,7 +228,7 @@ class TestRun:
     ) -> None:
         with pytest.raises(SystemExit) as raised:
             objectives.main(arguments)
-        assert raised.value.code == quick.UNUSABLE
+        assert raised.value.code == command.UNUSABLE
         assert message in capsys.readouterr().err
 
     def test_real_sections_measure_their_objectives_without_the_peer(
@@ -240,7 +240,7 @@ class TestRun:
         for name in ("growth", "limit"):
             monkeypatch.setitem(EFFORTS, name, Effort(tiny, alone=True))
         asked = ["--only", "growth", "--only", "limit", "--directory", str(tmp_path)]
-        assert objectives.main(asked) in (quick.GOOD, objectives.MISSED_ONE)
+        assert objectives.main(asked) in (command.GOOD, objectives.MISSED_ONE)
         shown = capsys.readouterr().out
         assert "0 not measured" in shown
         assert "DiskCache 5.6.3  " not in shown

@@ -1,0 +1,114 @@
+"""Measure percentiles against Memcached, Redis and every peer that is installed, and plot them: `python -m benchmarks`.
+
+Exit status: 0 good; 2 the command line is wrong; 3 one of our own subjects failed or gave wrong values; 130
+interrupted. What another subject failed with is printed below its tables and is no failure of the run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from benchmarks import catalogue
+from benchmarks.command import FAILED, GOOD, INTERRUPTED, UNUSABLE, positive, progress, run_as_command
+from benchmarks.harness import Amounts, Harness
+from benchmarks.measure import measure_costs
+from benchmarks.plots import draw
+from benchmarks.record import Record
+from benchmarks.report import machine_facts
+from benchmarks.scenarios import SCENARIOS
+from benchmarks.subjects import OURS, BenchmarkError, named
+from benchmarks.tables import machine_text, scenario_tables
+from benchmarks.workspace import workspace
+
+NUMBERS = {
+    "repeats": "repetitions of each trial",
+    "operations": "most calls of a process in a pass",
+    "processes": "most processes at once",
+    "largest": "most entries of the growth scenario; 10_000_000 takes minutes and gigabytes more",
+}
+
+
+def parser() -> argparse.ArgumentParser:
+    """Describe the command line."""
+    made = argparse.ArgumentParser("python -m benchmarks", description=(__doc__ or "").partition("\n")[0])
+    add = made.add_argument
+    add("--scenario", metavar="NAME", action="append", help="measure only this scenario (may be repeated)")
+    add("--subject", metavar="NAME", action="append", help="measure only this subject (may be repeated)")
+    add("--list", action="store_true", help="list scenarios and subjects, and measure nothing")
+    for name, meaning in NUMBERS.items():
+        add(f"--{name}", type=positive, default=getattr(Amounts(), name), help=f"{meaning} (%(default)s)")
+    add("--seconds", type=float, default=Amounts().seconds, help="most seconds of a pass (%(default)s)")
+    add("--directory", type=Path, default=Path(tempfile.gettempdir()), help="where stores are made (%(default)s)")
+    add("--out", type=Path, default=Path("build/benchmarks"), help="where record and plots go (%(default)s)")
+    return made
+
+
+def listing() -> str:
+    """Say what can be asked for."""
+    scenarios = [f"  {name:<12} {one.facts.title}. {one.facts.question}" for name, one in SCENARIOS.items()]
+    subjects = [f"  {name:<20} {one.label}" for name, one in catalogue.SUBJECTS.items()]
+    return "\n".join(["scenarios", *scenarios, "", "subjects", *subjects])
+
+
+def measure(asked: argparse.Namespace) -> int:
+    """Run what the command line asks for; what was measured is kept also if the run is interrupted."""
+    scenarios = named("scenario", asked.scenario or SCENARIOS, SCENARIOS)
+    subjects = named("subject", asked.subject or catalogue.SUBJECTS, catalogue.SUBJECTS)
+    amounts = Amounts(**{name: getattr(asked, name) for name in Amounts.__dataclass_fields__})
+    asked.out.mkdir(parents=True, exist_ok=True)
+    with workspace(asked.directory) as space, progress({"bench": 1}) as show:
+        costs = measure_costs()
+        record = Record(
+            machine_facts(space.root.parent, costs),
+            asdict(amounts),
+            {name: one.facts for name, one in subjects.items()},
+            {name: one.facts for name, one in scenarios.items()},
+        )
+        print(machine_text(record), flush=True)
+        try:
+            for name in Harness(record, amounts, costs, space, show("bench")).run(scenarios, list(subjects)):
+                for table in scenario_tables(record, name):
+                    print(table.text(), flush=True)
+        finally:
+            record.save(asked.out / "record.json")
+    print(f"{asked.out / 'record.json'} written, {len(draw(record, asked.out))} plots drawn beside it")
+    return judged(record)
+
+
+def judged(record: Record) -> int:
+    """Return the exit status: our own subjects may neither fail nor answer wrongly."""
+    ours = {name for name in record.subjects if catalogue.SUBJECTS[name].spec.module == OURS.module}
+    failed = (one for one in record.absences if one.failed and one.subject in ours)
+    bad = [f"{one.scenario}, {one.subject}: {one.reason}" for one in failed]
+    for trial in record.trials:
+        if trial.subject in ours and (trial.wrong or trial.unexpected):
+            counts = f"{trial.wrong} wrong values, {trial.unexpected} unexpected misses"
+            bad.append(f"{trial.scenario}, {trial.subject}, repetition {trial.repetition + 1}: {counts}")
+    for line in bad:
+        print(f"FAILED: {line}")
+    return FAILED if bad else GOOD
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, and explain what prevents it."""
+    asked = parser().parse_args(arguments)
+    if asked.list:
+        print(listing())
+        return GOOD
+    try:
+        return measure(asked)
+    except BenchmarkError as error:
+        print(f"benchmarks: {error}", file=sys.stderr)
+        return UNUSABLE
+    except KeyboardInterrupt:
+        print("benchmarks: interrupted", file=sys.stderr)
+        return INTERRUPTED
+
+
+if __name__ == "__main__":
+    run_as_command(main)

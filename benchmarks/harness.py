@@ -1,0 +1,197 @@
+"""Run scenarios: load every subject, let them take turns, and leave out one that fails, and no other."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from benchmarks.catalogue import SUBJECTS, Available, available
+from benchmarks.crew import Crew, Gate
+from benchmarks.measure import Costs, alternate
+from benchmarks.record import Absence, Calls, Record, Trial
+from benchmarks.scenarios import Scenario
+from benchmarks.subjects import BenchmarkError, MissingFeature, MissingSubject, Spec
+from benchmarks.trial import Plan, Report, load, script, work
+from benchmarks.usage import disk_bytes
+from benchmarks.workspace import Workspace
+
+Result = TypeVar("Result")
+LOADING = 600.0  # seconds of patience with a subject that loads a million entries
+PATIENCE = 60.0  # seconds beyond those of its passes without a word from a trial
+
+
+@dataclass(frozen=True)
+class Amounts:
+    """How much is measured: in each pass of each process at most `operations` calls and at most `seconds`."""
+
+    repeats: int = 5
+    operations: int = 100_000
+    seconds: float = 0.25
+    processes: int = 8
+    largest: int = 1_000_000
+
+
+class Harness:
+    """One run: what it does goes into `record`, how far it is to `note`."""
+
+    def __init__(
+        self,
+        record: Record,
+        amounts: Amounts,
+        costs: Costs,
+        workspace: Workspace,
+        note: Callable[[str, float], None] = lambda text, fraction: None,
+    ) -> None:
+        self.record, self.amounts, self.costs, self.workspace, self.note = record, amounts, costs, workspace, note
+
+    def run(self, scenarios: Mapping[str, Scenario], chosen: Sequence[str]) -> Iterator[str]:
+        """Measure the chosen subjects in every scenario at every step; yield each scenario's name when it is done."""
+        turns = [(name, step) for name, one in scenarios.items() for step in steps_of(one, self.amounts)]
+        for number, (name, step) in enumerate(turns):
+            scenario = scenarios[name]
+            subjects = [subject for subject in scenario.subjects_at(step) if subject in chosen]
+            with available(subjects, self.workspace, scenario.megabytes) as found:
+                for absence in found.absences:
+                    self.leave_out(absence)
+                _Step(self, name, scenario, step).run(found, number / len(turns), 1 / len(turns))
+            if (name, step) == turns[-1] or turns[number + 1][0] != name:
+                yield name
+
+    def leave_out(self, absence: Absence) -> None:
+        """Note once that a subject is left out."""
+        if absence not in self.record.absences:
+            self.record.absences.append(absence)
+
+    def failed(self, scenario: str, step: int, subject: str, reason: str) -> None:
+        """Note that a subject is left out of a scenario from here on."""
+        lines = reason.strip().splitlines() or ["without a word"]
+        where = f"at step {step:,}: " if step else ""
+        self.leave_out(Absence(subject, where + lines[-1], scenario, failed=True))
+
+
+class _Step:
+    """One scenario at one step."""
+
+    def __init__(self, harness: Harness, name: str, scenario: Scenario, step: int) -> None:
+        self._harness, self._name, self._scenario, self._step = harness, name, scenario, step
+        self._processes = scenario.processes(step, harness.amounts.processes)
+
+    def run(self, found: Available, done: float, share: float) -> None:
+        """Load all, then repeat in turns; a subject that fails once is not asked again."""
+        harness, plans = self._harness, dict[str, Plan]()
+        self._make_scripts()
+        for name, spec in found.specs.items():
+            harness.note(f"{self._title}: loading {name}", done)
+            with self._alone(name):
+                plans[name] = self._loaded(self._plan(name, spec, found))
+        turns, repeats = len(plans) * harness.amounts.repeats, harness.amounts.repeats
+        for turn, (repetition, name) in enumerate(alternate(repeats, list(plans))):
+            if name in plans:
+                harness.note(f"{self._title}: {name}, {repetition + 1} of {repeats}", done + share * turn / turns)
+                with self._alone(name, plans):
+                    harness.record.trials.append(self._trial(name, plans[name], repetition))
+        self._forget_scripts()
+
+    @property
+    def _title(self) -> str:
+        return f"{self._name} {self._step:,}" if self._step else self._name
+
+    @contextmanager
+    def _alone(self, name: str, plans: dict[str, Plan] | None = None) -> Iterator[None]:
+        """Let what a subject fails with concern that subject alone."""
+        try:
+            yield
+        except MissingSubject as missing:
+            self._harness.leave_out(Absence(name, str(missing)))
+        except MissingFeature as missing:
+            self._harness.leave_out(Absence(name, str(missing), self._name))
+        except (BenchmarkError, OSError) as error:
+            self._harness.failed(self._name, self._step, name, str(error))
+            if plans:
+                del plans[name]
+
+    def _plan(self, name: str, spec: Spec, found: Available) -> Plan:
+        """Return what a lone worker does with the subject; each subject keeps one directory for all repetitions."""
+        amounts, scenario = self._harness.amounts, self._scenario
+        candidate = SUBJECTS[name]
+        server = found.servers.get(candidate.server or "")
+        return Plan(
+            spec.having(objects=scenario.objects, **scenario.settings.get(name, {})),
+            self._harness.workspace.fresh(f"{self._name}-{name}"),
+            scenario.workload(self._step),
+            amounts.operations,
+            amounts.seconds * scenario.weight,
+            pace=scenario.pace(self._step),
+            may_miss=scenario.may_miss,
+            server=server.pid if server else None,
+            private=not candidate.shared,
+        )
+
+    def _loaded(self, plan: Plan) -> Plan:
+        """Load a subject in a process of its own."""
+        self._crew_of([plan], load, LOADING)
+        return plan
+
+    def _make_scripts(self) -> None:
+        """Make the scripts before the workers are forked, which then share them."""
+        workload = self._scenario.workload(self._step)
+        for number in range(self._processes):
+            script(workload, number, self._harness.amounts.operations)
+        gc.collect()
+        gc.freeze()  # a collection in a worker would copy what it shares with this process
+
+    def _forget_scripts(self) -> None:
+        script.cache_clear()
+        gc.unfreeze()
+
+    def _crew_of(self, plans: Sequence[Plan], job: Callable[[Gate, Plan], Result], patience: float) -> list[Result]:
+        """Run one job in fresh processes, so that no trial finds another's memory, threads or ruins."""
+        with Crew(len(plans), "fork") as crew:
+            return crew.run(job, plans, patience)
+
+    def _trial(self, name: str, plan: Plan, repetition: int) -> Trial:
+        """Run one repetition."""
+        plans = [replace(plan, number=number, processes=self._processes) for number in range(self._processes)]
+        reports = self._crew_of(plans, work, PATIENCE + 3 * plan.seconds)
+        kinds, cost, keys = plan.workload.kinds, self._harness.costs.clock, plan.workload.per_call
+        return Trial(
+            scenario=self._name,
+            subject=name,
+            repetition=repetition,
+            processes=self._processes,
+            step=self._step,
+            seconds=(max(one.ended for one in reports) - min(one.began for one in reports)) / 1e9,
+            operations=sum(one.operations for one in reports) * keys,
+            calls={kind: _calls(reports, kind, cost, keys) for kind in kinds},
+            disk_bytes=disk_bytes(plan.directory) if plan.directory.exists() else 0,
+            **_totals(reports),
+        )
+
+
+def _calls(reports: Sequence[Report], kind: str, cost: float, keys: int) -> Calls:
+    """Put the calls of all workers together, per key."""
+    return Calls.of((sample - cost) / keys for report in reports for sample in report.calls[kind])
+
+
+def _totals(reports: Sequence[Report]) -> dict[str, Any]:
+    """Add up what the workers counted; two increments of a counter that returned the same value are one too few."""
+    summed = ("misses", "timeouts", "unexpected", "wrong", "cpu_seconds", "server_cpu_seconds", "peak_memory")
+    totals = {name: sum(getattr(one, name) for one in reports) for name in summed}
+    counted = [answer for one in reports for answer in one.counted]
+    totals["wrong"] += len(counted) - len(set(counted))
+    return totals
+
+
+def steps_of(scenario: Scenario, amounts: Amounts) -> list[int]:
+    """Return the steps that the amounts allow; beyond a million entries each step is ten times the one before."""
+    unit, steps = scenario.facts.step, list(scenario.steps)
+    if unit == "processes":
+        return [step for step in steps if step <= amounts.processes]
+    if unit == "entries":
+        while steps[-1] * 10 <= amounts.largest:
+            steps.append(steps[-1] * 10)
+        return [step for step in steps if step <= amounts.largest]
+    return steps
