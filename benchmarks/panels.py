@@ -89,12 +89,12 @@ def bounds(spreads: Iterable[Spread | None], extra: Iterable[float] = ()) -> tup
 
 
 def ticks(axis: Axis, quantity: Quantity, most: int) -> None:
-    """Give an axis at most `most` ticks with units: decades, a fine line for each, or multiples of a power of two."""
+    """Give an axis about `most` ticks with units: decades, a fine line for each, or multiples of a power of two."""
     from matplotlib.ticker import FuncFormatter, LogLocator, MultipleLocator, NullFormatter
 
     axis.set_major_formatter(FuncFormatter(lambda value, _: quantity.tick(value)))
     if not quantity.logarithmic:
-        axis.set_major_locator(MultipleLocator(2.0 ** math.ceil(math.log2(axis.get_view_interval()[1] / (most - 1)))))
+        axis.set_major_locator(MultipleLocator(2.0 ** math.ceil(math.log2(axis.get_view_interval()[1] / (most + 1)))))
         return
     axis.set_major_locator(LogLocator(numticks=most))
     axis.set_minor_locator(LogLocator(numticks=99))
@@ -185,7 +185,7 @@ def line_rows(
     """Return a figure with a row of panels for each part of the lines, all on the same axes."""
     by_label = {line.label: line for line in lines}
     split = parts(list(by_label), LINE_LIMIT)
-    made = figure(title, note, 2.75 * len(split) + 0.9)
+    made = figure(title, note, 3.1 * len(split) + 0.9)
     grid: Any = made.subplots(len(split), columns, sharex=True, sharey=True, squeeze=False)
     return made, [(list(row), [by_label[name] for name in part]) for row, part in zip(grid, split, strict=True)]
 
@@ -200,7 +200,7 @@ def legend_beside(axes: Axes) -> None:
         bbox_to_anchor=(1.01, 1.02),
         borderaxespad=0,
         handlelength=3.6,
-        labelspacing=0.7,
+        labelspacing=0.45,
     )
 
 
