@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FORMATS = ("png", "svg")
-SHADES = 64
+SHADES = 256
 SHOWN = ("p50", "p90", "p99")
 TIME = Quantity("time per call", tick_duration)
 RATE = Quantity("operations per second, all processes", tick_rate)
@@ -88,7 +88,7 @@ def _save_svg(figure: Figure, path: Path) -> None:
 
 
 def _save_png(figure: Figure, path: Path) -> None:
-    """Save with a palette: a fourth of the size, and plots are kept under version control."""
+    """Save with a palette: a third of the size, and plots are kept under version control."""
     from PIL import Image  # which comes with matplotlib
 
     pixels = BytesIO()

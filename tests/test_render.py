@@ -260,6 +260,18 @@ class TestPlots:
             if drawing.kind in (plots.COST, plots.THROUGHPUT):
                 assert SCENARIOS[drawing.scenario].step in text
 
+    @pytest.mark.parametrize("name", ["classic-1-delete-curves", "classic-throughput"])
+    def test_a_palette_loses_no_line_its_colour(self, drawn: tuple[Path, list[plots.Drawing]], name: str) -> None:
+        from PIL import Image, ImageColor
+
+        drawing = (drawn[0] / f"{name}.svg").read_text().lower()
+        with Image.open(drawn[0] / f"{name}.png") as image:
+            shades = [shade for _, shade in image.convert("RGB").getcolors(1 << 24) or []]
+        for colour in styles.COLOURS:
+            wanted = ImageColor.getrgb(colour)
+            near = any(max(abs(a - b) for a, b in zip(shade, wanted, strict=True)) <= 8 for shade in shades)  # type: ignore[arg-type]
+            assert near or colour.lower() not in drawing, colour
+
     def test_every_kind_is_there_where_its_numbers_are(self, record: Record) -> None:
         kinds: dict[str, set[str]] = {}
         for drawing in plots.drawings(record):
