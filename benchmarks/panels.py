@@ -82,9 +82,10 @@ def bounds(spreads: Iterable[Spread | None], extra: Iterable[float] = ()) -> tup
     """Return whole powers of ten around everything that is drawn."""
     ends = [end for spread in spreads if spread for end in (spread.median, *spread.interval[:2])]
     seen = [min(max(end, FLOOR), 1e300) for end in (*ends, *extra)] or [FLOOR]
+    # The logarithm of what is next to a power of ten may be rounded to it.
     low = math.floor(math.log10(min(seen)))
+    low -= 10.0**low > min(seen)
     high = max(math.ceil(math.log10(max(seen))), low + 1)
-    # The logarithm of what is just above a power of ten is rounded down to it.
     return 10.0**low, 10.0 ** (high + (10.0**high < max(seen)))
 
 
