@@ -82,19 +82,20 @@ def bounds(spreads: Iterable[Spread | None], extra: Iterable[float] = ()) -> tup
     """Return whole powers of ten around everything that is drawn."""
     ends = [end for spread in spreads if spread for end in (spread.median, *spread.interval[:2])]
     seen = [min(max(end, FLOOR), 1e300) for end in (*ends, *extra)] or [FLOOR]
+    # The logarithm of what is next to a power of ten may be rounded to it.
     low = math.floor(math.log10(min(seen)))
+    low -= 10.0**low > min(seen)
     high = max(math.ceil(math.log10(max(seen))), low + 1)
-    # The logarithm of what is just above a power of ten is rounded down to it.
     return 10.0**low, 10.0 ** (high + (10.0**high < max(seen)))
 
 
 def ticks(axis: Axis, quantity: Quantity, most: int) -> None:
-    """Give an axis at most `most` ticks with units: decades, a fine line for each, or multiples of a power of two."""
+    """Give an axis about `most` ticks with units: decades, a fine line for each, or multiples of a power of two."""
     from matplotlib.ticker import FuncFormatter, LogLocator, MultipleLocator, NullFormatter
 
     axis.set_major_formatter(FuncFormatter(lambda value, _: quantity.tick(value)))
     if not quantity.logarithmic:
-        axis.set_major_locator(MultipleLocator(2.0 ** math.ceil(math.log2(axis.get_view_interval()[1] / (most - 1)))))
+        axis.set_major_locator(MultipleLocator(2.0 ** math.ceil(math.log2(axis.get_view_interval()[1] / (most + 1)))))
         return
     axis.set_major_locator(LogLocator(numticks=most))
     axis.set_minor_locator(LogLocator(numticks=99))
@@ -185,7 +186,7 @@ def line_rows(
     """Return a figure with a row of panels for each part of the lines, all on the same axes."""
     by_label = {line.label: line for line in lines}
     split = parts(list(by_label), LINE_LIMIT)
-    made = figure(title, note, 2.75 * len(split) + 0.9)
+    made = figure(title, note, 3.1 * len(split) + 0.9)
     grid: Any = made.subplots(len(split), columns, sharex=True, sharey=True, squeeze=False)
     return made, [(list(row), [by_label[name] for name in part]) for row, part in zip(grid, split, strict=True)]
 
@@ -200,7 +201,7 @@ def legend_beside(axes: Axes) -> None:
         bbox_to_anchor=(1.01, 1.02),
         borderaxespad=0,
         handlelength=3.6,
-        labelspacing=0.7,
+        labelspacing=0.45,
     )
 
 

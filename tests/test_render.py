@@ -1,11 +1,9 @@
-"""What a benchmark record is made into: intervals, tables, plots, and the results on a page of the documentation."""
+"""What a benchmark record is made into: tables, plots, and the results on a page of the documentation."""
 
 from __future__ import annotations
 
 import builtins
-import random
 import re
-import statistics
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
@@ -16,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks import intervals, page, panels, plots, render, styles, tables
-from benchmarks.intervals import Interval, Spread, coverage, median_interval, ranks, ratio_spread
+from benchmarks import page, panels, plots, render, styles, tables
+from benchmarks.intervals import Interval, Spread
 from benchmarks.record import CURVE, Calls, Record, ScenarioFacts, SubjectFacts, Trial, load
 from benchmarks.repetitions import curve_spreads, percentile_spread, slowest, speedup
 from benchmarks.subjects import BenchmarkError
@@ -30,7 +28,6 @@ DRAWN = {
     *("think-get-cost", "bulk-get_many-set_many-bars", f"{ALONE}-hit-bars", f"{ALONE}-hit-curves", f"{ALONE}-size"),
 }
 SVG = "{http://www.w3.org/2000/svg}"
-values = st.floats(-1e12, 1e12)
 
 
 @pytest.fixture(scope="module")
@@ -50,68 +47,6 @@ def drawn(record: Record, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pat
     """Draw each kind of plot at least once, and what is odd: one subject alone, a step of zero, subjects missing."""
     directory = tmp_path_factory.mktemp("plots") / "new"
     return directory, plots.draw(record, directory, chosen=lambda drawing: drawing.name in DRAWN)
-
-
-class TestIntervals:
-    def test_five_repetitions_reach_from_lowest_to_highest(self) -> None:
-        assert median_interval([3, 1, 5, 2, 4]) == (1, 5, 0.9375)
-
-    @pytest.mark.parametrize(
-        ("count", "rank", "probability"),
-        # As in published tables of intervals of the median.
-        [
-            (1, 1, 0),
-            (2, 1, 0.5),
-            (5, 1, 0.9375),
-            (6, 1, 0.96875),
-            (8, 1, 0.9921875),
-            (9, 2, 0.9609375),
-            (20, 6, 0.9586),
-        ],
-    )
-    def test_ranks_are_those_of_the_binomial_distribution(self, count: int, rank: int, probability: float) -> None:
-        found, covered = ranks(count)
-        assert found == rank
-        assert covered == pytest.approx(probability, abs=5e-5)
-
-    @given(st.lists(values, min_size=1, max_size=60))
-    def test_the_median_lies_inside(self, some: list[float]) -> None:
-        low, high, probability = median_interval(some)
-        assert min(some) <= low <= statistics.median(some) <= high <= max(some)
-        assert 0 <= probability <= 1
-
-    @given(st.integers(6, 300))
-    def test_no_narrower_interval_would_do(self, count: int) -> None:
-        rank, probability = ranks(count)
-        assert probability == coverage(count, rank) >= intervals.WANTED
-        assert rank + 1 > (count + 1) // 2 or coverage(count, rank + 1) < intervals.WANTED
-
-    @pytest.mark.parametrize("count", [5, 7, 12])
-    @pytest.mark.parametrize("kind", ["exponential", "log-normal"])
-    def test_simulated_coverage_is_the_stated_one(self, count: int, kind: str) -> None:
-        draw, rounds = random.Random(count), 4_000
-        exponential = kind == "exponential"
-        median = 0.6931471805599453 if exponential else 1.0
-        found = [
-            median_interval([draw.expovariate(1) if exponential else draw.lognormvariate(0, 2) for _ in range(count)])
-            for _ in range(rounds)
-        ]
-        held = sum(low <= median <= high for low, high, _ in found) / rounds
-        assert held == pytest.approx(found[0].coverage, abs=0.015)
-
-    def test_a_ratio_is_taken_within_each_repetition(self) -> None:
-        spread = ratio_spread([10, 200, 30], [5, 100, 10])
-        assert spread == Spread(2, Interval(2, 3, 0.75), 3)
-        assert ratio_spread([1], [0]).median == float("inf")
-
-    @pytest.mark.parametrize("wrong", [(3, 0), (3, 3), (0, 1)])
-    def test_an_impossible_rank_is_refused(self, wrong: tuple[int, int]) -> None:
-        with pytest.raises(ValueError, match="rank"):
-            coverage(*wrong)
-
-    def test_no_repetitions_are_refused(self) -> None:
-        with pytest.raises(ValueError, match="no repetitions"):
-            Spread.of([])
 
 
 def trial(repetition: int, samples: list[float], seconds: float = 1.0, **more: Any) -> Trial:
@@ -259,6 +194,18 @@ class TestPlots:
                     assert LABELS[name] in text, drawing.name
             if drawing.kind in (plots.COST, plots.THROUGHPUT):
                 assert SCENARIOS[drawing.scenario].step in text
+
+    @pytest.mark.parametrize("name", ["classic-1-delete-curves", "classic-throughput"])
+    def test_a_palette_loses_no_line_its_colour(self, drawn: tuple[Path, list[plots.Drawing]], name: str) -> None:
+        from PIL import Image, ImageColor
+
+        drawing = (drawn[0] / f"{name}.svg").read_text().lower()
+        with Image.open(drawn[0] / f"{name}.png") as image:
+            shades = [shade for _, shade in image.convert("RGB").getcolors(1 << 24) or []]
+        for colour in styles.COLOURS:
+            wanted = ImageColor.getrgb(colour)
+            near = any(max(abs(a - b) for a, b in zip(shade, wanted, strict=True)) <= 8 for shade in shades)  # type: ignore[arg-type]
+            assert near or colour.lower() not in drawing, colour
 
     def test_every_kind_is_there_where_its_numbers_are(self, record: Record) -> None:
         kinds: dict[str, set[str]] = {}
