@@ -314,5 +314,8 @@ def test_every_call_runs_on_the_package_itself(tmp_path: Path) -> None:
 
 
 def test_a_package_from_elsewhere_is_refused(tmp_path: Path) -> None:
-    with Crew(1) as crew, pytest.raises(BenchmarkError, match=r"diskcache_like came from .* instead of the revision in"):
+    with (
+        Crew(1) as crew,
+        pytest.raises(BenchmarkError, match=r"diskcache_like came from .* instead of the revision in"),
+    ):
         crew.run(duel.take_side, [duel.Side(tmp_path, tmp_path / "caches", 0)])
