@@ -11,12 +11,14 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 from benchmarks import catalogue
 from benchmarks.command import FAILED, GOOD, INTERRUPTED, UNUSABLE, positive, progress, run_as_command
 from benchmarks.harness import Amounts, Harness
 from benchmarks.measure import measure_costs
+from benchmarks.page import belongs
 from benchmarks.plots import draw
 from benchmarks.record import Record
 from benchmarks.report import machine_facts
@@ -61,6 +63,7 @@ def measure(asked: argparse.Namespace) -> int:
     subjects = named("subject", asked.subject or catalogue.SUBJECTS, catalogue.SUBJECTS)
     amounts = Amounts(**{name: getattr(asked, name) for name in Amounts.__dataclass_fields__})
     asked.out.mkdir(parents=True, exist_ok=True)
+    path = asked.out / "record.json"
     with workspace(asked.directory) as space, progress({"bench": 1}) as show:
         costs = measure_costs()
         record = Record(
@@ -75,8 +78,9 @@ def measure(asked: argparse.Namespace) -> int:
                 for table in scenario_tables(record, name):
                     print(table.text(), flush=True)
         finally:
-            record.save(asked.out / "record.json")
-    print(f"{asked.out / 'record.json'} written, {len(draw(record, asked.out))} plots drawn beside it")
+            record.save(path)
+    drawn = draw(record, asked.out, chosen=partial(belongs, record))
+    print(f"{len(drawn)} plots drawn beside {path}; all of them: python -m benchmarks.render {path}")
     return judged(record)
 
 

@@ -29,7 +29,7 @@ class Amounts:
 
     repeats: int = 5
     operations: int = 100_000
-    seconds: float = 0.25
+    seconds: float = 0.2
     processes: int = 8
     largest: int = 1_000_000
 

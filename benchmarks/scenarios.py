@@ -106,7 +106,7 @@ SCENARIOS: dict[str, Scenario] = {
         processes=lambda step, most: min(2, most),
     ),
     "sizes": Scenario(
-        ScenarioFacts("80 % get, 20 % set, values of one size", "What do large values cost?", "bytes"),
+        ScenarioFacts("80 % get, 20 % set, values of one size", "What do large values cost?", "bytes of a value"),
         lambda size: Mix(100 if size < 1_000_000 else 20, READ_MOSTLY, Bytes(size)),
         (*OURS, *PEERS),
         steps=(100, 10_000, 100_000, 1_000_000),

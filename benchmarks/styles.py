@@ -7,6 +7,7 @@ and dashes, bars by hatch.
 
 from __future__ import annotations
 
+import re
 import textwrap
 from dataclasses import dataclass
 from typing import Any
@@ -79,7 +80,8 @@ def look(place: int) -> Look:
 
 def wrapped(label: str) -> str:
     """Break a long label into lines, between words only."""
-    return textwrap.fill(label, LABEL_CHARACTERS, break_long_words=False, break_on_hyphens=False)
+    together = re.sub(r"(?<=\d) (?=(?:ms|s|shards)\b)", "\u00a0", label)  # a number stays with its unit
+    return textwrap.fill(together, LABEL_CHARACTERS, break_long_words=False, break_on_hyphens=False)
 
 
 def tick_duration(nanoseconds: float) -> str:
