@@ -7,7 +7,6 @@ interrupted. What another subject failed with is printed below its tables and is
 from __future__ import annotations
 
 import argparse
-import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -15,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks import catalogue
-from benchmarks.command import FAILED, GOOD, INTERRUPTED, UNUSABLE, positive, progress, run_as_command
+from benchmarks.command import FAILED, GOOD, explained, positive, progress, refuse_lost, run_as_command, seconds
 from benchmarks.harness import Amounts, Harness
 from benchmarks.measure import measure_costs
 from benchmarks.page import belongs
@@ -44,7 +43,7 @@ def parser() -> argparse.ArgumentParser:
     add("--list", action="store_true", help="list scenarios and subjects, and measure nothing")
     for name, meaning in NUMBERS.items():
         add(f"--{name}", type=positive, default=getattr(Amounts(), name), help=f"{meaning} (%(default)s)")
-    add("--seconds", type=float, default=Amounts().seconds, help="most seconds of a pass (%(default)s)")
+    add("--seconds", type=seconds, default=Amounts().seconds, help="most seconds of a pass (%(default)s)")
     add("--directory", type=Path, default=Path(tempfile.gettempdir()), help="where stores are made (%(default)s)")
     add("--out", type=Path, default=Path("build/benchmarks"), help="where record and plots go (%(default)s)")
     return made
@@ -100,18 +99,13 @@ def judged(record: Record) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, and explain what prevents it."""
-    asked = parser().parse_args(arguments)
+    made = parser()
+    asked = made.parse_args(arguments)
     if asked.list:
         print(listing())
         return GOOD
-    try:
-        return measure(asked)
-    except BenchmarkError as error:
-        print(f"benchmarks: {error}", file=sys.stderr)
-        return UNUSABLE
-    except KeyboardInterrupt:
-        print("benchmarks: interrupted", file=sys.stderr)
-        return INTERRUPTED
+    refuse_lost(made, asked.directory)
+    return explained(made, lambda: measure(asked), BenchmarkError)
 
 
 if __name__ == "__main__":

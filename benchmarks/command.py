@@ -8,7 +8,10 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, NoReturn
+
+from benchmarks.subjects import BenchmarkError
 
 GOOD, UNUSABLE, FAILED, INTERRUPTED = 0, 2, 3, 130
 
@@ -18,6 +21,17 @@ def positive(text: str) -> int:
     number = int(text.replace("_", "").replace(",", ""))
     if number < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1: {text}")
+    return number
+
+
+def seconds(text: str) -> float:
+    """Read a positive number of seconds."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < 1e6:
+        raise argparse.ArgumentTypeError(f"expected a positive number of seconds, not {text!r}")
     return number
 
 
@@ -43,6 +57,29 @@ def progress(weights: dict[str, int]) -> Iterator[Callable[[str], Callable[[str,
             return note
 
         yield show
+
+
+def explained(parser: argparse.ArgumentParser, work: Callable[[], int], unusable: type[BenchmarkError]) -> int:
+    """Run a command and return its exit status, having said in one line what prevented it or that it was interrupted.
+
+    `unusable`: errors that are about what was asked for; others mean that a measurement failed.
+    """
+    program = parser.prog.removeprefix("python -m ")
+    try:
+        return work()
+    except BenchmarkError as error:
+        print(f"{program}: {error}", file=sys.stderr)
+        return UNUSABLE if isinstance(error, unusable) else FAILED
+    except KeyboardInterrupt:
+        print(f"{program}: interrupted", file=sys.stderr)
+        return INTERRUPTED
+
+
+def refuse_lost(parser: argparse.ArgumentParser, directory: Path, *files: Path | None) -> None:
+    """End with an error now, rather than after minutes, if a directory that is to be written to is not there."""
+    for needed in (directory, *(path.parent for path in files if path)):
+        if not needed.is_dir():
+            parser.error(f"no such directory: {needed}")
 
 
 def _stop(*_: object) -> None:

@@ -11,21 +11,19 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from benchmarks.command import FAILED, GOOD, INTERRUPTED, UNUSABLE, positive, progress, run_as_command
+from benchmarks.command import GOOD, explained, positive, progress, refuse_lost, run_as_command, seconds
 from benchmarks.crew import Crew
 from benchmarks.duel import CALLS, Block, Side, measure_block, measure_together, take_side
 from benchmarks.intervals import median_interval
 from benchmarks.measure import measure_costs
 from benchmarks.report import Table, duration, machine_facts
 from benchmarks.revisions import Revision, RevisionError, build_helpers, export, repository
-from benchmarks.subjects import BenchmarkError
 from benchmarks.workspace import Workspace, workspace
 
 SLOWER_FOUND = 1
@@ -114,17 +112,6 @@ def percentage(text: str) -> float:
     if not 0 <= share < 100:
         raise argparse.ArgumentTypeError(f"expected a percentage such as 10%, not {text!r}")
     return share
-
-
-def seconds(text: str) -> float:
-    """Read a positive number of seconds."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0 < number < 1e6:
-        raise argparse.ArgumentTypeError(f"expected a positive number of seconds, not {text!r}")
-    return number
 
 
 def parser() -> argparse.ArgumentParser:
@@ -308,17 +295,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Compare, and explain what prevents it."""
     made = parser()
     asked = made.parse_args(arguments)
-    for needed in (asked.directory, *([asked.json.parent] if asked.json else [])):
-        if not needed.is_dir():
-            made.error(f"no such directory: {needed}")
-    try:
-        return compare(asked)
-    except KeyboardInterrupt:
-        print("benchmarks.compare: interrupted", file=sys.stderr)
-        return INTERRUPTED
-    except BenchmarkError as error:
-        print(f"benchmarks.compare: {error}", file=sys.stderr)
-        return UNUSABLE if isinstance(error, RevisionError) else FAILED
+    refuse_lost(made, asked.directory, asked.json)
+    return explained(made, lambda: compare(asked), RevisionError)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks.budgets import AIM, BUDGETS, MISSED, MUST, UNCLEAR, UNMEASURED, Outcome, assess
-from benchmarks.command import FAILED, GOOD, INTERRUPTED, UNUSABLE, run_as_command
+from benchmarks.command import FAILED, GOOD, explained, refuse_lost, run_as_command
 from benchmarks.measure import measure_costs
 from benchmarks.quick import FULL_WRITES, Record, measure_all, write_json
 from benchmarks.report import Table, machine_facts
@@ -177,17 +177,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Check the objectives, and explain what prevents it."""
     made = parser()
     asked = made.parse_args(arguments)
-    for needed in (asked.directory, *(path.parent for path in (asked.report, asked.json) if path)):
-        if not needed.is_dir():
-            made.error(f"no such directory: {needed}")
-    try:
-        return check(asked)
-    except MissingSubject as error:
-        print(f"benchmarks.objectives: {error}", file=sys.stderr)
-        return UNUSABLE
-    except KeyboardInterrupt:
-        print("benchmarks.objectives: interrupted", file=sys.stderr)
-        return INTERRUPTED
+    refuse_lost(made, asked.directory, asked.report, asked.json)
+    return explained(made, lambda: check(asked), MissingSubject)
 
 
 if __name__ == "__main__":

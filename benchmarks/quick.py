@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks.budgets import MISSED, Outcome, judge
 from benchmarks.classic import classic, fanout
-from benchmarks.command import FAILED, GOOD, INTERRUPTED, UNUSABLE, positive, progress, run_as_command
+from benchmarks.command import FAILED, GOOD, explained, positive, progress, refuse_lost, run_as_command
 from benchmarks.growth import bulk, growth
 from benchmarks.limit import limit
 from benchmarks.measure import measure_costs
@@ -201,18 +201,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, and explain what prevents it."""
     made = parser()
     asked = made.parse_args(arguments)
-    # Said now rather than after two minutes.
-    for needed in (asked.directory, *([asked.json.parent] if asked.json else [])):
-        if not needed.is_dir():
-            made.error(f"no such directory: {needed}")
-    try:
-        return measure(asked)
-    except MissingSubject as error:
-        print(f"benchmarks.quick: {error}", file=sys.stderr)
-        return UNUSABLE
-    except KeyboardInterrupt:
-        print("benchmarks.quick: interrupted", file=sys.stderr)
-        return INTERRUPTED
+    refuse_lost(made, asked.directory, asked.json)
+    return explained(made, lambda: measure(asked), MissingSubject)
 
 
 if __name__ == "__main__":
