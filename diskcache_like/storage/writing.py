@@ -218,6 +218,7 @@ class Writer(Reader):
         except BaseException as error:
             header[_COUNT] = UNKNOWN  # whether the statement was committed is not known here
             if isinstance(error, sqlite3.Error):
+                self.note_inserted()
                 self.failed(error)
             raise
         finally:
@@ -239,12 +240,17 @@ class Writer(Reader):
                 return 1
         else:
             done = cursor.execute(sql.UPSERT_PLAIN, parameters)
-            if done.lastrowid != self._inserted:
+            if done.rowcount:
+                if done.lastrowid == self._inserted:
+                    return 0
                 self._inserted = h
                 return 1
-            if done.rowcount:
-                return 0
         return self._upsert_row(self._place(h, stored), stored, Row(v), tick, h % self.slot_prime)
+
+    def note_inserted(self) -> None:
+        """Ask SQLite which rowid it inserted last: it remembers that of failed statements and other tables."""
+        with suppress(sqlite3.Error):  # it reads no page, so this is a writer that can do nothing any more
+            self._inserted = self.writer.execute(sql.LAST_INSERTED).fetchone()[0]
 
     def _count(self, added: int) -> None:
         """Keep the number of entries in the header; in a transaction only when that is committed."""
@@ -444,6 +450,7 @@ class Writer(Reader):
             yield 2 * tick + 2 if locked else 1
         except sqlite3.Error as error:
             self.header[_COUNT] = UNKNOWN
+            self.note_inserted()
             self.failed(error)
         finally:
             if not locked and self.txn is not None:
