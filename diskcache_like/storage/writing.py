@@ -236,13 +236,13 @@ class Writer(Reader):
         cursor = self._cursor or self._open_cursor()
         parameters = (h, _blob(stored), tick, _blob(v))
         if known or h == self._inserted:
-            if cursor.execute(sql.UPDATE_PLAIN, parameters).rowcount:
+            if cursor.execute(sql.UPDATE_RECORD, parameters).rowcount:
                 return 0
-            if cursor.execute(sql.UPSERT_PLAIN, parameters).rowcount:
+            if cursor.execute(sql.UPSERT_RECORD, parameters).rowcount:
                 self._inserted = h
                 return 1
         else:
-            done = cursor.execute(sql.UPSERT_PLAIN, parameters)
+            done = cursor.execute(sql.UPSERT_RECORD, parameters)
             if done.rowcount:
                 if done.lastrowid == self._inserted:
                     return 0
@@ -362,7 +362,7 @@ class Writer(Reader):
             if change is None:
                 return 1
             if isinstance(change, bytes | Row):
-                return self._upsert(h, stored, change, locked)
+                return self._upsert(h, stored, change, locked, known=v is not None)
             with self.changing([place], locked) as generation:
                 if isinstance(change, Touch):
                     self._touch(place, change)
