@@ -10,7 +10,7 @@ UPSERT_PLAIN = """INSERT INTO entry (h, k, seq, rank, v) VALUES (?1, ?2, ?3, 2 *
     ON CONFLICT (h) DO UPDATE SET rank = excluded.rank, base = 0, expire = NULL, tag = NULL, size = 0, file = NULL,
     spelling = NULL, v = excluded.v WHERE k = excluded.k"""
 # The same for one row, unless the row that is there has more than a record: a statement that sets none of the columns
-# that an index or a trigger looks at is cheaper by a twentieth. The second is for a place that most likely holds the key.
+# that an index or a trigger looks at is cheaper by a twentieth. Then its half for a place most likely taken.
 _PLAIN = "base = 0 AND expire IS NULL AND tag IS NULL AND size = 0 AND file IS NULL AND spelling IS NULL"
 UPSERT_RECORD = f"""INSERT INTO entry (h, k, seq, rank, v) VALUES (?1, ?2, ?3, 2 * ?3, ?4)
     ON CONFLICT (h) DO UPDATE SET rank = excluded.rank, v = excluded.v WHERE k = excluded.k AND {_PLAIN}"""  # noqa: S608 - made of constants

@@ -12,6 +12,7 @@ import os
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from operator import itemgetter
 from typing import Any
 
 from .. import files
@@ -160,19 +161,28 @@ class Writer(Reader):
         if header[_WRITTEN] > header[_MARK]:
             room.housekeeping(self, incoming)
         with self.changing([h for h, _, _ in rows], locked=False):
-            places = {h for h, _, _ in rows}
-            new = len(places) - len(self.present(list(places)))
             first = header[_TICK] + 1
             header[_TICK] += len(rows)
             parameters = [(h, _blob(stored), first + i, _blob(v)) for i, (h, stored, v) in enumerate(rows)]
-            done = self.writer.executemany(sql.UPSERT_PLAIN, parameters).rowcount
-            if new:
-                self._inserted = self.writer.execute(sql.LAST_INSERTED).fetchone()[0]
-            if done == len(rows):
-                self._count(new)
-                return True
+            parameters.sort(key=itemgetter(0))  # stable: of equal keys the last one stays the last
+            return self._write_sorted(parameters)
+
+    def _write_sorted(self, parameters: list[tuple[int, bytearray, int, bytearray]]) -> bool:
+        """Do `_upsert_plain` for rows in order of their places, which share pages."""
+        places = list(dict.fromkeys(h for h, _, _, _ in parameters))
+        first = places[: sql.MANY]
+        all_there = len(self.present(first)) == len(first)  # then most likely the rest is there too
+        if all_there and self.writer.executemany(sql.UPDATE_RECORD, parameters).rowcount == len(parameters):
+            return True
+        new = len(places) - len(self.present(places))
+        done = self.writer.executemany(sql.UPSERT_PLAIN, parameters).rowcount
+        if new:
+            self.note_inserted()
+        if done == len(parameters):
+            self._count(new)
+            return True
         # Another key's place: what was written stays within this transaction, and is written again with probing.
-        self._count(len(self.present(list(places))) - (len(places) - new))
+        self._count(len(self.present(places)) - (len(places) - new))
         return False
 
     def present(self, places: Sequence[int]) -> set[int]:
