@@ -172,6 +172,24 @@ def test_a_cache_that_fills_the_disk(disk: Disk, size: int) -> None:
         assert cache.get_many(stored) == stored
 
 
+def test_an_insert_that_failed_is_no_entry(disk: Disk) -> None:
+    with closing(Cache(disk.path / "cache", **OPTIONS)) as cache:
+        for number in range(10):
+            cache[number] = "old"
+        disk.fill()
+        for number in range(1000):
+            with suppress(DiskFull):
+                cache.set(("new", number), ROW)
+                continue
+            break
+        disk.empty()
+        before = len(cache)
+        for number in range(10):
+            cache[number] = "new"
+        assert len(cache) == before
+        assert cache.check() == []
+
+
 def full_of_files(disk: Disk, **options: Any) -> Cache:
     """Return a cache whose value files have filled the disk to the last page."""
     cache = Cache(disk.path / "cache", **{**OPTIONS, **options})

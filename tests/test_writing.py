@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from diskcache_like import Cache, ExpiryError, KeyEncodeError, ValueEncodeError, ValueTooLarge
+from diskcache_like import Cache, ExpiryError, FanoutCache, KeyEncodeError, ValueEncodeError, ValueTooLarge
 
 from .conftest import Opener
 from .kinds import Clock, Kind, exact, few
@@ -225,6 +225,26 @@ def test_delete_tells_whether_there_was_a_live_entry(cache: Cache, clock: Clock)
     assert cache.delete("key") is False
     with pytest.raises(KeyError):
         del cache["key"]
+
+
+@pytest.mark.parametrize("expire", [None, 1e6])
+@pytest.mark.parametrize(
+    "there", [range(0), range(300), range(0, 300, 2), range(299), range(1, 300), range(150), range(0, 300, 60)]
+)
+def test_set_many_over_what_is_there(cache: Cache, there: range, expire: float | None) -> None:
+    for number in there:
+        cache.set(number, "old", expire=expire)
+    items = [(number, number) for number in range(300)] + [(number, "again") for number in range(0, 300, 50)]
+    assert len(cache) == len(there)
+    assert cache.set_many(items) == len(items)
+    assert cache.get_many(range(300)) == dict(items)
+    assert cache.get(7, expire_time=True) == (7, None)
+    in_order = [*there, *(number for number in range(300) if number not in there)]
+    assert list(cache) == in_order if not isinstance(cache, FanoutCache) else set(cache) == set(in_order)
+    for key, number in ((3, 300), ("next", 301), (4, 301), ("next", 301), ("last", 302)):
+        cache.set(key, "new")
+        assert len(cache) == number
+    assert cache.check() == []
 
 
 def test_set_many_and_delete_many_do_what_one_by_one_would(cache: Cache, clock: Clock) -> None:

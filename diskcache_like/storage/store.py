@@ -141,6 +141,7 @@ class Store(Writer):
     def set_file_total(self, file_bytes: int) -> None:
         """Correct the total of bytes in value files; the write lock is held."""
         self._execute(sql.SET_FILES, (file_bytes,))
+        self.note_inserted()
 
     def index_tags(self, wanted: bool, timeout: float | None) -> None:
         """Make or drop the index on tags."""
