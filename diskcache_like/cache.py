@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, ParamSpec, Self, TypeVar, overload
 
-from . import keys
+from . import keys, rotation
 from . import memoize as memoizing
 from .coherence.generations import Header
 from .disk import Disk, Stored
@@ -28,7 +28,7 @@ from .entries import (
 from .errors import DecodeError, DiskFull, ExpiryError, SettingError, StorageError, Timeout, ValueTooLarge
 from .hot import note_often
 from .queues import Queues, discard
-from .record import MODE_RAW, pack
+from .record import MODE_RAW
 from .settings import DEFAULT_SETTINGS, OPTIONAL_SETTINGS, checked, checked_all
 from .storage.check import check_store
 from .storage.shards import new_disk
@@ -450,8 +450,7 @@ class Cache(Queues):
             if record is None or not self._is_live(record):
                 return None
             touched = True
-            signer = self._secret.signer if record.signed else None
-            return Touch(expiry, pack(target.stored, record._replace(expire=expiry), signer))
+            return Touch(expiry, self._repacked(target, record._replace(expire=expiry)))
 
         try:
             target.store.compute(target.h, target.stored, decide, self._wait(retry))
@@ -599,7 +598,7 @@ class Cache(Queues):
 
     def evict(self, tag: Any, retry: bool = False) -> int:
         """Remove every entry with this tag and return how many there were; in batches, like `clear`."""
-        column = keys.encode_tag(tag)
+        column = self._tag_column(keys.encode_tag(tag))
         if column is None:
             return 0
         wait = self._wait_for_all(retry)
@@ -678,6 +677,15 @@ class Cache(Queues):
     def volume(self) -> int:
         """Return the bytes in use on disk: database pages that hold something, and value files."""
         return sum(store.volume() for store in self._shards.stores)
+
+    def rotate(self, new_secret: bytes | str, progress: Callable[[int, int], object] | None = None) -> None:
+        """Give an encrypted cache another secret, and seal every entry anew with another key.
+
+        Others may go on using it: those with the old secret until this is done. If it is interrupted, either secret
+        opens the cache, and to call it again goes on. `progress(done, total)` is called after each 100 entries. Waits
+        for the write lock without limit. Raises SettingError for a cache that is not encrypted.
+        """
+        rotation.rotate(self, new_secret, progress)
 
     def create_tag_index(self) -> None:
         """Make the index that lets `evict` find a tag without reading every entry."""

@@ -20,8 +20,10 @@ from typing import Any, BinaryIO, Self
 from . import codecs, files, keys
 from .codecs import NotData, encode_value
 from .errors import DecodeError, SignatureError, ValueEncodeError
+from .keyring import Sealer
 from .pickles import dumps_pickle, loads_pickle
 from .record import MODE_BINARY, MODE_NONE, MODE_PICKLE, MODE_RAW, MODE_TEXT, Record
+from .sealing import CHUNK, SealedFile, sealed_pieces
 from .signing import Secret
 
 __all__ = [
@@ -68,7 +70,8 @@ Loaded = tuple[Any, Any, Callable[[Any], Any] | None]
 KEEP_NOT = Constant("KEEP_NOT")  # in the second place of a Loaded: the hot layer keeps nothing
 
 
-_CACHE_SETS = frozenset({"authenticates", "codec", "pickle_policy", "plain_values", "secret", "sync"})
+_CACHE_SETS = frozenset({"authenticates", "codec", "pickle_policy", "plain_values", "sealer", "secret", "sync"})
+_CONTRACT = ("put", "get", "store", "fetch", "hash", "filename", "remove")
 
 
 class _Digest:
@@ -97,6 +100,7 @@ class Disk:
     `min_file_size`: bytes from which a value goes to a file. `pickle_protocol`: protocol for what is not plain data.
     """
 
+    sealer: Sealer | None = None  # seals everything that is stored, in an encrypted cache
     codec = "msgpack"  # recorded in the cache and compared on reopening; a subclass that overrides store has its name
 
     def __init__(
@@ -137,6 +141,11 @@ class Disk:
     def codec_name(cls) -> str:
         """Return the name under which a cache records how its values are encoded."""
         return Disk.codec if cls.store is Disk.store and cls.put is Disk.put else cls.__qualname__
+
+    @classmethod
+    def may_be_sealed(cls) -> bool:
+        """Tell whether an encrypted cache may use this class: one that changes the contract would see what it seals."""
+        return all(getattr(cls, name) is getattr(Disk, name) for name in _CONTRACT)
 
     # -- the contract ---------------------------------------------------------------------------------------------
 
@@ -186,10 +195,12 @@ class Disk:
 
     def key_encoder(self) -> Callable[[Any], bytes]:
         """Return the function that does what `stored_key` does, without a detour where `put` is the default's."""
-        return keys.encode_key if self._own_keys else self.stored_key
+        return keys.encode_key if self._own_keys and self.sealer is None else self.stored_key
 
     def stored_key(self, key: object) -> bytes:
         """Return the bytes under which the database holds `key`."""
+        if self.sealer is not None:
+            return self.sealer.blind_key(keys.encode_key(key))
         if self._own_keys:
             return keys.encode_key(key)
         if isinstance(key, _QUEUE_KEYS):
@@ -199,6 +210,11 @@ class Disk:
 
     def spelling(self, key: object, stored: bytes) -> bytes | None:
         """Return what has to be stored beside `stored` for iteration to give back a key like `key`."""
+        if self.sealer is not None:
+            canonical = keys.encode_key(key)
+            spelled = keys.spelling(key, canonical)
+            kept = spelled if spelled is None or spelled[0] == 0 or self.pickle_policy != "never" else None
+            return self.sealer.seal_key(stored, canonical, kept)
         if not self._own_keys:
             return None
         spelled = keys.spelling(key, stored)
@@ -214,6 +230,8 @@ class Disk:
         """Return the key for `stored`; raise DecodeError where only code or another secret could rebuild it."""
         if type(stored) is not bytes or not isinstance(spelling, bytes | None):
             raise DecodeError("key and spelling are not BLOBs")
+        if self.sealer is not None:
+            return self._key_of(*self.sealer.open_key(stored, spelling), authentic=True)
         if not self._own_keys:
             pair = keys.decode_key(stored)
             if isinstance(pair, _QUEUE_KEYS):
@@ -221,9 +239,14 @@ class Disk:
             if not isinstance(pair, tuple) or len(pair) != 2:
                 raise DecodeError("stored key was not written by this kind of Disk")
             return self.get(*pair)
+        return self._key_of(stored, spelling, self._trusts_keys())
+
+    def _key_of(self, stored: bytes, spelling: bytes | None, authentic: bool) -> Any:
         if spelling is None or spelling[:1] != b"\x01":
             return keys.decode_key(stored, spelling)
-        pickled = spelling[1:] if self._trusts_keys() else self._verified_key(stored, spelling)
+        if authentic and self.pickle_policy == "never":
+            raise SignatureError("key is an instance and the policy is pickle='never'")
+        pickled = spelling[1:] if authentic else self._verified_key(stored, spelling)
         key = loads_pickle(pickled)
         if keys.encode_key(key) != stored:
             raise DecodeError("stored key and its spelling do not agree")
@@ -306,10 +329,35 @@ class Disk:
         return self.authenticates or mode == MODE_PICKLE
 
     def _write(self, mode: int, pieces: Iterable[bytes], key: Any, value: Any) -> Stored:
+        if self.sealer is not None:
+            return self._write_sealed(mode, pieces, self.sealer)
         name, _ = self.filename(key, value)
         digest = _Digest(self._strong(mode))
         size = files.write(self._directory, name, digest.passing(pieces), self.sync)
         return mode, digest.value(), name, size
+
+    def _write_sealed(self, mode: int, pieces: Iterable[bytes], sealer: Sealer) -> Stored:
+        """Write a value file under a key of its own; the payload is the epoch of the key that this is derived from."""
+        identifier = os.urandom(16)
+        name = files.name_of(identifier)
+        data_key = sealer.current()
+        sealed = sealed_pieces(data_key.file_cipher(identifier), pieces)
+        return mode, data_key.epoch, name, files.write(self._directory, name, sealed, self.sync)
+
+    def sealed_file(self, record: Record) -> SealedFile:
+        """Return the open value file of a record as its content, which is verified as it is read."""
+        assert record.file is not None
+        assert self.sealer is not None
+        identifier = files.to_column(record.file)
+        if not isinstance(identifier, bytes):
+            raise DecodeError(f"value file {record.file!r} of an encrypted entry has no name made from an id")
+        cipher = self.sealer.key_of(record.payload).file_cipher(identifier)
+        reader = self._opened(record)
+        try:
+            return SealedFile(reader, cipher, record.size)
+        except BaseException:
+            reader.close()
+            raise
 
     def _digest_of(self, filename: str, strong: bool) -> bytes:
         digest = _Digest(strong)
@@ -321,7 +369,7 @@ class Disk:
     def _opened(self, record: Record) -> BinaryIO:
         """Return the open value file after comparing its size with the record."""
         assert record.file is not None
-        if record.signed and len(record.payload) != DIGEST_SIZE:
+        if record.signed and len(record.payload) != DIGEST_SIZE and self.sealer is None:
             raise SignatureError("value file of an authenticated entry has no authenticated digest")
         reader = files.open_read(self._directory, record.file)
         if os.fstat(reader.fileno()).st_size != record.size:
@@ -338,6 +386,8 @@ class Disk:
 
     def _verified_reader(self, record: Record) -> BinaryIO:
         """Return the open value file after comparing its size and digest with the record."""
+        if self.sealer is not None:
+            return self._verified_sealed_reader(record)
         reader = self._opened(record)
         try:
             self._compare(record, files.chunks(reader))
@@ -347,8 +397,21 @@ class Disk:
             raise
         return reader
 
+    def _verified_sealed_reader(self, record: Record) -> BinaryIO:
+        """Return a reader of the content, all of which was verified once, and is again as it is read."""
+        content = self.sealed_file(record)
+        try:
+            content.verify()
+        except BaseException:
+            content.close()
+            raise
+        return io.BufferedReader(content, CHUNK)
+
     def _verified_content(self, record: Record) -> bytes:
         """Return the content of the value file, read once: what is decoded is what was compared."""
+        if self.sealer is not None:
+            with self.sealed_file(record) as sealed:
+                return b"".join(sealed.chunks())
         with self._opened(record) as reader:
             content = reader.read(record.size)
         self._compare(record, (content,))

@@ -13,7 +13,7 @@ import tempfile
 import time
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from datetime import timedelta
 from enum import Enum
@@ -31,11 +31,14 @@ from .errors import (
     DirectoryError,
     ExpiryError,
     KeyEncodeError,
+    KeyringError,
+    SecretError,
     SettingError,
     SignatureError,
     SignatureWarning,
 )
 from .hot import OVERHEAD, HotLayer
+from .keyring import Keyring, Master, Sealer
 from .metrics import Metrics
 from .policies import policy_named
 from .record import FULL, MODE_PICKLE, MODE_RAW, RESIDUE, SIGNED, SIMPLE_HEAD, Record, pack, unpack
@@ -81,6 +84,9 @@ class Options:
 
     pickle: str | None = None
     secret: bytes | str | None = None
+    encrypt: bool | None = None
+    namespace: str = ""
+    hot_encoded: bool = False
     strict: bool = False
     shared: bool = False
     coherence: str | None = None
@@ -96,6 +102,10 @@ class Options:
         if type(slots) is not int or not MIN_SLOTS <= slots <= MAX_SLOTS or slots & (slots - 1):
             wanted = f"a power of two from {MIN_SLOTS} to {MAX_SLOTS}"
             raise SettingError(f"generation_slots is {slots!r}, expected {wanted}")
+        if not isinstance(options.namespace, str):
+            raise SettingError(f"namespace is {options.namespace!r}, expected text")
+        if options.encrypt is not None and type(options.encrypt) is not bool:
+            raise SettingError(f"encrypt is {options.encrypt!r}, expected True or False")
         if not callable(options.clock):
             raise SettingError(f"clock is {options.clock!r}, expected a function that returns seconds since 1970")
         return options, checked_all({name: value for name, value in arguments.items() if name not in names})
@@ -152,17 +162,25 @@ class Entries:
         self._pickle_policy = signing.resolve_pickle_policy(options.pickle)
         self._secret = signing.load_secret(options.secret, os.environ)
         self._signs_all = self._secret.explicit
+        self._sealer: Sealer | None = None
         self._implementation = choose_implementation(options.coherence)
         self._directory = _resolved(directory)
         ensure_directory(self._directory, options.shared)
-        self._config = self._configuration(timeout)
+        self._config = self._configuration(timeout, disk)
         self._shards = Shards(self._directory, shards, self._config, disk)
-        self._adopt(self._shards)
+        try:
+            self._adopt(self._shards)
+        except BaseException:
+            self._shards.close(None)
+            raise
         self._finalizer = weakref.finalize(self, _finish, self._shards)
 
-    def _configuration(self, timeout: float) -> Config:
+    def _configuration(self, timeout: float, disk: type[Disk]) -> Config:
         options = self._options
         identity = {"key_check": self._secret.signer.key_check()} if self._signs_all else {}
+        if options.encrypt:
+            _refuse_own_contract(disk)
+            identity = {"keyring": Keyring.new(self._master()).sealed()}
         return Config(
             given=self._given,
             identity=identity,
@@ -172,7 +190,18 @@ class Entries:
             slots=options.generation_slots,
             recover=self._RECOVER,
             shared=options.shared,
+            encrypt=options.encrypt,
         )
+
+    def _master(self) -> Master:
+        """Return what the keyring is opened with; raise SecretError where no secret is given."""
+        secret = signing.given_secret(self._options.secret, os.environ)
+        if secret is None:
+            raise SecretError(
+                f"{self._directory!r} is encrypted, or is to be, which needs a secret: pass secret= or set"
+                f" {signing.SECRET_VARIABLE}"
+            )
+        return Master(secret, self._options.namespace)
 
     def _adopt(self, shards: Shards) -> None:
         """Take over what the opened shards say: modulus, disk and settings."""
@@ -180,6 +209,9 @@ class Entries:
         self._one = shards.stores[0] if len(shards.stores) == 1 else None
         for store in shards.stores:
             self._configure(store.disk)
+        if "keyring" in shards.stores[0].identity:
+            self._seal(shards.stores)
+        self._hot_encoded = self._options.hot_encoded and self._sealer is not None
         self._disk = shards.stores[0].disk
         self._reads_simple = not self._signs_all and self._disk.plain_values
         self._stored_key = self._disk.key_encoder()
@@ -195,6 +227,23 @@ class Entries:
         disk.secret = self._secret
         disk.authenticates = self._signs_all
         disk.sync = self._shards.stores[0].settings["durability"] == "power"
+
+    def _seal(self, stores: Sequence[Store]) -> None:
+        """Have the stores' disks seal what they store, with the keys that the secret opens."""
+        _refuse_own_contract(type(stores[0].disk))
+        master = self._master()
+        for store in stores:
+            store.disk.sealer = Sealer(master, store.directory, store.keyring, store.keys_version)
+        self._sealer = stores[0].disk.sealer
+        if any(store.disk.sealer.keyring.blinding != self._sealer.keyring.blinding for store in stores):
+            raise KeyringError(f"{self._directory!r}: its shards do not have the same keyring")
+
+    def _take_secret(self, secret: bytes | str) -> None:
+        """Go on with the secret that the cache was given by a rotation."""
+        self._options.secret = secret
+        self._secret = signing.load_secret(secret, os.environ)
+        for store in self._shards.stores:
+            store.disk.secret = self._secret
 
     @property
     def directory(self) -> str:
@@ -231,7 +280,16 @@ class Entries:
         """Return the store of a queue; all its entries share one, so that their order is one index."""
         if not isinstance(prefix, str | None):
             raise KeyEncodeError(f"prefix is {prefix!r}, expected text or None")
-        return self._shards.of(keys.key_hash(keys.encode_key(prefix), self._modulus))
+        return self._shards.of(keys.key_hash(self._queue_column(prefix), self._modulus))
+
+    def _queue_column(self, prefix: str | None) -> bytes:
+        """Return what the rows of a queue hold of its prefix."""
+        column = keys.encode_key(prefix)
+        return column if self._sealer is None else self._sealer.blind_queue(column)
+
+    def _tag_column(self, tag: bytes | None) -> bytes | None:
+        """Return what a row holds of an encoded tag."""
+        return tag if self._sealer is None or tag is None else self._sealer.blind_tag(tag)
 
     def _wait(self, retry: bool) -> float | None:
         return None if retry else self._timeout
@@ -255,21 +313,26 @@ class Entries:
                 return None
         try:
             try:
-                return unpack(stored, blob, self._verifier(blob), self._signs_all)
+                return self._unpacked(store, stored, blob)
             except DecodeError:
                 # Either damage, or the row belongs to another key with the same hash.
                 again = store.find(h, stored)
                 if again is None:
                     return None
-                return unpack(stored, again, self._verifier(again), self._signs_all)
+                return self._unpacked(store, stored, again)
         except DecodeError as error:
             self._distrust(error, key)
             return None
 
-    def _verifier(self, blob: bytes) -> signing.Signer | None:
-        """Return the signer if the record says that it is signed; the per-user secret is not made for any other."""
-        signed = type(blob) is bytes and len(blob) > 2 and blob[0] == FULL and blob[1] & SIGNED
-        return self._secret.verifier if self._signs_all or signed else None
+    def _unpacked(self, store: Store, stored: bytes, blob: bytes) -> Record:
+        """Return the record in `blob` after verifying it; the per-user secret is not read for one without a tag."""
+        if not self._signs_all:
+            signed = type(blob) is bytes and len(blob) > 2 and blob[0] == FULL and blob[1] & SIGNED
+            return unpack(stored, blob, self._secret.verifier if signed else None)
+        sealer = store.disk.sealer
+        if sealer is not None:
+            return sealer.open(stored, blob)
+        return unpack(stored, blob, self._secret.verifier, True)
 
     def _distrust(self, error: DecodeError, key: Any) -> None:
         """Count an entry that cannot be trusted; raise in strict mode, else it reads as missing."""
@@ -290,6 +353,13 @@ class Entries:
         if self._options.strict:
             raise DecodeError(f"{self._directory!r}: key {key!r}: its value file is gone")
 
+    def _repacked(self, target: Target, record: Record) -> bytes:
+        """Return the BLOB for a record whose value stays what it is."""
+        sealer = target.store.disk.sealer
+        if sealer is not None:
+            return sealer.seal(target.stored, record)
+        return pack(target.stored, record, self._secret.signer if record.signed else None)
+
     def _pack(self, stored: bytes, encoded: Stored, expire: float | None, tag: bytes | None) -> bytes:
         mode, payload, file, size = encoded
         record = Record(mode, payload, expire, tag, file, size)
@@ -303,12 +373,16 @@ class Entries:
             spelling = None
         elif isinstance(key, keys.QueueKey | keys.PrefixedQueueKey):
             return self._queue_row(key, stored, encoded, expire, tag)
+        elif self._sealer is not None:
+            spelling = None
         else:
             spelling = self._disk.spelling(key, stored)
         if expire is None and tag is None and file is None and mode == MODE_RAW and not self._signs_all:
             body = SIMPLE_HEAD + payload
             blob = body + crc32(body, crc32(stored)).to_bytes(4, "little")
             return blob if spelling is None else Row(blob, spelling=spelling)
+        if self._sealer is not None:
+            return self._sealed_row(key, stored, encoded, expire, tag)
         blob = self._pack(stored, encoded, expire, tag)
         return Row(blob, expire, tag, size, None if file is None else files.to_column(file), spelling)
 
@@ -321,10 +395,30 @@ class Entries:
         tag: bytes | None,
     ) -> Row:
         """Return the row of a queue's item, whether it is pushed or put back under its key."""
+        if self._sealer is not None:
+            row = self._sealed_row(key, stored, encoded, expire, tag, self._queue_store(key.prefix))
+            return row._replace(queue=self._queue_column(key.prefix), num=key.number)
         _, _, file, size = encoded
         column = None if file is None else files.to_column(file)
         queue = keys.encode_key(key.prefix)
         return Row(self._pack(stored, encoded, expire, tag), expire, tag, size, column, None, queue, key.number)
+
+    def _sealed_row(
+        self,
+        key: Any,
+        stored: bytes,
+        encoded: Stored,
+        expire: float | None,
+        tag: bytes | None,
+        store: Store | None = None,
+    ) -> Row:
+        """Return the row of an encrypted cache; `store`: where the key lives, for the items of queues."""
+        mode, payload, file, size = encoded
+        disk = (store or self._one or self._shards.of(keys.key_hash(stored, self._modulus))).disk
+        assert disk.sealer is not None
+        blob = disk.sealer.seal(stored, Record(mode, payload, expire, tag, file, size))
+        column = None if file is None else files.to_column(file)
+        return Row(blob, expire, self._tag_column(tag), size, column, disk.spelling(key, stored))
 
     def _encode_again(self, store: Store, value: Any, read: bool, key: Any) -> Stored:
         """Encode once more after DiskFull if files that nothing refers to could be removed; else raise it.
@@ -500,12 +594,26 @@ class Entries:
             except DecodeError as error:
                 self._distrust(error, key)
                 return None
+            if self._hot_encoded:
+                kept, decode = self._kept_sealed(target, record, blob)
             if not stamp & 1 and store.slots[slot] == stamp and not read and self._hot.limit and kept is not KEEP_NOT:
                 size = record.size or len(record.payload)
                 self._keep(key, stored, store, slot, stamp, record.expire, (kept, decode), size)
             return value, record
         self._lost_file(key)
         return None
+
+    def _kept_sealed(self, target: Target, record: Record, blob: bytes | None) -> tuple[Any, Callable[[Any], Any]]:
+        """Return what is kept hot where that must be encrypted: the record as it is stored, and how a hit opens it."""
+        if blob is None or record.file is not None or target.store.displaced:
+            return KEEP_NOT, absent
+        return blob, partial(self._open_hot, target.store, target.stored)
+
+    @staticmethod
+    def _open_hot(store: Store, stored: bytes, blob: bytes) -> Any:
+        sealer = store.disk.sealer
+        assert sealer is not None
+        return store.disk.load(sealer.open(stored, blob), False)[0]
 
     def _keep_written(
         self,
@@ -520,7 +628,7 @@ class Entries:
     ) -> None:
         """Keep hot what was just written, as the value itself if immutable and as payload if not."""
         mode, payload, file, _ = encoded
-        if stamp & 1 or file is not None or not self._hot.limit:
+        if stamp & 1 or file is not None or not self._hot.limit or self._hot_encoded:
             return
         decode = None
         if type(value) not in _SELF_SPELLED and not codecs.is_immutable(value):
@@ -551,7 +659,7 @@ class Entries:
         if blob is None:
             return None
         try:
-            return unpack(target.stored, blob, self._verifier(blob), self._signs_all)
+            return self._unpacked(target.store, target.stored, blob)
         except DecodeError as error:
             self._distrust(error, target.key)
             return None
@@ -562,7 +670,7 @@ class Entries:
         None for one that another secret or policy may still read: it is passed over and stays.
         """
         try:
-            record = unpack(target.stored, blob, self._verifier(blob), self._signs_all)
+            record = self._unpacked(target.store, target.stored, blob)
             return (target.store.disk.load(record, False)[0], record) if self._is_live(record) else GONE
         except FileNotFoundError:
             self._lost_file(target.key)
@@ -594,7 +702,7 @@ class Entries:
     def _check_record(self, store: Store, h: int, stored: bytes, blob: bytes) -> Record:
         """Return the record; raise DecodeError or FileNotFoundError for an entry that would not read."""
         self._check_place(h, stored)
-        record = unpack(stored, blob, self._verifier(blob), self._signs_all)
+        record = self._unpacked(store, stored, blob)
         if record.file is not None:
             store.disk.verify_file(record)
         return record
@@ -649,6 +757,11 @@ class _Distrusting:
             self._entries._distrust(error, self._key)
             return True
         return False
+
+
+def _refuse_own_contract(disk: type[Disk]) -> None:
+    if not disk.may_be_sealed():
+        raise SettingError(f"encrypt=True works with Disk, not with {disk.__qualname__}, which encodes by itself")
 
 
 def _check_arguments(timeout: object, disk: object, shards: object) -> None:

@@ -68,6 +68,10 @@ class SecretError(CacheError, ValueError):
     """The cache was created with another secret than the one given, or needs one and got none."""
 
 
+class KeyringError(CacheError):
+    """The keyring of an encrypted cache is damaged, so that none of its entries can be read."""
+
+
 class DirectoryError(CacheError, OSError):
     """The cache directory cannot be used."""
 

@@ -65,6 +65,9 @@ class Header:
     # The prime that decides the places of keys, 0 if not noted yet: whoever replaces an unreadable database must take
     # the same, or it and those who have the cache open would look for a key in different places.
     MODULUS: Final = 8
+    # Changed before and after every change of the keyring; 0 where nothing is encrypted. Write lock, but for the first
+    # time. Who seals compares it under that lock; the page is here and not in the database because that costs nothing.
+    KEYS: Final = 9
 
     # All of these: read and written under the write lock only, so plain read-modify-write is enough.
     TICK: Final = 16  # number of the last write

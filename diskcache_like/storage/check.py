@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from .. import files, keys
 from ..coherence.generations import UNKNOWN, Header
 from ..errors import DecodeError, EmptyDirWarning, UnknownFileWarning
+from ..keyring import Sealer
 from ..record import Record
 from . import room
 from . import statements as sql
@@ -85,11 +86,24 @@ def _problem(store: Store, check_record: CheckRecord, row: Sequence[Any]) -> str
         return "file not found"
     except (DecodeError, OSError) as error:
         return str(error)
-    if (expire, tag, size, file) != (record.expire, record.tag, record.size, column):
+    sealer = store.disk.sealer
+    wanted = record.tag if sealer is None or record.tag is None else sealer.blind_tag(record.tag)
+    if (expire, tag, size, file) != (record.expire, wanted, record.size, column):
         return "columns do not say what the record says"
-    if not isinstance(spelling, bytes | None) or (queue, num) != _queue_columns(stored):
+    if not isinstance(spelling, bytes | None) or not _is_in_queue(sealer, stored, spelling, queue, num):
         return "spelling or queue is not what a cache writes"
     return None
+
+
+def _is_in_queue(sealer: Sealer | None, stored: bytes, spelling: bytes | None, queue: Any, num: Any) -> bool:
+    """Tell whether a row says of its queue what its key says."""
+    if sealer is None:
+        return (queue, num) == _queue_columns(stored)
+    try:
+        column, number = _queue_columns(sealer.open_key(stored, spelling)[0])
+    except DecodeError:
+        return False
+    return (queue, num) == (None if column is None else sealer.blind_queue(column), number)
 
 
 def _queue_columns(stored: bytes) -> tuple[bytes, int] | tuple[None, None]:

@@ -37,10 +37,18 @@ _NUMBERED = re.compile(r"cache\.(\d{1,9})\.db")
 NO_EXPIRE = (1 << 63) - 1
 
 # What a database says about itself beside the settings: name -> accepted type.
-IDENTITY: dict[str, type] = {"modulus": int, "shards": int, "codec": str, "key_check": bytes, "displaced": int}
+IDENTITY: dict[str, type] = {
+    "modulus": int,
+    "shards": int,
+    "codec": str,
+    "key_check": bytes,
+    "displaced": int,
+    "keyring": bytes,
+    "sealed": int,
+}
 
-_RANGES = {"modulus": (1 << 20, 1 << 61), "shards": (1, MAX_SHARDS), "displaced": (0, 1)}
-_OPTIONAL = frozenset({"shards", "displaced"})
+_RANGES = {"modulus": (1 << 20, 1 << 61), "shards": (1, MAX_SHARDS), "displaced": (0, 1), "sealed": (0, 1 << 62)}
+_OPTIONAL = frozenset({"shards", "displaced", "sealed"})
 MAX_EPOCH = 999_999_999  # databases are numbered with up to nine digits
 MAX_COUNTED = 1 << 62
 _COUNTED = (
@@ -70,6 +78,8 @@ class Config:
     shared: bool = False  # files may belong to, and be written by, others
     claimed: Callable[[], None] = field(default=lambda: None)  # called under the lock before a database is made
     on_write: Callable[[Writer], None] | None = None  # called with the lock held when it was taken for a write
+    encrypt: bool | None = None  # whether the cache must be encrypted, or must not be; None: as it was made
+    keyless: bool = False  # for a look at what needs no secret: it is not compared
 
 
 class Opened(NamedTuple):
@@ -158,6 +168,8 @@ def _open_with(store: Shard, generations: GenerationFile) -> Opened:
         settings = {**DEFAULT_SETTINGS, **stored, **config.given}
         if generations.header[Header.MODULUS] != identity["modulus"]:
             generations.header[Header.MODULUS] = identity["modulus"]
+        if "keyring" in identity and not generations.header[Header.KEYS]:
+            generations.header[Header.KEYS] = 2
         store.attach_lock(generations)
         return Opened(generations, settings, identity, path, epoch, connection)
     raise CorruptDatabase(f"{store.directory!r}: three databases in a row could not be opened")
@@ -225,6 +237,10 @@ def _after_failure(store: Shard, generations: GenerationFile, epoch: int, proble
     """
     if not isinstance(problem, CorruptDatabase) or not store.config.recover:
         raise problem
+    if generations.header[Header.KEYS] and "keyring" not in store.config.identity:
+        raise CorruptDatabase(
+            f"{problem}; it was encrypted, so that the cache goes on empty only if it is opened with encrypt=True"
+        )
     low, high = _RANGES["modulus"]
     modulus = generations.header[Header.MODULUS]
     identity = {**store.config.identity, **({"modulus": modulus} if low <= modulus <= high else {})}

@@ -136,7 +136,8 @@ class Shards:
         if layout is None:
             layout = self._claim(wanted)
         identity = self._config.identity
-        identity.setdefault("modulus", self._known_modulus() or new_modulus())
+        _share_identity(identity, self._known_identity())
+        identity.setdefault("modulus", new_modulus())
         identity["shards"] = layout
         if layout == 1:
             return [Store(self.directory, replace(self._config, claimed=self._refuse_other_layout))]
@@ -146,7 +147,7 @@ class Shards:
                 path = self._path(number)
                 ensure_directory(path, self._config.shared)
                 stores.append(Store(path, self._config))
-                identity["modulus"] = stores[0].identity["modulus"]
+                _share_identity(identity, stores[0].identity)
         except BaseException:
             for store in stores:
                 store.close_soon()
@@ -175,15 +176,15 @@ class Shards:
                 return int(identity["shards"])
         return len(present)
 
-    def _known_modulus(self) -> int | None:
-        """Return the modulus of the first shard that can be read: the others must share it."""
+    def _known_identity(self) -> dict[str, Any]:
+        """Return the identity of the first shard that can be read: the others must share it; empty if there is none."""
         for number in range(MAX_SHARDS):
             if not os.path.isdir(self._path(number)):
-                return None
+                break
             identity = _peek(self._path(number))
             if identity is not None:
-                return int(identity["modulus"])
-        return None
+                return identity
+        return {}
 
     def _claim(self, wanted: int) -> int:
         """Decide the layout of a new cache. The directory's lock makes it one process's decision."""
@@ -212,12 +213,16 @@ class Shards:
         """Refuse a handle whose codec or secret is not the cache's."""
         given = self._config.identity
         stored, asked = identity.get("codec"), given["codec"]
+        sealed, encrypt = "keyring" in identity, self._config.encrypt
         problem: CacheError | None = None
         if stored != asked:
             problem = SettingError(
                 f"{self.directory!r} was made with codec {stored!r} and opened with {asked!r}: pass the same disk class"
             )
-        elif identity.get("key_check") != given.get("key_check"):
+        elif encrypt is not None and encrypt != sealed:
+            made, hint = ("encrypted", "leave encrypt out") if sealed else ("without encryption", "make a new cache")
+            problem = SettingError(f"{self.directory!r} was made {made} and opened with encrypt={encrypt}: {hint}")
+        elif not sealed and not self._config.keyless and identity.get("key_check") != given.get("key_check"):
             hint = "it was made without one" if "key_check" not in identity else "it was made with another"
             if "key_check" not in given:
                 hint = "it needs one: pass secret= or set DISKCACHE_LIKE_SECRET"
@@ -235,6 +240,17 @@ class Shards:
         """Close every store."""
         for store in self.stores:
             store.close(timeout)
+
+
+def _share_identity(mine: dict[str, Any], other: dict[str, Any]) -> None:
+    """Take over what all shards of a cache have in common."""
+    for name in ("modulus", "keyring"):
+        if name in other:
+            mine[name] = other[name]
+        elif other:
+            mine.pop(name, None)
+    if "keyring" in mine:
+        mine.pop("key_check", None)  # the keyring recognises the secret
 
 
 def new_disk(kind: type[Disk], directory: str, settings: dict[str, Any]) -> Disk:

@@ -17,6 +17,7 @@ UPSERT = """INSERT INTO entry (h, k, seq, rank, base, expire, tag, size, file, s
     ON CONFLICT (h) DO UPDATE SET rank = excluded.rank, base = excluded.base, expire = excluded.expire,
     tag = excluded.tag, size = excluded.size, file = excluded.file, spelling = excluded.spelling,
     queue = excluded.queue, num = excluded.num, v = excluded.v WHERE k = excluded.k"""
+UPDATE_SEALED = "UPDATE entry SET v = ?, spelling = ?, file = ?, size = ? WHERE h = ? AND k = ? AND v = ?"
 UPDATE_EXPIRE = "UPDATE entry SET expire = ?, v = ? WHERE h = ?"
 DELETE = "DELETE FROM entry WHERE h = ? AND k = ? AND (expire IS NULL OR expire > ?)"
 DELETE_H = "DELETE FROM entry WHERE h = ?"

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from ..coherence import sleepers
 from ..coherence.forks import process_token
 from ..coherence.generations import UNKNOWN, Header
-from ..errors import DirectoryError, DiskFull, StorageError, Timeout, TransactionError
+from ..errors import DirectoryError, DiskFull, KeyringError, StorageError, Timeout, TransactionError
 from ..policies import policy_named
 from ..settings import DURABILITY, HANDLE_ONLY, OPTIONAL_SETTINGS, checked
 from . import opening, room, schema
@@ -182,6 +182,18 @@ class Store(Writer):
         if self._writer is not None and self.txn is None:
             self._writer.close()
             self._writer = self._cursor = None
+
+    def keyring(self) -> bytes:
+        """Return the sealed keyring as it is stored now; raise KeyringError if there is none."""
+        rows = self.select(sql.SELECT_SETTING, ("keyring",))
+        if not rows or type(rows[0][0]) is not bytes:
+            raise KeyringError(f"{self.path!r}: the keyring of this encrypted cache is gone; no entry can be read")
+        self.identity["keyring"] = rows[0][0]  # for the database that takes the place of this one, should it break
+        return rows[0][0]
+
+    def keys_version(self) -> tuple[int, int]:
+        """Return what is another value whenever the keyring may be; exact under the write lock."""
+        return self.epoch, self.header[Header.KEYS]
 
     def counters(self, reset: bool) -> tuple[int, int]:
         """Return (hits, misses) as all processes have noted them; the write lock is held."""
