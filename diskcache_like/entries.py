@@ -13,7 +13,7 @@ import tempfile
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from datetime import timedelta
 from enum import Enum
@@ -21,7 +21,7 @@ from functools import partial
 from typing import Any, Final, Literal, NamedTuple, TypeVar
 from zlib import crc32
 
-from . import codecs, files, keys, signing
+from . import codecs, encryption, files, keys, signing
 from .coherence.board import NO_ENTRY
 from .coherence.generations import MAX_SLOTS, MIN_SLOTS, Header
 from .coherence.words import Words, choose_implementation
@@ -31,8 +31,6 @@ from .errors import (
     DirectoryError,
     ExpiryError,
     KeyEncodeError,
-    KeyringError,
-    SecretError,
     SettingError,
     SignatureError,
     SignatureWarning,
@@ -40,10 +38,11 @@ from .errors import (
 from .hot import OVERHEAD, HotLayer
 from .keyring import Keyring, Master, Sealer
 from .metrics import Metrics
+from .pipeline import Codec, new_codec
 from .policies import policy_named
 from .record import FULL, MODE_PICKLE, MODE_RAW, RESIDUE, SIGNED, SIMPLE_HEAD, Record, pack, unpack
-from .settings import MAX_SHARDS, checked_all
-from .storage.opening import Config
+from .settings import DEFAULT_SETTINGS, MAX_SHARDS, checked_all
+from .storage.opening import UNSAID, Config
 from .storage.shards import Shards, ensure_directory
 from .storage.store import Row, Store
 from .storage.writing import Writer
@@ -91,6 +90,9 @@ class Options:
     shared: bool = False
     coherence: str | None = None
     generation_slots: int = 1 << 16
+    serializer: str | None = None
+    compressor: str | None = None
+    allow: Iterable[type | str] = ()
     clock: Callable[[], float] = present
 
     @classmethod
@@ -160,6 +162,7 @@ class Entries:
         self._counts = False
         self._tracks = NO_MARKS
         self._pickle_policy = signing.resolve_pickle_policy(options.pickle)
+        self._check_codec(disk, {**DEFAULT_SETTINGS, **given})
         self._secret = signing.load_secret(options.secret, os.environ)
         self._signs_all = self._secret.explicit
         self._sealer: Sealer | None = None
@@ -170,17 +173,19 @@ class Entries:
         self._shards = Shards(self._directory, shards, self._config, disk)
         try:
             self._adopt(self._shards)
-        except BaseException:
+        except BaseException:  # such as a stored codec whose package is not installed here
             self._shards.close(None)
             raise
         self._finalizer = weakref.finalize(self, _finish, self._shards)
 
     def _configuration(self, timeout: float, disk: type[Disk]) -> Config:
         options = self._options
-        identity = {"key_check": self._secret.signer.key_check()} if self._signs_all else {}
+        identity: dict[str, Any] = {name: value for name, value in self._asked().items() if value is not None}
         if options.encrypt:
-            _refuse_own_contract(disk)
-            identity = {"keyring": Keyring.new(self._master()).sealed()}
+            encryption.refuse_own_contract(disk)
+            identity["keyring"] = Keyring.new(self._master()).sealed()
+        elif self._signs_all:
+            identity["key_check"] = self._secret.signer.key_check()
         return Config(
             given=self._given,
             identity=identity,
@@ -193,16 +198,6 @@ class Entries:
             encrypt=options.encrypt,
         )
 
-    def _master(self) -> Master:
-        """Return what the keyring is opened with; raise SecretError where no secret is given."""
-        secret = signing.given_secret(self._options.secret, os.environ)
-        if secret is None:
-            raise SecretError(
-                f"{self._directory!r} is encrypted, or is to be, which needs a secret: pass secret= or set"
-                f" {signing.SECRET_VARIABLE}"
-            )
-        return Master(secret, self._options.namespace)
-
     def _adopt(self, shards: Shards) -> None:
         """Take over what the opened shards say: modulus, disk and settings."""
         self._modulus = shards.modulus
@@ -210,10 +205,11 @@ class Entries:
         for store in shards.stores:
             self._configure(store.disk)
         if "keyring" in shards.stores[0].identity:
-            self._seal(shards.stores)
+            self._sealer = encryption.attach(shards.stores, self._master(), self._directory)
         self._hot_encoded = self._options.hot_encoded and self._sealer is not None
         self._disk = shards.stores[0].disk
-        self._reads_simple = not self._signs_all and self._disk.plain_values
+        self._reads_simple = not self._signs_all and self._disk.own_values
+        self._set_codecs()
         self._stored_key = self._disk.key_encoder()
         effective = shards.stores[0].settings
         self._hot = HotLayer(0 if self._implementation == "off" else effective["hot_size_limit"])
@@ -228,15 +224,8 @@ class Entries:
         disk.authenticates = self._signs_all
         disk.sync = self._shards.stores[0].settings["durability"] == "power"
 
-    def _seal(self, stores: Sequence[Store]) -> None:
-        """Have the stores' disks seal what they store, with the keys that the secret opens."""
-        _refuse_own_contract(type(stores[0].disk))
-        master = self._master()
-        for store in stores:
-            store.disk.sealer = Sealer(master, store.directory, store.keyring, store.keys_version)
-        self._sealer = stores[0].disk.sealer
-        if any(store.disk.sealer.keyring.blinding != self._sealer.keyring.blinding for store in stores):
-            raise KeyringError(f"{self._directory!r}: its shards do not have the same keyring")
+    def _master(self) -> Master:
+        return encryption.master_of(self._options.secret, self._options.namespace, self._directory)
 
     def _take_secret(self, secret: bytes | str) -> None:
         """Go on with the secret that the cache was given by a rotation."""
@@ -244,6 +233,30 @@ class Entries:
         self._secret = signing.load_secret(secret, os.environ)
         for store in self._shards.stores:
             store.disk.secret = self._secret
+
+    def _check_codec(self, disk: type[Disk], settings: dict[str, Any]) -> None:
+        """Raise for a serializer or compressor that there is not, before anything is made."""
+        asked = {name: value for name, value in self._asked().items() if value is not None}
+        if asked and (disk.store is not Disk.store or disk.fetch is not Disk.fetch):
+            raise SettingError(f"{disk.__qualname__} encodes values itself: leave out {' and '.join(asked)}, or disk")
+        if not all(type(name) is str for name in asked.values()):
+            raise SettingError(f"serializer and compressor are {asked!r}, expected names")
+        if asked:
+            new_codec(**{**UNSAID, **asked}, settings=settings, policy=self._pickle_policy)
+
+    def _asked(self) -> dict[str, str | None]:
+        return {"serializer": self._options.serializer, "compressor": self._options.compressor}
+
+    def _codec_of(self, store: Store, changed: Mapping[str, Any]) -> Codec:
+        """Return the codec that a shard was made with, with the settings in force and those changed now."""
+        named = {name: store.identity[name] for name in UNSAID}
+        return new_codec(**named, settings={**store.settings, **changed}, policy=self._pickle_policy)
+
+    def _set_codecs(self) -> None:
+        for store in self._shards.stores:
+            if store.disk.own_values:
+                store.disk.value_codec = self._codec_of(store, {})
+        self._compresses = self._disk.value_codec.compresses
 
     @property
     def directory(self) -> str:
@@ -382,7 +395,8 @@ class Entries:
             blob = body + crc32(body, crc32(stored)).to_bytes(4, "little")
             return blob if spelling is None else Row(blob, spelling=spelling)
         if self._sealer is not None:
-            return self._sealed_row(key, stored, encoded, expire, tag)
+            store = self._one or self._shards.of(keys.key_hash(stored, self._modulus))
+            return encryption.sealed_row(store.disk, key, stored, encoded, expire, tag)
         blob = self._pack(stored, encoded, expire, tag)
         return Row(blob, expire, tag, size, None if file is None else files.to_column(file), spelling)
 
@@ -396,29 +410,13 @@ class Entries:
     ) -> Row:
         """Return the row of a queue's item, whether it is pushed or put back under its key."""
         if self._sealer is not None:
-            row = self._sealed_row(key, stored, encoded, expire, tag, self._queue_store(key.prefix))
-            return row._replace(queue=self._queue_column(key.prefix), num=key.number)
+            disk = self._queue_store(key.prefix).disk
+            sealed = encryption.sealed_row(disk, key, stored, encoded, expire, tag)
+            return sealed._replace(queue=self._queue_column(key.prefix), num=key.number)
         _, _, file, size = encoded
         column = None if file is None else files.to_column(file)
         queue = keys.encode_key(key.prefix)
         return Row(self._pack(stored, encoded, expire, tag), expire, tag, size, column, None, queue, key.number)
-
-    def _sealed_row(
-        self,
-        key: Any,
-        stored: bytes,
-        encoded: Stored,
-        expire: float | None,
-        tag: bytes | None,
-        store: Store | None = None,
-    ) -> Row:
-        """Return the row of an encrypted cache; `store`: where the key lives, for the items of queues."""
-        mode, payload, file, size = encoded
-        disk = (store or self._one or self._shards.of(keys.key_hash(stored, self._modulus))).disk
-        assert disk.sealer is not None
-        blob = disk.sealer.seal(stored, Record(mode, payload, expire, tag, file, size))
-        column = None if file is None else files.to_column(file)
-        return Row(blob, expire, self._tag_column(tag), size, column, disk.spelling(key, stored))
 
     def _encode_again(self, store: Store, value: Any, read: bool, key: Any) -> Stored:
         """Encode once more after DiskFull if files that nothing refers to could be removed; else raise it.
@@ -595,25 +593,13 @@ class Entries:
                 self._distrust(error, key)
                 return None
             if self._hot_encoded:
-                kept, decode = self._kept_sealed(target, record, blob)
+                kept, decode = encryption.kept_hot(store, stored, record, blob)
             if not stamp & 1 and store.slots[slot] == stamp and not read and self._hot.limit and kept is not KEEP_NOT:
                 size = record.size or len(record.payload)
                 self._keep(key, stored, store, slot, stamp, record.expire, (kept, decode), size)
             return value, record
         self._lost_file(key)
         return None
-
-    def _kept_sealed(self, target: Target, record: Record, blob: bytes | None) -> tuple[Any, Callable[[Any], Any]]:
-        """Return what is kept hot where that must be encrypted: the record as it is stored, and how a hit opens it."""
-        if blob is None or record.file is not None or target.store.displaced:
-            return KEEP_NOT, absent
-        return blob, partial(self._open_hot, target.store, target.stored)
-
-    @staticmethod
-    def _open_hot(store: Store, stored: bytes, blob: bytes) -> Any:
-        sealer = store.disk.sealer
-        assert sealer is not None
-        return store.disk.load(sealer.open(stored, blob), False)[0]
 
     def _keep_written(
         self,
@@ -631,10 +617,11 @@ class Entries:
         if stamp & 1 or file is not None or not self._hot.limit or self._hot_encoded:
             return
         decode = None
-        if type(value) not in _SELF_SPELLED and not codecs.is_immutable(value):
-            if mode != MODE_RAW or not store.disk.plain_values:
+        compressed = self._compresses and store.disk.value_codec.is_compressed(payload)
+        if compressed or (type(value) not in _SELF_SPELLED and not codecs.is_immutable(value)):
+            if mode != MODE_RAW or not store.disk.own_values:
                 return
-            value, decode = payload, codecs.decode_value
+            value, decode = payload, store.disk.decode_value
         cost = (OVERHEAD + len(stored) + len(payload)) | 63
         entry = (
             store.slots,
@@ -732,6 +719,8 @@ class Entries:
         elif name == "durability":
             for store in self._shards.stores:
                 store.disk.sync = value == "power"
+        elif name.startswith("compress_"):
+            self._set_codecs()
         elif name == "hot_size_limit" and hasattr(self, "_hot"):
             self._hot.resize(0 if self._implementation == "off" else value)
         elif name.startswith("disk_"):
@@ -757,11 +746,6 @@ class _Distrusting:
             self._entries._distrust(error, self._key)
             return True
         return False
-
-
-def _refuse_own_contract(disk: type[Disk]) -> None:
-    if not disk.may_be_sealed():
-        raise SettingError(f"encrypt=True works with Disk, not with {disk.__qualname__}, which encodes by itself")
 
 
 def _check_arguments(timeout: object, disk: object, shards: object) -> None:

@@ -203,6 +203,7 @@ class Sealer:
         self._load = load
         self._version = version
         self._keys: dict[bytes, DataKey] = {}
+        self.siblings: tuple[Sealer, ...] = ()  # of the cache's other shards, whose keyrings change at the same time
         self.left = 0  # records that may be sealed before the next are reserved; below 0 they are due
         self.reload()
         blinding = self.keyring.blinding
@@ -223,14 +224,21 @@ class Sealer:
     def current(self) -> DataKey:
         """Return the key to seal with."""
         if self._version() != self._seen:
-            self.reload()
+            self._follow()
         return self._current
+
+    def _follow(self) -> None:
+        """Read the keyring anew, and those of the other shards, which this process may not meet in time otherwise."""
+        self.reload()
+        for sealer in self.siblings:
+            if sealer._version() != sealer._seen:
+                sealer.reload()
 
     def key_of(self, epoch: bytes) -> DataKey:
         """Return the data key of an epoch; raise SignatureError if there is none."""
         key = self._keys.get(epoch)
         if key is None:
-            self.reload()
+            self._follow()
             key = self._keys.get(epoch)
             if key is None:
                 raise SignatureError("entry was sealed with a key that this cache does not have")

@@ -176,10 +176,8 @@ def epoch_of_key(sealed: object) -> bytes:
 
 def sealed_pieces(cipher: AESGCM, pieces: Iterable[bytes]) -> Iterator[bytes]:
     """Yield the sealed chunks of a file whose content comes in pieces of any size."""
-    number = 0
-    for chunk, last in _chunked(pieces):
+    for number, (chunk, last) in enumerate(_chunked(pieces)):
         yield cipher.encrypt(_CHUNK_NONCE.pack(number, last), chunk, None)
-        number += 1
 
 
 def _chunked(pieces: Iterable[bytes]) -> Iterator[tuple[bytes, bool]]:

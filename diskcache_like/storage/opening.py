@@ -41,11 +41,15 @@ IDENTITY: dict[str, type] = {
     "modulus": int,
     "shards": int,
     "codec": str,
+    "serializer": str,
+    "compressor": str,
     "key_check": bytes,
     "displaced": int,
     "keyring": bytes,
     "sealed": int,
 }
+UNSAID = {"serializer": "msgpack", "compressor": "none"}
+"""What a cache is that says nothing about it: one made before there was a choice, or without making one."""
 
 _RANGES = {"modulus": (1 << 20, 1 << 61), "shards": (1, MAX_SHARDS), "displaced": (0, 1), "sealed": (0, 1 << 62)}
 _OPTIONAL = frozenset({"shards", "displaced", "sealed"})
@@ -263,7 +267,7 @@ def _read_verified(connection: sqlite3.Connection, path: str) -> tuple[dict[str,
 
 def read_settings(connection: sqlite3.Connection, path: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return (identity, settings) as stored, every value checked by type and range."""
-    identity: dict[str, Any] = {}
+    identity: dict[str, Any] = dict(UNSAID)
     settings: dict[str, Any] = {}
     for name, value in connection.execute(sql.SELECT_SETTINGS).fetchall():
         if name in IDENTITY:

@@ -34,9 +34,9 @@ def present_row(store: Writer, sealer: Sealer, stored: bytes, row: Row) -> Row:
     """
     reserve(store, sealer)
     epoch = sealer.current().epoch
-    if epoch_of(row.v) == epoch == epoch_of_key(row.spelling):
-        if row.file is None or sealer.open(stored, row.v).payload == epoch:
-            return row
+    is_present = epoch_of(row.v) == epoch == epoch_of_key(row.spelling)
+    if is_present and (row.file is None or sealer.open(stored, row.v).payload == epoch):
+        return row
     renewed = _renewed(store, sealer, stored, row)
     if renewed.file != row.file and row.file is not None:
         store.disk.remove(files.from_column(row.file))  # nothing refers to it yet
@@ -120,7 +120,7 @@ def _refuse_overtaken(store: Store, sealer: Sealer, epoch: bytes) -> None:
 
 
 def _is_stale(row: Sequence[Any], epoch: bytes) -> bool:
-    """Tell whether any part of a row is sealed with another data key; what is not sealed at all is damage, and stays."""
+    """Tell whether a part of a row is sealed with another data key; what is not sealed at all is damage, and stays."""
     try:
         return epoch_of(row[10]) != epoch or epoch_of_key(row[7]) != epoch
     except DecodeError:
@@ -152,7 +152,7 @@ def _renew_batch(store: Store, sealer: Sealer, epoch: bytes, rows: Sequence[Sequ
 
 def _try_renewed(store: Store, sealer: Sealer, row: Sequence[Any]) -> Row | None:
     """Return the row sealed anew, None for one that is damaged or whose file is gone: it stays as it is."""
-    h, stored, _, expire, tag, size, file, spelling, queue, num, blob = row
+    _, stored, _, expire, tag, size, file, spelling, queue, num, blob = row
     try:
         return _renewed(store, sealer, stored, Row(blob, expire, tag, size, file, spelling, queue, num))
     except (DecodeError, FileNotFoundError):
@@ -193,5 +193,3 @@ def _renewed_file(store: Writer, sealer: Sealer, record: Record) -> Record:
         pieces = sealed_pieces(key.file_cipher(identifier), content.chunks())
         size = files.write(store.directory, name, pieces, store.disk.sync)
     return record._replace(file=name, size=size, payload=key.epoch)
-
-
