@@ -207,7 +207,9 @@ class Disk:
 
     def key_encoder(self) -> Callable[[Any], bytes]:
         """Return the function that does what `stored_key` does, without a detour where `put` is the default's."""
-        return keys.encode_key if self._own_keys and self.sealer is None else self.stored_key
+        if self.sealer is not None:
+            return self.sealer.blinder(keys.encode_key)
+        return keys.encode_key if self._own_keys else self.stored_key
 
     def stored_key(self, key: object) -> bytes:
         """Return the bytes under which the database holds `key`."""

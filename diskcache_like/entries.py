@@ -207,6 +207,7 @@ class Entries:
         if "keyring" in shards.stores[0].identity:
             self._sealer = encryption.attach(shards.stores, self._master(), self._directory)
         self._hot_encoded = self._options.hot_encoded and self._sealer is not None
+        self._opens_plain = self._sealer is not None and not self._hot_encoded
         self._disk = shards.stores[0].disk
         self._reads_simple = not self._signs_all and self._disk.own_values
         self._set_codecs()
@@ -560,7 +561,24 @@ class Entries:
             if self._hot.limit and not stamp & 1 and slots[slot] == stamp:
                 self._keep(key, stored, store, slot, stamp, None, (None, absent), 0)  # a miss is as coherent as a hit
             return None
+        if self._opens_plain and not read:
+            payload = store.disk.sealer.plain_payload(stored, blob)  # type: ignore[union-attr]
+            if payload is not None:
+                return self._load_plain(key, stored, store, slot, stamp, payload)
         return self._load_checked(Target(key, stored, h, store), blob, read, stamp)
+
+    def _load_plain(
+        self, key: Any, stored: bytes, store: Store, slot: int, stamp: int, payload: bytes
+    ) -> tuple[Any, None] | None:
+        """Do what `_load` does for a payload that stood, sealed, in a row without expiry or tag."""
+        try:
+            value, kept, decode = store.disk.load_payload(payload)
+        except DecodeError as error:
+            self._distrust(error, key)
+            return None
+        if self._hot.limit and not stamp & 1 and store.slots[slot] == stamp:
+            self._keep(key, stored, store, slot, stamp, None, (kept, decode), len(payload))
+        return value, None
 
     def _posted(self, store: Store, h: int, slots: Words, stamp: int) -> bytes | None:
         """Return the record that the board shows for the slot's even generation; else read the row."""

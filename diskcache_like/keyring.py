@@ -16,7 +16,7 @@ import struct
 from collections.abc import Callable
 from hashlib import blake2b
 from hmac import compare_digest
-from typing import Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self
 from zlib import crc32
 
 from .errors import DecodeError, KeyringError, SecretError, SignatureError
@@ -217,6 +217,7 @@ class Sealer:
         keyring = Keyring.opened(self._load(), self.master, self._place)
         keys = {epoch: self._keys.get(epoch) or DataKey(epoch, key) for epoch, key in keyring.data}
         self._keys = {**self._keys, **keys}
+        self._openers = {key.plain_head: key.decrypt for key in self._keys.values()}
         self.keyring = keyring
         self._seen = seen
         self._current = keys[keyring.epoch]
@@ -252,6 +253,17 @@ class Sealer:
         state.update(canonical)
         return state.digest()
 
+    def blinder(self, encode: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
+        """Return a function that encodes a key and blinds it, in one call less."""
+        new = self._blind_key.copy
+
+        def blind(key: Any) -> bytes:
+            state = new()
+            state.update(encode(key))
+            return state.digest()
+
+        return blind
+
     def blind_tag(self, tag: bytes) -> bytes:
         """Return what the tag column holds."""
         state = self._blind_tag.copy()
@@ -276,6 +288,18 @@ class Sealer:
         if type(stored) is not bytes:
             raise DecodeError("key is not a BLOB")
         return self.key_of(epoch_of(blob)).open(stored, blob)  # type: ignore[arg-type]
+
+    def plain_payload(self, stored: bytes, blob: object) -> bytes | None:
+        """Return the payload of a record with nothing else, quickly; None for any other, and for what is not whole."""
+        if type(blob) is not bytes:
+            return None
+        decrypt = self._openers.get(head := blob[:5])
+        if decrypt is None:
+            return None
+        try:
+            return decrypt(blob[5:17], memoryview(blob)[17:], head + stored)
+        except Exception:  # whatever is wrong, `open` will tell
+            return None
 
     def seal_key(self, stored: bytes, canonical: bytes, spelling: bytes | None) -> bytes:
         """Return a key sealed for iteration to give back."""

@@ -90,21 +90,22 @@ def decrypted(cipher: AESGCM, sealed: bytes, start: int, associated: bytes) -> b
 class DataKey:
     """The ciphers of one epoch."""
 
-    __slots__ = ("_file", "_name", "_record", "_record_head", "_simple_head", "epoch")
+    __slots__ = ("_file", "_name", "_record", "_record_head", "decrypt", "epoch", "plain_head")
 
     def __init__(self, epoch: bytes, key: bytes) -> None:
         self.epoch = epoch
         self._record = new_cipher(derived(key, b"record"))
+        self.decrypt = self._record.decrypt
         self._name = new_cipher(derived(key, b"key"))
         self._file = derived(key, b"file")
-        self._simple_head = bytes((SEALED_PLAIN,)) + epoch
+        self.plain_head = bytes((SEALED_PLAIN,)) + epoch
         self._record_head = bytes((SEALED,)) + epoch
 
     def seal(self, stored: bytes, record: Record) -> bytes:
         """Return the sealed record of the entry with this stored key."""
         mode, payload, expire, tag, file, size, _ = record
         if mode == MODE_RAW and expire is None and tag is None and file is None:
-            head, plain = self._simple_head, payload
+            head, plain = self.plain_head, payload
         else:
             flags = (HAS_EXPIRE if expire is not None else 0) | (HAS_TAG if tag is not None else 0)
             name, tag = (file or "").encode(), tag or b""
@@ -134,10 +135,6 @@ class DataKey:
             size,
             True,
         )
-
-    def open_plain(self, stored: bytes, blob: bytes) -> bytes:
-        """Return the payload of a record that begins with SEALED_PLAIN."""
-        return decrypted(self._record, blob, _START, blob[:_START] + stored)
 
     def seal_key(self, stored: bytes, canonical: bytes, spelling: bytes | None) -> bytes:
         """Return the sealed form of a key: its canonical bytes, and its spelling if it needs one."""
