@@ -6,6 +6,8 @@ How bytes are sealed is in `sealing`, with which keys in `keyring`; what changes
 from __future__ import annotations
 
 import os
+import time
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -15,6 +17,9 @@ from .disk import KEEP_NOT, Disk, Stored
 from .errors import KeyringError, SecretError, SettingError
 from .keyring import Master, Sealer
 from .record import Record
+from .storage import check
+from .storage.opening import Config
+from .storage.shards import Shards
 from .storage.store import Row, Store
 
 
@@ -23,8 +28,7 @@ def master_of(secret: bytes | str | None, namespace: str, directory: str) -> Mas
     given = signing.given_secret(secret, os.environ)
     if given is None:
         raise SecretError(
-            f"{directory!r} is encrypted, or is to be, which needs a secret: pass secret= or set"
-            f" {signing.SECRET_VARIABLE}"
+            f"{directory!r}: an encrypted cache needs its secret: pass secret= or set {signing.SECRET_VARIABLE}"
         )
     return Master(given, namespace)
 
@@ -65,6 +69,16 @@ def kept_hot(
     if blob is None or record.file is not None or store.displaced:
         return KEEP_NOT, None
     return blob, partial(_opened, store.disk, stored)
+
+
+def check_without_secret(directory: str) -> list[warnings.WarningMessage]:
+    """Return what can be found wrong with a cache whose secret is not known, and what could not be looked at."""
+    config = Config({}, {}, 60.0, time.time, implementation="off", recover=False, keyless=True)
+    shards = Shards(os.path.abspath(directory), 1, config, Disk)
+    try:
+        return [found for store in shards.stores for found in check.check_without_secret(store)]
+    finally:
+        shards.close(None)
 
 
 def _opened(disk: Disk, stored: bytes, blob: bytes) -> Any:

@@ -49,6 +49,50 @@ def check_store(
     return found.warnings
 
 
+def check_without_secret(store: Store) -> list[warnings.WarningMessage]:
+    """Return what can be found wrong with a shard whose secret is not known, and what could not be looked at."""
+    found = _Findings()
+    for (message,) in store.select(sql.INTEGRITY_CHECK):
+        if message != "ok":
+            found.add(f"{store.path}: {message}")
+    position, entries, in_files = -(1 << 63), 0, 0
+    while rows := store.select(sql.PAGE_ROWS, (position, PAGE)):
+        position = rows[-1][0]
+        entries += len(rows)
+        in_files += sum(row[6] is not None for row in rows)
+        for row in rows:
+            problem = _outer_problem(store, row)
+            if problem is not None:
+                found.add(f"entry {row[0]} in {store.path}: {problem}")
+    _check_files(store, False, None, found)
+    _check_directories(store, False, found)
+    _check_totals(store, False, None, found)
+    found.add(
+        f"{store.path}: {entries} entries, {in_files} of them in value files, are looked at from outside only: keys,"
+        " values, tags and expiry are verified with the secret (secret= or DISKCACHE_LIKE_SECRET)"
+    )
+    return found.warnings
+
+
+def _outer_problem(store: Store, row: Sequence[Any]) -> str | None:
+    """Return what is wrong with a row as far as that can be seen without opening its record."""
+    h, stored, _, _, _, size, file, _, _, _, blob = row
+    if not isinstance(stored, bytes) or not isinstance(blob, bytes):
+        return "key or record is not a BLOB"
+    if keys.key_hash(stored, store.identity["modulus"]) != h & ~3:
+        return "the key does not belong to its place"
+    if file is None:
+        return None
+    try:
+        with files.open_read(store.directory, files.from_column(file)) as reader:
+            there = os.fstat(reader.fileno()).st_size
+    except FileNotFoundError:
+        return "file not found"
+    except (DecodeError, OSError) as error:
+        return str(error)
+    return None if there == size else f"value file has {there} bytes instead of {size}"
+
+
 class _Findings:
     """Collect warnings as objects, whatever the warning filters say."""
 
