@@ -129,15 +129,16 @@ class FanoutCache(Cache):
     def _rotate_child(
         self, kind: str, name: str, new_secret: bytes | str, progress: Callable[[int, int], object] | None
     ) -> None:
-        """Rotate a child that has this cache's secret; one with a secret of its own stays as it is."""
+        """Rotate a child that has this cache's secret; one of its own, or that is not encrypted, stays as it is."""
         child = self._children.get((kind, name))
         if child is not None:
             (child if isinstance(child, Cache) else child.cache).rotate(new_secret, progress)
             return
         for secret in (self._options.secret, new_secret):
-            options = {**self._passed_on(), "secret": secret}
+            options = {**self._passed_on(), "secret": secret, "encrypt": None}
             with contextlib.suppress(SecretError), Cache(self._child_path(kind, name), **options) as opened:
-                opened.rotate(new_secret, progress)
+                if opened._sealer is not None:
+                    opened.rotate(new_secret, progress)
                 return
 
     def _child_path(self, kind: str, name: str) -> str:

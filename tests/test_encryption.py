@@ -7,7 +7,7 @@ import pickle
 import random
 import shutil
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,8 @@ from diskcache_like import (
 from diskcache_like.coherence.board import NO_ENTRY
 from diskcache_like.errors import CacheError, CorruptDatabase, DecodeError, KeyringError
 from diskcache_like.persistent import KeptCache
+from diskcache_like.record import MODE_RAW, Record, pack, pack_simple
+from diskcache_like.signing import Signer
 from diskcache_like.storage import rekeying
 
 from .conftest import Opener
@@ -131,13 +133,13 @@ def needles_in(directory: Path) -> set[bytes]:
 
 def posted(cache: Cache) -> list[bytes]:
     """Return what the boards show."""
-    shown = []
+    shown: list[bytes] = []
     for store in cache._shards.stores:
         assert store.board is not None
         for (h,) in store.select("SELECT h FROM entry"):
             record = store.board.look(h & ~3, store.slots[store.slot_of(h & ~3)])
-            shown += [record] if record not in (None, NO_ENTRY) else []
-    return shown  # type: ignore[return-value]
+            shown += [record] if record is not None and record != NO_ENTRY else []
+    return shown
 
 
 @pytest.mark.parametrize("options", [SEALED, SIGNED], ids=["sealed", "signed"])
@@ -387,9 +389,9 @@ def fill(cache: Cache) -> None:
     cache.push("item two", prefix="p")
 
 
-def seen(directory: Path, clock: Callable[[], float] | None = None) -> dict[str, Any]:
+def seen(directory: Path) -> dict[str, Any]:
     """Return what the cache believes of the forged directory."""
-    with Cache(directory, secret=SECRET, **({"clock": clock} if clock else {})) as cache:
+    with Cache(directory, secret=SECRET) as cache:
         found: dict[str, Any] = {
             name: cache.get(name, expire_time=True, tag=True)
             for name in ("one", "two", "dated", "later", "file one", "file two")
@@ -476,6 +478,20 @@ def rows_of(cache: Cache) -> dict[Any, tuple[Any, ...]]:
     return {store.disk.user_key(row[1], row[9]): row for row in found}
 
 
+def test_keys_that_share_a_place_are_kept_apart(tmp_path: Path) -> None:
+    with Cache(tmp_path, **SEALED) as cache, Cache(tmp_path, secret=SECRET, hot_encoded=True) as other:
+        cache._modulus = other._modulus = 1  # every key has the same place, and four of them room
+        for key in ("one", "two", "three", "four"):
+            cache.set(key, f"value of {key}", tag=key)
+        assert other.get_many(["one", "two", "three", "four"]) == {
+            key: f"value of {key}" for key in ("one", "two", "three", "four")
+        }
+        assert other.get("three", tag=True) == ("value of three", "three")
+        assert cache.delete("one")
+        cache["two"] = "newer"
+        assert [other.get(key) for key in ("one", "two", "four")] == [None, "newer", "value of four"]
+
+
 def test_tags_cannot_be_exchanged(sealed: Path) -> None:
     all_rows = rows(sealed)
     assert all_rows["dated"][6] != all_rows["later"][6]
@@ -495,29 +511,25 @@ def test_what_was_sealed_in_another_cache_is_not_believed(sealed: Path, tmp_path
 
 
 def test_records_in_the_clear_are_refused(sealed: Path) -> None:
-    from diskcache_like.record import MODE_RAW, Record, pack, pack_simple
-    from diskcache_like.signing import Signer
-
-    for blob in (
-        lambda stored: pack_simple(stored, b"\xa6forged"),
-        lambda stored: pack(stored, Record(MODE_RAW, b"\xa6forged", 4e9)),
-        lambda stored: pack(stored, Record(MODE_RAW, b"\xa6forged"), Signer(SECRET.encode())),
-    ):
-        forge(sealed, "one", v=blob(rows(sealed)["two"][1]))
-        plant(sealed, "UPDATE entry SET v = ? WHERE h = ?", blob(row_key(sealed, "one")), place(sealed, "one"))
-        assert seen(sealed)["one"] == GONE
-        with Cache(sealed, secret=SECRET, strict=True) as cache, pytest.raises(SignatureError, match="not encrypted"):
-            cache.get("one")
+    own, other = row_key(sealed, "one"), row_key(sealed, "two")
+    for stored in (own, other):
+        for blob in (
+            pack_simple(stored, b"\xa6forged"),
+            pack(stored, Record(MODE_RAW, b"\xa6forged", 4e9)),
+            pack(stored, Record(MODE_RAW, b"\xa6forged"), Signer(SECRET.encode())),
+        ):
+            plant(sealed, "UPDATE entry SET v = ? WHERE k = ?", blob, own)
+            assert seen(sealed)["one"] == GONE
+            with (
+                Cache(sealed, secret=SECRET, strict=True) as cache,
+                pytest.raises(SignatureError, match="not encrypted"),
+            ):
+                cache.get("one")
 
 
 def row_key(directory: Path, key: str) -> bytes:
     with Cache(directory, secret=SECRET) as cache:
         return cache.disk.stored_key(key)
-
-
-def place(directory: Path, key: str) -> int:
-    with Cache(directory, secret=SECRET) as cache:
-        return cache._locate(key)[1]
 
 
 def test_value_files_cannot_be_exchanged(sealed: Path) -> None:
