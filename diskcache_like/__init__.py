@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .cache import Cache, Entry
+from .dictionaries import Training
 from .disk import UNKNOWN, Disk, JSONDisk
 from .entries import ENOVAL
 from .errors import (
@@ -13,6 +14,7 @@ from .errors import (
     CorruptDatabase,
     CorruptDatabaseWarning,
     DecodeError,
+    DictionaryError,
     DirectoryError,
     DiskCacheDirectory,
     DiskFull,
@@ -22,6 +24,7 @@ from .errors import (
     KeyEncodeError,
     KeyTooLarge,
     LeaseLost,
+    MissingDependency,
     NewerFormat,
     NotOwner,
     SecretError,
@@ -30,6 +33,7 @@ from .errors import (
     SignatureWarning,
     StorageError,
     Timeout,
+    TrainingError,
     TransactionError,
     UnknownFileWarning,
     UnsafeDirectory,
@@ -37,6 +41,7 @@ from .errors import (
     ValueTooLarge,
 )
 from .fanout import FanoutCache
+from .objects import register
 from .persistent import Deque, Index
 from .policies import EVICTION_POLICY
 from .recipes import Averager, BoundedSemaphore, Lock, RLock, barrier, memoize_stampede, throttle
@@ -61,6 +66,7 @@ __all__ = [
     "CorruptDatabaseWarning",
     "DecodeError",
     "Deque",
+    "DictionaryError",
     "DirectoryError",
     "Disk",
     "DiskCacheDirectory",
@@ -76,6 +82,7 @@ __all__ = [
     "KeyTooLarge",
     "LeaseLost",
     "Lock",
+    "MissingDependency",
     "NewerFormat",
     "NotOwner",
     "RLock",
@@ -85,6 +92,8 @@ __all__ = [
     "SignatureWarning",
     "StorageError",
     "Timeout",
+    "Training",
+    "TrainingError",
     "TransactionError",
     "UnknownFileWarning",
     "UnsafeDirectory",
@@ -93,6 +102,7 @@ __all__ = [
     "__version__",
     "barrier",
     "memoize_stampede",
+    "register",
     "throttle",
 ]
 

@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple, ParamSpec, Self, TypeVar, overload
 from . import keys, rotation
 from . import memoize as memoizing
 from .coherence.generations import Header
+from .dictionaries import Training, train
 from .disk import Disk, Stored
 from .entries import (
     ENOVAL,
@@ -60,6 +61,8 @@ class Cache(Queues):
     `directory`: made if missing, a temporary one if None. `disk`: how keys and values are stored. `settings`: see
     `DEFAULT_SETTINGS`; stored when the cache is made, this handle's afterwards. `pickle`: 'signed', 'never' or
     'trusted', for values that are not plain data. `secret`: authenticates every entry (bytes or text, 16 or more).
+    `encrypt`: seal everything with keys that the secret opens, `namespace`: and that are others than elsewhere;
+    `hot_encoded`: in memory too.
     `strict`: raise for entries that fail authentication or are damaged instead of treating them as missing. `shared`:
     accept a directory that others can write. `coherence`: 'auto', 'python' or 'native'. `clock`: seconds since 1970.
 
@@ -686,6 +689,14 @@ class Cache(Queues):
         for the write lock without limit. Raises SettingError for a cache that is not encrypted.
         """
         rotation.rotate(self, new_secret, progress)
+
+    def train(self, size: int = 16 << 10, retry: bool = False) -> Training:
+        """Make a compression dictionary of about `size` bytes from the entries there are, for those written later.
+
+        For compressor='zstd'. Older dictionaries stay until no entry needs them. Reads every entry once.
+        Raises TrainingError where there are too few entries.
+        """
+        return train(list(self._dictionaries.values()), self._records, size, self._wait_for_all(retry))
 
     def create_tag_index(self) -> None:
         """Make the index that lets `evict` find a tag without reading every entry."""

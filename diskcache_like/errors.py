@@ -37,7 +37,7 @@ class SettingError(CacheError, ValueError):
 
 
 class MissingDependency(CacheError, ImportError):
-    """A serializer or compressor needs a package that is not installed."""
+    """A serializer, a compressor or encryption needs a package that is not installed."""
 
 
 def missing(package: str, extra: str, wanted_by: str) -> MissingDependency:
@@ -73,6 +73,14 @@ class DecodeError(CacheError, ValueError):
 
 class SignatureError(DecodeError):
     """An entry that must be authenticated is not, or was authenticated with another secret."""
+
+
+class DictionaryError(DecodeError):
+    """The compression dictionary that an entry was made with is missing or damaged; the entry itself is whole."""
+
+
+class TrainingError(CacheError, ValueError):
+    """A compression dictionary cannot be trained: the cache has no use for one, or too few entries."""
 
 
 class SecretError(CacheError, ValueError):

@@ -305,6 +305,14 @@ class Sealer:
         """Return a key sealed for iteration to give back."""
         return self.current().seal_key(stored, canonical, spelling)
 
+    def seal_setting(self, name: str, content: bytes) -> bytes:
+        """Return what is stored beside the settings under a name, sealed."""
+        return self.current().seal_setting(name.encode(), content)
+
+    def open_setting(self, name: str, sealed: object) -> bytes:
+        """Return what `seal_setting` sealed under that name; raise DecodeError for anything else."""
+        return self.key_of(epoch_of_key(sealed)).open_setting(name.encode(), sealed)  # type: ignore[arg-type]
+
     def open_key(self, stored: bytes, sealed: object) -> tuple[bytes, bytes | None]:
         """Return canonical bytes and spelling of a key; raise SignatureError if either is not this stored key's."""
         canonical, spelling = self.key_of(epoch_of_key(sealed)).open_key(stored, sealed)  # type: ignore[arg-type]

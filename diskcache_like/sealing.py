@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator
 from hashlib import blake2b
 from typing import TYPE_CHECKING, BinaryIO, Final
 
-from .errors import DecodeError, SettingError, SignatureError
+from .errors import DecodeError, SignatureError, missing
 from .record import HAS_EXPIRE, HAS_TAG, MODE_RAW, Record
 
 if TYPE_CHECKING:
@@ -45,13 +45,11 @@ _SEALED_CHUNK: Final = CHUNK + TAG_SIZE
 
 
 def new_cipher(key: bytes) -> AESGCM:
-    """Return AES-256-GCM under `key`; raise SettingError where `cryptography` is not installed."""
+    """Return AES-256-GCM under `key`; raise MissingDependency where `cryptography` is not installed."""
     try:
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
     except ImportError as error:
-        raise SettingError(
-            "encryption needs the package 'cryptography': pip install 'diskcache-like[encryption]'"
-        ) from error
+        raise missing("cryptography", "encryption", "encrypt=True") from error
     return AESGCM(key)
 
 
@@ -90,13 +88,14 @@ def decrypted(cipher: AESGCM, sealed: bytes, start: int, associated: bytes) -> b
 class DataKey:
     """The ciphers of one epoch."""
 
-    __slots__ = ("_file", "_name", "_record", "_record_head", "decrypt", "epoch", "plain_head")
+    __slots__ = ("_file", "_name", "_record", "_record_head", "_setting", "decrypt", "epoch", "plain_head")
 
     def __init__(self, epoch: bytes, key: bytes) -> None:
         self.epoch = epoch
         self._record = new_cipher(derived(key, b"record"))
         self.decrypt = self._record.decrypt
         self._name = new_cipher(derived(key, b"key"))
+        self._setting = new_cipher(derived(key, b"setting"))
         self._file = derived(key, b"file")
         self.plain_head = bytes((SEALED_PLAIN,)) + epoch
         self._record_head = bytes((SEALED,)) + epoch
@@ -146,6 +145,14 @@ class DataKey:
         plain = decrypted(self._name, sealed, EPOCH_SIZE, self.epoch + stored)
         end = _LENGTH.size + _LENGTH.unpack_from(plain)[0]
         return plain[_LENGTH.size : end], plain[end:] or None
+
+    def seal_setting(self, name: bytes, content: bytes) -> bytes:
+        """Return content that stands beside the settings under a name, sealed."""
+        return self.epoch + encrypted(self._setting, content, self.epoch + name)
+
+    def open_setting(self, name: bytes, sealed: bytes) -> bytes:
+        """Return what was sealed under that name."""
+        return decrypted(self._setting, sealed, EPOCH_SIZE, self.epoch + name)
 
     def file_cipher(self, identifier: bytes) -> AESGCM:
         """Return the cipher of the value file with this id."""

@@ -17,6 +17,7 @@ from msgpack import Packer
 from . import codecs
 from .codecs import MARKS, SCALARS, NotData
 from .errors import DecodeError, SettingError
+from .json_text import Json
 from .structure import Buffer, Format, Marks, Scalars, decoder
 
 Writer = Callable[[Any], Any]
@@ -109,6 +110,7 @@ class Pickle:
 
 SERIALIZERS: Final[dict[str, Callable[[Sequence[Extensions]], Serializer]]] = {
     "msgpack": Msgpack,
+    "json": lambda _extensions: Json(),
     "pickle": lambda _extensions: Pickle(),
 }
 """How each serializer is made, by name; those without extensions ignore them."""

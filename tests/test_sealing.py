@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from diskcache_like import Cache
-from diskcache_like.errors import CacheError, DecodeError, KeyringError, SecretError, SettingError, SignatureError
+from diskcache_like.errors import CacheError, DecodeError, KeyringError, MissingDependency, SecretError, SignatureError
 from diskcache_like.keyring import Keyring, Master, Sealer
 from diskcache_like.record import MODE_BINARY, MODE_PICKLE, MODE_RAW, Record
 from diskcache_like.sealing import (
@@ -291,7 +291,7 @@ def test_a_sealer_follows_its_keyring_and_keeps_what_it_knows(master: Master) ->
 def test_without_cryptography_an_error_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.startswith("cryptography")]:
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(SettingError, match=r"pip install 'diskcache-like\[encryption\]'"):
+    with pytest.raises(MissingDependency, match=r"pip install 'diskcache-like\[encryption\]'"):
         Cache(tmp_path / "cache", secret="one secret of sixteen", encrypt=True)
     with Cache(tmp_path / "cache", secret="one secret of sixteen") as cache:
         cache["key"] = "value"

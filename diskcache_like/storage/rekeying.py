@@ -17,6 +17,7 @@ from ..errors import DecodeError, SecretError, TransactionError
 from ..keyring import MAX_SEALS, RESERVED, Keyring, Master, Sealer
 from ..record import Record
 from ..sealing import epoch_of, epoch_of_key, sealed_pieces
+from . import dictionaries
 from . import statements as sql
 from .rows import Row
 
@@ -111,6 +112,8 @@ def finish(store: Store, sealer: Sealer, epoch: bytes, new: Master) -> None:
     """Leave only the new secret and the new data key."""
     with store.locked(None):
         _refuse_overtaken(store, sealer, epoch)
+        with store.batch():
+            dictionaries.seal_again(store)
         _change_keyring(store, sealer, sealer.keyring.opened_by_one(new), new)
 
 
