@@ -475,3 +475,20 @@ def test_missing_dependency_is_an_import_error() -> None:
 def test_every_serializer_is_tried_here() -> None:
     assert {"msgpack", "json", "pickle"} <= set(SERIALIZERS)
     assert isinstance(Disk("nowhere").value_codec, Codec)
+
+
+def test_the_hot_layer_keeps_what_it_counts(tmp_path: Path) -> None:
+    """A value that takes a hundredth of its room on disk must not take a hundred times its room in memory."""
+    with Cache(tmp_path / "cache", compressor="zlib") as cache:
+        text = "a" * 25_000
+        cache["written"] = text
+        cache["read"] = text
+        cache.close()
+        cache["written"] = text
+        assert cache["read"] == cache["written"] == text
+        for key in ("written", "read"):
+            _, _, _, _, kept, decode, *_, cost = cache._hot.entries[key]
+            assert len(kept) < cost
+            assert decode(kept) == text
+        cache["short"] = "text"
+        assert cache._hot.entries["short"][4] == "text"
