@@ -139,6 +139,7 @@ class Disk:
     def value_codec(self, codec: Codec) -> None:
         self._value_codec = codec
         self._plain_values = self.own_values and codec.is_plain
+        self._compresses = codec.compresses
         self.decode_value = codec.decode
 
     @classmethod
@@ -408,9 +409,11 @@ class Disk:
     def load_payload(self, payload: bytes) -> Loaded:
         """Return the value of a payload in the row that the codec wrote."""
         value = self.decode_value(payload)
-        if (type(value) in _PLAIN or codecs.is_immutable(value)) and not self._value_codec.is_compressed(payload):
+        if self._compresses and self._value_codec.is_compressed(payload):
+            return value, payload, self.decode_value  # immutable or not: the hot layer counts its bytes
+        if type(value) in _PLAIN or codecs.is_immutable(value):
             return value, value, None
-        return value, payload, self.decode_value  # of a compressed one too, since the hot layer counts its bytes
+        return value, payload, self.decode_value
 
     def _loaded(self, mode: int, payload: bytes, read: bool) -> Loaded:
         if mode == MODE_RAW:
