@@ -346,11 +346,14 @@ def test_an_entry_that_changes_meanwhile_keeps_its_newest_value(
     renewed = rekeying._try_renewed
     with Cache(tmp_path, secret=OLD, **SEALED) as cache, Cache(tmp_path, secret=OLD) as other:
         fill(cache)
+        small, large = (cache.disk.stored_key(key) for key in ("key 1", "large"))
 
         def slowly(store: Any, sealer: Any, row: Any) -> Any:
             found = renewed(store, sealer, row)
-            other["key 1"] = "newer"
-            other.set("large", LARGE + b"newer", tag="tag")
+            if row[1] == small:
+                other["key 1"] = "newer"
+            elif row[1] == large:
+                other.set("large", LARGE + b"newer", tag="tag")
             return found
 
         monkeypatch.setattr(rekeying, "_try_renewed", slowly)
