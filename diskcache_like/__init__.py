@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .cache import Cache, Entry
+from .dictionaries import Training
 from .disk import UNKNOWN, Disk, JSONDisk
 from .entries import ENOVAL
 from .errors import (
@@ -13,6 +14,7 @@ from .errors import (
     CorruptDatabase,
     CorruptDatabaseWarning,
     DecodeError,
+    DictionaryError,
     DirectoryError,
     DiskCacheDirectory,
     DiskFull,
@@ -20,8 +22,10 @@ from .errors import (
     ExpiryError,
     ForeignDatabase,
     KeyEncodeError,
+    KeyringError,
     KeyTooLarge,
     LeaseLost,
+    MissingDependency,
     NewerFormat,
     NotOwner,
     SecretError,
@@ -30,6 +34,7 @@ from .errors import (
     SignatureWarning,
     StorageError,
     Timeout,
+    TrainingError,
     TransactionError,
     UnknownFileWarning,
     UnsafeDirectory,
@@ -37,6 +42,7 @@ from .errors import (
     ValueTooLarge,
 )
 from .fanout import FanoutCache
+from .objects import register
 from .persistent import Deque, Index
 from .policies import EVICTION_POLICY
 from .recipes import Averager, BoundedSemaphore, Lock, RLock, barrier, memoize_stampede, throttle
@@ -61,6 +67,7 @@ __all__ = [
     "CorruptDatabaseWarning",
     "DecodeError",
     "Deque",
+    "DictionaryError",
     "DirectoryError",
     "Disk",
     "DiskCacheDirectory",
@@ -74,8 +81,10 @@ __all__ = [
     "JSONDisk",
     "KeyEncodeError",
     "KeyTooLarge",
+    "KeyringError",
     "LeaseLost",
     "Lock",
+    "MissingDependency",
     "NewerFormat",
     "NotOwner",
     "RLock",
@@ -85,6 +94,8 @@ __all__ = [
     "SignatureWarning",
     "StorageError",
     "Timeout",
+    "Training",
+    "TrainingError",
     "TransactionError",
     "UnknownFileWarning",
     "UnsafeDirectory",
@@ -93,6 +104,7 @@ __all__ = [
     "__version__",
     "barrier",
     "memoize_stampede",
+    "register",
     "throttle",
 ]
 

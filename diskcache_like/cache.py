@@ -13,9 +13,10 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, ParamSpec, Self, TypeVar, overload
 
-from . import keys
+from . import keys, rotation
 from . import memoize as memoizing
 from .coherence.generations import Header
+from .dictionaries import Training, train
 from .disk import Disk, Stored
 from .entries import (
     ENOVAL,
@@ -28,7 +29,7 @@ from .entries import (
 from .errors import DecodeError, DiskFull, ExpiryError, SettingError, StorageError, Timeout, ValueTooLarge
 from .hot import note_often
 from .queues import Queues, discard
-from .record import MODE_RAW, pack
+from .record import MODE_RAW
 from .settings import DEFAULT_SETTINGS, OPTIONAL_SETTINGS, checked, checked_all
 from .storage.check import check_store
 from .storage.shards import new_disk
@@ -60,10 +61,15 @@ class Cache(Queues):
     `directory`: made if missing, a temporary one if None. `disk`: how keys and values are stored. `settings`: see
     `DEFAULT_SETTINGS`; stored when the cache is made, this handle's afterwards. `pickle`: 'signed', 'never' or
     'trusted', for values that are not plain data. `secret`: authenticates every entry (bytes or text, 16 or more).
+    `encrypt`: seal everything with keys that the secret opens, `namespace`: and that are others than elsewhere;
+    `hot_encoded`: in memory too.
     `strict`: raise for entries that fail authentication or are damaged instead of treating them as missing. `shared`:
     accept a directory that others can write. `coherence`: 'auto', 'python' or 'native'. `clock`: seconds since 1970.
+    `serializer`: 'msgpack', 'json' or 'pickle', and `compressor`: 'none', 'zlib', 'zstd' or 'lz4', recorded when the
+    cache is made. `allow`: classes whose objects are data in this cache, beside those given to `register`.
 
-    Raises DirectoryError, UnsafeDirectory, ForeignDatabase, DiskCacheDirectory, NewerFormat, SettingError, SecretError.
+    Raises DirectoryError, UnsafeDirectory, ForeignDatabase, DiskCacheDirectory, NewerFormat, SettingError, SecretError,
+    MissingDependency.
     """
 
     def __init__(
@@ -450,8 +456,7 @@ class Cache(Queues):
             if record is None or not self._is_live(record):
                 return None
             touched = True
-            signer = self._secret.signer if record.signed else None
-            return Touch(expiry, pack(target.stored, record._replace(expire=expiry), signer))
+            return Touch(expiry, self._repacked(target, record._replace(expire=expiry)))
 
         try:
             target.store.compute(target.h, target.stored, decide, self._wait(retry))
@@ -599,7 +604,7 @@ class Cache(Queues):
 
     def evict(self, tag: Any, retry: bool = False) -> int:
         """Remove every entry with this tag and return how many there were; in batches, like `clear`."""
-        column = keys.encode_tag(tag)
+        column = self._tag_column(keys.encode_tag(tag))
         if column is None:
             return 0
         wait = self._wait_for_all(retry)
@@ -679,6 +684,23 @@ class Cache(Queues):
         """Return the bytes in use on disk: database pages that hold something, and value files."""
         return sum(store.volume() for store in self._shards.stores)
 
+    def rotate(self, new_secret: bytes | str, progress: Callable[[int, int], object] | None = None) -> None:
+        """Give an encrypted cache another secret, and seal every entry anew with another key.
+
+        Others may go on using it: those with the old secret until this is done. If it is interrupted, either secret
+        opens the cache, and to call it again goes on. `progress(done, total)` is called after each 100 entries. Waits
+        for the write lock without limit. Raises SettingError for a cache that is not encrypted.
+        """
+        rotation.rotate(self, new_secret, progress)
+
+    def train(self, size: int = 16 << 10, retry: bool = False) -> Training:
+        """Make a compression dictionary of about `size` bytes from the entries there are, for those written later.
+
+        For compressor='zstd'. Older dictionaries stay until no entry needs them. Reads every entry once.
+        Raises TrainingError where there are too few entries.
+        """
+        return train(list(self._dictionaries.values()), self._records, size, self._wait_for_all(retry))
+
     def create_tag_index(self) -> None:
         """Make the index that lets `evict` find a tag without reading every entry."""
         for store in self._shards.stores:
@@ -700,6 +722,7 @@ class Cache(Queues):
             value, update = first.stored_setting(key), False
         else:
             new_disk(type(self._disk), self._directory, {**first.settings, key: checked(key, value)})
+            self._codec_of(first, {key: checked(key, value)})  # raises for a level that the compressor does not have
         changed = checked_all({key: value})  # durability and sqlite_synchronous go together
         for name, effective in changed.items():
             if update or effective != first.settings.get(name):

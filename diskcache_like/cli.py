@@ -12,7 +12,8 @@ from typing import Any
 
 from . import __version__, demo
 from .cache import Cache
-from .errors import CacheError
+from .encryption import check_without_secret
+from .errors import CacheError, SecretError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -113,10 +114,18 @@ def stats(options: argparse.Namespace) -> int:
 
 
 def check(options: argparse.Namespace) -> int:
-    """Print what is wrong with the cache, and mend it if asked to; return 1 if anything was."""
-    with existing(options.directory) as cache, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what it warns of, it also returns
-        found = cache.check(fix=options.fix)
+    """Print what is wrong with the cache, and mend it if asked to; return 1 if anything was.
+
+    Where it has a secret that is not given, what can be seen without it is looked at, and nothing is mended.
+    """
+    try:
+        with existing(options.directory) as cache, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what it warns of, it also returns
+            found = cache.check(fix=options.fix)
+    except SecretError:
+        if options.fix:
+            raise
+        found = check_without_secret(options.directory)
     for warning in found:
         print(warning.message)
     if not found:

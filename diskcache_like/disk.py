@@ -15,13 +15,18 @@ import pickle
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from hashlib import blake2b
+from io import RawIOBase
 from typing import Any, BinaryIO, Self
 
 from . import codecs, files, keys
 from .codecs import NotData, encode_value
 from .errors import DecodeError, SignatureError, ValueEncodeError
+from .keyring import Sealer
 from .pickles import dumps_pickle, loads_pickle
-from .record import MODE_BINARY, MODE_NONE, MODE_PICKLE, MODE_RAW, MODE_TEXT, Record
+from .pipeline import Codec
+from .record import MODE_BINARY, MODE_BYTES, MODE_NONE, MODE_PICKLE, MODE_RAW, MODE_TEXT, Record
+from .sealing import CHUNK, SealedFile, sealed_pieces
+from .serializers import Msgpack
 from .signing import Secret
 
 __all__ = [
@@ -39,6 +44,7 @@ __all__ = [
 _QUEUE_KEYS = keys.QueueKey, keys.PrefixedQueueKey
 SMALLEST_FILE = 16  # bytes; a shorter payload always stays in the row, whatever min_file_size says
 DIGEST_SIZE = 32  # bytes of a keyless BLAKE2b over a file whose record is authenticated
+HEAD_SIZE = 32  # bytes of a value file that tell how it is compressed
 JSON_LIMIT = 1 << 30  # bytes that a JSON value may decompress to
 
 
@@ -68,7 +74,22 @@ Loaded = tuple[Any, Any, Callable[[Any], Any] | None]
 KEEP_NOT = Constant("KEEP_NOT")  # in the second place of a Loaded: the hot layer keeps nothing
 
 
-_CACHE_SETS = frozenset({"authenticates", "codec", "pickle_policy", "plain_values", "secret", "sync"})
+_CACHE_SETS = frozenset(
+    {
+        "authenticates",
+        "codec",
+        "decode_value",
+        "load_payload",
+        "own_values",
+        "pickle_policy",
+        "sealer",
+        "secret",
+        "sync",
+        "value_codec",
+    }
+)
+_CONTRACT = ("put", "get", "store", "fetch", "hash", "filename", "remove")
+_DEFAULT_CODEC = Codec(Msgpack())
 
 
 class _Digest:
@@ -97,6 +118,7 @@ class Disk:
     `min_file_size`: bytes from which a value goes to a file. `pickle_protocol`: protocol for what is not plain data.
     """
 
+    sealer: Sealer | None = None  # seals everything that is stored, in an encrypted cache
     codec = "msgpack"  # recorded in the cache and compared on reopening; a subclass that overrides store has its name
 
     def __init__(
@@ -110,8 +132,9 @@ class Disk:
         self.authenticates = False  # every record is signed, not only pickles
         self.sync = False  # value files reach stable storage before their row is committed
         kind = type(self)
-        self._own_values = kind.store is Disk.store and kind.fetch is Disk.fetch
+        self.own_values = kind.store is Disk.store and kind.fetch is Disk.fetch  # no subclass encodes values
         self._own_keys = kind.put is Disk.put and kind.get is Disk.get
+        self.value_codec = _DEFAULT_CODEC
 
     @property
     def min_file_size(self) -> int:
@@ -124,9 +147,16 @@ class Disk:
         self._file_floor = max(size, SMALLEST_FILE)  # a payload this long or longer goes to a file
 
     @property
-    def plain_values(self) -> bool:
-        """Tell whether a payload is what the default codec writes."""
-        return self._own_values
+    def value_codec(self) -> Codec:
+        """Return what makes payloads of values; the cache sets it, once it knows how it was made."""
+        return self._value_codec
+
+    @value_codec.setter
+    def value_codec(self, codec: Codec) -> None:
+        self._value_codec = codec
+        self._plain_values = self.own_values and codec.is_plain
+        self.load_payload = _packed_loader(codec) if codec.compresses else _loader(codec.decode)
+        self.decode_value = codec.decode
 
     @classmethod
     def accepts(cls, name: str) -> bool:
@@ -137,6 +167,11 @@ class Disk:
     def codec_name(cls) -> str:
         """Return the name under which a cache records how its values are encoded."""
         return Disk.codec if cls.store is Disk.store and cls.put is Disk.put else cls.__qualname__
+
+    @classmethod
+    def may_be_sealed(cls) -> bool:
+        """Tell whether an encrypted cache may use this class: one that changes the contract would see what it seals."""
+        return all(getattr(cls, name) is getattr(Disk, name) for name in _CONTRACT)
 
     # -- the contract ---------------------------------------------------------------------------------------------
 
@@ -186,10 +221,14 @@ class Disk:
 
     def key_encoder(self) -> Callable[[Any], bytes]:
         """Return the function that does what `stored_key` does, without a detour where `put` is the default's."""
+        if self.sealer is not None:
+            return self.sealer.blinder(keys.encode_key)
         return keys.encode_key if self._own_keys else self.stored_key
 
     def stored_key(self, key: object) -> bytes:
         """Return the bytes under which the database holds `key`."""
+        if self.sealer is not None:
+            return self.sealer.blind_key(keys.encode_key(key))
         if self._own_keys:
             return keys.encode_key(key)
         if isinstance(key, _QUEUE_KEYS):
@@ -199,6 +238,11 @@ class Disk:
 
     def spelling(self, key: object, stored: bytes) -> bytes | None:
         """Return what has to be stored beside `stored` for iteration to give back a key like `key`."""
+        if self.sealer is not None:
+            canonical = keys.encode_key(key)
+            spelled = keys.spelling(key, canonical)
+            kept = spelled if spelled is None or spelled[0] == 0 or self.pickle_policy != "never" else None
+            return self.sealer.seal_key(stored, canonical, kept)
         if not self._own_keys:
             return None
         spelled = keys.spelling(key, stored)
@@ -214,6 +258,8 @@ class Disk:
         """Return the key for `stored`; raise DecodeError where only code or another secret could rebuild it."""
         if type(stored) is not bytes or not isinstance(spelling, bytes | None):
             raise DecodeError("key and spelling are not BLOBs")
+        if self.sealer is not None:
+            return self._key_of(*self.sealer.open_key(stored, spelling), authentic=True)
         if not self._own_keys:
             pair = keys.decode_key(stored)
             if isinstance(pair, _QUEUE_KEYS):
@@ -221,9 +267,14 @@ class Disk:
             if not isinstance(pair, tuple) or len(pair) != 2:
                 raise DecodeError("stored key was not written by this kind of Disk")
             return self.get(*pair)
+        return self._key_of(stored, spelling, self._trusts_keys())
+
+    def _key_of(self, stored: bytes, spelling: bytes | None, authentic: bool) -> Any:
         if spelling is None or spelling[:1] != b"\x01":
             return keys.decode_key(stored, spelling)
-        pickled = spelling[1:] if self._trusts_keys() else self._verified_key(stored, spelling)
+        if authentic and self.pickle_policy == "never":
+            raise SignatureError("key is an instance and the policy is pickle='never'")
+        pickled = spelling[1:] if authentic else self._verified_key(stored, spelling)
         key = loads_pickle(pickled)
         if keys.encode_key(key) != stored:
             raise DecodeError("stored key and its spelling do not agree")
@@ -242,15 +293,15 @@ class Disk:
 
     def encode(self, value: Any, read: bool, key: Any) -> Stored:
         """Return the encoded value; a value file, if one is needed, is written whole when this returns."""
-        if self._own_values:
-            if not read:
-                try:
-                    payload = encode_value(value)
-                except NotData:
-                    pass
-                else:
-                    if len(payload) < self._file_floor:
-                        return MODE_RAW, payload, None, 0
+        if self._plain_values and not read:
+            try:
+                payload = encode_value(value)
+            except NotData:
+                pass
+            else:
+                if len(payload) < self._file_floor:
+                    return MODE_RAW, payload, None, 0
+        if self.own_values:
             return self._encode(value, read, key)
         size, mode, filename, data = self.store(value, read, key=key)
         if filename is None:
@@ -268,7 +319,7 @@ class Disk:
             raise SignatureError("entry is a pickle that is not authenticated")
         if record.mode == MODE_PICKLE and self.pickle_policy == "never":
             raise SignatureError("entry is a pickle and the policy is pickle='never'")
-        if not self._own_values:
+        if not self.own_values:
             return self._load_through_contract(record, read)
         if record.file is None:
             return self._loaded(record.mode, record.payload, read)
@@ -284,32 +335,73 @@ class Disk:
     def _encode(self, value: Any, read: bool, key: Any) -> Stored:
         if read:
             return self._write(MODE_BINARY, _pieces(value), key, value)
-        if type(value) is bytes and len(value) >= self._file_floor:
-            return self._write(MODE_BINARY, (value,), key, value)
         mode, payload = self._payload(value)
         if len(payload) < self._file_floor:
             return mode, payload, None, 0
         return self._write(mode, (payload,), key, value)
 
     def _payload(self, value: Any) -> tuple[int, bytes]:
+        codec = self._value_codec
+        if type(value) is bytes:
+            if len(value) >= self._file_floor and not codec.compresses:
+                return MODE_BINARY, value
+            if len(value) >= self._file_floor or not codec.serializer.takes_bytes:
+                return self._bytes_payload(value)
         try:
-            return MODE_RAW, codecs.encode_value(value)
-        except codecs.NotData as reason:
+            return MODE_RAW, codec.encode(value)
+        except NotData as reason:
             if self.pickle_policy == "never":
                 raise ValueEncodeError(
                     f"value of type {type(value).__qualname__} is not plain data ({reason}) and pickle='never' is in "
                     "force; convert it to plain data, or open the cache with pickle='signed' or a Disk of your own"
                 ) from None
-            return MODE_PICKLE, dumps_pickle(value, self.pickle_protocol)
+            return MODE_PICKLE, codec.pack(dumps_pickle(value, self.pickle_protocol), shared=False)
+
+    def _bytes_payload(self, value: bytes) -> tuple[int, bytes]:
+        """Return bytes as a payload of their own; without a mark where a file would hold them as they are."""
+        payload = self._value_codec.pack(value)
+        if len(payload) >= self._file_floor and not self._value_codec.is_compressed(payload):
+            return MODE_BINARY, value
+        return MODE_BYTES, payload
 
     def _strong(self, mode: int) -> bool:
         return self.authenticates or mode == MODE_PICKLE
 
     def _write(self, mode: int, pieces: Iterable[bytes], key: Any, value: Any) -> Stored:
+        if self.sealer is not None:
+            return self._write_sealed(mode, pieces, self.sealer)
         name, _ = self.filename(key, value)
         digest = _Digest(self._strong(mode))
         size = files.write(self._directory, name, digest.passing(pieces), self.sync)
         return mode, digest.value(), name, size
+
+    def _write_sealed(self, mode: int, pieces: Iterable[bytes], sealer: Sealer) -> Stored:
+        """Write a value file under a key of its own; the payload is the epoch of the key that this is derived from."""
+        identifier = os.urandom(16)
+        name = files.name_of(identifier)
+        data_key = sealer.current()
+        sealed = sealed_pieces(data_key.file_cipher(identifier), pieces)
+        return mode, data_key.epoch, name, files.write(self._directory, name, sealed, self.sync)
+
+    def sealed_file(self, record: Record) -> SealedFile:
+        """Return the open value file of a record as its content, which is verified as it is read."""
+        assert record.file is not None
+        assert self.sealer is not None
+        identifier = files.to_column(record.file)
+        if not isinstance(identifier, bytes):
+            raise DecodeError(f"value file {record.file!r} of an encrypted entry has no name made from an id")
+        cipher = self.sealer.key_of(record.payload).file_cipher(identifier)
+        reader = self._opened(record)
+        try:
+            return SealedFile(reader, cipher, record.size)
+        except BaseException:
+            reader.close()
+            raise
+
+    def _content(self, record: Record) -> RawIOBase | BinaryIO:
+        """Return the open value file of a record as its content, of which nothing was verified yet."""
+        assert record.file is not None
+        return files.open_read(self._directory, record.file) if self.sealer is None else self.sealed_file(record)
 
     def _digest_of(self, filename: str, strong: bool) -> bytes:
         digest = _Digest(strong)
@@ -321,7 +413,7 @@ class Disk:
     def _opened(self, record: Record) -> BinaryIO:
         """Return the open value file after comparing its size with the record."""
         assert record.file is not None
-        if record.signed and len(record.payload) != DIGEST_SIZE:
+        if record.signed and len(record.payload) != DIGEST_SIZE and self.sealer is None:
             raise SignatureError("value file of an authenticated entry has no authenticated digest")
         reader = files.open_read(self._directory, record.file)
         if os.fstat(reader.fileno()).st_size != record.size:
@@ -338,6 +430,8 @@ class Disk:
 
     def _verified_reader(self, record: Record) -> BinaryIO:
         """Return the open value file after comparing its size and digest with the record."""
+        if self.sealer is not None:
+            return self._verified_sealed_reader(record)
         reader = self._opened(record)
         try:
             self._compare(record, files.chunks(reader))
@@ -347,8 +441,21 @@ class Disk:
             raise
         return reader
 
+    def _verified_sealed_reader(self, record: Record) -> BinaryIO:
+        """Return a reader of the content, all of which was verified once, and is again as it is read."""
+        content = self.sealed_file(record)
+        try:
+            content.verify()
+        except BaseException:
+            content.close()
+            raise
+        return io.BufferedReader(content, CHUNK)
+
     def _verified_content(self, record: Record) -> bytes:
         """Return the content of the value file, read once: what is decoded is what was compared."""
+        if self.sealer is not None:
+            with self.sealed_file(record) as sealed:
+                return b"".join(sealed.chunks())
         with self._opened(record) as reader:
             content = reader.read(record.size)
         self._compare(record, (content,))
@@ -358,26 +465,37 @@ class Disk:
         """Raise FileNotFoundError or DecodeError if the record's value file is missing or not as written."""
         self._verified_reader(record).close()
 
+    def dictionary_of(self, record: Record) -> int:
+        """Return the version of the compression dictionary that an entry was made with, 0 for none."""
+        head = record.payload
+        if record.file is not None:
+            try:
+                with self._content(record) as reader:
+                    head = reader.read(HEAD_SIZE)
+            except (OSError, DecodeError):
+                return 0
+        return 0 if record.mode == MODE_BINARY else self._value_codec.dictionary_of(head)
+
     def _decode(self, mode: int, payload: bytes) -> Any:
         if mode == MODE_RAW:
-            return codecs.decode_value(payload)
+            return self.decode_value(payload)
         if mode == MODE_PICKLE:
-            return loads_pickle(payload)
+            return self._load_pickle(payload)
+        if mode == MODE_BYTES and self._value_codec.writes_bytes:
+            return self._value_codec.unpack(payload)
         raise DecodeError(f"record has mode {mode}, which this codec does not write")
 
-    def load_payload(self, payload: bytes) -> Loaded:
-        """Return the value of a payload in the row that the default codec wrote."""
-        value = codecs.decode_value(payload)
-        if type(value) in _PLAIN or codecs.is_immutable(value):
-            return value, value, None
-        return value, payload, codecs.decode_value
+    def _load_pickle(self, payload: bytes) -> Any:
+        return loads_pickle(self._value_codec.unpack(payload, shared=False))
 
     def _loaded(self, mode: int, payload: bytes, read: bool) -> Loaded:
         if mode == MODE_RAW:
             value, kept, decode = self.load_payload(payload)
             return _readable(value, read), kept, decode
         value = self._decode(mode, payload)
-        return value, payload, loads_pickle
+        if mode == MODE_BYTES:
+            return _readable(value, read), payload, self._value_codec.unpack
+        return value, payload, self._load_pickle
 
     def _load_through_contract(self, record: Record, read: bool) -> Loaded:
         if record.file is not None:
@@ -396,6 +514,30 @@ class Disk:
 
 
 _PLAIN = frozenset({str, bytes, int})
+
+
+def _loader(decode: Callable[[bytes], Any]) -> Callable[[bytes], Loaded]:
+    """Return the function that loads a payload in the row; made once, since looking up a method costs a tenth of it."""
+
+    def load(payload: bytes) -> Loaded:
+        value = decode(payload)
+        if type(value) in _PLAIN or codecs.is_immutable(value):
+            return value, value, None
+        return value, payload, decode
+
+    return load
+
+
+def _packed_loader(codec: Codec) -> Callable[[bytes], Loaded]:
+    """Return a loader that keeps compressed payloads even of immutable values: the hot layer counts their bytes."""
+    load_stored = _loader(codec.decode)
+
+    def load(payload: bytes) -> Loaded:
+        if codec.is_compressed(payload):
+            return codec.decode(payload), payload, codec.decode
+        return load_stored(payload)
+
+    return load
 
 
 def _readable(value: Any, read: bool) -> Any:

@@ -6,6 +6,7 @@ and when a value may be kept hot. The operations of the API stand in `cache`.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import math
 import os
@@ -13,7 +14,7 @@ import tempfile
 import time
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from datetime import timedelta
 from enum import Enum
@@ -21,13 +22,15 @@ from functools import partial
 from typing import Any, Final, Literal, NamedTuple, TypeVar
 from zlib import crc32
 
-from . import codecs, files, keys, signing
+from . import codecs, encryption, files, keys, signing
 from .coherence.board import NO_ENTRY
 from .coherence.generations import MAX_SLOTS, MIN_SLOTS, Header
 from .coherence.words import Words, choose_implementation
+from .dictionaries import Dictionaries
 from .disk import KEEP_NOT, Constant, Disk, Loaded, Stored
 from .errors import (
     DecodeError,
+    DictionaryError,
     DirectoryError,
     ExpiryError,
     KeyEncodeError,
@@ -36,11 +39,14 @@ from .errors import (
     SignatureWarning,
 )
 from .hot import OVERHEAD, HotLayer
+from .keyring import Keyring, Master, Sealer
 from .metrics import Metrics
+from .objects import allowed
+from .pipeline import Codec, new_codec
 from .policies import policy_named
 from .record import FULL, MODE_PICKLE, MODE_RAW, RESIDUE, SIGNED, SIMPLE_HEAD, Record, pack, unpack
-from .settings import MAX_SHARDS, checked_all
-from .storage.opening import Config
+from .settings import DEFAULT_SETTINGS, MAX_SHARDS, checked_all
+from .storage.opening import UNSAID, Config
 from .storage.shards import Shards, ensure_directory
 from .storage.store import Row, Store
 from .storage.writing import Writer
@@ -81,10 +87,16 @@ class Options:
 
     pickle: str | None = None
     secret: bytes | str | None = None
+    encrypt: bool | None = None
+    namespace: str = ""
+    hot_encoded: bool = False
     strict: bool = False
     shared: bool = False
     coherence: str | None = None
     generation_slots: int = 1 << 16
+    serializer: str | None = None
+    compressor: str | None = None
+    allow: Iterable[type | str] = ()
     clock: Callable[[], float] = present
 
     @classmethod
@@ -96,8 +108,14 @@ class Options:
         if type(slots) is not int or not MIN_SLOTS <= slots <= MAX_SLOTS or slots & (slots - 1):
             wanted = f"a power of two from {MIN_SLOTS} to {MAX_SLOTS}"
             raise SettingError(f"generation_slots is {slots!r}, expected {wanted}")
+        if not isinstance(options.namespace, str):
+            raise SettingError(f"namespace is {options.namespace!r}, expected text")
+        if options.encrypt is not None and type(options.encrypt) is not bool:
+            raise SettingError(f"encrypt is {options.encrypt!r}, expected True or False")
         if not callable(options.clock):
             raise SettingError(f"clock is {options.clock!r}, expected a function that returns seconds since 1970")
+        if isinstance(options.allow, Iterator | list):
+            options.allow = tuple(options.allow)  # read again by other handles
         return options, checked_all({name: value for name, value in arguments.items() if name not in names})
 
     def to_pass_on(self) -> dict[str, Any]:
@@ -150,19 +168,31 @@ class Entries:
         self._counts = False
         self._tracks = NO_MARKS
         self._pickle_policy = signing.resolve_pickle_policy(options.pickle)
+        self._classes = allowed(options.allow)
+        self._check_codec(disk, {**DEFAULT_SETTINGS, **given})
         self._secret = signing.load_secret(options.secret, os.environ)
         self._signs_all = self._secret.explicit
+        self._sealer: Sealer | None = None
         self._implementation = choose_implementation(options.coherence)
         self._directory = _resolved(directory)
         ensure_directory(self._directory, options.shared)
-        self._config = self._configuration(timeout)
+        self._config = self._configuration(timeout, disk)
         self._shards = Shards(self._directory, shards, self._config, disk)
-        self._adopt(self._shards)
+        try:
+            self._adopt(self._shards)
+        except BaseException:  # such as a stored codec whose package is not installed here
+            self._shards.close(None)
+            raise
         self._finalizer = weakref.finalize(self, _finish, self._shards)
 
-    def _configuration(self, timeout: float) -> Config:
+    def _configuration(self, timeout: float, disk: type[Disk]) -> Config:
         options = self._options
-        identity = {"key_check": self._secret.signer.key_check()} if self._signs_all else {}
+        identity: dict[str, Any] = {name: value for name, value in self._asked().items() if value is not None}
+        if options.encrypt:
+            encryption.refuse_own_contract(disk)
+            identity["keyring"] = Keyring.new(self._master()).sealed()
+        elif self._signs_all:
+            identity["key_check"] = self._secret.signer.key_check()
         return Config(
             given=self._given,
             identity=identity,
@@ -172,6 +202,7 @@ class Entries:
             slots=options.generation_slots,
             recover=self._RECOVER,
             shared=options.shared,
+            encrypt=options.encrypt,
         )
 
     def _adopt(self, shards: Shards) -> None:
@@ -180,8 +211,13 @@ class Entries:
         self._one = shards.stores[0] if len(shards.stores) == 1 else None
         for store in shards.stores:
             self._configure(store.disk)
+        if "keyring" in shards.stores[0].identity:
+            self._sealer = encryption.attach(shards.stores, self._master(), self._directory)
+        self._hot_encoded = self._options.hot_encoded and self._sealer is not None
+        self._opens_plain = self._sealer is not None and not self._hot_encoded
         self._disk = shards.stores[0].disk
-        self._reads_simple = not self._signs_all and self._disk.plain_values
+        self._reads_simple = not self._signs_all and self._disk.own_values
+        self._set_codecs()
         self._stored_key = self._disk.key_encoder()
         effective = shards.stores[0].settings
         self._hot = HotLayer(0 if self._implementation == "off" else effective["hot_size_limit"])
@@ -195,6 +231,57 @@ class Entries:
         disk.secret = self._secret
         disk.authenticates = self._signs_all
         disk.sync = self._shards.stores[0].settings["durability"] == "power"
+
+    def _master(self) -> Master:
+        return encryption.master_of(self._options.secret, self._options.namespace, self._directory)
+
+    def _take_secret(self, secret: bytes | str) -> None:
+        """Go on with the secret that the cache was given by a rotation."""
+        self._options.secret = secret
+        self._secret = signing.load_secret(secret, os.environ)
+        for store in self._shards.stores:
+            store.disk.secret = self._secret
+
+    def _check_codec(self, disk: type[Disk], settings: dict[str, Any]) -> None:
+        """Raise for a serializer or compressor that there is not, before anything is made."""
+        asked = {name: value for name, value in self._asked().items() if value is not None}
+        if asked and (disk.store is not Disk.store or disk.fetch is not Disk.fetch):
+            raise SettingError(f"{disk.__qualname__} encodes values itself: leave out {' and '.join(asked)}, or disk")
+        if not all(type(name) is str for name in asked.values()):
+            raise SettingError(f"serializer and compressor are {asked!r}, expected names")
+        if asked:
+            self._new_codec({**UNSAID, **asked}, settings)
+
+    def _asked(self) -> dict[str, str | None]:
+        return {"serializer": self._options.serializer, "compressor": self._options.compressor}
+
+    def _codec_of(self, store: Store, changed: Mapping[str, Any]) -> Codec:
+        """Return the codec that a shard was made with, with the settings in force and those changed now."""
+        named = {name: store.identity[name] for name in UNSAID}
+        return self._new_codec(named, {**store.settings, **changed}, self._dictionaries.get(store))
+
+    def _new_codec(
+        self, named: Mapping[str, str], settings: Mapping[str, Any], dictionaries: Dictionaries | None = None
+    ) -> Codec:
+        return new_codec(
+            **named,
+            settings=settings,
+            policy=self._pickle_policy,
+            extensions=(self._classes,),
+            dictionaries=dictionaries,
+        )
+
+    def _set_codecs(self) -> None:
+        signer = self._secret.signer if self._signs_all and self._sealer is None else None  # sealed ones need no tag
+        self._dictionaries = {
+            store: Dictionaries(store, signer)
+            for store in self._shards.stores
+            if store.identity["compressor"] == "zstd" and store.disk.own_values
+        }
+        for store in self._shards.stores:
+            if store.disk.own_values:
+                store.disk.value_codec = self._codec_of(store, {})
+        self._compresses = self._disk.value_codec.compresses
 
     @property
     def directory(self) -> str:
@@ -231,7 +318,16 @@ class Entries:
         """Return the store of a queue; all its entries share one, so that their order is one index."""
         if not isinstance(prefix, str | None):
             raise KeyEncodeError(f"prefix is {prefix!r}, expected text or None")
-        return self._shards.of(keys.key_hash(keys.encode_key(prefix), self._modulus))
+        return self._shards.of(keys.key_hash(self._queue_column(prefix), self._modulus))
+
+    def _queue_column(self, prefix: str | None) -> bytes:
+        """Return what the rows of a queue hold of its prefix."""
+        column = keys.encode_key(prefix)
+        return column if self._sealer is None else self._sealer.blind_queue(column)
+
+    def _tag_column(self, tag: bytes | None) -> bytes | None:
+        """Return what a row holds of an encoded tag."""
+        return tag if self._sealer is None or tag is None else self._sealer.blind_tag(tag)
 
     def _wait(self, retry: bool) -> float | None:
         return None if retry else self._timeout
@@ -255,21 +351,26 @@ class Entries:
                 return None
         try:
             try:
-                return unpack(stored, blob, self._verifier(blob), self._signs_all)
+                return self._unpacked(store, stored, blob)
             except DecodeError:
                 # Either damage, or the row belongs to another key with the same hash.
                 again = store.find(h, stored)
                 if again is None:
                     return None
-                return unpack(stored, again, self._verifier(again), self._signs_all)
+                return self._unpacked(store, stored, again)
         except DecodeError as error:
             self._distrust(error, key)
             return None
 
-    def _verifier(self, blob: bytes) -> signing.Signer | None:
-        """Return the signer if the record says that it is signed; the per-user secret is not made for any other."""
-        signed = type(blob) is bytes and len(blob) > 2 and blob[0] == FULL and blob[1] & SIGNED
-        return self._secret.verifier if self._signs_all or signed else None
+    def _unpacked(self, store: Store, stored: bytes, blob: bytes) -> Record:
+        """Return the record in `blob` after verifying it; the per-user secret is not read for one without a tag."""
+        if not self._signs_all:
+            signed = type(blob) is bytes and len(blob) > 2 and blob[0] == FULL and blob[1] & SIGNED
+            return unpack(stored, blob, self._secret.verifier if signed else None)
+        sealer = store.disk.sealer
+        if sealer is not None:
+            return sealer.open(stored, blob)
+        return unpack(stored, blob, self._secret.verifier, True)
 
     def _distrust(self, error: DecodeError, key: Any) -> None:
         """Count an entry that cannot be trusted; raise in strict mode, else it reads as missing."""
@@ -290,6 +391,13 @@ class Entries:
         if self._options.strict:
             raise DecodeError(f"{self._directory!r}: key {key!r}: its value file is gone")
 
+    def _repacked(self, target: Target, record: Record) -> bytes:
+        """Return the BLOB for a record whose value stays what it is."""
+        sealer = target.store.disk.sealer
+        if sealer is not None:
+            return sealer.seal(target.stored, record)
+        return pack(target.stored, record, self._secret.signer if record.signed else None)
+
     def _pack(self, stored: bytes, encoded: Stored, expire: float | None, tag: bytes | None) -> bytes:
         mode, payload, file, size = encoded
         record = Record(mode, payload, expire, tag, file, size)
@@ -303,12 +411,17 @@ class Entries:
             spelling = None
         elif isinstance(key, keys.QueueKey | keys.PrefixedQueueKey):
             return self._queue_row(key, stored, encoded, expire, tag)
+        elif self._sealer is not None:
+            spelling = None
         else:
             spelling = self._disk.spelling(key, stored)
         if expire is None and tag is None and file is None and mode == MODE_RAW and not self._signs_all:
             body = SIMPLE_HEAD + payload
             blob = body + crc32(body, crc32(stored)).to_bytes(4, "little")
             return blob if spelling is None else Row(blob, spelling=spelling)
+        if self._sealer is not None:
+            store = self._one or self._shards.of(keys.key_hash(stored, self._modulus))
+            return encryption.sealed_row(store.disk, key, stored, encoded, expire, tag)
         blob = self._pack(stored, encoded, expire, tag)
         return Row(blob, expire, tag, size, None if file is None else files.to_column(file), spelling)
 
@@ -321,6 +434,10 @@ class Entries:
         tag: bytes | None,
     ) -> Row:
         """Return the row of a queue's item, whether it is pushed or put back under its key."""
+        if self._sealer is not None:
+            disk = self._queue_store(key.prefix).disk
+            sealed = encryption.sealed_row(disk, key, stored, encoded, expire, tag)
+            return sealed._replace(queue=self._queue_column(key.prefix), num=key.number)
         _, _, file, size = encoded
         column = None if file is None else files.to_column(file)
         queue = keys.encode_key(key.prefix)
@@ -468,7 +585,24 @@ class Entries:
             if self._hot.limit and not stamp & 1 and slots[slot] == stamp:
                 self._keep(key, stored, store, slot, stamp, None, (None, absent), 0)  # a miss is as coherent as a hit
             return None
+        if self._opens_plain and not read:
+            payload = store.disk.sealer.plain_payload(stored, blob)  # type: ignore[union-attr]
+            if payload is not None:
+                return self._load_plain(key, stored, store, slot, stamp, payload)
         return self._load_checked(Target(key, stored, h, store), blob, read, stamp)
+
+    def _load_plain(
+        self, key: Any, stored: bytes, store: Store, slot: int, stamp: int, payload: bytes
+    ) -> tuple[Any, None] | None:
+        """Do what `_load` does for a payload that stood, sealed, in a row without expiry or tag."""
+        try:
+            value, kept, decode = store.disk.load_payload(payload)
+        except DecodeError as error:
+            self._distrust(error, key)
+            return None
+        if self._hot.limit and not stamp & 1 and store.slots[slot] == stamp:
+            self._keep(key, stored, store, slot, stamp, None, (kept, decode), len(payload))
+        return value, None
 
     def _posted(self, store: Store, h: int, slots: Words, stamp: int) -> bytes | None:
         """Return the record that the board shows for the slot's even generation; else read the row."""
@@ -500,6 +634,8 @@ class Entries:
             except DecodeError as error:
                 self._distrust(error, key)
                 return None
+            if self._hot_encoded:
+                kept, decode = encryption.kept_hot(store, stored, record, blob)
             if not stamp & 1 and store.slots[slot] == stamp and not read and self._hot.limit and kept is not KEEP_NOT:
                 size = record.size or len(record.payload)
                 self._keep(key, stored, store, slot, stamp, record.expire, (kept, decode), size)
@@ -520,13 +656,14 @@ class Entries:
     ) -> None:
         """Keep hot what was just written, as the value itself if immutable and as payload if not."""
         mode, payload, file, _ = encoded
-        if stamp & 1 or file is not None or not self._hot.limit:
+        if stamp & 1 or file is not None or not self._hot.limit or self._hot_encoded:
             return
         decode = None
-        if type(value) not in _SELF_SPELLED and not codecs.is_immutable(value):
-            if mode != MODE_RAW or not store.disk.plain_values:
+        compressed = self._compresses and store.disk.value_codec.is_compressed(payload)
+        if compressed or (type(value) not in _SELF_SPELLED and not codecs.is_immutable(value)):
+            if mode != MODE_RAW or not store.disk.own_values:
                 return
-            value, decode = payload, codecs.decode_value
+            value, decode = payload, store.disk.decode_value
         cost = (OVERHEAD + len(stored) + len(payload)) | 63
         entry = (
             store.slots,
@@ -551,7 +688,7 @@ class Entries:
         if blob is None:
             return None
         try:
-            return unpack(target.stored, blob, self._verifier(blob), self._signs_all)
+            return self._unpacked(target.store, target.stored, blob)
         except DecodeError as error:
             self._distrust(error, target.key)
             return None
@@ -559,16 +696,16 @@ class Entries:
     def _candidate(self, target: Target, blob: bytes) -> tuple[Any, Record] | Literal[Gone.GONE] | None:
         """Return value and record of a row met in order; GONE if it is expired or damaged and may be removed.
 
-        None for one that another secret or policy may still read: it is passed over and stays.
+        None for one that another secret, policy or dictionary may still read: it is passed over and stays.
         """
         try:
-            record = unpack(target.stored, blob, self._verifier(blob), self._signs_all)
+            record = self._unpacked(target.store, target.stored, blob)
             return (target.store.disk.load(record, False)[0], record) if self._is_live(record) else GONE
         except FileNotFoundError:
             self._lost_file(target.key)
         except DecodeError as error:
             self._distrust(error, target.key)
-            if isinstance(error, SignatureError):
+            if isinstance(error, SignatureError | DictionaryError):
                 return None
         return GONE
 
@@ -594,10 +731,16 @@ class Entries:
     def _check_record(self, store: Store, h: int, stored: bytes, blob: bytes) -> Record:
         """Return the record; raise DecodeError or FileNotFoundError for an entry that would not read."""
         self._check_place(h, stored)
-        record = unpack(stored, blob, self._verifier(blob), self._signs_all)
+        record = self._unpacked(store, stored, blob)
         if record.file is not None:
             store.disk.verify_file(record)
         return record
+
+    def _records(self, store: Store) -> Iterator[Record]:
+        """Yield the records of a shard that this handle can verify, expired ones among them."""
+        for stored, blob in store.blobs():
+            with contextlib.suppress(DecodeError):
+                yield self._unpacked(store, stored, blob)
 
     def _flush_counts(self, store: Writer) -> None:
         """Add this handle's counts to the shared ones; the write lock is held."""
@@ -624,6 +767,8 @@ class Entries:
         elif name == "durability":
             for store in self._shards.stores:
                 store.disk.sync = value == "power"
+        elif name.startswith("compress_"):
+            self._set_codecs()
         elif name == "hot_size_limit" and hasattr(self, "_hot"):
             self._hot.resize(0 if self._implementation == "off" else value)
         elif name.startswith("disk_"):

@@ -36,6 +36,17 @@ class SettingError(CacheError, ValueError):
     """A setting has an unknown name or a value of the wrong type or range."""
 
 
+class MissingDependency(CacheError, ImportError):
+    """A serializer, a compressor or encryption needs a package that is not installed."""
+
+
+def missing(package: str, extra: str, wanted_by: str) -> MissingDependency:
+    """Return the error for an optional dependency that is not there, with the command that installs it."""
+    return MissingDependency(
+        f"{wanted_by} needs {package!r}, which is not installed: pip install 'diskcache-like[{extra}]'", name=package
+    )
+
+
 class KeyEncodeError(CacheError, TypeError):
     """A key cannot be encoded under the configured policies."""
 
@@ -64,8 +75,20 @@ class SignatureError(DecodeError):
     """An entry that must be authenticated is not, or was authenticated with another secret."""
 
 
+class DictionaryError(DecodeError):
+    """The compression dictionary that an entry was made with is missing or damaged; the entry itself is whole."""
+
+
+class TrainingError(CacheError, ValueError):
+    """A compression dictionary cannot be trained: the cache has no use for one, or too few entries."""
+
+
 class SecretError(CacheError, ValueError):
     """The cache was created with another secret than the one given, or needs one and got none."""
+
+
+class KeyringError(CacheError):
+    """The keyring of an encrypted cache is damaged, so that none of its entries can be read."""
 
 
 class DirectoryError(CacheError, OSError):

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 from .cache import Cache
 from .disk import Disk
-from .errors import SettingError
+from .errors import SecretError, SettingError
 from .persistent import Deque, Index, KeptCache
+from .rotation import children_of
 from .storage.shards import refuse_link
 
 T = TypeVar("T")
@@ -114,7 +117,29 @@ class FanoutCache(Cache):
         return KeptCache(self._child_path(kind, name), disk=type(self.disk), **{**self._passed_on(), "strict": True})
 
     def _passed_on(self) -> dict[str, Any]:
-        return {**self._options.to_pass_on(), "secret": self._options.secret}
+        sealed = {"encrypt": True} if self._sealer is not None else {}  # whether this handle asked for it or found it
+        return {**self._options.to_pass_on(), "secret": self._options.secret, **sealed}
+
+    def rotate(self, new_secret: bytes | str, progress: Callable[[int, int], object] | None = None) -> None:
+        """Do what `Cache.rotate` does for this cache and for its named children, who come first."""
+        for kind, name in list(children_of(self.directory)):
+            self._rotate_child(kind, name, new_secret, progress)
+        super().rotate(new_secret, progress)
+
+    def _rotate_child(
+        self, kind: str, name: str, new_secret: bytes | str, progress: Callable[[int, int], object] | None
+    ) -> None:
+        """Rotate a child that has this cache's secret; one of its own, or that is not encrypted, stays as it is."""
+        child = self._children.get((kind, name))
+        if child is not None:
+            (child if isinstance(child, Cache) else child.cache).rotate(new_secret, progress)
+            return
+        for secret in (self._options.secret, new_secret):
+            options = {**self._passed_on(), "secret": secret, "encrypt": None}
+            with contextlib.suppress(SecretError), Cache(self._child_path(kind, name), **options) as opened:
+                if opened._sealer is not None:
+                    opened.rotate(new_secret, progress)
+                return
 
     def _child_path(self, kind: str, name: str) -> str:
         """Return the directory of a named child; each part of the name is one directory level below this one's."""

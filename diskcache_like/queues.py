@@ -41,7 +41,7 @@ class Queues(Entries):
         Queue keys are equal to no key of the user's. Returns None where a Timeout is not raised (FanoutCache).
         """
         store = self._queue_store(prefix)
-        queue = keys.encode_key(prefix)
+        queue = self._queue_column(prefix)
         expiry = self._expiry(expire)
         last = _is_back(side)
         try:
@@ -113,7 +113,7 @@ class Queues(Entries):
         self, store: Store, prefix: str | None, last: bool, remove: bool
     ) -> Iterator[tuple[Any, tuple[Any, Record]]]:
         """Yield key, value and record from one side of a queue, removing what is yielded if asked, and what is gone."""
-        queue = keys.encode_key(prefix)
+        queue = self._queue_column(prefix)
         skip = 0
         while (found := store.queue_end(queue, last, skip)) is not None:
             stored, number, h, blob = found
@@ -138,7 +138,7 @@ class Queues(Entries):
         return self._iterate_queue(self._queue_store(prefix), prefix, _is_back(side), min(skip, QUEUE_BOUND))
 
     def _iterate_queue(self, store: Store, prefix: str | None, last: bool, skip: int) -> Iterator[tuple[Any, Any]]:
-        queue = keys.encode_key(prefix)
+        queue = self._queue_column(prefix)
         low, high = -QUEUE_BOUND, QUEUE_BOUND
         rows = store.queue_page(queue, last, low, high, 1, skip)
         end = store.queue_end(queue, not last) if rows else None

@@ -120,16 +120,22 @@ class Secret:
 
 def load_secret(argument: bytes | str | None, environ: Mapping[str, str]) -> Secret:
     """Choose the secret: the argument, else the environment, else the per-user file, touched only when needed."""
+    given = given_secret(argument, environ)
+    return Secret(None if given is None else Signer(given), environ)
+
+
+def given_secret(argument: bytes | str | None, environ: Mapping[str, str]) -> bytes | None:
+    """Return the secret that the argument gives, or else the environment; None if neither does."""
     given = environ.get(SECRET_VARIABLE) if argument is None else argument
     if given is None:
-        return Secret(None, environ)
+        return None
     name = SECRET_VARIABLE if argument is None else "secret"
     if not isinstance(given, bytes | str):
         raise SettingError(f"{name} must be bytes or text, not {type(given).__name__}")
     secret = given.encode("utf-8", "surrogateescape") if isinstance(given, str) else given
     if len(secret) < MIN_SECRET:
         raise SettingError(f"{name} needs at least {MIN_SECRET} bytes; it has {len(secret)}")
-    return Secret(Signer(secret), environ)
+    return secret
 
 
 # The per-user file.

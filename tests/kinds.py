@@ -59,9 +59,15 @@ KINDS = (
     Kind("few-slots", partial(Cache, durability="process", generation_slots=16)),
     Kind("files", partial(Cache, disk_min_file_size=0, **QUICK)),
     Kind("signed", partial(Cache, secret=SECRET, **QUICK)),
+    Kind("sealed", partial(Cache, secret=SECRET, encrypt=True, **QUICK)),
     Kind("json", partial(Cache, disk=JSONDisk, **QUICK), json=True),
     Kind("fanout-8", partial(FanoutCache, timeout=60, **QUICK), shards=8),
     Kind("fanout-3", partial(FanoutCache, shards=3, timeout=60, **QUICK), shards=3),
+    Kind(
+        "sealed-fanout",
+        partial(FanoutCache, shards=3, timeout=60, secret=SECRET, encrypt=True, hot_encoded=True, **QUICK),
+        shards=3,
+    ),
 )
 
 

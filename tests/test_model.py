@@ -58,6 +58,7 @@ MODELLED: dict[str, Callable[..., Cache]] = {
     "plain": partial(Cache, **QUICK),
     "cold": partial(Cache, hot_size_limit=0, **QUICK),
     "few-slots": partial(Cache, durability="process", generation_slots=16),
+    "sealed": partial(Cache, secret=SECRET, encrypt=True, **QUICK),
     "files": partial(Cache, disk_min_file_size=0, **QUICK),
     "signed": partial(Cache, secret=SECRET, disk_min_file_size=1000, **QUICK),
     "colliding": partial(colliding, disk_min_file_size=1000, **QUICK),

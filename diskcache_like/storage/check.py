@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from .. import files, keys
 from ..coherence.generations import UNKNOWN, Header
 from ..errors import DecodeError, EmptyDirWarning, UnknownFileWarning
+from ..keyring import Sealer
 from ..record import Record
 from . import room
 from . import statements as sql
@@ -46,6 +47,50 @@ def check_store(
                 room.flush_trash(store, everything=True)
                 room.vacuum(store)
     return found.warnings
+
+
+def check_without_secret(store: Store) -> list[warnings.WarningMessage]:
+    """Return what can be found wrong with a shard whose secret is not known, and what could not be looked at."""
+    found = _Findings()
+    for (message,) in store.select(sql.INTEGRITY_CHECK):
+        if message != "ok":
+            found.add(f"{store.path}: {message}")
+    position, entries, in_files = -(1 << 63), 0, 0
+    while rows := store.select(sql.PAGE_ROWS, (position, PAGE)):
+        position = rows[-1][0]
+        entries += len(rows)
+        in_files += sum(row[6] is not None for row in rows)
+        for row in rows:
+            problem = _outer_problem(store, row)
+            if problem is not None:
+                found.add(f"entry {row[0]} in {store.path}: {problem}")
+    _check_files(store, False, None, found)
+    _check_directories(store, False, found)
+    _check_totals(store, False, None, found)
+    found.add(
+        f"{store.path}: {entries} entries, {in_files} of them in value files, are looked at from outside only: keys,"
+        " values, tags and expiry are verified with the secret (secret= or DISKCACHE_LIKE_SECRET)"
+    )
+    return found.warnings
+
+
+def _outer_problem(store: Store, row: Sequence[Any]) -> str | None:
+    """Return what is wrong with a row as far as that can be seen without opening its record."""
+    h, stored, _, _, _, size, file, _, _, _, blob = row
+    if not isinstance(stored, bytes) or not isinstance(blob, bytes):
+        return "key or record is not a BLOB"
+    if keys.key_hash(stored, store.identity["modulus"]) != h & ~3:
+        return "the key does not belong to its place"
+    if file is None:
+        return None
+    try:
+        with files.open_read(store.directory, files.from_column(file)) as reader:
+            there = os.fstat(reader.fileno()).st_size
+    except FileNotFoundError:
+        return "file not found"
+    except (DecodeError, OSError) as error:
+        return str(error)
+    return None if there == size else f"value file has {there} bytes instead of {size}"
 
 
 class _Findings:
@@ -85,11 +130,24 @@ def _problem(store: Store, check_record: CheckRecord, row: Sequence[Any]) -> str
         return "file not found"
     except (DecodeError, OSError) as error:
         return str(error)
-    if (expire, tag, size, file) != (record.expire, record.tag, record.size, column):
+    sealer = store.disk.sealer
+    wanted = record.tag if sealer is None or record.tag is None else sealer.blind_tag(record.tag)
+    if (expire, tag, size, file) != (record.expire, wanted, record.size, column):
         return "columns do not say what the record says"
-    if not isinstance(spelling, bytes | None) or (queue, num) != _queue_columns(stored):
+    if not isinstance(spelling, bytes | None) or not _is_in_queue(sealer, stored, spelling, queue, num):
         return "spelling or queue is not what a cache writes"
     return None
+
+
+def _is_in_queue(sealer: Sealer | None, stored: bytes, spelling: bytes | None, queue: Any, num: Any) -> bool:
+    """Tell whether a row says of its queue what its key says."""
+    if sealer is None:
+        return (queue, num) == _queue_columns(stored)
+    try:
+        column, number = _queue_columns(sealer.open_key(stored, spelling)[0])
+    except DecodeError:
+        return False
+    return (queue, num) == (None if column is None else sealer.blind_queue(column), number)
 
 
 def _queue_columns(stored: bytes) -> tuple[bytes, int] | tuple[None, None]:

@@ -37,10 +37,22 @@ _NUMBERED = re.compile(r"cache\.(\d{1,9})\.db")
 NO_EXPIRE = (1 << 63) - 1
 
 # What a database says about itself beside the settings: name -> accepted type.
-IDENTITY: dict[str, type] = {"modulus": int, "shards": int, "codec": str, "key_check": bytes, "displaced": int}
+IDENTITY: dict[str, type] = {
+    "modulus": int,
+    "shards": int,
+    "codec": str,
+    "serializer": str,
+    "compressor": str,
+    "key_check": bytes,
+    "displaced": int,
+    "keyring": bytes,
+    "sealed": int,
+}
+UNSAID = {"serializer": "msgpack", "compressor": "none"}
+"""What a cache is that says nothing about it: one made before there was a choice, or without making one."""
 
-_RANGES = {"modulus": (1 << 20, 1 << 61), "shards": (1, MAX_SHARDS), "displaced": (0, 1)}
-_OPTIONAL = frozenset({"shards", "displaced"})
+_RANGES = {"modulus": (1 << 20, 1 << 61), "shards": (1, MAX_SHARDS), "displaced": (0, 1), "sealed": (0, 1 << 62)}
+_OPTIONAL = frozenset({"shards", "displaced", "sealed"})
 MAX_EPOCH = 999_999_999  # databases are numbered with up to nine digits
 MAX_COUNTED = 1 << 62
 _COUNTED = (
@@ -70,6 +82,8 @@ class Config:
     shared: bool = False  # files may belong to, and be written by, others
     claimed: Callable[[], None] = field(default=lambda: None)  # called under the lock before a database is made
     on_write: Callable[[Writer], None] | None = None  # called with the lock held when it was taken for a write
+    encrypt: bool | None = None  # whether the cache must be encrypted, or must not be; None: as it was made
+    keyless: bool = False  # for a look at what needs no secret: it is not compared
 
 
 class Opened(NamedTuple):
@@ -158,6 +172,8 @@ def _open_with(store: Shard, generations: GenerationFile) -> Opened:
         settings = {**DEFAULT_SETTINGS, **stored, **config.given}
         if generations.header[Header.MODULUS] != identity["modulus"]:
             generations.header[Header.MODULUS] = identity["modulus"]
+        if "keyring" in identity and not generations.header[Header.KEYS]:
+            generations.header[Header.KEYS] = 2
         store.attach_lock(generations)
         return Opened(generations, settings, identity, path, epoch, connection)
     raise CorruptDatabase(f"{store.directory!r}: three databases in a row could not be opened")
@@ -225,6 +241,10 @@ def _after_failure(store: Shard, generations: GenerationFile, epoch: int, proble
     """
     if not isinstance(problem, CorruptDatabase) or not store.config.recover:
         raise problem
+    if generations.header[Header.KEYS] and "keyring" not in store.config.identity:
+        raise CorruptDatabase(
+            f"{problem}; it was encrypted, so that the cache goes on empty only if it is opened with encrypt=True"
+        )
     low, high = _RANGES["modulus"]
     modulus = generations.header[Header.MODULUS]
     identity = {**store.config.identity, **({"modulus": modulus} if low <= modulus <= high else {})}
@@ -247,7 +267,7 @@ def _read_verified(connection: sqlite3.Connection, path: str) -> tuple[dict[str,
 
 def read_settings(connection: sqlite3.Connection, path: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return (identity, settings) as stored, every value checked by type and range."""
-    identity: dict[str, Any] = {}
+    identity: dict[str, Any] = dict(UNSAID)
     settings: dict[str, Any] = {}
     for name, value in connection.execute(sql.SELECT_SETTINGS).fetchall():
         if name in IDENTITY:

@@ -22,7 +22,17 @@ from ..keys import new_modulus
 from ..settings import DEFAULT_SETTINGS, MAX_SHARDS
 from . import schema
 from .connection import connect
-from .opening import DATABASE, GENERATIONS, LOCK, Config, database_path, newest_epoch, read_settings, refuse_foreign
+from .opening import (
+    DATABASE,
+    GENERATIONS,
+    LOCK,
+    UNSAID,
+    Config,
+    database_path,
+    newest_epoch,
+    read_settings,
+    refuse_foreign,
+)
 from .store import Store
 
 _PEEKING = {"sqlite_cache_size": 10, "sqlite_synchronous": 1}
@@ -111,6 +121,7 @@ class Shards:
         self._config = config
         new_disk(disk, directory, {**DEFAULT_SETTINGS, **config.given})  # before any of it is stored
         config.identity.setdefault("codec", disk.codec_name())
+        asked = dict(config.identity)
         for _ in range(10):
             try:
                 self.stores = self._open(wanted)
@@ -121,7 +132,7 @@ class Shards:
             raise DirectoryError(errno.EBUSY, "two layouts are being made at once", directory)
         identity = self.stores[0].identity
         self.modulus: int = identity["modulus"]
-        self._compare(identity)
+        self._compare(identity, asked)
         for store in self.stores:
             store.siblings = tuple(other for other in self.stores if other is not store)
         try:
@@ -136,7 +147,10 @@ class Shards:
         if layout is None:
             layout = self._claim(wanted)
         identity = self._config.identity
-        identity.setdefault("modulus", self._known_modulus() or new_modulus())
+        known = self._known_identity()  # a shard that has to be made anew must be like the others
+        identity.update({name: known[name] for name in UNSAID if name in known})
+        _share_identity(identity, known)
+        identity.setdefault("modulus", new_modulus())
         identity["shards"] = layout
         if layout == 1:
             return [Store(self.directory, replace(self._config, claimed=self._refuse_other_layout))]
@@ -146,7 +160,7 @@ class Shards:
                 path = self._path(number)
                 ensure_directory(path, self._config.shared)
                 stores.append(Store(path, self._config))
-                identity["modulus"] = stores[0].identity["modulus"]
+                _share_identity(identity, stores[0].identity)
         except BaseException:
             for store in stores:
                 store.close_soon()
@@ -175,15 +189,15 @@ class Shards:
                 return int(identity["shards"])
         return len(present)
 
-    def _known_modulus(self) -> int | None:
-        """Return the modulus of the first shard that can be read: the others must share it."""
+    def _known_identity(self) -> dict[str, Any]:
+        """Return what the first shard that can be read says it is; nothing where none can."""
         for number in range(MAX_SHARDS):
             if not os.path.isdir(self._path(number)):
-                return None
+                break
             identity = _peek(self._path(number))
             if identity is not None:
-                return int(identity["modulus"])
-        return None
+                return identity
+        return {}
 
     def _claim(self, wanted: int) -> int:
         """Decide the layout of a new cache. The directory's lock makes it one process's decision."""
@@ -208,16 +222,25 @@ class Shards:
         if self._stored_layout() not in (None, 1):
             raise _LayoutChanged
 
-    def _compare(self, identity: dict[str, Any]) -> None:
-        """Refuse a handle whose codec or secret is not the cache's."""
-        given = self._config.identity
+    def _compare(self, identity: dict[str, Any], given: dict[str, Any]) -> None:
+        """Refuse a handle whose disk class, codec or secret is not the cache's."""
         stored, asked = identity.get("codec"), given["codec"]
+        sealed, encrypt = "keyring" in identity, self._config.encrypt
         problem: CacheError | None = None
         if stored != asked:
             problem = SettingError(
                 f"{self.directory!r} was made with codec {stored!r} and opened with {asked!r}: pass the same disk class"
             )
-        elif identity.get("key_check") != given.get("key_check"):
+        elif other := [name for name in UNSAID if given.get(name, identity[name]) != identity[name]]:
+            name = other[0]
+            problem = SettingError(
+                f"{self.directory!r} was made with {name}={identity[name]!r} and opened with {name}={given[name]!r}: "
+                f"leave {name} out to use the cache's own, or make a new cache and copy the entries"
+            )
+        elif encrypt is not None and encrypt != sealed:
+            made, hint = ("encrypted", "leave encrypt out") if sealed else ("without encryption", "make a new cache")
+            problem = SettingError(f"{self.directory!r} was made {made} and opened with encrypt={encrypt}: {hint}")
+        elif not sealed and not self._config.keyless and identity.get("key_check") != given.get("key_check"):
             hint = "it was made without one" if "key_check" not in identity else "it was made with another"
             if "key_check" not in given:
                 hint = "it needs one: pass secret= or set DISKCACHE_LIKE_SECRET"
@@ -235,6 +258,17 @@ class Shards:
         """Close every store."""
         for store in self.stores:
             store.close(timeout)
+
+
+def _share_identity(mine: dict[str, Any], other: dict[str, Any]) -> None:
+    """Take over what all shards of a cache have in common."""
+    for name in ("modulus", "keyring"):
+        if name in other:
+            mine[name] = other[name]
+        elif other:
+            mine.pop(name, None)
+    if "keyring" in mine:
+        mine.pop("key_check", None)  # the keyring recognises the secret
 
 
 def new_disk(kind: type[Disk], directory: str, settings: dict[str, Any]) -> Disk:

@@ -8,13 +8,13 @@ the batches in `room` and `check`. What the operations of a cache mean is decide
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 from ..coherence import sleepers
 from ..coherence.forks import process_token
 from ..coherence.generations import UNKNOWN, Header
-from ..errors import DirectoryError, DiskFull, StorageError, Timeout, TransactionError
+from ..errors import DirectoryError, DiskFull, KeyringError, StorageError, Timeout, TransactionError
 from ..policies import policy_named
 from ..settings import DURABILITY, HANDLE_ONLY, OPTIONAL_SETTINGS, checked
 from . import opening, room, schema
@@ -156,6 +156,22 @@ class Store(Writer):
             return checked(name, rows[0][0])
         return None if name in OPTIONAL_SETTINGS else self.settings.get(name)
 
+    def blobs(self) -> Iterator[tuple[Any, Any]]:
+        """Yield (stored key, record) of every row, page by page, in no useful order."""
+        position = -(1 << 63)
+        while page := self.select(sql.PAGE_KEYS_AND_RECORDS, (position, PAGE_OF_ENTRIES)):
+            position = page[-1][0]
+            for _, stored, blob in page:
+                yield stored, blob
+
+    def put_setting(self, name: str, value: object) -> None:
+        """Store a row beside the settings; the write lock is held."""
+        self._execute(sql.SET_SETTING, (name, value))
+
+    def drop_setting(self, name: str) -> None:
+        """Remove a row beside the settings; the write lock is held."""
+        self._execute(sql.DROP_SETTING, (name,))
+
     def change_setting(self, name: str, value: Any, update: bool, timeout: float | None) -> None:
         """Make a setting effective for this handle and, with `update`, store it for those that open later."""
         for attempt in self.attempts():
@@ -183,6 +199,18 @@ class Store(Writer):
         if self._writer is not None and self.txn is None:
             self._writer.close()
             self._writer = self._cursor = None
+
+    def keyring(self) -> bytes:
+        """Return the sealed keyring as it is stored now; raise KeyringError if there is none."""
+        rows = self.select(sql.SELECT_SETTING, ("keyring",))
+        if not rows or type(rows[0][0]) is not bytes:
+            raise KeyringError(f"{self.path!r}: the keyring of this encrypted cache is gone; no entry can be read")
+        self.identity["keyring"] = rows[0][0]  # for the database that takes the place of this one, should it break
+        return rows[0][0]
+
+    def keys_version(self) -> tuple[int, int]:
+        """Return what is another value whenever the keyring may be; exact under the write lock."""
+        return self.epoch, self.header[Header.KEYS]
 
     def counters(self, reset: bool) -> tuple[int, int]:
         """Return (hits, misses) as all processes have noted them; the write lock is held."""

@@ -29,7 +29,7 @@ from ..errors import (
     TransactionError,
 )
 from ..record import unpack
-from . import room
+from . import rekeying, room
 from . import statements as sql
 from .connection import PAGE_SIZE
 from .reading import Reader
@@ -289,6 +289,8 @@ class Writer(Reader):
 
     def _upsert_row(self, h: int, stored: bytes, row: Row, tick: int, slot: int) -> int:
         """Write all columns of a row at the place of its key; return 0 when another key lives at `h`."""
+        if self.disk.sealer is not None:
+            row = rekeying.present_row(self, self.disk.sealer, stored, row)
         if self.header[_DISPLACED]:
             h = self._place(h, stored)
         again = h == self._inserted
@@ -335,7 +337,10 @@ class Writer(Reader):
     def _belongs(self, key: bytes, v: bytes) -> bool:
         disk = self.disk
         try:
-            unpack(key, v, disk.secret.verifier if disk.authenticates and disk.secret is not None else None)
+            if disk.sealer is not None:
+                disk.sealer.open(key, v)
+            else:
+                unpack(key, v, disk.secret.verifier if disk.authenticates and disk.secret is not None else None)
         except SignatureError:
             return not disk.authenticates  # with another secret than the cache's it may be sound
         except DecodeError:
@@ -384,6 +389,8 @@ class Writer(Reader):
                 self.leave()
 
     def _touch(self, place: int, change: Touch) -> None:
+        if self.disk.sealer is not None:
+            rekeying.reserve(self, self.disk.sealer)
         if change.expire is not None:
             self.header[_NEXT_EXPIRE] = min(self.header[_NEXT_EXPIRE], microseconds(change.expire))
         self.writer.execute(sql.UPDATE_EXPIRE, (change.expire, change.v, place))
@@ -501,6 +508,8 @@ class Writer(Reader):
             try:
                 try:
                     self.tidy()
+                    if self.disk.sealer is not None:
+                        rekeying.reserve(self, self.disk.sealer)
                     with self.batch() as txn:
                         yield
                     if txn.evicted:

@@ -1,0 +1,86 @@
+"""An encrypted cache: what it asks of secret and disk, its keys attached to its stores, and its rows.
+
+How bytes are sealed is in `sealing`, with which keys in `keyring`; what changes the keys is `storage.rekeying`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from . import files, signing
+from .disk import KEEP_NOT, Disk, Stored
+from .errors import KeyringError, SecretError, SettingError
+from .keyring import Master, Sealer
+from .record import Record
+from .storage import check
+from .storage.opening import Config
+from .storage.shards import Shards
+from .storage.store import Row, Store
+
+
+def master_of(secret: bytes | str | None, namespace: str, directory: str) -> Master:
+    """Return what a keyring is opened with; raise SecretError where no secret is given."""
+    given = signing.given_secret(secret, os.environ)
+    if given is None:
+        raise SecretError(
+            f"{directory!r}: an encrypted cache needs its secret: pass secret= or set {signing.SECRET_VARIABLE}"
+        )
+    return Master(given, namespace)
+
+
+def refuse_own_contract(disk: type[Disk]) -> None:
+    """Raise SettingError for a Disk that would see, or name, what is to be sealed."""
+    if not disk.may_be_sealed():
+        raise SettingError(f"encrypt=True works with Disk, not with {disk.__qualname__}, which encodes by itself")
+
+
+def attach(stores: Sequence[Store], master: Master, directory: str) -> Sealer:
+    """Have the stores' disks seal what they store with the keys that the secret opens; return the first's."""
+    refuse_own_contract(type(stores[0].disk))
+    sealers = [Sealer(master, store.directory, store.keyring, store.keys_version) for store in stores]
+    if len({sealer.keyring.blinding for sealer in sealers}) > 1:
+        raise KeyringError(f"{directory!r}: the keyrings of its shards do not belong together; put back a copy of it")
+    for store, sealer in zip(stores, sealers, strict=True):
+        store.disk.sealer = sealer
+        sealer.siblings = tuple(other for other in sealers if other is not sealer)
+    return sealers[0]
+
+
+def sealed_row(disk: Disk, key: Any, stored: bytes, encoded: Stored, expire: float | None, tag: bytes | None) -> Row:
+    """Return the row of an entry: nothing in it tells key, value or tag."""
+    sealer = disk.sealer
+    assert sealer is not None
+    mode, payload, file, size = encoded
+    blob = sealer.seal(stored, Record(mode, payload, expire, tag, file, size))
+    column = None if file is None else files.to_column(file)
+    blind = None if tag is None else sealer.blind_tag(tag)
+    return Row(blob, expire, blind, size, column, disk.spelling(key, stored))
+
+
+def kept_hot(
+    store: Store, stored: bytes, record: Record, blob: bytes | None
+) -> tuple[Any, Callable[[Any], Any] | None]:
+    """Return what is kept hot where that must be encrypted: the record as it is stored, and how a hit opens it."""
+    if blob is None or record.file is not None or store.displaced:
+        return KEEP_NOT, None
+    return blob, partial(_opened, store.disk, stored)
+
+
+def check_without_secret(directory: str) -> list[warnings.WarningMessage]:
+    """Return what can be found wrong with a cache whose secret is not known, and what could not be looked at."""
+    config = Config({}, {}, 60.0, time.time, implementation="off", recover=False, keyless=True)
+    shards = Shards(os.path.abspath(directory), 1, config, Disk)
+    try:
+        return [found for store in shards.stores for found in check.check_without_secret(store)]
+    finally:
+        shards.close(None)
+
+
+def _opened(disk: Disk, stored: bytes, blob: bytes) -> Any:
+    assert disk.sealer is not None
+    return disk.load(disk.sealer.open(stored, blob), False)[0]

@@ -1,0 +1,282 @@
+"""Seal bytes with AES-256-GCM: records, the spellings of keys, and value files in chunks.
+
+A data key has an epoch, four random bytes that everything sealed with it begins with, so that it is known which key
+opens it. Records and spellings are sealed in one piece under a random nonce of 96 bits; their associated data is the
+stored key, so that neither opens in another entry's place. A nonce is random, not counted: a counter would have to be
+shared by processes and to survive crashes, and one restored from a copy of the directory repeats itself, which GCM does
+not forgive. `keyring` sees to it that no data key seals so much that two random nonces could meet.
+
+A value file is sealed by the STREAM construction (Hoang, Reyhanitabar, Rogaway, Vizár 2015) with a key of its own,
+derived from the random 128-bit id that names it: each chunk's nonce is its number and whether it is the last, so that
+chunks can be neither exchanged nor left out, and each opens by itself.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import struct
+from collections.abc import Iterable, Iterator
+from hashlib import blake2b
+from typing import TYPE_CHECKING, BinaryIO, Final
+
+from .errors import DecodeError, SignatureError, missing
+from .record import HAS_EXPIRE, HAS_TAG, MODE_RAW, Record
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+KEY_SIZE: Final = 32
+EPOCH_SIZE: Final = 4
+NONCE_SIZE: Final = 12
+TAG_SIZE: Final = 16
+CHUNK: Final = 64 << 10  # bytes of a file that are sealed in one piece
+
+SEALED_PLAIN: Final = 3  # first byte of a sealed record: a value in the row without expiry or tag
+SEALED: Final = 4  # the same for every other record
+_HEAD: Final = struct.Struct("<BidQIH")  # flags, mode, expiry, size of the file, length of the tag, length of the name
+_START: Final = 1 + EPOCH_SIZE  # of the nonce in a sealed record
+_BODY: Final = _START + NONCE_SIZE
+_SMALLEST: Final = _BODY + TAG_SIZE
+_LENGTH: Final = struct.Struct("<I")
+_CHUNK_NONCE: Final = struct.Struct(">7xIB")  # number of the chunk, 1 for the last
+_SEALED_CHUNK: Final = CHUNK + TAG_SIZE
+
+
+def new_cipher(key: bytes) -> AESGCM:
+    """Return AES-256-GCM under `key`; raise MissingDependency where `cryptography` is not installed."""
+    try:
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+    except ImportError as error:
+        raise missing("cryptography", "encryption", "encrypt=True") from error
+    return AESGCM(key)
+
+
+def extracted(secret: bytes) -> bytes:
+    """Return what HKDF extracts from a secret, for `derived`; the secret itself is needed no more."""
+    new_cipher(bytes(KEY_SIZE))  # for its error
+    import hmac
+
+    return hmac.digest(b"diskcache_like encryption 1", secret, "sha256")
+
+
+def derived(extract: bytes, *purpose: bytes, size: int = KEY_SIZE) -> bytes:
+    """Return the HKDF-SHA256 key for a purpose, whose parts cannot be confused with one another."""
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
+
+    info = b"".join(_LENGTH.pack(len(part)) + part for part in purpose)
+    return HKDFExpand(SHA256(), size, info).derive(extract)
+
+
+def encrypted(cipher: AESGCM, plain: bytes, associated: bytes) -> bytes:
+    """Return a fresh nonce followed by the sealed bytes."""
+    nonce = os.urandom(NONCE_SIZE)
+    return nonce + cipher.encrypt(nonce, plain, associated)
+
+
+def decrypted(cipher: AESGCM, sealed: bytes, start: int, associated: bytes) -> bytes:
+    """Return the plain bytes of what `encrypted` gave, from `start` on; raise SignatureError if anything is changed."""
+    body = start + NONCE_SIZE
+    try:
+        return cipher.decrypt(sealed[start:body], sealed[body:], associated)
+    except Exception as error:  # InvalidTag, or ValueError for too few bytes: either way not what was sealed
+        raise SignatureError("what is sealed here was changed, or moved here from another place") from error
+
+
+class DataKey:
+    """The ciphers of one epoch."""
+
+    __slots__ = ("_file", "_name", "_record", "_record_head", "_setting", "decrypt", "epoch", "plain_head")
+
+    def __init__(self, epoch: bytes, key: bytes) -> None:
+        self.epoch = epoch
+        self._record = new_cipher(derived(key, b"record"))
+        self.decrypt = self._record.decrypt
+        self._name = new_cipher(derived(key, b"key"))
+        self._setting = new_cipher(derived(key, b"setting"))
+        self._file = derived(key, b"file")
+        self.plain_head = bytes((SEALED_PLAIN,)) + epoch
+        self._record_head = bytes((SEALED,)) + epoch
+
+    def seal(self, stored: bytes, record: Record) -> bytes:
+        """Return the sealed record of the entry with this stored key."""
+        mode, payload, expire, tag, file, size, _ = record
+        if mode == MODE_RAW and expire is None and tag is None and file is None:
+            head, plain = self.plain_head, payload
+        else:
+            flags = (HAS_EXPIRE if expire is not None else 0) | (HAS_TAG if tag is not None else 0)
+            name, tag = (file or "").encode(), tag or b""
+            head = self._record_head
+            plain = b"".join((_HEAD.pack(flags, mode, expire or 0.0, size, len(tag), len(name)), tag, name, payload))
+        nonce = os.urandom(NONCE_SIZE)
+        return head + nonce + self._record.encrypt(nonce, plain, head + stored)
+
+    def open(self, stored: bytes, blob: bytes) -> Record:
+        """Return the record; raise SignatureError if it was changed or is another entry's."""
+        plain = decrypted(self._record, blob, _START, blob[:_START] + stored)
+        if blob[0] == SEALED_PLAIN:
+            return Record(MODE_RAW, plain, signed=True)
+        try:
+            flags, mode, expire, size, tag_length, name_length = _HEAD.unpack_from(plain)
+            start = _HEAD.size + tag_length
+            end = start + name_length
+            file = plain[start:end].decode("ascii") if name_length else None
+        except (struct.error, UnicodeDecodeError) as error:
+            raise DecodeError("sealed record is not laid out as this version writes it") from error
+        return Record(
+            mode,
+            plain[end:],
+            expire if flags & HAS_EXPIRE else None,
+            plain[_HEAD.size : start] if flags & HAS_TAG else None,
+            file,
+            size,
+            True,
+        )
+
+    def seal_key(self, stored: bytes, canonical: bytes, spelling: bytes | None) -> bytes:
+        """Return the sealed form of a key: its canonical bytes, and its spelling if it needs one."""
+        plain = _LENGTH.pack(len(canonical)) + canonical + (spelling or b"")
+        return self.epoch + encrypted(self._name, plain, self.epoch + stored)
+
+    def open_key(self, stored: bytes, sealed: bytes) -> tuple[bytes, bytes | None]:
+        """Return the canonical bytes and the spelling of a sealed key."""
+        plain = decrypted(self._name, sealed, EPOCH_SIZE, self.epoch + stored)
+        end = _LENGTH.size + _LENGTH.unpack_from(plain)[0]
+        return plain[_LENGTH.size : end], plain[end:] or None
+
+    def seal_setting(self, name: bytes, content: bytes) -> bytes:
+        """Return content that stands beside the settings under a name, sealed."""
+        return self.epoch + encrypted(self._setting, content, self.epoch + name)
+
+    def open_setting(self, name: bytes, sealed: bytes) -> bytes:
+        """Return what was sealed under that name."""
+        return decrypted(self._setting, sealed, EPOCH_SIZE, self.epoch + name)
+
+    def file_cipher(self, identifier: bytes) -> AESGCM:
+        """Return the cipher of the value file with this id."""
+        return new_cipher(blake2b(identifier, key=self._file, person=b"dcl file", digest_size=KEY_SIZE).digest())
+
+
+def epoch_of(blob: object) -> bytes:
+    """Return the epoch that a record was sealed in; raise for what is no sealed record."""
+    if type(blob) is not bytes:
+        raise DecodeError("record is not a BLOB")
+    if len(blob) < _SMALLEST or blob[0] not in (SEALED_PLAIN, SEALED):
+        raise SignatureError("entry is not encrypted, but this cache is")
+    return blob[1:_START]
+
+
+def epoch_of_key(sealed: object) -> bytes:
+    """Return the epoch that a key was sealed in; raise DecodeError for what is no sealed key."""
+    if type(sealed) is not bytes or len(sealed) < EPOCH_SIZE + NONCE_SIZE + TAG_SIZE + _LENGTH.size:
+        raise DecodeError("key is not sealed, but this cache is encrypted")
+    return sealed[:EPOCH_SIZE]
+
+
+# ------------------------------------------------------------------------------------------------------- value files
+
+
+def sealed_pieces(cipher: AESGCM, pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the sealed chunks of a file whose content comes in pieces of any size."""
+    for number, (chunk, last) in enumerate(_chunked(pieces)):
+        yield cipher.encrypt(_CHUNK_NONCE.pack(number, last), chunk, None)
+
+
+def _chunked(pieces: Iterable[bytes]) -> Iterator[tuple[bytes, bool]]:
+    """Yield chunks of `CHUNK` bytes and whether they are the last, which may be shorter, and empty if it is alone."""
+    kept = bytearray()
+    for piece in pieces:
+        view = memoryview(piece)
+        while len(kept) + len(view) > CHUNK:  # more than a chunk: the last one is kept until the end is known
+            room = CHUNK - len(kept)
+            kept += view[:room]
+            yield bytes(kept), False
+            kept.clear()
+            view = view[room:]
+        kept += view
+    yield bytes(kept), True
+
+
+def plain_size(size: int) -> int:
+    """Return the bytes of content in a sealed file of `size` bytes; raise DecodeError where no file has that size."""
+    chunks, rest = divmod(size, _SEALED_CHUNK)
+    if size < TAG_SIZE or 0 < rest < TAG_SIZE or (rest == TAG_SIZE and chunks):
+        raise DecodeError(f"a sealed value file cannot have {size} bytes")
+    return size - TAG_SIZE * (chunks + (rest > 0))
+
+
+class SealedFile(io.RawIOBase):
+    """Read a sealed file as its content; each chunk is opened, and so verified, when it is first read."""
+
+    def __init__(self, file: BinaryIO, cipher: AESGCM, size: int) -> None:
+        self._file = file
+        self._cipher = cipher
+        self._end = plain_size(size)
+        self._last = max(self._end - 1, 0) // CHUNK  # number of the last chunk
+        self._position = 0
+        self._number = -1
+        self._chunk = b""
+
+    @property
+    def name(self) -> object:
+        """Return the path that the file was opened by."""
+        return self._file.name
+
+    def readable(self) -> bool:
+        """Tell that this can be read."""
+        return True
+
+    def seekable(self) -> bool:
+        """Tell that any place can be read from."""
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Go to a place in the content and return it."""
+        starts = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._end}
+        if whence not in starts or starts[whence] + offset < 0:
+            raise ValueError(f"cannot seek to {offset!r} with whence {whence!r}")
+        self._position = starts[whence] + offset
+        return self._position
+
+    def tell(self) -> int:
+        """Return the place in the content that is read next."""
+        return self._position
+
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        """Read at most the rest of a chunk into a buffer; raise SignatureError for a chunk that was changed."""
+        if self._position >= self._end:
+            return 0
+        number, offset = divmod(self._position, CHUNK)
+        if number != self._number:
+            self._chunk = self._opened(number)
+            self._number = number
+        view = memoryview(buffer).cast("B")
+        piece = self._chunk[offset : offset + len(view)]
+        view[: len(piece)] = piece
+        self._position += len(piece)
+        return len(piece)
+
+    def verify(self) -> None:
+        """Open every chunk; raise SignatureError for one that was changed."""
+        for _ in self.chunks():
+            pass
+
+    def chunks(self) -> Iterator[bytes]:
+        """Yield the content in chunks."""
+        for number in range(self._last + 1):
+            yield self._opened(number)
+
+    def _opened(self, number: int) -> bytes:
+        self._file.seek(number * _SEALED_CHUNK)
+        sealed = self._file.read(_SEALED_CHUNK)
+        try:
+            return self._cipher.decrypt(_CHUNK_NONCE.pack(number, number == self._last), sealed, None)
+        except Exception as error:
+            raise SignatureError(f"chunk {number} of value file {self.name!r} was changed") from error
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+        super().close()
