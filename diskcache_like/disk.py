@@ -8,17 +8,20 @@ where a subclass changed it and past it where not.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
 import pickle
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from hashlib import blake2b
 from typing import Any, BinaryIO, Self
 
-from . import codecs, files, keys
+from . import bulk, codecs, files, keys
 from .codecs import NotData, encode_value
+from .compressors import EXPANDED_LIMIT
 from .errors import DecodeError, SignatureError, ValueEncodeError
 from .pickles import dumps_pickle, loads_pickle
 from .pipeline import Codec
@@ -73,7 +76,7 @@ KEEP_NOT = Constant("KEEP_NOT")  # in the second place of a Loaded: the hot laye
 _CACHE_SETS = frozenset(
     {"authenticates", "codec", "decode_value", "own_values", "pickle_policy", "secret", "sync", "value_codec"}
 )
-_DEFAULT_CODEC = Codec(Msgpack())
+_DEFAULT_CODEC = Codec(Msgpack((bulk.LIBRARY_TYPES,)))
 
 
 class _Digest:
@@ -270,8 +273,8 @@ class Disk:
         files.checked(filename)
         return mode, self._digest_of(filename, self._strong(mode)), filename, size
 
-    def load(self, record: Record, read: bool) -> Loaded:
-        """Return the value of a verified record.
+    def load(self, record: Record, read: bool, maps: bool = False) -> Loaded:
+        """Return the value of a verified record; with `maps` an array or table in a file of its own lies on that file.
 
         Raises FileNotFoundError when its file is gone, SignatureError for a pickle that is not authenticated,
         DecodeError for anything else that is not as written.
@@ -282,6 +285,8 @@ class Disk:
             raise SignatureError("entry is a pickle and the policy is pickle='never'")
         if not self.own_values:
             return self._load_through_contract(record, read)
+        if record.mode in bulk.MODES:
+            return self._load_library(record, maps)
         if record.file is None:
             return self._loaded(record.mode, record.payload, read)
         if record.mode == MODE_BINARY and read:
@@ -296,10 +301,27 @@ class Disk:
     def _encode(self, value: Any, read: bool, key: Any) -> Stored:
         if read:
             return self._write(MODE_BINARY, _pieces(value), key, value)
+        if self._value_codec.packs_libraries:
+            pack = bulk.packer(type(value))
+            if pack is not None:
+                with contextlib.suppress(NotData):  # of which `_payload` will make an error or a pickle
+                    return self._encode_library(pack(value), key, value)
         mode, payload = self._payload(value)
         if len(payload) < self._file_floor:
             return mode, payload, None, 0
         return self._write(mode, (payload,), key, value)
+
+    def _encode_library(self, packed: bulk.Packed, key: Any, value: Any) -> Stored:
+        """Store an array or table: a large one as a file of its own, unless it is worth compressing."""
+        is_large = packed.mode != 0 and packed.size >= self._file_floor
+        if is_large and (not self._value_codec.compresses or packed.size > EXPANDED_LIMIT):
+            return self._write(packed.mode, packed.pieces, key, value)
+        payload = self._value_codec.encode_packed(packed)
+        if len(payload) < self._file_floor:
+            return MODE_RAW, payload, None, 0
+        if packed.mode and not self._value_codec.is_compressed(payload):
+            return self._write(packed.mode, packed.pieces, key, value)
+        return self._write(MODE_RAW, (payload,), key, value)
 
     def _payload(self, value: Any) -> tuple[int, bytes]:
         codec = self._value_codec
@@ -399,6 +421,17 @@ class Disk:
         if (type(value) in _PLAIN or codecs.is_immutable(value)) and not self._value_codec.is_compressed(payload):
             return value, value, None
         return value, payload, self.decode_value  # of a compressed one too, since the hot layer counts its bytes
+
+    def _load_library(self, record: Record, maps: bool) -> Loaded:
+        """Return an array or table from a value file of its own form."""
+        if record.file is None or not self._value_codec.packs_libraries:
+            raise DecodeError(f"record has mode {record.mode}, which this codec does not write here")
+        if maps:
+            with self._opened(record) as file:
+                return bulk.unpack_file(record.mode, file), KEEP_NOT, None
+        content = self._verified_content(record)
+        decode = partial(bulk.unpack, record.mode, trusted=True)
+        return bulk.unpack(record.mode, content, trusted=record.signed), content, decode
 
     def _loaded(self, mode: int, payload: bytes, read: bool) -> Loaded:
         if mode == MODE_RAW:

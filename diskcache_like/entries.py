@@ -89,6 +89,7 @@ class Options:
     serializer: str | None = None
     compressor: str | None = None
     allow: Iterable[type | str] = ()
+    mmap: bool = False
     clock: Callable[[], float] = present
 
     @classmethod
@@ -100,6 +101,8 @@ class Options:
         if type(slots) is not int or not MIN_SLOTS <= slots <= MAX_SLOTS or slots & (slots - 1):
             wanted = f"a power of two from {MIN_SLOTS} to {MAX_SLOTS}"
             raise SettingError(f"generation_slots is {slots!r}, expected {wanted}")
+        if not isinstance(options.mmap, bool):
+            raise SettingError(f"mmap is {options.mmap!r}, expected True or False")
         if not callable(options.clock):
             raise SettingError(f"clock is {options.clock!r}, expected a function that returns seconds since 1970")
         return options, checked_all({name: value for name, value in arguments.items() if name not in names})
@@ -157,6 +160,7 @@ class Entries:
         self._check_codec(disk, {**DEFAULT_SETTINGS, **given})
         self._secret = signing.load_secret(options.secret, os.environ)
         self._signs_all = self._secret.explicit
+        self._maps = options.mmap
         self._implementation = choose_implementation(options.coherence)
         self._directory = _resolved(directory)
         ensure_directory(self._directory, options.shared)
@@ -443,7 +447,9 @@ class Entries:
         if self._counts:
             self._counters[1] += 1
 
-    def _get_cold(self, key: Any, default: Any, read: bool, expire_time: bool, tag: bool) -> Any:
+    def _get_cold(
+        self, key: Any, default: Any, read: bool, expire_time: bool, tag: bool, maps: bool | None = None
+    ) -> Any:
         stored, h, store = self._locate(key)
         plain = not (read or expire_time or tag)
         if plain and type(key) not in _SELF_SPELLED and not keys.is_direct(key):
@@ -453,7 +459,7 @@ class Entries:
                 return default
             if value is not ENOVAL:
                 return value
-        found = self._load(key, stored, h, store, read)
+        found = self._load(key, stored, h, store, read, maps=maps)
         if self._tracks:
             self._noted(found is not None, store, h)
         if plain:
@@ -471,6 +477,7 @@ class Entries:
         store: Store,
         read: bool = False,
         seen: tuple[Words, int, bytes | None] | None = None,
+        maps: bool | None = None,
     ) -> tuple[Any, Record | None] | None:
         """Return the value and record of a live entry from the database, keeping it hot if nothing changed meanwhile.
 
@@ -504,7 +511,7 @@ class Entries:
             if self._hot.limit and not stamp & 1 and slots[slot] == stamp:
                 self._keep(key, stored, store, slot, stamp, None, (None, absent), 0)  # a miss is as coherent as a hit
             return None
-        return self._load_checked(Target(key, stored, h, store), blob, read, stamp)
+        return self._load_checked(Target(key, stored, h, store), blob, read, stamp, maps)
 
     def _posted(self, store: Store, h: int, slots: Words, stamp: int) -> bytes | None:
         """Return the record that the board shows for the slot's even generation; else read the row."""
@@ -513,19 +520,22 @@ class Entries:
             return store.read(h)
         return None if posted == NO_ENTRY else posted
 
-    def _load_checked(self, target: Target, blob: bytes | None, read: bool, stamp: int) -> tuple[Any, Record] | None:
+    def _load_checked(
+        self, target: Target, blob: bytes | None, read: bool, stamp: int, maps: bool | None = None
+    ) -> tuple[Any, Record] | None:
         """Do what `_load` does for a record of any kind.
 
         A value file that went away between the row and the open belongs to an older row: the row is read again.
         """
         key, stored, h, store = target
         slot = h % store.slot_prime
+        maps = self._maps if maps is None else maps
         for _ in range(ATTEMPTS):
             record = self._verified(target, blob)
             if record is None or not self._is_live(record):
                 return None
             try:
-                value, kept, decode = store.disk.load(record, read)
+                value, kept, decode = store.disk.load(record, read, maps)
             except FileNotFoundError:
                 slots = store.slots
                 if slots[slot] == stamp and not stamp & 1:

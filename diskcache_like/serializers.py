@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol
 from msgpack import Packer
 
 from . import codecs
+from .bulk import Tables
 from .codecs import MARKS, SCALARS, NotData
 from .errors import DecodeError, SettingError
 from .structure import Buffer, Format, Marks, Scalars, decoder
@@ -110,6 +111,7 @@ class Pickle:
 SERIALIZERS: Final[dict[str, Callable[[Sequence[Extensions]], Serializer]]] = {
     "msgpack": Msgpack,
     "pickle": lambda _extensions: Pickle(),
+    "arrow": lambda _extensions: Tables(),
 }
 """How each serializer is made, by name; those without extensions ignore them."""
 
