@@ -10,6 +10,7 @@ the same type, all the way down; anything else, subclasses included, raises `Not
        3  frozenset             array: [mark, *members]
        4  range                 array: [mark, start, stop, step]
        5  fractions.Fraction    array: [mark, numerator, denominator]
+       6  registered objects    array: [mark, name of the class, state]; see `objects`
       16  int beyond 64 bits    two's complement, big endian
       17  complex               two doubles
       18  decimal.Decimal       text, ASCII
@@ -28,6 +29,7 @@ name of a `zoneinfo.ZoneInfo`. The msgpack timestamp (code -1) is not part of th
 
 from __future__ import annotations
 
+import builtins
 import re
 import struct
 import sys
@@ -40,7 +42,7 @@ from typing import Any, Final
 from uuid import UUID, SafeUUID
 from zoneinfo import ZoneInfo
 
-from msgpack import ExtType, Packer
+from msgpack import ExtType, Packer, Timestamp
 
 from .errors import DecodeError
 from .structure import MAX_DEPTH, Format, Mark, Marks, Scalars, check_structure, decoder, kinds_in
@@ -256,6 +258,7 @@ def _verify(value: Any, data: bytes, pack: Callable[[Any], bytes], is_known: Cal
 # as something else. They leave a byte string or an extension in the output, so only output with such a byte in it is
 # looked into (from Python 3.15 on any output, because frozendict leaves nothing).
 _SURE: Final = _DATA - {bytearray}
+_SLIPS: Final = frozenset((bytearray, memoryview, ExtType, Timestamp, getattr(builtins, "frozendict", bytearray)))
 _SLIPPED: Final = bytes((*range(0xC4, 0xCA), *range(0xD4, 0xD9)) if sys.version_info < (3, 15) else range(256))
 
 
@@ -273,6 +276,14 @@ def _catch_slipped(value: Any, data: bytes, pack: Callable[[Any], bytes], is_kno
     if foreign != {bytearray}:
         raise NotData(f"a value of type {', '.join(sorted(map(_name, foreign)))} is not data")
     return pack(_spell_bytearrays(value))
+
+
+def without_slips(value: Any) -> Any:
+    """Return what an extension puts into a marked array, with nothing left in it that msgpack would take for else."""
+    slips = _SLIPS.intersection(kinds_in(value))
+    if slips - {bytearray}:
+        raise NotData(f"a value of type {', '.join(sorted(map(_name, slips - {bytearray})))} is not data")
+    return _spell_bytearrays(value) if slips else value
 
 
 def _spell_bytearrays(value: Any) -> Any:

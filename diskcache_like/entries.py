@@ -37,6 +37,7 @@ from .errors import (
 )
 from .hot import OVERHEAD, HotLayer
 from .metrics import Metrics
+from .objects import allowed
 from .pipeline import Codec, new_codec
 from .policies import policy_named
 from .record import FULL, MODE_PICKLE, MODE_RAW, RESIDUE, SIGNED, SIMPLE_HEAD, Record, pack, unpack
@@ -157,6 +158,7 @@ class Entries:
         self._counts = False
         self._tracks = NO_MARKS
         self._pickle_policy = signing.resolve_pickle_policy(options.pickle)
+        self._classes = allowed(options.allow)
         self._check_codec(disk, {**DEFAULT_SETTINGS, **given})
         self._secret = signing.load_secret(options.secret, os.environ)
         self._signs_all = self._secret.explicit
@@ -220,15 +222,17 @@ class Entries:
         if not all(type(name) is str for name in asked.values()):
             raise SettingError(f"serializer and compressor are {asked!r}, expected names")
         if asked:
-            new_codec(**{**UNSAID, **asked}, settings=settings, policy=self._pickle_policy)
+            self._new_codec({**UNSAID, **asked}, settings)
 
     def _asked(self) -> dict[str, str | None]:
         return {"serializer": self._options.serializer, "compressor": self._options.compressor}
 
     def _codec_of(self, store: Store, changed: Mapping[str, Any]) -> Codec:
         """Return the codec that a shard was made with, with the settings in force and those changed now."""
-        named = {name: store.identity[name] for name in UNSAID}
-        return new_codec(**named, settings={**store.settings, **changed}, policy=self._pickle_policy)
+        return self._new_codec({name: store.identity[name] for name in UNSAID}, {**store.settings, **changed})
+
+    def _new_codec(self, named: Mapping[str, str], settings: Mapping[str, Any]) -> Codec:
+        return new_codec(**named, settings=settings, policy=self._pickle_policy, extensions=(self._classes,))
 
     def _set_codecs(self) -> None:
         for store in self._shards.stores:

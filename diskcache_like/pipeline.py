@@ -8,7 +8,7 @@ it is compressed (`compressors`), and with no other choice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from msgpack import packb
@@ -17,7 +17,7 @@ from .bulk import LIBRARY_TYPES, Packed, Tables, as_extension
 from .compressors import COMPRESSED, LEVELS, Packing, new_compressor
 from .errors import SettingError
 from .pickles import PicklePolicy
-from .serializers import Msgpack, Serializer, new_serializer
+from .serializers import Extensions, Msgpack, Serializer, new_serializer
 
 COMPRESSORS: Final = ("none", *LEVELS)
 
@@ -74,7 +74,12 @@ def check_compressor(name: object) -> str:
 
 
 def new_codec(
-    serializer: str, compressor: str, settings: Mapping[str, Any], policy: PicklePolicy, **dictionaries: Any
+    serializer: str,
+    compressor: str,
+    settings: Mapping[str, Any],
+    policy: PicklePolicy,
+    extensions: Sequence[Extensions] = (),
+    **dictionaries: Any,
 ) -> Codec:
     """Return the codec of a serializer and a compressor, given by name, with a cache's settings and pickle policy.
 
@@ -82,6 +87,6 @@ def new_codec(
     """
     if serializer == "pickle" and policy == "never":
         raise SettingError("serializer='pickle' needs pickle='signed' or 'trusted', but pickle='never' is in force")
-    made = new_serializer(serializer, (LIBRARY_TYPES,))
+    made = new_serializer(serializer, (LIBRARY_TYPES, *extensions))
     packer = new_compressor(check_compressor(compressor), settings["compress_level"], **dictionaries)
     return Codec(made, None if packer is None else Packing(packer, settings["compress_min_size"]))
