@@ -99,6 +99,29 @@ class _Digest:
         return self._crc.to_bytes(4, "little") if self._strong is None else self._strong.digest()
 
 
+class _NewValue:
+    """Bytes on their way into a value file, digested as they pass."""
+
+    def __init__(self, file: files.NewFile, strong: bool) -> None:
+        self._file = file
+        self._digest = _Digest(strong)
+
+    def write(self, piece: bytes) -> None:
+        """Append a piece; on DiskFull nothing of it is there."""
+        self._file.write(piece)
+        for _ in self._digest.passing((piece,)):
+            pass
+
+    def finish(self, sync: bool) -> Stored:
+        """Return the encoded value, its file having its name."""
+        self._file.finish(sync)
+        return MODE_BINARY, self._digest.value(), self._file.name, self._file.size
+
+    def discard(self) -> None:
+        """Drop what was written."""
+        self._file.discard()
+
+
 class Disk:
     """Encode keys and values with the data-only codec; write large values to files.
 
@@ -355,6 +378,10 @@ class Disk:
         digest = _Digest(self._strong(mode))
         size = files.write(self._directory, name, digest.passing(pieces), self.sync)
         return mode, digest.value(), name, size
+
+    def new_file(self) -> _NewValue:
+        """Return a value file to be written piece by piece, whose content will be the bytes of a value."""
+        return _NewValue(files.NewFile(self._directory, files.new_name()), self._strong(MODE_BINARY))
 
     def _digest_of(self, filename: str, strong: bool) -> bytes:
         digest = _Digest(strong)
