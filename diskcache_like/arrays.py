@@ -32,11 +32,15 @@ _MAGIC: Final = b"\x93NUMPY"
 _ALIGNMENT: Final = 64  # of the raw bytes in the file, so that a mapped array is aligned for every type
 _HEADER_LIMIT: Final = 10_000  # characters; NumPy reads no longer ones either, because its parser is Python's
 _DEPTH_LIMIT: Final = 16  # structures within structures
-_SIMPLE: Final = re.compile(r"[<>|=][biufcmMSUV]\d{1,9}(\[\d{0,9}(Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])?", re.ASCII)
+_SIMPLE: Final = re.compile(
+    r"[<>|=][biufcmMSUV]\d{1,9}(\[([1-9]\d{0,8})?(Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])?", re.ASCII
+)
 _HEADER: Final = re.compile(
     r"\{'descr': (.+), 'fortran_order': (True|False), 'shape': \(((?:\d{1,19},? ?)*)\), \} *\n",
     re.ASCII | re.DOTALL,
 )
+_TEXTS: Final = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
+_BRACKETS: Final = dict.fromkeys(map(ord, "[](), 0123456789"))
 _LENGTH: Final = {1: struct.Struct("<H"), 2: struct.Struct("<I"), 3: struct.Struct("<I")}
 _LAST_CHARACTER: Final = 0x10FFFF
 _OWN_NAMES: Final = frozenset("?bhilBHILefdFD")  # type characters whose spelling gives the very type back
@@ -46,11 +50,16 @@ def pack_array(value: np.ndarray[Any, Any]) -> tuple[bytes, memoryview]:
     """Return header and raw bytes of an array, the latter without a copy where its elements lie in order."""
     spelled = _spell(value.dtype)
     backwards = value.flags.f_contiguous and not value.flags.c_contiguous
-    ordered = value.T if backwards else np.ascontiguousarray(value)
+    ordered = value.T if backwards else _whole(value) if value.flags.c_contiguous else _whole(value).copy("C")
     shape = repr(tuple(map(int, value.shape)))
     header = f"{{'descr': {spelled!r}, 'fortran_order': {backwards}, 'shape': {shape}, }}"
     data: Any = ordered.reshape(-1).view(np.uint8) if value.size else b""
     return _head(header), memoryview(data)
+
+
+def _whole(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return an array of structures with its gaps, which a copy would fill with what was in memory before."""
+    return array if array.dtype.names is None else array.view(f"V{array.dtype.itemsize}")
 
 
 def _head(header: str) -> bytes:
@@ -130,9 +139,7 @@ def read_array(content: Any, copy: bool) -> np.ndarray[Any, Any]:
             raise DecodeError(f"an array of shape {shape} and dtype {dtype} does not have {len(content) - start} bytes")
         order: Any = "F" if backwards else "C"
         array: np.ndarray[Any, Any] = np.ndarray(shape, dtype, memoryview(content)[start:], order=order)
-        if copy:
-            array = array.copy(order)
-        return array
+        return _whole(array).copy(order).view(dtype) if copy else array
     except (DecodeError, MemoryError):
         raise
     except Exception as error:
@@ -174,7 +181,10 @@ def _read_type(text: str) -> np.dtype[Any]:
         dtype = np.dtype(text[1:-1])
         if dtype.itemsize:
             return dtype
-    return _type_of(ast.literal_eval(text[:_HEADER_LIMIT]))
+    # Without operators: Python's parser fails on a long row of them for want of memory.
+    if len(text) > _HEADER_LIMIT or _TEXTS.sub("", text).translate(_BRACKETS):
+        raise DecodeError("the header of an array does not name a dtype")
+    return _type_of(ast.literal_eval(text))
 
 
 def pack_scalar(value: np.generic) -> bytes:
