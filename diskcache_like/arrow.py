@@ -58,8 +58,7 @@ def write(table: Any, kind: bytes) -> Any:
     sink = pa.BufferOutputStream()
     marked = schema.with_metadata({**(schema.metadata or {}), _OWN_KEY: kind})
     try:
-        for one in schema.types:
-            _check_type(one, top=True)
+        _check_schema(schema)
         with pa.ipc.new_file(sink, marked) as writer:
             writer.write_table(table)
         content = sink.getvalue()
@@ -85,8 +84,7 @@ def read(content: Any, trusted: bool) -> tuple[bytes, Any]:
         stream = data.slice(len(_MAGIC))
         _check_messages(stream)
         with pa.ipc.open_stream(stream) as reader:
-            for one in reader.schema.types:
-                _check_type(one, top=True)
+            _check_schema(reader.schema)
             table = reader.read_all()
         _check_rows(table.num_rows, data.size)
         table.validate(full=not trusted and any(map(_may_mislead, table.schema.types)))
@@ -105,6 +103,18 @@ def _check_rows(rows: int, size: int) -> None:
         raise DecodeError(f"a table claims {rows} rows in {size} bytes")
 
 
+def _check_schema(schema: Any) -> None:
+    for field in schema:
+        _check_name(field.name)
+        _check_type(field.type, top=True)
+
+
+def _check_name(name: str) -> None:
+    """Refuse a name with NUL in it, at which libraries stop that exchange columns in C; one that is no text raises."""
+    if "\0" in name:
+        raise DecodeError(f"a column is called {name!r}")
+
+
 def _check_type(kind: Any, top: bool = False) -> None:
     """Refuse types that are not Arrow's own, and values without width within others, whose number nothing bounds."""
     if isinstance(kind, pa.BaseExtensionType):
@@ -121,6 +131,7 @@ def _check_type(kind: Any, top: bool = False) -> None:
         _check_type(kind.value_type)
     elif pa.types.is_nested(kind):
         for index in range(kind.num_fields):
+            _check_name(kind.field(index).name)
             _check_type(kind.field(index).type)
 
 

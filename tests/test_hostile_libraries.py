@@ -223,6 +223,9 @@ HOSTILE_TABLES = {
     "views elsewhere": forged(
         pa.table({"a": pa.array(["x" * 50], pa.string_view())}), b"xxxx" + i32(0, 0), b"xxxx" + i32(5, 0)
     ),
+    "a name with NUL": ipc(pa.table({"a\0b": [1]}), b"polars.DataFrame"),
+    "a name that is no text": ipc(pa.table({"columnname": [1]}), b"polars.DataFrame").replace(b"columnname", b"column\xffame"),
+    "a name inside": ipc(pa.table({"a": [{"x\0y": 1}]}), b"polars.DataFrame"),
     "union of no type": forged(UNION, bytes([0, 1] * 8), bytes([0, 7] * 8)),
     "runs": forged(pa.table({"a": pa.RunEndEncodedArray.from_arrays([2, 3], ["x", "y"])}), i64(2, 3), i64(9, 3)),
     "compressed": ipc(pa.table({"a": [0] * 100_000}), compression="zstd"), "compressed, LZ4": ipc(pa.table({"a": [0] * 100_000}), compression="lz4"),
