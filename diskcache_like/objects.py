@@ -189,7 +189,7 @@ def _field_ways(cls: type, names: tuple[str, ...]) -> Ways:
 
     def build(state: Any) -> Any:
         _compare(cls, state, names)
-        value = object.__new__(cls)
+        value: Any = object.__new__(cls)
         for name in names:
             object.__setattr__(value, name, state[name])
         return value

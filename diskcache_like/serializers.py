@@ -18,6 +18,7 @@ from . import codecs
 from .bulk import Tables
 from .codecs import MARKS, SCALARS, NotData
 from .errors import DecodeError, SettingError
+from .json_text import Json
 from .structure import Buffer, Format, Marks, Scalars, decoder
 
 Writer = Callable[[Any], Any]
@@ -110,6 +111,7 @@ class Pickle:
 
 SERIALIZERS: Final[dict[str, Callable[[Sequence[Extensions]], Serializer]]] = {
     "msgpack": Msgpack,
+    "json": lambda _extensions: Json(),
     "pickle": lambda _extensions: Pickle(),
     "arrow": lambda _extensions: Tables(),
 }
