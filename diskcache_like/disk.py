@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from hashlib import blake2b
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO, Self, TypeVar
 
 from . import bulk, codecs, files, keys
 from .codecs import NotData, encode_value
@@ -74,6 +74,7 @@ Loaded = tuple[Any, Any, Callable[[Any], Any] | None]
 KEEP_NOT = Constant("KEEP_NOT")  # in the second place of a Loaded: the hot layer keeps nothing
 
 
+Piece = TypeVar("Piece", bound=files.Buffer)
 _CACHE_SETS = frozenset(
     {"authenticates", "codec", "decode_value", "own_values", "pickle_policy", "secret", "sync", "value_codec"}
 )
@@ -87,7 +88,7 @@ class _Digest:
         self._strong = blake2b(digest_size=DIGEST_SIZE) if strong else None
         self._crc = 0
 
-    def passing(self, pieces: Iterable[bytes]) -> Iterator[bytes]:
+    def passing(self, pieces: Iterable[Piece]) -> Iterator[Piece]:
         """Yield `pieces` unchanged while digesting them."""
         for piece in pieces:
             if self._strong is not None:
@@ -107,8 +108,8 @@ class _NewValue:
         self._file = file
         self._digest = _Digest(strong)
 
-    def write(self, piece: bytes) -> None:
-        """Append a piece; on DiskFull nothing of it is there."""
+    def write(self, piece: files.Buffer) -> None:
+        """Append a piece; on DiskFull nothing of it is there, and it may be tried again."""
         self._file.write(piece)
         for _ in self._digest.passing((piece,)):
             pass

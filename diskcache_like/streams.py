@@ -11,6 +11,7 @@ from . import keys
 from .disk import Stored
 from .entries import ENOVAL, Entries, Expiry
 from .errors import DiskFull, ValueTooLarge
+from .files import CHUNK
 from .queues import discard
 
 if TYPE_CHECKING:
@@ -127,13 +128,15 @@ class StreamWriter(io.BufferedIOBase):
             raise
         return len(piece)
 
-    def _append(self, piece: Any) -> None:
-        try:
-            self._file.write(piece)
-        except DiskFull:
-            if not self._store.relieved(self._cache.timeout, for_file=True):
-                raise
-            self._file.write(piece)
+    def _append(self, data: bytearray | memoryview) -> None:
+        for start in range(0, len(data), CHUNK):
+            piece = memoryview(data)[start : start + CHUNK]
+            try:
+                self._file.write(piece)
+            except DiskFull:
+                if not self._store.relieved(self._cache.timeout, for_file=True):
+                    raise
+                self._file.write(piece)
 
     def close(self) -> None:
         """Store what was written; on any failure nothing is stored, and nothing left."""
