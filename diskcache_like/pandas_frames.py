@@ -218,12 +218,9 @@ def _pack_objects(values: Any, arrays: Arrays, inline: bool) -> list[Any]:
     absent = kinds - contents
     if len(contents) > 1 or len(absent) > 1 or not absent <= _MISSING.keys():
         raise NotData(f"a column of objects of {', '.join(sorted(kind.__qualname__ for kind in kinds))} is not data")
-    is_missing = pd.isna(values)
-    if float in absent and int(is_missing.sum()) != sum(type(one) is float for one in values):
-        raise NotData("a column of objects with numbers among them is not data")
     name = _MISSING[next(iter(absent))][0] if absent else "None"
     kind = "bytes" if contents == {bytes} else "text"
-    arrays.append(pa.array(values, pa.large_binary() if kind == "bytes" else pa.large_string(), mask=is_missing))
+    arrays.append(pa.array(values, pa.large_binary() if kind == "bytes" else pa.large_string(), mask=pd.isna(values)))
     return ["objects", kind, name]
 
 
