@@ -84,8 +84,11 @@ def unpack_frame(kind: bytes, table: Any, copy: bool) -> Any:
 def _frame(values: list[Any], rows: Any, labels: Any, copy: bool) -> Any:
     if not values:
         return pd.DataFrame(index=rows, columns=labels)
-    # A series with a stated dtype, because a frame would take objects that are text for its own type of text.
-    columns = {number: pd.Series(one, dtype=one.dtype, copy=False) for number, one in enumerate(values)}
+    # Objects as a series with a stated dtype: a frame would take those that are text for its own type of text.
+    columns = {
+        number: pd.Series(one, dtype=object, copy=False) if one.dtype.kind == "O" and type(one) is _Numbers else one
+        for number, one in enumerate(values)
+    }
     frame = pd.DataFrame(columns, copy=copy)
     frame.index, frame.columns = rows, labels
     return frame
