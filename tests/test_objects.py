@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from diskcache_like import Cache, SettingError, ValueEncodeError, register
+from diskcache_like import Cache, FanoutCache, SettingError, ValueEncodeError, register
 from diskcache_like.codecs import NotData
 from diskcache_like.errors import DecodeError
 from diskcache_like.objects import PROCESS, Registry, allowed
@@ -144,6 +145,15 @@ def test_allow_takes_classes_and_names(tmp_path: Path) -> None:
         assert cache["key"] == {Color.RED: Point(1, 2)}
 
 
+def test_handles_made_from_a_handle_allow_the_same(tmp_path: Path) -> None:
+    with FanoutCache(tmp_path / "a", shards=2, pickle="never", allow=(one for one in [Point])) as fanout:
+        fanout.cache("child")["key"] = Point(1, 2)
+        assert fanout.cache("child")["key"] == Point(1, 2)
+        with pickle.loads(pickle.dumps(fanout)) as copy:
+            copy["key"] = Point(1, 2)
+            assert copy["key"] == Point(1, 2)
+
+
 @pytest.mark.parametrize(
     "allow",
     ["tests.sample_objects.Point", ["nowhere.Class"], ["os.nothing"], ["os.sep"], [int], [3], 5, ["Point"], [""]],
@@ -173,6 +183,15 @@ def test_a_class_with_other_fields_reads_as_missing(tmp_path: Path) -> None:
         assert type(cache["key"]) is old
     with Cache(tmp_path / "a", allow=[new]) as cache:
         assert cache.get("key") is None
+
+
+def test_of_two_classes_of_one_name_the_later_is_meant() -> None:
+    """As when a module is loaded again; objects of the earlier class would come back as another type."""
+    first, second = (dataclasses.make_dataclass("Twice", ["a"], namespace={"__module__": __name__}) for _ in range(2))
+    codec = Msgpack([allowed([first, second])])
+    assert type(codec.decode(codec.encode(second(1)))) is second
+    with pytest.raises(NotData):
+        codec.encode(first(1))
 
 
 def test_a_name_in_an_entry_imports_nothing(tmp_path: Path) -> None:
