@@ -148,7 +148,10 @@ def unpack_file(mode: int, file: BinaryIO) -> Any:
     when its file is first mapped in this process; the file changing is seen by its times.
     """
     status = os.fstat(file.fileno())
-    content = mmap.mmap(file.fileno(), status.st_size, access=mmap.ACCESS_READ, **_UNTRACKED)
+    try:
+        content = mmap.mmap(file.fileno(), status.st_size, access=mmap.ACCESS_READ, **_UNTRACKED)
+    except ValueError as error:  # empty, or cut short just now
+        raise DecodeError(f"a value file of {status.st_size} bytes cannot be mapped: {error}") from error
     if mode == MODE_ARRAY:
         return unpack(mode, content, trusted=True, copy=False)
     identity = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
 import tracemalloc
@@ -335,6 +336,16 @@ def plant_mode(cache: Cache, key: Any, mode: int) -> None:
         target.store.writer.execute(
             "UPDATE entry SET v = ? WHERE h = ?", (pack(target.stored, record._replace(mode=mode)), target.h)
         )
+
+
+@pytest.mark.parametrize("mode", [MODE_ARRAY, MODE_ARROW])
+def test_an_empty_file_is_a_miss(tmp_path: Path, mode: int) -> None:
+    with Cache(tmp_path, hot_size_limit=0, mmap=True, **QUICK) as cache:
+        cache.set("key", io.BytesIO(), read=True)
+        plant_mode(cache, "key", mode)
+        assert cache.get("key", 5) == 5
+        assert cache.get("key", 5, mmap=False) == 5
+        assert cache.metrics.damaged == 2
 
 
 @pytest.mark.parametrize("mode", [MODE_ARRAY, MODE_ARROW])
