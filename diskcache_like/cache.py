@@ -34,6 +34,7 @@ from .settings import DEFAULT_SETTINGS, OPTIONAL_SETTINGS, checked, checked_all
 from .storage.check import check_store
 from .storage.shards import new_disk
 from .storage.store import REMOVE, Change, Row, Store, Touch
+from .streams import Streams
 
 MOMENTS = 1e300  # seconds; a moment farther away is a mistake
 SET_MANY_BATCH = 1000  # entries per transaction of set_many and delete_many
@@ -51,7 +52,7 @@ class Entry(NamedTuple):
     size: int
 
 
-class Cache(Queues):
+class Cache(Queues, Streams):
     """A persistent cache in a directory, shared by threads and processes.
 
     Behaves like a dictionary; keys that are equal are one entry. Values come back equal and of the same type. Every
@@ -92,6 +93,8 @@ class Cache(Queues):
         expire_time: Literal[False] = ...,
         tag: Literal[False] = ...,
         retry: bool = ...,
+        *,
+        mmap: bool | None = ...,
     ) -> Any: ...
     @overload
     def get(
@@ -103,6 +106,7 @@ class Cache(Queues):
         expire_time: Literal[True],
         tag: Literal[False] = ...,
         retry: bool = ...,
+        mmap: bool | None = ...,
     ) -> tuple[Any, float | None]: ...
     @overload
     def get(
@@ -114,6 +118,7 @@ class Cache(Queues):
         *,
         tag: Literal[True],
         retry: bool = ...,
+        mmap: bool | None = ...,
     ) -> tuple[Any, Any]: ...
     @overload
     def get(
@@ -125,6 +130,7 @@ class Cache(Queues):
         expire_time: Literal[True],
         tag: Literal[True],
         retry: bool = ...,
+        mmap: bool | None = ...,
     ) -> tuple[Any, float | None, Any]: ...
     @overload
     def get(
@@ -135,6 +141,8 @@ class Cache(Queues):
         expire_time: bool = ...,
         tag: bool = ...,
         retry: bool = ...,
+        *,
+        mmap: bool | None = ...,
     ) -> Any: ...
     def get(  # noqa: C901 - the hot path, spelled out: a call more would cost a third of it
         self,
@@ -144,11 +152,14 @@ class Cache(Queues):
         expire_time: bool = False,
         tag: bool = False,
         retry: bool = False,
+        *,
+        mmap: bool | None = None,
     ) -> Any:
         """Return the value of `key`, or `default` if it is missing or expired.
 
         With `read` a value that is bytes comes as a binary file object, which the caller closes. With `expire_time` or
-        `tag` the result is a tuple of the value and what was asked for. Never waits for a writer.
+        `tag` the result is a tuple of the value and what was asked for. With `mmap` (default: the handle's) an array or
+        table in a file of its own comes read-only on that file, unread and so unverified. Never waits for a writer.
         """
         try:
             entry = self._hot_get(key)
@@ -189,10 +200,10 @@ class Cache(Queues):
                 if decode is None:
                     return value
                 if decode is not absent:
-                    return decode(value)
+                    return self._mapped(key, default) if mmap else decode(value)
                 self._missed()
                 return default
-        return self._get_cold(key, default, read, expire_time, tag)
+        return self._get_cold(key, default, read, expire_time, tag, mmap)
 
     def __getitem__(self, key: Any) -> Any:
         """Return the value of `key`; raise KeyError if it is missing or expired."""

@@ -8,24 +8,27 @@ where a subclass changed it and past it where not.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
 import pickle
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from hashlib import blake2b
 from io import RawIOBase
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO, Self, TypeVar
 
-from . import codecs, files, keys
+from . import bulk, codecs, files, keys
 from .codecs import NotData, encode_value
+from .compressors import EXPANDED_LIMIT
 from .errors import DecodeError, SignatureError, ValueEncodeError
 from .keyring import Sealer
 from .pickles import dumps_pickle, loads_pickle
 from .pipeline import Codec
 from .record import MODE_BINARY, MODE_BYTES, MODE_NONE, MODE_PICKLE, MODE_RAW, MODE_TEXT, Record
-from .sealing import CHUNK, SealedFile, sealed_pieces
+from .sealing import CHUNK, ChunkSealer, SealedFile, sealed_pieces
 from .serializers import Msgpack
 from .signing import Secret
 
@@ -74,6 +77,7 @@ Loaded = tuple[Any, Any, Callable[[Any], Any] | None]
 KEEP_NOT = Constant("KEEP_NOT")  # in the second place of a Loaded: the hot layer keeps nothing
 
 
+Piece = TypeVar("Piece", bound=files.Buffer)
 _CACHE_SETS = frozenset(
     {
         "authenticates",
@@ -89,7 +93,7 @@ _CACHE_SETS = frozenset(
     }
 )
 _CONTRACT = ("put", "get", "store", "fetch", "hash", "filename", "remove")
-_DEFAULT_CODEC = Codec(Msgpack())
+_DEFAULT_CODEC = Codec(Msgpack((bulk.LIBRARY_TYPES,)))
 
 
 class _Digest:
@@ -99,7 +103,7 @@ class _Digest:
         self._strong = blake2b(digest_size=DIGEST_SIZE) if strong else None
         self._crc = 0
 
-    def passing(self, pieces: Iterable[bytes]) -> Iterator[bytes]:
+    def passing(self, pieces: Iterable[Piece]) -> Iterator[Piece]:
         """Yield `pieces` unchanged while digesting them."""
         for piece in pieces:
             if self._strong is not None:
@@ -110,6 +114,55 @@ class _Digest:
 
     def value(self) -> bytes:
         return self._crc.to_bytes(4, "little") if self._strong is None else self._strong.digest()
+
+
+class _NewValue:
+    """Bytes on their way into a value file, digested as they pass."""
+
+    def __init__(self, file: files.NewFile, strong: bool) -> None:
+        self._file = file
+        self._digest = _Digest(strong)
+
+    def write(self, piece: files.Buffer) -> None:
+        """Append a piece; on DiskFull nothing of it is there, and it may be tried again."""
+        self._file.write(piece)
+        for _ in self._digest.passing((piece,)):
+            pass
+
+    def finish(self, sync: bool) -> Stored:
+        """Return the encoded value, its file having its name."""
+        self._file.finish(sync)
+        return MODE_BINARY, self._digest.value(), self._file.name, self._file.size
+
+    def discard(self) -> None:
+        """Drop what was written."""
+        self._file.discard()
+
+
+class _SealedValue(_NewValue):
+    """Bytes on their way into a sealed value file, whose content key is derived from its name."""
+
+    def __init__(self, directory: str, sealer: Sealer) -> None:
+        identifier = os.urandom(16)
+        self._file = files.NewFile(directory, files.name_of(identifier))
+        data_key = sealer.current()
+        self._epoch = data_key.epoch
+        self._sealer = ChunkSealer(data_key.file_cipher(identifier))
+
+    def write(self, piece: files.Buffer) -> None:
+        """Append a piece; on DiskFull nothing of it is there, and it alone may be tried again."""
+        mark = self._sealer.mark()
+        try:
+            self._file.write(b"".join(self._sealer.seal(piece)))
+        except BaseException:
+            self._sealer.back_to(mark)
+            raise
+
+    def finish(self, sync: bool) -> Stored:
+        """Return the encoded value, its file having its name."""
+        self._file.write(self._sealer.finish())
+        self._file.finish(sync)
+        return MODE_BINARY, self._epoch, self._file.name, self._file.size
 
 
 class Disk:
@@ -309,8 +362,8 @@ class Disk:
         files.checked(filename)
         return mode, self._digest_of(filename, self._strong(mode)), filename, size
 
-    def load(self, record: Record, read: bool) -> Loaded:
-        """Return the value of a verified record.
+    def load(self, record: Record, read: bool, maps: bool = False) -> Loaded:
+        """Return the value of a verified record; with `maps` an array or table in a file of its own lies on that file.
 
         Raises FileNotFoundError when its file is gone, SignatureError for a pickle that is not authenticated,
         DecodeError for anything else that is not as written.
@@ -321,6 +374,8 @@ class Disk:
             raise SignatureError("entry is a pickle and the policy is pickle='never'")
         if not self.own_values:
             return self._load_through_contract(record, read)
+        if record.mode in bulk.MODES:
+            return self._load_library(record, maps)
         if record.file is None:
             return self._loaded(record.mode, record.payload, read)
         if record.mode == MODE_BINARY and read:
@@ -335,10 +390,27 @@ class Disk:
     def _encode(self, value: Any, read: bool, key: Any) -> Stored:
         if read:
             return self._write(MODE_BINARY, _pieces(value), key, value)
+        if self._value_codec.packs_libraries:
+            pack = bulk.packer(type(value))
+            if pack is not None:
+                with contextlib.suppress(NotData):  # of which `_payload` will make an error or a pickle
+                    return self._encode_library(pack(value), key, value)
         mode, payload = self._payload(value)
         if len(payload) < self._file_floor:
             return mode, payload, None, 0
         return self._write(mode, (payload,), key, value)
+
+    def _encode_library(self, packed: bulk.Packed, key: Any, value: Any) -> Stored:
+        """Store an array or table: a large one as a file of its own, unless it is worth compressing."""
+        is_large = packed.mode != 0 and packed.size >= self._file_floor
+        if is_large and (not self._value_codec.compresses or packed.size > EXPANDED_LIMIT):
+            return self._write(packed.mode, packed.pieces, key, value)
+        payload = self._value_codec.encode_packed(packed)
+        if len(payload) < self._file_floor:
+            return MODE_RAW, payload, None, 0
+        if packed.mode and not self._value_codec.is_compressed(payload):
+            return self._write(packed.mode, packed.pieces, key, value)
+        return self._write(MODE_RAW, (payload,), key, value)
 
     def _payload(self, value: Any) -> tuple[int, bytes]:
         codec = self._value_codec
@@ -402,6 +474,12 @@ class Disk:
         """Return the open value file of a record as its content, of which nothing was verified yet."""
         assert record.file is not None
         return files.open_read(self._directory, record.file) if self.sealer is None else self.sealed_file(record)
+
+    def new_file(self) -> _NewValue:
+        """Return a value file to be written piece by piece, whose content will be the bytes of a value."""
+        if self.sealer is not None:
+            return _SealedValue(self._directory, self.sealer)
+        return _NewValue(files.NewFile(self._directory, files.new_name()), self._strong(MODE_BINARY))
 
     def _digest_of(self, filename: str, strong: bool) -> bytes:
         digest = _Digest(strong)
@@ -474,7 +552,7 @@ class Disk:
                     head = reader.read(HEAD_SIZE)
             except (OSError, DecodeError):
                 return 0
-        return 0 if record.mode == MODE_BINARY else self._value_codec.dictionary_of(head)
+        return 0 if record.mode == MODE_BINARY or record.mode in bulk.MODES else self._value_codec.dictionary_of(head)
 
     def _decode(self, mode: int, payload: bytes) -> Any:
         if mode == MODE_RAW:
@@ -487,6 +565,17 @@ class Disk:
 
     def _load_pickle(self, payload: bytes) -> Any:
         return loads_pickle(self._value_codec.unpack(payload, shared=False))
+
+    def _load_library(self, record: Record, maps: bool) -> Loaded:
+        """Return an array or table from a value file of its own form."""
+        if record.file is None or not self._value_codec.packs_libraries:
+            raise DecodeError(f"record has mode {record.mode}, which this codec does not write here")
+        if maps and self.sealer is None:  # what is sealed on disk can only be read
+            with self._opened(record) as file:
+                return bulk.unpack_file(record.mode, file), KEEP_NOT, None
+        content = self._verified_content(record)
+        decode = partial(bulk.unpack, record.mode, trusted=True)
+        return bulk.unpack(record.mode, content, trusted=record.signed), content, decode
 
     def _loaded(self, mode: int, payload: bytes, read: bool) -> Loaded:
         if mode == MODE_RAW:

@@ -97,6 +97,7 @@ class Options:
     serializer: str | None = None
     compressor: str | None = None
     allow: Iterable[type | str] = ()
+    mmap: bool = False
     clock: Callable[[], float] = present
 
     @classmethod
@@ -112,6 +113,8 @@ class Options:
             raise SettingError(f"namespace is {options.namespace!r}, expected text")
         if options.encrypt is not None and type(options.encrypt) is not bool:
             raise SettingError(f"encrypt is {options.encrypt!r}, expected True or False")
+        if not isinstance(options.mmap, bool):
+            raise SettingError(f"mmap is {options.mmap!r}, expected True or False")
         if not callable(options.clock):
             raise SettingError(f"clock is {options.clock!r}, expected a function that returns seconds since 1970")
         if isinstance(options.allow, Iterator | list):
@@ -173,6 +176,7 @@ class Entries:
         self._secret = signing.load_secret(options.secret, os.environ)
         self._signs_all = self._secret.explicit
         self._sealer: Sealer | None = None
+        self._maps = options.mmap
         self._implementation = choose_implementation(options.coherence)
         self._directory = _resolved(directory)
         ensure_directory(self._directory, options.shared)
@@ -524,7 +528,9 @@ class Entries:
         if self._counts:
             self._counters[1] += 1
 
-    def _get_cold(self, key: Any, default: Any, read: bool, expire_time: bool, tag: bool) -> Any:
+    def _get_cold(
+        self, key: Any, default: Any, read: bool, expire_time: bool, tag: bool, maps: bool | None = None
+    ) -> Any:
         stored, h, store = self._locate(key)
         plain = not (read or expire_time or tag)
         if plain and type(key) not in _SELF_SPELLED and not keys.is_direct(key):
@@ -534,7 +540,7 @@ class Entries:
                 return default
             if value is not ENOVAL:
                 return value
-        found = self._load(key, stored, h, store, read)
+        found = self._load(key, stored, h, store, read, maps=maps)
         if self._tracks:
             self._noted(found is not None, store, h)
         if plain:
@@ -552,6 +558,7 @@ class Entries:
         store: Store,
         read: bool = False,
         seen: tuple[Words, int, bytes | None] | None = None,
+        maps: bool | None = None,
     ) -> tuple[Any, Record | None] | None:
         """Return the value and record of a live entry from the database, keeping it hot if nothing changed meanwhile.
 
@@ -589,7 +596,7 @@ class Entries:
             payload = store.disk.sealer.plain_payload(stored, blob)  # type: ignore[union-attr]
             if payload is not None:
                 return self._load_plain(key, stored, store, slot, stamp, payload)
-        return self._load_checked(Target(key, stored, h, store), blob, read, stamp)
+        return self._load_checked(Target(key, stored, h, store), blob, read, stamp, maps)
 
     def _load_plain(
         self, key: Any, stored: bytes, store: Store, slot: int, stamp: int, payload: bytes
@@ -611,19 +618,22 @@ class Entries:
             return store.read(h)
         return None if posted == NO_ENTRY else posted
 
-    def _load_checked(self, target: Target, blob: bytes | None, read: bool, stamp: int) -> tuple[Any, Record] | None:
+    def _load_checked(
+        self, target: Target, blob: bytes | None, read: bool, stamp: int, maps: bool | None = None
+    ) -> tuple[Any, Record] | None:
         """Do what `_load` does for a record of any kind.
 
         A value file that went away between the row and the open belongs to an older row: the row is read again.
         """
         key, stored, h, store = target
         slot = h % store.slot_prime
+        maps = self._maps if maps is None else maps
         for _ in range(ATTEMPTS):
             record = self._verified(target, blob)
             if record is None or not self._is_live(record):
                 return None
             try:
-                value, kept, decode = store.disk.load(record, read)
+                value, kept, decode = store.disk.load(record, read, maps)
             except FileNotFoundError:
                 slots = store.slots
                 if slots[slot] == stamp and not stamp & 1:

@@ -17,6 +17,8 @@ from typing import BinaryIO
 
 from .errors import DecodeError, DiskFull, UnsafeDirectory
 
+Buffer = bytes | bytearray | memoryview
+
 SUFFIX = ".val"
 CHUNK = 1 << 20  # bytes read or written at a time, so that no value is held twice
 _ID_NAME = re.compile(r"([0-9a-f]{2})/([0-9a-f]{2})/([0-9a-f]{28})\.val")
@@ -24,6 +26,7 @@ _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _RESERVED = re.compile(r"cache\.(db|gen|board|lock|\d+\.db)", re.IGNORECASE)
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_UNNAMED = os.O_WRONLY | os.O_TMPFILE | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # NONBLOCK: a planted FIFO must not hang a reader
 
 
@@ -137,7 +140,89 @@ def write(root: str, name: str, chunks: Iterable[bytes], sync: bool) -> int:
     return size
 
 
-def _write_all(descriptor: int, chunk: bytes) -> int:
+class NewFile:
+    """A value file that is written piece by piece and has no name until it is finished.
+
+    What is not finished goes with its descriptor, however the process ends. Where the file system cannot do that the
+    file has its name from the start, and is what `check` calls an unknown file if the process is killed.
+    """
+
+    def __init__(self, root: str, name: str) -> None:
+        self._root = root
+        self.name = name
+        self.size = 0
+        self._process = os.getpid()
+        self._descriptor = _open_unnamed(root)
+        self._is_named = self._descriptor < 0
+        if self._is_named:
+            self._descriptor = create(root, name)
+
+    def write(self, piece: Buffer) -> None:
+        """Append a piece; raise DiskFull where there is no room for it, what was written of it being taken back."""
+        try:
+            self.size += _write_all(self._descriptor, piece)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            os.ftruncate(self._descriptor, self.size)
+            os.lseek(self._descriptor, self.size, os.SEEK_SET)
+            raise DiskFull("no room for a value file", os.path.join(self._root, self.name)) from error
+
+    def finish(self, sync: bool) -> None:
+        """Give the file its name; with `sync` file and directory are on stable storage when this returns."""
+        try:
+            if sync:
+                os.fdatasync(self._descriptor)
+            if not self._is_named:
+                link_unnamed(self._descriptor, self._root, self.name)
+            if sync:
+                _sync_parents(self._root, self.name)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise DiskFull("no room for a value file", os.path.join(self._root, self.name)) from error
+        os.close(self._descriptor)
+        self._descriptor = -1
+
+    def discard(self) -> None:
+        """Drop what was written, unless it was finished."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+            if self._is_named and self._process == os.getpid():  # a forked child has no part in it
+                remove(self._root, self.name)
+
+
+def _open_unnamed(root: str) -> int:
+    """Return the descriptor of a new file without a name, -1 where there are none or they cannot be given one."""
+    if not os.path.isdir("/proc/self/fd"):
+        return -1
+    try:
+        return os.open(root, _UNNAMED, 0o600)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
+            raise
+        return -1
+
+
+def link_unnamed(descriptor: int, root: str, name: str) -> None:
+    """Give a file without a name the name of a value file."""
+    *parents, last = checked(name).split("/")
+    for attempt in range(10):
+        handle = _parent_for_writing(root, parents)
+        try:
+            # Python calls linkat with AT_SYMLINK_FOLLOW only where it is given a directory.
+            return os.link(f"/proc/self/fd/{descriptor}", last, dst_dir_fd=handle, follow_symlinks=True)
+        except FileNotFoundError:
+            # As in `create`: the directory was emptied, and taken away, since it was made.
+            if attempt == 9 or not Path(root).is_dir():
+                raise
+        finally:
+            os.close(handle)
+    raise AssertionError("unreachable")
+
+
+def _write_all(descriptor: int, chunk: Buffer) -> int:
     view = memoryview(chunk).cast("B")
     done = 0
     while done < len(view):

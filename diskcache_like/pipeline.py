@@ -11,6 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+from msgpack import packb
+
+from .bulk import LIBRARY_TYPES, Packed, Tables, as_extension
 from .compressors import COMPRESSED, LEVELS, Dictionaries, Packing, new_compressor
 from .errors import SettingError
 from .pickles import PicklePolicy
@@ -29,6 +32,8 @@ class Codec:
         """Whether payloads of plain data are exactly what `codecs.encode_value` returns."""
         self.writes_bytes = packing is not None or not serializer.takes_bytes
         """Whether byte strings may be payloads of their own, beside those of the serializer."""
+        self.packs_libraries = isinstance(serializer, Msgpack | Tables)
+        """Whether arrays and tables of other libraries are data, a large one as a value file of its own form."""
         self._packing = packing
         self._read = serializer.decode
         self.decode: Callable[[bytes], Any] = self._read if packing is None else self._expand_and_read
@@ -37,6 +42,12 @@ class Codec:
     def encode(self, value: Any) -> bytes:
         """Return the payload of `value`, or raise `NotData`."""
         return self.pack(self.serializer.encode(value))
+
+    def encode_packed(self, packed: Packed) -> bytes:
+        """Return the payload of an array or a table that is packed already."""
+        if isinstance(self.serializer, Tables):
+            return self.pack(self.serializer.payload(packed))
+        return self.pack(packb(as_extension(packed)))
 
     def pack(self, data: bytes, shared: bool = True) -> bytes:
         """Return data of any kind as the payload that the compressor makes of it.
@@ -88,6 +99,6 @@ def new_codec(
     """
     if serializer == "pickle" and policy == "never":
         raise SettingError("serializer='pickle' needs pickle='signed' or 'trusted', but pickle='never' is in force")
-    made = new_serializer(serializer, extensions)
+    made = new_serializer(serializer, (LIBRARY_TYPES, *extensions))
     packer = new_compressor(check_compressor(compressor), settings["compress_level"], dictionaries)
     return Codec(made, None if packer is None else Packing(packer, settings["compress_min_size"]))

@@ -38,6 +38,8 @@ MODE_BINARY = 2  # the bytes themselves, in a file
 MODE_TEXT = 3
 MODE_PICKLE = 4  # a pickle; decoded only when authenticated or trusted
 MODE_BYTES = 5  # the bytes themselves as a payload, in the row or a file; compressed if the cache compresses
+MODE_ARRAY = 6  # an array of NumPy, in its own file format
+MODE_ARROW = 7  # a table or a data frame, in Arrow's file format
 
 
 class Authenticator(Protocol):

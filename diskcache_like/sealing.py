@@ -178,25 +178,53 @@ def epoch_of_key(sealed: object) -> bytes:
 # ------------------------------------------------------------------------------------------------------- value files
 
 
+class ChunkSealer:
+    """Seal the content of a file that comes in pieces of any size, chunk by chunk.
+
+    A chunk's nonce is its number and whether it is the last, so the last one waits until the end is known; it may be
+    shorter than the others, and is empty if it is alone.
+    """
+
+    def __init__(self, cipher: AESGCM) -> None:
+        self._cipher = cipher
+        self._kept = bytearray()
+        self._number = 0
+
+    def seal(self, piece: bytes | bytearray | memoryview) -> Iterator[bytes]:
+        """Yield the chunks that `piece` completes."""
+        view = memoryview(piece)
+        while len(self._kept) + len(view) > CHUNK:
+            room = CHUNK - len(self._kept)
+            self._kept += view[:room]
+            yield self._sealed(False)
+            view = view[room:]
+        self._kept += view
+
+    def finish(self) -> bytes:
+        """Return the last chunk."""
+        return self._sealed(True)
+
+    def _sealed(self, last: bool) -> bytes:
+        sealed = self._cipher.encrypt(_CHUNK_NONCE.pack(self._number, last), bytes(self._kept), None)
+        self._kept.clear()
+        self._number += 1
+        return sealed
+
+    def mark(self) -> tuple[bytes, int]:
+        """Return what `back_to` needs."""
+        return bytes(self._kept), self._number
+
+    def back_to(self, mark: tuple[bytes, int]) -> None:
+        """Undo what was sealed since `mark`: it may only be sealed again, since a nonce serves one content alone."""
+        self._kept[:], self._number = mark
+
+
 def sealed_pieces(cipher: AESGCM, pieces: Iterable[bytes]) -> Iterator[bytes]:
     """Yield the sealed chunks of a file whose content comes in pieces of any size."""
-    for number, (chunk, last) in enumerate(_chunked(pieces)):
-        yield cipher.encrypt(_CHUNK_NONCE.pack(number, last), chunk, None)
-
-
-def _chunked(pieces: Iterable[bytes]) -> Iterator[tuple[bytes, bool]]:
-    """Yield chunks of `CHUNK` bytes and whether they are the last, which may be shorter, and empty if it is alone."""
-    kept = bytearray()
+    sealer = ChunkSealer(cipher)
     for piece in pieces:
-        view = memoryview(piece)
-        while len(kept) + len(view) > CHUNK:  # more than a chunk: the last one is kept until the end is known
-            room = CHUNK - len(kept)
-            kept += view[:room]
-            yield bytes(kept), False
-            kept.clear()
-            view = view[room:]
-        kept += view
-    yield bytes(kept), True
+        yield from sealer.seal(piece)
+    yield sealer.finish()
 
 
 def plain_size(size: int) -> int:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
 from . import codecs
+from .bulk import Tables
 from .codecs import MARKS, SCALARS, NotData
 from .errors import DecodeError, SettingError
 from .json_text import Json
@@ -107,6 +108,7 @@ SERIALIZERS: Final[dict[str, Callable[[Sequence[Extensions]], Serializer]]] = {
     "msgpack": Msgpack,
     "json": lambda _extensions: Json(),
     "pickle": lambda _extensions: Pickle(),
+    "arrow": lambda _extensions: Tables(),
 }
 """How each serializer is made, by name; those without extensions ignore them."""
 

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from msgpack import Timestamp, Unpacker, unpackb
 
-from .errors import DecodeError
+from .errors import DecodeError, MissingDependency
 
 MAX_DEPTH: Final = 400
 """Containers within containers: a deeper value is `NotData`, a deeper payload a `DecodeError`."""
@@ -151,7 +151,7 @@ def decoder(form: Format) -> Callable[[Buffer], Any]:
                 return unpackb(payload)
             except UnicodeDecodeError:  # perhaps because of lone surrogates
                 return unpackb(payload, unicode_errors="surrogatepass")
-        except (DecodeError, MemoryError):
+        except (DecodeError, MemoryError, MissingDependency):
             raise
         except Exception as exc:
             raise DecodeError(f"a stored value of {len(payload)} bytes cannot be decoded: {exc}") from exc

@@ -1,0 +1,180 @@
+"""Tables of Arrow as data: the Arrow IPC file format, read as what it contains, a stream of messages.
+
+The footer of the format is for other programs, which can open a value file. Here the messages are read in order, so
+that nothing can point outside of them, and what Arrow does not check by itself is checked: no compressed buffers, which
+could expand to any size, no lengths without bytes, no types that would run code of others, and, unless the content is
+known to be this program's own, every offset, index and text (`validate(full=True)`).
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, Final
+
+from .codecs import NotData
+from .errors import DecodeError, missing
+
+try:
+    import pyarrow as pa
+except ImportError as reason:
+    raise missing("pyarrow", "arrow", "a table") from reason
+
+__all__ = ["KINDS", "pa", "pack_table", "read", "unpack_table", "write"]
+
+_MAGIC: Final = b"ARROW1\0\0"
+_ROWS_WITHOUT_BYTES: Final = 1 << 24  # columns of nulls claim any number of rows in no space
+_OWN_KEY: Final = b"diskcache_like"  # of what this package says in the metadata of a schema
+_BATCH, _DICTIONARY = "record batch", "dictionary"
+
+
+KINDS: Final = frozenset((pa.Table, pa.RecordBatch))
+"""The types of tables; of their subclasses there are none."""
+
+
+def pack_table(value: Any) -> Any:
+    """Return the IPC file, as one buffer, of a table or record batch."""
+    if type(value) is pa.Table:
+        return write(value, b"Table")
+    return write(pa.Table.from_batches([value]), b"RecordBatch")
+
+
+def unpack_table(kind: bytes, table: Any) -> Any:
+    """Return the table or record batch that `pack_table` was given."""
+    if kind == b"Table":
+        return table
+    batches = table.to_batches()
+    if kind != b"RecordBatch" or len(batches) > 1:
+        raise DecodeError(f"a table stands for {kind[:40]!r} in {len(batches)} batches")
+    if batches:
+        return batches[0]
+    return pa.RecordBatch.from_arrays([pa.array([], one) for one in table.schema.types], schema=table.schema)
+
+
+def write(table: Any, kind: bytes) -> Any:
+    """Return the IPC file, as one buffer, of a table that says what it stands for; raise NotData if it cannot be."""
+    schema = table.schema
+    if _OWN_KEY in (schema.metadata or {}):
+        raise NotData("a table with metadata of a cached one is not data")
+    sink = pa.BufferOutputStream()
+    marked = schema.with_metadata({**(schema.metadata or {}), _OWN_KEY: kind})
+    try:
+        _check_schema(schema)
+        with pa.ipc.new_file(sink, marked) as writer:
+            writer.write_table(table)
+        content = sink.getvalue()
+        _check_rows(table.num_rows, content.size)
+        again = pa.ipc.open_stream(content.slice(len(_MAGIC))).schema
+    except (pa.ArrowException, DecodeError, UnicodeError) as error:
+        raise NotData(f"a table is not data: {error}") from error
+    if not again.equals(marked, check_metadata=True):
+        raise NotData(f"a table with the schema {schema} is not data: it would come back as {again}")
+    return content
+
+
+def read(content: Any, trusted: bool) -> tuple[bytes, Any]:
+    """Return what a table stands for, and the table, whose memory is that of `content`.
+
+    The time is linear in the size where a table has text, lists or categories and is not `trusted`. Raises DecodeError
+    for what `write` did not write.
+    """
+    try:
+        data = pa.py_buffer(content)
+        if data.size < len(_MAGIC) or bytes(content[: len(_MAGIC)]) != _MAGIC:
+            raise DecodeError("a table does not begin as one")
+        stream = data.slice(len(_MAGIC))
+        _check_messages(stream)
+        with pa.ipc.open_stream(stream) as reader:
+            _check_schema(reader.schema)
+            table = reader.read_all()
+        _check_rows(table.num_rows, data.size)
+        table.validate(full=not trusted and any(map(_may_mislead, table.schema.types)))
+        metadata = dict(table.schema.metadata or {})
+        kind = metadata.pop(_OWN_KEY, b"")
+        return kind, table.replace_schema_metadata(metadata or None)
+    except (DecodeError, MemoryError):
+        raise
+    except Exception as error:
+        raise DecodeError(f"not a table: {error}") from error
+
+
+def _check_rows(rows: int, size: int) -> None:
+    """Refuse rows that the size cannot account for; a bit per row is the least that a value takes."""
+    if rows > max(8 * size, _ROWS_WITHOUT_BYTES):
+        raise DecodeError(f"a table claims {rows} rows in {size} bytes")
+
+
+def _check_schema(schema: Any) -> None:
+    for field in schema:
+        _check_name(field.name)
+        _check_type(field.type, top=True)
+
+
+def _check_name(name: str) -> None:
+    """Refuse a name with NUL in it, at which libraries stop that exchange columns in C; one that is no text raises."""
+    if "\0" in name:
+        raise DecodeError(f"a column is called {name!r}")
+
+
+def _check_type(kind: Any, top: bool = False) -> None:
+    """Refuse types that are not Arrow's own, and values without width within others, whose number nothing bounds."""
+    if isinstance(kind, pa.BaseExtensionType):
+        if type(kind).__module__.partition(".")[0] != "pyarrow":
+            raise DecodeError(f"the type {kind} is an extension that is not Arrow's own")
+        _check_type(kind.storage_type, top)
+        return
+    no_width = pa.types.is_null(kind) or (pa.types.is_struct(kind) and not kind.num_fields)
+    no_width = no_width or (pa.types.is_fixed_size_list(kind) and not kind.list_size)
+    no_width = no_width or (pa.types.is_fixed_size_binary(kind) and not kind.byte_width)
+    if no_width and not top:
+        raise DecodeError(f"the type {kind} takes no space")
+    if pa.types.is_dictionary(kind):
+        _check_type(kind.value_type)
+    elif pa.types.is_nested(kind):
+        for index in range(kind.num_fields):
+            _check_name(kind.field(index).name)
+            _check_type(kind.field(index).type)
+
+
+def _may_mislead(kind: Any) -> bool:
+    """Tell whether values of a type may point elsewhere, or be no values: only plain numbers and moments cannot."""
+    known = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_timestamp)
+    return not (any(test(kind) for test in known) or pa.types.is_duration(kind) or pa.types.is_date32(kind))
+
+
+def _check_messages(stream: Any) -> None:
+    """Refuse a stream with anything but a schema and uncompressed batches."""
+    for number, message in enumerate(pa.ipc.MessageReader.open_stream(stream)):
+        if message.type != "schema" if number == 0 else message.type not in (_BATCH, _DICTIONARY):
+            raise DecodeError(f"message {number} of a table is a {message.type}")
+        if number and _is_compressed(memoryview(message.metadata), message.type == _DICTIONARY):
+            raise DecodeError("a table has compressed buffers")
+
+
+# The metadata of a message is a flatbuffer: tables of fields behind offsets. These are the numbers of the fields.
+_MESSAGE_HEADER, _DICTIONARY_DATA, _BATCH_COMPRESSION = 2, 1, 3
+
+
+def _is_compressed(metadata: memoryview, is_dictionary: bool) -> bool:
+    """Tell whether a batch says so, by the format's description (Message.fbs); Arrow has verified the offsets."""
+    (root,) = struct.unpack_from("<I", metadata)
+    table = _table_at(metadata, _field(metadata, root, _MESSAGE_HEADER))
+    if is_dictionary:
+        table = _table_at(metadata, _field(metadata, table, _DICTIONARY_DATA))
+    return _field(metadata, table, _BATCH_COMPRESSION) != 0
+
+
+def _field(metadata: memoryview, table: int, number: int) -> int:
+    """Return where a field of a table is, 0 if it is not there."""
+    (back,) = struct.unpack_from("<i", metadata, table)
+    (size,) = struct.unpack_from("<H", metadata, table - back)
+    if 4 + 2 * number >= size:
+        return 0
+    (offset,) = struct.unpack_from("<H", metadata, table - back + 4 + 2 * number)
+    return table + int(offset) if offset else 0
+
+
+def _table_at(metadata: memoryview, place: int) -> int:
+    if not place:
+        raise DecodeError("a batch has no header")
+    (offset,) = struct.unpack_from("<I", metadata, place)
+    return place + int(offset)
