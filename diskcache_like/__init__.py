@@ -22,6 +22,7 @@ from .errors import (
     KeyEncodeError,
     KeyTooLarge,
     LeaseLost,
+    MissingDependency,
     NewerFormat,
     NotOwner,
     SecretError,
@@ -37,6 +38,7 @@ from .errors import (
     ValueTooLarge,
 )
 from .fanout import FanoutCache
+from .objects import register
 from .persistent import Deque, Index
 from .policies import EVICTION_POLICY
 from .recipes import Averager, BoundedSemaphore, Lock, RLock, barrier, memoize_stampede, throttle
@@ -76,6 +78,7 @@ __all__ = [
     "KeyTooLarge",
     "LeaseLost",
     "Lock",
+    "MissingDependency",
     "NewerFormat",
     "NotOwner",
     "RLock",
@@ -93,6 +96,7 @@ __all__ = [
     "__version__",
     "barrier",
     "memoize_stampede",
+    "register",
     "throttle",
 ]
 

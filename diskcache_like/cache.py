@@ -700,6 +700,7 @@ class Cache(Queues):
             value, update = first.stored_setting(key), False
         else:
             new_disk(type(self._disk), self._directory, {**first.settings, key: checked(key, value)})
+            self._codec_of(first, {key: checked(key, value)})  # raises for a level that the compressor does not have
         changed = checked_all({key: value})  # durability and sqlite_synchronous go together
         for name, effective in changed.items():
             if update or effective != first.settings.get(name):

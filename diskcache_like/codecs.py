@@ -10,6 +10,7 @@ the same type, all the way down; anything else, subclasses included, raises `Not
        3  frozenset             array: [mark, *members]
        4  range                 array: [mark, start, stop, step]
        5  fractions.Fraction    array: [mark, numerator, denominator]
+       6  registered objects    array: [mark, name of the class, state]; see `objects`
       16  int beyond 64 bits    two's complement, big endian
       17  complex               two doubles
       18  decimal.Decimal       text, ASCII
@@ -28,26 +29,24 @@ name of a `zoneinfo.ZoneInfo`. The msgpack timestamp (code -1) is not part of th
 
 from __future__ import annotations
 
+import builtins
 import re
 import struct
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import date, datetime, time, timedelta, timezone, tzinfo
 from decimal import Context, Decimal, InvalidOperation
 from fractions import Fraction
 from functools import partial
-from gc import get_referents
-from itertools import compress
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 from uuid import UUID, SafeUUID
 from zoneinfo import ZoneInfo
 
-from msgpack import ExtType, Packer, Timestamp, Unpacker, unpackb
+from msgpack import ExtType, Packer, Timestamp
 
 from .errors import DecodeError
+from .structure import MAX_DEPTH, Format, Mark, Marks, Scalars, check_structure, decoder, kinds_in
 
-MAX_DEPTH: Final = 400
-"""Containers within containers: a deeper value is `NotData`, a deeper payload a `DecodeError`."""
 TUPLE, SET, FROZENSET, RANGE, FRACTION = range(1, 6)
 INT, COMPLEX, DECIMAL, DATETIME, DATE, TIME, TIMEDELTA, UUID_CODE, BYTEARRAY, ELLIPSIS = range(16, 26)
 
@@ -60,23 +59,11 @@ SMALL_INTS: Final = tuple(bytes((n,)) for n in range(128))
 
 FRACTION_BITS: Final = 8192  # reducing a fraction is quadratic, so hostile bytes may not ask for a large one
 _POOLED_SIZE: Final = 1 << 18  # a packer keeps its buffer: one that has grown beyond this is dropped
-_BIN8, _EXT8 = 0xC4, 0xC7
-
-Buffer = bytes | memoryview
-Scalars = Mapping[int, Callable[[bytes], Any]]
 
 
 class NotData(TypeError):
     """A value, or something inside it, has no exact form in this format."""
 
-
-class Mark(NamedTuple):
-    """Open an array that stands for another container; `build` gets the array with the mark still in front."""
-
-    build: Callable[[list[Any]], Any]
-
-
-Marks = Mapping[int, Mark]
 
 # ExtType.__new__ checks its arguments in Python, which costs five times as much as making the tuple.
 _extension: Callable[[tuple[int, bytes]], ExtType] = partial(tuple.__new__, ExtType)
@@ -170,16 +157,16 @@ _EXTENSIONS: Final[dict[type, Callable[[Any], Any]]] = {
 }
 _PLAIN: Final = frozenset((str, bytes, int, float, bool, type(None)))
 _DATA: Final = _PLAIN.union((list, dict), _EXTENSIONS)
-_CONTAINERS: Final = frozenset((list, dict, tuple, set, frozenset))
 
 
-def _default(value: Any) -> Any:
+def extend(value: Any) -> Any:
+    """Return what msgpack is to pack in place of `value`, which it does not know; raise `NotData` if there is none."""
     if type(value) is tuple:
         return [_TUPLE_OUT, *value]
-    extend = _EXTENSIONS.get(type(value))
-    if extend is None:
+    write = _EXTENSIONS.get(type(value))
+    if write is None:
         raise NotData(f"a value of type {_name(type(value))} is not data")
-    return extend(value)
+    return write(value)
 
 
 def _name(kind: type) -> str:
@@ -189,16 +176,20 @@ def _name(kind: type) -> str:
 _packers: list[Packer] = []
 
 
-def _pack(value: Any) -> bytes:
+def pack_with(packers: list[Packer], value: Any, default: Callable[[Any], Any]) -> bytes:
     """Pack with a packer that nobody else is using, neither another thread nor an outer call."""
     try:
-        packer = _packers.pop()
+        packer = packers.pop()
     except IndexError:
-        packer = Packer(default=_default, strict_types=True, use_bin_type=True, unicode_errors="surrogatepass")
+        packer = Packer(default=default, strict_types=True, use_bin_type=True, unicode_errors="surrogatepass")
     data: bytes = packer.pack(value)
     if len(data) < _POOLED_SIZE:
-        _packers.append(packer)
+        packers.append(packer)
     return data
+
+
+def _pack(value: Any) -> bytes:
+    return pack_with(_packers, value, extend)
 
 
 def encode_value(value: Any) -> bytes:
@@ -227,19 +218,39 @@ def _encode(value: Any, kind: type) -> bytes:
             return _pack(value)
         if kind is tuple and _PLAIN.issuperset(map(type, value)):  # flat, so there is nothing to verify
             return _pack([_TUPLE_OUT, *value])
-        return _verify(value, _pack(value if kind in _DATA else _default(value)))
+        return _verify(value, _pack(value if kind in _DATA else extend(value)), _pack, _is_none)
     except NotData:
         raise
     except (ValueError, OverflowError, RecursionError) as exc:
-        raise NotData(f"a {_name(kind)} is too large or nested too deeply to be data, or contains itself") from exc
+        raise _too_large(kind) from exc
 
 
-def _verify(value: Any, data: bytes) -> bytes:
+def _too_large(kind: type) -> NotData:
+    return NotData(f"a {_name(kind)} is too large or nested too deeply to be data, or contains itself")
+
+
+def encode_with(
+    value: Any, pack: Callable[[Any], bytes], default: Callable[[Any], Any], is_known: Callable[[type], bool]
+) -> bytes:
+    """Encode with more types than there are here: `default` extends them, `pack` packs with it."""
+    try:
+        return _verify(value, pack(value if type(value) in _DATA else default(value)), pack, is_known)
+    except NotData:
+        raise
+    except (ValueError, OverflowError, RecursionError) as exc:
+        raise _too_large(type(value)) from exc
+
+
+def _is_none(_kind: type) -> bool:
+    return False
+
+
+def _verify(value: Any, data: bytes, pack: Callable[[Any], bytes], is_known: Callable[[type], bool]) -> bytes:
     """Mend or refuse what msgpack packed without asking, and what would be refused when it is read."""
     if len(data) != len(data.translate(None, _SLIPPED)) and not _is_flat(value):
-        data = _catch_slipped(value, data)
+        data = _catch_slipped(value, data, pack, is_known)
     if len(data) > MAX_DEPTH:
-        _check_structure(data)
+        check_structure(data)
     return data
 
 
@@ -247,6 +258,7 @@ def _verify(value: Any, data: bytes) -> bytes:
 # as something else. They leave a byte string or an extension in the output, so only output with such a byte in it is
 # looked into (from Python 3.15 on any output, because frozendict leaves nothing).
 _SURE: Final = _DATA - {bytearray}
+_SLIPS: Final = frozenset((bytearray, memoryview, ExtType, Timestamp, getattr(builtins, "frozendict", bytearray)))
 _SLIPPED: Final = bytes((*range(0xC4, 0xCA), *range(0xD4, 0xD9)) if sys.version_info < (3, 15) else range(256))
 
 
@@ -256,27 +268,22 @@ def _is_flat(value: Any) -> bool:
     return type(value) in (list, dict) and _PLAIN.issuperset(map(type, value))
 
 
-def _kinds(value: Any) -> set[type]:
-    """Collect the exact types found in a value, level by level at the speed of C."""
-    kinds: set[type] = set()
-    level = [value]
-    while level:
-        here = list(map(type, level))
-        kinds.update(here)
-        if kinds.isdisjoint(_CONTAINERS):
-            break
-        level = get_referents(*compress(level, map(_CONTAINERS.__contains__, here)))
-    return kinds
-
-
-def _catch_slipped(value: Any, data: bytes) -> bytes:
+def _catch_slipped(value: Any, data: bytes, pack: Callable[[Any], bytes], is_known: Callable[[type], bool]) -> bytes:
     """Pack again what msgpack took for something else, or refuse it."""
-    foreign = _kinds(value) - _SURE
+    foreign = {kind for kind in kinds_in(value) - _SURE if not is_known(kind)}
     if not foreign:
         return data
     if foreign != {bytearray}:
         raise NotData(f"a value of type {', '.join(sorted(map(_name, foreign)))} is not data")
-    return _pack(_spell_bytearrays(value))
+    return pack(_spell_bytearrays(value))
+
+
+def without_slips(value: Any) -> Any:
+    """Return what an extension puts into a marked array, with nothing left in it that msgpack would take for else."""
+    slips = _SLIPS.intersection(kinds_in(value))
+    if slips - {bytearray}:
+        raise NotData(f"a value of type {', '.join(sorted(map(_name, slips - {bytearray})))} is not data")
+    return _spell_bytearrays(value) if slips else value
 
 
 def _spell_bytearrays(value: Any) -> Any:
@@ -342,135 +349,29 @@ def _read_fraction(items: list[Any]) -> Fraction:
     return Fraction(numerator, denominator)
 
 
-def _check_structure(payload: Buffer) -> None:
-    """Prove that every claimed length is really there and that nesting is bounded, allocating one copy at most.
-
-    Lists are allocated at their claimed length, so without this a few nested claims would ask for gigabytes.
-    """
-    size = len(_DEPTH_FILLER) + len(payload)
-    unpacker = Unpacker(None, max_buffer_size=size)
-    unpacker.feed(_DEPTH_FILLER)
-    unpacker.feed(payload)
-    unpacker.skip()
-
-
-def _depth_filler() -> bytes:
-    """Fill msgpack's stack until room for `MAX_DEPTH` is left, so that its own check enforces our bound."""
-    low, high = MAX_DEPTH, 1 << 14
-    if Unpacker.__module__ == "msgpack.fallback":
-        return b""  # pure Python recurses: its bound is the interpreter's
-    while low + 1 < high:
-        middle = (low + high) // 2
-        unpacker = Unpacker(None)
-        unpacker.feed(b"\x91" * middle + b"\xc0")
-        try:
-            unpacker.skip()
-            low = middle
-        except ValueError:
-            high = middle
-    return b"\x91" * (low - MAX_DEPTH)
+SCALARS: Final[Scalars] = {
+    INT: int_from_bytes,
+    COMPLEX: lambda data: complex(*_COMPLEX.unpack(data)),
+    DECIMAL: lambda data: Decimal(data.decode("ascii"), _DECIMALS),
+    DATETIME: _read_datetime,
+    DATE: lambda data: date(*_DATE.unpack(data)),
+    TIME: _read_time,
+    TIMEDELTA: lambda data: timedelta(*_TIMEDELTA.unpack(data)),
+    UUID_CODE: _read_uuid,
+    BYTEARRAY: bytearray,
+    ELLIPSIS: lambda _data: ...,
+}
+MARKS: Final[Marks] = {
+    TUPLE: Mark(lambda items: tuple(items[1:])),
+    SET: Mark(partial(_read_set, set)),
+    FROZENSET: Mark(partial(_read_set, frozenset)),
+    RANGE: Mark(_read_range),
+    FRACTION: Mark(_read_fraction),
+}
 
 
-_DEPTH_FILLER: Final = _depth_filler()
-NESTED: Final = frozenset((*range(0x80, 0xA0), *range(0xC7, 0xCA), *range(0xD4, 0xD9), *range(0xDC, 0xE0)))
-"""First bytes of containers and extensions, which a `Format` decodes; all others begin a plain value."""
-_TIMESTAMP: Final = re.compile(rb"\xff(?<=[\x04\x08\x0c\xd6\xd7]\xff)")  # every head of one ends so
-
-
-class Format:
-    """Decode containers and extensions by two tables: of extensions that are values, and of marks."""
-
-    __slots__ = ("_marks", "_scalars")
-
-    def __init__(self, scalars: Scalars, marks: Marks) -> None:
-        self._scalars = scalars
-        self._marks = marks
-
-    def unpack(self, payload: Buffer) -> Any:
-        """Decode a payload; whatever goes wrong, errors of msgpack included, is raised."""
-        if len(payload) > MAX_DEPTH:  # a shorter one can neither be too deep nor claim much
-            _check_structure(payload)
-        if type(payload) is not bytes or _EXT8 in payload:  # with which every mark begins
-            value = self._unpack_marked(payload)
-        else:
-            value = unpackb(payload, ext_hook=self._scalar, strict_map_key=False, unicode_errors="surrogatepass")
-            if 0xFF not in payload:
-                return value
-        # msgpack reads its own timestamps without asking.
-        if _TIMESTAMP.search(payload) and Timestamp in _kinds(value):
-            raise DecodeError("unknown extension -1")
-        return value
-
-    def _scalar(self, code: int, data: bytes) -> Any:
-        read = self._scalars.get(code)
-        if read is None:
-            raise DecodeError(f"unknown extension {code}")
-        return read(data)
-
-    def _unpack_marked(self, payload: Buffer) -> Any:
-        opened = 0  # marks that have not met their array
-
-        def extension(code: int, data: bytes) -> Any:
-            nonlocal opened
-            if code in self._marks and not data:
-                opened += 1
-                return self._marks[code]
-            return self._scalar(code, data)
-
-        def array(items: list[Any]) -> Any:
-            nonlocal opened
-            if items and type(items[0]) is Mark:
-                opened -= 1
-                return items[0].build(items)
-            return items
-
-        value = unpackb(
-            payload, ext_hook=extension, list_hook=array, strict_map_key=False, unicode_errors="surrogatepass"
-        )
-        if opened:
-            raise DecodeError("a mark stands where no array begins")
-        return value
-
-
-_VALUES: Final = Format(
-    {
-        INT: int_from_bytes,
-        COMPLEX: lambda data: complex(*_COMPLEX.unpack(data)),
-        DECIMAL: lambda data: Decimal(data.decode("ascii"), _DECIMALS),
-        DATETIME: _read_datetime,
-        DATE: lambda data: date(*_DATE.unpack(data)),
-        TIME: _read_time,
-        TIMEDELTA: lambda data: timedelta(*_TIMEDELTA.unpack(data)),
-        UUID_CODE: _read_uuid,
-        BYTEARRAY: bytearray,
-        ELLIPSIS: lambda _data: ...,
-    },
-    {
-        TUPLE: Mark(lambda items: tuple(items[1:])),
-        SET: Mark(partial(_read_set, set)),
-        FROZENSET: Mark(partial(_read_set, frozenset)),
-        RANGE: Mark(_read_range),
-        FRACTION: Mark(_read_fraction),
-    },
-)
-
-
-def decode_value(payload: Buffer) -> Any:
-    """Decode what `encode_value` wrote; anything else raises `DecodeError` and nothing else."""
-    try:
-        first = payload[0]
-        if first == _BIN8 and type(payload) is bytes and len(payload) == payload[1] + 2:
-            return payload[2:]
-        if first in NESTED:
-            return _VALUES.unpack(payload)
-        try:
-            return unpackb(payload)
-        except UnicodeDecodeError:  # perhaps because of lone surrogates
-            return unpackb(payload, unicode_errors="surrogatepass")
-    except (DecodeError, MemoryError):
-        raise
-    except Exception as exc:
-        raise DecodeError(f"a stored value of {len(payload)} bytes cannot be decoded: {exc}") from exc
+decode_value: Final = decoder(Format(SCALARS, MARKS))
+"""Decode what `encode_value` wrote."""
 
 
 _IMMUTABLE: Final = frozenset(

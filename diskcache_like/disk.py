@@ -21,7 +21,9 @@ from . import codecs, files, keys
 from .codecs import NotData, encode_value
 from .errors import DecodeError, SignatureError, ValueEncodeError
 from .pickles import dumps_pickle, loads_pickle
-from .record import MODE_BINARY, MODE_NONE, MODE_PICKLE, MODE_RAW, MODE_TEXT, Record
+from .pipeline import Codec
+from .record import MODE_BINARY, MODE_BYTES, MODE_NONE, MODE_PICKLE, MODE_RAW, MODE_TEXT, Record
+from .serializers import Msgpack
 from .signing import Secret
 
 __all__ = [
@@ -68,7 +70,10 @@ Loaded = tuple[Any, Any, Callable[[Any], Any] | None]
 KEEP_NOT = Constant("KEEP_NOT")  # in the second place of a Loaded: the hot layer keeps nothing
 
 
-_CACHE_SETS = frozenset({"authenticates", "codec", "pickle_policy", "plain_values", "secret", "sync"})
+_CACHE_SETS = frozenset(
+    {"authenticates", "codec", "decode_value", "own_values", "pickle_policy", "secret", "sync", "value_codec"}
+)
+_DEFAULT_CODEC = Codec(Msgpack())
 
 
 class _Digest:
@@ -110,8 +115,9 @@ class Disk:
         self.authenticates = False  # every record is signed, not only pickles
         self.sync = False  # value files reach stable storage before their row is committed
         kind = type(self)
-        self._own_values = kind.store is Disk.store and kind.fetch is Disk.fetch
+        self.own_values = kind.store is Disk.store and kind.fetch is Disk.fetch  # no subclass encodes values
         self._own_keys = kind.put is Disk.put and kind.get is Disk.get
+        self.value_codec = _DEFAULT_CODEC
 
     @property
     def min_file_size(self) -> int:
@@ -124,9 +130,15 @@ class Disk:
         self._file_floor = max(size, SMALLEST_FILE)  # a payload this long or longer goes to a file
 
     @property
-    def plain_values(self) -> bool:
-        """Tell whether a payload is what the default codec writes."""
-        return self._own_values
+    def value_codec(self) -> Codec:
+        """Return what makes payloads of values; the cache sets it, once it knows how it was made."""
+        return self._value_codec
+
+    @value_codec.setter
+    def value_codec(self, codec: Codec) -> None:
+        self._value_codec = codec
+        self._plain_values = self.own_values and codec.is_plain
+        self.decode_value = codec.decode
 
     @classmethod
     def accepts(cls, name: str) -> bool:
@@ -242,15 +254,15 @@ class Disk:
 
     def encode(self, value: Any, read: bool, key: Any) -> Stored:
         """Return the encoded value; a value file, if one is needed, is written whole when this returns."""
-        if self._own_values:
-            if not read:
-                try:
-                    payload = encode_value(value)
-                except NotData:
-                    pass
-                else:
-                    if len(payload) < self._file_floor:
-                        return MODE_RAW, payload, None, 0
+        if self._plain_values and not read:
+            try:
+                payload = encode_value(value)
+            except NotData:
+                pass
+            else:
+                if len(payload) < self._file_floor:
+                    return MODE_RAW, payload, None, 0
+        if self.own_values:
             return self._encode(value, read, key)
         size, mode, filename, data = self.store(value, read, key=key)
         if filename is None:
@@ -268,7 +280,7 @@ class Disk:
             raise SignatureError("entry is a pickle that is not authenticated")
         if record.mode == MODE_PICKLE and self.pickle_policy == "never":
             raise SignatureError("entry is a pickle and the policy is pickle='never'")
-        if not self._own_values:
+        if not self.own_values:
             return self._load_through_contract(record, read)
         if record.file is None:
             return self._loaded(record.mode, record.payload, read)
@@ -284,23 +296,34 @@ class Disk:
     def _encode(self, value: Any, read: bool, key: Any) -> Stored:
         if read:
             return self._write(MODE_BINARY, _pieces(value), key, value)
-        if type(value) is bytes and len(value) >= self._file_floor:
-            return self._write(MODE_BINARY, (value,), key, value)
         mode, payload = self._payload(value)
         if len(payload) < self._file_floor:
             return mode, payload, None, 0
         return self._write(mode, (payload,), key, value)
 
     def _payload(self, value: Any) -> tuple[int, bytes]:
+        codec = self._value_codec
+        if type(value) is bytes:
+            if len(value) >= self._file_floor and not codec.compresses:
+                return MODE_BINARY, value
+            if len(value) >= self._file_floor or not codec.serializer.takes_bytes:
+                return self._bytes_payload(value)
         try:
-            return MODE_RAW, codecs.encode_value(value)
-        except codecs.NotData as reason:
+            return MODE_RAW, codec.encode(value)
+        except NotData as reason:
             if self.pickle_policy == "never":
                 raise ValueEncodeError(
                     f"value of type {type(value).__qualname__} is not plain data ({reason}) and pickle='never' is in "
                     "force; convert it to plain data, or open the cache with pickle='signed' or a Disk of your own"
                 ) from None
-            return MODE_PICKLE, dumps_pickle(value, self.pickle_protocol)
+            return MODE_PICKLE, codec.pack(dumps_pickle(value, self.pickle_protocol))
+
+    def _bytes_payload(self, value: bytes) -> tuple[int, bytes]:
+        """Return bytes as a payload of their own; without a mark where a file would hold them as they are."""
+        payload = self._value_codec.pack(value)
+        if len(payload) >= self._file_floor and not self._value_codec.is_compressed(payload):
+            return MODE_BINARY, value
+        return MODE_BYTES, payload
 
     def _strong(self, mode: int) -> bool:
         return self.authenticates or mode == MODE_PICKLE
@@ -360,24 +383,31 @@ class Disk:
 
     def _decode(self, mode: int, payload: bytes) -> Any:
         if mode == MODE_RAW:
-            return codecs.decode_value(payload)
+            return self.decode_value(payload)
         if mode == MODE_PICKLE:
-            return loads_pickle(payload)
+            return self._load_pickle(payload)
+        if mode == MODE_BYTES and self._value_codec.writes_bytes:
+            return self._value_codec.unpack(payload)
         raise DecodeError(f"record has mode {mode}, which this codec does not write")
 
+    def _load_pickle(self, payload: bytes) -> Any:
+        return loads_pickle(self._value_codec.unpack(payload))
+
     def load_payload(self, payload: bytes) -> Loaded:
-        """Return the value of a payload in the row that the default codec wrote."""
-        value = codecs.decode_value(payload)
-        if type(value) in _PLAIN or codecs.is_immutable(value):
+        """Return the value of a payload in the row that the codec wrote."""
+        value = self.decode_value(payload)
+        if (type(value) in _PLAIN or codecs.is_immutable(value)) and not self._value_codec.is_compressed(payload):
             return value, value, None
-        return value, payload, codecs.decode_value
+        return value, payload, self.decode_value  # of a compressed one too, since the hot layer counts its bytes
 
     def _loaded(self, mode: int, payload: bytes, read: bool) -> Loaded:
         if mode == MODE_RAW:
             value, kept, decode = self.load_payload(payload)
             return _readable(value, read), kept, decode
         value = self._decode(mode, payload)
-        return value, payload, loads_pickle
+        if mode == MODE_BYTES:
+            return _readable(value, read), payload, self._value_codec.unpack
+        return value, payload, self._load_pickle
 
     def _load_through_contract(self, record: Record, read: bool) -> Loaded:
         if record.file is not None:

@@ -13,7 +13,7 @@ import tempfile
 import time
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from datetime import timedelta
 from enum import Enum
@@ -37,10 +37,12 @@ from .errors import (
 )
 from .hot import OVERHEAD, HotLayer
 from .metrics import Metrics
+from .objects import allowed
+from .pipeline import Codec, new_codec
 from .policies import policy_named
 from .record import FULL, MODE_PICKLE, MODE_RAW, RESIDUE, SIGNED, SIMPLE_HEAD, Record, pack, unpack
-from .settings import MAX_SHARDS, checked_all
-from .storage.opening import Config
+from .settings import DEFAULT_SETTINGS, MAX_SHARDS, checked_all
+from .storage.opening import UNSAID, Config
 from .storage.shards import Shards, ensure_directory
 from .storage.store import Row, Store
 from .storage.writing import Writer
@@ -85,6 +87,9 @@ class Options:
     shared: bool = False
     coherence: str | None = None
     generation_slots: int = 1 << 16
+    serializer: str | None = None
+    compressor: str | None = None
+    allow: Iterable[type | str] = ()
     clock: Callable[[], float] = present
 
     @classmethod
@@ -150,6 +155,8 @@ class Entries:
         self._counts = False
         self._tracks = NO_MARKS
         self._pickle_policy = signing.resolve_pickle_policy(options.pickle)
+        self._classes = allowed(options.allow)
+        self._check_codec(disk, {**DEFAULT_SETTINGS, **given})
         self._secret = signing.load_secret(options.secret, os.environ)
         self._signs_all = self._secret.explicit
         self._implementation = choose_implementation(options.coherence)
@@ -157,12 +164,18 @@ class Entries:
         ensure_directory(self._directory, options.shared)
         self._config = self._configuration(timeout)
         self._shards = Shards(self._directory, shards, self._config, disk)
-        self._adopt(self._shards)
+        try:
+            self._adopt(self._shards)
+        except BaseException:  # such as a stored codec whose package is not installed here
+            self._shards.close(None)
+            raise
         self._finalizer = weakref.finalize(self, _finish, self._shards)
 
     def _configuration(self, timeout: float) -> Config:
         options = self._options
-        identity = {"key_check": self._secret.signer.key_check()} if self._signs_all else {}
+        identity: dict[str, Any] = {name: value for name, value in self._asked().items() if value is not None}
+        if self._signs_all:
+            identity["key_check"] = self._secret.signer.key_check()
         return Config(
             given=self._given,
             identity=identity,
@@ -181,7 +194,8 @@ class Entries:
         for store in shards.stores:
             self._configure(store.disk)
         self._disk = shards.stores[0].disk
-        self._reads_simple = not self._signs_all and self._disk.plain_values
+        self._reads_simple = not self._signs_all and self._disk.own_values
+        self._set_codecs()
         self._stored_key = self._disk.key_encoder()
         effective = shards.stores[0].settings
         self._hot = HotLayer(0 if self._implementation == "off" else effective["hot_size_limit"])
@@ -195,6 +209,32 @@ class Entries:
         disk.secret = self._secret
         disk.authenticates = self._signs_all
         disk.sync = self._shards.stores[0].settings["durability"] == "power"
+
+    def _check_codec(self, disk: type[Disk], settings: dict[str, Any]) -> None:
+        """Raise for a serializer or compressor that there is not, before anything is made."""
+        asked = {name: value for name, value in self._asked().items() if value is not None}
+        if asked and (disk.store is not Disk.store or disk.fetch is not Disk.fetch):
+            raise SettingError(f"{disk.__qualname__} encodes values itself: leave out {' and '.join(asked)}, or disk")
+        if not all(type(name) is str for name in asked.values()):
+            raise SettingError(f"serializer and compressor are {asked!r}, expected names")
+        if asked:
+            self._new_codec({**UNSAID, **asked}, settings)
+
+    def _asked(self) -> dict[str, str | None]:
+        return {"serializer": self._options.serializer, "compressor": self._options.compressor}
+
+    def _codec_of(self, store: Store, changed: Mapping[str, Any]) -> Codec:
+        """Return the codec that a shard was made with, with the settings in force and those changed now."""
+        return self._new_codec({name: store.identity[name] for name in UNSAID}, {**store.settings, **changed})
+
+    def _new_codec(self, named: Mapping[str, str], settings: Mapping[str, Any]) -> Codec:
+        return new_codec(**named, settings=settings, policy=self._pickle_policy, extensions=(self._classes,))
+
+    def _set_codecs(self) -> None:
+        for store in self._shards.stores:
+            if store.disk.own_values:
+                store.disk.value_codec = self._codec_of(store, {})
+        self._compresses = self._disk.value_codec.compresses
 
     @property
     def directory(self) -> str:
@@ -523,10 +563,11 @@ class Entries:
         if stamp & 1 or file is not None or not self._hot.limit:
             return
         decode = None
-        if type(value) not in _SELF_SPELLED and not codecs.is_immutable(value):
-            if mode != MODE_RAW or not store.disk.plain_values:
+        compressed = self._compresses and store.disk.value_codec.is_compressed(payload)
+        if compressed or (type(value) not in _SELF_SPELLED and not codecs.is_immutable(value)):
+            if mode != MODE_RAW or not store.disk.own_values:
                 return
-            value, decode = payload, codecs.decode_value
+            value, decode = payload, store.disk.decode_value
         cost = (OVERHEAD + len(stored) + len(payload)) | 63
         entry = (
             store.slots,
@@ -624,6 +665,8 @@ class Entries:
         elif name == "durability":
             for store in self._shards.stores:
                 store.disk.sync = value == "power"
+        elif name.startswith("compress_"):
+            self._set_codecs()
         elif name == "hot_size_limit" and hasattr(self, "_hot"):
             self._hot.resize(0 if self._implementation == "off" else value)
         elif name.startswith("disk_"):

@@ -36,6 +36,17 @@ class SettingError(CacheError, ValueError):
     """A setting has an unknown name or a value of the wrong type or range."""
 
 
+class MissingDependency(CacheError, ImportError):
+    """A serializer or compressor needs a package that is not installed."""
+
+
+def missing(package: str, extra: str, wanted_by: str) -> MissingDependency:
+    """Return the error for an optional dependency that is not there, with the command that installs it."""
+    return MissingDependency(
+        f"{wanted_by} needs {package!r}, which is not installed: pip install 'diskcache-like[{extra}]'", name=package
+    )
+
+
 class KeyEncodeError(CacheError, TypeError):
     """A key cannot be encoded under the configured policies."""
 

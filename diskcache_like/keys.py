@@ -21,9 +21,10 @@ from uuid import UUID
 
 from . import canonical as form
 from .canonical import KEY_DEPTH, KEY_SIZE_LIMIT, PrefixedQueueKey, QueueKey, encode_key, encode_long
-from .codecs import NESTED, Format, Mark, NotData, decode_value, encode_value, int_from_bytes
+from .codecs import NotData, decode_value, encode_value, int_from_bytes
 from .errors import DecodeError, KeyEncodeError, KeyTooLarge, ValueEncodeError
 from .pickles import dumps_pickle
+from .structure import NESTED, Format, Mark
 
 __all__ = [
     "KEY_DEPTH",

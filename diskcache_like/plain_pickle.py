@@ -19,8 +19,9 @@ from typing import Any, Final
 from uuid import UUID, SafeUUID
 from zoneinfo import ZoneInfo
 
-from .codecs import FRACTION_BITS, MAX_DEPTH
+from .codecs import FRACTION_BITS
 from .errors import DecodeError
+from .structure import MAX_DEPTH
 
 MAX_OPERATIONS: Final = 10_000_000
 MAX_EXPANDED: Final = 1 << 28  # bytes that shared parts may come to when each reference is written out

@@ -37,6 +37,7 @@ MODE_RAW = 1  # payload of the configured codec
 MODE_BINARY = 2  # the bytes themselves, in a file
 MODE_TEXT = 3
 MODE_PICKLE = 4  # a pickle; decoded only when authenticated or trusted
+MODE_BYTES = 5  # the bytes themselves as a payload, in the row or a file; compressed if the cache compresses
 
 
 class Authenticator(Protocol):

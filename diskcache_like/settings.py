@@ -30,6 +30,8 @@ DEFAULT_SETTINGS: dict[str, Any] = {
     "sqlite_journal_mode": "wal",
     "sqlite_mmap_size": 0,  # memory-mapped reads turn a passing I/O error into a signal and gained nothing
     "sqlite_synchronous": 1,
+    "compress_level": None,  # the compressor's own
+    "compress_min_size": 128,
     "disk_min_file_size": 32 * KIB,
     "disk_pickle_protocol": pickle.HIGHEST_PROTOCOL,
 }
@@ -70,6 +72,10 @@ def _length(name: str, value: object) -> int | None:
     return value
 
 
+def _level(name: str, value: object) -> int | None:
+    return None if value is None else _integer(-64, 19)(name, value)
+
+
 _CHECKS: dict[str, Callable[[str, object], Any]] = {
     "statistics": _integer(0, 1),
     "tag_index": _integer(0, 1),
@@ -83,6 +89,8 @@ _CHECKS: dict[str, Callable[[str, object], Any]] = {
     "sqlite_journal_mode": _choice("wal", "delete"),
     "sqlite_mmap_size": _integer(0, 1 << 46),
     "sqlite_synchronous": _integer(0, 2),
+    "compress_level": _level,
+    "compress_min_size": _integer(0, 1 << 30),
     "disk_min_file_size": _integer(0, 1 << 40),
     "disk_pickle_protocol": _integer(0, pickle.HIGHEST_PROTOCOL),
     "deque_maxlen": _length,

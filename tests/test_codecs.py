@@ -23,8 +23,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from diskcache_like import codecs
-from diskcache_like.codecs import FRACTION_BITS, MAX_DEPTH, NotData, decode_value, encode_value, is_immutable
+from diskcache_like.codecs import FRACTION_BITS, NotData, decode_value, encode_value, is_immutable
 from diskcache_like.errors import DecodeError
+from diskcache_like.structure import MAX_DEPTH
 
 ZONES = [zoneinfo.ZoneInfo(name) for name in ("Europe/London", "America/Port-au-Prince", "Etc/GMT+5")]
 

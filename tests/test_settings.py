@@ -139,7 +139,7 @@ def test_a_handle_that_closes_adds_its_counts(open_cache: Opener) -> None:
 
 
 def test_every_operation_opens_a_closed_cache(cache: Cache) -> None:
-    cache.set("key", b"value" if cache.disk.plain_values else "value", tag="tag")
+    cache.set("key", b"value" if cache.disk.own_values else "value", tag="tag")
     operations: list[Callable[[], Any]] = [
         lambda: cache.get("key"), lambda: cache["key"], lambda: "key" in cache, lambda: cache.get_entry("key"),
         lambda: cache.get_many(["key"]), lambda: cache.read("key").close(), lambda: len(cache), lambda: list(cache),

@@ -37,7 +37,17 @@ _NUMBERED = re.compile(r"cache\.(\d{1,9})\.db")
 NO_EXPIRE = (1 << 63) - 1
 
 # What a database says about itself beside the settings: name -> accepted type.
-IDENTITY: dict[str, type] = {"modulus": int, "shards": int, "codec": str, "key_check": bytes, "displaced": int}
+IDENTITY: dict[str, type] = {
+    "modulus": int,
+    "shards": int,
+    "codec": str,
+    "serializer": str,
+    "compressor": str,
+    "key_check": bytes,
+    "displaced": int,
+}
+UNSAID = {"serializer": "msgpack", "compressor": "none"}
+"""What a cache is that says nothing about it: one made before there was a choice, or without making one."""
 
 _RANGES = {"modulus": (1 << 20, 1 << 61), "shards": (1, MAX_SHARDS), "displaced": (0, 1)}
 _OPTIONAL = frozenset({"shards", "displaced"})
@@ -247,7 +257,7 @@ def _read_verified(connection: sqlite3.Connection, path: str) -> tuple[dict[str,
 
 def read_settings(connection: sqlite3.Connection, path: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return (identity, settings) as stored, every value checked by type and range."""
-    identity: dict[str, Any] = {}
+    identity: dict[str, Any] = dict(UNSAID)
     settings: dict[str, Any] = {}
     for name, value in connection.execute(sql.SELECT_SETTINGS).fetchall():
         if name in IDENTITY:

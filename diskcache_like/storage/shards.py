@@ -22,7 +22,17 @@ from ..keys import new_modulus
 from ..settings import DEFAULT_SETTINGS, MAX_SHARDS
 from . import schema
 from .connection import connect
-from .opening import DATABASE, GENERATIONS, LOCK, Config, database_path, newest_epoch, read_settings, refuse_foreign
+from .opening import (
+    DATABASE,
+    GENERATIONS,
+    LOCK,
+    UNSAID,
+    Config,
+    database_path,
+    newest_epoch,
+    read_settings,
+    refuse_foreign,
+)
 from .store import Store
 
 _PEEKING = {"sqlite_cache_size": 10, "sqlite_synchronous": 1}
@@ -209,13 +219,19 @@ class Shards:
             raise _LayoutChanged
 
     def _compare(self, identity: dict[str, Any]) -> None:
-        """Refuse a handle whose codec or secret is not the cache's."""
+        """Refuse a handle whose disk class, codec or secret is not the cache's."""
         given = self._config.identity
         stored, asked = identity.get("codec"), given["codec"]
         problem: CacheError | None = None
         if stored != asked:
             problem = SettingError(
                 f"{self.directory!r} was made with codec {stored!r} and opened with {asked!r}: pass the same disk class"
+            )
+        elif other := [name for name in UNSAID if given.get(name, identity[name]) != identity[name]]:
+            name = other[0]
+            problem = SettingError(
+                f"{self.directory!r} was made with {name}={identity[name]!r} and opened with {name}={given[name]!r}: "
+                f"leave {name} out to use the cache's own, or make a new cache and copy the entries"
             )
         elif identity.get("key_check") != given.get("key_check"):
             hint = "it was made without one" if "key_check" not in identity else "it was made with another"
