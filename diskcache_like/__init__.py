@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .cache import Cache, Entry
+from .dictionaries import Training
 from .disk import UNKNOWN, Disk, JSONDisk
 from .entries import ENOVAL
 from .errors import (
@@ -13,6 +14,7 @@ from .errors import (
     CorruptDatabase,
     CorruptDatabaseWarning,
     DecodeError,
+    DictionaryError,
     DirectoryError,
     DiskCacheDirectory,
     DiskFull,
@@ -31,6 +33,7 @@ from .errors import (
     SignatureWarning,
     StorageError,
     Timeout,
+    TrainingError,
     TransactionError,
     UnknownFileWarning,
     UnsafeDirectory,
@@ -63,6 +66,7 @@ __all__ = [
     "CorruptDatabaseWarning",
     "DecodeError",
     "Deque",
+    "DictionaryError",
     "DirectoryError",
     "Disk",
     "DiskCacheDirectory",
@@ -88,6 +92,8 @@ __all__ = [
     "SignatureWarning",
     "StorageError",
     "Timeout",
+    "Training",
+    "TrainingError",
     "TransactionError",
     "UnknownFileWarning",
     "UnsafeDirectory",

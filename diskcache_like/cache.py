@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple, ParamSpec, Self, TypeVar, overload
 from . import keys
 from . import memoize as memoizing
 from .coherence.generations import Header
+from .dictionaries import Training, train
 from .disk import Disk, Stored
 from .entries import (
     ENOVAL,
@@ -678,6 +679,14 @@ class Cache(Queues):
     def volume(self) -> int:
         """Return the bytes in use on disk: database pages that hold something, and value files."""
         return sum(store.volume() for store in self._shards.stores)
+
+    def train(self, size: int = 16 << 10, retry: bool = False) -> Training:
+        """Make a compression dictionary of about `size` bytes from the entries there are, for those written later.
+
+        For compressor='zstd'. Older dictionaries stay until no entry needs them. Reads every entry once.
+        Raises TrainingError where there are too few entries.
+        """
+        return train(list(self._dictionaries.values()), self._records, size, self._wait_for_all(retry))
 
     def create_tag_index(self) -> None:
         """Make the index that lets `evict` find a tag without reading every entry."""

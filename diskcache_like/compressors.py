@@ -14,10 +14,10 @@ Each compressor keeps its contexts in a list that threads take them from: one co
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
-from .errors import DecodeError, SettingError, missing
+from .errors import DecodeError, DictionaryError, SettingError, TrainingError, missing
 
 STORED: Final = b"\x00"
 COMPRESSED: Final = b"\x01"
@@ -25,20 +25,22 @@ EXPANDED_LIMIT: Final = 1 << 30
 """Bytes that a payload may expand to; a longer one is stored as it is."""
 LEVELS: Final[dict[str, tuple[int, int]]] = {"zlib": (0, 9), "zstd": (-5, 19), "lz4": (-64, 12)}
 """The lowest and highest `compress_level` of each compressor."""
-_DEFAULT_LEVELS: Final = {"zlib": 1, "zstd": 1, "lz4": 0}
+_DEFAULT_LEVELS: Final = {"zlib": 1, "zstd": 3, "lz4": 0}
+DICTIONARY_REACH: Final = 1 << 14
+"""Bytes of the longest data that is compressed with a dictionary, which longer data gains nothing from."""
 _ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
 _ZSTD_HEADER: Final = 18  # bytes that the header of a frame has at most
 _LZ4_RATIO: Final = 255  # no block expands to more than this many times its length
 
 
 class Compressor(Protocol):
-    """What a codec needs of a compressor."""
+    """What a codec needs of a compressor; `shared`: whether a dictionary may be used."""
 
-    def compress(self, data: bytes) -> bytes:
+    def compress(self, data: bytes, shared: bool) -> bytes:
         """Return the compressed form of `data`."""
         ...
 
-    def expand(self, data: memoryview, limit: int) -> bytes:
+    def expand(self, data: memoryview, limit: int, shared: bool) -> bytes:
         """Return what `compress` was given; raise for anything else, and for more than `limit` bytes."""
         ...
 
@@ -49,11 +51,11 @@ class Zlib:
     def __init__(self, level: int) -> None:
         self._level = level
 
-    def compress(self, data: bytes) -> bytes:
+    def compress(self, data: bytes, shared: bool = False) -> bytes:
         """Return a raw deflate stream; the record has a checksum of its own."""
         return zlib.compress(data, self._level, -zlib.MAX_WBITS)
 
-    def expand(self, data: memoryview, limit: int) -> bytes:
+    def expand(self, data: memoryview, limit: int, shared: bool = False) -> bytes:
         """Return the content of the stream, never allocating more than `limit` bytes for it."""
         stream = zlib.decompressobj(-zlib.MAX_WBITS)
         content = stream.decompress(data, limit + 1)
@@ -77,12 +79,12 @@ class Lz4:
         else:
             self._options = {"mode": "fast", "acceleration": 1 - level}
 
-    def compress(self, data: bytes) -> bytes:
+    def compress(self, data: bytes, shared: bool = False) -> bytes:
         """Return the size of `data` and its block."""
         block: bytes = self._compress(data, store_size=False, **self._options)
         return len(data).to_bytes(4, "little") + block
 
-    def expand(self, data: memoryview, limit: int) -> bytes:
+    def expand(self, data: memoryview, limit: int, shared: bool = False) -> bytes:
         """Return the content of the block, allocating its stated size once that is plausible."""
         size = int.from_bytes(data[:4], "little")
         if len(data) < 5 or size > min(limit, _LZ4_RATIO * len(data)):
@@ -93,28 +95,41 @@ class Lz4:
         return content
 
 
-class Zstd:
-    """Compress with Zstandard, using the dictionary that `current` numbers (0: none); `find` returns one by number."""
+class Dictionaries(Protocol):
+    """Where compression dictionaries are: the version to use now (0: none), and each of them by version."""
 
-    def __init__(
-        self, level: int, current: Callable[[], int] = lambda: 0, find: Callable[[int], bytes | None] = lambda _: None
-    ) -> None:
-        try:
-            import zstandard
-        except ImportError as error:
-            raise missing("zstandard", "zstd", "compressor='zstd'") from error
-        self._zstd = zstandard
+    def current(self) -> int:
+        """Return the version to compress with."""
+        ...
+
+    def find(self, version: int) -> bytes | None:
+        """Return a version's dictionary, None if it is missing or damaged."""
+        ...
+
+
+class Zstd:
+    """Compress with Zstandard; short data with the current dictionary, where there are any."""
+
+    def __init__(self, level: int, dictionaries: Dictionaries | None = None) -> None:
+        self._zstd = _zstandard()
         self._level = level
-        self._current = current
-        self._find = find
-        self._dictionaries: dict[int, Any] = {0: None}
+        self._dictionaries = dictionaries
         self._compressors: dict[int, list[Any]] = {}
         self._expanders: dict[int, list[Any]] = {}
 
-    def compress(self, data: bytes) -> bytes:
-        """Return a frame, made with the current dictionary."""
-        version = self._current()
-        pool = self._compressors.setdefault(version, [])
+    def compress(self, data: bytes, shared: bool = False) -> bytes:
+        """Return a frame, made with the current dictionary if the data is short."""
+        if self._dictionaries is None or not shared or len(data) > DICTIONARY_REACH:
+            return self.compress_with(0, data)
+        return self.compress_with(self._dictionaries.current(), data)
+
+    def compress_with(self, version: int, data: bytes) -> bytes:
+        """Return a frame made with that version of the dictionaries, 0 for none."""
+        pool = self._compressors.get(version)
+        if pool is None:
+            if len(self._compressors) > 1:  # replaced dictionaries are not used again
+                self._compressors.clear()
+            pool = self._compressors.setdefault(version, [])
         try:
             context = pool.pop()
         except IndexError:
@@ -123,13 +138,13 @@ class Zstd:
         pool.append(context)
         return frame
 
-    def expand(self, data: memoryview, limit: int) -> bytes:
+    def expand(self, data: memoryview, limit: int, shared: bool = False) -> bytes:
         """Return the content of a frame of at most `limit` bytes; a frame that does not state its size is refused."""
-        head = self._zstd.get_frame_parameters(_ZSTD_MAGIC + bytes(data[:_ZSTD_HEADER]))
-        if head.content_size > limit:  # an unknown size is the largest number there is
-            raise DecodeError(f"a compressed value states no size, or one of more than {limit} bytes")
-        if head.content_size == 0:
-            raise DecodeError("a compressed value states that it is empty, which none is")
+        head = self._header(data)
+        if not 0 < head.content_size <= limit:  # an unknown size is the largest number there is
+            raise DecodeError(f"a compressed value states no size, or one that is not from 1 to {limit} bytes")
+        if head.dict_id and not shared:
+            raise DecodeError("a compressed pickle names a dictionary, and none is made with one")
         pool = self._expanders.setdefault(head.dict_id, [])
         try:
             context = pool.pop()
@@ -139,9 +154,19 @@ class Zstd:
         pool.append(context)
         return content
 
+    def like_this(self, dictionaries: Dictionaries) -> Zstd:
+        """Return one of the same level with other dictionaries."""
+        return Zstd(self._level, dictionaries)
+
+    def dictionary_of(self, head: memoryview) -> int:
+        """Return the version that a frame was made with, by its first bytes; 0 for none."""
+        return int(self._header(head).dict_id)
+
+    def _header(self, data: memoryview) -> Any:
+        return self._zstd.get_frame_parameters(_ZSTD_MAGIC + bytes(data[:_ZSTD_HEADER]))
+
     def _compressor(self, version: int) -> Any:
         zstd = self._zstd
-        dictionary = self._dictionary(version)
         parameters = zstd.ZstdCompressionParameters.from_level(
             self._level,
             format=zstd.FORMAT_ZSTD1_MAGICLESS,
@@ -149,20 +174,51 @@ class Zstd:
             write_dict_id=True,
             write_checksum=False,
         )
-        return zstd.ZstdCompressor(dict_data=dictionary, compression_params=parameters)
+        return zstd.ZstdCompressor(dict_data=self._dictionary(version), compression_params=parameters)
 
     def _expander(self, version: int) -> Any:
-        return self._zstd.ZstdDecompressor(
-            dict_data=self._dictionary(version), format=self._zstd.FORMAT_ZSTD1_MAGICLESS
-        )
+        dictionary = self._dictionary(version)
+        return self._zstd.ZstdDecompressor(dict_data=dictionary, format=self._zstd.FORMAT_ZSTD1_MAGICLESS)
 
     def _dictionary(self, version: int) -> Any:
-        if version not in self._dictionaries:
-            content = self._find(version)
-            if content is None:
-                raise DecodeError(f"the compression dictionary {version} is missing or damaged")
-            self._dictionaries[version] = self._zstd.ZstdCompressionDict(content)
-        return self._dictionaries[version]
+        if version == 0:
+            return None
+        content = None if self._dictionaries is None else self._dictionaries.find(version)
+        if content is None:
+            raise DictionaryError(f"the compression dictionary {version} is missing or damaged; restore the database")
+        return self._zstd.ZstdCompressionDict(content)
+
+
+def _zstandard() -> Any:
+    try:
+        import zstandard
+    except ImportError as error:
+        raise missing("zstandard", "zstd", "compressor='zstd'") from error
+    return zstandard
+
+
+def make_dictionary(size: int, samples: Sequence[bytes], version: int) -> bytes:
+    """Return a dictionary of about `size` bytes for data like the samples; raise TrainingError if they are too few."""
+    zstd = _zstandard()
+    try:
+        content: bytes = zstd.train_dictionary(size, list(samples), d=6, steps=8, dict_id=version).as_bytes()
+    except zstd.ZstdError as error:
+        raise TrainingError(f"no dictionary can be made of {len(samples)} entries: {error}") from error
+    return content
+
+
+class _Given:
+    """One dictionary that is not stored anywhere yet."""
+
+    def __init__(self, version: int, content: bytes) -> None:
+        self._version = version
+        self._content = content
+
+    def current(self) -> int:
+        return self._version
+
+    def find(self, version: int) -> bytes | None:
+        return self._content if version == self._version else None
 
 
 class Packing:
@@ -173,16 +229,16 @@ class Packing:
         self.min_size = min_size
         self._limit = limit
 
-    def pack(self, data: bytes) -> bytes:
-        """Return `data` marked and, if that saves an eighth of it, compressed."""
+    def pack(self, data: bytes, shared: bool = True) -> bytes:
+        """Return `data` marked and, if that saves an eighth of it, compressed; if `shared`, with the dictionary."""
         size = len(data)
         if self.min_size <= size <= self._limit:
-            compressed = self._compressor.compress(data)
+            compressed = self._compressor.compress(data, shared)
             if len(compressed) < size - (size >> 3):
                 return COMPRESSED + compressed
         return STORED + data
 
-    def unpack(self, payload: bytes) -> bytes:
+    def unpack(self, payload: bytes, shared: bool = True) -> bytes:
         """Return what `pack` was given; raise DecodeError for anything else, and nothing else."""
         mark = payload[:1]
         if mark == STORED:
@@ -190,14 +246,28 @@ class Packing:
         if mark != COMPRESSED:
             raise DecodeError("a payload says neither that it is compressed nor that it is stored as it is")
         try:
-            return self._compressor.expand(memoryview(payload)[1:], self._limit)
+            return self._compressor.expand(memoryview(payload)[1:], self._limit, shared)
         except (DecodeError, MemoryError):
             raise
         except Exception as error:
             raise DecodeError(f"a compressed value of {len(payload)} bytes cannot be expanded: {error}") from error
 
+    def dictionary_of(self, head: bytes) -> int:
+        """Return the version of the dictionary that a payload was made with, by its first bytes; 0 for none."""
+        if head[:1] != COMPRESSED or not isinstance(self._compressor, Zstd):
+            return 0
+        try:
+            return self._compressor.dictionary_of(memoryview(head)[1:])
+        except Exception:
+            return 0  # not a frame: reading it fails without a dictionary too
 
-def new_compressor(name: str, level: int | None, **dictionaries: Any) -> Compressor | None:
+    def with_dictionary(self, version: int, content: bytes) -> Packing:
+        """Return one that is the same but for its dictionary."""
+        assert isinstance(self._compressor, Zstd)
+        return Packing(self._compressor.like_this(_Given(version, content)), self.min_size, self._limit)
+
+
+def new_compressor(name: str, level: int | None, dictionaries: Dictionaries | None = None) -> Compressor | None:
     """Return the compressor called `name`, None for "none"; raise SettingError for a level that it does not have."""
     if name == "none":  # a level that was stored for a later compressor has no effect
         return None
@@ -206,5 +276,5 @@ def new_compressor(name: str, level: int | None, **dictionaries: Any) -> Compres
     if not low <= effective <= high:
         raise SettingError(f"compress_level is {level}, expected {low} to {high} for compressor={name!r}")
     if name == "zstd":
-        return Zstd(effective, **dictionaries)
+        return Zstd(effective, dictionaries)
     return Zlib(effective) if name == "zlib" else Lz4(effective)

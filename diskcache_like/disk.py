@@ -41,6 +41,7 @@ __all__ = [
 _QUEUE_KEYS = keys.QueueKey, keys.PrefixedQueueKey
 SMALLEST_FILE = 16  # bytes; a shorter payload always stays in the row, whatever min_file_size says
 DIGEST_SIZE = 32  # bytes of a keyless BLAKE2b over a file whose record is authenticated
+HEAD_SIZE = 32  # bytes of a value file that tell how it is compressed
 JSON_LIMIT = 1 << 30  # bytes that a JSON value may decompress to
 
 
@@ -316,7 +317,7 @@ class Disk:
                     f"value of type {type(value).__qualname__} is not plain data ({reason}) and pickle='never' is in "
                     "force; convert it to plain data, or open the cache with pickle='signed' or a Disk of your own"
                 ) from None
-            return MODE_PICKLE, codec.pack(dumps_pickle(value, self.pickle_protocol))
+            return MODE_PICKLE, codec.pack(dumps_pickle(value, self.pickle_protocol), shared=False)
 
     def _bytes_payload(self, value: bytes) -> tuple[int, bytes]:
         """Return bytes as a payload of their own; without a mark where a file would hold them as they are."""
@@ -381,6 +382,17 @@ class Disk:
         """Raise FileNotFoundError or DecodeError if the record's value file is missing or not as written."""
         self._verified_reader(record).close()
 
+    def dictionary_of(self, record: Record) -> int:
+        """Return the version of the compression dictionary that an entry was made with, 0 for none."""
+        head = record.payload
+        if record.file is not None:
+            try:
+                with files.open_read(self._directory, record.file) as reader:
+                    head = reader.read(HEAD_SIZE)
+            except OSError:
+                return 0
+        return 0 if record.mode == MODE_BINARY else self._value_codec.dictionary_of(head)
+
     def _decode(self, mode: int, payload: bytes) -> Any:
         if mode == MODE_RAW:
             return self.decode_value(payload)
@@ -391,7 +403,7 @@ class Disk:
         raise DecodeError(f"record has mode {mode}, which this codec does not write")
 
     def _load_pickle(self, payload: bytes) -> Any:
-        return loads_pickle(self._value_codec.unpack(payload))
+        return loads_pickle(self._value_codec.unpack(payload, shared=False))
 
     def load_payload(self, payload: bytes) -> Loaded:
         """Return the value of a payload in the row that the codec wrote."""

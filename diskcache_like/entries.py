@@ -6,6 +6,7 @@ and when a value may be kept hot. The operations of the API stand in `cache`.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import math
 import os
@@ -13,7 +14,7 @@ import tempfile
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from datetime import timedelta
 from enum import Enum
@@ -25,9 +26,11 @@ from . import codecs, files, keys, signing
 from .coherence.board import NO_ENTRY
 from .coherence.generations import MAX_SLOTS, MIN_SLOTS, Header
 from .coherence.words import Words, choose_implementation
+from .dictionaries import Dictionaries
 from .disk import KEEP_NOT, Constant, Disk, Loaded, Stored
 from .errors import (
     DecodeError,
+    DictionaryError,
     DirectoryError,
     ExpiryError,
     KeyEncodeError,
@@ -225,12 +228,27 @@ class Entries:
 
     def _codec_of(self, store: Store, changed: Mapping[str, Any]) -> Codec:
         """Return the codec that a shard was made with, with the settings in force and those changed now."""
-        return self._new_codec({name: store.identity[name] for name in UNSAID}, {**store.settings, **changed})
+        named = {name: store.identity[name] for name in UNSAID}
+        return self._new_codec(named, {**store.settings, **changed}, self._dictionaries.get(store))
 
-    def _new_codec(self, named: Mapping[str, str], settings: Mapping[str, Any]) -> Codec:
-        return new_codec(**named, settings=settings, policy=self._pickle_policy, extensions=(self._classes,))
+    def _new_codec(
+        self, named: Mapping[str, str], settings: Mapping[str, Any], dictionaries: Dictionaries | None = None
+    ) -> Codec:
+        return new_codec(
+            **named,
+            settings=settings,
+            policy=self._pickle_policy,
+            extensions=(self._classes,),
+            dictionaries=dictionaries,
+        )
 
     def _set_codecs(self) -> None:
+        signer = self._secret.signer if self._signs_all else None
+        self._dictionaries = {
+            store: Dictionaries(store, signer)
+            for store in self._shards.stores
+            if store.identity["compressor"] == "zstd" and store.disk.own_values
+        }
         for store in self._shards.stores:
             if store.disk.own_values:
                 store.disk.value_codec = self._codec_of(store, {})
@@ -600,7 +618,7 @@ class Entries:
     def _candidate(self, target: Target, blob: bytes) -> tuple[Any, Record] | Literal[Gone.GONE] | None:
         """Return value and record of a row met in order; GONE if it is expired or damaged and may be removed.
 
-        None for one that another secret or policy may still read: it is passed over and stays.
+        None for one that another secret, policy or dictionary may still read: it is passed over and stays.
         """
         try:
             record = unpack(target.stored, blob, self._verifier(blob), self._signs_all)
@@ -609,7 +627,7 @@ class Entries:
             self._lost_file(target.key)
         except DecodeError as error:
             self._distrust(error, target.key)
-            if isinstance(error, SignatureError):
+            if isinstance(error, SignatureError | DictionaryError):
                 return None
         return GONE
 
@@ -639,6 +657,12 @@ class Entries:
         if record.file is not None:
             store.disk.verify_file(record)
         return record
+
+    def _records(self, store: Store) -> Iterator[Record]:
+        """Yield the records of a shard that this handle can verify, expired ones among them."""
+        for stored, blob in store.blobs():
+            with contextlib.suppress(DecodeError):
+                yield unpack(stored, blob, self._verifier(blob), self._signs_all)
 
     def _flush_counts(self, store: Writer) -> None:
         """Add this handle's counts to the shared ones; the write lock is held."""

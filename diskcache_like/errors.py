@@ -75,6 +75,14 @@ class SignatureError(DecodeError):
     """An entry that must be authenticated is not, or was authenticated with another secret."""
 
 
+class DictionaryError(DecodeError):
+    """The compression dictionary that an entry was made with is missing or damaged; the entry itself is whole."""
+
+
+class TrainingError(CacheError, ValueError):
+    """A compression dictionary cannot be trained: the cache has no use for one, or too few entries."""
+
+
 class SecretError(CacheError, ValueError):
     """The cache was created with another secret than the one given, or needs one and got none."""
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from .compressors import COMPRESSED, LEVELS, Packing, new_compressor
+from .compressors import COMPRESSED, LEVELS, Dictionaries, Packing, new_compressor
 from .errors import SettingError
 from .pickles import PicklePolicy
 from .serializers import Extensions, Msgpack, Serializer, new_serializer
@@ -38,13 +38,25 @@ class Codec:
         """Return the payload of `value`, or raise `NotData`."""
         return self.pack(self.serializer.encode(value))
 
-    def pack(self, data: bytes) -> bytes:
-        """Return data of any kind as the payload that the compressor makes of it."""
-        return data if self._packing is None else self._packing.pack(data)
+    def pack(self, data: bytes, shared: bool = True) -> bytes:
+        """Return data of any kind as the payload that the compressor makes of it.
 
-    def unpack(self, payload: bytes) -> bytes:
+        `shared`: whether a dictionary may be used, which is not proved by what proves a pickle.
+        """
+        return data if self._packing is None else self._packing.pack(data, shared)
+
+    def unpack(self, payload: bytes, shared: bool = True) -> bytes:
         """Return the data that a payload was made from; raise DecodeError for anything else."""
-        return payload if self._packing is None else self._packing.unpack(payload)
+        return payload if self._packing is None else self._packing.unpack(payload, shared)
+
+    def dictionary_of(self, head: bytes) -> int:
+        """Return the version of the dictionary that a payload was made with, by its first bytes; 0 for none."""
+        return 0 if self._packing is None else self._packing.dictionary_of(head)
+
+    def with_dictionary(self, version: int, content: bytes) -> Codec:
+        """Return one that is the same but for its dictionary."""
+        assert self._packing is not None
+        return Codec(self.serializer, self._packing.with_dictionary(version, content))
 
     def is_compressed(self, payload: bytes) -> bool:
         """Tell whether a payload of this codec may stand for more bytes than it has."""
@@ -68,7 +80,7 @@ def new_codec(
     settings: Mapping[str, Any],
     policy: PicklePolicy,
     extensions: Sequence[Extensions] = (),
-    **dictionaries: Any,
+    dictionaries: Dictionaries | None = None,
 ) -> Codec:
     """Return the codec of a serializer and a compressor, given by name, with a cache's settings and pickle policy.
 
@@ -77,5 +89,5 @@ def new_codec(
     if serializer == "pickle" and policy == "never":
         raise SettingError("serializer='pickle' needs pickle='signed' or 'trusted', but pickle='never' is in force")
     made = new_serializer(serializer, extensions)
-    packer = new_compressor(check_compressor(compressor), settings["compress_level"], **dictionaries)
+    packer = new_compressor(check_compressor(compressor), settings["compress_level"], dictionaries)
     return Codec(made, None if packer is None else Packing(packer, settings["compress_min_size"]))

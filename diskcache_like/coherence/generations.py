@@ -65,6 +65,9 @@ class Header:
     # The prime that decides the places of keys, 0 if not noted yet: whoever replaces an unreadable database must take
     # the same, or it and those who have the cache open would look for a key in different places.
     MODULUS: Final = 8
+    # Another number after every change to the compression dictionaries. Write lock; readers compare it before they
+    # compress, and one that looked just before the change uses an older dictionary, which stays for such cases.
+    DICTIONARY: Final = 9
 
     # All of these: read and written under the write lock only, so plain read-modify-write is enough.
     TICK: Final = 16  # number of the last write

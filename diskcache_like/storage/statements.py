@@ -33,6 +33,7 @@ SELECT_FILES = f"SELECT file FROM entry WHERE file IS NOT NULL AND h IN ({', '.j
 SELECT_KEYS = f"SELECT h, k, spelling FROM entry WHERE h IN ({', '.join('?' * MANY)})"  # noqa: S608 - made of constants
 PAGE_ROWS = """SELECT h, k, seq, expire, tag, size, file, spelling, queue, num, v FROM entry
     WHERE h > ? ORDER BY h LIMIT ?"""
+PAGE_KEYS_AND_RECORDS = "SELECT h, k, v FROM entry WHERE h > ? ORDER BY h LIMIT ?"
 FIRST = "SELECT h, k, spelling, v FROM entry ORDER BY seq LIMIT 1 OFFSET ?"
 LAST = "SELECT h, k, spelling, v FROM entry ORDER BY seq DESC LIMIT 1 OFFSET ?"
 LAST_INSERTED = "SELECT last_insert_rowid()"
@@ -65,11 +66,14 @@ SELECT_ALL_TRASH = "SELECT file FROM trash"
 HAS_UNDATED = "SELECT 1 FROM trash WHERE at IS NULL LIMIT 1"
 DELETE_TRASH = "DELETE FROM trash WHERE file IN (?1, CAST(?1 AS TEXT))"  # text that is not UTF-8 is read as bytes
 KNOWN_FILE = "SELECT 1 FROM entry WHERE file = ?1 UNION ALL SELECT 1 FROM trash WHERE file = ?1"
-SELECT_SETTINGS = "SELECT name, value FROM setting"
+# Dictionaries are large, and read when an entry needs one.
+SELECT_SETTINGS = "SELECT name, value FROM setting WHERE name NOT BETWEEN 'dictionary.' AND 'dictionary/'"
+SELECT_DICTIONARY_NAMES = "SELECT name FROM setting WHERE name BETWEEN 'dictionary.' AND 'dictionary/'"
 SELECT_SETTING = "SELECT value FROM setting WHERE name = ?"
 SET_SETTING = (
     "INSERT INTO setting (name, value) VALUES (?1, ?2) ON CONFLICT (name) DO UPDATE SET value = excluded.value"
 )
+DROP_SETTING = "DELETE FROM setting WHERE name = ?"
 PAGE_COUNT = "PRAGMA page_count"
 FREE_PAGES = "PRAGMA freelist_count"
 CHECKPOINT = "PRAGMA wal_checkpoint(PASSIVE)"

@@ -8,7 +8,7 @@ the batches in `room` and `check`. What the operations of a cache mean is decide
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 from ..coherence import sleepers
@@ -155,6 +155,22 @@ class Store(Writer):
         if rows:
             return checked(name, rows[0][0])
         return None if name in OPTIONAL_SETTINGS else self.settings.get(name)
+
+    def blobs(self) -> Iterator[tuple[Any, Any]]:
+        """Yield (stored key, record) of every row, page by page, in no useful order."""
+        position = -(1 << 63)
+        while page := self.select(sql.PAGE_KEYS_AND_RECORDS, (position, PAGE_OF_ENTRIES)):
+            position = page[-1][0]
+            for _, stored, blob in page:
+                yield stored, blob
+
+    def put_setting(self, name: str, value: object) -> None:
+        """Store a row beside the settings; the write lock is held."""
+        self._execute(sql.SET_SETTING, (name, value))
+
+    def drop_setting(self, name: str) -> None:
+        """Remove a row beside the settings; the write lock is held."""
+        self._execute(sql.DROP_SETTING, (name,))
 
     def change_setting(self, name: str, value: Any, update: bool, timeout: float | None) -> None:
         """Make a setting effective for this handle and, with `update`, store it for those that open later."""
