@@ -7,6 +7,7 @@ heart by the processor.
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable, Mapping
 from itertools import accumulate
 from types import MappingProxyType
@@ -19,7 +20,7 @@ SIZES: Mapping[str, int] = MappingProxyType(
 )
 SAMPLES = 16
 SAMPLE_BYTES = 64_000
-SYLLABLES = "ba be bi bo da de di do ka ke ki ko la le li lo ma me mi mo na ne ni no ra re ri ro sa se si so".split()
+CONSONANTS, VOWELS = "bdklmnrs", "aeio"
 FLOAT_BYTES = 9
 ZIPF = 1.0  # the exponent that words of natural languages have, about
 
@@ -27,6 +28,11 @@ ZIPF = 1.0  # the exponent that words of natural languages have, about
 def plain_size(value: object) -> int:
     """Return the bytes that msgpack makes of a value."""
     return len(msgpack.packb(value))
+
+
+def unit_apart(size: str) -> str:
+    """Write the name of a size with a space before the unit."""
+    return re.sub(r"(?<=\d)(?=\D)", " ", size)
 
 
 def samples(kind: str, size: int) -> list[Any]:
@@ -72,7 +78,7 @@ KINDS: Mapping[str, Callable[[random.Random, int], Any]] = MappingProxyType(
 
 def _grown(make: Callable[[], Any], size: int) -> list[Any]:
     """Return as many of what `make` makes as come nearest to `size`."""
-    items = []
+    items: list[Any] = []
     while size > 0:
         item = make()
         if items and plain_size(item) > 2 * size:
@@ -83,7 +89,7 @@ def _grown(make: Callable[[], Any], size: int) -> list[Any]:
 
 
 def _word(dice: random.Random) -> str:
-    return "".join(dice.choices(SYLLABLES, k=dice.choice((1, 2, 2, 3, 3, 4))))
+    return "".join(dice.choice(CONSONANTS) + dice.choice(VOWELS) for _ in range(dice.choice((1, 2, 2, 3, 3, 4))))
 
 
 def _name(dice: random.Random) -> str:
