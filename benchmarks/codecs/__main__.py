@@ -24,7 +24,7 @@ from benchmarks.report import machine_facts
 from benchmarks.subjects import BenchmarkError, named
 from benchmarks.workspace import workspace
 
-SECONDS, REPEATS = 150.0, 6
+SECONDS, REPEATS = 120.0, 6
 PACKAGES = ("msgpack", "orjson", "lz4", "zstandard")
 CHOICES = {"serializer": SERIALIZERS, "compressor": COMPRESSORS, "kind": KINDS, "size": SIZES}
 
