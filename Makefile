@@ -4,6 +4,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
+SECONDS ?= 60
 
 BIN := $(VENV)/bin
 RUN := $(VENV)/.installed-to-run
@@ -13,7 +14,7 @@ PEERS := $(VENV)/.installed-to-compare
 SOURCES := $(wildcard pyproject.toml setup.py setup.cfg diskcache_like/coherence/*build*.py diskcache_like/coherence/*.[ch])
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types imports unit django third-party docs format bench bench-quick bench-peers bench-codecs compare objectives install clean venv-module
+.PHONY: help demo test lint types imports unit django third-party fuzz docs format bench bench-quick bench-peers bench-codecs compare objectives install clean venv-module
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -41,6 +42,9 @@ django: $(DEV)  ## run Django's own cache tests on DjangoCache
 
 third-party: $(DEV)  ## run other projects' tests with DiskCache and on this package (ARGS="PROJECT ...")
 	$(BIN)/python -m tests.third_party $(ARGS)
+
+fuzz: $(DEV)  ## feed the decoders what nobody wrote (SECONDS=600 ARGS="--seed 7")
+	$(BIN)/python -m tests.fuzz_codecs --seconds $(SECONDS) $(ARGS)
 
 docs: $(DEV)  ## build the documentation into docs/_build/html, warnings being errors
 	$(BIN)/sphinx-build -W --keep-going -q -b html docs docs/_build/html

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
-import enum
-import functools
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import attrs
-import pydantic
 import pytest
 
 from diskcache_like import Cache, SettingError, ValueEncodeError, register
@@ -21,117 +16,7 @@ from diskcache_like.errors import DecodeError
 from diskcache_like.objects import PROCESS, Registry, allowed
 from diskcache_like.serializers import Msgpack
 
-
-class Color(enum.Enum):
-    RED = 1
-    GREEN = "two"
-
-
-class Level(enum.IntEnum):
-    LOW = 1
-
-
-class Text(enum.StrEnum):
-    A = "a"
-
-
-class Rights(enum.Flag):
-    READ = 1
-    WRITE = 2
-
-
-class Point(NamedTuple):
-    x: Any
-    y: Any
-
-
-Pair = collections.namedtuple("Pair", "left right")  # noqa: PYI024 - the older kind
-CALLS: list[str] = []
-
-
-@dataclasses.dataclass
-class Plain:
-    name: str
-    members: list[Any] = dataclasses.field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        CALLS.append("post_init")
-
-    @functools.cached_property
-    def size(self) -> int:
-        return len(self.members)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Frozen:
-    a: int
-    b: Any = None
-
-
-@dataclasses.dataclass
-class Derived(Plain):
-    more: int = 0
-    unset: int = dataclasses.field(init=False, repr=False, default=3)
-
-
-def converted(value: Any) -> Any:
-    CALLS.append("converter")
-    return value
-
-
-@attrs.define
-class Slotted:
-    a: int
-    _b: Any = attrs.field(converter=converted, default=None)
-
-
-@attrs.frozen(slots=False)
-class Old:
-    a: int
-
-
-class Model(pydantic.BaseModel):
-    number: int
-    nested: Any = None
-
-    @pydantic.field_validator("number")
-    @classmethod
-    def seen(cls, number: int) -> int:
-        CALLS.append("validator")
-        return number
-
-
-class Open(pydantic.BaseModel):
-    model_config = pydantic.ConfigDict(extra="allow")
-    a: int = 1
-    _hidden: int = 5
-
-
-class Unregistered(NamedTuple):
-    x: int
-
-
-CLASSES: list[type] = [Color, Level, Text, Rights, Point, Pair, Plain, Frozen, Derived, Slotted, Old, Model, Open]
-OBJECTS: list[Any] = [
-    Color.RED,
-    Color.GREEN,
-    Level.LOW,
-    Text.A,
-    Rights.READ | Rights.WRITE,
-    Rights(0),
-    Point(1, (2, {3})),
-    Pair("left", Point(b"1", None)),
-    Plain("name", [1, (2,), Color.RED]),
-    Frozen(1, Frozen(2, bytearray(b"mended"))),
-    Derived("x", [], 5),
-    Slotted(1, [Slotted(2)]),
-    Old(3),
-    Model(number=5, nested={"a": (1, 2)}),
-    Open.model_validate({"a": 2, "b": 3}),
-    [Point(1, 2)] * 3,
-    {Color.RED: Frozen(1), Frozen(1): {Level.LOW}},
-    (Plain("in a tuple"), bytearray(b"beside")),
-]
+from .sample_objects import CALLS, CLASSES, OBJECTS, Color, Frozen, Open, Plain, Point
 
 
 @pytest.fixture
@@ -200,21 +85,21 @@ HOSTILE = [
     [None, {}],
     [["a"], {}],
     [],
-    ["tests.test_objects.Point"],
-    ["tests.test_objects.Point", {"x": 1}],
-    ["tests.test_objects.Point", {"x": 1, "y": 2, "z": 3}],
-    ["tests.test_objects.Point", [1, 2]],
-    ["tests.test_objects.Color", "BLUE"],
-    ["tests.test_objects.Color", "__class__"],
-    ["tests.test_objects.Color", []],
-    ["tests.test_objects.Rights", "READ"],
-    ["tests.test_objects.Rights", 64],
-    ["tests.test_objects.Rights", [1]],
-    ["tests.test_objects.Frozen", {"__class__": 1, "a": 1}],
-    ["tests.test_objects.Model", {}],
-    ["tests.test_objects.Model", [{"number": 1}, [], None, None]],
-    ["tests.test_objects.Model", [{"number": 1, "nested": 1}, [[]], None, None]],
-    ["tests.test_objects.Model", [{"number": 1, "nested": 1}, [], [], None]],
+    ["tests.sample_objects.Point"],
+    ["tests.sample_objects.Point", {"x": 1}],
+    ["tests.sample_objects.Point", {"x": 1, "y": 2, "z": 3}],
+    ["tests.sample_objects.Point", [1, 2]],
+    ["tests.sample_objects.Color", "BLUE"],
+    ["tests.sample_objects.Color", "__class__"],
+    ["tests.sample_objects.Color", []],
+    ["tests.sample_objects.Rights", "READ"],
+    ["tests.sample_objects.Rights", 64],
+    ["tests.sample_objects.Rights", [1]],
+    ["tests.sample_objects.Frozen", {"__class__": 1, "a": 1}],
+    ["tests.sample_objects.Model", {}],
+    ["tests.sample_objects.Model", [{"number": 1}, [], None, None]],
+    ["tests.sample_objects.Model", [{"number": 1, "nested": 1}, [[]], None, None]],
+    ["tests.sample_objects.Model", [{"number": 1, "nested": 1}, [], [], None]],
 ]
 
 
@@ -260,7 +145,8 @@ def test_allow_takes_classes_and_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "allow", ["tests.test_objects.Point", ["nowhere.Class"], ["os.nothing"], ["os.sep"], [int], [3], 5, ["Point"], [""]]
+    "allow",
+    ["tests.sample_objects.Point", ["nowhere.Class"], ["os.nothing"], ["os.sep"], [int], [3], 5, ["Point"], [""]],
 )
 def test_what_allow_does_not_take(tmp_path: Path, allow: Any) -> None:
     with pytest.raises(SettingError):
