@@ -63,8 +63,11 @@ class Cache(Queues):
     'trusted', for values that are not plain data. `secret`: authenticates every entry (bytes or text, 16 or more).
     `strict`: raise for entries that fail authentication or are damaged instead of treating them as missing. `shared`:
     accept a directory that others can write. `coherence`: 'auto', 'python' or 'native'. `clock`: seconds since 1970.
+    `serializer`: 'msgpack', 'json' or 'pickle', and `compressor`: 'none', 'zlib', 'zstd' or 'lz4', recorded when the
+    cache is made. `allow`: classes whose objects are data in this cache, beside those given to `register`.
 
-    Raises DirectoryError, UnsafeDirectory, ForeignDatabase, DiskCacheDirectory, NewerFormat, SettingError, SecretError.
+    Raises DirectoryError, UnsafeDirectory, ForeignDatabase, DiskCacheDirectory, NewerFormat, SettingError, SecretError,
+    MissingDependency.
     """
 
     def __init__(

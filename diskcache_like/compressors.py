@@ -28,6 +28,7 @@ LEVELS: Final[dict[str, tuple[int, int]]] = {"zlib": (0, 9), "zstd": (-5, 19), "
 _DEFAULT_LEVELS: Final = {"zlib": 1, "zstd": 3, "lz4": 0}
 DICTIONARY_REACH: Final = 1 << 14
 """Bytes of the longest data that is compressed with a dictionary, which longer data gains nothing from."""
+_POOLED_SIZE: Final = 1 << 20  # a context keeps its tables, which for longer data take up to 100 MB at high levels
 _ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
 _ZSTD_HEADER: Final = 18  # bytes that the header of a frame has at most
 _LZ4_RATIO: Final = 255  # no block expands to more than this many times its length
@@ -135,7 +136,8 @@ class Zstd:
         except IndexError:
             context = self._compressor(version)
         frame: bytes = context.compress(data)
-        pool.append(context)
+        if len(data) <= _POOLED_SIZE:
+            pool.append(context)
         return frame
 
     def expand(self, data: memoryview, limit: int, shared: bool = False) -> bytes:

@@ -45,6 +45,8 @@ class Handles:
 
     def get(self, directory: str | os.PathLike[str] | None, shards: int, timeout: float, options: Any) -> FanoutCache:
         """Return the open cache with these settings, or open it."""
+        if isinstance(options.get("allow"), list):  # as settings are written
+            options = {**options, "allow": tuple(options["allow"])}
         key = None if directory is None else (os.path.abspath(directory), shards, timeout, *sorted(options.items()))
         try:
             hash(key)

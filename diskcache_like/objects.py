@@ -3,8 +3,8 @@
 An object is stored as the full name of its class and its fields as data. It is rebuilt only if a class was registered
 under that name in this process, or allowed for this cache: the name in an entry chooses among those and never imports
 anything. Rebuilding puts the fields back where they were. No `__init__`, `__new__`, `__post_init__`, converter or
-validator of the class runs, only what a data descriptor or `__set_name__` of its fields does by itself; so a stored
-object is as valid as it was when it was stored.
+validator of the class runs, only a data descriptor that is a field, and `_missing_` of a flag for a value that it does
+not have; so an object is as valid as it was when it was stored.
 
     kind          what is stored beside the name
     ------------  ---------------------------------------------------------------

@@ -29,8 +29,10 @@ MSGPACK, JSON, PICKLE = (Subject(name, "none") for name in ("msgpack", "json", "
 ZLIB, ZSTD, TRAINED = Subject("msgpack", "zlib", 6), Subject("msgpack", "zstd", 3), Subject("msgpack", "zstd", 3, True)
 SMALL_JSON = Subject("json", "zstd", 3)
 TINY = ("--seconds", "0.001", "--repeats", "2", "--size", "50B")
-BEGIN, END = page.marks(report.MARK)
-PROSE = f"# Codecs\n\nBefore.\n\n{BEGIN}\n{END}\n\nAfter.\n"
+BEGIN, END = page.marks(report.CHOICE)
+PROSE = "# Codecs\n\nBefore.\n\n{}\n{}\n\nBetween.\n\n{}\n{}\n\nAfter.\n".format(
+    *page.marks(report.CHOICE), *page.marks(report.NUMBERS)
+)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -361,21 +363,27 @@ class TestPage:
         assert {file: file.read_bytes() for file in tmp_path.rglob("*.*") if file.is_file()} == first
         text = path.read_text()
         assert text.startswith(f"# Codecs\n\nBefore.\n\n{BEGIN}\n")
-        assert text.endswith(f"{END}\n\nAfter.\n")
+        assert text.endswith(f"{page.marks(report.NUMBERS)[1]}\n\nAfter.\n")
+        first_part, _, second_part = text.partition(f"{END}\n\nBetween.\n\n")
+        assert "| size | msgpack + zlib 6 |" in first_part
+        assert first_part.count("\n- ") == 7
+        assert "images/codecs/share.svg" in second_part
         linked = set(re.findall(r"\]\(([^)]+)\)", text))
         assert {file.relative_to(tmp_path).as_posix() for file in first if file != path} == linked
         assert len(linked) == 6
         assert "pip install 'diskcache-like[lz4]'" in text
 
-    def test_a_page_without_a_place_stays_as_it_is(self, matrix: Matrix, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("missing", [report.CHOICE, report.NUMBERS])
+    def test_a_page_without_a_place_stays_as_it_is(self, matrix: Matrix, tmp_path: Path, missing: str) -> None:
         path = tmp_path / "page.md"
-        path.write_text("# Codecs\n")
-        with pytest.raises(BenchmarkError, match=f"no place for recommendation; put {BEGIN}"):
+        path.write_text(PROSE.replace(page.marks(missing)[0], ""))
+        with pytest.raises(BenchmarkError, match=f"no place for {missing}; put <!-- {missing}:begin -->"):
             report.fill(path, matrix)
         assert [file.name for file in tmp_path.iterdir()] == ["page.md"]
 
     def test_the_documentation_has_its_place(self) -> None:
-        assert page.marked(ROOT / "docs" / "codecs.md", report.MARK)[0].startswith("# ")
+        for mark in (report.CHOICE, report.NUMBERS):
+            assert page.marked(ROOT / "docs" / "codecs.md", mark)[0].startswith("# Choosing a codec")
 
     def test_the_compact_table_leaves_out_levels_of_other_serializers(self, matrix: Matrix) -> None:
         other = Subject("json", "zlib", 6)

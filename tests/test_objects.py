@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from diskcache_like import Cache, SettingError, ValueEncodeError, register
+from diskcache_like import Cache, FanoutCache, SettingError, ValueEncodeError, register
 from diskcache_like.codecs import NotData
 from diskcache_like.errors import DecodeError
 from diskcache_like.objects import PROCESS, Registry, allowed
@@ -142,6 +143,15 @@ def test_allow_takes_classes_and_names(tmp_path: Path) -> None:
         assert cache.get("key", "missing") == "missing"
     with Cache(tmp_path / "a", allow=(one for one in [Point, Color])) as cache:
         assert cache["key"] == {Color.RED: Point(1, 2)}
+
+
+def test_handles_made_from_a_handle_allow_the_same(tmp_path: Path) -> None:
+    with FanoutCache(tmp_path / "a", shards=2, pickle="never", allow=(one for one in [Point])) as fanout:
+        fanout.cache("child")["key"] = Point(1, 2)
+        assert fanout.cache("child")["key"] == Point(1, 2)
+        with pickle.loads(pickle.dumps(fanout)) as copy:
+            copy["key"] = Point(1, 2)
+            assert copy["key"] == Point(1, 2)
 
 
 @pytest.mark.parametrize(

@@ -207,6 +207,19 @@ def test_a_stored_codec_that_nobody_wrote_is_refused(tmp_path: Path, name: str, 
         Cache(tmp_path / "cache")
 
 
+@pytest.mark.parametrize("lost", [0, 1, 2])
+def test_a_shard_that_is_made_anew_is_like_the_others(tmp_path: Path, lost: int) -> None:
+    options: dict[str, Any] = {"serializer": "json", "compressor": "zlib"}
+    with FanoutCache(tmp_path / "cache", shards=3, **options) as cache:
+        cache["key"] = RECORDS[0]
+    (tmp_path / f"cache/00{lost}/cache.db").write_bytes(b"not a database" * 1000)
+    with pytest.warns(match="goes on empty"):
+        cache = FanoutCache(tmp_path / "cache")
+    with cache:
+        found = {(store.identity["serializer"], store.identity["compressor"]) for store in cache._shards.stores}
+    assert found == {("json", "zlib")}
+
+
 def test_the_others_take_the_codec_too(tmp_path: Path) -> None:
     options: dict[str, Any] = {"serializer": "json", "compressor": "zlib"}
     with FanoutCache(tmp_path / "fanout", shards=2, **options) as fanout:
@@ -475,3 +488,20 @@ def test_missing_dependency_is_an_import_error() -> None:
 def test_every_serializer_is_tried_here() -> None:
     assert {"msgpack", "json", "pickle"} <= set(SERIALIZERS)
     assert isinstance(Disk("nowhere").value_codec, Codec)
+
+
+def test_the_hot_layer_keeps_what_it_counts(tmp_path: Path) -> None:
+    """A value that takes a hundredth of its room on disk must not take a hundred times its room in memory."""
+    with Cache(tmp_path / "cache", compressor="zlib") as cache:
+        text = "a" * 25_000
+        cache["written"] = text
+        cache["read"] = text
+        cache.close()
+        cache["written"] = text
+        assert cache["read"] == cache["written"] == text
+        for key in ("written", "read"):
+            _, _, _, _, kept, decode, *_, cost = cache._hot.entries[key]
+            assert len(kept) < cost
+            assert decode(kept) == text
+        cache["short"] = "text"
+        assert cache._hot.entries["short"][4] == "text"

@@ -15,7 +15,7 @@ from benchmarks.repetitions import confidence
 from benchmarks.report import Table, duration
 from benchmarks.tables import between
 
-MARK = "recommendation"
+CHOICE, NUMBERS = "recommendation", "matrix"
 IMAGES = Path("images", "codecs")
 COLUMNS = ("codec", "encode", "interval", "decode", "interval", "encode MB/s", "decode MB/s", "bytes", "share")
 COMPACT_SIZES = ("1KB", "100KB")
@@ -115,18 +115,31 @@ def skipped(matrix: Matrix) -> list[str]:
 
 
 def fill(path: Path, matrix: Matrix) -> list[str]:
-    """Replace the recommendation in a page by that of `matrix`, and the heat maps beside it; return their names."""
-    page.marked(path, MARK)
+    """Replace recommendation and matrix in a page by those of `matrix`, and the heat maps beside it; return their names.
+
+    A page without a place for each stays as it is.
+    """
+    for mark in (CHOICE, NUMBERS):
+        page.marked(path, mark)
     drawn = heatmap.draw(matrix, path.parent / IMAGES)
-    page.put(path, MARK, results(matrix))
+    page.put(path, CHOICE, choice_text(matrix))
+    page.put(path, NUMBERS, numbers_text(matrix))
     return drawn
 
 
-def results(matrix: Matrix) -> str:
-    """Return the recommendation, the compact table and the heat maps as Markdown."""
-    lines = [recommendation_table(matrix).markdown(), "The rules:", "", rules_text(matrix), ""]
-    lines += [compact_table(matrix).markdown(), "### All of the matrix", ""]
+def choice_text(matrix: Matrix) -> str:
+    """Return the recommendation as Markdown, and folded up the rules."""
+    table = recommendation_table(matrix).markdown().partition("\n\n")[2]  # the page has a heading of its own
+    return "\n".join(
+        [table, "<details>", "<summary>The rules that chose</summary>", "", rules_text(matrix), "", "</details>", ""]
+    )
+
+
+def numbers_text(matrix: Matrix) -> str:
+    """Return the compact table, the heat maps, and the facts about the run as Markdown."""
+    lines = [compact_table(matrix).markdown()]
     for one in heatmap.MAPS:
         place = (IMAGES / one.name).as_posix()
-        lines += [f"![{one.title}: {one.note}]({place}.svg)", "", f"[{one.title} (PNG)]({place}.png)", ""]
-    return "\n".join([*lines, "```text", facts_text(matrix).rstrip(), "```", ""])
+        lines += [f"### {one.title}", "", one.note.capitalize() + ".", ""]
+        lines += [f"![{one.title}]({place}.svg)", "", f"[{one.title} (PNG)]({place}.png)", ""]
+    return "\n".join([*lines, "### The run", "", "```text", facts_text(matrix).rstrip(), "```", ""])

@@ -121,6 +121,7 @@ class Shards:
         self._config = config
         new_disk(disk, directory, {**DEFAULT_SETTINGS, **config.given})  # before any of it is stored
         config.identity.setdefault("codec", disk.codec_name())
+        asked = dict(config.identity)
         for _ in range(10):
             try:
                 self.stores = self._open(wanted)
@@ -131,7 +132,7 @@ class Shards:
             raise DirectoryError(errno.EBUSY, "two layouts are being made at once", directory)
         identity = self.stores[0].identity
         self.modulus: int = identity["modulus"]
-        self._compare(identity)
+        self._compare(identity, asked)
         for store in self.stores:
             store.siblings = tuple(other for other in self.stores if other is not store)
         try:
@@ -146,7 +147,9 @@ class Shards:
         if layout is None:
             layout = self._claim(wanted)
         identity = self._config.identity
-        identity.setdefault("modulus", self._known_modulus() or new_modulus())
+        known = self._known_identity()  # a shard that has to be made anew must be like the others
+        identity.update({name: known[name] for name in UNSAID if name in known})
+        identity.setdefault("modulus", known.get("modulus") or new_modulus())
         identity["shards"] = layout
         if layout == 1:
             return [Store(self.directory, replace(self._config, claimed=self._refuse_other_layout))]
@@ -185,15 +188,15 @@ class Shards:
                 return int(identity["shards"])
         return len(present)
 
-    def _known_modulus(self) -> int | None:
-        """Return the modulus of the first shard that can be read: the others must share it."""
+    def _known_identity(self) -> dict[str, Any]:
+        """Return what the first shard that can be read says it is; nothing where none can."""
         for number in range(MAX_SHARDS):
             if not os.path.isdir(self._path(number)):
-                return None
+                break
             identity = _peek(self._path(number))
             if identity is not None:
-                return int(identity["modulus"])
-        return None
+                return identity
+        return {}
 
     def _claim(self, wanted: int) -> int:
         """Decide the layout of a new cache. The directory's lock makes it one process's decision."""
@@ -218,9 +221,8 @@ class Shards:
         if self._stored_layout() not in (None, 1):
             raise _LayoutChanged
 
-    def _compare(self, identity: dict[str, Any]) -> None:
+    def _compare(self, identity: dict[str, Any], given: dict[str, Any]) -> None:
         """Refuse a handle whose disk class, codec or secret is not the cache's."""
-        given = self._config.identity
         stored, asked = identity.get("codec"), given["codec"]
         problem: CacheError | None = None
         if stored != asked:
