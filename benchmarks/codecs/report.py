@@ -115,7 +115,7 @@ def skipped(matrix: Matrix) -> list[str]:
 
 
 def fill(path: Path, matrix: Matrix) -> list[str]:
-    """Replace recommendation and matrix in a page by those of `matrix`, and the heat maps beside it; return their names.
+    """Replace what a page says of codecs by what `matrix` does, and the heat maps beside it; return their names.
 
     A page without a place for each stays as it is.
     """
