@@ -173,23 +173,28 @@ def _name(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-_packers: list[Packer] = []
+def _packer(default: Callable[[Any], Any]) -> Packer:
+    return Packer(default=default, strict_types=True, use_bin_type=True, unicode_errors="surrogatepass")
 
 
-def pack_with(packers: list[Packer], value: Any, default: Callable[[Any], Any]) -> bytes:
-    """Pack with a packer that nobody else is using, neither another thread nor an outer call."""
-    try:
-        packer = packers.pop()
-    except IndexError:
-        packer = Packer(default=default, strict_types=True, use_bin_type=True, unicode_errors="surrogatepass")
-    data: bytes = packer.pack(value)
-    if len(data) < _POOLED_SIZE:
-        packers.append(packer)
-    return data
+def packing_with(default: Callable[[Any], Any]) -> Callable[[Any], bytes]:
+    """Return a function that packs, each call with a packer that no other thread and no outer call is using."""
+    packers: list[Packer] = []
+
+    def pack(value: Any) -> bytes:
+        try:
+            packer = packers.pop()
+        except IndexError:
+            packer = _packer(default)
+        data: bytes = packer.pack(value)
+        if len(data) < _POOLED_SIZE:
+            packers.append(packer)
+        return data
+
+    return pack
 
 
-def _pack(value: Any) -> bytes:
-    return pack_with(_packers, value, extend)
+_pack: Final = packing_with(extend)
 
 
 def encode_value(value: Any) -> bytes:
@@ -218,7 +223,7 @@ def _encode(value: Any, kind: type) -> bytes:
             return _pack(value)
         if kind is tuple and _PLAIN.issuperset(map(type, value)):  # flat, so there is nothing to verify
             return _pack([_TUPLE_OUT, *value])
-        return _verify(value, _pack(value if kind in _DATA else extend(value)), _pack, _is_none)
+        return _verify(value, _pack(value if kind in _DATA else extend(value)))
     except NotData:
         raise
     except (ValueError, OverflowError, RecursionError) as exc:
@@ -245,7 +250,9 @@ def _is_none(_kind: type) -> bool:
     return False
 
 
-def _verify(value: Any, data: bytes, pack: Callable[[Any], bytes], is_known: Callable[[type], bool]) -> bytes:
+def _verify(
+    value: Any, data: bytes, pack: Callable[[Any], bytes] = _pack, is_known: Callable[[type], bool] = _is_none
+) -> bytes:
     """Mend or refuse what msgpack packed without asking, and what would be refused when it is read."""
     if len(data) != len(data.translate(None, _SLIPPED)) and not _is_flat(value):
         data = _catch_slipped(value, data, pack, is_known)

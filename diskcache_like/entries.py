@@ -106,7 +106,7 @@ class Options:
             raise SettingError(f"generation_slots is {slots!r}, expected {wanted}")
         if not callable(options.clock):
             raise SettingError(f"clock is {options.clock!r}, expected a function that returns seconds since 1970")
-        if isinstance(options.allow, Iterable) and not isinstance(options.allow, str):
+        if isinstance(options.allow, Iterator | list):
             options.allow = tuple(options.allow)  # read again by other handles
         return options, checked_all({name: value for name, value in arguments.items() if name not in names})
 

@@ -12,8 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
-from msgpack import Packer
-
 from . import codecs
 from .codecs import MARKS, SCALARS, NotData
 from .errors import DecodeError, SettingError
@@ -60,7 +58,7 @@ class Msgpack:
 
     def __init__(self, extensions: Sequence[Extensions] = ()) -> None:
         self._extensions = tuple(extensions)
-        self._packers: list[Packer] = []
+        self._pack = codecs.packing_with(self._default)
         scalars, marks = dict(SCALARS), dict(MARKS)
         for extension in self._extensions:
             scalars.update(extension.scalars)
@@ -89,9 +87,6 @@ class Msgpack:
     def _default(self, value: Any) -> Any:
         writer = self._writer(type(value))
         return codecs.extend(value) if writer is None else writer(value)
-
-    def _pack(self, value: Any) -> bytes:
-        return codecs.pack_with(self._packers, value, self._default)
 
 
 class Pickle:

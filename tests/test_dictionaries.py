@@ -332,7 +332,8 @@ def test_with_a_secret_no_dictionary_of_somebody_else_is_believed(tmp_path: Path
         other = make_dictionary(8192, [encode_value(value) for value in RECORDS], 1)
         proof = unsigned._proof(1, bytes(8) + other)
     plant(directory, "UPDATE setting SET value = ? WHERE name = 'dictionary.1'", proof + bytes(8) + other)
-    with Cache(directory, secret=SECRET) as cache:
-        assert cache.get("key", "missing") == "missing"
-        cache["new"] = ANSWERS[0]
+    with Cache(directory, secret=SECRET, strict=True) as cache:
+        with pytest.raises(DictionaryError):
+            cache.get("key")
+        cache["new"] = RECORDS[0]
         assert used(cache, "new") == 0

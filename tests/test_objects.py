@@ -185,6 +185,15 @@ def test_a_class_with_other_fields_reads_as_missing(tmp_path: Path) -> None:
         assert cache.get("key") is None
 
 
+def test_of_two_classes_of_one_name_the_later_is_meant() -> None:
+    """As when a module is loaded again; objects of the earlier class would come back as another type."""
+    first, second = (dataclasses.make_dataclass("Twice", ["a"], namespace={"__module__": __name__}) for _ in range(2))
+    codec = Msgpack([allowed([first, second])])
+    assert type(codec.decode(codec.encode(second(1)))) is second
+    with pytest.raises(NotData):
+        codec.encode(first(1))
+
+
 def test_a_name_in_an_entry_imports_nothing(tmp_path: Path) -> None:
     with Cache(tmp_path / "a", allow=[Point], pickle="never") as cache:
         cache["key"] = Point(1, 2)

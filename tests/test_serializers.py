@@ -502,6 +502,7 @@ def test_the_hot_layer_keeps_what_it_counts(tmp_path: Path) -> None:
         for key in ("written", "read"):
             _, _, _, _, kept, decode, *_, cost = cache._hot.entries[key]
             assert len(kept) < cost
+            assert decode is not None
             assert decode(kept) == text
         cache["short"] = "text"
         assert cache._hot.entries["short"][4] == "text"
