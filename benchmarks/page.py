@@ -14,7 +14,7 @@ from benchmarks.record import Record
 from benchmarks.subjects import BenchmarkError
 from benchmarks.tables import machine_text, scenario_tables
 
-BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
+RESULTS = "results"
 IMAGES = Path("images", "benchmarks")
 # Where the way to the slowest call is the point, and where memory and disk are.
 CURVED = ("classic", "zipf-99-1", "hot-key", "eviction", "open-loop")
@@ -23,25 +23,36 @@ SIZED = ("growth", "sizes", "eviction")
 
 def fill(page: Path, record: Record) -> list[Drawing]:
     """Replace the results in `page` by those of `record`, and the plots beside it; return the plots."""
-    text = _read(page)
-    before, _, rest = text.partition(BEGIN)
-    after = rest.partition(END)[2]
+    marked(page, RESULTS)
     images = page.parent / IMAGES
     drawn = draw(record, images, chosen=lambda drawing: belongs(record, drawing))
     _remove_others(images, drawn)
-    page.write_text(f"{before}{BEGIN}\n\n{results(record, drawn)}\n{END}{after}", encoding="utf-8")
+    put(page, RESULTS, results(record, drawn))
     return drawn
 
 
-def _read(page: Path) -> str:
-    """Return the text of a page that has one place for results."""
+def put(page: Path, mark: str, text: str) -> None:
+    """Replace what stands between the two marks of that name in `page`."""
+    before, after = marked(page, mark)
+    begin, end = marks(mark)
+    page.write_text(f"{before}{begin}\n\n{text}\n{end}{after}", encoding="utf-8")
+
+
+def marked(page: Path, mark: str) -> tuple[str, str]:
+    """Return the text before and after a page's one place of that name."""
+    begin, end = marks(mark)
     try:
         text = page.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise BenchmarkError(f"cannot read the page {page}: {error}") from error
-    if (text.count(BEGIN), text.count(END)) != (1, 1) or text.index(BEGIN) > text.index(END):
-        raise BenchmarkError(f"{page} has no place for results; put {BEGIN} and, below it, {END} into it, once each")
-    return text
+    if (text.count(begin), text.count(end)) != (1, 1) or text.index(begin) > text.index(end):
+        raise BenchmarkError(f"{page} has no place for {mark}; put {begin} and, below it, {end} into it, once each")
+    return text.partition(begin)[0], text.partition(end)[2]
+
+
+def marks(mark: str) -> tuple[str, str]:
+    """Return how a place of that name begins and ends."""
+    return f"<!-- {mark}:begin -->", f"<!-- {mark}:end -->"
 
 
 def _remove_others(images: Path, drawn: Sequence[Drawing]) -> None:

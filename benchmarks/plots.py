@@ -67,20 +67,28 @@ def draw(
     chosen: Callable[[Drawing], bool] = lambda drawing: True,
 ) -> list[Drawing]:
     """Draw the chosen plots into `directory`, and return them."""
+    known_formats(formats)
+    drawn = [drawing for drawing in drawings(record) if chosen(drawing)]
+    with panels.styled():
+        for drawing in drawn:
+            save(drawing.figure(), directory, drawing.name, formats)
+    return drawn
+
+
+def known_formats(formats: Iterable[str]) -> None:
+    """Raise BenchmarkError for a format that plots do not come in."""
     unknown = [name for name in formats if name not in FORMATS]
     if unknown:
         raise BenchmarkError(f"unknown format of plots: {', '.join(unknown)}; known: {', '.join(FORMATS)}")
-    drawn = [drawing for drawing in drawings(record) if chosen(drawing)]
-    with panels.styled():
-        directory.mkdir(parents=True, exist_ok=True)
-        for drawing in drawn:
-            figure = drawing.figure()
-            figure.draw_without_rendering()
-            figure.set_layout_engine("none")  # else each format arranges everything anew
-            for name in formats:
-                path = directory / f"{drawing.name}.{name}"
-                (_save_png if name == "png" else _save_svg)(figure, path)
-    return drawn
+
+
+def save(figure: Figure, directory: Path, name: str, formats: Iterable[str] = FORMATS) -> None:
+    """Save a figure into `directory`, in each format the same arrangement."""
+    directory.mkdir(parents=True, exist_ok=True)
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")  # else each format arranges everything anew
+    for kind in formats:
+        (_save_png if kind == "png" else _save_svg)(figure, directory / f"{name}.{kind}")
 
 
 def _save_svg(figure: Figure, path: Path) -> None:

@@ -382,7 +382,8 @@ def without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(builtins, "__import__", refuse)
 
 
-PROSE = f"# Page\n\nBefore.\n\n{page.BEGIN}\n{page.END}\n\nAfter.\n"
+BEGIN, END = page.marks(page.RESULTS)
+PROSE = f"# Page\n\nBefore.\n\n{BEGIN}\n{END}\n\nAfter.\n"
 
 
 class TestPage:
@@ -403,8 +404,8 @@ class TestPage:
         page.fill(path, few)
         assert {file: file.read_bytes() for file in tmp_path.rglob("*.*") if file.is_file()} == first
         text = path.read_text()
-        assert text.startswith(f"# Page\n\nBefore.\n\n{page.BEGIN}\n")
-        assert text.endswith(f"{page.END}\n\nAfter.\n")
+        assert text.startswith(f"# Page\n\nBefore.\n\n{BEGIN}\n")
+        assert text.endswith(f"{END}\n\nAfter.\n")
         assert "Imagined, 2 cores usable" in text
         assert "the queue broke" in text
         linked = set(re.findall(r"\]\(([^)]+)\)", text))
@@ -426,7 +427,7 @@ class TestPage:
 
     @pytest.mark.parametrize(
         "text",
-        ["# Page\n", PROSE + PROSE, page.BEGIN, f"{page.END}\n{page.BEGIN}\n"],
+        ["# Page\n", PROSE + PROSE, BEGIN, f"{END}\n{BEGIN}\n"],
         ids=["no marks", "twice", "no end", "reversed"],
     )
     def test_a_page_without_one_place_is_left_alone(self, few: Record, tmp_path: Path, text: str) -> None:
@@ -453,4 +454,4 @@ class TestPage:
         assert not {"classic-2-get-set-delete-bars", "sizes-100-get-curves", "think-0-size"} & names
 
     def test_the_documentation_has_its_place(self) -> None:
-        assert page._read(ROOT / "docs" / "benchmarks.md").startswith("# Benchmarks")
+        assert page.marked(ROOT / "docs" / "benchmarks.md", page.RESULTS)[0].startswith("# Benchmarks")

@@ -1,0 +1,111 @@
+"""Measure every serializer with every compressor, and derive what to choose: `python -m benchmarks.codecs`.
+
+Exit status: 0 good; 2 the command line is wrong; 3 a value came back as another one; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import zlib
+from collections.abc import Sequence
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from benchmarks.codecs import heatmap, report
+from benchmarks.codecs.matrix import Matrix, load
+from benchmarks.codecs.subjects import COMPRESSORS, SERIALIZERS, TRAINED_SIZES, TRAINING_SIZES, open_all, subjects
+from benchmarks.codecs.trial import places, run
+from benchmarks.codecs.values import KINDS, SIZES, unit_apart
+from benchmarks.command import FAILED, GOOD, explained, positive, progress, refuse_lost, run_as_command, seconds
+from benchmarks.measure import measure_costs
+from benchmarks.report import machine_facts
+from benchmarks.subjects import BenchmarkError, named
+from benchmarks.workspace import workspace
+
+SECONDS, REPEATS = 120.0, 6
+PACKAGES = ("msgpack", "orjson", "lz4", "zstandard")
+CHOICES = {"serializer": SERIALIZERS, "compressor": COMPRESSORS, "kind": KINDS, "size": SIZES}
+
+
+def parser() -> argparse.ArgumentParser:
+    """Describe the command line."""
+    made = argparse.ArgumentParser("python -m benchmarks.codecs", description=(__doc__ or "").partition(":")[0] + ".")
+    add = made.add_argument
+    for name, known in CHOICES.items():
+        add(f"--{name}", metavar="NAME", action="append", help=f"only this: {', '.join(known)} (may be repeated)")
+    add("--seconds", type=seconds, default=SECONDS, help="how long to measure, about (%(default)s)")
+    add("--repeats", type=positive, default=REPEATS, help="repetitions, in each of which all take turns (%(default)s)")
+    add("--json", type=Path, metavar="FILE", help="where the numbers go")
+    add("--read", type=Path, metavar="FILE", help="measure nothing; use the numbers that an earlier run wrote")
+    add("--out", type=Path, metavar="DIRECTORY", help="where heat maps go, as PNG and SVG")
+    add("--docs", type=Path, metavar="PAGE.md", help="fill the recommendation of this page, heat maps beside it")
+    return made
+
+
+def measure(asked: argparse.Namespace) -> tuple[Matrix, list[str]]:
+    """Run what the command line asks for; return what was found, and which values came back as others."""
+    chosen = {name: named(name, getattr(asked, name) or known, known) for name, known in CHOICES.items()}
+    with workspace(Path(tempfile.gettempdir())) as space, progress({"prepare": 1, "measure": 9}) as show:
+        costs = measure_costs()
+        facts = machine_facts(space.root.parent, costs)
+        matrix = Matrix(
+            {name: facts[name] for name in ("CPU", "load", "kernel", "Python", "clock")},
+            {"packages": packages(), "seconds": asked.seconds, "repetitions": asked.repeats, "trained": trained()},
+        )
+        wanted = list(subjects(chosen["serializer"], chosen["compressor"]))
+        opened, skipped = open_all(wanted, space.fresh)
+        matrix.skipped = {reason: [one.label for one in some] for reason, some in skipped.items()}
+        try:
+            found, wrong = places(opened, chosen["kind"], chosen["size"], show("prepare"))
+            matrix.cells = run(found, asked.seconds, asked.repeats, costs, show("measure"))
+        finally:
+            for one in opened.values():
+                one.cache.close()
+    return matrix, wrong
+
+
+def packages() -> str:
+    """Name the packages that do the work, with their versions."""
+    found = [f"zlib {zlib.ZLIB_RUNTIME_VERSION}"]
+    for name in PACKAGES:
+        with suppress(PackageNotFoundError):
+            found.append(f"{name} {version(name)}")
+    return ", ".join(found)
+
+
+def trained() -> str:
+    """Say what a trained codec is measured on."""
+    ends = (unit_apart(size) for sizes in (TRAINING_SIZES, TRAINED_SIZES) for size in (sizes[0], sizes[-1]))
+    return "a dictionary made from other records of {} to {}, measured on records of {} to {}".format(*ends)
+
+
+def work(asked: argparse.Namespace) -> int:
+    """Measure or read, print tables, and write what was asked for."""
+    matrix, wrong = (load(asked.read), []) if asked.read else measure(asked)
+    if asked.json:
+        matrix.save(asked.json)
+    print(report.facts_text(matrix))
+    for table in report.tables(matrix):
+        print(table.text(), flush=True)
+    print(report.rules_text(matrix))
+    if asked.out:
+        print(f"heat maps in {asked.out}: {', '.join(heatmap.draw(matrix, asked.out))}")
+    if asked.docs:
+        print(f"recommendation and {len(report.fill(asked.docs, matrix))} heat maps put into {asked.docs}")
+    for line in wrong:
+        print(f"FAILED: {line}")
+    return FAILED if wrong else GOOD
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, and explain what prevents it."""
+    made = parser()
+    asked = made.parse_args(arguments)
+    refuse_lost(made, Path(tempfile.gettempdir()), asked.json, asked.docs)
+    return explained(made, lambda: work(asked), BenchmarkError)
+
+
+if __name__ == "__main__":
+    run_as_command(main)

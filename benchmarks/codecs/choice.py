@@ -1,0 +1,216 @@
+"""What to choose, derived from the numbers by rules that are stated beside the answer.
+
+Each kind and size that a rule looks at has the same weight (geometric means). Candidates are codecs of msgpack, which
+takes every value that is data; JSON takes fewer, so it competes only where that is said. Pickle is no candidate: it is
+for values that are not data.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from benchmarks.codecs.matrix import Cell, Matrix, geometric_mean
+from benchmarks.codecs.subjects import Subject
+from benchmarks.intervals import Spread, ratio_spread
+
+PLAIN = Subject("msgpack", "none")
+TIED_TIME, TIED_SHARE = 1.05, 1.01
+WORTH_SAVING = 1 / 8
+"""Of a payload; what compressing has to save for the cache to store the compressed form."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One codec over the cells that a rule looks at."""
+
+    subject: Subject
+    times: tuple[float, ...]
+    """Nanoseconds of encoding and decoding 1,000 bytes of plain size, for each repetition."""
+    share: float
+
+    @property
+    def time(self) -> float:
+        """Return the median time."""
+        return Spread.of(self.times).median
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A goal, the cells that decide it, and how."""
+
+    goal: str
+    rule: str
+    kinds: tuple[str, ...]
+    sizes: tuple[str, ...]
+    allowed: Callable[[Subject], bool]
+    choose: Callable[[Sequence[Candidate]], Candidate]
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """The codec that a rule chose; `time`: as a multiple of the default's in the same repetition."""
+
+    rule: Rule
+    chosen: Candidate
+    time: Spread | None
+    share: float
+
+
+def fastest(candidates: Sequence[Candidate]) -> Candidate:
+    """Return the one of least time; of those within 5 % of it the first, which needs the least."""
+    limit = min(one.time for one in candidates) * TIED_TIME
+    return next(one for one in candidates if one.time <= limit)
+
+
+def smallest(candidates: Sequence[Candidate]) -> Candidate:
+    """Return the one of smallest share; of those within 1 % of it the fastest."""
+    limit = min(one.share for one in candidates) * TIED_SHARE
+    return fastest([one for one in candidates if one.share <= limit])
+
+
+def worthwhile(candidates: Sequence[Candidate]) -> Candidate:
+    """Return the fastest of those that no other one makes smaller by more than an eighth."""
+    limit = min(one.share for one in candidates) / (1 - WORTH_SAVING)
+    return fastest([one for one in candidates if one.share <= limit])
+
+
+def front(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Return those that no other one beats in one of time and share without losing in the other, fastest first."""
+    found: list[Candidate] = []
+    for one in sorted(candidates, key=lambda one: (one.time, one.share)):
+        if not found or one.share < found[-1].share:
+            found.append(one)
+    return found
+
+
+def knee(candidates: Sequence[Candidate]) -> Candidate:
+    """Return the one of the front that gives up least of both: the lowest sum of time and share.
+
+    Both as logarithms, from 0 at the best of the front to 1 at the worst.
+    """
+    best = front(candidates)
+    if len(best) == 1:
+        return best[0]
+    start, end = best[0], best[-1]
+
+    def sacrifice(one: Candidate) -> float:
+        time = math.log(one.time / start.time) / math.log(end.time / start.time)
+        return time + math.log(one.share / end.share) / math.log(start.share / end.share)
+
+    return min(best, key=sacrifice)
+
+
+def _default(subject: Subject) -> bool:
+    return subject.serializer == "msgpack" and not subject.trained
+
+
+def _default_or_trained(subject: Subject) -> bool:
+    return subject.serializer == "msgpack"
+
+
+def _default_or_json(subject: Subject) -> bool:
+    return subject.serializer in ("msgpack", "json") and not subject.trained
+
+
+def _readable(subject: Subject) -> bool:
+    return (subject.serializer, subject.compressor) == ("json", "none")
+
+
+COMPRESSIBLE, INCOMPRESSIBLE = ("records", "text"), ("floats", "bytes")
+TO_10KB, TO_100KB = ("1KB", "10KB"), ("1KB", "10KB", "100KB")
+TO_1MB = (*TO_100KB, "1MB")
+RULES = (
+    Rule(
+        "speed",
+        "least time of encoding and decoding records and text of 1 KB and 10 KB; within 5 %, what needs less",
+        COMPRESSIBLE,
+        TO_10KB,
+        _default,
+        fastest,
+    ),
+    Rule(
+        "balance",
+        "over records and text of 1 KB to 100 KB, of the codecs that none beats in both time and size, the lowest sum "
+        "of both, as logarithms from 0 for the best to 1 for the worst",
+        COMPRESSIBLE,
+        TO_100KB,
+        _default,
+        knee,
+    ),
+    Rule(
+        "balance, values that JSON can say",
+        "the same over records of 1 KB to 100 KB, with codecs of JSON as candidates",
+        ("records",),
+        TO_100KB,
+        _default_or_json,
+        knee,
+    ),
+    Rule(
+        "size",
+        "smallest payloads of records and text of 1 KB to 1 MB; within 1 %, the fastest",
+        COMPRESSIBLE,
+        TO_1MB,
+        _default,
+        smallest,
+    ),
+    Rule(
+        "many small values that resemble each other",
+        "smallest payloads of records of 500 B and 1 KB; within 1 %, the fastest",
+        ("records",),
+        ("500B", "1KB"),
+        _default_or_trained,
+        smallest,
+    ),
+    Rule(
+        "interchange",
+        "payloads that any program reads: JSON, not compressed, since the compressed form is this package's own",
+        COMPRESSIBLE,
+        TO_10KB,
+        _readable,
+        fastest,
+    ),
+    Rule(
+        "floats, images, archives",
+        "floats and incompressible bytes of 1 KB to 1 MB: the fastest that none makes smaller by more than an eighth",
+        INCOMPRESSIBLE,
+        TO_1MB,
+        _default,
+        worthwhile,
+    ),
+)
+
+
+def recommendations(matrix: Matrix, rules: Iterable[Rule] = RULES) -> Iterator[Recommendation]:
+    """Yield what each rule chooses; one whose kinds and sizes were not all measured chooses nothing."""
+    for rule in rules:
+        found = candidates(matrix, rule)
+        if found:
+            chosen = rule.choose(found)
+            yield Recommendation(rule, chosen, *_against_plain(matrix, rule, chosen))
+
+
+def candidates(matrix: Matrix, rule: Rule) -> list[Candidate]:
+    """Return the codecs that a rule allows and that were measured on all that it looks at."""
+    return [one for subject in matrix.subjects if rule.allowed(subject) and (one := candidate(matrix, rule, subject))]
+
+
+def candidate(matrix: Matrix, rule: Rule, subject: Subject) -> Candidate | None:
+    """Return one codec over all cells of a rule; None if one is missing."""
+    cells = [cell for kind in rule.kinds for size in rule.sizes for cell in matrix.of(kind, size)]
+    own = [cell for cell in cells if cell.subject == subject]
+    if len(own) < len(rule.kinds) * len(rule.sizes):
+        return None
+    times = zip(*(_per_kilobyte(cell) for cell in own), strict=True)
+    return Candidate(subject, tuple(geometric_mean(turn) for turn in times), geometric_mean(cell.share for cell in own))
+
+
+def _per_kilobyte(cell: Cell) -> list[float]:
+    return [max(time, 1.0) / cell.plain * 1_000 for time in cell.both]
+
+
+def _against_plain(matrix: Matrix, rule: Rule, chosen: Candidate) -> tuple[Spread | None, float]:
+    """Return the time as a multiple of the default's, if that was measured, and the share."""
+    plain = candidate(matrix, rule, PLAIN)
+    return (None if plain is None else ratio_spread(chosen.times, plain.times)), chosen.share

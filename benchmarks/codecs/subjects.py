@@ -1,0 +1,127 @@
+"""What is measured: every serializer with every compressor at several levels, as a cache opened so has them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from benchmarks.codecs.values import SIZES, records
+from benchmarks.subjects import BenchmarkError
+from diskcache_like import Cache
+from diskcache_like.errors import MissingDependency
+
+SERIALIZERS: Mapping[str, str] = MappingProxyType(
+    {"msgpack": "typed data", "json": "for other programs", "pickle": "any object"}
+)
+"""Serializers for values of every kind here; "arrow" is for tables, which none of them is."""
+COMPRESSORS: Mapping[str, tuple[int | None, ...]] = MappingProxyType(
+    {"none": (None,), "lz4": (0, 9), "zlib": (1, 6, 9), "zstd": (-5, 1, 3, 9, 19)}
+)
+"""Levels of each compressor that are measured."""
+TRAINED = ("msgpack", "json")
+"""Serializers whose payloads a dictionary may be used for; pickles are compressed without one."""
+TRAINED_LEVEL = 3
+TRAINING_ENTRIES = 1_500
+TRAINING_SIZES = ("50B", "500B", "1KB")
+TRAINED_SIZES = (*TRAINING_SIZES, "10KB")
+NEVER_A_FILE = 1 << 30
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One codec; `trained`: with a dictionary made from records like those that are measured."""
+
+    serializer: str
+    compressor: str
+    level: int | None = None
+    trained: bool = False
+
+    @property
+    def label(self) -> str:
+        """Return how it is shown."""
+        compressor = "" if self.compressor == "none" else f" + {self.compressor} {self.level}"
+        return f"{self.serializer}{compressor}{' trained' if self.trained else ''}"
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Return what a cache is opened with, as far as it differs from the default."""
+        found: dict[str, Any] = {} if self.serializer == "msgpack" else {"serializer": self.serializer}
+        if self.compressor != "none":
+            found |= {"compressor": self.compressor, "compress_level": self.level}
+        return found
+
+    def takes(self, kind: str, size: str) -> bool:
+        """Tell whether it is measured on such values: a trained one only on what it was trained for."""
+        return not self.trained or (kind == "records" and size in TRAINED_SIZES)
+
+
+def subjects(serializers: Collection[str], compressors: Collection[str]) -> Iterator[Subject]:
+    """Yield the codecs made of these, in the order in which they are shown."""
+    for serializer in serializers:
+        for compressor in compressors:
+            for level in COMPRESSORS[compressor]:
+                yield Subject(serializer, compressor, level)
+        if "zstd" in compressors and serializer in TRAINED:
+            yield Subject(serializer, "zstd", TRAINED_LEVEL, trained=True)
+
+
+class Opened:
+    """A subject's cache, whose own disk object turns values into payloads and back.
+
+    Payloads stay out of value files, for which the time of the file system would be measured.
+    """
+
+    def __init__(self, subject: Subject, directory: Path) -> None:
+        self.cache = Cache(
+            directory,
+            serializer=subject.serializer,
+            compressor=subject.compressor,
+            compress_level=subject.level,
+            pickle="trusted",
+            disk_min_file_size=NEVER_A_FILE,
+        )
+        if subject.trained:
+            self._train()
+        self._disk = self.cache.disk
+
+    def encode(self, value: Any) -> tuple[int, bytes]:
+        """Return the mode and the payload that the cache would store."""
+        mode, payload, _, _ = self._disk.encode(value, False, None)
+        return mode, payload
+
+    def encoder(self) -> Callable[[Any], Any]:
+        """Return the cache's own function that makes a payload of a value."""
+        disk = self._disk
+        return lambda value: disk.encode(value, False, None)
+
+    def decoder(self) -> Callable[[tuple[int, bytes]], Any]:
+        """Return the cache's own function that makes a value of what `encode` returned."""
+        disk = self._disk
+        return lambda stored: disk.fetch(stored[0], None, stored[1], False)
+
+    def _train(self) -> None:
+        """Fill the cache with records that are not measured, and let it make a dictionary of them."""
+        dice = random.Random("training")
+        with self.cache.transact():
+            for number in range(TRAINING_ENTRIES):
+                self.cache[number] = records(dice, SIZES[TRAINING_SIZES[number % len(TRAINING_SIZES)]])
+        if not self.cache.train().version:
+            raise BenchmarkError(f"a dictionary trained from {TRAINING_ENTRIES} records makes none of them smaller")
+
+
+def open_all(
+    wanted: Collection[Subject], fresh: Callable[[str], Path]
+) -> tuple[dict[Subject, Opened], dict[str, list[Subject]]]:
+    """Open every subject; return those that open, and by reason the others, which need a package that is missing."""
+    opened: dict[Subject, Opened] = {}
+    skipped: dict[str, list[Subject]] = {}
+    for subject in wanted:
+        try:
+            opened[subject] = Opened(subject, fresh("codec"))
+        except MissingDependency as error:
+            skipped.setdefault(str(error), []).append(subject)
+    return opened, skipped
