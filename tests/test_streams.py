@@ -188,7 +188,7 @@ def test_other_libraries_write_to_it(cache: Cache) -> None:
         shutil.copyfileobj(reader, writer)
     assert cache["copy"] == cache["array"]
     with cache.open("views", "wb") as writer:
-        writer.write(memoryview(np.arange(3, dtype="i4")))
+        writer.write(np.arange(3, dtype="i4").data)
         writer.write(memoryview(b"abc"))
     assert cache["views"] == np.arange(3, dtype="i4").tobytes() + b"abc"
 
