@@ -39,11 +39,14 @@ class Map:
 
 
 def short(number: float) -> str:
-    """Write a number with two digits or three, thousands as k."""
-    if number >= 999.5:
-        thousands = number / 1_000
-        return f"{thousands:.0f}k" if thousands >= 9.95 else f"{thousands:.1f}k"
-    return f"{number:.0f}" if number >= 9.95 else f"{number:.1f}"
+    """Write a number with two digits or three, thousands as k and millions as M."""
+    for unit in ("", "k"):
+        if number < 999.5:
+            break
+        number /= 1_000
+    else:
+        unit = "M"
+    return f"{number:.0f}{unit}" if number >= 9.95 else f"{number:.1f}{unit}"
 
 
 def _percent(share: float) -> str:
@@ -55,7 +58,7 @@ def _of_decades(speed: float) -> float:
     return min(max(math.log10(max(speed, 1.0)) / 4, 0.0), 1.0)
 
 
-SPEED_NOTE = "megabytes per second, in bytes of the value's msgpack without compression; k: thousands; bright is fast"
+SPEED_NOTE = "megabytes per second, in bytes of the value's msgpack without compression; k: thousands, M: millions; bright is fast"
 MAPS = (
     Map(
         "share",
