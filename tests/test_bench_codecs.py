@@ -342,7 +342,16 @@ class TestHeatMaps:
 
     @pytest.mark.parametrize(
         ("number", "text"),
-        [(0.04, "0.0"), (9.94, "9.9"), (9.96, "10"), (999.4, "999"), (999.6, "1.0k"), (9_949, "9.9k"), (12_345, "12k")],
+        [
+            (0.04, "0.0"),
+            (9.94, "9.9"),
+            (9.96, "10"),
+            (999.4, "999"),
+            (999.6, "1.0k"),
+            (9_949, "9.9k"),
+            (12_345, "12k"),
+            (3.6e6, "3.6M"),
+        ],
     )
     def test_numbers_fit_their_fields(self, number: float, text: str) -> None:
         assert heatmap.short(number) == text

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 COLOURS = "cividis"
 ROW = 0.172  # inches
 FIELD_FONT, LABEL_FONT = 6.0, 7.5
+UNITS = ((1e6, "M"), (1e3, "k"), (1.0, ""))
 DARK = 0.55  # of the range of colours; text is white below
 
 
@@ -39,11 +40,10 @@ class Map:
 
 
 def short(number: float) -> str:
-    """Write a number with two digits or three, thousands as k."""
-    if number >= 999.5:
-        thousands = number / 1_000
-        return f"{thousands:.0f}k" if thousands >= 9.95 else f"{thousands:.1f}k"
-    return f"{number:.0f}" if number >= 9.95 else f"{number:.1f}"
+    """Write a number with two digits or three, thousands as k and millions as M."""
+    scale, unit = next((pair for pair in UNITS if number >= 0.9995 * pair[0]), UNITS[-1])
+    number /= scale
+    return f"{number:.0f}{unit}" if number >= 9.95 else f"{number:.1f}{unit}"
 
 
 def _percent(share: float) -> str:
@@ -55,7 +55,7 @@ def _of_decades(speed: float) -> float:
     return min(max(math.log10(max(speed, 1.0)) / 4, 0.0), 1.0)
 
 
-SPEED_NOTE = "megabytes per second, in bytes of the value's msgpack without compression; k: thousands; bright is fast"
+SPEED_NOTE = "megabytes of the value's uncompressed msgpack per second; k: thousands, M: millions; bright is fast"
 MAPS = (
     Map(
         "share",
