@@ -29,7 +29,7 @@ class Amounts:
 
     repeats: int = 5
     operations: int = 100_000
-    seconds: float = 0.15
+    seconds: float = 0.1
     processes: int = 8
     largest: int = 1_000_000
 

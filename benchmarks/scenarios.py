@@ -35,6 +35,7 @@ FILES = ("diskcache-rs", "pysciqlop", "cachekit", "lmdb", "sqlitedict", "django-
 MEMORY = ("django-memory", "lru-cache", "cachebox")
 PEERS = ("diskcache", *SERVERS, *FILES)
 MAIN = (*OURS, "diskcache", *SERVERS, "lmdb", "pysciqlop")
+REST = tuple(name for name in FILES if name not in MAIN)
 ROOM = 16  # MiB that caches may keep under constant eviction, a quarter of what is stored
 EVICTED_VALUE = 1_000
 LIMITED: dict[str, dict[str, Any]] = {
@@ -88,9 +89,9 @@ SCENARIOS: dict[str, Scenario] = {
             "90 % get, 9 % set, 1 % delete, 100 keys", "What does a usual mix cost, alone and in company?", "processes"
         ),
         always(Mix()),
-        (*OURS, *PEERS),
+        MAIN,
         steps=(1, 2, 4, 8),
-        also={1: ("django-memory", "cachebox"), 8: (*FANOUTS, "diskcache-fanout-8")},
+        also={1: (*REST, "django-memory", "cachebox"), 8: (*REST, *FANOUTS, "diskcache-fanout-8")},
         processes=min,
     ),
     "zipf-80-20": Scenario(
