@@ -89,11 +89,12 @@ def memory(trials: Iterable[Trial]) -> Spread:
 def confidence(spreads: Iterable[Spread | None]) -> str:
     """Say how many repetitions stand behind medians, and how sure their intervals are."""
     behind = {one.repetitions: one.interval.coverage for one in spreads if one is not None}
-    said = (
-        f"{count} repetitions with intervals of {probability:.2%} confidence" if count > 1 else "1 repetition"
-        for count, probability in sorted(behind.items())
-    )
-    return " or ".join(said).replace("%", " %") or "no repetition"
+    if max(behind, default=0) < 2:
+        return "1 repetition" if behind else "no repetition"
+    sure = f"{max(behind.values()):.2%}".replace("%", " %")
+    if len(behind) == 1:
+        return f"{max(behind)} repetitions with intervals of {sure} confidence"
+    return f"{min(behind)} to {max(behind)} repetitions with intervals of up to {sure} confidence"
 
 
 def step_text(facts: ScenarioFacts, step: int) -> str:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from benchmarks import intervals
 from benchmarks.intervals import Interval, Spread, coverage, median_interval, ranks, ratio_spread
+from benchmarks.repetitions import confidence
 
 values = st.floats(-1e12, 1e12)
 
@@ -81,3 +82,16 @@ def test_an_impossible_rank_is_refused(wrong: tuple[int, int]) -> None:
 def test_no_repetitions_are_refused() -> None:
     with pytest.raises(ValueError, match="no repetitions"):
         Spread.of([])
+
+
+@pytest.mark.parametrize(
+    ("counts", "said"),
+    [
+        ([], "no repetition"),
+        ([1, 1], "1 repetition"),
+        ([5, 5], "5 repetitions with intervals of 93.75 % confidence"),
+        ([5, 2, 3], "2 to 5 repetitions with intervals of up to 93.75 % confidence"),
+    ],
+)
+def test_what_stands_behind_medians_is_said_in_a_line(counts: list[int], said: str) -> None:
+    assert confidence([None, *(Spread.of(range(count)) for count in counts)]) == said
