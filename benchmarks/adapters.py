@@ -242,54 +242,12 @@ class SciQLop:
         lend(self, cache, "get", "set", "delete", "incr", "clear", "memoize", "transact", "close", evict="evict_tag")
 
 
-class CacheKit:
-    """cachekit's file backend, which knows text keys and bytes; objects go through its own serializer."""
+class _TextKeys:
+    """What a store that knows text keys only does with its own three calls."""
 
-    def __init__(self, directory: str, objects: bool = False) -> None:
-        module = client("cachekit.backends.file", "cachekit")
-        # The most that it allows; it evicts from nine tenths of it on.
-        config = module.FileBackendConfig(cache_dir=directory, max_entry_count=1_000_000, max_size_mb=1_000_000)
-        self._backend = module.FileBackend(config)
-        self._get, self._set, self._delete = self._backend.get, self._backend.set, self._backend.delete
-        if objects:
-            serializer = client("cachekit.serializers", "cachekit").StandardSerializer()
-            serialise(self, lambda value: serializer.serialize(value)[0], serializer.deserialize)
-
-    def get(self, key: Any, /) -> Any:
-        """Read one file."""
-        return self._get(as_text(key))
-
-    def set(self, key: Any, value: Any, /) -> Any:
-        """Write one file and sync it."""
-        return self._set(as_text(key), value)
-
-    def delete(self, key: Any, /) -> Any:
-        """Remove one file."""
-        return self._delete(as_text(key))
-
-    def memoize(self) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """Return its decorator in the fastest of its presets, which has a tier in memory before the files."""
-        made = client("cachekit").cache.minimal(backend=self._backend, ttl=None)
-        decorate: Callable[[Callable[..., Any]], Callable[..., Any]] = made
-        return decorate
-
-    def close(self) -> None:
-        """Nothing is open between calls."""
-
-
-class _Django:
-    """One of Django's own backends, with pickle, as it is."""
-
-    module = kind = ""
-
-    def __init__(self, directory: str) -> None:
-        settings = client("django.conf", "django").settings
-        if not settings.configured:
-            settings.configure()
-        made = getattr(client(self.module, "django"), self.kind)
-        self._cache = made(directory, {"timeout": None, "max_entries": ENTRIES})
-        self._get, self._set, self._delete = self._cache.get, self._cache.set, self._cache.delete
-        lend(self, self._cache, "get_many", "set_many", "clear")
+    _get: Callable[[str], Any]
+    _set: Callable[[str, Any], Any]
+    _delete: Callable[[str], Any]
 
     def get(self, key: Any, /) -> Any:
         """Read one entry."""
@@ -302,6 +260,44 @@ class _Django:
     def delete(self, key: Any, /) -> Any:
         """Delete one entry."""
         return self._delete(as_text(key))
+
+
+class CacheKit(_TextKeys):
+    """cachekit's file backend, which knows text keys and bytes; objects go through its own serializer."""
+
+    def __init__(self, directory: str, objects: bool = False) -> None:
+        module = client("cachekit.backends.file", "cachekit")
+        # The most that it allows; it evicts from nine tenths of it on.
+        config = module.FileBackendConfig(cache_dir=directory, max_entry_count=1_000_000, max_size_mb=1_000_000)
+        self._backend = module.FileBackend(config)
+        self._get, self._set, self._delete = self._backend.get, self._backend.set, self._backend.delete
+        if objects:
+            serializer = client("cachekit.serializers", "cachekit").StandardSerializer()
+            serialise(self, lambda value: serializer.serialize(value)[0], serializer.deserialize)
+
+    def memoize(self) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Return its decorator in the fastest of its presets, which has a tier in memory before the files."""
+        made = client("cachekit").cache.minimal(backend=self._backend, ttl=None)
+        decorate: Callable[[Callable[..., Any]], Callable[..., Any]] = made
+        return decorate
+
+    def close(self) -> None:
+        """Nothing is open between calls."""
+
+
+class _Django(_TextKeys):
+    """One of Django's own backends, with pickle, as it is."""
+
+    module = kind = ""
+
+    def __init__(self, directory: str) -> None:
+        settings = client("django.conf", "django").settings
+        if not settings.configured:
+            settings.configure()
+        made = getattr(client(self.module, "django"), self.kind)
+        self._cache = made(directory, {"timeout": None, "max_entries": ENTRIES})
+        self._get, self._set, self._delete = self._cache.get, self._cache.set, self._cache.delete
+        lend(self, self._cache, "get_many", "set_many", "clear")
 
     def incr(self, key: Any, /) -> Any:
         """Count up; the first one adds the counter."""

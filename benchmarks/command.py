@@ -6,7 +6,7 @@ import argparse
 import importlib
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -73,6 +73,17 @@ def explained(parser: argparse.ArgumentParser, work: Callable[[], int], unusable
     except KeyboardInterrupt:
         print(f"{program}: interrupted", file=sys.stderr)
         return INTERRUPTED
+
+
+def add_only(parser: argparse.ArgumentParser, what: str, names: Collection[str]) -> None:
+    """Let a command measure some of its parts only."""
+    parser.add_argument(
+        "--only",
+        metavar=what.upper(),
+        choices=list(names),
+        action="append",
+        help=f"measure only this {what} (may be repeated): {', '.join(names)}",
+    )
 
 
 def refuse_lost(parser: argparse.ArgumentParser, directory: Path, *files: Path | None) -> None:

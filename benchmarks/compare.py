@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from benchmarks.command import GOOD, explained, positive, progress, refuse_lost, run_as_command, seconds
+from benchmarks.command import GOOD, add_only, explained, positive, progress, refuse_lost, run_as_command, seconds
 from benchmarks.crew import Crew
 from benchmarks.duel import CALLS, Block, Side, measure_block, measure_together, take_side
 from benchmarks.intervals import median_interval
@@ -129,7 +129,7 @@ def parser() -> argparse.ArgumentParser:
     )
     add("--seconds", type=seconds, default=2.0, help="time per call, roughly (%(default)s)")
     add("--processes", type=positive, default=4, help="processes of the contended calls (%(default)s)")
-    add("--only", choices=list(CALLS), metavar="CALL", action="append", help=f"only this call: {', '.join(CALLS)}")
+    add_only(made, "call", CALLS)
     add("--directory", type=Path, default=Path(tempfile.gettempdir()), help="where caches are made (%(default)s)")
     add("--json", type=Path, metavar="FILE", help="write everything that was measured to FILE")
     return made

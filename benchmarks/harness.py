@@ -81,12 +81,15 @@ class _Step:
 
     def run(self, found: Available, done: float, share: float) -> None:
         """Load all, then repeat in turns; a subject that fails once is not asked again."""
-        harness, plans = self._harness, dict[str, Plan]()
+        harness = self._harness
         self._make_scripts()
-        for name, spec in found.specs.items():
+        made = {name: self._plan(name, spec, found) for name, spec in found.specs.items()}
+        plans = dict[str, Plan]()
+        for name, plan in made.items():
             harness.note(f"{self._title}: loading {name}", done)
             with self._alone(name):
-                plans[name] = self._loaded(self._plan(name, spec, found))
+                self._crew_of([plan], load, LOADING)
+                plans[name] = plan
         turns, repeats = len(plans) * harness.amounts.repeats, harness.amounts.repeats
         for turn, (repetition, name) in enumerate(alternate(repeats, list(plans))):
             if name in plans:
@@ -94,6 +97,7 @@ class _Step:
                 with self._alone(name, plans):
                     harness.record.trials.append(self._trial(name, plans[name], repetition))
         self._forget_scripts()
+        harness.workspace.discard(*(plan.directory for plan in made.values()))
 
     @property
     def _title(self) -> str:
@@ -129,11 +133,6 @@ class _Step:
             server=server.pid if server else None,
             private=not candidate.shared,
         )
-
-    def _loaded(self, plan: Plan) -> Plan:
-        """Load a subject in a process of its own."""
-        self._crew_of([plan], load, LOADING)
-        return plan
 
     def _make_scripts(self) -> None:
         """Make the scripts before the workers are forked, which then share them."""

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks.budgets import AIM, BUDGETS, MISSED, MUST, UNCLEAR, UNMEASURED, Outcome, assess
-from benchmarks.command import FAILED, GOOD, explained, refuse_lost, run_as_command
+from benchmarks.command import FAILED, GOOD, add_only, explained, refuse_lost, run_as_command
 from benchmarks.measure import measure_costs
 from benchmarks.quick import FULL_WRITES, Record, measure_all, write_json
 from benchmarks.report import Table, machine_facts
@@ -58,13 +58,7 @@ def parser() -> argparse.ArgumentParser:
     """Describe the command line."""
     made = argparse.ArgumentParser("python -m benchmarks.objectives", description=(__doc__ or "").partition("\n")[0])
     add = made.add_argument
-    add(
-        "--only",
-        metavar="SECTION",
-        choices=list(EFFORTS),
-        action="append",
-        help=f"measure only this section (may be repeated): {', '.join(EFFORTS)}",
-    )
+    add_only(made, "section", EFFORTS)
     add("--complete", action="store_true", help="fail also if an objective was not measured")
     add("--strict", action="store_true", help="fail also if an objective is unclear or was not measured")
     add("--directory", type=Path, default=Path(tempfile.gettempdir()), help="where caches are made (%(default)s)")

@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks.budgets import MISSED, Outcome, judge
 from benchmarks.classic import classic, fanout
-from benchmarks.command import FAILED, GOOD, explained, positive, progress, refuse_lost, run_as_command
+from benchmarks.command import FAILED, GOOD, add_only, explained, positive, progress, refuse_lost, run_as_command
 from benchmarks.growth import bulk, growth
 from benchmarks.limit import limit
 from benchmarks.measure import measure_costs
@@ -86,13 +86,7 @@ def parser() -> argparse.ArgumentParser:
     """Describe the command line."""
     made = argparse.ArgumentParser("python -m benchmarks.quick", description=(__doc__ or "").partition("\n")[0])
     add = made.add_argument
-    add(
-        "--only",
-        metavar="SECTION",
-        choices=list(SECTIONS),
-        action="append",
-        help=f"measure only this section (may be repeated): {', '.join(SECTIONS)}",
-    )
+    add_only(made, "section", SECTIONS)
     for name, meaning in AMOUNTS.items():
         add(f"--{name}", type=positive, default=getattr(Options(), name), help=f"{meaning} (%(default)s)")
     add(

@@ -143,11 +143,11 @@ class _SealedValue(_NewValue):
     """Bytes on their way into a sealed value file, whose content key is derived from its name."""
 
     def __init__(self, directory: str, sealer: Sealer) -> None:
-        identifier = os.urandom(16)
-        self._file = files.NewFile(directory, files.name_of(identifier))
         data_key = sealer.current()
+        name, cipher = data_key.new_file()
+        self._file = files.NewFile(directory, name)
         self._epoch = data_key.epoch
-        self._sealer = ChunkSealer(data_key.file_cipher(identifier))
+        self._sealer = ChunkSealer(cipher)
 
     def write(self, piece: files.Buffer) -> None:
         """Append a piece; on DiskFull nothing of it is there, and it alone may be tried again."""
@@ -354,6 +354,8 @@ class Disk:
             else:
                 if len(payload) < self._file_floor:
                     return MODE_RAW, payload, None, 0
+                if type(value) is not bytes:  # which a file holds as they are
+                    return self._write(MODE_RAW, (payload,), key, value)
         if self.own_values:
             return self._encode(value, read, key)
         size, mode, filename, data = self.store(value, read, key=key)
@@ -441,19 +443,18 @@ class Disk:
 
     def _write(self, mode: int, pieces: Iterable[bytes], key: Any, value: Any) -> Stored:
         if self.sealer is not None:
-            return self._write_sealed(mode, pieces, self.sealer)
+            return self.write_sealed(mode, pieces, self.sealer)
         name, _ = self.filename(key, value)
         digest = _Digest(self._strong(mode))
         size = files.write(self._directory, name, digest.passing(pieces), self.sync)
         return mode, digest.value(), name, size
 
-    def _write_sealed(self, mode: int, pieces: Iterable[bytes], sealer: Sealer) -> Stored:
+    def write_sealed(self, mode: int, pieces: Iterable[bytes], sealer: Sealer) -> Stored:
         """Write a value file under a key of its own; the payload is the epoch of the key that this is derived from."""
-        identifier = os.urandom(16)
-        name = files.name_of(identifier)
         data_key = sealer.current()
-        sealed = sealed_pieces(data_key.file_cipher(identifier), pieces)
-        return mode, data_key.epoch, name, files.write(self._directory, name, sealed, self.sync)
+        name, cipher = data_key.new_file()
+        size = files.write(self._directory, name, sealed_pieces(cipher, pieces), self.sync)
+        return mode, data_key.epoch, name, size
 
     def sealed_file(self, record: Record) -> SealedFile:
         """Return the open value file of a record as its content, which is verified as it is read."""

@@ -20,6 +20,7 @@ from collections.abc import Iterable, Iterator
 from hashlib import blake2b
 from typing import TYPE_CHECKING, BinaryIO, Final
 
+from . import files
 from .errors import DecodeError, SignatureError, missing
 from .record import HAS_EXPIRE, HAS_TAG, MODE_RAW, Record
 
@@ -153,6 +154,11 @@ class DataKey:
     def open_setting(self, name: bytes, sealed: bytes) -> bytes:
         """Return what was sealed under that name."""
         return decrypted(self._setting, sealed, EPOCH_SIZE, self.epoch + name)
+
+    def new_file(self) -> tuple[str, AESGCM]:
+        """Return the name of a new value file and the cipher of its content."""
+        identifier = os.urandom(16)
+        return files.name_of(identifier), self.file_cipher(identifier)
 
     def file_cipher(self, identifier: bytes) -> AESGCM:
         """Return the cipher of the value file with this id."""

@@ -294,6 +294,10 @@ class TestHarness:
         assert {one.disk_bytes > 0 for one in record.of("one")["bad"]} == {True}
         assert record.absences == [Absence("lacking", "install it")]
 
+    def test_a_step_leaves_no_store_behind(self, run: Any, tmp_path: Path) -> None:
+        run(scenario(Mix(), 2), good=OURS, bad=dictionary(dies=True))
+        assert not list(tmp_path.iterdir())
+
     @pytest.mark.parametrize(
         ("fault", "reason"),
         [({"fails": True}, "no space left"), ({"dies": True}, "exit code 7")],

@@ -7,7 +7,6 @@ lock, where KEYS is exact, so that a rotation that has gone through all entries 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,7 @@ from ..coherence.generations import Header
 from ..errors import DecodeError, SecretError, TransactionError
 from ..keyring import MAX_SEALS, RESERVED, Keyring, Master, Sealer
 from ..record import Record
-from ..sealing import epoch_of, epoch_of_key, sealed_pieces
+from ..sealing import epoch_of, epoch_of_key
 from . import dictionaries
 from . import statements as sql
 from .rows import Row
@@ -188,11 +187,6 @@ def _renewed(store: Writer, sealer: Sealer, stored: bytes, row: Row) -> Row:
 
 def _renewed_file(store: Writer, sealer: Sealer, record: Record) -> Record:
     """Write the content of a value file into a new one under the present data key."""
-    assert record.file is not None
-    key = sealer.current()
-    identifier = os.urandom(16)
-    name = files.name_of(identifier)
     with store.disk.sealed_file(record) as content:
-        pieces = sealed_pieces(key.file_cipher(identifier), content.chunks())
-        size = files.write(store.directory, name, pieces, store.disk.sync)
-    return record._replace(file=name, size=size, payload=key.epoch)
+        _, epoch, name, size = store.disk.write_sealed(record.mode, content.chunks(), sealer)
+    return record._replace(file=name, size=size, payload=epoch)
