@@ -1,0 +1,102 @@
+"""Show the promises of the cache by force: faults, races and hostile input, and one table of what came of them."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.status import Status
+from rich.table import Table
+
+from benchmarks.command import INTERRUPTED, run_as_command, seconds
+
+from . import report
+from .catalogue import PROOFS
+from .runner import Outcome, Runner
+
+HELD, VIOLATED = 0, 1
+
+
+def parser() -> argparse.ArgumentParser:
+    """Describe the command line."""
+    made = argparse.ArgumentParser("python -m tests.prove", description=__doc__)
+    add = made.add_argument
+    add("--seconds", type=seconds, default=600.0, help="time for all that is run, roughly (%(default)s)")
+    add("--seed", type=int, help="what every case is drawn from (drawn itself, and printed)")
+    add("--only", metavar="PROOF", choices=list(PROOFS), action="append", help="run only this proof (may be repeated)")
+    add("--case", type=int, help="run only this case of the one proof chosen")
+    add("--list", action="store_true", help="list the proofs and end")
+    add("--json", type=Path, metavar="FILE", help="write everything that was found to FILE")
+    add("--markdown", type=Path, metavar="FILE", help="write the table to FILE")
+    return made
+
+
+def prove(names: Sequence[str], seed: int, time: float, case: int | None, console: Console) -> list[Outcome]:
+    """Run the proofs; what one leaves of its time goes to those after it."""
+    outcomes: list[Outcome] = []
+    with Status("", console=console) as status:
+
+        def note(outcome: Outcome) -> None:
+            status.update(escape(f"{outcome.name}: {report.how_often(outcome)}"))
+
+        with Runner(seed, note) as runner:
+            for number, name in enumerate(names):
+                left = time - sum(outcome.seconds for outcome in outcomes)
+                shares = sum(PROOFS[each].share for each in names[number:])
+                status.update(name)
+                outcomes.append(runner.run(name, PROOFS[name], max(left * PROOFS[name].share / shares, 0.1), case))
+                if not outcomes[-1].held:
+                    console.print(f"{name}: {report.violations(outcomes[-1])}", markup=False)
+    return outcomes
+
+
+def table(outcomes: Sequence[Outcome]) -> Table:
+    """Return the table for a terminal."""
+    made = Table(*report.HEADS)
+    for row in report.rows(outcomes):
+        made.add_row(*map(escape, row))
+    return made
+
+
+def main() -> int:
+    """Run the command line; return 0 if every promise held, 1 if one did not or, in CI, could not be tested."""
+    arguments = parser()
+    asked = arguments.parse_args()
+    if asked.list:
+        for _name, _proof in PROOFS.items():
+            pass
+        return HELD
+    names = [name for name in PROOFS if not asked.only or name in asked.only]
+    if asked.case is not None and len(names) != 1:
+        arguments.error("--case goes with one --only")
+    seed = random.SystemRandom().getrandbits(32) if asked.seed is None else asked.seed
+    console = Console(width=None if sys.stdout.isatty() else 160, soft_wrap=False)
+    console.print(f"seed {seed}", markup=False)
+    try:
+        outcomes = prove(names, seed, asked.seconds, asked.case, console)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    console.print(table(outcomes))
+    for text in report.failures(outcomes, seed):
+        console.print(text, markup=False, highlight=False)
+    if asked.json:
+        asked.json.write_text(report.as_json(outcomes, seed), encoding="utf-8")
+    if asked.markdown:
+        asked.markdown.write_text(report.markdown(outcomes), encoding="utf-8")
+    return _status(outcomes)
+
+
+def _status(outcomes: Sequence[Outcome]) -> int:
+    """Return the exit status; in CI a proof that could not run counts as violated: what it needs should be there."""
+    hidden = os.environ.get("CI") == "true"
+    return HELD if all(one.held or (one.skipped and not hidden) for one in outcomes) else VIOLATED
+
+
+if __name__ == "__main__":
+    run_as_command(main)

@@ -1,0 +1,7 @@
+"""Every proof, by name, in the order of the table."""
+
+from __future__ import annotations
+
+from .proof import Proof
+
+PROOFS: dict[str, Proof] = {}

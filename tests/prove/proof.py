@@ -1,0 +1,152 @@
+"""What a proof is, and what it runs with: time, seeds, scratch directories, and a place for what it finds.
+
+A proof puts one promise to the test in **cases**, each with a number from which everything random in it is drawn. A
+failed assertion, or any other exception that leaves a case, is a **violation**; the case's number repeats it. A proof
+that is a **control** breaks the cache on purpose, and must find a violation.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self, TypeVar
+
+ENOUGH = 3  # violations after which a proof goes no further
+LINES = 12  # of a traceback
+
+Item = TypeVar("Item")
+
+
+class CannotRun(Exception):
+    """What a proof needs is not to be had on this machine; the text says what, and how to get it."""
+
+
+@dataclass(frozen=True)
+class Proof:
+    """One row of the table: the promise (its number in docs/reliability.md), what is done to it, and how."""
+
+    promise: int
+    what: str
+    run: Callable[[Trial], None]
+    share: float = 1.0  # of the time, relative to the others
+    control: bool = False
+    preload: bool = False  # runs with the shim (shim.c) in front of libc
+
+
+@dataclass
+class Findings:
+    """What came of a proof so far."""
+
+    cases: int = 0
+    counts: dict[str, int] = field(default_factory=dict)
+    figures: dict[str, str] = field(default_factory=dict)
+    violations: list[tuple[int, str]] = field(default_factory=list)  # (case, what happened)
+
+
+class Trial:
+    """One run of one proof."""
+
+    def __init__(
+        self,
+        seed: int,
+        seconds: float,
+        only: int | None = None,
+        enough: int = ENOUGH,
+        note: Callable[[int, Findings], None] = lambda case, findings: None,
+    ) -> None:
+        """Take `seconds` or so for cases drawn from `seed`, or run the case `only`; `note` hears of each beforehand."""
+        self.seed, self.seconds, self.only, self.enough = seed, seconds, only, enough
+        self.findings = Findings()
+        self.case = 0
+        self._note = note
+        self._began = time.monotonic()
+        self._space = Path(tempfile.mkdtemp(prefix="prove-"))
+        self.kept = Path(tempfile.mkdtemp(dir=self._space))  # a scratch directory that outlives the cases
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        shutil.rmtree(self._space, ignore_errors=True)
+
+    @property
+    def left(self) -> float:
+        """Seconds that are left, 0 if none."""
+        return max(0.0, self._began + self.seconds - time.monotonic())
+
+    @property
+    def over(self) -> bool:
+        """Whether no further case should begin."""
+        return not self.left or len(self.findings.violations) >= self.enough
+
+    def repeat(self, case: Callable[[random.Random], None], least: int = 1) -> None:
+        """Run cases until the time is up, `least` of them however long they take."""
+        numbers = random.Random(self.seed)
+        while self.findings.cases < least or not self.over:
+            if len(self.findings.violations) >= self.enough:
+                return
+            number = numbers.getrandbits(40) if self.only is None else self.only
+            with self.judged(number):
+                case(random.Random(number))
+            if self.only is not None:
+                return
+
+    def each(self, items: Sequence[Item], case: Callable[[Item], None], what: str) -> None:
+        """Run a case for each item, in an order drawn from the seed, until the time is up; say how many of `what`."""
+        order = list(range(len(items)))
+        random.Random(self.seed).shuffle(order)
+        done = 0
+        for number in order if self.only is None else [self.only]:
+            if self.over and self.only is None:
+                break
+            with self.judged(number):
+                case(items[number])
+            done += 1
+        self.figure(what, f"{done:,} of {len(items):,}" if done < len(items) else f"all {done:,}")
+
+    @contextmanager
+    def judged(self, number: int) -> Iterator[None]:
+        """Take whatever is raised inside for a violation in case `number`; its scratch directories go at its end."""
+        self.case = number
+        self._note(number, self.findings)
+        try:
+            yield
+        except CannotRun:
+            raise
+        except Exception as error:
+            self.violation(_told(error))
+        finally:
+            self.findings.cases += 1
+            for made in self._space.iterdir():
+                if made != self.kept:
+                    shutil.rmtree(made, ignore_errors=True)
+
+    def fresh(self, name: str = "cache") -> Path:
+        """Return a path for a directory that is not there yet; it goes with the case."""
+        return Path(tempfile.mkdtemp(dir=self._space)) / name
+
+    def count(self, what: str, number: int = 1) -> None:
+        """Add to the number of things that were done, such as operations or kills."""
+        self.findings.counts[what] = self.findings.counts.get(what, 0) + number
+
+    def figure(self, name: str, value: object) -> None:
+        """Note something measured, such as the longest wait; the last value stands."""
+        self.findings.figures[name] = str(value)
+
+    def violation(self, text: str) -> None:
+        """Note that a promise was broken in the present case."""
+        self.findings.violations.append((self.case, text))
+        self._note(self.case, self.findings)
+
+
+def _told(error: Exception) -> str:
+    """Return the error with the end of its traceback."""
+    lines = "".join(traceback.format_exception(error)).rstrip().splitlines()
+    return "\n".join(lines[-LINES:])

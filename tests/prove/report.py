@@ -1,0 +1,94 @@
+"""The table of what was proved, and the commands that repeat what was not."""
+
+from __future__ import annotations
+
+import json
+import platform
+import sqlite3
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from .runner import Outcome
+
+HEADS = ("promise", "what was done to it", "how often", "violations")
+
+
+def how_often(outcome: Outcome) -> str:
+    """Say how many cases there were, and what was counted and measured in them."""
+    found = outcome.findings
+    if outcome.skipped:
+        return f"not run: {outcome.skipped}"
+    told = [f"{found.cases:,} {'case' if found.cases == 1 else 'cases'}"]
+    told += [f"{number:,} {what}" for what, number in found.counts.items()]
+    told += [f"{what}: {value}" for what, value in found.figures.items()]
+    return ", ".join(told)
+
+
+def violations(outcome: Outcome) -> str:
+    """Say how many violations there were; of a control, whether it found the one that it must."""
+    number = len(outcome.findings.violations)
+    if outcome.skipped:
+        return "-"
+    if outcome.proof.control:
+        return "found, as it must" if number else "NOT FOUND"
+    return str(number)
+
+
+def rows(outcomes: Sequence[Outcome]) -> list[tuple[str, str, str, str]]:
+    """Return the table's rows, ordered by promise."""
+    ordered = sorted(outcomes, key=lambda outcome: outcome.proof.promise)
+    return [
+        (
+            str(one.proof.promise),
+            ("control: " if one.proof.control else "") + one.proof.what,
+            how_often(one),
+            violations(one),
+        )
+        for one in ordered
+    ]
+
+
+def markdown(outcomes: Sequence[Outcome]) -> str:
+    """Return the table in Markdown."""
+    lines = [HEADS, tuple("---" for _ in HEADS), *rows(outcomes)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def failures(outcomes: Sequence[Outcome], seed: int) -> Iterator[str]:
+    """Tell each violation with the command that repeats its case."""
+    for outcome in outcomes:
+        if outcome.held or outcome.skipped:
+            continue
+        if outcome.proof.control:
+            yield f"{outcome.name}: found nothing, although the cache was broken on purpose; seed {seed}"
+        for case, text in outcome.findings.violations:
+            command = f'make prove ARGS="--only {outcome.name} --seed {seed} --case {case}"'
+            yield f"{outcome.name}: case {case}\n{text}\nrepeat it with: {command}"
+
+
+def machine() -> dict[str, str]:
+    """Return what the figures depend on."""
+    return {
+        "python": f"{platform.python_implementation()} {platform.python_version()}",
+        "sqlite": sqlite3.sqlite_version,
+        "kernel": f"{platform.system()} {platform.release()} {platform.machine()}",
+    }
+
+
+def as_json(outcomes: Sequence[Outcome], seed: int) -> str:
+    """Return everything that was found, for programs."""
+    proofs: list[dict[str, Any]] = [
+        {
+            "name": one.name,
+            "promise": one.proof.promise,
+            "what": one.proof.what,
+            "control": one.proof.control,
+            "held": one.held,
+            "skipped": one.skipped,
+            "seconds": round(one.seconds, 1),
+            **asdict(one.findings),
+        }
+        for one in outcomes
+    ]
+    return json.dumps({"seed": seed, "machine": machine(), "proofs": proofs}, indent=1) + "\n"

@@ -1,0 +1,123 @@
+"""Run proofs one after the other, each in a process group of its own that is gone when it has ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+from .proof import CannotRun, Findings, Proof
+from .shim import build
+
+PATIENCE = 120.0  # seconds beyond its time after which a proof counts as hung
+
+
+@dataclass
+class Outcome:
+    """What became of one proof."""
+
+    name: str
+    proof: Proof
+    seconds: float = 0.0
+    findings: Findings = field(default_factory=Findings)
+    skipped: str = ""
+
+    @property
+    def held(self) -> bool:
+        """Whether the promise held; of a control, whether the violation was found."""
+        return not self.skipped and bool(self.findings.violations) == self.proof.control
+
+
+class Runner:
+    """Runs proofs with the same seed; `note` hears how far the present one is."""
+
+    def __init__(self, seed: int, note: Callable[[Outcome], None] = lambda outcome: None) -> None:
+        self._seed, self._note = seed, note
+        self._space = tempfile.TemporaryDirectory(prefix="prove-")
+        self._shim: Path | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._space.cleanup()
+
+    def run(self, name: str, proof: Proof, seconds: float, only: int | None = None) -> Outcome:
+        """Run one proof for `seconds`, or its one case `only`."""
+        outcome = Outcome(name, proof)
+        began = time.monotonic()
+        try:
+            environment = self._environment(proof)
+        except CannotRun as reason:
+            outcome.skipped = str(reason)
+            return outcome
+        with tempfile.TemporaryFile() as place:
+            place.truncate(8)
+            reading, writing = os.pipe()
+            arguments = [name, str(self._seed), str(seconds), "" if only is None else str(only)]
+            process = subprocess.Popen(
+                [sys.executable, "-m", "tests.prove.inner", *arguments, str(writing), str(place.fileno())],
+                pass_fds=(writing, place.fileno()),
+                env=environment,
+                start_new_session=True,
+            )
+            os.close(writing)
+            try:
+                ended = self._listen(outcome, reading, seconds + PATIENCE)
+                status = process.wait(PATIENCE) if ended else None
+            finally:
+                os.close(reading)
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+            self._judge_end(outcome, status, int.from_bytes(os.pread(place.fileno(), 8, 0), "little"))
+        outcome.seconds = time.monotonic() - began
+        return outcome
+
+    def _environment(self, proof: Proof) -> dict[str, str]:
+        environment = {**os.environ, "TMPDIR": self._space.name}  # what a killed proof leaves behind goes with it
+        if proof.preload:
+            self._shim = self._shim or build(Path(self._space.name))
+            environment["LD_PRELOAD"] = str(self._shim)
+        return environment
+
+    def _listen(self, outcome: Outcome, pipe: int, patience: float) -> bool:
+        """Take in what the proof tells, until it has told all (True) or falls silent (False)."""
+        deadline, text = time.monotonic() + patience, b""
+        with selectors.DefaultSelector() as selector:
+            selector.register(pipe, selectors.EVENT_READ)
+            while selector.select(max(0.0, deadline - time.monotonic())):
+                piece = os.read(pipe, 1 << 16)
+                if not piece:
+                    return True
+                *lines, text = (text + piece).split(b"\n")
+                for line in lines:
+                    message = json.loads(line)
+                    outcome.skipped = message.get("skipped", outcome.skipped)
+                    if "findings" in message:
+                        outcome.findings = Findings(**message["findings"])
+                    if message.get("done"):
+                        return True
+                self._note(outcome)
+        return False
+
+    @staticmethod
+    def _judge_end(outcome: Outcome, status: int | None, case: int) -> None:
+        """Count an end that is not the proof's own as a violation in the case that it was in."""
+        if status == 0:
+            return
+        if status is None:
+            how = "hung, and was killed"
+        else:
+            how = f"died of {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+        outcome.findings.violations.append((case, f"the process {how}"))
