@@ -120,8 +120,7 @@ def fill_to_the_limit(cache: Cache, prefix: str, count: int = 100) -> None:
         cache[f"{prefix} {number}"] = BIG
 
 
-# Not where keys are blinded, and so spread at random: values this large may meet in one shard.
-@only(lambda kind: not kind.json and kind.shards < 8 and kind.name != "sealed-fanout")
+@only(lambda kind: not kind.json)
 @every_policy
 def test_the_size_limit_holds_at_every_moment(open_cache: Opener, kind: Kind, policy: str) -> None:
     limit = kind.shards * 1_500_000

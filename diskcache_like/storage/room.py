@@ -86,20 +86,31 @@ def _look_at_volume(store: Writer, incoming: int) -> None:
 
 
 def _room_for(store: Writer, incoming: int) -> int:
-    """Make room for `incoming` bytes if there is none; return the bytes that may be written before the next look."""
+    """Make room for `incoming` bytes if there is none; return the bytes that may be written before the next look.
+
+    First go the entries beyond this shard's even share, then those by which others exceed theirs. Where these could
+    not be asked the limit comes first, and more of its own have to go.
+    """
     slack = share.slack(store)
+    share.announce(store, incoming)
     volume = live_volume(store) + incoming
     free = share.left(store, volume)
-    sure = store.limit
-    if free < slack and volume <= sure:
+    if free < slack and volume > store.limit:
+        volume, free = _shrunk(store, incoming, volume + free - 2 * slack, store.limit - 2 * slack)
+    if free < slack:
         free += take_back(store, 2 * slack - free)
     if free < slack:
-        # No lower than the even share, so that a claim that is garbage cannot empty a shard; but where those above
-        # theirs could not be asked, the limit comes first.
-        least = 0 if volume <= sure else sure - incoming - 2 * slack
-        volume = make_room(store, max(0, least, volume + free - incoming - 2 * slack)) + incoming
-        free = share.left(store, volume)
+        volume, free = _shrunk(store, incoming, volume + free - 2 * slack, 0)
     return share.claim(store, volume, free)
+
+
+def _shrunk(store: Writer, incoming: int, target: int, least: int) -> tuple[int, int]:
+    """Make room until this shard, with what comes in, uses `target` or, if that is more, `least` bytes.
+
+    Returns what it uses then and what is left for all.
+    """
+    volume = make_room(store, max(0, max(target, least) - incoming)) + incoming
+    return volume, share.left(store, volume)
 
 
 def take_back(store: Writer, wanted: int) -> int:

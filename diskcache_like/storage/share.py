@@ -47,6 +47,17 @@ def claim(store: Writer, volume: int, free: int) -> int:
     return growth
 
 
+def announce(store: Writer, incoming: int) -> None:
+    """Claim what is about to be written, before this shard's volume and then the others' claims are read.
+
+    The lock is held. Of two shards that look at once each has written before it reads, so one at least sees the
+    other's; the mutex that SQLite takes to tell the volume keeps the processor from doing it the other way round.
+    """
+    header = store.header
+    noted = header[Header.CLAIM] or store.volume()
+    header[Header.CLAIM] = min(max(noted + incoming, 1), MOST)
+
+
 def claimed(store: Writer) -> int:
     """Return the claim of another shard; where there is none yet, its volume, which is noted in its place.
 
