@@ -21,6 +21,7 @@ from diskcache_like.storage.opening import close_leftovers
 from diskcache_like.storage.store import Store
 from diskcache_like.storage.writing import Writer
 
+from .conftest import bytes_on_disk
 from .kinds import QUICK, SECRET, Clock
 
 BIG = "x" * 60_000
@@ -282,6 +283,14 @@ def test_a_shard_that_is_written_more_uses_what_the_others_leave(limited: Fanout
         limited[key] = BIG
         assert limited.volume() <= LIMIT * 1.01
     assert len(limited) * len(BIG) > 0.85 * LIMIT, "nearly all of the limit"
+
+
+def test_a_shard_that_gives_room_to_another_gives_it_back_on_disk(limited: FanoutCache) -> None:
+    for key in of_shard(limited, 0, 300):
+        limited[key] = BIG
+    for key in of_shard(limited, 1, 8):
+        limited[key] = b"f" * (3 << 19)  # to a file
+        assert bytes_on_disk(limited) <= LIMIT * 1.01
 
 
 def test_each_shard_gets_its_even_share_when_it_needs_it(limited: FanoutCache) -> None:

@@ -29,6 +29,7 @@ WAL_LIMIT = (64 << 20) // PAGE_SIZE  # frames beyond which a checkpoint also tru
 GRACE = 10.0  # seconds that a replaced file stays for readers that hold its row
 SWEEP_FILES = 4096  # files chosen per round: more than writes can add between two rounds
 UNLINK_FILES = 16  # files unlinked after one write, so that no caller waits long
+VACUUM_PAGES = 4096  # at once, which takes some tens of milliseconds
 NO_EXPIRE = (1 << 63) - 1
 
 
@@ -101,6 +102,7 @@ def _room_for(store: Writer, incoming: int) -> int:
         free += take_back(store, 2 * slack - free)
     if free < slack:
         volume, free = _shrunk(store, incoming, volume + free - 2 * slack, 0)
+    give_back(store, share.part(store, free), slack)
     return share.claim(store, volume, free)
 
 
@@ -127,6 +129,7 @@ def take_back(store: Writer, wanted: int) -> int:
             before = other.header[Header.CLAIM]
             least = max(other.limit, before - max(wanted - given, 8 * share.slack(other)))
             volume = make_room(other, least)
+            give_back(other, 0, share.slack(other))
             share.claim(other, volume, 0)
             other.header[Header.MARK] = other.header[Header.WRITTEN] + share.slack(other)
             given += max(before - other.header[Header.CLAIM], 0)
@@ -431,8 +434,22 @@ def _write_many(store: Writer, statement: str, rows: Sequence[tuple[object, ...]
         store.failed(error)
 
 
-def vacuum(store: Writer) -> None:
-    """Give free pages at the end of the database back to the file system, where auto_vacuum is incremental."""
-    if store.settings["sqlite_auto_vacuum"] == 2 and store.txn is None:
-        # executescript steps the pragma to its end on every version of Python; execute frees one page on some.
-        store.writer.executescript("PRAGMA incremental_vacuum(4096)")
+def give_back(store: Writer, unused: int, tolerance: int) -> None:
+    """Give the room of free pages back, but for `unused` bytes, once it is more than that by `tolerance` bytes.
+
+    Free pages are not in the volume, since the next rows go there. But where files take the place of rows, the database
+    would keep its size beside them. Most of the time rows replace rows, and there is nothing to do.
+    """
+    ((free,),) = store.select_writer(sql.FREE_PAGES)
+    excess = int(free) * PAGE_SIZE - unused
+    if excess > tolerance and vacuum(store, excess // PAGE_SIZE):
+        checkpoint(store)  # only now does the file become shorter
+
+
+def vacuum(store: Writer, most: int = VACUUM_PAGES) -> bool:
+    """Take free pages off the end of the database, where auto_vacuum is incremental; tell whether that was tried."""
+    if store.settings["sqlite_auto_vacuum"] != 2 or store.txn is not None:
+        return False
+    # executescript steps the pragma to its end on every version of Python; execute frees one page on some.
+    store.writer.executescript(f"PRAGMA incremental_vacuum({min(most, VACUUM_PAGES)})")
+    return True

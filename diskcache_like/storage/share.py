@@ -41,10 +41,14 @@ def left(store: Writer, volume: int) -> int:
 
 def claim(store: Writer, volume: int, free: int) -> int:
     """Note what this shard may use until it looks again, and return by how much it may grow; the lock is held."""
-    parts = _parts(store)
-    growth = max(free // max(parts, 2), slack(store))
+    growth = max(free // max(_parts(store), 2), slack(store))
     store.header[Header.CLAIM] = min(max(volume + growth, 1), MOST)  # sizes may have been planted
     return growth
+
+
+def part(store: Writer, free: int) -> int:
+    """Return this shard's even part of what is left."""
+    return max(free, 0) // _parts(store)
 
 
 def announce(store: Writer, incoming: int) -> None:

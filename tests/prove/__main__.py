@@ -14,12 +14,13 @@ from rich.markup import escape
 from rich.status import Status
 from rich.table import Table
 
-from benchmarks.command import INTERRUPTED, run_as_command, seconds
+from benchmarks.command import INTERRUPTED, add_only, run_as_command, seconds
 
 from . import report
 from .catalogue import PROOFS
 from .runner import Outcome, Runner
 
+CATALOGUE = "tests.prove.catalogue"
 HELD, VIOLATED = 0, 1
 
 
@@ -29,7 +30,7 @@ def parser() -> argparse.ArgumentParser:
     add = made.add_argument
     add("--seconds", type=seconds, default=600.0, help="time for all that is run, roughly (%(default)s)")
     add("--seed", type=int, help="what every case is drawn from (drawn itself, and printed)")
-    add("--only", metavar="PROOF", choices=list(PROOFS), action="append", help="run only this proof (may be repeated)")
+    add_only(made, "proof", PROOFS)
     add("--case", type=int, help="run only this case of the one proof chosen")
     add("--list", action="store_true", help="list the proofs and end")
     add("--json", type=Path, metavar="FILE", help="write everything that was found to FILE")
@@ -45,7 +46,7 @@ def prove(names: Sequence[str], seed: int, time: float, case: int | None, consol
         def note(outcome: Outcome) -> None:
             status.update(escape(f"{outcome.name}: {report.how_often(outcome)}"))
 
-        with Runner(seed, note) as runner:
+        with Runner(seed, note, CATALOGUE) as runner:
             for number, name in enumerate(names):
                 left = time - sum(outcome.seconds for outcome in outcomes)
                 shares = sum(PROOFS[each].share for each in names[number:])
