@@ -17,17 +17,11 @@ from . import keys, rotation
 from . import memoize as memoizing
 from .coherence.generations import Header
 from .dictionaries import Training, train
-from .disk import Disk, Stored
-from .entries import (
-    ENOVAL,
-    Expiry,
-    Target,
-    absent,
-    tag_of,
-    with_metadata,
-)
+from .disk import Disk
+from .entries import ENOVAL, absent
 from .errors import DecodeError, DiskFull, ExpiryError, SettingError, StorageError, Timeout, ValueTooLarge
 from .hot import note_often
+from .packing import Expiry, Target, tag_of, with_metadata
 from .queues import Queues, discard
 from .record import MODE_RAW
 from .settings import DEFAULT_SETTINGS, OPTIONAL_SETTINGS, checked, checked_all
@@ -35,6 +29,7 @@ from .storage.check import check_store
 from .storage.shards import new_disk
 from .storage.store import REMOVE, Change, Row, Store, Touch
 from .streams import Streams
+from .value_files import Stored
 
 MOMENTS = 1e300  # seconds; a moment farther away is a mistake
 SET_MANY_BATCH = 1000  # entries per transaction of set_many and delete_many

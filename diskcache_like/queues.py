@@ -10,12 +10,14 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 from . import keys
-from .disk import UNKNOWN, Stored
-from .entries import GONE, Entries, Expiry, Target, metadata
+from .disk import UNKNOWN
+from .entries import GONE, Entries
 from .errors import DecodeError, DiskFull, Timeout, ValueTooLarge
+from .packing import Expiry, Target, metadata
 from .record import Record
 from .storage.reading import QUEUE_BOUND
 from .storage.store import Store
+from .value_files import Stored
 
 QUEUE_START = 500_000_000_000_000  # number of the first entry of a queue; it grows both ways from there
 QUEUE_PAGE = 100  # items of a queue per SELECT while iterating
