@@ -166,9 +166,12 @@ def test_the_command_ends_with_1_on_a_violation_and_0_without(
     use(monkeypatch, "--only", "holds", "--seconds", "0.1", "--seed", "3", "--json", str(tmp_path / "found.json"))
     assert command.main() == command.HELD
     assert json.loads((tmp_path / "found.json").read_text())["seed"] == 3
-    use(monkeypatch, "--only", "breaks", "--seconds", "0.1", "--seed", "3", "--markdown", str(tmp_path / "found.md"))
+    page = tmp_path / "page.md"
+    page.write_text("before <!-- proofs:begin --> old <!-- proofs:end --> after")
+    use(monkeypatch, "--only", "breaks", "--seconds", "0.1", "--seed", "3", "--docs", str(page))
     assert command.main() == command.VIOLATED
-    assert "| 2 | half of it |" in (tmp_path / "found.md").read_text()
+    assert "| 2 | half of it |" in page.read_text()
+    assert "old" not in page.read_text()
     assert "--only breaks --seed 3 --case" in capsys.readouterr().out
 
 

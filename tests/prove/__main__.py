@@ -15,12 +15,14 @@ from rich.status import Status
 from rich.table import Table
 
 from benchmarks.command import INTERRUPTED, add_only, run_as_command, seconds
+from benchmarks.page import marked, put
 
 from . import report
 from .catalogue import PROOFS
 from .runner import Outcome, Runner
 
 CATALOGUE = "tests.prove.catalogue"
+MARK = "proofs"
 HELD, VIOLATED = 0, 1
 
 
@@ -34,7 +36,7 @@ def parser() -> argparse.ArgumentParser:
     add("--case", type=int, help="run only this case of the one proof chosen")
     add("--list", action="store_true", help="list the proofs and end")
     add("--json", type=Path, metavar="FILE", help="write everything that was found to FILE")
-    add("--markdown", type=Path, metavar="FILE", help="write the table to FILE")
+    add("--docs", type=Path, metavar="PAGE", help="put the table into PAGE, between its marks")
     return made
 
 
@@ -73,6 +75,8 @@ def main() -> int:
         for _name, _proof in PROOFS.items():
             pass
         return HELD
+    if asked.docs:
+        marked(asked.docs, MARK)  # now, rather than after all has been run
     names = [name for name in PROOFS if not asked.only or name in asked.only]
     if asked.case is not None and len(names) != 1:
         arguments.error("--case goes with one --only")
@@ -88,8 +92,8 @@ def main() -> int:
         console.print(text, markup=False, highlight=False)
     if asked.json:
         asked.json.write_text(report.as_json(outcomes, seed), encoding="utf-8")
-    if asked.markdown:
-        asked.markdown.write_text(report.markdown(outcomes), encoding="utf-8")
+    if asked.docs:
+        put(asked.docs, MARK, report.page(outcomes, seed, asked.seconds))
     return _status(outcomes)
 
 
