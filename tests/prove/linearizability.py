@@ -1,0 +1,446 @@
+"""Linearizability: several processes and threads work on few keys at once, and their answers must have one order.
+
+Each history has keys of its own. Its clients, one to two threads in each of three processes, begin together; what they
+call is drawn beforehand, every value is another one, and the times of call and return come from one clock. The handles
+of the processes differ: with hot layer or without, generations read by either implementation, all on one directory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from diskcache_like import Cache, FanoutCache
+from diskcache_like.coherence import native
+
+from ..processes import FAR, PATIENCE, Crew, Link, Worker
+from ..sabotage import sabotage
+from .histories import Call, Recorded, violations
+from .proof import Proof, Trial
+
+PROCESSES = 3
+THREADS = 2  # of a process, at most
+BATCH = 10  # histories of a case
+LENGTH = (6, 10)  # operations of a client
+FANOUT = 3  # shards
+
+
+# -- what is called ---------------------------------------------------------------------------------------------------
+
+Weights = Mapping[str, int]
+
+_ENTRIES = {"get": 30, "set": 14, "add": 6, "incr": 6, "decr": 2, "pop": 4, "delete": 5, "touch": 2, "expire": 2}
+EVERYDAY: Weights = {**_ENTRIES, "push": 4, "pull": 4, "peek": 2, "get_many": 5}
+WHOLE: Weights = {**EVERYDAY, "transact": 12, "set_many": 4, "evict": 3, "clear": 1}
+
+
+class History(NamedTuple):
+    """What the clients of one history call."""
+
+    before: list[Call]  # by the first client, ahead of all
+    clients: list[list[Call]]
+    clears: bool  # needs the cache for itself
+
+
+class Draw:
+    """Draws the calls of one history, whose keys, queue, tags and values occur in no other."""
+
+    def __init__(self, source: random.Random, name: str, weights: Weights) -> None:
+        self._random = source
+        self._weights = weights
+        self._number = 0
+        self._tags = (None, f"t{name}", f"u{name}")
+        self.keys = [f"{letter}{name}" for letter in "abc"[: source.randint(1, 3)]]
+        self.queue = f"q{name}"
+
+    def history(self, clients: int) -> History:
+        """Return all calls for so many clients."""
+        clears = self._random.random() < 0.5  # one that has none need not wait for the others
+        weights = self._weights if clears else {**self._weights, "clear": 0}
+        before = [self._call("set", key) for key in self.keys if self._random.random() < 0.7]
+        calls = [self._calls(weights) for _ in range(clients)]
+        return History(before, calls, any(call[0] == "clear" for each in calls for call in each))
+
+    def _calls(self, weights: Weights) -> list[Call]:
+        warming = [("get", key) for key in self.keys]
+        names = self._random.choices(list(weights), list(weights.values()), k=self._random.randint(*LENGTH))
+        return [*warming, *(self._call(name, self._random.choice(self.keys)) for name in names)]
+
+    def _call(self, name: str, key: str) -> Call:
+        self._number += 1
+        value, tag = self._number * 10_000, self._random.choice(self._tags)
+        side = self._random.choice(("front", "back"))
+        if name in ("set", "add"):
+            return name, key, value, tag
+        if name in ("incr", "decr"):
+            return name, key, self._number, value
+        if name == "push":
+            return name, self.queue, value, side, tag
+        if name in ("pull", "peek"):
+            return name, self.queue, side
+        if name == "get_many":
+            return name, tuple(self.keys)
+        if name == "set_many":
+            return name, {each: value + index for index, each in enumerate(self.keys)}, tag
+        if name == "evict":
+            return name, tag or self._tags[1]
+        if name == "clear":
+            return (name,)
+        return self._transaction() if name == "transact" else (name, key)
+
+    def _transaction(self) -> Call:
+        """Return a transaction over two keys, or one key and the queue: reads, then writes, at times undone."""
+        places = self._random.sample([*self.keys, self.queue], 2)
+        keys = [place for place in places if place != self.queue]
+        kinds = ("set", "incr", "pop", "add", "delete", "get")
+        calls = [("get", key) for key in keys]
+        calls += [self._call(self._random.choice(kinds), key) for key in keys]
+        if self.queue in places:
+            calls.append(self._call(self._random.choice(("push", "pull")), self.queue))
+        return "transact", tuple(calls), self._random.random() < 0.2
+
+
+# -- how it is called -------------------------------------------------------------------------------------------------
+
+
+class Undo(Exception):
+    """Raised in a transaction to have it rolled back."""
+
+
+def _transact(cache: Cache, calls: Sequence[Call], undone: bool) -> tuple[Any, ...]:
+    answers = []
+    with contextlib.suppress(Undo), cache.transact(retry=True):
+        for name, *arguments in calls:
+            answers.append(RUN[name](cache, *arguments))
+        if undone:
+            raise Undo
+    return tuple(answers)
+
+
+def _item(found: tuple[Any, Any]) -> tuple[Any, Any]:
+    """Return (number, value) for what a queue answers."""
+    key, value = found
+    return (None if key is None else key.number), value
+
+
+RUN: dict[str, Callable[..., Any]] = {
+    "get": lambda cache, key: cache.get(key),
+    "set": lambda cache, key, value, tag: cache.set(key, value, tag=tag, retry=True),
+    "add": lambda cache, key, value, tag: cache.add(key, value, tag=tag, retry=True),
+    "incr": lambda cache, key, delta, default: cache.incr(key, delta, default, retry=True),
+    "decr": lambda cache, key, delta, default: cache.decr(key, delta, default, retry=True),
+    "pop": lambda cache, key: cache.pop(key, retry=True),
+    "delete": lambda cache, key: cache.delete(key, retry=True),
+    "touch": lambda cache, key: cache.touch(key, FAR, retry=True),
+    "expire": lambda cache, key: cache.touch(key, 0, retry=True),
+    "push": lambda cache, queue, value, side, tag: cache.push(value, queue, side, tag=tag, retry=True).number,
+    "pull": lambda cache, queue, side: _item(cache.pull(queue, side=side, retry=True)),
+    "peek": lambda cache, queue, side: _item(cache.peek(queue, side=side, retry=True)),
+    "get_many": lambda cache, keys: cache.get_many(keys),
+    "set_many": lambda cache, items, tag: cache.set_many(items, tag=tag, retry=True),
+    "evict": lambda cache, tag: cache.evict(tag, retry=True),
+    "clear": lambda cache: cache.clear(retry=True),
+    "transact": _transact,
+}
+
+
+class Raised(NamedTuple):
+    """The answer of an operation that raised an exception, which none should."""
+
+    error: str
+
+
+Answered = tuple[int, Any, int]  # when it was called, what it answered, when it returned
+
+
+def play(cache: Cache, calls: Sequence[Call]) -> list[Answered]:
+    """Make the calls and return what came of each; an exception is an answer too."""
+    clock, found = time.monotonic_ns, []
+    for name, *arguments in calls:
+        run = RUN[name]
+        called = clock()
+        try:
+            answer = run(cache, *arguments)
+        except Exception as error:
+            answer = Raised(repr(error))
+        found.append((called, answer, clock()))
+    return found
+
+
+# -- handles ----------------------------------------------------------------------------------------------------------
+
+
+class Handle(NamedTuple):
+    """Which handle a process uses."""
+
+    place: str  # directory: "slots", "few" or "files"
+    implementation: str
+    hot: bool
+
+
+PLACES: dict[str, dict[str, Any]] = {
+    "slots": {"generation_slots": 1 << 10},
+    "few": {"generation_slots": 16},  # keys share slots
+    "files": {"generation_slots": 1 << 10, "disk_min_file_size": 0},  # each value in a file
+}
+
+
+def opened(directory: Path, handle: Handle, shards: int) -> Cache:
+    """Open a handle, whose clock never goes back."""
+    settings = {**PLACES[handle.place], "coherence": handle.implementation, "clock": time.monotonic}
+    settings |= {"durability": "process"} | ({} if handle.hot else {"hot_size_limit": 0})
+    if shards > 1:
+        return FanoutCache(directory / handle.place, shards, 60, **settings)
+    return Cache(directory / handle.place, 60, **settings)
+
+
+class Gate:
+    """Lets the clients of a history begin together, by words in a file that all processes map."""
+
+    def __init__(self, path: Path) -> None:
+        with path.open("a+b") as file:
+            file.truncate(mmap.PAGESIZE)
+            self._mapping = mmap.mmap(file.fileno(), mmap.PAGESIZE)
+        self._words = memoryview(self._mapping).cast("Q")
+
+    def wait(self, client: int, moment: int, others: Sequence[int]) -> None:
+        """Say that this client has come to a moment, and return when all have."""
+        words = self._words
+        words[client] = moment
+        patience = time.monotonic() + PATIENCE
+        while any(words[other] < moment for other in others):
+            time.sleep(0)  # lets a thread of this process go on
+            if time.monotonic() > patience:
+                raise TimeoutError(f"client {client} waited {PATIENCE:.0f} s for the others")
+
+    def close(self) -> None:
+        """Unmap the words."""
+        self._words.release()
+        self._mapping.close()
+
+
+# -- processes --------------------------------------------------------------------------------------------------------
+
+
+class Batch(NamedTuple):
+    """Histories that one process takes part in."""
+
+    handle: Handle
+    first: int  # moment of the first gate
+    clients: tuple[int, ...]  # of all processes
+    histories: list[
+        tuple[bool, dict[int, list[list[Call]]]]
+    ]  # whether it clears; per client what comes before, and then
+
+
+def serve(link: Link, number: int, directory: Path, shards: int, spoil: Callable[[Cache], None]) -> None:
+    """Take part in histories until the other side ends, with the handles that it names; `spoil` them on opening."""
+    handles: dict[Handle, Cache] = {}
+    gate = Gate(directory / "gate")
+    with contextlib.ExitStack() as stack, ThreadPoolExecutor(THREADS) as pool:
+        stack.callback(gate.close)
+        link.tell("ready")
+        while (batch := link.hear()) is not None:
+            cache = handles.get(batch.handle)
+            if cache is None:
+                cache = handles[batch.handle] = stack.enter_context(opened(directory, batch.handle, shards))
+                spoil(cache)
+            mine = [client for client in batch.clients if client // THREADS == number]
+            link.tell(list(pool.map(partial(take_part, cache, gate, batch), mine)))
+
+
+def take_part(cache: Cache, gate: Gate, batch: Batch, client: int) -> list[list[Answered]]:
+    """Play one client's part of each history."""
+    found = []
+    moment = batch.first
+    cleared = False
+    for clears, calls in batch.histories:
+        before, after = calls[client]
+        if clears or cleared:
+            gate.wait(client, moment, batch.clients)  # the one before this has ended
+        if clears and client == batch.clients[0]:
+            cache.clear(retry=True)
+        cleared = clears
+        done = play(cache, before)
+        gate.wait(client, moment + 1, batch.clients)
+        found.append(done + play(cache, after))
+        moment += 2
+    return found
+
+
+# -- the proofs -------------------------------------------------------------------------------------------------------
+
+
+def unspoiled(_: Cache) -> None:
+    """Leave a handle as it is."""
+
+
+@dataclass(frozen=True)
+class Linearizability:
+    """Draws histories, has them played, and judges them."""
+
+    weights: Weights
+    shards: int = 1
+    spoil: Callable[[Cache], None] = unspoiled
+
+    def __call__(self, trial: Trial) -> None:
+        """Run the proof."""
+        implementations = ("python", "native") if native.load() else ("python",)
+        with Crew() as crew, contextlib.ExitStack() as stack:
+            where = {
+                place: stack.enter_context(opened(trial.kept, Handle(place, "python", True), self.shards))
+                for place in PLACES
+            }
+            workers = crew.start_many(PROCESSES, serve, trial.kept, self.shards, self.spoil)
+            for worker in workers:
+                worker.hear()
+            moments = iter(range(1, 1 << 62, 2 * BATCH))
+
+            def case(source: random.Random) -> None:
+                place = source.choice(("slots", "slots", "slots", "few", "few", "files"))
+                handles = [Handle(place, source.choice(implementations), source.random() < 0.8) for _ in workers]
+                threads = [source.choice((1, 1, THREADS)) for _ in workers]
+                clients = [THREADS * process + each for process, number in enumerate(threads) for each in range(number)]
+                draws = [Draw(source, f"{trial.case}-{number}", self.weights) for number in range(BATCH)]
+                histories = [draw.history(len(clients)) for draw in draws]
+                batches = batched(handles, next(moments), clients, histories)
+                answers = played(workers, batches)
+                for number, (draw, history) in enumerate(zip(draws, histories, strict=True)):
+                    recorded = put_together(history, clients, [each[number] for each in answers])
+                    judge(trial, recorded, places_of(where[place], draw), handles)
+
+            trial.repeat(case)
+            for worker in workers:
+                worker.tell(None)
+            crew.results(workers)
+
+
+def batched(handles: Sequence[Handle], first: int, clients: Sequence[int], histories: Sequence[History]) -> list[Batch]:
+    """Return what each process is told."""
+    parts = [
+        (
+            history.clears,
+            {
+                client: [history.before if client == clients[0] else [], calls]
+                for client, calls in zip(clients, history.clients, strict=True)
+            },
+        )
+        for history in histories
+    ]
+    return [Batch(handle, first, tuple(clients), parts) for handle in handles]
+
+
+def played(workers: Sequence[Worker], batches: Sequence[Batch]) -> list[list[list[Answered]]]:
+    """Have the batches played, and return what each client was answered in each history."""
+    for worker, batch in zip(workers, batches, strict=True):
+        worker.tell(batch)
+    return [client for worker in workers for client in worker.hear()]
+
+
+def put_together(history: History, clients: Sequence[int], answers: Sequence[Sequence[Answered]]) -> list[Recorded]:
+    """Return the operations of all clients with what they were answered."""
+    found = []
+    for position, client in enumerate(clients):
+        calls = [*(history.before if not position else []), *history.clients[position]]
+        found += [Recorded(client, call, *answer) for call, answer in zip(calls, answers[position], strict=True)]
+    return found
+
+
+def places_of(cache: Cache, draw: Draw) -> dict[str, int]:
+    """Return the shard of each place of a history."""
+    stores = cache._shards.stores
+    places = {key: stores.index(cache._target(key).store) for key in draw.keys}
+    return {**places, draw.queue: stores.index(cache._queue_store(draw.queue))}
+
+
+def judge(trial: Trial, recorded: Sequence[Recorded], places: Mapping[str, int], handles: Sequence[Handle]) -> None:
+    """Count a history, and note in which of its pieces there is no order."""
+    trial.count("histories")
+    trial.count("operations", len(recorded))
+    raised = [f"{each.call} raised {each.answer.error}" for each in recorded if isinstance(each.answer, Raised)]
+    for text in raised or violations(recorded, places):
+        trial.violation(f"{text}\nhandles: {', '.join(map(str, handles))}\nshards: {dict(places)}")
+
+
+# -- controls ---------------------------------------------------------------------------------------------------------
+
+PAUSE = 0.0005  # seconds by which a control widens the gap that it opens
+
+
+def bump_late(cache: Cache) -> None:
+    """Leave out the odd step, and change the generation some time after the commit only."""
+    sabotage(cache, "late", PAUSE)
+
+
+class Always:
+    """Words that show whatever generation one looks for."""
+
+    def __getitem__(self, _: int, /) -> Any:
+        return self
+
+    def __eq__(self, _: object) -> bool:
+        return True
+
+    __hash__ = None
+
+
+def trust_hits(cache: Cache) -> None:
+    """Take what is in the hot layer without a look at its slot."""
+    put = cache._hot_put
+    cache._hot_put = lambda key, entry: put(key, (Always(), *entry[1:]))  # type: ignore[assignment, arg-type]
+
+
+def count_in_two_steps(cache: Cache) -> None:
+    """Have `incr` read first and write later."""
+
+    def incr(key: Any, delta: int = 1, default: int = 0, retry: bool = False) -> int:
+        value = cache.get(key)
+        time.sleep(PAUSE)
+        total = (default if value is None else value) + delta
+        cache.set(key, total, retry=retry)
+        return int(total)
+
+    cache.incr = incr  # type: ignore[method-assign, assignment]
+
+
+def tear_transactions(cache: Cache) -> None:
+    """Have each write in a transaction be one by itself."""
+
+    @contextlib.contextmanager
+    def transact(retry: bool = False) -> Iterator[None]:
+        yield
+
+    cache.transact = transact  # type: ignore[method-assign]
+
+
+def _control(spoil: Callable[[Cache], None], promise: int, what: str, weights: Weights = EVERYDAY) -> Proof:
+    return Proof(promise, what, Linearizability(weights, spoil=spoil), share=0.5, control=True)
+
+
+_WHO = "3 to 6 clients of 3 processes at once, hot and cold, both implementations"
+PROOFS: dict[str, Proof] = {
+    "linearizability-cache": Proof(
+        1, f"{_WHO}: the operations on each key and queue have an order", Linearizability(EVERYDAY), share=2
+    ),
+    "linearizability-transactions": Proof(
+        2,
+        f"{_WHO}, with transact, set_many, evict and clear: all operations have an order",
+        Linearizability(WHOLE),
+        share=2,
+    ),
+    "linearizability-fanout": Proof(
+        1, f"{_WHO}, over {FANOUT} shards: all operations have an order", Linearizability(WHOLE, FANOUT), share=2
+    ),
+    "linearizability-late-generation": _control(bump_late, 1, "generations change only after the commit"),
+    "linearizability-unchecked-hit": _control(trust_hits, 1, "hits do not look at their generation"),
+    "linearizability-two-step-incr": _control(count_in_two_steps, 2, "incr reads first and writes later"),
+    "linearizability-torn-transaction": _control(tear_transactions, 2, "transact commits each write by itself", WHOLE),
+}
