@@ -8,6 +8,7 @@ of the processes differ: with hot layer or without, generations read by either i
 from __future__ import annotations
 
 import contextlib
+import functools
 import mmap
 import random
 import time
@@ -30,6 +31,7 @@ PROCESSES = 3
 THREADS = 2  # of a process, at most
 BATCH = 10  # histories of a case
 LENGTH = (6, 10)  # operations of a client
+LOOK = 0.00005  # seconds between two looks at whether the others have come
 FANOUT = 3  # shards
 
 
@@ -217,7 +219,7 @@ class Gate:
         words[client] = moment
         patience = time.monotonic() + PATIENCE
         while any(words[other] < moment for other in others):
-            time.sleep(0)  # lets a thread of this process go on
+            time.sleep(LOOK)
             if time.monotonic() > patience:
                 raise TimeoutError(f"client {client} waited {PATIENCE:.0f} s for the others")
 
@@ -290,15 +292,13 @@ class Linearizability:
     weights: Weights
     shards: int = 1
     spoil: Callable[[Cache], None] = unspoiled
+    least: int = 1  # cases, however short the time
 
     def __call__(self, trial: Trial) -> None:
         """Run the proof."""
         implementations = ("python", "native") if native.load() else ("python",)
         with Crew() as crew, contextlib.ExitStack() as stack:
-            where = {
-                place: stack.enter_context(opened(trial.kept, Handle(place, "python", True), self.shards))
-                for place in PLACES
-            }
+            where = functools.cache(partial(self._where, trial.kept, stack))
             workers = crew.start_many(PROCESSES, serve, trial.kept, self.shards, self.spoil)
             for worker in workers:
                 worker.hear()
@@ -315,12 +315,19 @@ class Linearizability:
                 answers = played(workers, batches)
                 for number, (draw, history) in enumerate(zip(draws, histories, strict=True)):
                     recorded = put_together(history, clients, [each[number] for each in answers])
-                    judge(trial, recorded, places_of(where[place], draw), handles)
+                    judge(trial, recorded, where(place)(draw), handles)
 
-            trial.repeat(case)
+            trial.repeat(case, self.least)
             for worker in workers:
                 worker.tell(None)
             crew.results(workers)
+
+    def _where(self, directory: Path, stack: contextlib.ExitStack, place: str) -> Callable[[Draw], dict[str, int]]:
+        """Return what tells the shards of a history's places in one of the directories."""
+        if self.shards == 1:
+            return lambda draw: dict.fromkeys((*draw.keys, draw.queue), 0)
+        cache = stack.enter_context(opened(directory, Handle(place, "python", False), self.shards))
+        return partial(places_of, cache)
 
 
 def batched(handles: Sequence[Handle], first: int, clients: Sequence[int], histories: Sequence[History]) -> list[Batch]:
@@ -372,7 +379,7 @@ def judge(trial: Trial, recorded: Sequence[Recorded], places: Mapping[str, int],
 
 # -- controls ---------------------------------------------------------------------------------------------------------
 
-PAUSE = 0.0005  # seconds by which a control widens the gap that it opens
+PAUSE = 0.001  # seconds by which a control widens the gap that it opens
 
 
 def bump_late(cache: Cache) -> None:
@@ -422,7 +429,7 @@ def tear_transactions(cache: Cache) -> None:
 
 
 def _control(spoil: Callable[[Cache], None], promise: int, what: str, weights: Weights = EVERYDAY) -> Proof:
-    return Proof(promise, what, Linearizability(weights, spoil=spoil), share=0.5, control=True)
+    return Proof(promise, what, Linearizability(weights, spoil=spoil, least=30), share=0.5, control=True)
 
 
 _WHO = "3 to 6 clients of 3 processes at once, hot and cold, both implementations"
