@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import mmap
 import random
 import time
@@ -281,6 +282,9 @@ def take_part(cache: Cache, gate: Gate, batch: Batch, client: int) -> list[list[
 # -- the proofs -------------------------------------------------------------------------------------------------------
 
 
+Where = Callable[[str], Callable[[Draw], Mapping[str, int]]]  # directory, then history: the shards of its places
+
+
 def unspoiled(_: Cache) -> None:
     """Leave a handle as it is."""
 
@@ -296,31 +300,31 @@ class Linearizability:
 
     def __call__(self, trial: Trial) -> None:
         """Run the proof."""
-        implementations = ("python", "native") if native.load() else ("python",)
         with Crew() as crew, contextlib.ExitStack() as stack:
             where = functools.cache(partial(self._where, trial.kept, stack))
             workers = crew.start_many(PROCESSES, serve, trial.kept, self.shards, self.spoil)
             for worker in workers:
                 worker.hear()
-            moments = iter(range(1, 1 << 62, 2 * BATCH))
-
-            def case(source: random.Random) -> None:
-                place = source.choice(("slots", "slots", "slots", "few", "few", "files"))
-                handles = [Handle(place, source.choice(implementations), source.random() < 0.8) for _ in workers]
-                threads = [source.choice((1, 1, THREADS)) for _ in workers]
-                clients = [THREADS * process + each for process, number in enumerate(threads) for each in range(number)]
-                draws = [Draw(source, f"{trial.case}-{number}", self.weights) for number in range(BATCH)]
-                histories = [draw.history(len(clients)) for draw in draws]
-                batches = batched(handles, next(moments), clients, histories)
-                answers = played(workers, batches)
-                for number, (draw, history) in enumerate(zip(draws, histories, strict=True)):
-                    recorded = put_together(history, clients, [each[number] for each in answers])
-                    judge(trial, recorded, where(place)(draw), handles)
-
-            trial.repeat(case, self.least)
+            trial.repeat(partial(self._case, trial, workers, where, itertools.count(1, 2 * BATCH)), self.least)
             for worker in workers:
                 worker.tell(None)
             crew.results(workers)
+
+    def _case(
+        self, trial: Trial, workers: Sequence[Worker], where: Where, moments: Iterator[int], source: random.Random
+    ) -> None:
+        """Have a batch of histories played, and judge each."""
+        place = source.choice(("slots", "slots", "slots", "few", "few", "files"))
+        implementations = ("python", "native") if native.load() else ("python",)
+        handles = [Handle(place, source.choice(implementations), source.random() < 0.8) for _ in workers]
+        threads = [source.choice((1, 1, THREADS)) for _ in workers]
+        clients = [THREADS * process + each for process, number in enumerate(threads) for each in range(number)]
+        draws = [Draw(source, f"{trial.case}-{number}", self.weights) for number in range(BATCH)]
+        histories = [draw.history(len(clients)) for draw in draws]
+        answers = played(workers, batched(handles, next(moments), clients, histories))
+        for number, (draw, history) in enumerate(zip(draws, histories, strict=True)):
+            recorded = put_together(history, clients, [each[number] for each in answers])
+            judge(trial, recorded, where(place)(draw), handles)
 
     def _where(self, directory: Path, stack: contextlib.ExitStack, place: str) -> Callable[[Draw], dict[str, int]]:
         """Return what tells the shards of a history's places in one of the directories."""
@@ -334,13 +338,13 @@ def batched(handles: Sequence[Handle], first: int, clients: Sequence[int], histo
     """Return what each process is told."""
     parts = [
         (
-            history.clears,
+            history.clears or not number,  # what the histories before have left goes
             {
                 client: [history.before if client == clients[0] else [], calls]
                 for client, calls in zip(clients, history.clients, strict=True)
             },
         )
-        for history in histories
+        for number, history in enumerate(histories)
     ]
     return [Batch(handle, first, tuple(clients), parts) for handle in handles]
 
@@ -368,10 +372,18 @@ def places_of(cache: Cache, draw: Draw) -> dict[str, int]:
     return {**places, draw.queue: stores.index(cache._queue_store(draw.queue))}
 
 
+def at_once(recorded: Sequence[Recorded]) -> int:
+    """Return how many operations were called while one of another client was running."""
+    ordered = sorted(recorded, key=lambda each: each.called)
+    ended = itertools.accumulate((each.returned for each in ordered), max)
+    return sum(later.called < latest for latest, later in zip(ended, ordered[1:], strict=False))
+
+
 def judge(trial: Trial, recorded: Sequence[Recorded], places: Mapping[str, int], handles: Sequence[Handle]) -> None:
     """Count a history, and note in which of its pieces there is no order."""
     trial.count("histories")
     trial.count("operations", len(recorded))
+    trial.count("of them begun while another ran", at_once(recorded))
     raised = [f"{each.call} raised {each.answer.error}" for each in recorded if isinstance(each.answer, Raised)]
     for text in raised or violations(recorded, places):
         trial.violation(f"{text}\nhandles: {', '.join(map(str, handles))}\nshards: {dict(places)}")
@@ -396,13 +408,13 @@ class Always:
     def __eq__(self, _: object) -> bool:
         return True
 
-    __hash__ = None
+    __hash__ = None  # type: ignore[assignment]
 
 
 def trust_hits(cache: Cache) -> None:
     """Take what is in the hot layer without a look at its slot."""
     put = cache._hot_put
-    cache._hot_put = lambda key, entry: put(key, (Always(), *entry[1:]))  # type: ignore[assignment, arg-type]
+    cache._hot_put = lambda key, entry: put(key, (Always(), *entry[1:]))  # type: ignore[arg-type]
 
 
 def count_in_two_steps(cache: Cache) -> None:
