@@ -17,8 +17,9 @@ from diskcache_like import Cache
 from diskcache_like.queues import QUEUE_START
 
 from .prove.checker import Operation, State, refuted
+from .prove.clients import RUN, Handle, opened, play
 from .prove.histories import Call, Piece, Recorded, parts, violations
-from .prove.linearizability import EVERYDAY, RUN, WHOLE, Draw, Handle, Weights, opened, places_of, play
+from .prove.linearizability import EVERYDAY, WHOLE, Draw, Weights, places_of
 
 ONE = {"k": 0, "l": 0, "q": 0}
 TWO = {"k": 0, "l": 1, "q": 0}  # places in two shards
