@@ -58,6 +58,9 @@ LEGAL = {
     ),
     "clear counts who is expired": ((0, 1, SET, True), (2, 3, ("expire", "k"), True), (4, 5, ("clear",), 1)),
     "clear finds who is expired removed": ((0, 1, SET, True), (2, 3, ("expire", "k"), True), (4, 5, ("clear",), 0)),
+    "clear finds one of two, who is expired, removed": (
+        (0, 1, SET, True), (2, 3, ("set", "l", 2, None), True), (4, 5, ("expire", "k"), True), (6, 7, ("clear",), 1),
+    ),
     "clear removes what comes while it runs": (
         (0, 9, ("clear",), 2), (1, 2, SET, True), (3, 4, GET, None), (5, 6, ("set", "k", 2, None), True), (7, 8, GET, None),
     ),
@@ -145,6 +148,9 @@ HALF_SEEN = ((0, 9, TRANSACTION, (True, True)), (1, 2, GET, 1), (3, 4, ("get", "
 def test_shards_commit_one_after_the_other_but_let_nobody_write_between() -> None:
     assert is_legal(*HALF_SEEN, shards=TWO)
     assert not is_legal(*HALF_SEEN, (5, 6, ("add", "l", 2, None), True), shards=TWO)
+    late = ("transact", (("get", "l"), ("set", "k", 2, None)), False)
+    assert not is_legal(*HALF_SEEN[:2], (3, 4, late, (None, True)), shards=TWO)
+    assert is_legal(*HALF_SEEN[:2], (3, 4, late, (1, True)), shards=TWO)
     assert not is_legal(*HALF_SEEN[:2], (3, 4, ("transact", (GET, ("get", "l")), False), (1, None)), shards=TWO)
     assert not is_legal(*HALF_SEEN[:2], (3, 4, ("clear",), 1), shards=TWO)
     assert not is_legal(*HALF_SEEN, (5, 6, ("get", "l"), 1), (7, 8, GET, None), shards=TWO)
@@ -153,6 +159,7 @@ def test_shards_commit_one_after_the_other_but_let_nobody_write_between() -> Non
 def test_shards_have_a_set_many_of_their_own() -> None:
     half = (0, 9, ("set_many", {"k": 1, "l": 1}, None), 2), (1, 2, GET, 1), (3, 4, ("get", "l"), None)
     assert is_legal(*half, shards=TWO)
+    assert is_legal(*half, (5, 6, ("add", "l", 2, None), True), shards=TWO)
     assert not is_legal(*half[:2], (10, 11, ("get", "l"), None), shards=TWO)
 
 
