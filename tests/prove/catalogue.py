@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from . import linearizability
 from .proof import Proof
 
-PROOFS: dict[str, Proof] = {}
+PROOFS: dict[str, Proof] = {**linearizability.PROOFS}
