@@ -264,6 +264,28 @@ class Entries(Packing):
                 return None
         return GONE
 
+    def _current(
+        self, key: Any, stored: bytes, h: int, store: Store, blob: bytes | None
+    ) -> tuple[Any, Record | None] | None:
+        """Return value and record of a live entry for a `decide` function; as in `_load`, no record of a simple one."""
+        if (
+            type(blob) is bytes
+            and blob[:1] == SIMPLE_HEAD
+            and self._reads_simple
+            and crc32(blob, crc32(stored)) == RESIDUE
+        ):
+            try:
+                return store.disk.load_payload(blob[1:-4])[0], None
+            except DecodeError as error:
+                self._distrust(error, key)
+                return None
+        target = Target(key, stored, h, store)
+        record = self._verified_here(target, blob)
+        if record is None or not self._is_live(record):
+            return None
+        found = self._loaded_here(target, record)
+        return None if found is None else (found[0], record)
+
     def _loaded_here(self, target: Target, record: Record) -> Loaded | None:
         """Return the value of a record read under the write lock: its file cannot be replaced meanwhile."""
         try:

@@ -21,6 +21,9 @@ UPSERT = """INSERT INTO entry (h, k, seq, rank, base, expire, tag, size, file, s
     tag = excluded.tag, size = excluded.size, file = excluded.file, spelling = excluded.spelling,
     queue = excluded.queue, num = excluded.num, v = excluded.v WHERE k = excluded.k"""
 UPDATE_SEALED = "UPDATE entry SET v = ?, spelling = ?, file = ?, size = ? WHERE h = ? AND k = ? AND v = ?"
+# Where a value alone is replaced: a statement that sets no indexed column writes no page of an index.
+UPDATE_VALUE = """UPDATE entry SET rank = 2 * ?3, v = ?4 WHERE h = ?1 AND k = ?2 AND expire IS ?5 AND tag IS ?6
+    AND base = 0 AND size = 0 AND file IS NULL AND spelling IS NULL"""
 UPDATE_EXPIRE = "UPDATE entry SET expire = ?, v = ? WHERE h = ?"
 DELETE = "DELETE FROM entry WHERE h = ? AND k = ? AND (expire IS NULL OR expire > ?)"
 DELETE_H = "DELETE FROM entry WHERE h = ?"

@@ -1,8 +1,8 @@
 """A store reads and writes one shard: a database, its generations, its write lock and its value files.
 
 The store is narrow: `read`, `read_many`, `upsert`, `compute`, `remove`, `scan`, `transaction`, `volume`, `close` and
-the batches in `room` and `check`. What the operations of a cache mean is decided above it. Built up in three steps:
-`shard` (what is open), `reading`, `writing`; this file adds what concerns the store as a whole.
+the batches in `room` and `check`. What the operations of a cache mean is decided above it. Built up in four steps:
+`shard` (what is open), `reading`, `writing`, `computing`; this file adds what concerns the store as a whole.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from ..policies import policy_named
 from ..settings import DURABILITY, HANDLE_ONLY, OPTIONAL_SETTINGS, checked
 from . import opening, room, schema
 from . import statements as sql
+from .computing import Computer
 from .rows import REMOVE, Change, Decide, Row, Touch
 from .shard import CLOSED, NOT_OPEN
-from .writing import Writer
 
 PAGE_OF_ENTRIES = 512  # removed entries from which on free pages are given back
 Selection = Literal["any", "tagged", "expired"]
@@ -29,7 +29,7 @@ _SELECTIONS = {"any": sql.SELECT_ANY, "tagged": sql.SELECT_TAGGED, "expired": sq
 _EPOCH, _TICK, _COUNT, _SETTLED = Header.EPOCH, Header.TICK, Header.COUNT, Header.SETTLED
 
 
-class Store(Writer):
+class Store(Computer):
     """Read and write one shard."""
 
     def close(self, timeout: float | None = None) -> None:

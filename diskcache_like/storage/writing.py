@@ -33,7 +33,7 @@ from . import rekeying, room
 from . import statements as sql
 from .connection import PAGE_SIZE
 from .reading import Reader
-from .rows import Decide, Row, Touch
+from .rows import Row
 from .transaction import ALL_SLOTS, Transaction
 
 WRITE_COST = room.FRAME  # bytes that the WAL grows by for most writes
@@ -73,9 +73,14 @@ class Writer(Reader):
                 raise
             return self.enter(timeout, culls)  # closed by another thread just now: this opens it again
         header = self.header
+        try:
+            expires = header[_NEXT_EXPIRE] != NO_EXPIRE and header[_NEXT_EXPIRE] <= self.config.clock() * 1e6
+        except BaseException:  # the clock is the user's
+            lock.release()
+            raise
         if (
-            header[_SETTLED] != header[_TICK]
-            or header[_NEXT_EXPIRE] != NO_EXPIRE
+            expires
+            or header[_SETTLED] != header[_TICK]
             or header[_EPOCH] != self.epoch
             or self.config.on_write is not None
         ):
@@ -207,7 +212,10 @@ class Writer(Reader):
             columns = [] if removed is None else [column for (column,) in self.select_writer(sql.SELECT_FILE, removed)]
             return room.relieve(self, columns, for_file)
 
-    def _upsert(self, h: int, stored: bytes, row: Row | bytes, locked: bool, known: bool = False) -> int:
+    def _upsert(
+        self, h: int, stored: bytes, row: Row | bytes, locked: bool, known: bool = False, again: bool = False
+    ) -> int:
+        """Do what `upsert` does, under the lock; `again`: most likely the value alone changes."""
         header = self.header
         plain = type(row) is bytes
         incoming = len(row) if plain else self._announced(row)  # type: ignore[arg-type]
@@ -223,10 +231,10 @@ class Writer(Reader):
             if plain and not self._special and not header[_DISPLACED]:
                 added = self._upsert_at(h, stored, tick, row, known)  # type: ignore[arg-type]
             else:
-                added = self._upsert_row(h, stored, Row(row) if plain else row, tick, slot)  # type: ignore[arg-type]
+                added = self._upsert_row(h, stored, Row(row) if plain else row, tick, slot, again)  # type: ignore[arg-type]
             if added:
                 self._count(added)
-            if header[_SHARED] and locked and incoming <= ROOM and self.board is not None:
+            if (again or header[_SHARED]) and locked and incoming <= ROOM and self.board is not None:
                 self.board.post(h, 2 * tick + 2, row if plain else row.v)  # type: ignore[arg-type, union-attr]
         except BaseException as error:
             header[_COUNT] = UNKNOWN  # whether the statement was committed is not known here
@@ -287,24 +295,33 @@ class Writer(Reader):
                 self.txn.files.append(row.file)
         return len(row.v) + row.size
 
-    def _upsert_row(self, h: int, stored: bytes, row: Row, tick: int, slot: int) -> int:
+    def _upsert_row(self, h: int, stored: bytes, row: Row, tick: int, slot: int, again: bool = False) -> int:
         """Write all columns of a row at the place of its key; return 0 when another key lives at `h`."""
         if self.disk.sealer is not None:
             row = rekeying.present_row(self, self.disk.sealer, stored, row)
         if self.header[_DISPLACED]:
             h = self._place(h, stored)
-        again = h == self._inserted
-        exists = again and self.writer.execute(sql.SELECT_V, (h,)).fetchone() is not None
+        if again and self._replace_value(h, stored, row, tick):
+            return 0
+        same = h == self._inserted
+        exists = same and self.writer.execute(sql.SELECT_V, (h,)).fetchone() is not None
         rank, base = (0, self.uses[slot]) if self.policy.marks_frequency else (2 * tick, 0)
         v, expire, tag, size, file, spelling, queue, num = row
         columns = (h, _blob(stored), tick, rank, base, expire, tag, size, file, spelling, queue, num, _blob(v))
         done = self.writer.execute(sql.UPSERT, columns)
         if not done.rowcount:
             return self._upsert_row(self._place(h, stored), stored, row, tick, slot)
-        added: bool = not exists if again else done.lastrowid != self._inserted
+        added: bool = not exists if same else done.lastrowid != self._inserted
         if added:
             self._inserted = h
         return 1 if added else 0
+
+    def _replace_value(self, h: int, stored: bytes, row: Row, tick: int) -> bool:
+        """Replace the record of a row whose other columns stay as they are; return False if they do not."""
+        if self._special or row.size or row.spelling is not None or row.queue is not None:
+            return False
+        parameters = (h, _blob(stored), tick, _blob(row.v), row.expire, row.tag)
+        return self.writer.execute(sql.UPDATE_VALUE, parameters).rowcount == 1
 
     def _place(self, h: int, stored: bytes) -> int:
         """Return where the key lives or may live; when its four places are taken the first is evicted."""
@@ -346,54 +363,6 @@ class Writer(Reader):
         except DecodeError:
             return False
         return True
-
-    def compute(self, h: int, stored: bytes, decide: Decide, timeout: float | None) -> int:
-        """Read the entry, let `decide` say what becomes of it, and write that, as one atomic step.
-
-        `decide` gets the record or None and returns a Row, Touch, REMOVE or None (leave as it is). It runs under the
-        write lock and must not use the cache. Returns the slot's new generation, or 1 if nothing may be kept hot.
-        """
-        try:
-            return self._compute_locked(h, stored, decide, timeout)
-        except CorruptDatabase as error:
-            if not self.recovered(error):
-                raise
-        except DiskFull:
-            if not self.relieved(timeout):
-                raise
-        return self._compute_locked(h, stored, decide, timeout)
-
-    def _compute_locked(self, h: int, stored: bytes, decide: Decide, timeout: float | None) -> int:
-        locked = self.enter(timeout)
-        try:
-            if locked:
-                self.tidy()
-            rows = self.select_writer(sql.SELECT_PROBES, (h,))
-            place, v = next(((place, v) for place, key, v in rows if key == stored), (h, None))
-            if v is None and rows:
-                with self.changing([h], locked):
-                    self._sound(rows)
-            change = decide(v)
-            if change is None:
-                return 1
-            if isinstance(change, bytes | Row):
-                return self._upsert(h, stored, change, locked, known=v is not None)
-            with self.changing([place], locked) as generation:
-                if isinstance(change, Touch):
-                    self._touch(place, change)
-                else:
-                    self._count(-self.writer.execute(sql.DELETE_H, (place,)).rowcount)
-            return generation
-        finally:
-            if locked:
-                self.leave()
-
-    def _touch(self, place: int, change: Touch) -> None:
-        if self.disk.sealer is not None:
-            rekeying.reserve(self, self.disk.sealer)
-        if change.expire is not None:
-            self.header[_NEXT_EXPIRE] = min(self.header[_NEXT_EXPIRE], microseconds(change.expire))
-        self.writer.execute(sql.UPDATE_EXPIRE, (change.expire, change.v, place))
 
     def remove(self, h: int, stored: bytes, timeout: float | None) -> int:
         """Remove a live entry in one autocommitted statement; return 0 if there was none.
