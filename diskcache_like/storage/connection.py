@@ -282,6 +282,7 @@ class ReaderPool:
         """Take every connection out of use until `resume`, for the time of a fork; raise Timeout if one is in use."""
         if not self._room.acquire(timeout=REST_SECONDS):
             raise Timeout(f"{self.path!r} is being opened by another thread")
+        self.watched = True  # who gives a connection back comes to `settle`, and there waits for the end of the fork
         deadline = time.monotonic() + REST_SECONDS
         while len(self._resting) < self._made:
             if self.free:
@@ -296,6 +297,7 @@ class ReaderPool:
         """Put the connections that `rest` took back into use."""
         self.free.extend(self._resting)
         self._resting.clear()
+        self.watched = self._waiting > 0 or self._closed
         self._room.notify_all()
         self._room.release()
 
