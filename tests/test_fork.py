@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from diskcache_like import Cache, FanoutCache, TransactionError
+from diskcache_like.storage.shard import Shard
 
 from .endings import ABRUPT, ENDINGS, end
 from .processes import PATIENCE, Crew, Link, Worker, cache_descriptors, forked, posix_locks, problems
@@ -132,6 +133,24 @@ def test_a_fork_gets_through_to_readers_that_never_pause(tmp_path: Path, kind: s
             sys.setswitchinterval(interval)
             end.set()
             thread.join(PATIENCE)
+
+
+def test_a_signal_handler_reads_while_its_thread_forks(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rest, read = Shard.rest, []
+
+    def interrupted(shard: Shard, resting: list[Any]) -> None:
+        rest(shard, resting)
+        read.append([cache.get(key) for key in range(20)])
+
+    with opened(tmp_path / "cache", kind, hot_size_limit=0) as cache:
+        cache.set_many({key: key for key in range(20)}, retry=True)
+        monkeypatch.setattr(Shard, "rest", interrupted)
+        with forked(lambda link: cache.incr("child")) as child:
+            assert child.result() == 1
+        assert len(read) >= len(cache._shards.stores)
+        assert all(found == list(range(20)) for found in read)
 
 
 def test_a_child_has_connections_of_its_own(tmp_path: Path, kind: str) -> None:
@@ -450,6 +469,7 @@ def test_a_pool_shares_a_handle(tmp_path: Path, kind: str) -> None:
 
 
 # -- endings ----------------------------------------------------------------------------------------------------------
+
 
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_an_interpreter_ends_quietly(tmp_path: Path, kind: str, ending: str) -> None:

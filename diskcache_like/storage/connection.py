@@ -199,7 +199,8 @@ class ReaderPool:
         self._timeout = timeout
         # append and pop of a deque are atomic: the uncontended path takes no lock
         self.free: deque[sqlite3.Cursor] = deque([first.cursor()])
-        self._room = threading.Condition(threading.Lock())  # guards _made, _waiting and _closed
+        # Guards _made, _waiting and _closed. Reentrant, since a signal handler may read while its thread is in here.
+        self._room = threading.Condition(threading.RLock())
         self._made = 1
         self._waiting = 0
         self._closed = False
@@ -218,6 +219,8 @@ class ReaderPool:
 
     def _make_or_wait(self) -> sqlite3.Cursor:
         with self._room:
+            if self._resting:
+                return self._resting.pop()  # a signal handler reads while its thread forks: all others wait outside
             while self._made >= MAX_READERS:
                 self._waiting += 1
                 self.watched = True
