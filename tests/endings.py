@@ -148,7 +148,9 @@ ENDINGS = {
             pool.submit(cache.set, number, number, retry=True)
     """,
 }
-ABRUPT = ("at once, in the middle of writes",)  # may leave a file without its entry behind, which check(fix=True) removes
+ABRUPT = (
+    "at once, in the middle of writes",
+)  # may leave a file without its entry behind, which check(fix=True) removes
 _OPENERS = {"one": "Cache({!r})", "fanout": "FanoutCache({!r}, shards=3, timeout=60)"}
 
 
