@@ -7,9 +7,7 @@ import itertools
 import multiprocessing
 import os
 import pickle
-import subprocess
 import sys
-import textwrap
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -19,7 +17,9 @@ from typing import Any
 import pytest
 
 from diskcache_like import Cache, FanoutCache, TransactionError
+from diskcache_like.storage.shard import Shard
 
+from .endings import ABRUPT, ENDINGS, end
 from .processes import PATIENCE, Crew, Link, Worker, cache_descriptors, forked, posix_locks, problems
 
 LARGE = b"x" * 40_000
@@ -108,6 +108,49 @@ def test_children_of_a_process_whose_threads_write_work_at_once(tmp_path: Path, 
         assert cache["forks"] == cache["forks in transactions"] == forks
         assert sorted(cache.pull("queue")[1] for _ in range(forks)) == list(range(forks))
         assert problems(cache) == []
+
+
+def test_a_fork_gets_through_to_readers_that_never_pause(tmp_path: Path, kind: str) -> None:
+    """A reader that lets others run only while it is inside SQLite is never seen without a connection by chance."""
+    with opened(tmp_path / "cache", kind, hot_size_limit=0) as cache:
+        cache.set("key", 1)
+        reading, end = threading.Event(), threading.Event()
+
+        def read() -> None:
+            while not end.is_set():
+                assert cache.get("key") == 1
+                reading.set()
+
+        thread = threading.Thread(target=read)
+        interval = sys.getswitchinterval()
+        thread.start()
+        try:
+            assert reading.wait(PATIENCE)
+            sys.setswitchinterval(PATIENCE)  # now threads take turns where they release the interpreter themselves
+            with forked(lambda link: cache.incr("child")) as child:
+                assert child.result() == 1
+        finally:
+            sys.setswitchinterval(interval)
+            end.set()
+            thread.join(PATIENCE)
+
+
+def test_a_signal_handler_reads_while_its_thread_forks(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rest, read = Shard.rest, []
+
+    def interrupted(shard: Shard, resting: list[Any]) -> None:
+        rest(shard, resting)
+        read.append([cache.get(key) for key in range(20)])
+
+    with opened(tmp_path / "cache", kind, hot_size_limit=0) as cache:
+        cache.set_many({key: key for key in range(20)}, retry=True)
+        monkeypatch.setattr(Shard, "rest", interrupted)
+        with forked(lambda link: cache.incr("child")) as child:
+            assert child.result() == 1
+        assert len(read) >= len(cache._shards.stores)
+        assert all(found == list(range(20)) for found in read)
 
 
 def test_a_child_has_connections_of_its_own(tmp_path: Path, kind: str) -> None:
@@ -427,83 +470,18 @@ def test_a_pool_shares_a_handle(tmp_path: Path, kind: str) -> None:
 
 # -- endings ----------------------------------------------------------------------------------------------------------
 
-ENDINGS = {
-    "with an open handle": """
-        cache.set("key", 1)
-        cache.get("key")
-    """,
-    "in the middle of an iteration": """
-        cache.set_many(dict.fromkeys(range(500), 1))
-        iterator, other = iter(cache), cache.iterkeys()
-        next(iterator), next(other)
-    """,
-    "with an open value file": """
-        cache.set("key", b"x" * 40000)
-        file = cache.read("key")
-    """,
-    "within a transaction": """
-        transaction = cache.transact()
-        transaction.__enter__()
-        cache.set("undone", 1)
-    """,
-    "with daemon threads writing": """
-        import threading
-        def write(number):
-            while True:
-                cache.set(number, b"x" * 100, retry=True)
-                cache.get(number + 1)
-        for number in range(4):
-            threading.Thread(target=write, args=(number,), daemon=True).start()
-        while len(cache) < 4:
-            pass
-    """,
-    "with threads still writing": """
-        import threading
-        def write(number):
-            for count in range(200):
-                cache.set((number, count), count, retry=True)
-        for number in range(4):
-            threading.Thread(target=write, args=(number,)).start()
-    """,
-    "by an exception": """
-        cache.set("key", 1)
-        raise SystemExit(0)
-    """,
-    "in a forked child": """
-        import os
-        cache.set("key", 1)
-        pid = os.fork()
-        if pid:
-            assert os.waitpid(pid, 0)[1] == 0
-            cache.set("key", 2)
-        else:
-            cache.incr("child")
-    """,
-    "in a forked child that did nothing": """
-        import os
-        cache.set("key", 1)
-        pid = os.fork()
-        if pid:
-            assert os.waitpid(pid, 0)[1] == 0
-            cache.set("key", 2)
-    """,
-}
-
 
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_an_interpreter_ends_quietly(tmp_path: Path, kind: str, ending: str) -> None:
     directory = tmp_path / "cache"
-    opener = "FanoutCache({!r}, shards=3, timeout=60)" if kind == "fanout" else "Cache({!r})"
-    script = f"from diskcache_like import *\ncache = {opener.format(str(directory))}\n" + textwrap.dedent(
-        ENDINGS[ending]
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENCE, check=False)
+    done = end(ending, directory, kind, PATIENCE)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     with opened(directory, kind) as cache:
         assert cache.get("undone") is None
         cache.set("afterwards", 1)
         if ending == "with threads still writing":
             assert len(cache) == 801
+        problems(cache, fix=ending in ABRUPT)
         assert problems(cache) == []
 
 

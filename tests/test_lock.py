@@ -134,6 +134,42 @@ def test_taking_it_twice_in_one_thread_is_an_error_not_a_hang(handle: Handle) ->
     handle.lock.release()
 
 
+class Interrupted:
+    """A thread lock after each of whose steps a signal handler runs."""
+
+    def __init__(self, handler: Callable[[], object]) -> None:
+        self._lock = threading.Lock()
+        self._handler = handler
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        got = self._lock.acquire(blocking, timeout)
+        if got:
+            self._handler()
+        return got
+
+    def release(self) -> None:
+        self._handler()
+        self._lock.release()
+
+
+def test_a_signal_handler_that_interrupts_the_taking_is_refused(handle: Handle) -> None:
+    """Its thread has the thread lock by then, and nothing but the stack says so."""
+    refused = []
+
+    def interrupt() -> None:
+        with pytest.raises(TransactionError, match="signal handler"):
+            handle.lock.acquire(None)
+        refused.append(True)
+
+    handle.lock._thread = Interrupted(interrupt)  # type: ignore[assignment]
+    handle.lock.acquire(None)
+    handle.lock.release()
+    assert handle.lock.rest()
+    interrupt()
+    handle.lock.resume()
+    assert len(refused) == 5
+
+
 def test_releasing_what_is_not_held_is_an_error(handle: Handle) -> None:
     with pytest.raises(NotOwner, match=r"cache\.lock"):
         handle.lock.release()

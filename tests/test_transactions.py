@@ -146,6 +146,31 @@ def test_a_transaction_counts_its_entries(open_cache: Opener) -> None:
 
 
 @few
+def test_a_thread_is_not_taken_for_one_that_has_ended(open_cache: Opener) -> None:
+    """The interpreter gives a new thread the number of one that has ended, here within a transaction."""
+    cache, left = open_cache(timeout=0), []
+
+    def leave() -> None:
+        left.append(cache.transact(retry=True))
+        left[0].__enter__()
+        cache.set("key", 1)
+
+    def intrude() -> None:
+        with pytest.raises((Timeout, TransactionError)), cache.transact(retry=False):
+            pass
+        kept_out.append(cache.get("key") is None)
+
+    kept_out: list[bool] = []
+    for work in (leave, *[intrude] * 5):
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    left.pop().__exit__(Stop, Stop(), None)
+    assert kept_out == [True] * 5
+    assert cache.get("key") is None
+
+
+@few
 def test_a_writer_in_another_thread_waits_for_the_end(open_cache: Opener) -> None:
     cache = open_cache()
     cache["counter"] = 0

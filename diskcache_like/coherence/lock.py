@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import sys
 import threading
 import time
 import weakref
@@ -64,6 +65,7 @@ class WriteLock:
         "_header",
         "_helper",
         "_owner",
+        "_rester",
         "_sleep",
         "_thread",
         "path",
@@ -83,6 +85,7 @@ class WriteLock:
         self._sleep = sleep
         self._thread = threading.Lock()
         self._owner = 0
+        self._rester = 0  # the thread that keeps the others away while it forks
         self.torn = False  # abandoned in a child of a process in which another thread held it
         self._header: memoryview[int] | None = None
         # The helper and the address it is to use: one attribute, because a waiting thread may read it during `attach`.
@@ -177,6 +180,7 @@ class WriteLock:
         writing = False
         for _ in range(REST_LOOKS):
             if self._thread.acquire(True, REST_SLICE):
+                self._rester = get_ident()
                 return True
             writing = writing or self._owner != 0
         if writing:
@@ -185,6 +189,7 @@ class WriteLock:
 
     def resume(self) -> None:
         """Let the other threads go on after `rest`."""
+        self._rester = 0
         self._thread.release()
 
     def _refused(self, error: BaseException, started: float | None, timeout: float | None) -> None:
@@ -199,14 +204,29 @@ class WriteLock:
 
     def _wait_for_thread(self, timeout: float | None) -> float:
         """Take the thread lock from another thread and return when the wait began."""
-        if self._owner == get_ident():
-            raise TransactionError(f"this thread already holds {self.path} and would wait for itself for ever")
+        if get_ident() in (self._owner, self._rester) or self._is_interrupted():
+            raise TransactionError(
+                f"this thread already holds {self.path} and would wait for itself for ever; a signal handler that "
+                "interrupts a write can read, and must leave writing for later"
+            )
         started = self._clock()
         if timeout is None:
             self._thread.acquire()
         elif not self._thread.acquire(True, min(max(timeout, 0.0), threading.TIMEOUT_MAX)):
             raise self._late(started)
         return started
+
+    def _is_interrupted(self) -> bool:
+        """Tell whether the calling thread is within this lock's own steps already: a signal handler interrupts them.
+
+        The thread lock may be taken there and `_owner` not be set yet, or no more.
+        """
+        frame = sys._getframe(2).f_back  # who called `acquire`
+        while frame is not None:
+            if frame.f_code in _STEPS and frame.f_locals.get("self") is self:
+                return True
+            frame = frame.f_back
+        return False
 
     def _wait_for_process(self, started: float, timeout: float | None) -> None:
         """Try until the deadline, with the thread lock held; whatever is raised, neither lock is held after it."""
@@ -305,6 +325,17 @@ class WriteLock:
         return DirectoryError(code, f"the file system grants no lock, and a cache needs locks ({error})", self.path)
 
 
+_STEPS = frozenset(
+    step.__code__
+    for step in (
+        WriteLock.acquire,
+        WriteLock.release,
+        WriteLock.retire,
+        WriteLock.close,
+        WriteLock.rest,
+        WriteLock.resume,
+    )
+)
 _open_locks: weakref.WeakSet[WriteLock] = weakref.WeakSet()
 
 

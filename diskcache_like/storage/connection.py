@@ -199,7 +199,8 @@ class ReaderPool:
         self._timeout = timeout
         # append and pop of a deque are atomic: the uncontended path takes no lock
         self.free: deque[sqlite3.Cursor] = deque([first.cursor()])
-        self._room = threading.Condition(threading.Lock())  # guards _made, _waiting and _closed
+        # Guards _made, _waiting and _closed. Reentrant, since a signal handler may read while its thread is in here.
+        self._room = threading.Condition(threading.RLock())
         self._made = 1
         self._waiting = 0
         self._closed = False
@@ -218,6 +219,8 @@ class ReaderPool:
 
     def _make_or_wait(self) -> sqlite3.Cursor:
         with self._room:
+            if self._resting:
+                return self._resting.pop()  # a signal handler reads while its thread forks: all others wait outside
             while self._made >= MAX_READERS:
                 self._waiting += 1
                 self.watched = True
@@ -282,6 +285,7 @@ class ReaderPool:
         """Take every connection out of use until `resume`, for the time of a fork; raise Timeout if one is in use."""
         if not self._room.acquire(timeout=REST_SECONDS):
             raise Timeout(f"{self.path!r} is being opened by another thread")
+        self.watched = True  # who gives a connection back comes to `settle`, and there waits for the end of the fork
         deadline = time.monotonic() + REST_SECONDS
         while len(self._resting) < self._made:
             if self.free:
@@ -296,6 +300,7 @@ class ReaderPool:
         """Put the connections that `rest` took back into use."""
         self.free.extend(self._resting)
         self._resting.clear()
+        self.watched = self._waiting > 0 or self._closed
         self._room.notify_all()
         self._room.release()
 

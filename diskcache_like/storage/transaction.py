@@ -22,13 +22,23 @@ def current_task() -> object | None:
     return task
 
 
+class _Thread(threading.local):
+    """Something that each thread has of its own; its number may be that of one which ended before."""
+
+    def __init__(self) -> None:
+        self.token = object()
+
+
+_thread = _Thread()
+
+
 class Transaction:
     """The one transaction that a shard's writer has open; it exists exactly while the write lock is held for it."""
 
     __slots__ = ("added", "depth", "evicted", "files", "slots", "task", "thread")
 
     def __init__(self) -> None:
-        self.thread = threading.get_ident()
+        self.thread = _thread.token
         self.task = current_task()
         self.slots: set[int] = set()
         self.depth = 1
@@ -41,7 +51,7 @@ class Transaction:
 
         Raises TransactionError for another asyncio task on the owner's thread: it would wait for itself.
         """
-        if self.thread != threading.get_ident():
+        if self.thread is not _thread.token:
             return False
         if self.task is not current_task():
             raise TransactionError(
@@ -52,4 +62,4 @@ class Transaction:
 
     def reads_here(self) -> bool:
         """Tell whether a read of the calling task belongs to this transaction; never raises."""
-        return self.thread == threading.get_ident() and self.task is current_task()
+        return self.thread is _thread.token and self.task is current_task()

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from . import linearizability
+from . import linearizability, lives, load
 from .proof import Proof
 
-PROOFS: dict[str, Proof] = {**linearizability.PROOFS}
+PROOFS: dict[str, Proof] = {
+    **linearizability.PROOFS,
+    **load.PROOFS,
+    **lives.PROOFS,
+}

@@ -1,0 +1,276 @@
+"""Every call of the API, mixed at random, with accounts of what must come of them.
+
+Two caches are used side by side. In the one that is **kept** nothing is evicted: its counters, queue, accounts and the
+entries that belong to one caller are exact. The **limited** one is filled over and over; what is found in it must be
+what was stored.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+from diskcache_like import Averager, BoundedSemaphore, Cache, Lock, RLock
+
+COUNTERS = 4
+ACCOUNTS = 6
+EACH = 1000  # what is in an account to begin with
+OWN = 12  # entries of one caller
+LIMITED = 3000  # keys in the limited cache
+SMALL, LARGE = 200, 40_000  # bytes; the large ones are files
+TAGS = ("red", "blue")
+GUARDED = ("guarded", "twice guarded", "rationed")  # numbers, each changed under a lock of its kind
+MISSING = object()
+
+Accounts = Counter[Any]
+
+
+def prepare(kept: Cache) -> None:
+    """Store what the callers share."""
+    kept.set_many({("account", number): EACH for number in range(ACCOUNTS)}, retry=True)
+    for key in GUARDED:
+        kept.set(key, 0, retry=True)
+
+
+def fill_up(limited: Cache, size_limit: int) -> None:
+    """Store as much as there is room for."""
+    number = size_limit // (3 * SMALL)
+    limited.set_many(((key, content(key, 3 * SMALL)) for key in range(number)), tag=TAGS[0], retry=True)
+
+
+def content(key: Any, size: int) -> bytes:
+    """Return bytes by which it can be told that they were stored under `key`, whole."""
+    head = f"{key}:{size}:".encode()
+    return head + bytes([sum(head) % 251]) * (size - len(head))
+
+
+def is_content(key: Any, value: bytes) -> bool:
+    """Tell whether `value` was stored under `key`, whole."""
+    return value == content(key, len(value))
+
+
+class Caller:
+    """One thread that calls; `accounts` says what it did that others see the sum of."""
+
+    def __init__(self, kept: Cache, limited: Cache, name: object, draw: random.Random, weights: Weights) -> None:
+        self.kept, self.limited, self.name, self.draw = kept, limited, name, draw
+        self.accounts: Accounts = Counter()
+        self.longest = 0.0  # seconds that a call took
+        self.slowest = ""  # which one
+        self._own: dict[Any, Any] = {}
+        self._open: list[Iterator[Any]] = []
+        self._calls = [call for call, weight in weights.items() for _ in range(weight)]
+        self._memoized = kept.memoize(name="square")(lambda number: [number * number])
+
+    def step(self) -> None:
+        """Make one call, or a few that belong together."""
+        call = self.draw.choice(self._calls)
+        began = time.perf_counter()
+        call(self)
+        took = time.perf_counter() - began
+        self.accounts["calls"] += 1
+        self.accounts["writes"] += call not in READS
+        if took > self.longest:
+            self.longest, self.slowest = took, call.__name__
+
+    def count(self) -> None:
+        key, delta = ("counter", self.draw.randrange(COUNTERS)), self.draw.choice((1, 2, 5))
+        up = self.draw.random() < 0.7
+        (self.kept.incr if up else self.kept.decr)(key, delta, retry=True)
+        self.accounts[key] += delta if up else -delta
+
+    def transfer(self) -> None:
+        one, other = (("account", number) for number in self.draw.sample(range(ACCOUNTS), 2))
+        amount = self.draw.randrange(1, 50)
+        with self.kept.transact(retry=True):
+            self.kept.set(one, self.kept[one] - amount, retry=True)
+            self.kept.incr(other, amount, retry=True)
+
+    def queue(self) -> None:
+        if self.draw.random() < 0.5:
+            number = self.draw.randrange(1 << 30)
+            self.kept.push(number, "queue", side=self.draw.choice(("front", "back")), retry=True)
+            self.accounts["queued"] += number
+            self.accounts["in the queue"] += 1
+        else:
+            key, number = self.kept.pull("queue", (None, 0), side=self.draw.choice(("front", "back")), retry=True)
+            self.accounts["queued"] -= number
+            self.accounts["in the queue"] -= key is not None
+
+    def write_own(self) -> None:
+        key = (self.name, self.draw.randrange(OWN))
+        value = self.draw.choice((7, "text", [1, {"a": None}], (2.5,), content(key, SMALL), content(key, LARGE)))
+        if self.draw.random() < 0.3:
+            assert self.kept.add(key, value, retry=True) == (key not in self._own)
+            self._own.setdefault(key, value)
+        else:
+            assert self.kept.set(key, value, tag=self.draw.choice((None, *TAGS)), retry=True)
+            self._own[key] = value
+
+    def remove_own(self) -> None:
+        key = (self.name, self.draw.randrange(OWN))
+        if self.draw.random() < 0.5:
+            assert self.kept.delete(key, retry=True) == (key in self._own)
+        else:
+            assert self.kept.pop(key, MISSING, retry=True) == self._own.get(key, MISSING)
+        self._own.pop(key, None)
+
+    def read_own(self) -> None:
+        key = (self.name, self.draw.randrange(OWN))
+        expected = self._own.get(key, MISSING)
+        assert self.kept.get(key, MISSING) == expected
+        assert (key in self.kept) == (expected is not MISSING)
+        if isinstance(expected, bytes):
+            with self.kept.read(key) as file:
+                assert file.read() == expected
+
+    def many_own(self) -> None:
+        keys = [(self.name, number) for number in self.draw.sample(range(OWN), 5)]
+        if self.draw.random() < 0.5:
+            values = {key: content(key, SMALL) for key in keys}
+            assert self.kept.set_many(values, retry=True) == len(keys)
+            self._own |= values
+        else:
+            assert self.kept.delete_many(keys[:2], retry=True) == sum(key in self._own for key in keys[:2])
+            for key in keys[:2]:
+                self._own.pop(key, None)
+        assert self.kept.get_many(keys) == {key: self._own[key] for key in keys if key in self._own}
+
+    def touch_own(self) -> None:
+        key = (self.name, self.draw.randrange(OWN))
+        assert self.kept.touch(key, self.draw.choice((None, 1e6)), retry=True) == (key in self._own)
+
+    def lock(self) -> None:
+        """Add one to a number in steps that are not atomic by themselves."""
+        make, key = self.draw.choice(list(zip((Lock, RLock, BoundedSemaphore), GUARDED, strict=True)))
+        with make(self.kept, ("lock of", key)):
+            number = self.kept[key]
+            if make is RLock:
+                with make(self.kept, ("lock of", key)):
+                    number = self.kept[key]
+            self.kept.set(key, number + 1, retry=True)
+        self.accounts[key] += 1
+
+    def average(self) -> None:
+        Averager(self.kept, "average").add(2)
+        self.accounts["averaged"] += 1
+
+    def look(self) -> None:
+        """Begin an iteration and leave it open; go on with one that was begun before."""
+        begin, cache = self.draw.choice(
+            ((iter, self.limited), (reversed, self.limited), (iter, self.kept), (Cache.iterkeys, self.kept))
+        )
+        self._open.append(begin(cache))
+        iterator = self.draw.choice(self._open)
+        for _, _ in zip(range(20), iterator, strict=False):
+            pass
+        if len(self._open) > 3:
+            self._open.pop(0)
+        assert len(self.kept) >= ACCOUNTS
+        with suppress(KeyError):  # the queue's last item may go between two calls
+            self.kept.peekitem()
+        self.kept.peek("queue")
+        self.kept.stats()
+
+    def recall(self) -> None:
+        number = self.draw.randrange(30)
+        assert self._memoized(number) == [number * number]
+
+    def fill(self) -> None:
+        key = self.draw.randrange(LIMITED)
+        size = LARGE if self.draw.random() < 0.05 else self.draw.randrange(SMALL, 4 * SMALL)
+        expire = self.draw.choice((None, None, 0.05, 1e6))
+        assert self.limited.set(key, content(key, size), expire=expire, tag=self.draw.choice(TAGS), retry=True)
+
+    def flood(self) -> None:
+        """Store a new entry, most likely in place of others."""
+        key = self.draw.getrandbits(128).to_bytes(16, "big").hex()
+        size = self.draw.choice(
+            (self.draw.randrange(SMALL), 5 * SMALL, LARGE // 2, self.draw.randrange(LARGE, 4 * LARGE))
+        )
+        assert self.limited.set(key, content(key, max(size, SMALL)), tag=TAGS[0], retry=True)
+        assert is_content(key, self.limited.get(key, content(key, SMALL)))
+
+    def find(self) -> None:
+        keys = [self.draw.randrange(LIMITED) for _ in range(10)]
+        found = self.limited.get_many(keys)
+        found[keys[0]] = self.limited.get(keys[0], b"")
+        for key, value in found.items():
+            assert not value or is_content(key, value), f"{key!r} reads as {value[:40]!r}..."
+
+    def thin(self) -> None:
+        limited = self.limited
+        removals: tuple[Callable[[], int], ...] = (
+            lambda: limited.expire(retry=True),
+            lambda: limited.cull(retry=True),
+            lambda: limited.evict(self.draw.choice(TAGS), retry=True),
+            lambda: limited.clear(retry=True),
+        )
+        self.draw.choices(removals, (50, 50, 2, 1))[0]()
+
+
+Weights = dict[Callable[[Caller], None], int]
+EVERYTHING: Weights = {
+    Caller.count: 10,
+    Caller.transfer: 5,
+    Caller.queue: 8,
+    Caller.write_own: 8,
+    Caller.remove_own: 4,
+    Caller.read_own: 12,
+    Caller.many_own: 2,
+    Caller.touch_own: 2,
+    Caller.lock: 2,
+    Caller.average: 2,
+    Caller.look: 1,
+    Caller.recall: 4,
+    Caller.fill: 25,
+    Caller.find: 12,
+    Caller.thin: 1,
+}
+FLOOD: Weights = {Caller.flood: 9, Caller.fill: 9, Caller.find: 1, Caller.count: 1}
+READS = frozenset({Caller.read_own, Caller.look, Caller.recall, Caller.find})
+
+
+def call_in_threads(
+    callers: list[Caller], goes_on: Callable[[], bool], after_each: Callable[[int], object] = lambda number: None
+) -> None:
+    """Have each caller call in a thread of its own while `goes_on()`; raise the first error of any."""
+    errors: list[BaseException] = []
+
+    def run(number: int) -> None:
+        try:
+            while goes_on() and not errors:
+                callers[number].step()
+                after_each(number)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(len(callers))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+def audit(kept: Cache, accounts: Accounts) -> None:
+    """Compare what is in the cache with what all callers together did."""
+    for number in range(COUNTERS):
+        key = ("counter", number)
+        assert kept.get(key, 0) == accounts[key], f"{key} is {kept.get(key)}, and {accounts[key]} was counted"
+    for name in GUARDED:
+        assert kept[name] == accounts[name], f"{name} is {kept[name]}, and {accounts[name]} was counted under the lock"
+    total = sum(kept[("account", number)] for number in range(ACCOUNTS))
+    assert total == ACCOUNTS * EACH, f"the accounts hold {total} together, and nothing was paid in or out"
+    assert kept.get("average", (0, 0)) == (2 * accounts["averaged"], accounts["averaged"])
+    left = [kept.pull("queue", retry=True)[1] for _ in range(accounts["in the queue"])]
+    assert kept.pull("queue", retry=True) == (None, None), "there is more in the queue than was put there"
+    assert sum(left) == accounts["queued"], "what came out of the queue is not what was put in"
+    for key in kept:
+        assert not (isinstance(key, tuple) and key[0] == "lock of"), f"{key} is still held"

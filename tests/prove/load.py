@@ -1,0 +1,292 @@
+"""Load: far more processes and threads than processors, every call mixed, and limits that are looked at all the time."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
+
+from benchmarks.usage import disk_bytes, usage_of
+from diskcache_like import EVICTION_POLICY, Cache
+from diskcache_like.hot import COST
+from diskcache_like.storage import room
+from diskcache_like.storage.connection import MAX_READERS, PAGE_SIZE
+
+from ..processes import Crew, Link, Worker, cache_descriptors, ready
+from . import calls
+from .proof import Proof, Trial
+from .stage import KINDS, SHARDS, Stage, Words, opened, played, soundness
+
+MIB = 1 << 20
+LIMIT = 4 * MIB  # of the cache that is filled over and over
+HOT_LIMIT = MIB // 4
+OVER = 1.01  # times its limit that a cache may use
+# Bytes between checkpoints here, so that even a short run sees many; and how much longer a WAL may get, as each reader
+# that is met in the middle puts its reset off.
+CHECKPOINT = MIB
+WAL_BOUND = 16 * CHECKPOINT
+GROWTH = 96 * MIB  # by which a process may grow from its first calls on: connections' page caches, hot layers, buffers
+FAIR = 0.02  # of the average number of writes is what the slowest writer must have made
+LONG = 10.0  # seconds from which on a run is a long one, with all processes and threads
+# Database and WAL for each of the readers and the writer; -shm, the lock, the mapped generations and board.
+DESCRIPTORS = 2 * (MAX_READERS + 1) + 4
+AROUND, LEAST = 0.3, 1.0  # seconds for the end of a run, and for the run itself at least
+PACE = 0.002  # seconds between two looks, which hold up the writers
+
+
+class Crowd(NamedTuple):
+    """Who works on two caches at once, and at what."""
+
+    kind: str
+    processes: int
+    threads: int = 1
+    policy: str = "least-recently-used"
+    weights: calls.Weights = calls.EVERYTHING
+    readers: int = 2
+
+
+class Places(NamedTuple):
+    """Where the two caches are."""
+
+    kept: Path
+    limited: Path
+
+    def open(self, crowd: Crowd, **settings: Any) -> tuple[Cache, Cache]:
+        """Open both, with a hot layer that is soon full."""
+        options = {"hot_size_limit": HOT_LIMIT, **settings}
+        return (
+            opened(crowd.kind, self.kept, eviction_policy="none", **options),
+            opened(crowd.kind, self.limited, eviction_policy=crowd.policy, size_limit=LIMIT, **options),
+        )
+
+
+@contextmanager
+def short_logs() -> Iterator[None]:
+    """Have the children that are forked meanwhile checkpoint often."""
+    with (
+        mock.patch.object(room, "CHECKPOINT_BYTES", CHECKPOINT),
+        mock.patch.object(room, "WAL_LIMIT", 4 * CHECKPOINT // PAGE_SIZE),
+    ):
+        yield
+
+
+# -- what the children do ---------------------------------------------------------------------------------------------
+
+
+def work(link: Link, number: int, crowd: Crowd, places: Places, seed: str, end: Words) -> list[dict[str, Any]]:
+    """Call at random in `crowd.threads` threads until the end; return each caller's accounts."""
+    kept, limited = places.open(crowd)
+    callers = [
+        calls.Caller(kept, limited, (number, each), random.Random(f"{seed} {number} {each}"), crowd.weights)
+        for each in range(crowd.threads)
+    ]
+
+    def look(each: int) -> None:
+        if callers[each].accounts["calls"] % 50 == 0:
+            for cache in (kept, limited):
+                look_at_hot_layer(cache)
+
+    with kept, limited:
+        ready(link)
+        calls.call_in_threads(callers, lambda: not end[0], look)
+    return [{"accounts": each.accounts, "longest": (each.longest, each.slowest)} for each in callers]
+
+
+def look_at_hot_layer(cache: Cache) -> None:
+    """Assert that what the hot layer holds is within its limit."""
+    hot = cache._hot
+    with hot._lock:
+        size = sum(entry[COST] for entry in list(hot.entries.values()))
+    # A thread may put an entry anew while another evicts it: each has at most one such in its hands.
+    most = hot.limit + threading.active_count() * hot.admits
+    assert size <= most, f"the hot layer holds {size:,} bytes of {hot.limit:,}"
+
+
+def read(link: Link, crowd: Crowd, places: Places, end: Words) -> int:
+    """Read without a pause, always with iterators open; return how many reads there were."""
+    reads = 0
+    with ExitStack() as stack:
+        caches = [stack.enter_context(cache) for cache in places.open(crowd, hot_size_limit=0)]
+        held: list[Iterator[Any]] = []
+        ready(link)
+        while not end[0]:
+            for cache in caches:
+                cache.get_many(range(100))
+                held.append(iter(cache))
+                next(held[-1], None)
+                reads += 100
+            for iterator in held[:-6]:
+                reads += len(list(iterator))
+            del held[:-6]
+    return reads
+
+
+@dataclass
+class Largest:
+    """The most that was seen of everything that has a limit."""
+
+    looks: int = 0
+    volume: int = 0
+    disk: int = 0
+    wal: int = 0
+    waits: list[float] = field(default_factory=list)
+
+
+def watch(link: Link, crowd: Crowd, places: Places, end: Words) -> Largest:
+    """Look at the size of the limited cache, and of all WALs, again and again; at the volume between two writes."""
+    seen = Largest()
+    kept, limited = places.open(crowd, hot_size_limit=0)
+    wals = [Path(f"{store.path}-wal") for cache in (kept, limited) for store in cache._shards.stores]
+    with kept, limited:
+        ready(link)
+        while not end[0]:
+            with limited.transact(retry=True):  # so that nothing moves from one shard to another under the sum
+                volume = limited.volume()
+            seen.volume = max(seen.volume, volume)
+            seen.wal = max(seen.wal, *(wal.stat().st_size for wal in wals if wal.exists()))
+            if seen.looks % 16 == 0:
+                seen.disk = max(seen.disk, disk_bytes(places.limited))
+            seen.looks += 1
+            time.sleep(PACE)
+    return seen
+
+
+# -- a run ------------------------------------------------------------------------------------------------------------
+
+
+def run(trial: Trial, crowd: Crowd, share: float) -> None:
+    """Let a crowd work for its share of the time, watch its processes meanwhile, and audit what it has done."""
+    deadline = time.monotonic() + trial.seconds * share - AROUND
+    places, end = Places(trial.fresh("kept"), trial.fresh("limited")), Words(1)
+    seed = f"{trial.seed} {crowd.kind} {crowd.policy}"
+    played(partial(found, crowd, places))
+    with short_logs(), Stage() as stage:
+        workers = [
+            stage.play(partial(work, number=number, crowd=crowd, places=places, seed=seed, end=end))
+            for number in range(crowd.processes)
+        ]
+        looking = [stage.play(partial(read, crowd=crowd, places=places, end=end)) for _ in range(crowd.readers)]
+        everyone = [*workers, *looking, stage.play(partial(watch, crowd=crowd, places=places, end=end))]
+        Crew.together(everyone)
+        guard(trial, everyone, places, max(deadline, time.monotonic() + LEAST))
+        end[0] = 1
+        *results, seen = Crew.results(everyone)
+    callers = [caller for result in results[: len(workers)] for caller in result]
+    trial.count("reads without a pause", sum(results[len(workers) :]))
+    judge(trial, callers, seen)
+    played(partial(close_books, crowd, places, callers))
+
+
+def found(crowd: Crowd, places: Places) -> None:
+    """Make both caches."""
+    kept, limited = places.open(crowd)
+    with kept, limited:
+        calls.prepare(kept)
+        calls.fill_up(limited, LIMIT)
+
+
+def guard(trial: Trial, everyone: list[Worker], places: Places, deadline: float) -> None:
+    """Until the deadline, or until somebody fails, see that no process holds or takes up too much."""
+    first = {worker.pid: usage_of(worker.pid).resident for worker in everyone}
+    most, growth = 0, 0
+    while time.monotonic() < deadline and not any(worker.link.asked() for worker in everyone):
+        for worker in everyone:
+            for directory in places:
+                held = len([name for name in cache_descriptors(directory, worker.pid) if ".val" not in name])
+                stores = SHARDS if (directory / "000").exists() else 1
+                most = max(most, held)
+                assert held <= DESCRIPTORS * stores, f"a process has {held} descriptors for {stores} shards"
+            growth = max(growth, usage_of(worker.pid).resident - first[worker.pid])
+            assert growth <= GROWTH, f"a process grew by {growth / MIB:.0f} MiB"
+        time.sleep(0.02)
+    note_most(trial, "most descriptors for a cache", most)
+    note_most(trial, "most memory gained", growth / MIB, " MiB")
+
+
+def note_most(trial: Trial, name: str, value: float, unit: str = "") -> None:
+    """Note a figure if it is larger than it was in an earlier case."""
+    before = trial.findings.figures.get(name, "")
+    if not before or value > float(before.split(" ")[0].replace(",", "")):
+        trial.figure(name, f"{value:,.{0 if isinstance(value, int) else 1}f}{unit}")
+
+
+def judge(trial: Trial, callers: list[dict[str, Any]], seen: Largest) -> None:
+    """Compare what was seen with the limits, and each writer's share with the others'."""
+    trial.count("calls", sum(caller["accounts"]["calls"] for caller in callers))
+    trial.count("looks at the size", seen.looks)
+    longest, call = max(caller["longest"] for caller in callers)
+    note_most(trial, "longest call", longest * 1e3, f" ms ({call})")
+    writes = [caller["accounts"]["writes"] for caller in callers]
+    fair = sum(writes) / len(writes)
+    trial.count("writes", sum(writes))
+    note_most(trial, "largest volume", 100 * seen.volume / LIMIT, " % of the limit")
+    note_most(trial, "on disk", 100 * seen.disk / LIMIT, " % of the limit")
+    note_most(trial, "largest WAL", seen.wal / MIB, " MiB")
+    trial.figure("fewest writes of one", f"{min(writes):,} of {fair:,.0f} on average")
+    assert min(writes) >= FAIR * fair - 1, f"a writer starved: {min(writes)} writes, and {fair:.0f} on average"
+    assert seen.volume <= OVER * LIMIT, f"the volume was {seen.volume:,} bytes, {seen.volume / LIMIT:.1%} of the limit"
+    assert seen.wal <= WAL_BOUND, f"a WAL was {seen.wal / MIB:.1f} MiB long"
+
+
+def close_books(crowd: Crowd, places: Places, callers: list[dict[str, Any]]) -> None:
+    """Audit the kept cache, and see that both are sound."""
+    accounts = calls.Accounts()
+    for caller in callers:
+        accounts.update(caller["accounts"])
+    kept, limited = places.open(crowd)
+    with kept, limited:
+        calls.audit(kept, accounts)
+    for directory in places:
+        soundness(crowd.kind, directory)
+
+
+# -- the proofs -------------------------------------------------------------------------------------------------------
+
+
+def many_processes(trial: Trial) -> None:
+    """Mix all calls in many processes."""
+    processes = 64 if trial.seconds >= LONG else 8
+    share = 1 / len(KINDS)
+    trial.each(KINDS, lambda kind: run(trial, Crowd(kind, processes), share), f"kinds, {processes} processes")
+
+
+def many_threads(trial: Trial) -> None:
+    """Mix all calls in many threads of one process."""
+    threads = 256 if trial.seconds >= LONG else 32
+    share = 1 / len(KINDS)
+    trial.each(KINDS, lambda kind: run(trial, Crowd(kind, 1, threads), share), f"kinds, {threads} threads")
+
+
+POLICIES = [policy.name for policy in EVICTION_POLICY.values() if policy.evicts]
+
+
+def evicting(trial: Trial, kinds: Sequence[str] = KINDS) -> None:
+    """Have several processes fill what is full already."""
+    processes = 8 if trial.seconds >= LONG else 3
+    crowds = [
+        Crowd(kind, processes, policy=policy, weights=calls.FLOOD, readers=1) for policy in POLICIES for kind in kinds
+    ]
+    trial.each(crowds, lambda crowd: run(trial, crowd, 1 / len(crowds)), "kinds and policies")
+
+
+def evicting_nothing(trial: Trial) -> None:
+    """Do the same where the limit is ignored."""
+    with mock.patch.object(room, "evicts", return_value=False):
+        evicting(trial)
+
+
+PROOFS: dict[str, Proof] = {
+    "load-processes": Proof(
+        5, "every call mixed in 64 processes (8 in a short run), beside readers that never pause", many_processes
+    ),
+    "load-threads": Proof(5, "every call mixed in 256 threads of one process (32 in a short run)", many_threads),
+    "load-eviction": Proof(5, "several processes fill a full cache with large and small values", evicting),
+    "load-limit-ignored": Proof(5, "nothing is evicted", evicting_nothing, share=0.5, control=True),
+}
