@@ -96,7 +96,7 @@ DEED_WRITES = {**WRITES, "set piece by piece": Write(_stream, LARGE)}
 
 def _write(write: Write, all_slots: bool, directory: Path, kind: str, dying: Death) -> list[str]:
     if all_slots:
-        writing.ALL_SLOTS = -1  # every change marks all slots, as one of thousands of keys does
+        writing.ALL_SLOTS = -1  # type: ignore[attr-defined]  # every change marks all slots, as one of thousands of keys does
     cache = opened(directory, kind)
     cache.get("anything")
     dying.counts = True
@@ -270,7 +270,7 @@ SAMPLES: dict[Any, Any] = {
 def do_train(directory: Path, kind: str, dying: Death) -> list[str]:
     """Make a dictionary, with one before it to retire, and write with it."""
     cache = opened(directory, kind)
-    dictionaries.GRACE = -1.0
+    dictionaries.GRACE = -1.0  # type: ignore[misc]
     dying.counts = True
     cache.train(1 << 10)
     cache.set("k", next(iter(SAMPLES.values())))
@@ -282,7 +282,7 @@ def do_train(directory: Path, kind: str, dying: Death) -> list[str]:
 @deed("migrate")
 def do_migrate(directory: Path, kind: str, dying: Death) -> list[str]:
     """Copy what DiskCache left in `directory / "old"`."""
-    migration.BATCH_ENTRIES = 3
+    migration.BATCH_ENTRIES = 3  # type: ignore[misc]
     for name in ("_claim", "_open_target", "_copy_one", "_finish", "_remove_mark"):
         setattr(Migration, name, dying.around(name, getattr(Migration, name)))
     dying.counts = True

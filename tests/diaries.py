@@ -75,19 +75,21 @@ class Account(NamedTuple):
     state: State
     unsure: State
     latest: int  # version that was ever written down
+    calls: int  # that were acknowledged since it began
 
     @classmethod
     def read(cls, path: Path) -> Account:
         """Read a diary, whose last line may be half written."""
         state: State = {}
         intended: State = {}
-        latest = 0
+        latest = calls = 0
         for line in path.read_text(encoding="ascii").splitlines(keepends=True) if path.exists() else []:
             if not line.endswith("\n"):
                 break
             if line == "done\n":
                 state.update(intended)
                 intended = {}
+                calls += 1
             elif line == "undone\n":
                 intended = {}
             else:
@@ -96,7 +98,7 @@ class Account(NamedTuple):
                 }
                 latest = max([latest, *intended.values()])
         state.pop(_LATEST, None)
-        return cls(state, intended, latest)
+        return cls(state, intended, latest, calls)
 
     def begin_anew(self, path: Path, found: State) -> None:
         """Replace a diary by one that says what turned out to be so: it is so from now on, and does not come undone."""
@@ -116,8 +118,11 @@ def look(cache: Cache, owner: int) -> State:
     return found
 
 
-def verify(found: State, owner: int, diary: Path, evicting: bool) -> None:
-    """Compare what was found in the cache with a diary, which begins anew with it; the owner is dead."""
+def verify(found: State, owner: int, diary: Path, evicting: bool) -> int:
+    """Compare what was found in the cache with a diary, which begins anew with it; the owner is dead.
+
+    Returns the number of calls that the diary says were acknowledged.
+    """
     account = Account.read(diary)
     keys = {*range(KEYS), *account.state, *account.unsure, *found}
     before = {key: account.state.get(key, 0) for key in keys}
@@ -132,6 +137,7 @@ def verify(found: State, owner: int, diary: Path, evicting: bool) -> None:
             f" not as before: {_difference(found, before)}, not as after: {_difference(found, after)}"
         )
     account.begin_anew(diary, {key: version for key, version in found.items() if version})
+    return account.calls
 
 
 def _difference(found: State, expected: State) -> str:

@@ -14,7 +14,6 @@ from typing import Any
 from diskcache_like import files
 from diskcache_like.coherence import board, generations, words
 from diskcache_like.coherence.lock import WriteLock
-from diskcache_like.storage import connection
 
 
 class Death:
@@ -56,10 +55,10 @@ HARMLESS = re.compile(
 class MortalConnection(sqlite3.Connection):
     """A connection on which each statement that may write is two steps."""
 
-    def execute(self, statement: str, *args: Any) -> sqlite3.Cursor:
+    def execute(self, statement: str, *args: Any) -> Any:
         return _mortal(super().execute, statement, *args)
 
-    def executemany(self, statement: str, *args: Any) -> sqlite3.Cursor:
+    def executemany(self, statement: str, *args: Any) -> Any:
         return _mortal(super().executemany, statement, *args)
 
     def cursor(self, factory: Any = None) -> Any:
@@ -73,7 +72,7 @@ class MortalConnection(sqlite3.Connection):
 class MortalCursor(sqlite3.Cursor):
     """A cursor likewise."""
 
-    def execute(self, statement: str, *args: Any) -> sqlite3.Cursor:
+    def execute(self, statement: str, *args: Any) -> Any:
         return _mortal(super().execute, statement, *args)
 
 
@@ -106,6 +105,10 @@ class MortalWords:
         return len(self.real)
 
 
+def _real(target: Any) -> Any:
+    return getattr(target, "real", target)
+
+
 def make_mortal(at: int) -> Death:
     """Have this process die at its n-th step once `counts` is set: of SQL, of shared words, of files, of the lock."""
     global death
@@ -114,7 +117,7 @@ def make_mortal(at: int) -> Death:
     names = itertools.cycle(("header", "slot"))
 
     def mortal_fill(target: Any, value: int) -> None:
-        real = raw(getattr(target, "real", target))
+        real = raw(_real(target))
         for index in range(len(real) // 2):
             real[index] = value
         death("half filled")
@@ -127,9 +130,9 @@ def make_mortal(at: int) -> Death:
         return done + write_all(descriptor, chunk[len(chunk) // 2 :])
 
     patches: list[tuple[Any, str, Any]] = [
-        (connection.sqlite3, "connect", functools.partial(sqlite3.connect, factory=MortalConnection)),
+        (sqlite3, "connect", functools.partial(sqlite3.connect, factory=MortalConnection)),
         (words, "over", lambda view, _: MortalWords(view, next(names))),
-        (words, "raw", lambda target: raw(getattr(target, "real", target))),
+        (words, "raw", lambda target: raw(_real(target))),
         (words, "fill", mortal_fill),
         (files, "_write_all", half_and_half),
     ]

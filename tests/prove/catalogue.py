@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from . import crash
 from .proof import Proof
 
-PROOFS: dict[str, Proof] = {}
+PROOFS: dict[str, Proof] = {**crash.PROOFS}
