@@ -6,6 +6,7 @@ from typing import Any
 
 from diskcache_like import Cache
 
+from .deeds import MARKING_ALL
 from .processes import LARGE, MISSING, Write
 from .wholeness import mend
 
@@ -25,11 +26,12 @@ def prepare(hot: Cache, write: Write) -> None:
         assert hot.get_many(BYSTANDERS) == BYSTANDERS
 
 
-def look_after(hot: Cache, cold: Cache, write: Write, spares_nobody: bool) -> None:
-    """See that nothing is stale, torn, locked or left over after a death.
+def look_after(hot: Cache, cold: Cache, write: Write, name: str) -> None:
+    """See that nothing is stale, torn, locked or left over after a death at the deed of that name.
 
-    `hot` has looked on, `cold` has no hot layer. The lock has to be free at once.
+    `hot` has looked on, `cold` has no hot layer.
     """
+    spares_nobody = name.startswith(("clear", "cull"))
     value = cold.get(write.key, MISSING)
     assert value in (write.old, write.new)
     for cache in (hot, hot, cold):
@@ -40,6 +42,8 @@ def look_after(hot: Cache, cold: Cache, write: Write, spares_nobody: bool) -> No
     assert cold.get("k") == hot.get("k") == "next"
     store = hot._shards.of(hot._locate("k")[1])
     assert not store.slots[hot._locate("k")[1] % store.slot_prime] & 1
+    if name.endswith(MARKING_ALL):
+        assert odd_slots(hot) == 0, "slots stay odd that nobody is writing"
     hot.set_many(BYSTANDERS)
     mend(hot)
 
@@ -69,3 +73,8 @@ def look_after_making_room(hot: Cache, cold: Cache, written: dict[Any, Any]) -> 
         assert value in (None, whole)
     assert hot.set("after", 1)
     mend(hot)
+
+
+def odd_slots(cache: Cache) -> int:
+    """Return the number of slots that say they are being written."""
+    return sum(store.slots[slot] & 1 for store in cache._shards.stores for slot in range(len(store.slots)))

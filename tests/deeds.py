@@ -107,9 +107,11 @@ def _write(write: Write, all_slots: bool, directory: Path, kind: str, dying: Dea
     return dying.steps
 
 
+MARKING_ALL = ", marking all slots"
+
 for _name, _each in DEED_WRITES.items():
     DEEDS[_name] = functools.partial(_write, _each, False)
-    DEEDS[f"{_name}, marking all slots"] = functools.partial(_write, _each, True)
+    DEEDS[_name + MARKING_ALL] = functools.partial(_write, _each, True)
 
 ALL_MARKING = ["delete", "touch", "evict", "clear", "delete_many", "set_many"]
 

@@ -236,7 +236,7 @@ def change_in_transaction(cache: Cache, diary: Diary, owner: int, some: list[int
         with contextlib.suppress(ZeroDivisionError), cache.transact(retry=True):
             for key in one_shard:
                 cache.set((owner, key), make_value(owner, key, version))
-            del cache[owner, one_shard[0]]
+            cache.delete((owner, one_shard[0]))
             if undo:
                 raise ZeroDivisionError
         diary.acknowledge(not undo)

@@ -21,7 +21,7 @@ import pytest
 from diskcache_like.errors import CorruptDatabaseWarning
 
 from .aftermath import BYSTANDERS, look_after, look_after_making_room, look_after_opening, prepare
-from .deeds import ALL_MARKING, DEED_WRITES, FILLERS, UPKEEP, nurse, victims
+from .deeds import ALL_MARKING, DEED_WRITES, FILLERS, MARKING_ALL, UPKEEP, nurse, victims
 from .diaries import look, verify, work
 from .processes import MISSING, WRITES, Crew, Worker, Write
 from .wholeness import mend, opened
@@ -55,16 +55,16 @@ def survive(nurse_: Worker, directory: Path, kind: str, name: str, write: Write)
             if next(steps, None) is None:
                 break
             deaths += 1
-            look_after(hot, cold, write, spares_nobody=name.startswith(("clear", "cull")))
+            look_after(hot, cold, write, name)
         assert hot.get(write.key, MISSING) == write.new
     with opened(directory, kind, strict=True) as again:
         assert again.get(write.key, MISSING) == write.new
     return deaths
 
 
-@pytest.mark.parametrize("name", [*DEED_WRITES, *(f"{each}, marking all slots" for each in ALL_MARKING)])
+@pytest.mark.parametrize("name", [*DEED_WRITES, *(each + MARKING_ALL for each in ALL_MARKING)])
 def test_a_writer_may_die_at_any_step(nurse_: Worker, tmp_path: Path, name: str) -> None:
-    write = DEED_WRITES[name.removesuffix(", marking all slots")]
+    write = DEED_WRITES[name.removesuffix(MARKING_ALL)]
     assert survive(nurse_, tmp_path / "cache", "one", name, write) >= 5
 
 

@@ -21,7 +21,7 @@ from diskcache_like.errors import CorruptDatabaseWarning
 from diskcache_like.migration import Migration
 from diskcache_like.storage import store, writing
 from tests.aftermath import BYSTANDERS, look_after, look_after_making_room, look_after_opening, prepare
-from tests.deeds import ALL_MARKING, DEED_WRITES, FILLERS, NEW, OLD, SAMPLES, UPKEEP, die, nurse
+from tests.deeds import ALL_MARKING, DEED_WRITES, FILLERS, MARKING_ALL, NEW, OLD, SAMPLES, UPKEEP, die, nurse
 from tests.processes import LARGE, MISSING, Worker, Write, fork_worker
 from tests.wholeness import mend, opened
 
@@ -73,7 +73,7 @@ def judge_write(write: Write, death: Death) -> Steps:
                 pass  # or Timeout
         if steps is not None:
             assert hot.get(write.key, MISSING) == cold.get(write.key, MISSING) == write.new
-        look_after(hot, cold, write, spares_nobody=name.startswith(("clear", "cull")))
+        look_after(hot, cold, write, name)
     with opened(directory, kind, strict=True) as again:
         assert again.get("k") == "next"
         assert again.get_many(BYSTANDERS) == BYSTANDERS or name.startswith("cull")
@@ -184,7 +184,7 @@ def judge_migration(death: Death) -> Steps:
 
 WRITING = [
     *(Deed(name, "one", partial(judge_write, write)) for name, write in {**DEED_WRITES, **UPKEEP}.items()),
-    *(Deed(f"{name}, marking all slots", "one", partial(judge_write, DEED_WRITES[name])) for name in ALL_MARKING),
+    *(Deed(name + MARKING_ALL, "one", partial(judge_write, DEED_WRITES[name])) for name in ALL_MARKING),
     *(
         Deed(name, kind, partial(judge_write, DEED_WRITES[name]))
         for kind in ("fanout", "sealed")
