@@ -217,6 +217,9 @@ def do_open_again(directory: Path, kind: str, dying: Death) -> list[str]:
     cache = opened(directory, kind)
     cache.set("k", 1)
     for store in cache._shards.stores:
+        store.generations.begin(
+            range(3), store.generations.next_tick()
+        )  # as writers leave them who died with the machine
         store.header[generations.Header.BOOT] = 1
     cache.close()
     dying.counts = True

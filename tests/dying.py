@@ -149,7 +149,6 @@ def make_mortal(at: int) -> Death:
         (files, "link_unnamed"),
         (os, "makedirs"),
         (os, "unlink"),
-        (os, "rmdir"),
     ):
         patches.append((owner, name, death.around(name, getattr(owner, name))))
     for owner, name, replacement in patches:
