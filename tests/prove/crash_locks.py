@@ -24,7 +24,7 @@ from .proof import Proof, Trial
 CONTENDERS = 4
 ROUNDS = 12
 APART = 0.0003  # seconds between two kills at most
-OWNER, BREACHES, TURNS = 0, 1, 8  # words that the contenders share
+OWNER, BREACHES, DEAD_OWNERS, TURNS = 0, 1, 2, 8  # words that the contenders share
 
 
 # -- dead -------------------------------------------------------------------------------------------------------------
@@ -41,6 +41,7 @@ def contend(link: Link, path: Path, mode: str, number: int, words: memoryview[in
     link.tell()
     while True:
         lock.acquire(PATIENCE / 2)
+        words[DEAD_OWNERS] += words[OWNER] != 0
         words[OWNER] = me
         for _ in range(chance.randrange(500)):
             words[BREACHES] += words[OWNER] != me
@@ -69,8 +70,8 @@ class Contenders:
         for number in missing:
             self._workers[number].hear()
 
-    def kill_two(self, chance: random.Random) -> bool:
-        """Kill the one who has the lock, or lately had it, and soon after another; tell whether it had it to the end."""
+    def kill_two(self, chance: random.Random) -> None:
+        """Kill the one who has the lock, or had it a moment ago, and soon after another."""
         deadline, pids = time.monotonic() + PATIENCE, {worker.pid for worker in self._workers.values()}
         while (owner := self.words[OWNER]) not in pids:
             assert time.monotonic() < deadline, "nobody gets the lock"
@@ -85,7 +86,6 @@ class Contenders:
         os.kill(victims[1].pid, signal.SIGKILL)
         for victim in victims:
             victim.dismiss()
-        return self.words[OWNER] in {victim.pid for victim in victims}  # none of the others was quicker
 
     def all_get_turns(self) -> None:
         """Wait until everybody who lives has had the lock again."""
@@ -116,9 +116,10 @@ def dead_owners(trial: Trial) -> None:
         try:
             for _ in range(ROUNDS):
                 contenders.fill()
-                trial.count("dead owners", contenders.kill_two(chance))
+                contenders.kill_two(chance)
                 trial.count("kills", 2)
                 contenders.all_get_turns()
+            trial.count("dead owners", contenders.words[DEAD_OWNERS])
             trial.count("turns", sum(contenders.words[TURNS : TURNS + CONTENDERS]))
         finally:
             contenders.dismiss()
