@@ -196,7 +196,8 @@ def anywhen(trial: Trial, scenes: Sequence[Scene], least: int = LEAST) -> None:
             largest = max(largest, left)
 
     trial.repeat(case)
-    trial.figure("most bytes of an emptied database", f"{largest:,}")
+    if largest:
+        trial.figure("most bytes of an emptied database", f"{largest:,}")
 
 
 # -- broken on purpose ------------------------------------------------------------------------------------------------
