@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from . import linearizability, lives, load
+from . import cancelling, crash, interrupts, linearizability, lives, load, threads
 from .proof import Proof
 
 PROOFS: dict[str, Proof] = {
     **linearizability.PROOFS,
+    **crash.PROOFS,
     **load.PROOFS,
     **lives.PROOFS,
+    **threads.PROOFS,
+    **cancelling.PROOFS,
+    **interrupts.PROOFS,
 }
