@@ -85,6 +85,11 @@ class Config:
     encrypt: bool | None = None  # whether the cache must be encrypted, or must not be; None: as it was made
     keyless: bool = False  # for a look at what needs no secret: it is not compared
 
+    @property
+    def syncs(self) -> bool:
+        """Tell whether what is made for this handle has to outlast a power loss."""
+        return self.given.get("durability") == "power"
+
 
 class Opened(NamedTuple):
     """A shard that is ready: its mapped generations, effective settings, database path and epoch."""

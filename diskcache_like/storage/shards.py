@@ -15,6 +15,7 @@ import stat
 from dataclasses import replace
 from typing import Any
 
+from .. import files
 from ..coherence.lock import WriteLock
 from ..disk import Disk
 from ..errors import CacheError, DirectoryError, DiskFull, SecretError, SettingError, UnsafeDirectory
@@ -44,15 +45,16 @@ class _LayoutChanged(Exception):
     """Another process made the other kind of layout in the meantime."""
 
 
-def ensure_directory(path: str, shared: bool) -> None:
+def ensure_directory(path: str, shared: bool, sync: bool = False) -> None:
     """Make the directory and its parents (0700) where missing, and refuse one that others could tamper with.
 
+    With `sync` what is made is on stable storage when this returns.
     Raises DirectoryError for what is not a usable directory and UnsafeDirectory for a foreign or writable one, unless
     `shared`, and for one that a link of somebody else's leads to.
     """
     _refuse_links(path)
     try:
-        _make_private(path)
+        _make_private(path, sync)
     except FileExistsError as error:
         raise DirectoryError(errno.ENOTDIR, "the cache directory is a file; choose another path", path) from error
     except NotADirectoryError as error:
@@ -70,16 +72,19 @@ def ensure_directory(path: str, shared: bool) -> None:
         raise DirectoryError(errno.EACCES, "the cache directory must be readable and writable for this user", path)
 
 
-def _make_private(path: str) -> None:
+def _make_private(path: str, sync: bool) -> None:
     """Make a directory, and the missing ones above it, each 0700; `os.makedirs` gives that mode to the last only."""
     parent = os.path.dirname(path)
     if not os.path.lexists(parent):
-        _make_private(parent)
+        _make_private(parent, sync)
     try:
         os.mkdir(path, 0o700)
     except FileExistsError:  # perhaps another process made it just now
         if not os.path.isdir(path):
             raise
+        return
+    if sync:
+        files.sync_directory(parent)
 
 
 def _refuse_links(path: str) -> None:
@@ -158,7 +163,7 @@ class Shards:
         try:
             for number in range(layout):
                 path = self._path(number)
-                ensure_directory(path, self._config.shared)
+                ensure_directory(path, self._config.shared, self._config.syncs)
                 stores.append(Store(path, self._config))
                 _share_identity(identity, stores[0].identity)
         except BaseException:
@@ -209,7 +214,7 @@ class Shards:
             layout = self._stored_layout()
             if layout is None:
                 layout = wanted
-                ensure_directory(self._path(0), self._config.shared)
+                ensure_directory(self._path(0), self._config.shared, self._config.syncs)
                 identity = {**self._config.identity, "shards": wanted, "modulus": new_modulus()}
                 # Not `close`: another process may have found the shard by now, and be busy with it.
                 Store(self._path(0), replace(self._config, identity=identity)).close_soon()

@@ -1,0 +1,62 @@
+"""Power loss: single cases of what it leaves behind, found by the rig that draws them at random (tests/prove/power.py)."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import struct
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from diskcache_like import Cache, FanoutCache
+from diskcache_like.coherence import generations
+from diskcache_like.errors import CorruptDatabaseWarning, ForeignDatabase
+
+from .forging import damage, database, plant
+
+QUICK: dict[str, Any] = {"durability": "process", "generation_slots": 16}
+FREE_PAGES = struct.Struct(">I")  # where the header of a database counts them: at byte 36
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return tmp_path / "outer" / "cache"
+
+
+def restart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Have the machine been started since the generations were made."""
+    boot = tmp_path / "boot_id"
+    boot.write_text("5eed5eed-5eed-5eed-5eed-5eed5eed5eed")
+    monkeypatch.setattr(generations, "_BOOT_ID", boot)
+
+
+def miscount(path: Path) -> None:
+    """Have a database claim free pages that it does not have, as where its header is newer than its pages."""
+    content = bytearray(path.read_bytes())
+    FREE_PAGES.pack_into(content, 36, 3)
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(("make", "inner"), [(Cache, []), (FanoutCache, ["000", "007"])])
+def test_directories_that_are_made_are_synced(
+    make: type[Cache], inner: list[str], directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their own entries too: a cache whose directory is lost has lost every write."""
+    synced: list[int] = []
+    fsync = os.fsync
+
+    def noting(descriptor: int) -> None:
+        synced.append(os.fstat(descriptor).st_ino)
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noting)
+    make(directory, durability="power").close()
+    made = [tmp_path, directory.parent, *[directory] * len(inner)]
+    assert [path.stat().st_ino for path in made[:2]] == synced[:2]
+    assert synced.count(directory.stat().st_ino) == (8 if inner else 0)
+    synced.clear()
+    make(directory, durability="power").close()
+    assert not synced
