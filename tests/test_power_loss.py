@@ -60,3 +60,10 @@ def test_directories_that_are_made_are_synced(
     synced.clear()
     make(directory, durability="power").close()
     assert not synced
+
+
+@pytest.mark.parametrize(("durability", "synchronous"), [("process", 0), ("system", 1), ("power", 3)])
+def test_the_removal_of_a_rollback_journal_is_synced(durability: str, synchronous: int, directory: Path) -> None:
+    """With FULL it is not, and a journal that comes back undoes a write that was acknowledged."""
+    with closing(Cache(directory, durability=durability, sqlite_journal_mode="delete")) as cache:
+        assert cache._shards.stores[0].writer.execute("PRAGMA synchronous").fetchone() == (synchronous,)
