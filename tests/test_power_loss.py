@@ -67,3 +67,21 @@ def test_the_removal_of_a_rollback_journal_is_synced(durability: str, synchronou
     """With FULL it is not, and a journal that comes back undoes a write that was acknowledged."""
     with closing(Cache(directory, durability=durability, sqlite_journal_mode="delete")) as cache:
         assert cache._shards.stores[0].writer.execute("PRAGMA synchronous").fetchone() == (synchronous,)
+
+
+def test_a_database_that_was_set_aside_does_not_come_back(
+    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The generation file names the database in use, and is never synced."""
+    with closing(Cache(directory, **QUICK)) as cache:
+        cache["k"] = "old"
+    before = (directory / "cache.gen").read_bytes()
+    sound = (directory / "cache.db").read_bytes()
+    damage(directory / "cache.db", "header")
+    with pytest.warns(CorruptDatabaseWarning), closing(Cache(directory)) as cache:
+        cache["k"] = "new"
+    (directory / "cache.db").write_bytes(sound)  # to tell an old value from a missing one
+    (directory / "cache.gen").write_bytes(before)
+    restart(monkeypatch, tmp_path)
+    with closing(Cache(directory)) as cache:
+        assert cache["k"] == "new"

@@ -295,7 +295,10 @@ def _under_lock(store: Shard) -> GenerationFile:
     store.lock.acquire(store.config.timeout)
     try:
         generations = _existing(store)
-        epoch = generations.header[Header.EPOCH] if generations else newest_epoch(store.directory)
+        epoch = generations.header[Header.EPOCH] if generations else 0
+        if generations is None or not generations.is_current_boot():
+            # The header is never synced, so that a power loss may undo that a database was set aside.
+            epoch = max(epoch, newest_epoch(store.directory))
         path = database_path(store.directory, epoch)
         known = generations is not None and not _is_there(path, store.config.shared)
         displaced = 1 if known else _ensure_database(store, path)  # opening sets aside what is known and not there
@@ -311,7 +314,7 @@ def _under_lock(store: Shard) -> GenerationFile:
         if board is not None:
             board.clear()
             board.close()
-        _renew(generations, displaced)
+        _renew(generations, epoch, displaced)
         return generations
     finally:
         store.lock.release()
@@ -366,7 +369,7 @@ def _storable(settings: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if name not in HANDLE_ONLY}
 
 
-def _renew(generations: GenerationFile, displaced: int) -> None:
+def _renew(generations: GenerationFile, epoch: int, displaced: int) -> None:
     """Bring the header in line with the database after a reboot, a repair or at creation; the lock is held.
 
     Every slot gets a new even number: whatever a crash left odd or unwritten is settled, and no stamp of before counts.
@@ -382,6 +385,7 @@ def _renew(generations: GenerationFile, displaced: int) -> None:
     header[Header.OPENER] = header[Header.SHARED] = 0
     header[Header.DISPLACED] = displaced
     generations.begin_all(tick)
+    header[Header.EPOCH] = epoch
     generations.settle_all(tick)
     header[Header.SETTLED] = tick  # after that: where it is missing, the next holder settles what was left odd
     header[Header.BOOT] = boot_stamp()
