@@ -85,3 +85,18 @@ def test_a_database_that_was_set_aside_does_not_come_back(
     restart(monkeypatch, tmp_path)
     with closing(Cache(directory)) as cache:
         assert cache["k"] == "new"
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"secret": "a secret for tests only", "encrypt": True}], ids=["plain", "sealed"]
+)
+def test_the_first_shard_may_be_gone(directory: Path, options: dict[str, Any]) -> None:
+    with closing(FanoutCache(directory, shards=3, **QUICK, **options)) as cache:
+        cache.set_many({number: number for number in range(50)})
+        kept = {number for number in range(50) if not cache._locate(number)[2].directory.endswith("000")}
+    shutil.rmtree(directory / "000")
+    with closing(FanoutCache(directory, shards=3, **QUICK, **options)) as cache:
+        assert {*cache} == kept
+        assert cache.get_many(range(50)) == {number: number for number in kept}
+        cache.set_many({number: -number for number in range(50)})
+        assert len(cache) == 50

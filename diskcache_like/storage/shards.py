@@ -20,7 +20,7 @@ from ..coherence.lock import WriteLock
 from ..disk import Disk
 from ..errors import CacheError, DirectoryError, DiskFull, SecretError, SettingError, UnsafeDirectory
 from ..keys import new_modulus
-from ..settings import DEFAULT_SETTINGS, MAX_SHARDS
+from ..settings import DEFAULT_SETTINGS
 from . import schema
 from .connection import connect
 from .opening import (
@@ -179,8 +179,7 @@ class Shards:
         """Return the number of shards that the directory was made with, None where there is no cache yet."""
         if any(os.path.exists(os.path.join(self.directory, name)) for name in (DATABASE, GENERATIONS)):
             return 1
-        numbers = sorted(int(name) for name in os.listdir(self.directory) if _SHARD_NAME.fullmatch(name))
-        present = [number for number in numbers if os.path.isdir(self._path(number))]
+        present = self._numbers()
         for number in present:
             refuse_link(self._path(number))
         made = [number for number in present if os.path.exists(os.path.join(self._path(number), DATABASE))]
@@ -196,13 +195,16 @@ class Shards:
 
     def _known_identity(self) -> dict[str, Any]:
         """Return what the first shard that can be read says it is; nothing where none can."""
-        for number in range(MAX_SHARDS):
-            if not os.path.isdir(self._path(number)):
-                break
+        for number in self._numbers():
             identity = _peek(self._path(number))
             if identity is not None:
                 return identity
         return {}
+
+    def _numbers(self) -> list[int]:
+        """Return the numbers of the shards whose directories are there; after a power loss any may be missing."""
+        numbers = sorted(int(name) for name in os.listdir(self.directory) if _SHARD_NAME.fullmatch(name))
+        return [number for number in numbers if os.path.isdir(self._path(number))]
 
     def _claim(self, wanted: int) -> int:
         """Decide the layout of a new cache. The directory's lock makes it one process's decision."""
