@@ -100,3 +100,39 @@ def test_the_first_shard_may_be_gone(directory: Path, options: dict[str, Any]) -
         assert cache.get_many(range(50)) == {number: number for number in kept}
         cache.set_many({number: -number for number in range(50)})
         assert len(cache) == 50
+
+
+@pytest.mark.parametrize("lost", ["DELETE FROM setting", "UPDATE setting SET value = 0 WHERE name = 'modulus'"])
+@pytest.mark.parametrize("restarted", [False, True])
+def test_settings_on_a_damaged_page_are_damage(
+    lost: str, restarted: bool, directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not somebody else's doing, which would close the cache for good."""
+    with closing(Cache(directory, **QUICK)) as cache:
+        cache["k"] = 1
+    plant(directory, lost)
+    with pytest.raises(ForeignDatabase):
+        Cache(directory)
+    miscount(directory / "cache.db")
+    if restarted:
+        restart(monkeypatch, tmp_path)
+    with pytest.warns(CorruptDatabaseWarning):
+        cache = Cache(directory)
+    with closing(cache):
+        assert "k" not in cache
+        cache["k"] = 2
+    with closing(Cache(directory)) as cache:
+        assert cache["k"] == 2
+
+
+def test_a_schema_on_a_damaged_page_is_damage(directory: Path) -> None:
+    with closing(Cache(directory, **QUICK)) as cache:
+        cache["k"] = 1
+    with database(directory) as connection:
+        (trigger,) = connection.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchone()
+        connection.execute(f"DROP TRIGGER {trigger}")
+    with pytest.raises(ForeignDatabase):
+        Cache(directory)
+    miscount(directory / "cache.db")
+    with pytest.warns(CorruptDatabaseWarning), closing(Cache(directory)) as cache:
+        assert len(cache) == 0

@@ -14,7 +14,7 @@ import threading
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -174,6 +174,9 @@ def _open_with(store: Shard, generations: GenerationFile) -> Opened:
         except sqlite3.Error as error:
             _after_failure(store, generations, epoch, mapped(error, path))
             continue
+        except CorruptDatabase as damage:
+            _after_failure(store, generations, epoch, damage)
+            continue
         settings = {**DEFAULT_SETTINGS, **stored, **config.given}
         if generations.header[Header.MODULUS] != identity["modulus"]:
             generations.header[Header.MODULUS] = identity["modulus"]
@@ -262,12 +265,31 @@ def _after_failure(store: Shard, generations: GenerationFile, epoch: int, proble
 
 def _read_verified(connection: sqlite3.Connection, path: str) -> tuple[dict[str, Any], dict[str, Any]]:
     try:
-        if schema.verify(connection, path) < schema.VERSION:
-            raise ForeignDatabase(f"{path!r} has an older format and could not be migrated")
-        return read_settings(connection, path)
+        with corrupt_if_damaged(connection, path):
+            if schema.verify(connection, path) < schema.VERSION:
+                raise ForeignDatabase(f"{path!r} has an older format and could not be migrated")
+            return read_settings(connection, path)
     except BaseException:
         connection.close()
         raise
+
+
+@contextlib.contextmanager
+def corrupt_if_damaged(connection: sqlite3.Connection, path: str) -> Iterator[None]:
+    """Raise CorruptDatabase where the body refuses the database as foreign, and SQLite finds it damaged.
+
+    Without syncs a power loss may leave some of its pages as they were, or never were, and what then looks altered
+    was not altered by anybody.
+    """
+    try:
+        yield
+    except ForeignDatabase as refusal:
+        ((found,),) = connection.execute(f"{sql.INTEGRITY_CHECK}(1)").fetchall()
+        if found == "ok":
+            raise
+        problem = CorruptDatabase(f"{path!r}: {found}")
+        problem.path = path
+        raise problem from refusal
 
 
 def read_settings(connection: sqlite3.Connection, path: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -334,17 +356,20 @@ def _ensure_database(store: Shard, path: str) -> int:
         try:
             if schema.is_empty(connection):
                 schema.create(connection, {**_storable(settings), **config.identity})
-            version = schema.verify(connection, path)
-            if version < schema.VERSION:
-                schema.migrate(connection, path, version)
-            identity, _ = read_settings(connection, path)
+            with corrupt_if_damaged(connection, path):
+                version = schema.verify(connection, path)
+                if version < schema.VERSION:
+                    schema.migrate(connection, path, version)
+                identity, _ = read_settings(connection, path)
             return int(identity.get("displaced", 0))
         finally:
             connection.close()
+    except CorruptDatabase:
+        return 1  # the generations are made all the same; opening then sets the database aside through them
     except sqlite3.Error as error:
         problem = mapped(error, path)
         if isinstance(problem, CorruptDatabase):
-            return 1  # the generations are made all the same; opening then sets the database aside through them
+            return 1
         raise problem from error
 
 
