@@ -136,3 +136,20 @@ def test_a_schema_on_a_damaged_page_is_damage(directory: Path) -> None:
     miscount(directory / "cache.db")
     with pytest.warns(CorruptDatabaseWarning), closing(Cache(directory)) as cache:
         assert len(cache) == 0
+
+
+def test_check_sets_a_damaged_database_aside_if_asked_to_fix(directory: Path) -> None:
+    with closing(Cache(directory, **QUICK)) as cache:
+        cache["k"] = 1
+    miscount(directory / "cache.db")
+    with closing(Cache(directory)) as cache:
+        (problem,) = cache.check()
+        assert str(directory / "cache.db") in str(problem.message)
+        assert cache["k"] == 1
+        with pytest.warns(CorruptDatabaseWarning, match=r"cache\.1\.db"):
+            assert cache.check(fix=True)
+        assert cache.check() == []
+        assert "k" not in cache
+        cache["k"] = 2
+    with closing(Cache(directory)) as cache:
+        assert cache["k"] == 2
