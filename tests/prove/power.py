@@ -28,9 +28,9 @@ from unittest import mock
 
 from diskcache_like import Cache, EmptyDirWarning, UnknownFileWarning
 from diskcache_like.coherence import generations
-from diskcache_like.disk import _Digest
 from diskcache_like.errors import CorruptDatabaseWarning, SecretError
 from diskcache_like.storage import connection
+from diskcache_like.value_files import _Digest
 
 from .images import Image, mapped, write
 from .power_work import (
