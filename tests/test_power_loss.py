@@ -153,3 +153,22 @@ def test_check_sets_a_damaged_database_aside_if_asked_to_fix(directory: Path) ->
         cache["k"] = 2
     with closing(Cache(directory)) as cache:
         assert cache["k"] == 2
+
+
+def test_a_rotation_is_durable_step_by_step(directory: Path) -> None:
+    """Else its shards might be taken back to different keyrings, and no secret would open all of them."""
+    with closing(FanoutCache(directory, shards=2, secret="a secret for tests only", encrypt=True, **QUICK)) as cache:
+        cache.set_many({number: number for number in range(10)})
+        ran: list[str] = []
+        for store in cache._shards.stores:
+            store.writer.set_trace_callback(ran.append)
+        cache.rotate("another secret for tests")
+        for store in cache._shards.stores:
+            store.writer.set_trace_callback(None)
+            assert store.writer.execute("PRAGMA synchronous").fetchone() == (0,)
+    level, syncs = "0", []
+    for number, statement in enumerate(ran):
+        level = statement.split()[-1] if "synchronous" in statement else level
+        if "'keyring'" in statement:
+            syncs.append((level, ran[number + 2], "wal_checkpoint" in ran[number + 3]))
+    assert syncs == [("3", "COMMIT", True)] * 4  # each shard opened by both secrets, then by one
