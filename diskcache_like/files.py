@@ -240,6 +240,15 @@ def _sync_parents(root: str, name: str) -> None:
             os.close(handle)
 
 
+def sync_directory(path: str) -> None:
+    """Put the entries of a directory on stable storage."""
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 def open_read(root: str, name: str) -> BinaryIO:
     """Open a value file for reading; raise FileNotFoundError when it is gone, DecodeError when it is not ours.
 

@@ -68,7 +68,7 @@ class Handle:
         self._maps = options.mmap
         self._implementation = choose_implementation(options.coherence)
         self._directory = resolved(directory)
-        ensure_directory(self._directory, options.shared)
+        ensure_directory(self._directory, options.shared, sync=given.get("durability") == "power")
         self._config = self._configuration(timeout, disk)
         self._shards = Shards(self._directory, shards, self._config, disk)
         try:

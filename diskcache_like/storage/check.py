@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import files, keys
 from ..coherence.generations import UNKNOWN, Header
-from ..errors import DecodeError, EmptyDirWarning, UnknownFileWarning
+from ..errors import CorruptDatabase, DecodeError, EmptyDirWarning, UnknownFileWarning
 from ..keyring import Sealer
 from ..record import Record
 from . import room
@@ -34,9 +34,7 @@ def check_store(
 ) -> list[warnings.WarningMessage]:
     """Return a list of warnings about one shard; with `fix`, mend what they say."""
     found = _Findings()
-    for (message,) in store.select(sql.INTEGRITY_CHECK):
-        if message != "ok":
-            found.add(f"{store.path}: {message}")
+    _check_database(store, fix, found)
     _check_rows(store, check_record, fix, timeout, found)
     _check_files(store, fix, timeout, found)
     _check_directories(store, fix, found)
@@ -101,6 +99,17 @@ class _Findings:
 
     def add(self, message: str, category: type[Warning] = UserWarning) -> None:
         self.warnings.append(warnings.WarningMessage(category(message), category, __file__, 0))
+
+
+def _check_database(store: Store, fix: bool, found: _Findings) -> None:
+    """Have SQLite check its file; a damaged one is set aside, since nobody can tell what else is wrong with it."""
+    messages = [message for (message,) in store.select(sql.INTEGRITY_CHECK) if message != "ok"]
+    for message in messages:
+        found.add(f"{store.path}: {message}")
+    if messages and fix:
+        problem = CorruptDatabase(f"{store.path!r}: {messages[0]}")
+        problem.path = store.path
+        store.recovered(problem)
 
 
 def _check_rows(store: Store, check_record: CheckRecord, fix: bool, timeout: float | None, found: _Findings) -> None:

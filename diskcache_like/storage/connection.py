@@ -24,6 +24,10 @@ JOURNAL_SIZE_LIMIT = 16 << 20  # bytes the -wal file keeps after a reset
 # Bytes. A small write costs 10 % less than with 4,096 (checksum, copy and write of one page), a value of 10 KB as much,
 # the first read of one of 30 KB a quarter more.
 PAGE_SIZE = 2048
+FULL = 2
+# What FULL is to a -wal file: where there is a rollback journal, FULL does not sync its removal, and a power loss that
+# brings the journal back undoes the last commit.
+EXTRA = 3
 MAX_READERS = 8
 READER_CACHE_KIB = 4096
 SUPER_TAIL = 16  # bytes at least at the end of a journal that names a super-journal
@@ -150,6 +154,11 @@ def _text(data: bytes) -> str | bytes:
         return data
 
 
+def synchronous(setting: int) -> str:
+    """Return the statement that makes commits as durable as the setting `sqlite_synchronous` says."""
+    return f"PRAGMA synchronous = {EXTRA if setting == FULL else setting}"
+
+
 def _pragmas(settings: dict[str, Any], reader: bool) -> tuple[str, ...]:
     cache_size = settings["sqlite_cache_size"]
     if reader and not -READER_CACHE_KIB <= cache_size <= READER_CACHE_KIB * 1024 // PAGE_SIZE:
@@ -162,7 +171,7 @@ def _pragmas(settings: dict[str, Any], reader: bool) -> tuple[str, ...]:
         "PRAGMA secure_delete = OFF",
         "PRAGMA wal_autocheckpoint = 0",  # checkpoints are explicit, after the slots are settled, under the write lock
         f"PRAGMA journal_size_limit = {JOURNAL_SIZE_LIMIT}",
-        f"PRAGMA synchronous = {settings['sqlite_synchronous']}",
+        synchronous(settings["sqlite_synchronous"]),
         f"PRAGMA cache_size = {cache_size}",
     )
 

@@ -14,7 +14,7 @@ import threading
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -84,6 +84,11 @@ class Config:
     on_write: Callable[[Writer], None] | None = None  # called with the lock held when it was taken for a write
     encrypt: bool | None = None  # whether the cache must be encrypted, or must not be; None: as it was made
     keyless: bool = False  # for a look at what needs no secret: it is not compared
+
+    @property
+    def syncs(self) -> bool:
+        """Tell whether what is made for this handle has to outlast a power loss."""
+        return self.given.get("durability") == "power"
 
 
 class Opened(NamedTuple):
@@ -168,6 +173,9 @@ def _open_with(store: Shard, generations: GenerationFile) -> Opened:
             identity, stored = _read_verified(connection, path)
         except sqlite3.Error as error:
             _after_failure(store, generations, epoch, mapped(error, path))
+            continue
+        except CorruptDatabase as damage:
+            _after_failure(store, generations, epoch, damage)
             continue
         settings = {**DEFAULT_SETTINGS, **stored, **config.given}
         if generations.header[Header.MODULUS] != identity["modulus"]:
@@ -257,12 +265,31 @@ def _after_failure(store: Shard, generations: GenerationFile, epoch: int, proble
 
 def _read_verified(connection: sqlite3.Connection, path: str) -> tuple[dict[str, Any], dict[str, Any]]:
     try:
-        if schema.verify(connection, path) < schema.VERSION:
-            raise ForeignDatabase(f"{path!r} has an older format and could not be migrated")
-        return read_settings(connection, path)
+        with corrupt_if_damaged(connection, path):
+            if schema.verify(connection, path) < schema.VERSION:
+                raise ForeignDatabase(f"{path!r} has an older format and could not be migrated")
+            return read_settings(connection, path)
     except BaseException:
         connection.close()
         raise
+
+
+@contextlib.contextmanager
+def corrupt_if_damaged(connection: sqlite3.Connection, path: str) -> Iterator[None]:
+    """Raise CorruptDatabase where the body refuses the database as foreign, and SQLite finds it damaged.
+
+    Without syncs a power loss may leave some of its pages as they were, or never were, and what then looks altered
+    was not altered by anybody.
+    """
+    try:
+        yield
+    except ForeignDatabase as refusal:
+        ((found,),) = connection.execute(f"{sql.INTEGRITY_CHECK}(1)").fetchall()
+        if found == "ok":
+            raise
+        problem = CorruptDatabase(f"{path!r}: {found}")
+        problem.path = path
+        raise problem from refusal
 
 
 def read_settings(connection: sqlite3.Connection, path: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -290,7 +317,10 @@ def _under_lock(store: Shard) -> GenerationFile:
     store.lock.acquire(store.config.timeout)
     try:
         generations = _existing(store)
-        epoch = generations.header[Header.EPOCH] if generations else newest_epoch(store.directory)
+        epoch = generations.header[Header.EPOCH] if generations else 0
+        if generations is None or not generations.is_current_boot():
+            # The header is never synced, so that a power loss may undo that a database was set aside.
+            epoch = max(epoch, newest_epoch(store.directory))
         path = database_path(store.directory, epoch)
         known = generations is not None and not _is_there(path, store.config.shared)
         displaced = 1 if known else _ensure_database(store, path)  # opening sets aside what is known and not there
@@ -306,7 +336,7 @@ def _under_lock(store: Shard) -> GenerationFile:
         if board is not None:
             board.clear()
             board.close()
-        _renew(generations, displaced)
+        _renew(generations, epoch, displaced)
         return generations
     finally:
         store.lock.release()
@@ -326,17 +356,20 @@ def _ensure_database(store: Shard, path: str) -> int:
         try:
             if schema.is_empty(connection):
                 schema.create(connection, {**_storable(settings), **config.identity})
-            version = schema.verify(connection, path)
-            if version < schema.VERSION:
-                schema.migrate(connection, path, version)
-            identity, _ = read_settings(connection, path)
+            with corrupt_if_damaged(connection, path):
+                version = schema.verify(connection, path)
+                if version < schema.VERSION:
+                    schema.migrate(connection, path, version)
+                identity, _ = read_settings(connection, path)
             return int(identity.get("displaced", 0))
         finally:
             connection.close()
+    except CorruptDatabase:
+        return 1  # the generations are made all the same; opening then sets the database aside through them
     except sqlite3.Error as error:
         problem = mapped(error, path)
         if isinstance(problem, CorruptDatabase):
-            return 1  # the generations are made all the same; opening then sets the database aside through them
+            return 1
         raise problem from error
 
 
@@ -361,7 +394,7 @@ def _storable(settings: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if name not in HANDLE_ONLY}
 
 
-def _renew(generations: GenerationFile, displaced: int) -> None:
+def _renew(generations: GenerationFile, epoch: int, displaced: int) -> None:
     """Bring the header in line with the database after a reboot, a repair or at creation; the lock is held.
 
     Every slot gets a new even number: whatever a crash left odd or unwritten is settled, and no stamp of before counts.
@@ -377,6 +410,7 @@ def _renew(generations: GenerationFile, displaced: int) -> None:
     header[Header.OPENER] = header[Header.SHARED] = 0
     header[Header.DISPLACED] = displaced
     generations.begin_all(tick)
+    header[Header.EPOCH] = epoch
     generations.settle_all(tick)
     header[Header.SETTLED] = tick  # after that: where it is missing, the next holder settles what was left odd
     header[Header.BOOT] = boot_stamp()

@@ -16,7 +16,7 @@ from ..errors import DecodeError, SecretError, TransactionError
 from ..keyring import MAX_SEALS, RESERVED, Keyring, Master, Sealer
 from ..record import Record
 from ..sealing import epoch_of, epoch_of_key
-from . import dictionaries
+from . import dictionaries, room
 from . import statements as sql
 from .rows import Row
 
@@ -65,16 +65,20 @@ def reserve(store: Writer, sealer: Sealer) -> None:
 
 
 def _change_keyring(store: Writer, sealer: Sealer, keyring: Keyring, master: Master | None = None) -> None:
-    """Store another keyring; the write lock is held and no transaction is open."""
+    """Store another keyring for good; the write lock is held and no transaction is open.
+
+    Shards that a power loss took back to different keyrings might have no secret in common.
+    """
     sealed = keyring.sealed()
     store.header[Header.KEYS] += 1  # before: who is killed in between leaves a word that makes everybody look
-    with store.batch():
-        store.writer.execute(sql.SET_SETTING, ("keyring", sealed))
-        store.writer.execute(sql.SET_SETTING, ("sealed", 0))
-    store.header[Header.KEYS] += 1  # after: who looked too early looks again
-    sealer.left = min(sealer.left, -1)
-    sealer.master = master or sealer.master
-    sealer.reload()
+    with room.durably(store):
+        with store.batch():
+            store.writer.execute(sql.SET_SETTING, ("keyring", sealed))
+            store.writer.execute(sql.SET_SETTING, ("sealed", 0))
+        store.header[Header.KEYS] += 1  # after: who looked too early looks again
+        sealer.left = min(sealer.left, -1)
+        sealer.master = master or sealer.master
+        sealer.reload()
 
 
 # ------------------------------------------------------------------------------------------------------------ rotation

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from .. import files
@@ -15,7 +15,7 @@ from ..coherence.generations import UNKNOWN, Header
 from ..errors import CacheError, DecodeError, DiskFull
 from . import schema, share
 from . import statements as sql
-from .connection import PAGE_SIZE, mapped
+from .connection import FULL, PAGE_SIZE, mapped, synchronous
 
 if TYPE_CHECKING:
     from .writing import Writer
@@ -425,6 +425,17 @@ def checkpoint(store: Writer, shrink: bool = False) -> None:
         header[Header.GROWTH] = min(16 * frames * FRAME // counted, MOST_GROWTH)
     # Where a reader held the checkpoint up it is tried again after half the usual amount, not at every write.
     header[Header.CHECKPOINTED] = header[Header.WRITTEN] - (_between_checkpoints(store) // 2 if done < frames else 0)
+
+
+@contextlib.contextmanager
+def durably(store: Writer) -> Iterator[None]:
+    """Have what the body commits outlast a power loss, whatever the cache's durability; no transaction is open."""
+    store.writer.execute(synchronous(FULL))
+    try:
+        yield
+        checkpoint(store)
+    finally:
+        store.writer.execute(synchronous(store.settings["sqlite_synchronous"]))
 
 
 def _write_many(store: Writer, statement: str, rows: Sequence[tuple[object, ...]]) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from . import cancelling, crash, interrupts, linearizability, lives, load, threads
+from . import cancelling, crash, interrupts, linearizability, lives, load, power, threads
 from .proof import Proof
 
 PROOFS: dict[str, Proof] = {
     **linearizability.PROOFS,
     **crash.PROOFS,
+    **power.PROOFS,
     **load.PROOFS,
     **lives.PROOFS,
     **threads.PROOFS,

@@ -3,9 +3,9 @@
  * Preloaded (LD_PRELOAD). It minds only descriptors of regular files and directories below the directory given to
  * shim_watch, and passes everything on to the C library until told otherwise:
  *
- *   shim_record(path)   append every change of those files to a log, in the order in which they were made (power.py
- *                       reads it); NULL ends that. Memory maps are not recorded: what is mapped here is made anew
- *                       after the machine was started again.
+ *   shim_record(path)   append every change of those files to a log, in the order in which they were made
+ *                       (images.py reads it); NULL ends that. Memory maps are not recorded: what is mapped here is
+ *                       made anew after the machine was started again.
  *   shim_fail(...)      refuse the n-th call of a class from now on with an errno, once or from then on; with `part`
  *                       a write is made short instead: only that share of a thousand parts of it is written.
  *   shim_calls(class)   how many calls of a class there were since the last shim_fail.
@@ -35,7 +35,8 @@
 enum class { OPEN, READ, WRITE, TRUNCATE, SYNC, LOCK, MAP, UNLINK, RENAME, MKDIR, LINK, CLASSES };
 enum kind { CREATED = 1, WRITTEN, TRUNCATED, SYNCED, RENAMED, UNLINKED, MADE, REMOVED, LINKED };
 
-/* One record of the log: this header, then `first` bytes of path, `second` bytes of path, `length` bytes of data. */
+/* One record of the log: this header, then `first` bytes of path, `second` bytes of path, `length` bytes of data.
+ * A file that was created without a name has none. The offset of TRUNCATED is the size, that of RENAMED the flags. */
 struct record {
     uint32_t kind;
     uint32_t first, second;
@@ -166,9 +167,12 @@ static int open_at(int directory, const char *name, int flags, mode_t mode) {
     if (!watched_one) return syscall(SYS_openat, directory, name, flags, mode);
     REFUSE(OPEN);
     struct stat status;
-    int creates = (flags & O_CREAT) && fstatat(directory, name, &status, AT_SYMLINK_NOFOLLOW) != 0;
-    LOCKED(made = syscall(SYS_openat, directory, name, flags, mode), {
-        if (made >= 0 && creates) note(CREATED, inode_of(made), 0, path, NULL, NULL, 0);
+    int unnamed = (flags & O_TMPFILE) == O_TMPFILE, creates = unnamed;
+    LOCKED({
+        if (!unnamed) creates = (flags & O_CREAT) && fstatat(directory, name, &status, AT_SYMLINK_NOFOLLOW) != 0;
+        made = syscall(SYS_openat, directory, name, flags, mode);
+    }, {
+        if (made >= 0 && creates) note(CREATED, inode_of(made), 0, unnamed ? NULL : path, NULL, NULL, 0);
         if (made >= 0 && (flags & O_TRUNC)) note(TRUNCATED, inode_of(made), 0, NULL, NULL, NULL, 0);
     });
     return made;
@@ -341,8 +345,11 @@ int mkdirat(int directory, const char *name, mode_t mode) {
     if (!locate(directory, name, path)) return syscall(SYS_mkdirat, directory, name, mode);
     REFUSE(MKDIR);
     int failed;
-    LOCKED(failed = syscall(SYS_mkdirat, directory, name, mode),
-           if (!failed) note(MADE, 0, 0, path, NULL, NULL, 0));
+    LOCKED(failed = syscall(SYS_mkdirat, directory, name, mode), {
+        struct stat status;
+        if (!failed && !fstatat(directory, name, &status, AT_SYMLINK_NOFOLLOW))
+            note(MADE, status.st_ino, 0, path, NULL, NULL, 0);
+    });
     return failed;
 }
 int mkdir(const char *name, mode_t mode) { return mkdirat(AT_FDCWD, name, mode); }
