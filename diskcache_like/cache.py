@@ -512,8 +512,10 @@ class Cache(Queues, Streams):
         def decide(blob: bytes | None) -> Change:
             nonlocal result
             record = self._verified_here(target, blob)
-            if record is None or not self._is_live(record):
+            if record is None:
                 return None
+            if not self._is_live(record):
+                return REMOVE  # so that it does not come back when the clock is set back
             found = self._loaded_here(target, record)
             if found is None:
                 return None
