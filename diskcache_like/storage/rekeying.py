@@ -16,7 +16,7 @@ from ..errors import DecodeError, SecretError, TransactionError
 from ..keyring import MAX_SEALS, RESERVED, Keyring, Master, Sealer
 from ..record import Record
 from ..sealing import epoch_of, epoch_of_key
-from . import dictionaries
+from . import dictionaries, room
 from . import statements as sql
 from .rows import Row
 
@@ -39,7 +39,7 @@ def present_row(store: Writer, sealer: Sealer, stored: bytes, row: Row) -> Row:
         return row
     renewed = _renewed(store, sealer, stored, row)
     if renewed.file != row.file and row.file is not None:
-        store.disk.remove(files.from_column(row.file))  # nothing refers to it yet
+        room.unlink_unused(store, [row.file])
         if store.txn is not None and renewed.file is not None:
             store.txn.files.append(renewed.file)
     return renewed
@@ -147,8 +147,7 @@ def _renew_batch(store: Store, sealer: Sealer, epoch: bytes, rows: Sequence[Sequ
                 for row, new in renewed:
                     _replace(store, row, new, written)
     except BaseException:
-        for column in written:
-            store.disk.remove(files.from_column(column))
+        room.unlink_unused(store, written)
         raise
 
 
@@ -168,7 +167,7 @@ def _replace(store: Store, row: Sequence[Any], new: Row, written: list[bytes | s
     done = store.writer.execute(sql.UPDATE_SEALED, parameters).rowcount
     if not done and new.file is not None and new.file in written:
         written.remove(new.file)
-        store.disk.remove(files.from_column(new.file))
+        room.unlink_unused(store, [new.file])
 
 
 def _renewed(store: Writer, sealer: Sealer, stored: bytes, row: Row) -> Row:

@@ -17,7 +17,7 @@ from typing import Any
 
 from ..coherence.lock import WriteLock
 from ..disk import Disk
-from ..errors import CacheError, DirectoryError, DiskFull, SecretError, SettingError, UnsafeDirectory
+from ..errors import CacheError, DirectoryError, DiskFull, SecretError, SettingError, UnsafeDirectory, refused
 from ..keys import new_modulus
 from ..settings import DEFAULT_SETTINGS, MAX_SHARDS
 from . import schema
@@ -29,6 +29,7 @@ from .opening import (
     UNSAID,
     Config,
     database_path,
+    names_in,
     newest_epoch,
     read_settings,
     refuse_foreign,
@@ -63,7 +64,10 @@ def ensure_directory(path: str, shared: bool) -> None:
         raise DirectoryError(
             error.errno or errno.EIO, f"cannot make the cache directory ({error.strerror})", path
         ) from error
-    status = os.stat(path)
+    try:
+        status = os.stat(path)
+    except OSError as error:
+        raise refused(error, path) from error
     if not shared:
         _refuse_unsafe(path, status)
     if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
@@ -174,7 +178,7 @@ class Shards:
         """Return the number of shards that the directory was made with, None where there is no cache yet."""
         if any(os.path.exists(os.path.join(self.directory, name)) for name in (DATABASE, GENERATIONS)):
             return 1
-        numbers = sorted(int(name) for name in os.listdir(self.directory) if _SHARD_NAME.fullmatch(name))
+        numbers = sorted(int(name) for name in names_in(self.directory) if _SHARD_NAME.fullmatch(name))
         present = [number for number in numbers if os.path.isdir(self._path(number))]
         for number in present:
             refuse_link(self._path(number))
