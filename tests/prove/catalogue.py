@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from . import clocks, disks, refusals
 from .proof import Proof
 
-PROOFS: dict[str, Proof] = {}
+PROOFS: dict[str, Proof] = {**refusals.PROOFS, **disks.PROOFS, **clocks.PROOFS}
