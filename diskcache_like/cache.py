@@ -18,7 +18,7 @@ from . import memoize as memoizing
 from .coherence.generations import Header
 from .dictionaries import Training, train
 from .disk import Disk
-from .entries import ENOVAL, absent
+from .entries import ENOVAL, GONE, absent
 from .errors import DecodeError, DiskFull, ExpiryError, SettingError, StorageError, Timeout, ValueTooLarge
 from .hot import note_often
 from .packing import Expiry, Target, tag_of, with_metadata
@@ -422,7 +422,7 @@ class Cache(Queues, Streams):
             nonlocal result, encoded, expiry
             found = self._current(key, stored, h, store, blob)
             expiry = tag = None
-            if found is not None:
+            if found is not None and found is not GONE:
                 current, record = found
                 if type(current) is not int and (
                     isinstance(current, bool) or not isinstance(current, int | float | complex)
@@ -514,6 +514,8 @@ class Cache(Queues, Streams):
             found = self._current(*target, blob)
             if found is None:
                 return None
+            if found is GONE:
+                return REMOVE  # so that it does not come back when the clock is set back
             with self._distrusting(key):
                 result = with_metadata(*found, expire_time, tag)
                 return REMOVE

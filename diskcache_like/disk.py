@@ -311,7 +311,7 @@ class Disk(Payloads, ValueFiles):
             try:
                 with self._content(record) as reader:
                     head = reader.read(HEAD_SIZE)
-            except (OSError, DecodeError):
+            except (FileNotFoundError, DecodeError):
                 return 0
         return 0 if record.mode == MODE_BINARY or record.mode in bulk.MODES else self._value_codec.dictionary_of(head)
 
@@ -320,7 +320,7 @@ class Disk(Payloads, ValueFiles):
         if record.file is None or not self._value_codec.packs_libraries:
             raise DecodeError(f"record has mode {record.mode}, which this codec does not write here")
         if maps and self.sealer is None:  # what is sealed on disk can only be read
-            with self._opened(record) as file:
+            with self._opened(record) as file, files.naming(file.name):
                 return bulk.unpack_file(record.mode, file), KEEP_NOT, None
         content = self._verified_content(record)
         decode = partial(bulk.unpack, record.mode, trusted=True)

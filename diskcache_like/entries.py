@@ -266,8 +266,11 @@ class Entries(Packing):
 
     def _current(
         self, key: Any, stored: bytes, h: int, store: Store, blob: bytes | None
-    ) -> tuple[Any, Record | None] | None:
-        """Return value and record of a live entry for a `decide` function; as in `_load`, no record of a simple one."""
+    ) -> tuple[Any, Record | None] | Literal[Gone.GONE] | None:
+        """Return value and record of a live entry for a `decide` function; as in `_load`, no record of a simple one.
+
+        GONE if it is expired, None if there is none or it is damaged.
+        """
         if (
             type(blob) is bytes
             and blob[:1] == SIMPLE_HEAD
@@ -281,8 +284,10 @@ class Entries(Packing):
                 return None
         target = Target(key, stored, h, store)
         record = self._verified_here(target, blob)
-        if record is None or not self._is_live(record):
+        if record is None:
             return None
+        if not self._is_live(record):
+            return GONE
         found = self._loaded_here(target, record)
         return None if found is None else (found[0], record)
 

@@ -6,6 +6,7 @@ without reading what lies between.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -194,10 +195,11 @@ class Queues(Entries):
 
 
 def discard(store: Store, encoded: Stored) -> None:
-    """Remove the value file of a write that was not made."""
+    """Remove the value file of a write that was not made; call it while the error that says why is raised."""
     file = encoded[2]
     if file is not None:
-        store.disk.remove(file)
+        with contextlib.suppress(OSError):  # it stays, an unknown file to `check`
+            store.disk.remove(file)
 
 
 def _is_back(side: str) -> bool:

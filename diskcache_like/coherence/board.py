@@ -85,7 +85,7 @@ class Board:
 
     def close(self) -> None:
         """Let go of the mapping; a reader that is at it keeps it until it is done."""
-        self._bytes = memoryview(bytes(SIZE))
+        self._bytes = memoryview(bytearray(SIZE))  # a writer may be about to post
         self._words = self._bytes.cast("Q")
         try:
             self._mapping.close()

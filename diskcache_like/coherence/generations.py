@@ -22,7 +22,7 @@ from typing import Final
 
 from diskcache_like.coherence import words
 from diskcache_like.coherence.words import Implementation, Words
-from diskcache_like.errors import DirectoryError, DiskFull, UnsafeDirectory
+from diskcache_like.errors import DirectoryError, UnsafeDirectory, refused
 
 PAGE: Final = 4096
 HEADER_WORDS: Final = PAGE // 8
@@ -336,14 +336,6 @@ def check_private(status: os.stat_result, path: str | os.PathLike[str], shared: 
         raise UnsafeDirectory(f"belongs to user {status.st_uid}, not to us", path)
     if status.st_mode & 0o022:
         raise UnsafeDirectory("can be written by other users", path)
-
-
-def refused(error: OSError, path: str | os.PathLike[str]) -> DirectoryError | DiskFull:
-    """Return the package's error for one met on opening or making a file of the cache."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return DiskFull("no room for the file", path)
-    code = error.errno or errno.EIO
-    return DirectoryError(code, f"{os.strerror(code)}; a file of the cache must be one that this user can write", path)
 
 
 def _layout(slots: int) -> int:

@@ -91,6 +91,10 @@ def _outer_problem(store: Store, row: Sequence[Any]) -> str | None:
     return None if there == size else f"value file has {there} bytes instead of {size}"
 
 
+class _Unread(str):
+    """Why an entry could not be read. That may pass, so it is no reason to remove the entry."""
+
+
 class _Findings:
     """Collect warnings as objects, whatever the warning filters say."""
 
@@ -124,7 +128,7 @@ def _check_rows(store: Store, check_record: CheckRecord, fix: bool, timeout: flo
                 problem = _problem_now(store, check_record, row[0])
                 if problem is not None:
                     found.add(f"entry {row[0]} in {store.path}: {problem}")
-                if problem is not None and fix:
+                if problem is not None and fix and not isinstance(problem, _Unread):
                     room.delete_rows(store, [row[0]], locked)
 
 
@@ -137,8 +141,10 @@ def _problem(store: Store, check_record: CheckRecord, row: Sequence[Any]) -> str
         column = None if record.file is None else files.to_column(record.file)
     except FileNotFoundError:
         return "file not found"
-    except (DecodeError, OSError) as error:
+    except DecodeError as error:
         return str(error)
+    except OSError as error:
+        return _Unread(error)
     sealer = store.disk.sealer
     wanted = record.tag if sealer is None or record.tag is None else sealer.blind_tag(record.tag)
     if (expire, tag, size, file) != (record.expire, wanted, record.size, column):
@@ -187,8 +193,9 @@ def _check_files(store: Store, fix: bool, timeout: float | None, found: _Finding
             if _is_known(store, name):
                 continue
             if fix:  # under the lock, where a writer that has made the file looks for it before it writes the row
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(os.path.join(store.directory, name))
+                path = os.path.join(store.directory, name)
+                with contextlib.suppress(FileNotFoundError), files.naming(path, FileNotFoundError):
+                    os.unlink(path)
         found.add(f"unknown file: {os.path.join(store.directory, name)}", UnknownFileWarning)
 
 

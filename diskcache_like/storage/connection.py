@@ -16,8 +16,17 @@ import time
 from collections import deque
 from typing import Any
 
-from ..coherence.generations import refused
-from ..errors import CacheError, CorruptDatabase, DirectoryError, DiskFull, StorageError, Timeout, UnsafeDirectory
+from ..errors import (
+    CacheError,
+    CorruptDatabase,
+    DirectoryError,
+    DiskFull,
+    StorageError,
+    Timeout,
+    UnsafeDirectory,
+    refused,
+)
+from . import statements as sql
 
 CACHED_STATEMENTS = 64  # more than there are statements in this package, so that each is prepared once
 JOURNAL_SIZE_LIMIT = 16 << 20  # bytes the -wal file keeps after a reset
@@ -93,6 +102,25 @@ def connect(path: str, settings: dict[str, Any], timeout: float, reader: bool = 
         connection.close()
         raise
     return connection
+
+
+def connect_writer(path: str, settings: dict[str, Any], timeout: float) -> sqlite3.Connection:
+    """Open a connection that can write; the caller holds the write lock.
+
+    Where a file cannot be opened for writing, be it for a moment only, SQLite opens it for reading and leaves it so.
+    """
+    connection = connect(path, settings, timeout)
+    try:
+        connection.execute(sql.CHANGE_NOTHING)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def is_read_only(error: sqlite3.Error) -> bool:
+    """Tell whether SQLite would not write because it has a file open for reading only."""
+    return (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF == sqlite3.SQLITE_READONLY
 
 
 def _refuse_links(path: str) -> None:
@@ -184,6 +212,11 @@ def prepare_file(path: str, settings: dict[str, Any], timeout: float) -> sqlite3
     """
     try:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+        # What a removed database of that name has left. This process may still have it mapped, and SQLite, which knows
+        # no locks between two databases of one process, would cut the -shm file short under it: that is a SIGBUS.
+        for suffix in ("-wal", "-shm"):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path + suffix)
     except FileExistsError:
         pass
     except OSError as error:
@@ -274,6 +307,14 @@ class ReaderPool:
         with self._room:
             self._made -= 1
             self._room.notify()
+
+    def drain(self) -> None:
+        """Close the connections that are free now; others are opened in their place when they are needed."""
+        while self.free:
+            try:
+                self.discard(self.free.pop())
+            except IndexError:
+                break
 
     def close(self) -> None:
         """Close the connections that are free now, and those in use when they are given back."""

@@ -22,7 +22,7 @@ from ..coherence.board import Board
 from ..coherence.generations import UNKNOWN, GenerationFile, Header, boot_stamp, check_private
 from ..coherence.lock import WriteLock
 from ..coherence.words import Implementation
-from ..errors import CacheError, CorruptDatabase, CorruptDatabaseWarning, ForeignDatabase, SettingError
+from ..errors import CacheError, CorruptDatabase, CorruptDatabaseWarning, ForeignDatabase, SettingError, refused
 from ..settings import DEFAULT_SETTINGS, HANDLE_ONLY, MAX_SHARDS, checked_all
 from . import schema
 from . import statements as sql
@@ -141,9 +141,17 @@ def database_path(directory: str, epoch: int) -> str:
     return os.path.join(directory, f"cache.{epoch}.db" if epoch else DATABASE)
 
 
+def names_in(directory: str) -> list[str]:
+    """Return the names in a directory of the cache, which may have been removed in the meantime."""
+    try:
+        return os.listdir(directory)
+    except OSError as error:
+        raise refused(error, directory) from error
+
+
 def newest_epoch(directory: str) -> int:
     """Return the highest number of a database in the directory, 0 if there is none."""
-    numbers = (_NUMBERED.fullmatch(name) for name in os.listdir(directory))
+    numbers = (_NUMBERED.fullmatch(name) for name in names_in(directory))
     return max((int(match[1]) for match in numbers if match), default=0)
 
 
@@ -258,7 +266,8 @@ def _after_failure(store: Shard, generations: GenerationFile, epoch: int, proble
     identity = {**store.config.identity, **({"modulus": modulus} if low <= modulus <= high else {})}
     store.lock.acquire(store.config.timeout)
     try:
-        _next_database(store, generations, epoch, problem, {**store.config.given}, identity)
+        if not _is_sound(database_path(store.directory, epoch), store.config):
+            _next_database(store, generations, epoch, problem, {**store.config.given}, identity)
     finally:
         store.lock.release()
 
@@ -417,18 +426,36 @@ def _renew(generations: GenerationFile, epoch: int, displaced: int) -> None:
 
 
 def set_aside(store: Shard, problem: CorruptDatabase) -> None:
-    """Leave a corrupt database where it is and go on with the next numbered one, once for all processes and threads.
+    """Leave a database where it is and go on with the next numbered one, once for all processes and threads.
+
+    Not one that can be read after all.
 
     Renaming or unlinking would leave other holders writing into a file that nobody reads any more.
     """
     store.lock.acquire(store.config.timeout)
     try:
-        if store.header[Header.EPOCH] == store.epoch and problem.path in (None, store.path):
+        present = store.header[Header.EPOCH] == store.epoch and problem.path in (None, store.path)
+        if present and not _is_sound(store.path, store.config):
             stored = {name: value for name, value in store.settings.items() if name not in HANDLE_ONLY}
             _next_database(store, store.generations, store.epoch, problem, stored, store.identity)
     finally:
         store.lock.release()
     store.follow()
+
+
+def _is_sound(path: str, config: Config) -> bool:
+    """Tell whether all of a database can be read after all: SQLite calls it damaged when the disk fails for a moment.
+
+    The write lock is held. That this takes its time is the price of not giving up all entries for one failed read.
+    """
+    if not _is_there(path, config.shared):
+        return False
+    try:
+        with contextlib.closing(connect(path, DEFAULT_SETTINGS, config.timeout, reader=True)) as connection:
+            schema.verify(connection, path)
+            return bool(connection.execute(sql.INTEGRITY_CHECK).fetchall() == [("ok",)])
+    except (sqlite3.Error, CacheError):
+        return False
 
 
 def _next_database(

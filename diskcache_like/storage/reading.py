@@ -37,14 +37,12 @@ class Reader(Shard):
             try:
                 cursor = pool.take()
             except sqlite3.Error as error:
-                self._read_failed(error, pool.path)
-                return None
+                return self._read_again(h, error, pool.path)
         try:
             row = cursor.execute(sql.SELECT_V, (h,)).fetchone()
         except sqlite3.Error as error:
             pool.discard(cursor)
-            self._read_failed(error, pool.path)
-            return None
+            return self._read_again(h, error, pool.path)
         except BaseException:
             pool.discard(cursor)
             raise
@@ -53,17 +51,27 @@ class Reader(Shard):
             pool.settle()
         return None if row is None else row[0]
 
-    def _read_failed(self, error: sqlite3.Error, path: str) -> None:
-        """Return only if the database was corrupt and is replaced: its entries then read as missing.
+    def _read_again(self, h: int, error: sqlite3.Error, path: str) -> bytes | None:
+        """Do what `read` does once more if the database was corrupt and is replaced, or can be read after all.
 
         `path` is the database that was read: another thread may have replaced it by now.
         """
         problem = mapped(error, path)
         if not isinstance(problem, CorruptDatabase) or not self.recovered(problem):
             raise problem from error
+        rows = self._selected(sql.SELECT_V, (h,))
+        return rows[0][0] if rows else None
 
     def select(self, statement: str, parameters: Sequence[object] = ()) -> list[Any]:
         """Run a SELECT to its end on a reader, or on the writer within the caller's transaction."""
+        try:
+            return self._selected(statement, parameters)
+        except CorruptDatabase as problem:
+            if not self.recovered(problem):
+                raise
+        return self._selected(statement, parameters)
+
+    def _selected(self, statement: str, parameters: Sequence[object]) -> list[Any]:
         self.ready()
         if self.header[Header.EPOCH] != self.epoch:
             self.follow()
@@ -73,14 +81,12 @@ class Reader(Shard):
         try:
             cursor = pool.take()
         except sqlite3.Error as error:
-            self._read_failed(error, pool.path)
-            return self.select(statement, parameters)
+            raise mapped(error, pool.path) from error
         try:
             rows = cursor.execute(statement, parameters).fetchall()
         except sqlite3.Error as error:
             pool.discard(cursor)
-            self._read_failed(error, pool.path)
-            return self.select(statement, parameters)
+            raise mapped(error, pool.path) from error
         except BaseException:
             pool.discard(cursor)
             raise

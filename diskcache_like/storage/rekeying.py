@@ -39,7 +39,7 @@ def present_row(store: Writer, sealer: Sealer, stored: bytes, row: Row) -> Row:
         return row
     renewed = _renewed(store, sealer, stored, row)
     if renewed.file != row.file and row.file is not None:
-        store.disk.remove(files.from_column(row.file))  # nothing refers to it yet
+        room.unlink_unused(store, [row.file])
         if store.txn is not None and renewed.file is not None:
             store.txn.files.append(renewed.file)
     return renewed
@@ -151,8 +151,7 @@ def _renew_batch(store: Store, sealer: Sealer, epoch: bytes, rows: Sequence[Sequ
                 for row, new in renewed:
                     _replace(store, row, new, written)
     except BaseException:
-        for column in written:
-            store.disk.remove(files.from_column(column))
+        room.unlink_unused(store, written)
         raise
 
 
@@ -172,7 +171,7 @@ def _replace(store: Store, row: Sequence[Any], new: Row, written: list[bytes | s
     done = store.writer.execute(sql.UPDATE_SEALED, parameters).rowcount
     if not done and new.file is not None and new.file in written:
         written.remove(new.file)
-        store.disk.remove(files.from_column(new.file))
+        room.unlink_unused(store, [new.file])
 
 
 def _renewed(store: Writer, sealer: Sealer, stored: bytes, row: Row) -> Row:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from .. import files
@@ -164,8 +164,8 @@ def make_room(store: Writer, target: int) -> int:
 
 
 def unlink_evicted(store: Writer) -> None:
-    """Unlink the files of what a transaction evicted, now that it is committed; a full disk can wait for its room."""
-    with contextlib.suppress(DiskFull):
+    """Unlink the files of what a transaction evicted, now that it is committed; else a later round will."""
+    with contextlib.suppress(OSError):
         flush_trash(store, everything=True)
 
 
@@ -372,14 +372,16 @@ def unlink_doomed(store: Writer, most: int = UNLINK_FILES) -> None:
     doomed = store.doomed
     store.doomed = doomed[most:]
     for column in doomed[:most]:
-        _unlink(store, column)
-        store.unlinked.add(column)
+        with contextlib.suppress(OSError):  # the write is committed; the row in the trash has it tried again
+            _unlink(store, column)
+            store.unlinked.add(column)
 
 
-def unlink_unused(store: Writer, columns: Sequence[object]) -> None:
-    """Unlink the value files of rows that were rolled back."""
+def unlink_unused(store: Writer, columns: Iterable[object]) -> None:
+    """Unlink value files that no row refers to, after a rollback; where that fails they are for `check` to find."""
     for column in columns:
-        _unlink(store, column)
+        with contextlib.suppress(OSError):
+            _unlink(store, column)
 
 
 def _unlink(store: Writer, column: object) -> None:

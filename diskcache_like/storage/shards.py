@@ -18,7 +18,7 @@ from typing import Any
 from .. import files
 from ..coherence.lock import WriteLock
 from ..disk import Disk
-from ..errors import CacheError, DirectoryError, DiskFull, SecretError, SettingError, UnsafeDirectory
+from ..errors import CacheError, DirectoryError, DiskFull, SecretError, SettingError, UnsafeDirectory, refused
 from ..keys import new_modulus
 from ..settings import DEFAULT_SETTINGS
 from . import schema
@@ -30,6 +30,7 @@ from .opening import (
     UNSAID,
     Config,
     database_path,
+    names_in,
     newest_epoch,
     read_settings,
     refuse_foreign,
@@ -65,7 +66,10 @@ def ensure_directory(path: str, shared: bool, sync: bool = False) -> None:
         raise DirectoryError(
             error.errno or errno.EIO, f"cannot make the cache directory ({error.strerror})", path
         ) from error
-    status = os.stat(path)
+    try:
+        status = os.stat(path)
+    except OSError as error:
+        raise refused(error, path) from error
     if not shared:
         _refuse_unsafe(path, status)
     if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
@@ -203,7 +207,7 @@ class Shards:
 
     def _numbers(self) -> list[int]:
         """Return the numbers of the shards whose directories are there; after a power loss any may be missing."""
-        numbers = sorted(int(name) for name in os.listdir(self.directory) if _SHARD_NAME.fullmatch(name))
+        numbers = sorted(int(name) for name in names_in(self.directory) if _SHARD_NAME.fullmatch(name))
         return [number for number in numbers if os.path.isdir(self._path(number))]
 
     def _claim(self, wanted: int) -> int:

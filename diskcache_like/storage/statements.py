@@ -27,6 +27,7 @@ UPDATE_VALUE = """UPDATE entry SET rank = 2 * ?3, v = ?4 WHERE h = ?1 AND k = ?2
 UPDATE_EXPIRE = "UPDATE entry SET expire = ?, v = ? WHERE h = ?"
 DELETE = "DELETE FROM entry WHERE h = ? AND k = ? AND (expire IS NULL OR expire > ?)"
 DELETE_H = "DELETE FROM entry WHERE h = ?"
+CHANGE_NOTHING = "DELETE FROM entry WHERE 0"  # refused, as every change is, by a connection that can only read
 SELECT_FILE = "SELECT file FROM entry WHERE h BETWEEN ?1 AND ?1 + 3 AND k = ?2 AND file IS NOT NULL"
 
 # -- many entries ------------------------------------------------------------------------------------------------

@@ -398,7 +398,10 @@ class Writer(Reader):
                 cursor = self._cursor or self._open_cursor()
                 removed = cursor.execute(sql.DELETE, (h, _blob(stored), self.config.clock())).rowcount
                 if not removed:
-                    self._sound(self.select_writer(sql.SELECT_PROBES, (h,)))
+                    rows = self._sound(self.select_writer(sql.SELECT_PROBES, (h,)))
+                    # An expired one goes too, so that it does not come back when the clock is set back.
+                    expired = [(place,) for place, key, _ in rows if key == stored]
+                    self._count(-cursor.executemany(sql.DELETE_H, expired).rowcount if expired else 0)
                     return 0
                 self._count(-1)
                 if not locked:

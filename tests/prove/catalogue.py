@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
-from . import cancelling, crash, interrupts, linearizability, lives, load, power, threads
+from . import (
+    cancelling,
+    clocks,
+    crash,
+    disks,
+    interrupts,
+    linearizability,
+    lives,
+    load,
+    power,
+    refusals,
+    threads,
+)
 from .proof import Proof
 
 PROOFS: dict[str, Proof] = {
     **linearizability.PROOFS,
     **crash.PROOFS,
     **power.PROOFS,
+    **refusals.PROOFS,
+    **disks.PROOFS,
+    **clocks.PROOFS,
     **load.PROOFS,
     **lives.PROOFS,
     **threads.PROOFS,
