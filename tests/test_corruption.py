@@ -282,6 +282,41 @@ def test_another_process_follows(directory: Path, first: str) -> None:
         assert worker.result() == ([] if first == "here" else ["CorruptDatabaseWarning"])
 
 
+# -- the database's own structure -------------------------------------------------------------------------------------
+
+
+def misplace_a_page(directory: Path) -> None:
+    """Change what the database notes about the place of a page, which no reading or writing of entries looks at."""
+    path = directory / "cache.db"
+    data = bytearray(path.read_bytes())
+    data[2048 + 4] += 1  # the second page maps those behind it: type and parent of each
+    path.write_bytes(data)
+
+
+def test_check_sets_a_database_aside_whose_structure_is_damaged(directory: Path) -> None:
+    misplace_a_page(directory)
+    with closing(Cache(directory)) as cache:
+        assert cache["a"] == "text"
+        assert any("ptr map" in str(problem.message) for problem in cache.check())
+        with said_once(directory):
+            assert any("ptr map" in str(problem.message) for problem in cache.check(fix=True))
+        assert cache.check() == []
+        assert len(cache) == 0
+        cache["a"] = "new"
+        with closing(Cache(directory)) as other:
+            assert other["a"] == "new"
+    assert value_files(directory) == []
+
+
+def test_check_raises_for_damaged_structure_where_an_empty_cache_is_not_wanted(directory: Path) -> None:
+    misplace_a_page(directory)
+    with closing(Strict(directory)) as cache:
+        with pytest.raises(CorruptDatabase, match=rf"{directory}/cache\.db"):
+            cache.check(fix=True)
+        assert cache["a"] == "text"
+    assert not (directory / "cache.1.db").exists()
+
+
 # -- keys -------------------------------------------------------------------------------------------------------------
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import files, keys
 from ..coherence.generations import UNKNOWN, Header
-from ..errors import DecodeError, EmptyDirWarning, UnknownFileWarning
+from ..errors import CorruptDatabase, DecodeError, EmptyDirWarning, UnknownFileWarning
 from ..keyring import Sealer
 from ..record import Record
 from . import room
@@ -32,12 +32,20 @@ CheckRecord = Callable[["Store", int, bytes, bytes], Record]
 def check_store(
     store: Store, check_record: CheckRecord, fix: bool, timeout: float | None
 ) -> list[warnings.WarningMessage]:
-    """Return a list of warnings about one shard; with `fix`, mend what they say."""
+    """Return a list of warnings about one shard; with `fix`, mend what they say.
+
+    What is wrong with the database's own structure cannot be mended in place: the database is set aside, as one that
+    cannot be read is, or CorruptDatabase raised where that is not wanted.
+    """
     found = _Findings()
-    for (message,) in store.select(sql.INTEGRITY_CHECK):
-        if message != "ok":
-            found.add(f"{store.path}: {message}")
+    flaws = _flaws(store, found)
     _check_rows(store, check_record, fix, timeout, found)
+    if fix and flaws and (left := _flaws(store, _Findings())):  # more than a row that has gone by now
+        problem = CorruptDatabase(f"{store.path!r}: {left[0]}")
+        problem.path = store.path
+        if not store.recovered(problem):
+            raise problem
+        return [*found.warnings, *check_store(store, check_record, fix, timeout)]
     _check_files(store, fix, timeout, found)
     _check_directories(store, fix, found)
     _check_totals(store, fix, timeout, found)
@@ -49,12 +57,18 @@ def check_store(
     return found.warnings
 
 
+def _flaws(store: Store, found: _Findings) -> list[str]:
+    """Return, and note, what SQLite finds wrong with the database itself."""
+    flaws = [str(message) for (message,) in store.select(sql.INTEGRITY_CHECK) if message != "ok"]
+    for message in flaws:
+        found.add(f"{store.path}: {message}")
+    return flaws
+
+
 def check_without_secret(store: Store) -> list[warnings.WarningMessage]:
     """Return what can be found wrong with a shard whose secret is not known, and what could not be looked at."""
     found = _Findings()
-    for (message,) in store.select(sql.INTEGRITY_CHECK):
-        if message != "ok":
-            found.add(f"{store.path}: {message}")
+    _flaws(store, found)
     position, entries, in_files = -(1 << 63), 0, 0
     while rows := store.select(sql.PAGE_ROWS, (position, PAGE)):
         position = rows[-1][0]
