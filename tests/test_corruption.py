@@ -308,6 +308,19 @@ def test_check_sets_a_database_aside_whose_structure_is_damaged(directory: Path)
     assert value_files(directory) == []
 
 
+def test_a_schema_that_python_cannot_even_quote_is_damage_in_use_too(directory: Path) -> None:
+    path = directory / "cache.db"
+    place = path.read_bytes().index(b"id = 1;\nEND")  # in a trigger
+    with closing(Cache(directory)) as cache:
+        with path.open("r+b") as file:
+            file.seek(place)
+            file.write(b"\xe9")
+        with said_once(directory):
+            cache["new"] = 1  # the first write here, which opens a connection for it
+        assert cache["new"] == 1
+        assert "a" not in cache
+
+
 def test_check_raises_for_damaged_structure_where_an_empty_cache_is_not_wanted(directory: Path) -> None:
     misplace_a_page(directory)
     with closing(Strict(directory)) as cache:

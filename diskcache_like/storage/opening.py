@@ -26,7 +26,7 @@ from ..errors import CacheError, CorruptDatabase, CorruptDatabaseWarning, Foreig
 from ..settings import DEFAULT_SETTINGS, HANDLE_ONLY, MAX_SHARDS, checked_all
 from . import schema
 from . import statements as sql
-from .connection import connect, look, mapped, prepare_file
+from .connection import FAILURES, connect, look, mapped, prepare_file
 
 if TYPE_CHECKING:
     from .shard import Shard
@@ -166,7 +166,7 @@ def _open_with(store: Shard, generations: GenerationFile) -> Opened:
         try:
             connection = connect(path, {**DEFAULT_SETTINGS, **config.given}, config.timeout, reader=True)
             identity, stored = _read_verified(connection, path)
-        except sqlite3.Error as error:
+        except FAILURES as error:
             _after_failure(store, generations, epoch, mapped(error, path))
             continue
         settings = {**DEFAULT_SETTINGS, **stored, **config.given}
@@ -205,7 +205,7 @@ def refuse_foreign(directory: str, named: str) -> None:
     connection = look(path)
     try:
         schema.refuse_foreign(connection, path, named)
-    except (sqlite3.Error, UnicodeDecodeError):
+    except FAILURES:
         return  # not a database at all, or a damaged one: it is set aside
     finally:
         connection.close()
@@ -333,7 +333,7 @@ def _ensure_database(store: Shard, path: str) -> int:
             return int(identity.get("displaced", 0))
         finally:
             connection.close()
-    except sqlite3.Error as error:
+    except FAILURES as error:
         problem = mapped(error, path)
         if isinstance(problem, CorruptDatabase):
             return 1  # the generations are made all the same; opening then sets the database aside through them
@@ -419,7 +419,7 @@ def _next_database(
         for suffix in ("", "-wal", "-shm", "-journal"):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path + suffix)  # nobody knows it yet
-        if isinstance(error, sqlite3.Error):
+        if isinstance(error, FAILURES):
             raise mapped(error, path) from error
         raise
     tick = header[Header.TICK] + 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -11,7 +10,7 @@ from ..coherence.forks import token_word
 from ..coherence.generations import Header
 from ..errors import CorruptDatabase
 from . import statements as sql
-from .connection import PAGE_SIZE, mapped
+from .connection import FAILURES, PAGE_SIZE, Failure, mapped
 from .shard import Shard
 
 QUEUE_BOUND = 1 << 62  # of the numbers of a queue; what is beyond, or no number, was planted and is passed over
@@ -36,12 +35,12 @@ class Reader(Shard):
         except IndexError:
             try:
                 cursor = pool.take()
-            except sqlite3.Error as error:
+            except FAILURES as error:
                 self._read_failed(error, pool.path)
                 return None
         try:
             row = cursor.execute(sql.SELECT_V, (h,)).fetchone()
-        except sqlite3.Error as error:
+        except FAILURES as error:
             pool.discard(cursor)
             self._read_failed(error, pool.path)
             return None
@@ -53,7 +52,7 @@ class Reader(Shard):
             pool.settle()
         return None if row is None else row[0]
 
-    def _read_failed(self, error: sqlite3.Error, path: str) -> None:
+    def _read_failed(self, error: Failure, path: str) -> None:
         """Return only if the database was corrupt and is replaced: its entries then read as missing.
 
         `path` is the database that was read: another thread may have replaced it by now.
@@ -72,12 +71,12 @@ class Reader(Shard):
         pool = self._pool
         try:
             cursor = pool.take()
-        except sqlite3.Error as error:
+        except FAILURES as error:
             self._read_failed(error, pool.path)
             return self.select(statement, parameters)
         try:
             rows = cursor.execute(statement, parameters).fetchall()
-        except sqlite3.Error as error:
+        except FAILURES as error:
             pool.discard(cursor)
             self._read_failed(error, pool.path)
             return self.select(statement, parameters)
@@ -91,7 +90,7 @@ class Reader(Shard):
         """Run a SELECT to its end on the writing connection; the caller holds the write lock."""
         try:
             return self.writer.execute(statement, parameters).fetchall()
-        except sqlite3.Error as error:
+        except FAILURES as error:
             self.failed(error)
 
     def find(self, h: int, stored: bytes) -> bytes | None:

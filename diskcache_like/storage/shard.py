@@ -15,7 +15,7 @@ from ..disk import Disk
 from ..errors import CorruptDatabase
 from ..policies import policy_named
 from . import forking, opening
-from .connection import ReaderPool, connect, mapped
+from .connection import FAILURES, Failure, ReaderPool, connect, mapped
 from .transaction import Transaction
 
 
@@ -190,7 +190,7 @@ class Shard:
             self._writer = connect(self.path, self.settings, self.config.timeout)
             self._inserted = 0
             self._cursor = None
-        except sqlite3.Error as error:
+        except FAILURES as error:
             self.failed(error)
         return self._writer
 
@@ -221,7 +221,7 @@ class Shard:
         """Return the present time in seconds since the Unix epoch, from the configured clock."""
         return self.config.clock()
 
-    def failed(self, error: sqlite3.Error) -> Never:
+    def failed(self, error: Failure) -> Never:
         """Raise the package's error for an error of SQLite."""
         raise mapped(error, self.path) from error
 

@@ -31,7 +31,7 @@ from ..errors import (
 from ..record import unpack
 from . import rekeying, room
 from . import statements as sql
-from .connection import PAGE_SIZE
+from .connection import FAILURES, PAGE_SIZE
 from .reading import Reader
 from .rows import Decide, Row, Touch
 from .transaction import ALL_SLOTS, Transaction
@@ -230,7 +230,7 @@ class Writer(Reader):
                 self.board.post(h, 2 * tick + 2, row if plain else row.v)  # type: ignore[arg-type, union-attr]
         except BaseException as error:
             header[_COUNT] = UNKNOWN  # whether the statement was committed is not known here
-            if isinstance(error, sqlite3.Error):
+            if isinstance(error, FAILURES):
                 self.note_inserted()
                 self.failed(error)
             raise
@@ -437,7 +437,7 @@ class Writer(Reader):
                 if header[_SHARED] and self.board is not None:
                     self.board.post(h, 2 * tick + 2, NO_ENTRY)
                 return 2 * tick + 2
-            except sqlite3.Error as error:
+            except FAILURES as error:
                 header[_COUNT] = UNKNOWN
                 self.failed(error)
             finally:
@@ -468,7 +468,7 @@ class Writer(Reader):
             self.generations.begin(slots, tick)
         try:
             yield 2 * tick + 2 if locked else 1
-        except sqlite3.Error as error:
+        except FAILURES as error:
             self.header[_COUNT] = UNKNOWN
             self.note_inserted()
             self.failed(error)
@@ -548,7 +548,7 @@ class Writer(Reader):
     def _execute(self, statement: str, parameters: tuple[object, ...]) -> None:
         try:
             self.writer.execute(statement, parameters)
-        except sqlite3.Error as error:
+        except FAILURES as error:
             self.failed(error)
 
     @contextmanager
@@ -603,7 +603,7 @@ class _Locked:
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         if self._taken:
             self._store.leave()
-        if isinstance(error, sqlite3.Error):
+        if isinstance(error, FAILURES):
             self._store.failed(error)
 
 
