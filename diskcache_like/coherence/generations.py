@@ -250,6 +250,16 @@ class GenerationFile:
         self.settle_all(self.next_tick())
         return True
 
+    def count_on(self) -> None:
+        """Correct a count that no holder can have left, so that no number is given to a second write.
+
+        Only damage to the file leaves one behind the last that was settled, or beyond all counting. Call it right after
+        the write lock was got.
+        """
+        header = self.header
+        counted = [tick for tick in (header[Header.TICK], header[Header.SETTLED]) if tick < _TICK_LIMIT]
+        header[Header.TICK] = max(counted, default=time.time_ns() // 1000)
+
     def close(self) -> None:
         """Let go of the mapping; it is unmapped when nobody uses its words any more.
 

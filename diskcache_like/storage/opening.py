@@ -212,12 +212,17 @@ def refuse_foreign(directory: str, named: str) -> None:
 
 
 def _existing(store: Shard) -> GenerationFile | None:
-    """Return the generations if they are whole; with numbers that nobody can have counted to they are not."""
+    """Return the generations if they are whole; with numbers that nobody can have counted to they are not.
+
+    Nor are they if the last write counted is not the last: iteration would end before what was written since.
+    """
     found = GenerationFile.open_existing(_generation_path(store), words_of(store.config), shared=store.config.shared)
     if found is None:
         return None
     header = found.header
-    if header[Header.EPOCH] > MAX_EPOCH or any(header[word] > MAX_COUNTED for word in _COUNTED):
+    settled = header[Header.SETTLED]  # before the tick, which a writer at work counts first
+    behind = header[Header.TICK] < settled
+    if behind or header[Header.EPOCH] > MAX_EPOCH or any(header[word] > MAX_COUNTED for word in _COUNTED):
         found.close()
         return None
     return found

@@ -90,6 +90,7 @@ class Writer(Reader):
             return self.enter(timeout, culls)
         try:
             if self.header[_SETTLED] != self.header[_TICK]:
+                self.generations.count_on()
                 self.generations.recover()
                 self.header[_COUNT] = UNKNOWN  # the last holder died between its commit and the count
                 self.header[_SETTLED] = self.header[_TICK]
