@@ -15,7 +15,7 @@ import pytest
 from diskcache_like import Cache, FanoutCache
 from diskcache_like.errors import CorruptDatabase, CorruptDatabaseWarning
 
-from .forging import DAMAGE, ENTRIES, STEPS, Step, damage, fill, plant, snapshot, value_files
+from .forging import DAMAGE, ENTRIES, STEPS, Step, damage, database, fill, plant, rewrite_schema, snapshot, value_files
 from .processes import Crew, Link
 
 QUICK: dict[str, Any] = {"durability": "process", "generation_slots": 1 << 10}
@@ -319,6 +319,32 @@ def test_a_schema_that_python_cannot_even_quote_is_damage_in_use_too(directory: 
             cache["new"] = 1  # the first write here, which opens a connection for it
         assert cache["new"] == 1
         assert "a" not in cache
+
+
+def test_a_removal_that_finds_rows_which_are_not_there_ends(directory: Path) -> None:
+    with database(directory) as connection:
+        (index,) = connection.execute("SELECT * FROM sqlite_master WHERE name = 'entry_expire'")
+    rewrite_schema(directory, "DELETE FROM sqlite_master WHERE name = 'entry_expire'")
+    plant(directory, "DELETE FROM entry WHERE expire IS NOT NULL")
+    with database(directory) as connection:
+        connection.execute("PRAGMA writable_schema = ON")
+        connection.execute("INSERT INTO sqlite_master VALUES (?, ?, ?, ?, ?)", index)
+    with closing(Cache(directory)) as cache:
+        assert cache["a"] == "text"
+        with said_once(directory):
+            assert cache.expire(2e9) == 0
+        cache["a"] = "new"
+        assert cache["a"] == "new"
+
+
+def test_an_entry_that_iteration_would_leave_out_is_reported_and_mended(directory: Path) -> None:
+    plant(directory, "UPDATE entry SET seq = ? WHERE k = ?", 1 << 62, b"\xa1a")
+    with closing(Cache(directory)) as cache:
+        (problem,) = cache.check(fix=True)
+        assert "order of insertion" in str(problem.message)
+        assert cache.check() == []
+        cache["a"] = "new"
+        assert "a" in list(cache)
 
 
 def test_check_raises_for_damaged_structure_where_an_empty_cache_is_not_wanted(directory: Path) -> None:

@@ -43,12 +43,12 @@ FAILURES: Final = (sqlite3.Error, UnicodeDecodeError)
 def mapped(error: Failure, path: str) -> CacheError:
     """Return the package's error for an error of SQLite."""
     if isinstance(error, UnicodeDecodeError):
-        return _corrupt(f"{path!r}: malformed database schema", path)
+        return corrupt(f"{path!r}: malformed database schema", path)
     extended = getattr(error, "sqlite_errorcode", None) or 0
     code = extended & 0xFF
     text = f"{path!r}: {error}"
     if code in _CORRUPT or extended == sqlite3.SQLITE_IOERR_SHORT_READ or _is_emptied(code, path):
-        return _corrupt(text, path)
+        return corrupt(text, path)
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return Timeout(f"{path!r} is locked by a program that does not use the cache's own lock ({error})")
     if code == sqlite3.SQLITE_FULL or extended in _FULL:
@@ -58,7 +58,8 @@ def mapped(error: Failure, path: str) -> CacheError:
     return StorageError(text)
 
 
-def _corrupt(text: str, path: str) -> CorruptDatabase:
+def corrupt(text: str, path: str) -> CorruptDatabase:
+    """Return the error for a damaged database."""
     problem = CorruptDatabase(text)
     problem.path = path
     return problem

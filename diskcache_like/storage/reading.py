@@ -10,7 +10,7 @@ from ..coherence.forks import token_word
 from ..coherence.generations import Header
 from ..errors import CorruptDatabase
 from . import statements as sql
-from .connection import FAILURES, PAGE_SIZE, Failure, mapped
+from .connection import FAILURES, PAGE_SIZE, Failure, corrupt, mapped
 from .shard import Shard
 
 QUEUE_BOUND = 1 << 62  # of the numbers of a queue; what is beyond, or no number, was planted and is passed over
@@ -92,6 +92,15 @@ class Reader(Shard):
             return self.writer.execute(statement, parameters).fetchall()
         except FAILURES as error:
             self.failed(error)
+
+    def pages(self, statement: str, size: int) -> Iterator[list[Any]]:
+        """Yield rows in order of their places, so many at a time, so that no read transaction stays open between."""
+        position = -(1 << 63)
+        while rows := self.select(statement, (position, size)):
+            if rows[-1][0] <= position:
+                raise corrupt(f"{self.path!r}: rows are not in the order of their places", self.path)
+            position = rows[-1][0]
+            yield rows
 
     def find(self, h: int, stored: bytes) -> bytes | None:
         """Return the record of the key, looking at every place that a hash collision may have sent it to."""

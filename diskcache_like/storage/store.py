@@ -158,9 +158,7 @@ class Store(Writer):
 
     def blobs(self) -> Iterator[tuple[Any, Any]]:
         """Yield (stored key, record) of every row, page by page, in no useful order."""
-        position = -(1 << 63)
-        while page := self.select(sql.PAGE_KEYS_AND_RECORDS, (position, PAGE_OF_ENTRIES)):
-            position = page[-1][0]
+        for page in self.pages(sql.PAGE_KEYS_AND_RECORDS, PAGE_OF_ENTRIES):
             for _, stored, blob in page:
                 yield stored, blob
 

@@ -31,7 +31,7 @@ from ..errors import (
 from ..record import unpack
 from . import rekeying, room
 from . import statements as sql
-from .connection import FAILURES, PAGE_SIZE
+from .connection import FAILURES, PAGE_SIZE, corrupt
 from .reading import Reader
 from .rows import Decide, Row, Touch
 from .transaction import ALL_SLOTS, Transaction
@@ -487,9 +487,16 @@ class Writer(Reader):
         self.header[Header.MISSES] += misses
 
     def delete_places(self, places: Sequence[int]) -> None:
-        """Delete rows by place in the open transaction, their slots odd until it has ended."""
+        """Delete rows by place in the open transaction, their slots odd until it has ended.
+
+        They were found under the lock that is held. If none of them can be deleted the database is damaged, and who
+        deletes until nothing more is found would never end.
+        """
         with self.changing(places, locked=False):
-            self._count(-self.writer.executemany(sql.DELETE_H, [(h,) for h in places]).rowcount)
+            removed = self.writer.executemany(sql.DELETE_H, [(h,) for h in places]).rowcount
+            if places and not removed:
+                raise corrupt(f"{self.path!r}: rows that are found cannot be deleted", self.path)
+            self._count(-removed)
 
     def attempts(self) -> Iterator[_Attempt]:
         """Yield a context once, and a second time if its body met a corrupt database, which is set aside by then."""
