@@ -182,17 +182,28 @@ def test_generations_that_are_not_as_written_lose_nothing(tmp_path: Path, make: 
         assert cache.check() == []
 
 
-def set_tick(path: Path, change: Callable[[int], int]) -> None:
-    """Change the number of the last write in a generation file, in place."""
+def change_word(path: Path, word: int, change: Callable[[int], int]) -> None:
+    """Change a number in the header of a generation file, in place."""
     with path.open("r+b") as file:
-        file.seek(8 * Header.TICK)
-        tick = int.from_bytes(file.read(8), sys.byteorder)
-        file.seek(8 * Header.TICK)
-        file.write(change(tick).to_bytes(8, sys.byteorder))
+        file.seek(8 * word)
+        number = int.from_bytes(file.read(8), sys.byteorder)
+        file.seek(8 * word)
+        file.write(change(number).to_bytes(8, sys.byteorder))
+
+
+@pytest.mark.parametrize("count", [3, 1 << 63], ids=["too low", "too high"])
+def test_a_count_of_entries_that_is_wrong_hinders_nobody(directory: Path, count: int) -> None:
+    change_word(directory / "cache.gen", Header.COUNT, lambda _: count)
+    with closing(Cache(directory)) as cache:
+        assert len(cache) in (3, ENTRIES)
+        for number in range(100):
+            assert cache.delete(number + 10)
+        cache.check(fix=True)
+        assert len(cache) == ENTRIES - 100
 
 
 def test_a_number_of_writes_that_was_set_back_hides_no_entry(directory: Path) -> None:
-    set_tick(directory / "cache.gen", lambda tick: tick - 1000)
+    change_word(directory / "cache.gen", Header.TICK, lambda tick: tick - 1000)
     with closing(Cache(directory)) as cache:
         assert len(list(cache)) == ENTRIES
 
@@ -203,7 +214,7 @@ def test_a_number_of_writes_that_changes_in_use_is_mended_by_the_next_write(
 ) -> None:
     with closing(Cache(directory)) as cache, closing(Cache(directory)) as other:
         assert cache["a"] == other["a"] == "text"
-        set_tick(directory / "cache.gen", change)
+        change_word(directory / "cache.gen", Header.TICK, change)
         cache["a"] = "new"
         assert cache["a"] == other["a"] == "new"
         assert len(list(cache)) == len(list(other)) == ENTRIES

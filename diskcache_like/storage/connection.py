@@ -103,6 +103,8 @@ def _refuse_links(path: str) -> None:
             status = os.lstat(name)
         except FileNotFoundError:
             continue
+        except OSError as error:
+            raise refused(error, name) from error
         if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
             raise UnsafeDirectory("is a link or not a regular file, so it is not opened as a database; remove it", name)
         if name.endswith("-journal") and status.st_size >= SUPER_TAIL:

@@ -104,7 +104,7 @@ class Store(Writer):
                     if locked and self.header[_COUNT] == UNKNOWN:
                         self.recount()
             header = self.present_header()
-        return header[_COUNT] if header[_COUNT] != UNKNOWN else int(self.select(sql.COUNT)[0][0])
+        return header[_COUNT] if header[_COUNT] < opening.MAX_COUNTED else int(self.select(sql.COUNT)[0][0])
 
     def recount(self) -> None:
         """Bring the count in the header in line with the database; the write lock is held, no transaction is open."""

@@ -271,7 +271,8 @@ class Writer(Reader):
         if self.txn is not None:
             self.txn.added += added
         elif self.header[_COUNT] != UNKNOWN:
-            self.header[_COUNT] += added
+            count = self.header[_COUNT] + added
+            self.header[_COUNT] = count if count >= 0 else UNKNOWN  # less than none is damage
 
     def _announced(self, row: Row) -> int:
         """Note in the header, before the commit, that files or expiries may exist; return the row's bytes."""
@@ -483,8 +484,9 @@ class Writer(Reader):
 
     def count_uses(self, hits: int, misses: int) -> None:
         """Add to the shared counters; the write lock is held."""
-        self.header[Header.HITS] += hits
-        self.header[Header.MISSES] += misses
+        header = self.header
+        header[Header.HITS] = (header[Header.HITS] + hits) & UNKNOWN  # damage may have left any number there
+        header[Header.MISSES] = (header[Header.MISSES] + misses) & UNKNOWN
 
     def delete_places(self, places: Sequence[int]) -> None:
         """Delete rows by place in the open transaction, their slots odd until it has ended.
