@@ -347,6 +347,15 @@ def test_an_entry_that_iteration_would_leave_out_is_reported_and_mended(director
         assert "a" in list(cache)
 
 
+def test_an_entry_that_a_column_calls_expired_is_gone_after_its_deletion(directory: Path) -> None:
+    plant(directory, "UPDATE entry SET expire = 1.5 WHERE k = ?", b"\xa1a")
+    with closing(Cache(directory)) as cache:
+        assert cache["a"] == "text"  # the record counts
+        cache.delete("a")
+        assert "a" not in cache
+        assert len(cache) == ENTRIES - 1
+
+
 def test_check_raises_for_damaged_structure_where_an_empty_cache_is_not_wanted(directory: Path) -> None:
     misplace_a_page(directory)
     with closing(Strict(directory)) as cache:

@@ -431,7 +431,11 @@ class Writer(Reader):
                 cursor = self._cursor or self._open_cursor()
                 removed = cursor.execute(sql.DELETE, (h, _blob(stored), self.config.clock())).rowcount
                 if not removed:
-                    self._sound(self.select_writer(sql.SELECT_PROBES, (h,)))
+                    for place, key, _ in self._sound(self.select_writer(sql.SELECT_PROBES, (h,))):
+                        if (
+                            place == h and key == stored
+                        ):  # expired, or damaged in the column: its record may say otherwise
+                            self._count(-cursor.execute(sql.DELETE_H, (h,)).rowcount)
                     return 0
                 self._count(-1)
                 if not locked:
