@@ -62,7 +62,10 @@ class Watch:
             yield
         finally:
             self.on = False
-        assert not self.ran, self.ran
+            self._judge(directory)
+
+    def _judge(self, directory: Path) -> None:
+        assert not self.ran, sorted(set(self.ran))
         inside = (str(directory), f"file://{directory}", *ALLOWED)
         for path in set(self.seen) - {"r", "w", "rb", "wb"}:
             plain = "/" not in path and path not in (".", "..", "outside")

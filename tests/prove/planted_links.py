@@ -306,15 +306,14 @@ def counts(made: Sequence[Sample]) -> list[Count]:
 def try_count(trial: Trial, bench: Workbench, item: Count) -> None:
     """Change the file and use the cache; where it is cut under a mapping, in a child that may end of it."""
     judge = Judge()
-    with bench.copy(item.sample) as directory, deadline():
-        with suppress(Refused, CacheError):
-            if item.way == "cut in use":
-                trial.count("files cut while mapped")
-                trial.count("processes ended by SIGBUS", _is_ended(item, directory))
-                with item.sample.open(directory) as cache:  # whatever the child came to change
-                    judge.mended(cache)
-            else:
-                _use_changed(item, directory, judge)
+    with bench.copy(item.sample) as directory, deadline(), suppress(Refused, CacheError):
+        if item.way == "cut in use":
+            trial.count("files cut while mapped")
+            trial.count("processes ended by SIGBUS", _is_ended(item, directory))
+            with item.sample.open(directory) as cache:  # whatever the child came to change
+                judge.mended(cache)
+        else:
+            _use_changed(item, directory, judge)
     assert not judge.wrong, f"{item.name} of {item.sample.name}, {item.how}, {item.way}: {judge.wrong}"
 
 

@@ -246,7 +246,9 @@ class Judge:
         if attempt(lambda: cache.delete("twice")) is not None:
             self._is("deleted", attempt(partial(cache.get, "twice", MISSING)))
         if attempt(lambda: cache.push("pushed", prefix=PREFIX)) is not None:
-            self._is("pull", (attempt(lambda: cache.pull(prefix=PREFIX)) or (None, None))[1], ITEM, "pushed", None)
+            pulled = (attempt(lambda: cache.pull(prefix=PREFIX)) or (None, None))[1]
+            if "item" not in self.spared:
+                self._is("pull", pulled, ITEM, "pushed")
         for call in (lambda: cache.touch(DATED[0], 60), lambda: cache.pop("nested"), cache.expire, cache.cull):
             attempt(call)
         attempt(lambda: cache.evict(TAGGED[3]))
