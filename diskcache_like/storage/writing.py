@@ -325,6 +325,15 @@ class Writer(Reader):
         self._count(-1)
         return h
 
+    def _remove_unsound(self, h: int, stored: bytes) -> None:
+        """Remove what a deletion of a live entry left: the expired, and what is damaged; the slot is odd.
+
+        Among it may be an entry that a damaged column calls expired, and its record does not.
+        """
+        for place, key, _ in self._sound(self.select_writer(sql.SELECT_PROBES, (h,))):
+            if place == h and key == stored:
+                self._count(-self.writer.execute(sql.DELETE_H, (h,)).rowcount)
+
     def _sound(self, rows: list[Any]) -> list[Any]:
         """Return the rows whose record belongs to their key, after removing the others; the slot is odd.
 
@@ -431,11 +440,7 @@ class Writer(Reader):
                 cursor = self._cursor or self._open_cursor()
                 removed = cursor.execute(sql.DELETE, (h, _blob(stored), self.config.clock())).rowcount
                 if not removed:
-                    for place, key, _ in self._sound(self.select_writer(sql.SELECT_PROBES, (h,))):
-                        if (
-                            place == h and key == stored
-                        ):  # expired, or damaged in the column: its record may say otherwise
-                            self._count(-cursor.execute(sql.DELETE_H, (h,)).rowcount)
+                    self._remove_unsound(h, stored)
                     return 0
                 self._count(-1)
                 if not locked:

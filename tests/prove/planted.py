@@ -64,12 +64,11 @@ Payload = Callable[[Around, bytes], object]  # for a stored key
 def _plain_values() -> dict[str, Payload]:
     """Return values of every type that SQLite has."""
     made: dict[str, Payload] = {
-        f"value {number}": lambda around, _, number=number: values(around.marker)[number]  # type: ignore[misc]
-        for number in range(len(values(Path("unused"))))
+        f"value {number}": partial(_value, number=number) for number in range(len(values(Path("unused"))))
     }
     for name in NAMES:
-        made[f"name {name[:40]!r}"] = lambda _, __, name=name: name  # type: ignore[misc]
-        made[f"bytes of name {name[:40]!r}"] = lambda _, __, name=name: name.encode()  # type: ignore[misc]
+        made[f"name {name[:40]!r}"] = partial(_constant, content=name)
+        made[f"bytes of name {name[:40]!r}"] = partial(_constant, content=name.encode())
     made |= {
         "NULL": lambda _, __: None,
         "not a number": lambda _, __: math.nan,
@@ -83,57 +82,72 @@ def _plain_values() -> dict[str, Payload]:
     return made
 
 
+def _value(around: Around, _: bytes, number: int) -> object:
+    return values(around.marker)[number]
+
+
+def _constant(_: Around, __: bytes, content: object) -> object:
+    return content
+
+
 @cache
-def _contents() -> dict[str, Callable[[Around], bytes]]:
+def _contents() -> dict[str, Callable[[], bytes]]:
     """Return payloads that no cache writes, for a record to carry."""
     fixed: dict[str, bytes] = {
         **{f"nesting: {name}": content for name, content in NESTED.items()},
         **{f"claim: {name}": content for name, content in CLAIMS.items()},
         **{f"extension {content[:8].hex()}": content for content in UNKNOWN},
         **{f"array: {name}": content for name, content in HOSTILE_ARRAYS.items()},
-        "zlib bomb": COMPRESSED + zlib_bomb(16 * MB),
-        "zstd bomb": COMPRESSED + zstd_bomb(16 * MB),
-        "zstd bomb that states no size": COMPRESSED + zstd_bomb(16 * MB, False),
-        "LZ4 that lies": COMPRESSED + (MEMORY - 1).to_bytes(4, "little") + lz4_bomb(MB)[4:],
         "a frame of no dictionary": COMPRESSED + b"\xff" * 40,
         "nothing": b"",
         "noise": random.Random(1).randbytes(200),
     }
-    made: dict[str, Callable[[Around], bytes]] = {
-        name: lambda _, content=content: content  # type: ignore[misc]
-        for name, content in fixed.items()
+    made = {name: lambda content=content: content for name, content in fixed.items()}
+    bombs: dict[str, Callable[[], bytes]] = {  # made when their turn comes, since that takes long
+        "zlib bomb": cache(lambda: COMPRESSED + zlib_bomb(16 * MB)),
+        "zstd bomb": cache(lambda: COMPRESSED + zstd_bomb(16 * MB)),
+        "zstd bomb that states no size": cache(lambda: COMPRESSED + zstd_bomb(16 * MB, False)),
+        "LZ4 that lies": cache(lambda: COMPRESSED + (MEMORY - 1).to_bytes(4, "little") + lz4_bomb(MB)[4:]),
     }
-    return {"pickle": lambda around: bomb(around.marker), **made}
+    return {**made, **bombs}
 
 
 def _records() -> dict[str, Payload]:
     """Return records that are consistent in themselves, as the checksum of who has no secret makes them."""
     made: dict[str, Payload] = {}
+    for mode in MODES:
+        made[f"mode {mode}: pickle"] = partial(_with_pickle, mode=mode)
     for name, content in _contents().items():
-        made[f"simple record: {name}"] = lambda around, stored, content=content: pack_simple(stored, content(around))  # type: ignore[misc]
-        modes = MODES if name == "pickle" else (MODE_RAW, MODE_ARRAY, MODE_ARROW)
-        for mode in modes:
-            made[f"mode {mode}: {name}"] = lambda around, stored, content=content, mode=mode: forged(  # type: ignore[misc]
-                stored, content(around), mode=mode
-            )
+        made[f"simple record: {name}"] = partial(_with_content, content=content, mode=None)
+        for mode in (MODE_RAW, MODE_ARRAY, MODE_ARROW):
+            made[f"mode {mode}: {name}"] = partial(_with_content, content=content, mode=mode)
     for name in NAMES:
         if len(name) < 60_000:
             for mode in (MODE_BINARY, MODE_RAW, MODE_PICKLE, MODE_ARRAY):
-                made[f"mode {mode} in the file {name[:40]!r}"] = partial(_elsewhere, name=name, mode=mode)  # type: ignore[assignment]
+                made[f"mode {mode} in the file {name[:40]!r}"] = partial(_elsewhere, name=name, mode=mode)
     for field, numbers in {
         "expire": (math.nan, math.inf, -math.inf, -1.0, 1e308, 0.0),
         "size": (1, 2**63, 2**64 - 1),
         "tag": (b"\xc1", b"\xdd\xff\xff\xff\xff", b"\x80\x04.", b"\x91" * 1000),
     }.items():
         for number in numbers:
-            made[f"{field} {str(number)[:30]}"] = partial(_with_field, field=field, number=number)  # type: ignore[assignment]
+            made[f"{field} {str(number)[:30]}"] = partial(_with_field, field=field, number=number)
     for flags in range(256):
-        made[f"flags {flags}"] = (
-            lambda _, stored, flags=flags: _sealed(  # type: ignore[misc]
-                stored, b"\x02" + bytes((flags,)) + forged(stored, b"\x05", mode=MODE_RAW, tag=b"\xa1t")[2:-4]
-            )
-        )
+        made[f"flags {flags}"] = partial(_with_flags, flags=flags)
     return made
+
+
+def _with_pickle(around: Around, stored: bytes, mode: int) -> bytes:
+    return forged(stored, bomb(around.marker), mode=mode)
+
+
+def _with_content(_: Around, stored: bytes, content: Callable[[], bytes], mode: int | None) -> bytes:
+    return pack_simple(stored, content()) if mode is None else forged(stored, content(), mode=mode)
+
+
+def _with_flags(_: Around, stored: bytes, flags: int) -> bytes:
+    whole = forged(stored, b"\x05", mode=MODE_RAW, tag=b"\xa1t")
+    return _sealed(stored, whole[:1] + bytes((flags,)) + whole[2:-4])
 
 
 def _sealed(stored: bytes, body: bytes) -> bytes:
@@ -215,6 +229,7 @@ def _plant(item: Item, directory: Path, payload: Payload, around: Around) -> Non
     with database(directory) as connection:
         connection.execute("PRAGMA ignore_check_constraints = ON")
         connection.execute("PRAGMA synchronous = OFF")
+        connection.execute("BEGIN")
         if item.table == "trash":
             connection.execute("INSERT INTO trash VALUES (x'00112233445566778899aabbccddeeff', 5, NULL)")
         stored = "k" if item.table == "entry" else "x'a0'"
@@ -225,6 +240,7 @@ def _plant(item: Item, directory: Path, payload: Payload, around: Around) -> Non
             with suppress(sqlite3.IntegrityError, OverflowError):  # a row's place is always a number
                 statement = f"UPDATE OR IGNORE {item.table} SET {item.column} = ? WHERE {key} = ?"
                 connection.execute(statement, (payload(around, of), row))
+        connection.execute("COMMIT")
 
 
 def _use(trial: Trial, sample: Sample, directory: Path, judge: Judge, **options: Any) -> None:

@@ -319,7 +319,8 @@ class Judge:
     def _listed(self, cache: Cache) -> None:
         known = {*VALUES, DATED[0], TAGGED[0]}
         for listed in (cache.__iter__, cache.__reversed__, cache.iterkeys):
-            for key in attempt(partial(list, listed())) or []:
+            keys: list[Any] = attempt(partial(list, listed())) or []
+            for key in keys:
                 queued = isinstance(key, str) and key.startswith(f"{PREFIX}-")
                 if self.keys and not queued and key not in known:
                     self.wrong.append(f"the key {key!r} is listed")
