@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable, Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache, partial
+from itertools import accumulate
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from unittest import mock
 
 from diskcache_like import Cache, entries, record
@@ -70,29 +72,40 @@ def bytes_of(sample: Sample, file: str) -> Sequence[int]:
     return range(min(size, SPARSE) if file.endswith(("cache.board", "-shm")) else size)
 
 
-def flips(made: Sequence[Sample], is_open: bool) -> list[Place]:
+class Places(Sequence[Place]):
+    """Runs of places one after the other, each made when it is asked for, since there are very many."""
+
+    def __init__(self, runs: Iterable[tuple[Sample, str, Sequence[int], str, bool]]) -> None:
+        self._runs = list(runs)
+        self._ends = list(accumulate(len(numbers) for _, _, numbers, _, _ in self._runs))
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def __getitem__(self, index: Any) -> Any:
+        run = bisect_right(self._ends, index)
+        sample, file, numbers, how, is_open = self._runs[run]
+        return Place(sample, file, numbers[index - self._ends[run]], how, is_open)  # counted from the end of the run
+
+
+def flips(made: Sequence[Sample], is_open: bool) -> Places:
     """Return every place where a bit can be flipped."""
-    return [
-        Place(sample, file, number, "flip", is_open)
-        for sample in made
-        for file in sorted(sample.files)
-        for number in bytes_of(sample, file)
-    ]
+    return Places(
+        (sample, file, bytes_of(sample, file), "flip", is_open) for sample in made for file in sorted(sample.files)
+    )
 
 
-def cuts(made: Sequence[Sample]) -> list[Place]:
+def cuts(made: Sequence[Sample]) -> Places:
     """Return every place where a file can be cut, and every sector of one."""
-    found = []
-    for sample in made:
-        for file in sorted(sample.files):
-            mapped = file.endswith(MAPPED)
-            tried = bytes_of(sample, file)
-            for is_open in (False, True):
-                if not (mapped and is_open):
-                    found += [Place(sample, file, number, "cut", is_open) for number in tried]
-                whole = range(0, min(len(sample.files[file]), 1 << 15), SECTOR)
-                found += [Place(sample, file, number, "zero", is_open) for number in whole]
-    return found
+    return Places(run for sample in made for file in sorted(sample.files) for run in _cuts_of(sample, file))
+
+
+def _cuts_of(sample: Sample, file: str) -> Iterator[tuple[Sample, str, Sequence[int], str, bool]]:
+    sectors = range(0, min(len(sample.files[file]), 1 << 15), SECTOR)
+    for is_open in (False, True):
+        yield sample, file, sectors, "zero", is_open
+        if not (is_open and file.endswith(MAPPED)):
+            yield sample, file, bytes_of(sample, file), "cut", is_open
 
 
 # -- one case ---------------------------------------------------------------------------------------------------------
