@@ -24,7 +24,7 @@ from zlib import crc32
 
 from . import codecs, encryption, files, keys, signing
 from .coherence.board import NO_ENTRY
-from .coherence.generations import MAX_SLOTS, MIN_SLOTS, Header
+from .coherence.generations import MAX_SLOTS, MIN_SLOTS, WORD, Header
 from .coherence.words import Words, choose_implementation
 from .dictionaries import Dictionaries
 from .disk import KEEP_NOT, Constant, Disk, Loaded, Stored
@@ -511,7 +511,7 @@ class Entries:
     def _used(self, uses: Words, slot: int, header: Words) -> None:
         """Note a hit: for LRU the write counter, for LFU one more, without a lock (see GenerationFile.uses)."""
         if self._marks == RECENCY:
-            uses[slot] = 2 * header[_TICK] + 1  # between the ranks of the last write and the next
+            uses[slot] = 2 * header[_TICK] + 1 & WORD  # between the ranks of the last write and the next
         elif self._marks == FREQUENCY:
             uses[slot] += 1
         if self._counts:

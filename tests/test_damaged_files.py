@@ -208,6 +208,15 @@ def test_a_number_of_writes_that_was_set_back_hides_no_entry(directory: Path) ->
         assert len(list(cache)) == ENTRIES
 
 
+def test_a_number_of_writes_that_is_too_large_hinders_no_reader(directory: Path) -> None:
+    with closing(Cache(directory, eviction_policy="least-recently-used")) as cache:
+        assert cache["a"] == "text"
+        change_word(directory / "cache.gen", Header.TICK, lambda tick: tick | 1 << 63)
+        assert cache["a"] == "text"  # hot
+        assert cache["b"] == {"some": ["nested", "data"]}
+        assert len(list(cache)) == ENTRIES
+
+
 @pytest.mark.parametrize("change", [lambda tick: tick - 1000, lambda tick: tick | 1 << 63], ids=["back", "too far"])
 def test_a_number_of_writes_that_changes_in_use_is_mended_by_the_next_write(
     directory: Path, change: Callable[[int], int]

@@ -32,6 +32,8 @@ DEFAULT_SLOTS: Final = 2**16
 
 NEVER: Final = 2**63 - 1
 UNKNOWN: Final = 2**64 - 1
+WORD: Final = 2**64 - 1
+"""The largest number that a word holds; masked with it, what damage left in one cannot run over."""
 
 # Another layout must take another file name: two layouts in one file would not see each other's generations.
 _FORMAT: Final = 1

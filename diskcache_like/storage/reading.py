@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ..coherence.forks import token_word
-from ..coherence.generations import Header
+from ..coherence.generations import NEVER, Header
 from ..errors import CorruptDatabase
 from . import statements as sql
 from .connection import FAILURES, PAGE_SIZE, Failure, corrupt, mapped
@@ -124,7 +124,8 @@ class Reader(Shard):
         The places (8 bytes each) are read at once, the rows in pages as the iteration comes to them, so that no read
         transaction stays open between steps. What is removed meanwhile is left out.
         """
-        return self._rows(sql.IN_REVERSE if reverse else sql.IN_ORDER, self.present_header()[_TICK])
+        last = min(self.present_header()[_TICK], NEVER)  # more is damage, and nothing that SQLite could compare with
+        return self._rows(sql.IN_REVERSE if reverse else sql.IN_ORDER, last)
 
     def _rows(self, order: str, last: int) -> Iterator[tuple[int, bytes, bytes | None]]:
         places = array("q", (h for (h,) in self.select(order, (last,))))

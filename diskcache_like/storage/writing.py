@@ -18,7 +18,7 @@ from typing import Any
 from .. import files
 from ..coherence.board import NO_ENTRY, ROOM
 from ..coherence.forks import token_word
-from ..coherence.generations import UNKNOWN, Header
+from ..coherence.generations import UNKNOWN, WORD, Header
 from ..errors import (
     CorruptDatabase,
     DecodeError,
@@ -494,8 +494,8 @@ class Writer(Reader):
     def count_uses(self, hits: int, misses: int) -> None:
         """Add to the shared counters; the write lock is held."""
         header = self.header
-        header[Header.HITS] = (header[Header.HITS] + hits) & UNKNOWN  # damage may have left any number there
-        header[Header.MISSES] = (header[Header.MISSES] + misses) & UNKNOWN
+        header[Header.HITS] = (header[Header.HITS] + hits) & WORD
+        header[Header.MISSES] = (header[Header.MISSES] + misses) & WORD
 
     def delete_places(self, places: Sequence[int]) -> None:
         """Delete rows by place in the open transaction, their slots odd until it has ended.
