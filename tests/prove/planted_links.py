@@ -309,7 +309,9 @@ def try_count(trial: Trial, bench: Workbench, item: Count) -> None:
     with bench.copy(item.sample) as directory, deadline(), suppress(Refused, CacheError):
         if item.way == "cut in use":
             trial.count("files cut while mapped")
-            trial.count("processes ended by SIGBUS", _is_ended(item, directory))
+            if _is_ended(item, directory):
+                trial.count("processes ended by that")
+                trial.figure("what ends them", "SIGBUS, on using what is no longer in the file")
             with item.sample.open(directory) as cache:  # whatever the child came to change
                 judge.mended(cache)
         else:
