@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, ParamSpec, Self, TypeVar, overload
 
 from . import keys, rotation
 from . import memoize as memoizing
-from .coherence.generations import Header
+from .coherence.generations import WORD, Header
 from .dictionaries import Training, train
 from .disk import Disk
 from .entries import ENOVAL, GONE, absent
@@ -174,7 +174,7 @@ class Cache(Queues, Streams):
                     tick = header[_TICK]
                     if visited[0] != tick:  # the mark is the same until somebody writes
                         visited[0] = tick
-                        uses[slot] = 2 * tick + 1
+                        uses[slot] = 2 * tick + 1 & WORD
                 elif tracks == 2:  # COUNTED
                     visited[0] = 1
                     if decode is None:

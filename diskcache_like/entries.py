@@ -13,7 +13,7 @@ from zlib import crc32
 
 from . import codecs, encryption, keys
 from .coherence.board import NO_ENTRY
-from .coherence.generations import Header
+from .coherence.generations import WORD, Header
 from .coherence.words import Words
 from .disk import KEEP_NOT, Constant
 from .errors import DecodeError, DictionaryError, SignatureError
@@ -87,7 +87,7 @@ class Entries(Packing):
     def _used(self, uses: Words, slot: int, header: Words) -> None:
         """Note a hit: for LRU the write counter, for LFU one more, without a lock (see GenerationFile.uses)."""
         if self._marks == RECENCY:
-            uses[slot] = 2 * header[_TICK] + 1  # between the ranks of the last write and the next
+            uses[slot] = 2 * header[_TICK] + 1 & WORD  # between the ranks of the last write and the next
         elif self._marks == FREQUENCY:
             uses[slot] += 1
         if self._counts:

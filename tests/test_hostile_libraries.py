@@ -26,9 +26,10 @@ from diskcache_like.pipeline import new_codec
 from diskcache_like.record import MODE_ARRAY, MODE_ARROW, pack
 from diskcache_like.settings import DEFAULT_SETTINGS
 
-from .forging import bomb, value_files
+from .forging import value_files
 from .kinds import QUICK
 from .library_values import samples
+from .planting import HOSTILE_ARRAYS
 
 CODEC = new_codec("msgpack", "none", DEFAULT_SETTINGS, "never")
 TABLES = new_codec("arrow", "none", DEFAULT_SETTINGS, "never")
@@ -132,26 +133,6 @@ def test_bytes_flipped_in_turn_crash_nothing() -> None:
     taken, refused = map(int, done.stdout.split())
     assert refused > 500
     assert taken > 100
-
-
-def npy(descr: str, shape: str = "(1,)", data: bytes = bytes(8), fortran: str = "False", version: int = 1) -> bytes:
-    header = f"{{'descr': {descr}, 'fortran_order': {fortran}, 'shape': {shape}, }}\n".encode()
-    return b"\x93NUMPY" + bytes((version, 0)) + len(header).to_bytes(2 if version == 1 else 4, "little") + header + data
-
-
-HOSTILE_ARRAYS = {
-    "objects": npy("'|O'"), "objects by another name": npy("'O'"), "objects in a structure": npy("[('a', '|O')]"),
-    "objects in an array": npy("('|O', (1,))"), "a pickle": b"\x80\x05" + bomb(Path("unused")), "a name": npy("'object'"),
-    "too few bytes": npy("'<f8'", "(2,)"), "too many bytes": npy("'<f8'", "()", bytes(16)), "huge": npy("'<f8'", "(9999999999999999999,)"),
-    "huge product": npy("'<f8'", "(4294967296, 4294967296)"), "product of 2**64": npy("'|u1'", "(4294967296, 4294967296, 1)", b""),
-    "negative": npy("'<f8'", "(-1,)"), "an expression": npy("'<f8'", "(10**10,)"), "a call": npy("__import__('os').getpid()"),
-    "no width": npy("'|V0'", "(99999999,)", b""), "text of no width": npy("'<U0'", "(99999999,)", b""), "empty structure": npy("[]", "(99999999,)", b""),
-    "wide": npy("'|V999999999'"), "wider": npy("'|V99999999999'"), "deep": npy("[('a', " * 40 + "'<f8'" + ")]" * 40), "deeper": npy("(" * 4000),
-    "minus": npy("-" * 9000 + "1"), "array of arrays": npy("('<f8', (99999, 99999, 99999))"), "unknown version": npy("'<f8'", version=4),
-    "dates of a strange unit": npy("'<M8[parsec]'"), "dates of no number": npy("'<M8[0s]'"), "a number for a type": npy("5"), "null": npy("None"), "too many dimensions": npy("'<f8'", "(" + "1, " * 65 + ")"),
-    "long header": b"\x93NUMPY\x02\0" + (1 << 31).to_bytes(4, "little") + b"x", "nothing": b"", "half a magic": b"\x93NUM", "not UTF-8": npy("'<f8'", version=3).replace(b"descr", b"\xff\xfe\xff\xff\xff"),
-    "no such character": npy("'<U2'", "(1,)", b"\xff\xff\xff\xff" * 2), "same field twice": npy("[('a', '<f4'), ('a', '<f4')]"), "name is a number": npy("[(1, '<f8')]"),
-}  # fmt: skip
 
 
 @pytest.mark.parametrize("content", HOSTILE_ARRAYS.values(), ids=HOSTILE_ARRAYS)

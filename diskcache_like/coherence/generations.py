@@ -32,6 +32,8 @@ DEFAULT_SLOTS: Final = 2**16
 
 NEVER: Final = 2**63 - 1
 UNKNOWN: Final = 2**64 - 1
+WORD: Final = 2**64 - 1
+"""The largest number that a word holds; masked with it, what damage left in one cannot run over."""
 
 # Another layout must take another file name: two layouts in one file would not see each other's generations.
 _FORMAT: Final = 1
@@ -249,6 +251,16 @@ class GenerationFile:
             return False
         self.settle_all(self.next_tick())
         return True
+
+    def count_on(self) -> None:
+        """Correct a count that no holder can have left, so that no number is given to a second write.
+
+        Only damage to the file leaves one behind the last that was settled, or beyond all counting. Call it right after
+        the write lock was got.
+        """
+        header = self.header
+        counted = [tick for tick in (header[Header.TICK], header[Header.SETTLED]) if tick < _TICK_LIMIT]
+        header[Header.TICK] = max(counted, default=time.time_ns() // 1000)
 
     def close(self) -> None:
         """Let go of the mapping; it is unmapped when nobody uses its words any more.

@@ -32,10 +32,20 @@ CheckRecord = Callable[["Store", int, bytes, bytes], Record]
 def check_store(
     store: Store, check_record: CheckRecord, fix: bool, timeout: float | None
 ) -> list[warnings.WarningMessage]:
-    """Return a list of warnings about one shard; with `fix`, mend what they say."""
+    """Return a list of warnings about one shard; with `fix`, mend what they say.
+
+    What is wrong with the database's own structure cannot be mended in place: the database is set aside, as one that
+    cannot be read is, or CorruptDatabase raised where that is not wanted.
+    """
     found = _Findings()
-    _check_database(store, fix, found)
+    flaws = _flaws(store, found)
     _check_rows(store, check_record, fix, timeout, found)
+    if fix and flaws and (left := _flaws(store, _Findings())):  # more than a row that has gone by now
+        problem = CorruptDatabase(f"{store.path!r}: {left[0]}")
+        problem.path = store.path
+        if not store.recovered(problem):
+            raise problem
+        return [*found.warnings, *check_store(store, check_record, fix, timeout)]
     _check_files(store, fix, timeout, found)
     _check_directories(store, fix, found)
     _check_totals(store, fix, timeout, found)
@@ -47,15 +57,20 @@ def check_store(
     return found.warnings
 
 
+def _flaws(store: Store, found: _Findings) -> list[str]:
+    """Return, and note, what SQLite finds wrong with the database itself."""
+    flaws = [str(message) for (message,) in store.select(sql.INTEGRITY_CHECK) if message != "ok"]
+    for message in flaws:
+        found.add(f"{store.path}: {message}")
+    return flaws
+
+
 def check_without_secret(store: Store) -> list[warnings.WarningMessage]:
     """Return what can be found wrong with a shard whose secret is not known, and what could not be looked at."""
     found = _Findings()
-    for (message,) in store.select(sql.INTEGRITY_CHECK):
-        if message != "ok":
-            found.add(f"{store.path}: {message}")
-    position, entries, in_files = -(1 << 63), 0, 0
-    while rows := store.select(sql.PAGE_ROWS, (position, PAGE)):
-        position = rows[-1][0]
+    _flaws(store, found)
+    entries = in_files = 0
+    for rows in store.pages(sql.PAGE_ROWS, PAGE):
         entries += len(rows)
         in_files += sum(row[6] is not None for row in rows)
         for row in rows:
@@ -105,22 +120,9 @@ class _Findings:
         self.warnings.append(warnings.WarningMessage(category(message), category, __file__, 0))
 
 
-def _check_database(store: Store, fix: bool, found: _Findings) -> None:
-    """Have SQLite check its file; a damaged one is set aside, since nobody can tell what else is wrong with it."""
-    messages = [message for (message,) in store.select(sql.INTEGRITY_CHECK) if message != "ok"]
-    for message in messages:
-        found.add(f"{store.path}: {message}")
-    if messages and fix:
-        problem = CorruptDatabase(f"{store.path!r}: {messages[0]}")
-        problem.path = store.path
-        store.recovered(problem)
-
-
 def _check_rows(store: Store, check_record: CheckRecord, fix: bool, timeout: float | None, found: _Findings) -> None:
     """Verify each row's record and file, and that its columns say what the record says."""
-    position = -(1 << 63)
-    while rows := store.select(sql.PAGE_ROWS, (position, PAGE)):
-        position = rows[-1][0]
+    for rows in store.pages(sql.PAGE_ROWS, PAGE):
         for row in rows:
             if _problem(store, check_record, row) is None:
                 continue
@@ -133,9 +135,11 @@ def _check_rows(store: Store, check_record: CheckRecord, fix: bool, timeout: flo
 
 
 def _problem(store: Store, check_record: CheckRecord, row: Sequence[Any]) -> str | None:
-    h, stored, _, expire, tag, size, file, spelling, queue, num, blob = row
+    h, stored, seq, expire, tag, size, file, spelling, queue, num, blob = row
     if not isinstance(stored, bytes) or not isinstance(blob, bytes):
         return "key or record is not a BLOB"
+    if not isinstance(seq, int) or seq > store.header[Header.TICK]:
+        return "its place in the order of insertion is beyond the last write, so that iteration leaves it out"
     try:
         record = check_record(store, h, stored, blob)
         column = None if record.file is None else files.to_column(record.file)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from zlib import crc32
 
 from ..coherence.board import NO_ENTRY, ROOM
@@ -11,6 +10,7 @@ from ..errors import CorruptDatabase, DiskFull
 from ..record import RESIDUE
 from . import rekeying
 from . import statements as sql
+from .connection import FAILURES
 from .rows import Decide, Remove, Row, Touch
 from .writing import WRITE_COST, Writer, microseconds
 
@@ -92,7 +92,7 @@ class Computer(Writer):
                 self._count(-self.writer.execute(sql.DELETE_H, (place,)).rowcount)
         except BaseException as error:
             header[_COUNT] = UNKNOWN  # whether the statement was committed is not known here
-            if isinstance(error, sqlite3.Error):
+            if isinstance(error, FAILURES):
                 self.failed(error)
             raise
         finally:

@@ -14,7 +14,7 @@ import stat
 import threading
 import time
 from collections import deque
-from typing import Any
+from typing import Any, Final
 
 from ..errors import (
     CacheError,
@@ -48,15 +48,20 @@ _FULL = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE, sqlite3.SQ
 _READ_ONLY = frozenset({sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM})
 
 
-def mapped(error: sqlite3.Error, path: str) -> CacheError:
+Failure = sqlite3.Error | UnicodeDecodeError
+FAILURES: Final = (sqlite3.Error, UnicodeDecodeError)
+"""What a statement of ours may raise; the second where SQLite quotes a damaged schema that Python cannot read."""
+
+
+def mapped(error: Failure, path: str) -> CacheError:
     """Return the package's error for an error of SQLite."""
+    if isinstance(error, UnicodeDecodeError):
+        return corrupt(f"{path!r}: malformed database schema", path)
     extended = getattr(error, "sqlite_errorcode", None) or 0
     code = extended & 0xFF
     text = f"{path!r}: {error}"
     if code in _CORRUPT or extended == sqlite3.SQLITE_IOERR_SHORT_READ or _is_emptied(code, path):
-        problem = CorruptDatabase(text)
-        problem.path = path
-        return problem
+        return corrupt(text, path)
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return Timeout(f"{path!r} is locked by a program that does not use the cache's own lock ({error})")
     if code == sqlite3.SQLITE_FULL or extended in _FULL:
@@ -64,6 +69,13 @@ def mapped(error: sqlite3.Error, path: str) -> CacheError:
     if code in _READ_ONLY:
         return DirectoryError(errno.EACCES, f"the database cannot be opened or written ({error})", path)
     return StorageError(text)
+
+
+def corrupt(text: str, path: str) -> CorruptDatabase:
+    """Return the error for a damaged database."""
+    problem = CorruptDatabase(text)
+    problem.path = path
+    return problem
 
 
 def _is_emptied(code: int, path: str) -> bool:
@@ -92,12 +104,6 @@ def connect(path: str, settings: dict[str, Any], timeout: float, reader: bool = 
     try:
         for statement in _pragmas(settings, reader):
             connection.execute(statement).fetchall()
-    except UnicodeDecodeError as error:
-        connection.close()
-        # SQLite quotes a damaged schema in its message, and Python cannot read the quotation.
-        problem = sqlite3.DatabaseError("malformed database schema")
-        problem.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
-        raise problem from error
     except BaseException:
         connection.close()
         raise
@@ -118,7 +124,7 @@ def connect_writer(path: str, settings: dict[str, Any], timeout: float) -> sqlit
     return connection
 
 
-def is_read_only(error: sqlite3.Error) -> bool:
+def is_read_only(error: Failure) -> bool:
     """Tell whether SQLite would not write because it has a file open for reading only."""
     return (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF == sqlite3.SQLITE_READONLY
 
@@ -129,6 +135,8 @@ def _refuse_links(path: str) -> None:
             status = os.lstat(name)
         except FileNotFoundError:
             continue
+        except OSError as error:
+            raise refused(error, name) from error
         if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
             raise UnsafeDirectory("is a link or not a regular file, so it is not opened as a database; remove it", name)
         if name.endswith("-journal") and status.st_size >= SUPER_TAIL:

@@ -26,7 +26,7 @@ from ..errors import CacheError, CorruptDatabase, CorruptDatabaseWarning, Foreig
 from ..settings import DEFAULT_SETTINGS, HANDLE_ONLY, MAX_SHARDS, checked_all
 from . import schema
 from . import statements as sql
-from .connection import connect, look, mapped, prepare_file
+from .connection import FAILURES, connect, look, mapped, prepare_file
 
 if TYPE_CHECKING:
     from .shard import Shard
@@ -179,7 +179,7 @@ def _open_with(store: Shard, generations: GenerationFile) -> Opened:
         try:
             connection = connect(path, {**DEFAULT_SETTINGS, **config.given}, config.timeout, reader=True)
             identity, stored = _read_verified(connection, path)
-        except sqlite3.Error as error:
+        except FAILURES as error:
             _after_failure(store, generations, epoch, mapped(error, path))
             continue
         except CorruptDatabase as damage:
@@ -221,19 +221,24 @@ def refuse_foreign(directory: str, named: str) -> None:
     connection = look(path)
     try:
         schema.refuse_foreign(connection, path, named)
-    except (sqlite3.Error, UnicodeDecodeError):
+    except FAILURES:
         return  # not a database at all, or a damaged one: it is set aside
     finally:
         connection.close()
 
 
 def _existing(store: Shard) -> GenerationFile | None:
-    """Return the generations if they are whole; with numbers that nobody can have counted to they are not."""
+    """Return the generations if they are whole; with numbers that nobody can have counted to they are not.
+
+    Nor are they if the last write counted is not the last: iteration would end before what was written since.
+    """
     found = GenerationFile.open_existing(_generation_path(store), words_of(store.config), shared=store.config.shared)
     if found is None:
         return None
     header = found.header
-    if header[Header.EPOCH] > MAX_EPOCH or any(header[word] > MAX_COUNTED for word in _COUNTED):
+    settled = header[Header.SETTLED]  # before the tick, which a writer at work counts first
+    behind = header[Header.TICK] < settled
+    if behind or header[Header.EPOCH] > MAX_EPOCH or any(header[word] > MAX_COUNTED for word in _COUNTED):
         found.close()
         return None
     return found
@@ -375,7 +380,7 @@ def _ensure_database(store: Shard, path: str) -> int:
             connection.close()
     except CorruptDatabase:
         return 1  # the generations are made all the same; opening then sets the database aside through them
-    except sqlite3.Error as error:
+    except FAILURES as error:
         problem = mapped(error, path)
         if isinstance(problem, CorruptDatabase):
             return 1
@@ -454,7 +459,7 @@ def _is_sound(path: str, config: Config) -> bool:
         with contextlib.closing(connect(path, DEFAULT_SETTINGS, config.timeout, reader=True)) as connection:
             schema.verify(connection, path)
             return bool(connection.execute(sql.INTEGRITY_CHECK).fetchall() == [("ok",)])
-    except (sqlite3.Error, CacheError):
+    except (*FAILURES, CacheError):
         return False
 
 
@@ -480,7 +485,7 @@ def _next_database(
         for suffix in ("", "-wal", "-shm", "-journal"):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path + suffix)  # nobody knows it yet
-        if isinstance(error, sqlite3.Error):
+        if isinstance(error, FAILURES):
             raise mapped(error, path) from error
         raise
     tick = header[Header.TICK] + 1

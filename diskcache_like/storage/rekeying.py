@@ -104,9 +104,7 @@ def begin(store: Store, sealer: Sealer, new: Master) -> bytes:
 
 def renew_entries(store: Store, sealer: Sealer, epoch: bytes, told: Callable[[int], None]) -> None:
     """Seal every entry with the data key of `epoch`, in batches; call `told` with the number of entries of each."""
-    position = -(1 << 63)
-    while rows := store.select(sql.PAGE_ROWS, (position, BATCH)):
-        position = rows[-1][0]
+    for rows in store.pages(sql.PAGE_ROWS, BATCH):
         _renew_batch(store, sealer, epoch, [row for row in rows if _is_stale(row, epoch)])
         told(len(rows))
 

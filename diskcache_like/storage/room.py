@@ -6,7 +6,6 @@ Every function here runs under the store's write lock unless it says otherwise.
 from __future__ import annotations
 
 import contextlib
-import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -15,7 +14,7 @@ from ..coherence.generations import UNKNOWN, Header
 from ..errors import CacheError, DecodeError, DiskFull
 from . import schema, share
 from . import statements as sql
-from .connection import FULL, PAGE_SIZE, mapped, synchronous
+from .connection import FAILURES, FULL, PAGE_SIZE, mapped, synchronous
 
 if TYPE_CHECKING:
     from .writing import Writer
@@ -46,7 +45,7 @@ def housekeeping(store: Writer, incoming: int, makes_room: bool = True) -> None:
             _look_at_volume(store, incoming)
     except DiskFull:
         return
-    except sqlite3.Error as error:
+    except FAILURES as error:
         problem = mapped(error, store.path)
         if not isinstance(problem, DiskFull):
             raise problem from error
@@ -237,7 +236,7 @@ def _ensure_rank_index(store: Writer) -> None:
         return
     try:
         store.writer.execute(schema.CREATE_RANK_INDEX)
-    except sqlite3.Error as error:
+    except FAILURES as error:
         store.failed(error)
     store.has_rank_index = True
 
@@ -363,7 +362,7 @@ def sweep(store: Writer) -> None:
         if gone:
             store.writer.executemany(sql.DELETE_TRASH, [(column,) for column in gone])
             store.unlinked.difference_update(gone)
-    except sqlite3.Error as error:
+    except FAILURES as error:
         store.failed(error)
 
 
@@ -420,7 +419,7 @@ def checkpoint(store: Writer, shrink: bool = False) -> None:
         _, frames, done = store.writer.execute(sql.CHECKPOINT).fetchone()
         if (shrink or frames > WAL_LIMIT) and frames == done:
             store.writer.execute(sql.CHECKPOINT_TRUNCATE).fetchone()
-    except sqlite3.Error as error:
+    except FAILURES as error:
         store.failed(error)
     if 0 < frames == done:  # all of the WAL is from after the checkpoint before, unless a reader held that one up
         counted = max(header[Header.WRITTEN] - header[Header.CHECKPOINTED], 1)
@@ -443,7 +442,7 @@ def durably(store: Writer) -> Iterator[None]:
 def _write_many(store: Writer, statement: str, rows: Sequence[tuple[object, ...]]) -> None:
     try:
         store.writer.executemany(statement, rows)
-    except sqlite3.Error as error:
+    except FAILURES as error:
         store.failed(error)
 
 

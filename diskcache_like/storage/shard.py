@@ -15,7 +15,7 @@ from ..disk import Disk
 from ..errors import CorruptDatabase
 from ..policies import policy_named
 from . import forking, opening
-from .connection import ReaderPool, connect_writer, is_read_only, mapped
+from .connection import FAILURES, Failure, ReaderPool, connect_writer, is_read_only, mapped
 from .transaction import Transaction
 
 
@@ -189,14 +189,14 @@ class Shard:
         try:
             try:
                 self._writer = connect_writer(self.path, self.settings, self.config.timeout)
-            except sqlite3.Error as error:
+            except FAILURES as error:
                 if not is_read_only(error):
                     raise
                 # The -shm file is shared by all connections of a process: it is open for writing after the next
                 # opening only if none is left that has it open for reading.
                 self._pool.drain()
                 self._writer = connect_writer(self.path, self.settings, self.config.timeout)
-        except sqlite3.Error as error:
+        except FAILURES as error:
             self.failed(error)
         self._inserted = 0
         self._cursor = None
@@ -244,7 +244,7 @@ class Shard:
         """Return the present time in seconds since the Unix epoch, from the configured clock."""
         return self.config.clock()
 
-    def failed(self, error: sqlite3.Error) -> Never:
+    def failed(self, error: Failure) -> Never:
         """Raise the package's error for an error of SQLite."""
         raise mapped(error, self.path) from error
 

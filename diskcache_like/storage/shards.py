@@ -10,7 +10,6 @@ import contextlib
 import errno
 import os
 import re
-import sqlite3
 import stat
 from dataclasses import replace
 from typing import Any
@@ -22,7 +21,7 @@ from ..errors import CacheError, DirectoryError, DiskFull, SecretError, SettingE
 from ..keys import new_modulus
 from ..settings import DEFAULT_SETTINGS
 from . import schema
-from .connection import connect
+from .connection import FAILURES, connect
 from .opening import (
     DATABASE,
     GENERATIONS,
@@ -304,7 +303,7 @@ def _is_unfinished(directory: str) -> bool:
             return True
         with contextlib.closing(connect(path, _PEEKING, 1.0)) as connection:
             return schema.is_empty(connection)
-    except (sqlite3.Error, CacheError, OSError):
+    except (*FAILURES, CacheError, OSError):
         return False
 
 
@@ -320,5 +319,5 @@ def _peek(directory: str) -> dict[str, Any] | None:
             return read_settings(connection, path)[0]
         finally:
             connection.close()
-    except (sqlite3.Error, CacheError, OSError):
+    except (*FAILURES, CacheError, OSError):
         return None

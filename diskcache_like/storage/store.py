@@ -104,7 +104,7 @@ class Store(Computer):
                     if locked and self.header[_COUNT] == UNKNOWN:
                         self.recount()
             header = self.present_header()
-        return header[_COUNT] if header[_COUNT] != UNKNOWN else int(self.select(sql.COUNT)[0][0])
+        return header[_COUNT] if header[_COUNT] < opening.MAX_COUNTED else int(self.select(sql.COUNT)[0][0])
 
     def recount(self) -> None:
         """Bring the count in the header in line with the database; the write lock is held, no transaction is open."""
@@ -158,9 +158,7 @@ class Store(Computer):
 
     def blobs(self) -> Iterator[tuple[Any, Any]]:
         """Yield (stored key, record) of every row, page by page, in no useful order."""
-        position = -(1 << 63)
-        while page := self.select(sql.PAGE_KEYS_AND_RECORDS, (position, PAGE_OF_ENTRIES)):
-            position = page[-1][0]
+        for page in self.pages(sql.PAGE_KEYS_AND_RECORDS, PAGE_OF_ENTRIES):
             for _, stored, blob in page:
                 yield stored, blob
 

@@ -18,7 +18,7 @@ from typing import Any
 from .. import files
 from ..coherence.board import NO_ENTRY, ROOM
 from ..coherence.forks import token_word
-from ..coherence.generations import UNKNOWN, Header
+from ..coherence.generations import UNKNOWN, WORD, Header
 from ..errors import (
     CorruptDatabase,
     DecodeError,
@@ -31,7 +31,7 @@ from ..errors import (
 from ..record import unpack
 from . import rekeying, room
 from . import statements as sql
-from .connection import PAGE_SIZE
+from .connection import FAILURES, PAGE_SIZE, corrupt
 from .reading import Reader
 from .rows import Row
 from .transaction import ALL_SLOTS, Transaction
@@ -95,6 +95,7 @@ class Writer(Reader):
             return self.enter(timeout, culls)
         try:
             if self.header[_SETTLED] != self.header[_TICK]:
+                self.generations.count_on()
                 self.generations.recover()
                 self.header[_COUNT] = UNKNOWN  # the last holder died between its commit and the count
                 self.header[_SETTLED] = self.header[_TICK]
@@ -238,7 +239,7 @@ class Writer(Reader):
                 self.board.post(h, 2 * tick + 2, row if plain else row.v)  # type: ignore[arg-type, union-attr]
         except BaseException as error:
             header[_COUNT] = UNKNOWN  # whether the statement was committed is not known here
-            if isinstance(error, sqlite3.Error):
+            if isinstance(error, FAILURES):
                 self.note_inserted()
                 self.failed(error)
             raise
@@ -278,7 +279,8 @@ class Writer(Reader):
         if self.txn is not None:
             self.txn.added += added
         elif self.header[_COUNT] != UNKNOWN:
-            self.header[_COUNT] += added
+            count = self.header[_COUNT] + added
+            self.header[_COUNT] = count if count >= 0 else UNKNOWN  # less than none is damage
 
     def _announced(self, row: Row) -> int:
         """Note in the header, before the commit, that files or expiries may exist; return the row's bytes."""
@@ -340,6 +342,15 @@ class Writer(Reader):
         self._count(-1)
         return h
 
+    def _remove_unsound(self, h: int, stored: bytes) -> None:
+        """Remove what a deletion of a live entry left: the expired, and what is damaged; the slot is odd.
+
+        Among it may be an entry that a damaged column calls expired, and its record does not.
+        """
+        for place, key, _ in self._sound(self.select_writer(sql.SELECT_PROBES, (h,))):
+            if key == stored:
+                self._count(-self.writer.execute(sql.DELETE_H, (place,)).rowcount)
+
     def _sound(self, rows: list[Any]) -> list[Any]:
         """Return the rows whose record belongs to their key, after removing the others; the slot is odd.
 
@@ -398,10 +409,7 @@ class Writer(Reader):
                 cursor = self._cursor or self._open_cursor()
                 removed = cursor.execute(sql.DELETE, (h, _blob(stored), self.config.clock())).rowcount
                 if not removed:
-                    rows = self._sound(self.select_writer(sql.SELECT_PROBES, (h,)))
-                    # An expired one goes too, so that it does not come back when the clock is set back.
-                    expired = [(place,) for place, key, _ in rows if key == stored]
-                    self._count(-cursor.executemany(sql.DELETE_H, expired).rowcount if expired else 0)
+                    self._remove_unsound(h, stored)
                     return 0
                 self._count(-1)
                 if not locked:
@@ -409,7 +417,7 @@ class Writer(Reader):
                 if header[_SHARED] and self.board is not None:
                     self.board.post(h, 2 * tick + 2, NO_ENTRY)
                 return 2 * tick + 2
-            except sqlite3.Error as error:
+            except FAILURES as error:
                 header[_COUNT] = UNKNOWN
                 self.failed(error)
             finally:
@@ -440,7 +448,7 @@ class Writer(Reader):
             self.generations.begin(slots, tick)
         try:
             yield 2 * tick + 2 if locked else 1
-        except sqlite3.Error as error:
+        except FAILURES as error:
             self.header[_COUNT] = UNKNOWN
             self.note_inserted()
             self.failed(error)
@@ -454,13 +462,21 @@ class Writer(Reader):
 
     def count_uses(self, hits: int, misses: int) -> None:
         """Add to the shared counters; the write lock is held."""
-        self.header[Header.HITS] += hits
-        self.header[Header.MISSES] += misses
+        header = self.header
+        header[Header.HITS] = (header[Header.HITS] + hits) & WORD
+        header[Header.MISSES] = (header[Header.MISSES] + misses) & WORD
 
     def delete_places(self, places: Sequence[int]) -> None:
-        """Delete rows by place in the open transaction, their slots odd until it has ended."""
+        """Delete rows by place in the open transaction, their slots odd until it has ended.
+
+        They were found under the lock that is held. If none of them can be deleted the database is damaged, and who
+        deletes until nothing more is found would never end.
+        """
         with self.changing(places, locked=False):
-            self._count(-self.writer.executemany(sql.DELETE_H, [(h,) for h in places]).rowcount)
+            removed = self.writer.executemany(sql.DELETE_H, [(h,) for h in places]).rowcount
+            if places and not removed:
+                raise corrupt(f"{self.path!r}: rows that are found cannot be deleted", self.path)
+            self._count(-removed)
 
     def attempts(self) -> Iterator[_Attempt]:
         """Yield a context once, and a second time if its body met a corrupt database, which is set aside by then."""
@@ -520,7 +536,7 @@ class Writer(Reader):
     def _execute(self, statement: str, parameters: tuple[object, ...]) -> None:
         try:
             self.writer.execute(statement, parameters)
-        except sqlite3.Error as error:
+        except FAILURES as error:
             self.failed(error)
 
     @contextmanager
@@ -575,7 +591,7 @@ class _Locked:
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         if self._taken:
             self._store.leave()
-        if isinstance(error, sqlite3.Error):
+        if isinstance(error, FAILURES):
             self._store.failed(error)
 
 
