@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgpack import ExtType, packb
 
-from diskcache_like import Cache, arrays, arrow, bulk, pandas_frames
+from diskcache_like import Cache, arrays, arrow, bulk, pandas_frames, string_arrays
 from diskcache_like.codecs import encode_value
 from diskcache_like.errors import DecodeError
 from diskcache_like.pipeline import new_codec
@@ -151,10 +151,36 @@ HOSTILE_ARRAYS = {
     "dates of a strange unit": npy("'<M8[parsec]'"), "dates of no number": npy("'<M8[0s]'"), "a number for a type": npy("5"), "null": npy("None"), "too many dimensions": npy("'<f8'", "(" + "1, " * 65 + ")"),
     "long header": b"\x93NUMPY\x02\0" + (1 << 31).to_bytes(4, "little") + b"x", "nothing": b"", "half a magic": b"\x93NUM", "not UTF-8": npy("'<f8'", version=3).replace(b"descr", b"\xff\xfe\xff\xff\xff"),
     "no such character": npy("'<U2'", "(1,)", b"\xff\xff\xff\xff" * 2), "same field twice": npy("[('a', '<f4'), ('a', '<f4')]"), "name is a number": npy("[(1, '<f8')]"),
+    "aligned as it cannot be": npy("[('', '|V0'), ('a', '|i1'), ('b', '<f8')]", data=bytes(9)), "aligned without fields": npy("[('', '|V0')]"), "a character": npy("'<l'"), "objects by their character": npy("'<O'"),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("content", HOSTILE_ARRAYS.values(), ids=HOSTILE_ARRAYS)
+def i64(*numbers: int) -> bytes:
+    return b"".join(number.to_bytes(8, "little", signed=True) for number in numbers)
+
+
+def strings(header: Any, *lengths: int, texts: bytes = b"", length: int | None = None) -> bytes:
+    """Return what may be an array of texts of any length."""
+    head = encode_value(header)
+    size = (len(head) if length is None else length).to_bytes(4, "little")
+    return string_arrays.MAGIC + size + head + i64(*lengths) + texts
+
+
+HOSTILE_STRINGS = {
+    "too few texts": strings(((2,), False, "", True), 0), "too many texts": strings(((1,), False, "", True), 0, 0),
+    "too few bytes": strings(((1,), False, "", True), 5, texts=b"abcd"), "too many bytes": strings(((1,), False, "", True), 3, texts=b"abcd"),
+    "negative": strings(((2,), False, "", True), -1, 1, texts=b"a"), "more negative": strings(((2,), False, "None", True), -2, 1, texts=b"a"),
+    "huge": strings(((1 << 62,), False, "", True), 0), "huge product": strings(((1 << 40, 1 << 40), False, "", True)), "negative shape": strings(((-1, -1), False, "", True), 0),
+    "huge text": strings(((2,), False, "", True), (1 << 63) - 1, (1 << 63) - 1), "no UTF-8": strings(((1,), False, "", True), 1, texts=b"\xff"),
+    "text that is cut": strings(((2,), False, "", True), 1, 1, texts="é".encode()), "unknown mark": strings(((0,), False, "NA", True)),
+    "flags": strings(((0,), 1, "", True)), "coerce": strings(((0,), False, "", "yes")), "no header": string_arrays.MAGIC, "long header": strings((), length=1 << 31),
+    "too many dimensions": strings(((1,) * 65, False, "", True), 0), "no shape": strings((None, False, "", True)), "shape of texts": strings((("a",), False, "", True)), "objects": strings(((0,), False, ["None"], True)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "content", [*HOSTILE_ARRAYS.values(), *HOSTILE_STRINGS.values()], ids=[*HOSTILE_ARRAYS, *HOSTILE_STRINGS]
+)
 def test_a_hostile_header_is_an_error(content: bytes) -> None:
     tracemalloc.start()
     try:
@@ -205,8 +231,8 @@ def i32(*numbers: int) -> bytes:
     return b"".join(number.to_bytes(4, "little", signed=True) for number in numbers)
 
 
-def i64(*numbers: int) -> bytes:
-    return b"".join(number.to_bytes(8, "little", signed=True) for number in numbers)
+def lists_of_nulls(count: int) -> Any:
+    return pa.ListArray.from_arrays(pa.array([0, count], pa.int32()), pa.nulls(count))
 
 
 CATEGORIES = pa.table({"a": pa.array(["x", "y", "z"]).dictionary_encode()})
@@ -231,7 +257,8 @@ HOSTILE_TABLES = {
     "runs": forged(pa.table({"a": pa.RunEndEncodedArray.from_arrays([2, 3], ["x", "y"])}), i64(2, 3), i64(9, 3)),
     "compressed": ipc(pa.table({"a": [0] * 100_000}), compression="zstd"), "compressed, LZ4": ipc(pa.table({"a": [0] * 100_000}), compression="lz4"),
     "compressed dictionary": ipc(pa.table({"a": pa.array(["x" * 10_000] * 10).dictionary_encode()}), compression="zstd"),
-    "rows of nothing": ipc(pa.table({"a": pa.Array.from_buffers(pa.null(), 1 << 40, [None])}), allow_64bit=True), "lists of nothing": ipc(pa.table({"a": [[None]]})),
+    "rows of nothing": ipc(pa.table({"a": pa.Array.from_buffers(pa.null(), 1 << 40, [None])}), allow_64bit=True), "lists of nothing": ipc(pa.table({"a": lists_of_nulls(1 << 25)})), "deeper lists of nothing": ipc(pa.table({"a": pa.StructArray.from_arrays([lists_of_nulls(1 << 25)], ["x"])})),
+    "lists of lists without width": ipc(pa.table({"a": pa.array([[[]]], pa.list_(pa.list_(pa.int8(), 0)))})), "pairs of nothing": ipc(pa.table({"a": pa.array([[None, None]], pa.list_(pa.null(), 2))})),
     "unknown kind": ipc(pa.table({"a": [1]}), b"numpy.load"), "no kind": ipc(pa.table({"a": [1]}), b""),
     "batch in pieces": ipc(pa.table({"a": pa.chunked_array([[1], [2]])}), b"RecordBatch"),
     "no frame of pandas": ipc(pa.table({"a": [1]}), b"pandas"), "no frame of pandas either": ipc(pa.table({"a": [1]}), b"pandas" + encode_value([1])),
