@@ -1,10 +1,11 @@
-"""Values of NumPy, pandas, polars and Arrow, and what makes two of them the same."""
+"""Values of NumPy, pandas, polars and Arrow, what makes two of them the same, and how a program would use them."""
 
 from __future__ import annotations
 
 import datetime as dt
 import math
 import uuid
+from contextlib import suppress
 from decimal import Decimal
 from typing import Any
 
@@ -118,6 +119,26 @@ def assert_same_dtype(one: Any, other: Any) -> None:
         assert_same_index(one.categories, other.categories)
     if isinstance(one, pd.DatetimeTZDtype):
         assert type(one.tz) is type(other.tz)
+
+
+def look_at(value: Any) -> None:
+    """Use a value as a program would, so that one which is not sound has its chance to crash; whatever it raises.
+
+    A moment that Python has no year for, for one, is an error only when it is looked at.
+    """
+    with suppress(Exception, pl.exceptions.PanicException):
+        if isinstance(value, pl.DataFrame | pl.Series):
+            value.to_arrow() if isinstance(value, pl.DataFrame) else value.to_list()
+        elif isinstance(value, pa.Table | pa.RecordBatch):
+            if value.num_rows < 1 << 16:
+                value.to_pydict()
+        elif isinstance(value, pd.DataFrame | pd.Series):
+            if len(value) < 1 << 16:
+                value.copy()
+                repr(value)
+        else:
+            repr(value)
+            np.asarray(value).tolist()
 
 
 def strange_arrays() -> list[Any]:
