@@ -15,7 +15,7 @@ PEERS := $(VENV)/.installed-to-compare
 SOURCES := $(wildcard pyproject.toml setup.py setup.cfg diskcache_like/coherence/*build*.py diskcache_like/coherence/*.[ch])
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types imports unit prove prove-short django third-party fuzz docs format bench bench-codecs bench-quick bench-peers compare objectives install clean venv-module
+.PHONY: help demo test lint types imports unit prove prove-short django third-party fuzz docs format bench bench-codecs bench-frames bench-quick bench-peers compare objectives install clean venv-module
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -68,6 +68,9 @@ bench-quick: $(DEV)  ## measure against DiskCache in one run
 
 bench-peers: $(PEERS)  ## measure beside Memcached, Redis and other stores; installs them where it may
 	$(BIN)/python -m benchmarks.quick --only peers $(ARGS)
+
+bench-frames: $(DEV)  ## measure frames and tables against msgpack of their rows, and pickle
+	$(BIN)/python -m benchmarks.codecs.frames $(ARGS)
 
 bench-codecs: $(DEV)  ## measure every serializer with every compressor (ARGS="--out DIRECTORY")
 	$(BIN)/python -m benchmarks.codecs $(ARGS)

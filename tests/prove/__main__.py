@@ -71,9 +71,12 @@ def main() -> int:
     """Run the command line; return 0 if every promise held, 1 if one did not or, in CI, could not be tested."""
     arguments = parser()
     asked = arguments.parse_args()
+    console = Console(width=None if sys.stdout.isatty() else 160, soft_wrap=False)
     if asked.list:
-        for _name, _proof in PROOFS.items():
-            pass
+        listed = Table("proof", "promise", "what is done")
+        for name, proof in PROOFS.items():
+            listed.add_row(name, str(proof.promise), escape(("control: " if proof.control else "") + proof.what))
+        console.print(listed)
         return HELD
     if asked.docs:
         marked(asked.docs, MARK)  # now, rather than after all has been run
@@ -81,11 +84,11 @@ def main() -> int:
     if asked.case is not None and len(names) != 1:
         arguments.error("--case goes with one --only")
     seed = random.SystemRandom().getrandbits(32) if asked.seed is None else asked.seed
-    console = Console(width=None if sys.stdout.isatty() else 160, soft_wrap=False)
     console.print(f"seed {seed}", markup=False)
     try:
         outcomes = prove(names, seed, asked.seconds, asked.case, console)
     except KeyboardInterrupt:
+        console.print("interrupted", markup=False)
         return INTERRUPTED
     console.print(table(outcomes))
     for text in report.failures(outcomes, seed):
