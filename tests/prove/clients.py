@@ -130,18 +130,19 @@ class Lingering:
 
     def __getitem__(self, index: int, /) -> int:
         value = self._words[index]
-        self._linger()
+        self._linger(0.2)
         return value
 
     def __setitem__(self, index: int, value: int, /) -> None:
-        self._linger()
+        self._linger(0.5)
         self._words[index] = value
+        self._linger(0.5)
 
     def __len__(self) -> int:
         return len(self._words)
 
-    def _linger(self) -> None:
-        if self._random.random() < 0.2:
+    def _linger(self, often: float) -> None:
+        if self._random.random() < often:
             time.sleep(LINGER)
 
 

@@ -73,7 +73,10 @@ class Draw:
 
     def _calls(self, weights: Weights) -> list[Call]:
         warming = [("get", key) for key in self.keys]
-        names = self._random.choices(list(weights), list(weights.values()), k=self._random.randint(*LENGTH))
+        length = self._random.randint(*LENGTH)
+        names = self._random.choices(list(weights), list(weights.values()), k=length)
+        if self._random.random() < 0.25:  # looks on while others write: that costs little, and sees what goes back
+            names = ["get"] * 3 * length
         return [*warming, *(self._call(name, self._random.choice(self.keys)) for name in names)]
 
     def _call(self, name: str, key: str) -> Call:
