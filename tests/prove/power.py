@@ -74,7 +74,7 @@ def power_goes(durability: str, trial: Trial, broken: Broken | None = None) -> N
                         write(image, directory)
                         judge(directory / PLACE)
                     trial.count("images")
-                    trial.count("images that lack writes", int(judge.has_lost))
+                    trial.count("images not as acknowledged", int(judge.has_lost))
 
     trial.repeat(case)
 
