@@ -208,6 +208,15 @@ def test_a_number_of_writes_that_was_set_back_hides_no_entry(directory: Path) ->
         assert len(list(cache)) == ENTRIES
 
 
+def test_a_number_of_writes_that_is_lost_costs_no_entry(directory: Path) -> None:
+    for word in (Header.TICK, Header.SETTLED):
+        change_word(directory / "cache.gen", word, lambda _: 10)
+    with closing(Cache(directory)) as cache:
+        assert any("writes were counted" in str(problem.message) for problem in cache.check(fix=True))
+        assert cache.check() == []
+        assert len(list(cache)) == ENTRIES
+
+
 def test_a_number_of_writes_that_is_too_large_hinders_no_reader(directory: Path) -> None:
     with closing(Cache(directory, eviction_policy="least-recently-used")) as cache:
         assert cache["a"] == "text"

@@ -218,6 +218,10 @@ class GenerationFile:
         self.header[Header.TICK] = tick
         return tick
 
+    def latest(self) -> int:
+        """Return a number that no write can have gone beyond, though the count of them may have been damaged."""
+        return max(min(self.header[Header.TICK], _TICK_LIMIT), time.time_ns() // 1000)
+
     def begin(self, slot_indices: Iterable[int], tick: int) -> None:
         """Mark slots as being written: before COMMIT, under the write lock."""
         slots, odd = self.slots, 2 * tick + 1

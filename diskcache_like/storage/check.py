@@ -39,6 +39,7 @@ def check_store(
     """
     found = _Findings()
     flaws = _flaws(store, found)
+    _check_tick(store, fix, timeout, found)
     _check_rows(store, check_record, fix, timeout, found)
     if fix and flaws and (left := _flaws(store, _Findings())):  # more than a row that has gone by now
         problem = CorruptDatabase(f"{store.path!r}: {left[0]}")
@@ -120,6 +121,16 @@ class _Findings:
         self.warnings.append(warnings.WarningMessage(category(message), category, __file__, 0))
 
 
+def _check_tick(store: Store, fix: bool, timeout: float | None, found: _Findings) -> None:
+    """Find entries that were written after what counts as the last write, which iteration leaves out."""
+    with store.locked(timeout):
+        ((last,),) = store.select_writer(sql.LAST_SEQ, (store.generations.latest(),))
+        if last > store.header[Header.TICK]:
+            found.add(f"{store.path}: {store.header[Header.TICK]} writes were counted, entries are from write {last}")
+            if fix:
+                store.header[Header.TICK] = last
+
+
 def _check_rows(store: Store, check_record: CheckRecord, fix: bool, timeout: float | None, found: _Findings) -> None:
     """Verify each row's record and file, and that its columns say what the record says."""
     for rows in store.pages(sql.PAGE_ROWS, PAGE):
@@ -138,7 +149,7 @@ def _problem(store: Store, check_record: CheckRecord, row: Sequence[Any]) -> str
     h, stored, seq, expire, tag, size, file, spelling, queue, num, blob = row
     if not isinstance(stored, bytes) or not isinstance(blob, bytes):
         return "key or record is not a BLOB"
-    if not isinstance(seq, int) or seq > store.header[Header.TICK]:
+    if not isinstance(seq, int) or seq > store.generations.latest():
         return "its place in the order of insertion is beyond the last write, so that iteration leaves it out"
     try:
         record = check_record(store, h, stored, blob)

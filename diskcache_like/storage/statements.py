@@ -41,6 +41,7 @@ PAGE_ROWS = """SELECT h, k, seq, expire, tag, size, file, spelling, queue, num, 
 PAGE_KEYS_AND_RECORDS = "SELECT h, k, v FROM entry WHERE h > ? ORDER BY h LIMIT ?"
 FIRST = "SELECT h, k, spelling, v FROM entry ORDER BY seq LIMIT 1 OFFSET ?"
 LAST = "SELECT h, k, spelling, v FROM entry ORDER BY seq DESC LIMIT 1 OFFSET ?"
+LAST_SEQ = "SELECT coalesce(max(seq), 0) FROM entry WHERE typeof(seq) = 'integer' AND seq <= ?"
 LAST_INSERTED = "SELECT last_insert_rowid()"
 QUEUE_FORWARD = """SELECT h, k, num, v FROM entry
     WHERE queue = ? AND num BETWEEN ? AND ? AND typeof(num) = 'integer' ORDER BY num LIMIT ? OFFSET ?"""

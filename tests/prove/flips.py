@@ -50,8 +50,11 @@ class Place(NamedTuple):
         elif self.how == "zero":
             os.pwrite(descriptor, bytes(min(SECTOR, len(content) - offset)), offset)
         else:
-            bit = 1 << random.Random(f"{self.sample.name} {self.file} {offset}").randrange(8)
-            os.pwrite(descriptor, bytes((content[offset] ^ bit,)), offset)
+            os.pwrite(descriptor, bytes((content[offset] ^ 1 << self.bit(),)), offset)
+
+    def bit(self) -> int:
+        """Return the number of the bit to flip."""
+        return random.Random(f"{self.sample.name} {self.file} {self.offset()}").randrange(8)
 
 
 @cache
@@ -141,8 +144,7 @@ def _use(handle: Cache, judge: Judge, harm: Callable[[], None], chance: random.R
     """Read, write and mend a cache that is harmed first, if it is to be while it is open."""
     attempt(lambda: handle.get_many([key for key in VALUES if chance.random() < 0.5]))
     harm()
-    if chance.random() < 0.8:
-        judge.look(handle)
+    judge.look(handle)
     judge.changed(handle)
     judge.mended(handle)
 
@@ -197,7 +199,10 @@ def prove_control(trial: Trial) -> None:
     with own_surroundings() as place:
         sample = make("plain", place)
         where = sample.files["cache.db"].rindex(b"some text")
-        items = [Place(sample, "cache.db", where + number, "flip", False) for number in range(len("some text that is"))]
+        places = [
+            Place(sample, "cache.db", where + number, "flip", False) for number in range(len("some text that is"))
+        ]
+        items = [item for item in places if item.bit() < 7]  # of ASCII: what is no text is noticed without a checksum
         with _no_checksum():
             trial.each(items, partial(try_place, trial, Workbench(place)), "bytes")
 
