@@ -635,8 +635,8 @@ class Cache(Queues, Streams):
     def transact(self, retry: bool = False) -> contextlib.AbstractContextManager[None]:
         """Make the body one transaction: other tasks see all of its writes or none, and wait to write.
 
-        Nested, the inner one is rolled back alone. It belongs to the task that opened it. Over several shards, each
-        shard's part is atomic by itself if the machine fails during the commit. Raises Timeout, TransactionError.
+        Nested, the inner one is rolled back alone. It belongs to the task that opened it. Over several shards each part
+        is atomic by itself for readers, who never wait, and if the machine fails. Raises Timeout, TransactionError.
         """
         return self._transact(self._wait(retry))
 

@@ -67,5 +67,6 @@ PROOFS = {
     "lacks": Proof(6, "something rare", _lack),
     "litters": Proof(6, "a crash with files left", _litter),
     "finds": Proof(1, "a fault", _break, control=True),
+    "dies-looking": Proof(1, "a crash instead of a fault", _die, control=True),
     "finds-nothing": Proof(1, "no fault at all", _hold, control=True),
 }

@@ -79,6 +79,9 @@ def test_a_control_has_to_find_a_violation(runner: Runner) -> None:
     assert finds.held
     assert len(finds.findings.violations) == 1, "one is enough"
     assert not finds_nothing.held
+    dies = run(runner, "dies-looking")
+    assert not dies.held
+    assert report.violations(dies) == "1"
     assert report.violations(finds) == "found, as it must"
     assert report.violations(finds_nothing) == "NOT FOUND"
 

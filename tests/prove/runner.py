@@ -32,11 +32,12 @@ class Outcome:
     seconds: float = 0.0
     findings: Findings = field(default_factory=Findings)
     skipped: str = ""
+    ended: str = ""  # how the proof's process ended, if not by itself
 
     @property
     def held(self) -> bool:
-        """Whether the promise held; of a control, whether the violation was found."""
-        return not self.skipped and bool(self.findings.violations) == self.proof.control
+        """Whether the promise held; of a control, whether a case found the violation."""
+        return not self.skipped and not self.ended and bool(self.findings.violations) == self.proof.control
 
 
 class Runner:
@@ -126,11 +127,12 @@ class Runner:
 
     @staticmethod
     def _judge_end(outcome: Outcome, status: int | None, case: int) -> None:
-        """Count an end that is not the proof's own as a violation in the case that it was in."""
+        """Count an end that is not the proof's own as a violation in the case that it was in, also of a control."""
         if status == 0:
             return
         if status is None:
             how = "hung, and was killed"
         else:
             how = f"died of {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-        outcome.findings.violations.append((case, f"the process {how}"))
+        outcome.ended = f"the process {how}"
+        outcome.findings.violations.append((case, outcome.ended))
