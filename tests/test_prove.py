@@ -112,11 +112,12 @@ def test_each_goes_through_all_items_or_says_how_many() -> None:
         assert sorted(seen) == list(range(50))
         assert trial.findings.figures == {"items": "all 50"}
         trial.seconds = 0
+        trial.findings = Findings()
         trial.each(range(50), seen.append, "more")
-        assert trial.findings.figures["more"] == "1 of 50", "one however little time there is"
+        assert trial.findings.figures["more"] == "1 of 50", "one, however little time there is"
     with Trial(SEED, 60, only=17) as trial:
         trial.each(range(50), seen.append, "items")
-        assert seen[50:] == [17]
+        assert seen[51:] == [17]
 
 
 def test_scratch_directories_go_with_the_case_and_the_rest_with_the_trial() -> None:
