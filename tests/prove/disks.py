@@ -26,7 +26,7 @@ from ..processes import MISSING, cache_descriptors, problems
 from ..small_disks import MEBIBYTE, Disk, NotPermitted, mounted
 from .proof import CannotRun, Proof, Trial
 from .shim import Shim
-from .workload import LARGE, OPTIONS, Session, Wrong, one_layout, recover, script
+from .workload import LARGE, OPERATIONS, OPTIONS, Session, Wrong, one_layout, recover, script
 
 STEP = 4096  # bytes that a tmpfs gives out at a time
 ENOUGH = 600_000  # bytes with which nothing of the workload is refused
@@ -199,8 +199,6 @@ def _refused(use: Callable[[Session], object], session: Session) -> None:
 def _turn_read_only(trial: Trial) -> None:
     with one_layout(), warnings.catch_warnings():
         warnings.simplefilter("error")
-        with closing((counted := Session(trial.fresh().resolve())).cache):
-            script(counted)
 
         def case(at: int) -> None:
             if at < 0:
@@ -208,7 +206,7 @@ def _turn_read_only(trial: Trial) -> None:
             else:
                 _turn(trial, at)
 
-        trial.each([-1, *range(counted.attempted)], case, "moments")
+        trial.each([-1, *range(OPERATIONS)], case, "moments")
 
 
 # -- directories that go away -----------------------------------------------------------------------------------------
@@ -342,8 +340,6 @@ def _assert_well(directory: Path, how: Callable[[Path], None]) -> None:
 def _go_away(trial: Trial) -> None:
     with one_layout(), warnings.catch_warnings():
         warnings.simplefilter("ignore", CorruptDatabaseWarning)  # removed in part, it is taken for damaged
-        with closing((counted := Session(trial.fresh().resolve())).cache):
-            script(counted)
 
         def case(
             item: tuple[Callable[[Trial, int, Callable[[Path], None]], None], int, Callable[[Path], None]],
@@ -351,7 +347,7 @@ def _go_away(trial: Trial) -> None:
             run, at, how = item
             run(trial, at, how)
 
-        trial.each(list(product((_vanish, _vanish_at_work), range(counted.attempted), VANISHINGS)), case, "moments")
+        trial.each(list(product((_vanish, _vanish_at_work), range(OPERATIONS), VANISHINGS)), case, "moments")
 
 
 PROOFS: dict[str, Proof] = {

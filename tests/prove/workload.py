@@ -20,6 +20,7 @@ from diskcache_like.storage import shards
 from ..kinds import Clock
 from ..processes import FAR, MISSING, cache_descriptors, problems
 
+OPERATIONS = 106  # of the script
 LARGE = 40_000  # bytes that go to a value file
 MODULUS = (1 << 59) + 12_363  # a prime, instead of one drawn anew: the same keys share pages and slots in each run
 OPTIONS: dict[str, Any] = {
