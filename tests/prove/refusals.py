@@ -76,7 +76,7 @@ def run(directory: Path, refusal: Refusal) -> tuple[Session, Mapping[Call, int]]
             calls = {each: shim.calls(each) for each in Call}
         recover(session)
     finally:
-        session.cache.close()
+        session.end()
     return session, calls
 
 
