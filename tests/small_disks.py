@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 
 MEBIBYTE = 1 << 20
+_NEW_MOUNTS = 0x20000  # CLONE_NEWNS of <sched.h>; `os.unshare` came with Python 3.12
 
 
 class NotPermitted(Exception):
@@ -57,6 +60,16 @@ def mounted(path: Path, size: int) -> Iterator[Disk]:
         raise NotPermitted(f"mount is not permitted: {done.stderr.strip()}")
     try:
         yield Disk(path)
-    finally:
-        gc.collect()  # a traceback may hold a mapped file
-        subprocess.run(["umount", str(path)], check=True)
+    except BaseException:
+        subprocess.run(["umount", "--lazy", str(path)], check=True)  # the traceback holds what is open
+        raise
+    gc.collect()  # a traceback that is over may hold a mapped file
+    subprocess.run(["umount", str(path)], check=True)
+
+
+@cache
+def mount_privately() -> None:
+    """Have this process's mounts end with it, however it ends, and be seen by nobody else; raise NotPermitted."""
+    if ctypes.CDLL(None, use_errno=True).unshare(_NEW_MOUNTS):
+        raise NotPermitted(f"mount is not permitted: {os.strerror(ctypes.get_errno())}")
+    subprocess.run(["mount", "--make-rprivate", "/"], check=True)

@@ -207,17 +207,18 @@ def test_two_that_train_at_once_do_not_replace_each_others(tmp_path: Path) -> No
         assert dictionaries.find(1) == content
 
 
-def test_the_successor_of_a_damaged_database_numbers_on(tmp_path: Path) -> None:
+def test_the_successor_of_a_damaged_database_numbers_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A version that a handle still knows from the old database must never be another dictionary in the new one."""
     with filled(tmp_path / "cache") as cache:
         cache.train()
         store = cache._shards.stores[0]
         before = rows.next_version(store)
         from diskcache_like.errors import CorruptDatabase
-        from diskcache_like.storage.opening import set_aside
+        from diskcache_like.storage import opening
 
+        monkeypatch.setattr(opening, "_is_sound", lambda path, config: False)
         with pytest.warns(match="goes on empty"):
-            set_aside(store, CorruptDatabase("a test says so"))
+            opening.set_aside(store, CorruptDatabase("a test says so"))
         cache[1] = ANSWERS[1]
         assert used(cache, 1) == 0
         assert rows.next_version(store) > before + 200

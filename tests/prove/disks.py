@@ -23,10 +23,10 @@ from diskcache_like.errors import (
 )
 
 from ..processes import MISSING, cache_descriptors, problems
-from ..small_disks import MEBIBYTE, Disk, NotPermitted, mounted
+from ..small_disks import MEBIBYTE, Disk, NotPermitted, mount_privately, mounted
 from .proof import CannotRun, Proof, Trial
 from .shim import Shim
-from .workload import LARGE, OPTIONS, Session, Wrong, one_layout, recover, script
+from .workload import LARGE, OPERATIONS, OPTIONS, Session, Wrong, one_layout, recover, script
 
 STEP = 4096  # bytes that a tmpfs gives out at a time
 ENOUGH = 600_000  # bytes with which nothing of the workload is refused
@@ -39,6 +39,7 @@ def disk_of(trial: Trial, size: int) -> Iterator[Disk]:
     """Mount a small disk for the length of a with-block; raise CannotRun where that is not permitted."""
     path = trial.fresh("disk").resolve()
     try:
+        mount_privately()  # a proof may be killed
         with mounted(path, size) as disk:
             yield disk
     except NotPermitted as reason:
@@ -117,7 +118,7 @@ def _with_room(disk: Disk, left: int, make_room: Callable[[Session], None]) -> i
         return sum(session.refused.values())
     finally:
         disk.empty()
-        session.cache.close()
+        session.end()
 
 
 def _fill(trial: Trial) -> None:
@@ -158,7 +159,7 @@ def _turn(trial: Trial, at: int) -> None:
         trial.count("operations refused", sum(session.refused.values()))
         recover(session)
     finally:
-        session.cache.close()
+        session.end()
 
 
 def _remount(trial: Trial) -> None:
@@ -166,8 +167,7 @@ def _remount(trial: Trial) -> None:
     with disk_of(trial, 4 * MEBIBYTE) as disk:
         session = Session(disk.path / "cache")
         script(session)
-        for handle in (*session.old, session.cache):
-            handle.close()
+        session.end()
         disk.remount("ro")
         try:
             for use in _USES:
@@ -199,16 +199,17 @@ def _refused(use: Callable[[Session], object], session: Session) -> None:
 def _turn_read_only(trial: Trial) -> None:
     with one_layout(), warnings.catch_warnings():
         warnings.simplefilter("error")
-        with closing((counted := Session(trial.fresh().resolve())).cache):
-            script(counted)
 
         def case(at: int) -> None:
             if at < 0:
-                _remount(trial)
+                try:
+                    _remount(trial)
+                except CannotRun as reason:
+                    trial.figure("remount", reason)
             else:
                 _turn(trial, at)
 
-        trial.each([-1, *range(counted.attempted)], case, "moments")
+        trial.each([-1, *range(OPERATIONS)], case, "moments")
 
 
 # -- directories that go away -----------------------------------------------------------------------------------------
@@ -267,8 +268,7 @@ def _vanish(trial: Trial, at: int, how: Callable[[Path], None]) -> None:
     try:
         script(session)
     finally:
-        for handle in (*session.old, session.cache):
-            handle.close()
+        session.end()
     trial.count("operations refused", sum(session.refused.values()))
     _assert_well(directory, how)
 
@@ -342,8 +342,6 @@ def _assert_well(directory: Path, how: Callable[[Path], None]) -> None:
 def _go_away(trial: Trial) -> None:
     with one_layout(), warnings.catch_warnings():
         warnings.simplefilter("ignore", CorruptDatabaseWarning)  # removed in part, it is taken for damaged
-        with closing((counted := Session(trial.fresh().resolve())).cache):
-            script(counted)
 
         def case(
             item: tuple[Callable[[Trial, int, Callable[[Path], None]], None], int, Callable[[Path], None]],
@@ -351,7 +349,7 @@ def _go_away(trial: Trial) -> None:
             run, at, how = item
             run(trial, at, how)
 
-        trial.each(list(product((_vanish, _vanish_at_work), range(counted.attempted), VANISHINGS)), case, "moments")
+        trial.each(list(product((_vanish, _vanish_at_work), range(OPERATIONS), VANISHINGS)), case, "moments")
 
 
 PROOFS: dict[str, Proof] = {

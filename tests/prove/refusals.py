@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -74,7 +76,7 @@ def run(directory: Path, refusal: Refusal) -> tuple[Session, Mapping[Call, int]]
             calls = {each: shim.calls(each) for each in Call}
         recover(session)
     finally:
-        session.cache.close()
+        session.end()
     return session, calls
 
 
@@ -85,25 +87,33 @@ def _counted(trial: Trial) -> dict[Call, int]:
     return {**calls, Call.SYNC: synced[Call.SYNC]}
 
 
-def _try_all(trial: Trial, choose: Callable[[Refusal], bool]) -> None:
+@contextmanager
+def _steady() -> Iterator[None]:
+    """Have every run be like the others, and a database that is set aside for a call that failed be a violation."""
     with one_layout(), warnings.catch_warnings():
-        warnings.simplefilter("error")  # a database that is set aside for a call that failed is a violation
+        warnings.simplefilter("error")
+        yield
 
-        def case(refusal: Refusal) -> None:
-            try:
-                session, _ = run(trial.fresh().resolve(), refusal)
-            except Exception as error:
-                raise Wrong(f"{refusal}: {error}") from error
-            trial.count("operations refused", sum(session.refused.values()))
 
-        trial.each([one for one in refusals(_counted(trial)) if choose(one)], case, "faults")
+def _try(trial: Trial, refusal: Refusal) -> None:
+    try:
+        session, _ = run(trial.fresh().resolve(), refusal)
+    except Exception as error:
+        raise Wrong(f"{refusal}: {error}") from error
+    trial.count("operations refused", sum(session.refused.values()))
 
 
 def _refuse(trial: Trial) -> None:
-    _try_all(trial, lambda refusal: True)
+    with _steady():
+        trial.each(refusals(_counted(trial)), partial(_try, trial), "faults")
 
 
 # -- controls ---------------------------------------------------------------------------------------------------------
+
+
+def _refuse_all(trial: Trial, call: Call, error: int) -> None:
+    """Refuse all calls of a class from an early one on."""
+    trial.repeat(lambda chance: _try(trial, Refusal(call, error, chance.randrange(1, 100), True)))
 
 
 def _swallow_commits(trial: Trial) -> None:
@@ -116,10 +126,8 @@ def _swallow_commits(trial: Trial) -> None:
         except (DiskFull, StorageError):
             return 1
 
-    with mock.patch.object(Store, "upsert", upsert):
-        _try_all(
-            trial, lambda one: one.call is Call.WRITE and one.error == errno.ENOSPC and one.sticky and one.at < 100
-        )
+    with mock.patch.object(Store, "upsert", upsert), _steady():
+        _refuse_all(trial, Call.WRITE, errno.ENOSPC)
 
 
 def _believe_reads(trial: Trial) -> None:
@@ -132,8 +140,8 @@ def _believe_reads(trial: Trial) -> None:
         except StorageError:
             return b""
 
-    with mock.patch.object(Cache, "_get_cold", get):
-        _try_all(trial, lambda one: one.call is Call.READ and one.error == errno.ENOMEM and one.sticky and one.at < 100)
+    with mock.patch.object(Cache, "_get_cold", get), _steady():
+        _refuse_all(trial, Call.READ, errno.ENOMEM)
 
 
 PROOFS: dict[str, Proof] = {

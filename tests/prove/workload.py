@@ -20,6 +20,7 @@ from diskcache_like.storage import shards
 from ..kinds import Clock
 from ..processes import FAR, MISSING, cache_descriptors, problems
 
+OPERATIONS = 106  # of the script
 LARGE = 40_000  # bytes that go to a value file
 MODULUS = (1 << 59) + 12_363  # a prime, instead of one drawn anew: the same keys share pages and slots in each run
 OPTIONS: dict[str, Any] = {
@@ -132,6 +133,11 @@ class Session:
     def close(self) -> None:
         """Close the handle; the next operation opens it again."""
         self.attempt("close", Cache.close)
+
+    def end(self) -> None:
+        """Close all handles, with nothing in the way."""
+        for handle in (*self.old, self.cache):
+            handle.close()
 
     def reopen(self) -> None:
         """Close the handle and open another; where that fails the old one goes on."""
@@ -291,8 +297,7 @@ def recover(session: Session) -> None:
             raise Wrong(f"check still finds {left} after fix=True")
         if len(fresh) != sum(1 for _ in fresh):
             raise Wrong(f"len is {len(fresh)}, there are {sum(1 for _ in fresh)} entries")
-    for handle in (*session.old, cache):
-        handle.close()
+    session.end()
     gc.collect()  # the traceback of an error may hold what was open
     if left := cache_descriptors(session.directory):
         raise Wrong(f"descriptors are left open: {left}")
