@@ -42,7 +42,7 @@ class Transaction:
         self.task = current_task()
         self.slots: set[int] = set()
         self.depth = 1
-        self.stepping = False  # one of its writes is under way; only a signal handler can come in between
+        self.stepping = False  # beginning, writing or ending: only a signal handler can come in between
         self.added = 0  # entries that the transaction adds to the count when it is committed
         self.evicted = False  # entries went for room; their files can go only when that is committed
         self.files: list[bytes | str] = []  # columns of the value files that its writes brought

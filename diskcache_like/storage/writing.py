@@ -528,7 +528,11 @@ class Writer(Reader):
                     if self.disk.sealer is not None:
                         rekeying.reserve(self, self.disk.sealer)
                     with self.batch() as txn:
-                        yield
+                        txn.stepping = False
+                        try:
+                            yield
+                        finally:
+                            txn.stepping = True
                     if txn.evicted:
                         room.unlink_evicted(self)
                 finally:
@@ -577,6 +581,7 @@ class Writer(Reader):
         """
         self._run("BEGIN IMMEDIATE")
         self.txn = txn = Transaction()
+        txn.stepping = True
         done = False
         try:
             yield txn
