@@ -18,6 +18,7 @@ from collections.abc import Callable
 from fcntl import LOCK_EX, LOCK_NB, LOCK_UN, flock
 from pathlib import Path
 from threading import get_ident
+from types import FrameType
 from typing import Final
 
 from diskcache_like.coherence import words
@@ -223,11 +224,12 @@ class WriteLock:
         The lock may be taken there and `_owner` not be set yet, or no more. It may be that of a store which is closed
         just then, so that the handler has another object for the same file.
         """
-        times, frame = 0, sys._getframe(1)
+        times = 0
+        frame: FrameType | None = sys._getframe(1)
         while frame is not None and times < 2:
             if frame.f_code in _STEPS:
                 times += frame.f_locals["self"].path == self.path
-            frame = frame.f_back  # type: ignore[assignment]
+            frame = frame.f_back
         return times == 2
 
     def _wait_for_process(self, started: float, timeout: float | None) -> None:
