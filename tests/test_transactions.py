@@ -13,6 +13,7 @@ from diskcache_like import Cache, Timeout, TransactionError
 
 from .conftest import Opener
 from .kinds import exact, few, one
+from .processes import is_change, watch
 
 BIG = "x" * 100_000
 
@@ -143,6 +144,27 @@ def test_a_transaction_counts_its_entries(open_cache: Opener) -> None:
     assert len(cache) == len(other) == 9
     rolled_back(cache, cache.clear)
     assert len(cache) == len(other) == 9
+
+
+@one
+def test_a_signal_handler_in_the_middle_of_a_write_is_refused(cache: Cache) -> None:
+    refused = []
+
+    def handle(statement: str) -> None:
+        if is_change(statement):
+            with pytest.raises(TransactionError, match="signal handler"):
+                cache.set("by the handler", 1)
+            refused.append(statement)
+
+    with cache.transact():
+        watch(cache, after=handle)
+        cache.set("key", 1)
+        cache.incr("number")
+        cache.delete("key")
+        cache.set_many({"one": 1, "other": 2})
+    assert len(refused) >= 4
+    assert sorted(cache) == ["number", "one", "other"]
+    assert len(cache) == 3
 
 
 @few

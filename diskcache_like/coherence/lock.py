@@ -18,6 +18,7 @@ from collections.abc import Callable
 from fcntl import LOCK_EX, LOCK_NB, LOCK_UN, flock
 from pathlib import Path
 from threading import get_ident
+from types import FrameType
 from typing import Final
 
 from diskcache_like.coherence import words
@@ -136,8 +137,12 @@ class WriteLock:
         header = self._header
         return header is not None and header[_WAITERS] != 0
 
-    def retire(self) -> None:
-        """Give the lock back and close it in one step: who waits for it in this process finds it closed, not free."""
+    def retire(self, before: Callable[[], object] = lambda: None) -> None:
+        """Give the lock back and close it in one step: who waits for it in this process finds it closed, not free.
+
+        `before` is called first: whatever it does, a signal handler that comes now is known to interrupt this step.
+        """
+        before()
         descriptor, self._descriptor = self._descriptor, -1
         header = self._header
         try:
@@ -209,10 +214,7 @@ class WriteLock:
     def _wait_for_thread(self, timeout: float | None) -> float:
         """Take the thread lock from another thread and return when the wait began."""
         if get_ident() in (self._owner, self._rester) or self._is_interrupted():
-            raise TransactionError(
-                f"this thread already holds {self.path} and would wait for itself for ever; a signal handler that "
-                "interrupts a write can read, and must leave writing for later"
-            )
+            raise self._mine()
         started = self._clock()
         if timeout is None:
             self._thread.acquire()
@@ -221,16 +223,18 @@ class WriteLock:
         return started
 
     def _is_interrupted(self) -> bool:
-        """Tell whether the calling thread is within this lock's own steps already: a signal handler interrupts them.
+        """Tell whether the calling thread is within the lock's own steps twice: a signal handler interrupts them.
 
-        The thread lock may be taken there and `_owner` not be set yet, or no more.
+        The lock may be taken there and `_owner` not be set yet, or no more. It may be that of a store which is closed
+        just then, so that the handler has another object for the same file.
         """
-        frame = sys._getframe(2).f_back  # who called `acquire`
-        while frame is not None:
-            if frame.f_code in _STEPS and frame.f_locals.get("self") is self:
-                return True
+        times = 0
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and times < 2:
+            if frame.f_code in _STEPS:
+                times += frame.f_locals["self"].path == self.path
             frame = frame.f_back
-        return False
+        return times == 2
 
     def _wait_for_process(self, started: float, timeout: float | None) -> None:
         """Try until the deadline, with the thread lock held; whatever is raised, neither lock is held after it."""
@@ -239,6 +243,8 @@ class WriteLock:
         try:
             if deadline > started and self._spin():
                 return
+            if self._is_interrupted():
+                raise self._mine()
             while True:
                 wake = self._announce()
                 if self._attempt():
@@ -318,6 +324,12 @@ class WriteLock:
         with contextlib.suppress(OSError, ValueError):
             flock(self._descriptor, LOCK_UN)
         self._thread.release()
+
+    def _mine(self) -> TransactionError:
+        return TransactionError(
+            f"this thread already holds {self.path} and would wait for itself for ever; a signal handler that "
+            "interrupts a write can read, and must leave writing for later"
+        )
 
     def _late(self, started: float) -> Timeout:
         return Timeout(f"write lock {self.path} was not free within {self._clock() - started:.3f} s")

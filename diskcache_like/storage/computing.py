@@ -61,6 +61,8 @@ class Computer(Writer):
         finally:
             if locked:
                 self.leave()
+            else:
+                self.leave_step()
 
     def _newest(self, h: int, stored: bytes, locked: bool) -> tuple[int, bytes | None]:
         """Return place and record of the key from its row; the lock is held."""

@@ -114,6 +114,7 @@ def finish(store: Store, sealer: Sealer, epoch: bytes, new: Master) -> None:
     with store.locked(None):
         _refuse_overtaken(store, sealer, epoch)
         with store.batch():
+            store.leave_step()  # what follows are writes of their own
             dictionaries.seal_again(store)
         _change_keyring(store, sealer, sealer.keyring.opened_by_one(new), new)
 

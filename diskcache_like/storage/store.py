@@ -56,11 +56,13 @@ class Store(Computer):
             if self.board is not None:
                 self.board.close()
             self.header = self.slots = self.uses = CLOSED  # a reader on its way finds odd slots and another epoch
-            self._token = NOT_OPEN  # last: from here on another thread may open the store again
         except BaseException:
             lock.release()
             raise
-        lock.retire()
+        lock.retire(self._note_closed)
+
+    def _note_closed(self) -> None:
+        self._token = NOT_OPEN  # from here on another thread may open the store again
 
     def sleep_on(self, h: int, stamp: int, seconds: float) -> None:
         """Sleep until `wake` is called for `h`, but not if its slot is no longer `stamp`, and `seconds` at most."""

@@ -35,13 +35,14 @@ _thread = _Thread()
 class Transaction:
     """The one transaction that a shard's writer has open; it exists exactly while the write lock is held for it."""
 
-    __slots__ = ("added", "depth", "evicted", "files", "slots", "task", "thread")
+    __slots__ = ("added", "depth", "evicted", "files", "slots", "stepping", "task", "thread")
 
     def __init__(self) -> None:
         self.thread = _thread.token
         self.task = current_task()
         self.slots: set[int] = set()
         self.depth = 1
+        self.stepping = False  # beginning, writing or ending: only a signal handler can come in between
         self.added = 0  # entries that the transaction adds to the count when it is committed
         self.evicted = False  # entries went for room; their files can go only when that is committed
         self.files: list[bytes | str] = []  # columns of the value files that its writes brought
@@ -49,7 +50,8 @@ class Transaction:
     def is_callers(self) -> bool:
         """Tell whether the calling task owns this transaction; another thread does not, and has to wait.
 
-        Raises TransactionError for another asyncio task on the owner's thread: it would wait for itself.
+        Raises TransactionError for another asyncio task on the owner's thread, which would wait for itself, and for a
+        signal handler in the middle of a write.
         """
         if self.thread is not _thread.token:
             return False
@@ -57,6 +59,11 @@ class Transaction:
             raise TransactionError(
                 "another asyncio task on this thread is inside transact(): do not await other tasks that use the "
                 "same cache within a transaction, or run the transaction in a thread of its own"
+            )
+        if self.stepping:
+            raise TransactionError(
+                "a write of this transaction is under way in this thread, and a signal handler interrupts it: it can "
+                "read, and must leave writing for later"
             )
         return True
 

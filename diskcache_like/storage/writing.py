@@ -63,7 +63,9 @@ class Writer(Reader):
         """
         if token_word[0] != self._token:
             self.open()
-        if self.txn is not None and self.txn.is_callers():
+        txn = self.txn
+        if txn is not None and txn.is_callers():
+            txn.stepping = True  # until `leave_step`
             return False
         lock = self.lock
         try:
@@ -117,6 +119,11 @@ class Writer(Reader):
         if self.doomed:
             room.unlink_doomed(self)
 
+    def leave_step(self) -> None:
+        """End a step within the calling task's own transaction."""
+        if self.txn is not None:
+            self.txn.stepping = False
+
     def locked(self, timeout: float | None) -> _Locked:
         """Return a context that holds the write lock for a round of housekeeping."""
         return _Locked(self, timeout)
@@ -143,6 +150,8 @@ class Writer(Reader):
             finally:
                 if locked:
                     self.leave()
+                else:
+                    self.leave_step()
         except CorruptDatabase as error:
             if not self.recovered(error):
                 raise
@@ -155,9 +164,13 @@ class Writer(Reader):
     def upsert_many(self, rows: Sequence[tuple[int, bytes, Row | bytes]]) -> None:
         """Store rows (place, stored key, row) within the caller's transaction; of equal keys the last one stays."""
         plain = [(h, stored, row) for h, stored, row in rows if type(row) is bytes]
-        if len(plain) < len(rows) or self._special or self.header[_DISPLACED] or not self._upsert_plain(plain):
-            for h, stored, row in rows:
-                self._upsert(h, stored, row, locked=False)
+        self.enter(0)  # a step of the transaction
+        try:
+            if len(plain) < len(rows) or self._special or self.header[_DISPLACED] or not self._upsert_plain(plain):
+                for h, stored, row in rows:
+                    self._upsert(h, stored, row, locked=False)
+        finally:
+            self.leave_step()
 
     def _upsert_plain(self, rows: Sequence[tuple[int, bytes, bytes]]) -> bool:
         """Do `upsert_many` with one prepared statement; return False when a place belongs to another key."""
@@ -428,6 +441,8 @@ class Writer(Reader):
         finally:
             if locked:
                 self.leave()
+            else:
+                self.leave_step()
 
     @contextmanager
     def changing(self, places: Sequence[int], locked: bool) -> Iterator[int]:
@@ -499,7 +514,11 @@ class Writer(Reader):
                     if self.disk.sealer is not None:
                         rekeying.reserve(self, self.disk.sealer)
                     with self.batch() as txn:
-                        yield
+                        txn.stepping = False
+                        try:
+                            yield
+                        finally:
+                            txn.stepping = True
                     if txn.evicted:
                         room.unlink_evicted(self)
                 finally:
@@ -509,6 +528,7 @@ class Writer(Reader):
                 self.recovered(error)
                 raise
             return
+        self.leave_step()
         outer = self.txn
         assert outer is not None
         outer.depth += 1
@@ -547,6 +567,7 @@ class Writer(Reader):
         """
         self._run("BEGIN IMMEDIATE")
         self.txn = txn = Transaction()
+        txn.stepping = True
         done = False
         try:
             yield txn
@@ -586,6 +607,8 @@ class _Locked:
 
     def __enter__(self) -> bool:
         self._taken = self._store.enter(self._timeout, culls=False)
+        if not self._taken:
+            self._store.leave_step()
         return self._taken
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:

@@ -190,10 +190,9 @@ class Caller:
     def flood(self) -> None:
         """Store a new entry, most likely in place of others."""
         key = self.draw.getrandbits(128).to_bytes(16, "big").hex()
-        size = self.draw.choice(
-            (self.draw.randrange(SMALL), 5 * SMALL, LARGE // 2, self.draw.randrange(LARGE, 4 * LARGE))
-        )
-        assert self.limited.set(key, content(key, max(size, SMALL)), tag=TAGS[0], retry=True)
+        sizes = (self.draw.randrange(SMALL, 3 * SMALL), 5 * SMALL, LARGE // 2, self.draw.randrange(LARGE, 4 * LARGE))
+        size = self.draw.choices(sizes, (20, 5, 1, 1))[0]
+        assert self.limited.set(key, content(key, size), tag=TAGS[0], retry=True)
         assert is_content(key, self.limited.get(key, content(key, SMALL)))
 
     def find(self) -> None:
