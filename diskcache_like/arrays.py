@@ -24,6 +24,8 @@ try:
 except ImportError as reason:
     raise missing("numpy", "numpy", "an array of NumPy") from reason
 
+__all__ = ["ARRAY", "SCALAR", "check_text", "np", "pack_array", "pack_scalar", "read_array", "read_scalar"]
+
 ARRAY: Final = np.ndarray
 """The type of arrays; those of subclasses are no data."""
 SCALAR: Final = np.generic
@@ -36,7 +38,7 @@ _SIMPLE: Final = re.compile(
     r"[<>][qQ]|[<>|=][biufcmMSUV]\d{1,9}(\[([1-9]\d{0,8})?(Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])?", re.ASCII
 )
 _HEADER: Final = re.compile(
-    r"\{'descr': (.+), 'fortran_order': (True|False), 'shape': \(((?:\d{1,19},? ?)*)\), \} *\n",
+    r"\{'descr': (.+), 'fortran_order': (True|False), 'shape': \((|\d{1,19},|\d{1,19}(?:, \d{1,19})+)\), \} *\n",
     re.ASCII | re.DOTALL,
 )
 _TEXTS: Final = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
@@ -156,7 +158,8 @@ def _built(spelled: Any) -> np.dtype[Any]:
                 parts[part].append(value)
         end += dtype.itemsize
     structure: Any = {**parts, "itemsize": end}
-    return np.dtype(structure, align=spelled[:1] == [_ALIGNED])
+    made: np.dtype[Any] = np.dtype(structure, align=spelled[:1] == [_ALIGNED])
+    return made
 
 
 def _check_spelled(spelled: Any, depth: int) -> None:

@@ -206,5 +206,6 @@ HOSTILE_ARRAYS = {
     "dates of a strange unit": npy("'<M8[parsec]'"), "dates of no number": npy("'<M8[0s]'"), "a number for a type": npy("5"), "null": npy("None"), "too many dimensions": npy("'<f8'", "(" + "1, " * 65 + ")"),
     "long header": b"\x93NUMPY\x02\0" + (1 << 31).to_bytes(4, "little") + b"x", "nothing": b"", "half a magic": b"\x93NUM", "not UTF-8": npy("'<f8'", version=3).replace(b"descr", b"\xff\xfe\xff\xff\xff"),
     "no such character": npy("'<U2'", "(1,)", b"\xff\xff\xff\xff" * 2), "same field twice": npy("[('a', '<f4'), ('a', '<f4')]"), "name is a number": npy("[(1, '<f8')]"),
+    "digits without end": npy("'<f8'", "(" + "2" * 600), "many digits": npy("'<f8'", "(" + "2" * 600 + ")"), "digits and blanks": npy("'<f8'", "(" + "2 " * 600 + "x)"),
     "aligned as it cannot be": npy("[('', '|V0'), ('a', '|i1'), ('b', '<f8')]", data=bytes(9)), "aligned without fields": npy("[('', '|V0')]"), "a character": npy("'<l'"), "objects by their character": npy("'<O'"),
 }  # fmt: skip
