@@ -5,6 +5,7 @@ PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
 SECONDS ?= 60
+PROVE_SECONDS ?= 75
 
 BIN := $(VENV)/bin
 RUN := $(VENV)/.installed-to-run
@@ -14,15 +15,15 @@ PEERS := $(VENV)/.installed-to-compare
 SOURCES := $(wildcard pyproject.toml setup.py setup.cfg diskcache_like/coherence/*build*.py diskcache_like/coherence/*.[ch])
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types imports unit django third-party fuzz docs format bench bench-codecs bench-quick bench-peers compare objectives install clean venv-module
+.PHONY: help demo test lint types imports unit prove prove-short django third-party fuzz docs format bench bench-codecs bench-frames bench-quick bench-peers compare objectives install clean venv-module
 
 help:  ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 demo: $(RUN)  ## see the cache work on the standard library of this Python (ARGS="DIRECTORY --processes N --limit N")
 	$(BIN)/python -m diskcache_like demo $(ARGS)
 
-test: lint types imports unit django docs  ## run everything that CI runs
+test: lint types imports unit prove-short django docs  ## run everything that CI runs
 
 lint: $(DEV)  ## check style and formatting
 	$(BIN)/ruff check
@@ -43,6 +44,12 @@ django: $(DEV)  ## run Django's own cache tests on DjangoCache
 third-party: $(DEV)  ## run other projects' tests with DiskCache and on this package (ARGS="PROJECT ...")
 	$(BIN)/python -m tests.third_party $(ARGS)
 
+prove: $(DEV)  ## show the promises by force, in ten minutes (ARGS="--seconds 3600 --only NAME --seed N --list")
+	$(BIN)/python -m tests.prove $(ARGS)
+
+prove-short: $(DEV)  ## show the promises by force, briefly
+	$(BIN)/python -m tests.prove --seconds $(PROVE_SECONDS)
+
 fuzz: $(DEV)  ## feed the decoders what nobody wrote (SECONDS=600 ARGS="--seed 7")
 	$(BIN)/python -m tests.fuzz_codecs --seconds $(SECONDS) $(ARGS)
 
@@ -61,6 +68,9 @@ bench-quick: $(DEV)  ## measure against DiskCache in one run
 
 bench-peers: $(PEERS)  ## measure beside Memcached, Redis and other stores; installs them where it may
 	$(BIN)/python -m benchmarks.quick --only peers $(ARGS)
+
+bench-frames: $(DEV)  ## measure frames and tables against msgpack of their rows, and pickle
+	$(BIN)/python -m benchmarks.codecs.frames $(ARGS)
 
 bench-codecs: $(DEV)  ## measure every serializer with every compressor (ARGS="--out DIRECTORY")
 	$(BIN)/python -m benchmarks.codecs $(ARGS)

@@ -87,6 +87,9 @@ BUDGETS = (
     cost("growth_get", "growth", "cold get, large cache vs 10 k entries (budget: 1 M)", 2, 1.5, "x"),
     cost("growth_set", "growth", "set, large cache vs 10 k entries (budget: 1 M)", 2, 1.5, "x"),
     cost("growth_delete", "growth", "delete, large cache vs 10 k entries (budget: 1 M)", 2, 1.5, "x"),
+    cost("encrypted_numbers", "encrypted", "encrypted: cold get of 10 KB of numbers, vs in the clear", 1.05, None, "x"),
+    cost("encrypted_records", "encrypted", "encrypted: cold get of 10 KB of records, vs in the clear", 1.05, None, "x"),
+    cost("encrypted_texts", "encrypted", "encrypted: cold get of 10 KB in 10 texts, vs in the clear", 1.05, None, "x"),
     cost("limit_cost", "limit", "writes under a full size_limit, per write, vs unlimited", 2, None, "x"),
     cost("limit_overshoot", "limit", "largest size over a full size_limit", 1, None, " %"),
 )

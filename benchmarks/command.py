@@ -76,13 +76,13 @@ def explained(parser: argparse.ArgumentParser, work: Callable[[], int], unusable
 
 
 def add_only(parser: argparse.ArgumentParser, what: str, names: Collection[str]) -> None:
-    """Let a command measure some of its parts only."""
+    """Let a command run some of its parts only."""
     parser.add_argument(
         "--only",
         metavar=what.upper(),
         choices=list(names),
         action="append",
-        help=f"measure only this {what} (may be repeated): {', '.join(names)}",
+        help=f"only this {what} (may be repeated): {', '.join(names)}",
     )
 
 

@@ -47,6 +47,7 @@ EFFORTS = {
     "bulk": Effort(Options(repeats=6)),
     "classic": Effort(Options(repeats=7, operations=8_000)),
     "fanout": Effort(Options(repeats=7, operations=8_000)),
+    "encrypted": Effort(Options(repeats=15), alone=True),
     "growth": Effort(Options(repeats=5, entries=1_000_000), alone=True),
     "limit": Effort(Options(repeats=8, writes=FULL_WRITES), alone=True),
     # Only single calls have budgets here, five rounds of them per repetition; the rest is as short as it can be.

@@ -20,6 +20,7 @@ from typing import Any
 from benchmarks.budgets import MISSED, Outcome, judge
 from benchmarks.classic import classic, fanout
 from benchmarks.command import FAILED, GOOD, add_only, explained, positive, progress, refuse_lost, run_as_command
+from benchmarks.encrypted import encrypted
 from benchmarks.growth import bulk, growth
 from benchmarks.limit import limit
 from benchmarks.measure import measure_costs
@@ -51,6 +52,7 @@ SECTIONS = {
     "growth": Section(growth, 20),
     "limit": Section(limit, 20),
     "fanout": Section(fanout, 20, unasked=False),
+    "encrypted": Section(encrypted, 10, unasked=False),
     "peers": Section(peers, 60, unasked=False),
 }
 AMOUNTS = {

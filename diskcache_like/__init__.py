@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from .cache import Cache, Entry
 from .dictionaries import Training
-from .disk import UNKNOWN, Disk, JSONDisk
+from .disk import UNKNOWN, Disk
 from .entries import ENOVAL
 from .errors import (
     AlreadyImported,
@@ -42,6 +42,7 @@ from .errors import (
     ValueTooLarge,
 )
 from .fanout import FanoutCache
+from .json_disk import JSONDisk
 from .objects import register
 from .persistent import Deque, Index
 from .policies import EVICTION_POLICY

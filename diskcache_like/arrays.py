@@ -33,7 +33,7 @@ _ALIGNMENT: Final = 64  # of the raw bytes in the file, so that a mapped array i
 _HEADER_LIMIT: Final = 10_000  # characters; NumPy reads no longer ones either, because its parser is Python's
 _DEPTH_LIMIT: Final = 16  # structures within structures
 _SIMPLE: Final = re.compile(
-    r"[<>|=][biufcmMSUV]\d{1,9}(\[([1-9]\d{0,8})?(Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])?", re.ASCII
+    r"[<>][qQ]|[<>|=][biufcmMSUV]\d{1,9}(\[([1-9]\d{0,8})?(Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])?", re.ASCII
 )
 _HEADER: Final = re.compile(
     r"\{'descr': (.+), 'fortran_order': (True|False), 'shape': \(((?:\d{1,19},? ?)*)\), \} *\n",
@@ -42,6 +42,7 @@ _HEADER: Final = re.compile(
 _TEXTS: Final = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
 _BRACKETS: Final = dict.fromkeys(map(ord, "[](), 0123456789"))
 _LENGTH: Final = {1: struct.Struct("<H"), 2: struct.Struct("<I"), 3: struct.Struct("<I")}
+_ALIGNED: Final = ("", "|V0")  # the first field of a structure made with align=True
 _LAST_CHARACTER: Final = 0x10FFFF
 _OWN_NAMES: Final = frozenset("?bhilBHILefdFD")  # type characters whose spelling gives the very type back
 
@@ -80,13 +81,38 @@ def _spell(dtype: np.dtype[Any]) -> Any:
     if dtype.hasobject or not dtype.itemsize or _has_metadata(dtype):
         raise NotData(f"NumPy's {dtype!r} is not data: it has objects, metadata or no width")
     try:
-        spelled = np.lib.format.dtype_to_descr(dtype)
+        spelled = _described(dtype)
         again = _type_of(ast.literal_eval(repr(spelled)))
     except (ValueError, TypeError, SyntaxError, RecursionError) as error:
         raise NotData(f"NumPy's {dtype!r} is not data: {error}") from error
     if not _same(again, dtype) or len(repr(spelled)) > _HEADER_LIMIT // 2:
         raise NotData(f"NumPy's {dtype!r} is not data: it would come back as {again!r}")
     return spelled
+
+
+def _described(dtype: np.dtype[Any]) -> Any:
+    """Return the spelling of a type; raise ValueError for a structure whose fields overlap."""
+    if dtype.subdtype is not None:
+        return _described(dtype.subdtype[0]), dtype.subdtype[1]
+    if dtype.names is None:
+        by_character = dtype.char in "qQ" and np.dtype(dtype.str).char != dtype.char
+        return dtype.str[0] + dtype.char if by_character else dtype.str
+    fields: list[tuple[Any, ...]] = [_ALIGNED] if dtype.isalignedstruct else []
+    end = 0
+    for name, (kind, start, *title) in sorted(_fields_of(dtype).items(), key=lambda field: field[1][1]):
+        if start < end:
+            raise ValueError("its fields overlap")
+        fields += [("", f"|V{start - end}")] if start > end else []
+        spelled = _described(kind)
+        fields.append(((title[0], name) if title else name, *(spelled if type(spelled) is tuple else (spelled,))))
+        end = start + kind.itemsize
+    return [*fields, ("", f"|V{dtype.itemsize - end}")] if end < dtype.itemsize else fields
+
+
+def _fields_of(dtype: np.dtype[Any]) -> dict[str, tuple[Any, ...]]:
+    assert dtype.names is not None
+    assert dtype.fields is not None
+    return {name: dtype.fields[name] for name in dtype.names}
 
 
 def _has_metadata(dtype: np.dtype[Any]) -> bool:
@@ -109,10 +135,28 @@ def _same(one: np.dtype[Any], other: np.dtype[Any]) -> bool:
 def _type_of(spelled: Any) -> np.dtype[Any]:
     """Return the type that a header names; raise DecodeError for one with objects or of no known kind."""
     _check_spelled(spelled, _DEPTH_LIMIT)
-    dtype: np.dtype[Any] = np.lib.format.descr_to_dtype(spelled)
+    dtype = _built(spelled)
     if dtype.hasobject or not dtype.itemsize:
         raise DecodeError(f"dtype {dtype} is not one of plain bytes")
     return dtype
+
+
+def _built(spelled: Any) -> np.dtype[Any]:
+    if isinstance(spelled, str):
+        return np.dtype(spelled)
+    if type(spelled) is tuple:
+        return np.dtype((_built(spelled[0]), spelled[1]))
+    parts: dict[str, list[Any]] = {"names": [], "formats": [], "offsets": [], "titles": []}
+    end = 0
+    for name, kind, *shape in spelled:
+        dtype = _built((kind, *shape)) if shape else _built(kind)
+        if name != "" or type(kind) is not str or not kind.startswith("|V"):  # else it fills a gap
+            title, name = name if type(name) is tuple else (None, name)
+            for part, value in zip(parts, (name, dtype, end, title), strict=True):
+                parts[part].append(value)
+        end += dtype.itemsize
+    structure: Any = {**parts, "itemsize": end}
+    return np.dtype(structure, align=spelled[:1] == [_ALIGNED])
 
 
 def _check_spelled(spelled: Any, depth: int) -> None:

@@ -3,7 +3,8 @@
 The footer of the format is for other programs, which can open a value file. Here the messages are read in order, so
 that nothing can point outside of them, and what Arrow does not check by itself is checked: no compressed buffers, which
 could expand to any size, no lengths without bytes, no types that would run code of others, and, unless the content is
-known to be this program's own, every offset, index and text (`validate(full=True)`).
+known to be this program's own, every offset, index and text (`validate(full=True)`). Nulls take no space, so those in
+lists and structures, of which a payload can claim any number, are counted.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def write(table: Any, kind: bytes) -> Any:
         with pa.ipc.new_file(sink, marked) as writer:
             writer.write_table(table)
         content = sink.getvalue()
-        _check_rows(table.num_rows, content.size)
+        _check_sizes(table, content.size)
         again = pa.ipc.open_stream(content.slice(len(_MAGIC))).schema
     except (pa.ArrowException, DecodeError, UnicodeError) as error:
         raise NotData(f"a table is not data: {error}") from error
@@ -86,7 +87,8 @@ def read(content: Any, trusted: bool) -> tuple[bytes, Any]:
         with pa.ipc.open_stream(stream) as reader:
             _check_schema(reader.schema)
             table = reader.read_all()
-        _check_rows(table.num_rows, data.size)
+        table.validate()  # of lengths, without which Arrow ends the process where a column is taken apart
+        _check_sizes(table, data.size)
         table.validate(full=not trusted and any(map(_may_mislead, table.schema.types)))
         metadata = dict(table.schema.metadata or {})
         kind = metadata.pop(_OWN_KEY, b"")
@@ -97,10 +99,23 @@ def read(content: Any, trusted: bool) -> tuple[bytes, Any]:
         raise DecodeError(f"not a table: {error}") from error
 
 
-def _check_rows(rows: int, size: int) -> None:
-    """Refuse rows that the size cannot account for; a bit per row is the least that a value takes."""
-    if rows > max(8 * size, _ROWS_WITHOUT_BYTES):
-        raise DecodeError(f"a table claims {rows} rows in {size} bytes")
+def _check_sizes(table: Any, size: int) -> None:
+    """Refuse rows, and nulls within others, that the size cannot account for; a bit is the least that a value takes."""
+    claimed = max(table.num_rows, sum(_nulls_within(chunk) for column in table.columns for chunk in column.chunks))
+    if claimed > max(8 * size, _ROWS_WITHOUT_BYTES):
+        raise DecodeError(f"a table claims {claimed} values in {size} bytes")
+
+
+def _nulls_within(array: Any) -> int:
+    """Return how many values of the type null there are in an array's lists and structures."""
+    kind = array.type
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        inner = [array.values]
+    elif pa.types.is_struct(kind):
+        inner = [array.field(index) for index in range(kind.num_fields)]
+    else:
+        return 0
+    return sum(len(one) if pa.types.is_null(one.type) else _nulls_within(one) for one in inner)
 
 
 def _check_schema(schema: Any) -> None:
@@ -115,24 +130,29 @@ def _check_name(name: str) -> None:
         raise DecodeError(f"a column is called {name!r}")
 
 
-def _check_type(kind: Any, top: bool = False) -> None:
-    """Refuse types that are not Arrow's own, and values without width within others, whose number nothing bounds."""
+def _check_type(kind: Any, top: bool = False, counted: bool = True) -> None:
+    """Refuse types that are not Arrow's own, and values without width within others, whose number nothing bounds.
+
+    `top`: of a column; `counted`: in a column, or in lists and structures only, where nulls are counted.
+    """
     if isinstance(kind, pa.BaseExtensionType):
         if type(kind).__module__.partition(".")[0] != "pyarrow":
             raise DecodeError(f"the type {kind} is an extension that is not Arrow's own")
-        _check_type(kind.storage_type, top)
+        _check_type(kind.storage_type, top, counted=False)
         return
-    no_width = pa.types.is_null(kind) or (pa.types.is_struct(kind) and not kind.num_fields)
-    no_width = no_width or (pa.types.is_fixed_size_list(kind) and not kind.list_size)
-    no_width = no_width or (pa.types.is_fixed_size_binary(kind) and not kind.byte_width)
-    if no_width and not top:
+    no_width = pa.types.is_null(kind) and not (top or counted)
+    no_width = no_width or (pa.types.is_struct(kind) and not kind.num_fields and not top)
+    no_width = no_width or (pa.types.is_fixed_size_list(kind) and not kind.list_size and not top)
+    no_width = no_width or (pa.types.is_fixed_size_binary(kind) and not kind.byte_width and not top)
+    if no_width:
         raise DecodeError(f"the type {kind} takes no space")
     if pa.types.is_dictionary(kind):
-        _check_type(kind.value_type)
+        _check_type(kind.value_type, counted=False)
     elif pa.types.is_nested(kind):
+        counted = counted and (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_struct(kind))
         for index in range(kind.num_fields):
             _check_name(kind.field(index).name)
-            _check_type(kind.field(index).type)
+            _check_type(kind.field(index).type, counted=counted)
 
 
 def _may_mislead(kind: Any) -> bool:

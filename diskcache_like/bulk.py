@@ -1,9 +1,9 @@
 """Arrays, tables and frames of other libraries as data: which module packs which type, and reads it.
 
-A value of one of these types is packed without a pickle, in one of two forms: `MODE_ARRAY` (`arrays`) or `MODE_ARROW`
-(`arrow`, and for frames `pandas_frames` and `polars_frames`). A small one, or one inside another value, is an extension
-of the default serializer; a large one is the whole of a value file, which can be mapped. A library is imported when a
-value of it is met: to be written, it has been imported already.
+A value of one of these types is packed without a pickle, in one of two forms: `MODE_ARRAY` (`arrays`, and for texts of
+any length `string_arrays`) or `MODE_ARROW` (`arrow`, and for frames `pandas_frames` and `polars_frames`). A small one,
+or one inside another value, is an extension of the default serializer; a large one is the whole of a value file, which
+can be mapped. A library is imported when a value of it is met: to be written, it has been imported already.
 """
 
 from __future__ import annotations
@@ -66,10 +66,14 @@ def packer(kind: type) -> Callable[[Any], Packed] | None:
 
 
 def _numpy_packer(kind: type) -> Callable[[Any], Packed] | None:
-    from . import arrays
+    from . import arrays, string_arrays
 
     if kind is arrays.ARRAY:
-        return lambda value: Packed(ARRAY, MODE_ARRAY, arrays.pack_array(value))
+        return lambda value: Packed(
+            ARRAY,
+            MODE_ARRAY,
+            string_arrays.pack_strings(value) if string_arrays.is_strings(value) else arrays.pack_array(value),
+        )
     if issubclass(kind, arrays.SCALAR):
         return lambda value: Packed(SCALAR, 0, (arrays.pack_scalar(value),))
     return None
@@ -118,12 +122,7 @@ def unpack(mode: int, content: Buffer, trusted: bool = False, copy: bool = True)
     `content` where that is possible, and can be written to only where that can.
     """
     if mode == MODE_ARRAY:
-        from . import arrays
-
-        array = arrays.read_array(content, copy)
-        if not trusted:
-            arrays.check_text(array)
-        return array
+        return _unpack_array(content, trusted, copy)
     from . import arrow
 
     kind, table = arrow.read(content, trusted)
@@ -136,6 +135,17 @@ def unpack(mode: int, content: Buffer, trusted: bool = False, copy: bool = True)
 
         return polars_frames.unpack_frame(kind, table)
     return arrow.unpack_table(kind, table)
+
+
+def _unpack_array(content: Buffer, trusted: bool, copy: bool) -> Any:
+    from . import arrays, string_arrays
+
+    if content[: len(string_arrays.MAGIC)] == string_arrays.MAGIC:
+        return string_arrays.read_strings(content, copy)
+    array = arrays.read_array(content, copy)
+    if not trusted:
+        arrays.check_text(array)
+    return array
 
 
 _valid: dict[tuple[int, ...], None] = {}
@@ -199,7 +209,7 @@ class Tables:
     """The serializer 'arrow': values of other libraries and nothing else, each in its own form without msgpack."""
 
     takes_bytes = False
-    _MAGICS: Final = ((b"\x93NUMPY", MODE_ARRAY), (b"ARROW1\0\0", MODE_ARROW))
+    _MAGICS: Final = ((b"\x93NUMPY", MODE_ARRAY), (b"\x93STRING", MODE_ARRAY), (b"ARROW1\0\0", MODE_ARROW))
     _SCALAR: Final = b"\x93SCALAR"
 
     def encode(self, value: Any) -> bytes:

@@ -15,26 +15,21 @@ from typing import Any, Literal, NamedTuple, ParamSpec, Self, TypeVar, overload
 
 from . import keys, rotation
 from . import memoize as memoizing
-from .coherence.generations import Header
+from .coherence.generations import WORD, Header
 from .dictionaries import Training, train
-from .disk import Disk, Stored
-from .entries import (
-    ENOVAL,
-    Expiry,
-    Target,
-    absent,
-    tag_of,
-    with_metadata,
-)
+from .disk import Disk
+from .entries import ENOVAL, GONE, absent
 from .errors import DecodeError, DiskFull, ExpiryError, SettingError, StorageError, Timeout, ValueTooLarge
 from .hot import note_often
+from .packing import Expiry, Target, tag_of, with_metadata
 from .queues import Queues, discard
-from .record import MODE_RAW
+from .record import MODE_RAW, Record
 from .settings import DEFAULT_SETTINGS, OPTIONAL_SETTINGS, checked, checked_all
 from .storage.check import check_store
 from .storage.shards import new_disk
 from .storage.store import REMOVE, Change, Row, Store, Touch
 from .streams import Streams
+from .value_files import Stored
 
 MOMENTS = 1e300  # seconds; a moment farther away is a mistake
 SET_MANY_BATCH = 1000  # entries per transaction of set_many and delete_many
@@ -179,7 +174,7 @@ class Cache(Queues, Streams):
                     tick = header[_TICK]
                     if visited[0] != tick:  # the mark is the same until somebody writes
                         visited[0] = tick
-                        uses[slot] = 2 * tick + 1
+                        uses[slot] = 2 * tick + 1 & WORD
                 elif tracks == 2:  # COUNTED
                     visited[0] = 1
                     if decode is None:
@@ -418,37 +413,41 @@ class Cache(Queues, Streams):
         A missing or expired key counts as `default`; with `default=None` it raises KeyError. Raises TypeError when the
         value is not a number.
         """
-        target = self._target(key)
+        stored, h, store = self._locate(key)
         result: Any = None
         expiry: float | None = None
         encoded: Stored = (MODE_RAW, b"", None, 0)
 
         def decide(blob: bytes | None) -> Change:
             nonlocal result, encoded, expiry
-            record = self._verified_here(target, blob)
-            tag = None
-            found = None if record is None or not self._is_live(record) else self._loaded_here(target, record)
-            if record is not None and found is not None:
-                current = found[0]
-                if isinstance(current, bool) or not isinstance(current, int | float | complex):
+            found = self._current(key, stored, h, store, blob)
+            expiry = tag = None
+            if found is not None and found is not GONE:
+                current, record = found
+                if type(current) is not int and (
+                    isinstance(current, bool) or not isinstance(current, int | float | complex)
+                ):
                     raise TypeError(f"value of key {key!r} is a {type(current).__name__}, expected a number")
-                result, expiry, tag = current + delta, record.expire, record.tag
+                result = current + delta
+                if record is not None:
+                    expiry, tag = record.expire, record.tag
             elif default is None:
                 raise KeyError(key)
             else:
                 result = default + delta
-            discard(target.store, encoded)  # of an attempt that failed
-            encoded = target.store.disk.encode(result, False, key)
-            return self._row(key, target.stored, encoded, expiry, tag)
+            if encoded[2] is not None:
+                discard(store, encoded)  # of an attempt that failed
+            encoded = store.disk.encode(result, False, key)
+            return self._row(key, stored, encoded, expiry, tag)
 
         try:
-            stamp = target.store.compute(target.h, target.stored, decide, self._wait(retry))
+            stamp = store.compute(h, stored, decide, None if retry else self._timeout)
         except Timeout:
             return self._timed_out(None)
         except BaseException:
-            discard(target.store, encoded)  # an integer may be large enough for a file
+            discard(store, encoded)  # an integer may be large enough for a file
             raise
-        self._keep_written(key, target.stored, target.h, target.store, stamp, expiry, result, encoded)
+        self._keep_written(key, stored, h, store, stamp, expiry, result, encoded)
         return result
 
     def decr(self, key: Any, delta: int = 1, default: int | None = 0, retry: bool = False) -> Any:
@@ -467,7 +466,8 @@ class Cache(Queues, Streams):
             if record is None or not self._is_live(record):
                 return None
             touched = True
-            return Touch(expiry, self._repacked(target, record._replace(expire=expiry)))
+            mode, payload, _, tag, file, size, signed = record
+            return Touch(expiry, self._repacked(target, Record(mode, payload, expiry, tag, file, size, signed)))
 
         try:
             target.store.compute(target.h, target.stored, decide, self._wait(retry))
@@ -511,14 +511,13 @@ class Cache(Queues, Streams):
 
         def decide(blob: bytes | None) -> Change:
             nonlocal result
-            record = self._verified_here(target, blob)
-            if record is None or not self._is_live(record):
-                return None
-            found = self._loaded_here(target, record)
+            found = self._current(*target, blob)
             if found is None:
                 return None
+            if found is GONE:
+                return REMOVE  # so that it does not come back when the clock is set back
             with self._distrusting(key):
-                result = with_metadata(found[0], record, expire_time, tag)
+                result = with_metadata(*found, expire_time, tag)
                 return REMOVE
             return None
 

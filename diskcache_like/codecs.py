@@ -29,7 +29,6 @@ name of a `zoneinfo.ZoneInfo`. The msgpack timestamp (code -1) is not part of th
 
 from __future__ import annotations
 
-import builtins
 import re
 import struct
 import sys
@@ -42,10 +41,10 @@ from typing import Any, Final
 from uuid import UUID, SafeUUID
 from zoneinfo import ZoneInfo
 
-from msgpack import ExtType, Packer, Timestamp
+from msgpack import ExtType, Packer
 
 from .errors import DecodeError
-from .structure import MAX_DEPTH, Format, Mark, Marks, Scalars, check_structure, decoder, kinds_in
+from .structure import MAX_DEPTH, SLIPS, Format, Mark, Marks, Scalars, check_structure, decoder, is_plain, kinds_in
 
 TUPLE, SET, FROZENSET, RANGE, FRACTION = range(1, 6)
 INT, COMPLEX, DECIMAL, DATETIME, DATE, TIME, TIMEDELTA, UUID_CODE, BYTEARRAY, ELLIPSIS = range(16, 26)
@@ -254,7 +253,7 @@ def _verify(
     value: Any, data: bytes, pack: Callable[[Any], bytes] = _pack, is_known: Callable[[type], bool] = _is_none
 ) -> bytes:
     """Mend or refuse what msgpack packed without asking, and what would be refused when it is read."""
-    if len(data) != len(data.translate(None, _SLIPPED)) and not _is_flat(value):
+    if len(data) != len(data.translate(None, _SLIPPED)) and not _is_flat(value) and not is_plain(value):
         data = _catch_slipped(value, data, pack, is_known)
     if len(data) > MAX_DEPTH:
         check_structure(data)
@@ -262,10 +261,9 @@ def _verify(
 
 
 # msgpack packs bytearray, memoryview, ExtType and Timestamp itself, strict types or not, so that they would come back
-# as something else. They leave a byte string or an extension in the output, so only output with such a byte in it is
-# looked into (from Python 3.15 on any output, because frozendict leaves nothing).
+# as something else. They leave a byte string or an extension in the output, so only the value of an output with such a
+# byte in it is looked into (from Python 3.15 on any, because frozendict leaves nothing). Most floats have such a byte.
 _SURE: Final = _DATA - {bytearray}
-_SLIPS: Final = frozenset((bytearray, memoryview, ExtType, Timestamp, getattr(builtins, "frozendict", bytearray)))
 _SLIPPED: Final = bytes((*range(0xC4, 0xCA), *range(0xD4, 0xD9)) if sys.version_info < (3, 15) else range(256))
 
 
@@ -287,7 +285,9 @@ def _catch_slipped(value: Any, data: bytes, pack: Callable[[Any], bytes], is_kno
 
 def without_slips(value: Any) -> Any:
     """Return what an extension puts into a marked array, with nothing left in it that msgpack would take for else."""
-    slips = _SLIPS.intersection(kinds_in(value))
+    if is_plain(value):
+        return value
+    slips = SLIPS.intersection(kinds_in(value))
     if slips - {bytearray}:
         raise NotData(f"a value of type {', '.join(sorted(map(_name, slips - {bytearray})))} is not data")
     return _spell_bytearrays(value) if slips else value

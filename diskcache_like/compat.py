@@ -77,11 +77,12 @@ _ABOUT = {
 _HOMES = {
     "cache": "Cache",
     "compat": "DBNAME METADATA args_to_key",
-    "disk": "Constant Disk JSONDisk MODE_BINARY MODE_NONE MODE_PICKLE MODE_RAW MODE_TEXT UNKNOWN",
+    "disk": "Constant Disk MODE_BINARY MODE_NONE MODE_PICKLE MODE_RAW MODE_TEXT UNKNOWN",
     "djangocache": "BaseCache DEFAULT_TIMEOUT DjangoCache",
     "entries": "ENOVAL",
     "errors": "EmptyDirWarning Timeout UnknownFileWarning",
     "fanout": "FanoutCache",
+    "json_disk": "JSONDisk",
     "memoize": "full_name",
     "persistent": "Deque Index",
     "policies": "EVICTION_POLICY",

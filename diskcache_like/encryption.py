@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from . import files, signing
-from .disk import KEEP_NOT, Disk, Stored
+from .disk import KEEP_NOT, Disk
 from .errors import KeyringError, SecretError, SettingError
 from .keyring import Master, Sealer
 from .record import Record
@@ -21,6 +21,7 @@ from .storage import check
 from .storage.opening import Config
 from .storage.shards import Shards
 from .storage.store import Row, Store
+from .value_files import Stored
 
 
 def master_of(secret: bytes | str | None, namespace: str, directory: str) -> Master:

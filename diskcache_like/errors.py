@@ -92,7 +92,7 @@ class KeyringError(CacheError):
 
 
 class DirectoryError(CacheError, OSError):
-    """The cache directory cannot be used."""
+    """The cache directory, or a file in it, cannot be used; `errno` says why."""
 
     def __init__(self, code: int, message: str, path: str | os.PathLike[str]) -> None:
         super().__init__(code, message, os.fspath(path))
@@ -110,6 +110,24 @@ class DiskFull(CacheError, OSError):
 
     def __init__(self, message: str, path: str | os.PathLike[str]) -> None:
         super().__init__(errno.ENOSPC, message, os.fspath(path))
+
+
+_ADVICE = {
+    **dict.fromkeys((errno.EMFILE, errno.ENFILE), "close files, or raise the limit on how many may be open"),
+    **dict.fromkeys(
+        (errno.EACCES, errno.EPERM, errno.EROFS), "a file of the cache must be one that this user can read and write"
+    ),
+    errno.ENOENT: "the directory was removed while it was in use",
+}
+
+
+def refused(error: OSError, path: str | os.PathLike[str]) -> DirectoryError | DiskFull:
+    """Return the package's error for one that the system raised for a file of the cache."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return DiskFull("no room for the file", path)
+    code = error.errno or errno.EIO
+    advice = _ADVICE.get(code, "the system could not do what the cache asked of it")
+    return DirectoryError(code, f"{os.strerror(code)}; {advice}", path)
 
 
 class AlreadyImported(CacheError, ImportError):

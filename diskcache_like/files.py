@@ -8,14 +8,19 @@ renamed or rewritten; the row is the commit point. Directories are entered one c
 from __future__ import annotations
 
 import errno
+import io
 import os
 import re
 import stat
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
-from .errors import DecodeError, DiskFull, UnsafeDirectory
+from .errors import CacheError, DecodeError, UnsafeDirectory, refused
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
 
 Buffer = bytes | bytearray | memoryview
 
@@ -62,6 +67,29 @@ def checked(name: str) -> str:
     if len(parts) > 8 or not all(_PART.fullmatch(part) for part in parts) or _RESERVED.match(parts[-1]):
         raise DecodeError(f"file name {name!r} is not a plain relative name below the cache directory")
     return name
+
+
+@contextmanager
+def naming(path: str, *passing: type[OSError]) -> Iterator[None]:
+    """Turn the system's errors in the body into the package's, which name `path`; those of `passing` pass."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, (CacheError, *passing)):
+            raise
+        raise refused(error, path) from error
+
+
+class _NamedFile(io.FileIO):
+    """A value file that is read, whose errors name it."""
+
+    def readinto(self, buffer: WriteableBuffer, /) -> int | None:
+        with naming(str(self.name)):
+            return super().readinto(buffer)
+
+    def readall(self) -> bytes:
+        with naming(str(self.name)):
+            return super().readall()
 
 
 def _parent(root: str, parts: list[str], create: bool) -> int:
@@ -120,22 +148,26 @@ def write(root: str, name: str, chunks: Iterable[bytes], sync: bool) -> int:
     """Write a new value file whole and return its size in bytes; on any failure no file is left.
 
     With `sync` the file and its directory are on stable storage when this returns.
-    Raises DiskFull when there is no room.
+    Raises DiskFull when there is no room, DirectoryError for whatever else the system refuses.
     """
-    descriptor = create(root, name)
+    path = os.path.join(root, name)
+    with naming(path):
+        descriptor = create(root, name)
     try:
         size = 0
         with open(descriptor, "wb", buffering=0) as writer:
-            for chunk in chunks:
-                size += _write_all(writer.fileno(), chunk)
+            for chunk in chunks:  # outside `naming`: they may be read from a file of the caller's
+                with naming(path):
+                    size += _write_all(writer.fileno(), chunk)
+            with naming(path):
+                if sync:
+                    os.fdatasync(descriptor)
+        with naming(path):
             if sync:
-                os.fdatasync(descriptor)
-        if sync:
-            _sync_parents(root, name)
-    except BaseException as error:
-        remove(root, name)
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise DiskFull("no room for a value file; the write was not made", os.path.join(root, name)) from error
+                _sync_parents(root, name)
+    except BaseException:
+        with suppress(OSError):  # the first error tells more; what stays is an unknown file to `check`
+            remove(root, name)
         raise
     return size
 
@@ -152,35 +184,33 @@ class NewFile:
         self.name = name
         self.size = 0
         self._process = os.getpid()
-        self._descriptor = _open_unnamed(root)
-        self._is_named = self._descriptor < 0
-        if self._is_named:
-            self._descriptor = create(root, name)
+        self._path = os.path.join(root, name)
+        with naming(self._path):
+            self._descriptor = _open_unnamed(root)
+            self._is_named = self._descriptor < 0
+            if self._is_named:
+                self._descriptor = create(root, name)
 
     def write(self, piece: Buffer) -> None:
         """Append a piece; raise DiskFull where there is no room for it, what was written of it being taken back."""
-        try:
-            self.size += _write_all(self._descriptor, piece)
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        with naming(self._path):
+            try:
+                self.size += _write_all(self._descriptor, piece)
+            except OSError:
+                os.ftruncate(self._descriptor, self.size)
+                os.lseek(self._descriptor, self.size, os.SEEK_SET)
                 raise
-            os.ftruncate(self._descriptor, self.size)
-            os.lseek(self._descriptor, self.size, os.SEEK_SET)
-            raise DiskFull("no room for a value file", os.path.join(self._root, self.name)) from error
 
     def finish(self, sync: bool) -> None:
         """Give the file its name; with `sync` file and directory are on stable storage when this returns."""
-        try:
+        with naming(self._path):
             if sync:
                 os.fdatasync(self._descriptor)
             if not self._is_named:
                 link_unnamed(self._descriptor, self._root, self.name)
+                self._is_named = True
             if sync:
                 _sync_parents(self._root, self.name)
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
-            raise DiskFull("no room for a value file", os.path.join(self._root, self.name)) from error
         os.close(self._descriptor)
         self._descriptor = -1
 
@@ -190,7 +220,8 @@ class NewFile:
             os.close(self._descriptor)
             self._descriptor = -1
             if self._is_named and self._process == os.getpid():  # a forked child has no part in it
-                remove(self._root, self.name)
+                with suppress(OSError):  # it is an unknown file to `check` then
+                    remove(self._root, self.name)
 
 
 def _open_unnamed(root: str) -> int:
@@ -240,30 +271,46 @@ def _sync_parents(root: str, name: str) -> None:
             os.close(handle)
 
 
+def sync_directory(path: str) -> None:
+    """Put the entries of a directory on stable storage."""
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 def open_read(root: str, name: str) -> BinaryIO:
     """Open a value file for reading; raise FileNotFoundError when it is gone, DecodeError when it is not ours.
 
-    A link, a directory, a device or a second hard link is refused.
+    A link, a directory, a device or a second hard link is refused. Raises DirectoryError for whatever else the system
+    refuses, then and when it is read.
     """
-    *parents, last = checked(name).split("/")
-    try:
-        handle = _parent(root, parents, create=False)
-        try:
-            descriptor = os.open(last, _READ, dir_fd=handle)
-        finally:
-            os.close(handle)
-    except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENXIO):
-            raise DecodeError(f"value file {name!r} in {root!r} is not a regular file") from error
-        raise
+    with naming(os.path.join(root, name), FileNotFoundError):
+        descriptor = _open_value(root, name)
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
             raise DecodeError(f"value file {name!r} in {root!r} is not a regular file with one name")
         # By path only for the reader's `name`, which programs hand on to others; what is read is the descriptor.
-        return open(os.path.join(root, name), "rb", opener=lambda *_: descriptor)
+        path = os.path.join(root, name)
+        return io.BufferedReader(_NamedFile(path, "rb", opener=lambda *_: descriptor), io.DEFAULT_BUFFER_SIZE)
     except BaseException:
         os.close(descriptor)
+        raise
+
+
+def _open_value(root: str, name: str) -> int:
+    *parents, last = checked(name).split("/")
+    try:
+        handle = _parent(root, parents, create=False)
+        try:
+            return os.open(last, _READ, dir_fd=handle)
+        finally:
+            os.close(handle)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENXIO):
+            raise DecodeError(f"value file {name!r} in {root!r} is not a regular file") from error
         raise
 
 
@@ -274,22 +321,26 @@ def chunks(reader: BinaryIO) -> Iterator[bytes]:
 
 
 def remove(root: str, name: str) -> None:
-    """Unlink a value file and the directories that it leaves empty; what is already gone is not an error."""
+    """Unlink a value file and the directories that it leaves empty; what is already gone is not an error.
+
+    Raises DirectoryError if the system does not let it go.
+    """
     *parents, last = checked(name).split("/")
-    try:
-        handle = _parent(root, parents, create=False)
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    except OSError as error:
-        if error.errno == errno.ELOOP:
+    with naming(os.path.join(root, name)):
+        try:
+            handle = _parent(root, parents, create=False)
+        except (FileNotFoundError, NotADirectoryError):
             return
-        raise
-    try:
-        os.unlink(last, dir_fd=handle)
-    except (FileNotFoundError, IsADirectoryError, PermissionError):
-        return
-    finally:
-        os.close(handle)
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                return
+            raise
+        try:
+            os.unlink(last, dir_fd=handle)
+        except (FileNotFoundError, IsADirectoryError, PermissionError):
+            return
+        finally:
+            os.close(handle)
     _prune(root, parents)
 
 

@@ -17,6 +17,10 @@ from .coherence.words import Words
 OVERHEAD = 350  # bytes that an entry costs beside key and value: objects, dictionary slot, order
 FRACTION = 64  # no value above limit / FRACTION is admitted
 
+# What a hit notes beside SIEVE's mark: nothing, the time for LRU, a hit for the statistics, a use for LFU, or several.
+# `Cache.get` writes these numbers out: looking up a name costs it more than what it then does.
+NO_MARKS, RECENCY, COUNTED, FREQUENCY, SEVERAL = range(5)
+
 
 # An entry as a hit needs it, a plain tuple because it is made with every write and taken apart with every hit:
 #   slots   words of the shard's generations

@@ -16,8 +16,9 @@ from typing import Any
 
 from .cache import Cache
 from .coherence.sleepers import pauses, slices
-from .entries import ENOVAL, Expiry
+from .entries import ENOVAL
 from .errors import LeaseLost, NotOwner, Timeout, TransactionError
+from .packing import Expiry
 from .places import Holder, Place, current_holder
 
 

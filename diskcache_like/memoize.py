@@ -22,7 +22,7 @@ from .errors import KeyEncodeError, Timeout
 
 if TYPE_CHECKING:
     from .cache import Cache
-    from .entries import Expiry
+    from .packing import Expiry
 
 LONG_KEY = 1024  # bytes of an encoded key from which on its digest is the key
 SHORT = LONG_KEY // 32  # characters up to which a text in a key with few parts is no reason to look further

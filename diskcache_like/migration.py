@@ -27,7 +27,7 @@ from typing import Any, BinaryIO, Final, NamedTuple, Self
 
 from . import keys
 from .cache import Cache
-from .disk import Disk, JSONDisk
+from .disk import Disk
 from .errors import (
     CorruptDatabase,
     DecodeError,
@@ -41,6 +41,7 @@ from .errors import (
     ValueTooLarge,
 )
 from .fanout import FanoutCache
+from .json_disk import JSONDisk
 from .migration_source import MAX_IN_MEMORY, Decoder, Place, checked_text, find_layout, is_json
 from .pickles import dumps_pickle
 from .settings import DEFAULT_SETTINGS, DURABILITY_NAMES, checked

@@ -14,8 +14,8 @@ from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 from . import files
-from .disk import expand_json
 from .errors import CorruptDatabase, DecodeError, SettingError
+from .json_disk import expand_json
 from .pickles import loads_pickle
 from .plain_pickle import loads_plain
 from .storage.diskcache5 import DATABASE, OldDatabase, OldRow

@@ -6,16 +6,19 @@ without reading what lies between.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any, Literal
 
 from . import keys
-from .disk import UNKNOWN, Stored
-from .entries import GONE, Entries, Expiry, Target, metadata
+from .disk import UNKNOWN
+from .entries import GONE, Entries
 from .errors import DecodeError, DiskFull, Timeout, ValueTooLarge
+from .packing import Expiry, Target, metadata
 from .record import Record
 from .storage.reading import QUEUE_BOUND
 from .storage.store import Store
+from .value_files import Stored
 
 QUEUE_START = 500_000_000_000_000  # number of the first entry of a queue; it grows both ways from there
 QUEUE_PAGE = 100  # items of a queue per SELECT while iterating
@@ -192,10 +195,11 @@ class Queues(Entries):
 
 
 def discard(store: Store, encoded: Stored) -> None:
-    """Remove the value file of a write that was not made."""
+    """Remove the value file of a write that was not made; call it while the error that says why is raised."""
     file = encoded[2]
     if file is not None:
-        store.disk.remove(file)
+        with contextlib.suppress(OSError):  # it stays, an unknown file to `check`
+            store.disk.remove(file)
 
 
 def _is_back(side: str) -> bool:

@@ -13,10 +13,10 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 from .cache import Cache
 from .coherence.sleepers import pauses
-from .entries import Expiry
 from .errors import Timeout
 from .locks import BoundedSemaphore, Lock, RLock
 from .memoize import function_name
+from .packing import Expiry
 from .places import Place
 from .stampede import memoize_stampede
 

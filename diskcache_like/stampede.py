@@ -22,10 +22,11 @@ from .cache import Cache
 from .coherence import process_token
 from .coherence.generations import boot_stamp
 from .coherence.sleepers import pauses, slices
-from .entries import ENOVAL, Expiry
+from .entries import ENOVAL
 from .errors import Timeout
 from .locks import Lock
 from .memoize import Memoized, call_key, finish, seconds_of, when_free
+from .packing import Expiry
 from .places import Holder, current_holder
 
 P = ParamSpec("P")

@@ -8,11 +8,12 @@ import tempfile
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, Self, overload
 
 from . import keys
-from .disk import Stored
-from .entries import ENOVAL, Entries, Expiry
+from .entries import ENOVAL, Entries
 from .errors import DiskFull, ValueTooLarge
 from .files import CHUNK
+from .packing import Expiry
 from .queues import discard
+from .value_files import Stored
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer

@@ -6,13 +6,15 @@ memory than the bytes can account for.
 
 from __future__ import annotations
 
+import builtins
+import pickle
 import re
 from collections.abc import Callable, Mapping
 from gc import get_referents
 from itertools import compress
 from typing import Any, Final, NamedTuple
 
-from msgpack import Timestamp, Unpacker, unpackb
+from msgpack import ExtType, Timestamp, Unpacker, unpackb
 
 from .errors import DecodeError, MissingDependency
 
@@ -23,6 +25,10 @@ _CONTAINERS: Final = frozenset((list, dict, tuple, set, frozenset))
 
 Buffer = bytes | memoryview
 Scalars = Mapping[int, Callable[[bytes], Any]]
+
+
+SLIPS: Final = frozenset((bytearray, memoryview, ExtType, Timestamp, getattr(builtins, "frozendict", bytearray)))
+"""The types that msgpack packs, or reads, by itself as something that is not in the format."""
 
 
 class Mark(NamedTuple):
@@ -45,6 +51,63 @@ def kinds_in(value: Any) -> set[type]:
             break
         level = get_referents(*compress(level, map(_CONTAINERS.__contains__, here)))
     return kinds
+
+
+class _StrangerError(Exception):
+    """Something is not of a type that pickle writes without asking."""
+
+
+class _Nowhere:
+    """A file that keeps nothing."""
+
+    write = staticmethod(len)
+
+
+class _Walker(pickle.Pickler):
+    """Walk through a value at the speed of C, by writing it nowhere, and stop at the first stranger.
+
+    Exactly None, booleans, integers, floats, text, bytes, lists, tuples, dictionaries and sets are written without
+    asking. In this protocol bytearrays are not: they are written as a call of their type, about which it asks.
+    """
+
+    def reducer_override(self, _: Any) -> Any:
+        raise _StrangerError
+
+
+def _new_walker() -> _Walker:
+    walker = _Walker(_Nowhere(), 4)
+    walker.fast = True  # remembers no object, which would take as long again
+    return walker
+
+
+_walkers: list[_Walker] = []
+
+
+def _is_plain(value: Any) -> bool:
+    try:
+        walker = _walkers.pop()
+    except IndexError:  # all others are in use, by threads and outer calls
+        walker = _new_walker()
+    try:
+        walker.dump(value)
+        plain = True
+    except _StrangerError:
+        plain = False
+    except Exception:  # such as one of too much depth, after which a walker still counts itself as that deep
+        return False
+    _walkers.append(walker)
+    return plain
+
+
+# Another pickle than CPython's of today may write one of them without asking; then nothing is known to be plain.
+_WALKS: Final = not any(map(_is_plain, ([bytearray()], [memoryview(b"")], [ExtType(0, b"")], [Timestamp(0)]))) and not (
+    hasattr(builtins, "frozendict") and _is_plain([builtins.frozendict()])
+)
+
+
+def is_plain(value: Any) -> bool:
+    """Tell that a value holds nothing but plain scalars and built-in containers; False may also mean "not known"."""
+    return _WALKS and _is_plain(value)
 
 
 def check_structure(payload: Buffer) -> None:
@@ -102,7 +165,7 @@ class Format:
             if 0xFF not in payload:
                 return value
         # msgpack reads its own timestamps without asking.
-        if _TIMESTAMP.search(payload) and Timestamp in kinds_in(value):
+        if _TIMESTAMP.search(payload) and not is_plain(value) and Timestamp in kinds_in(value):
             raise DecodeError("unknown extension -1")
         return value
 

@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 import hypothesis
 import pytest
 
-from diskcache_like import Cache
+from diskcache_like import Cache, files
 
 from .kinds import KINDS, Clock, Kind, parameters
 
@@ -97,6 +97,12 @@ def child_processes() -> set[int]:
         getattr(forkserver._forkserver, "_forkserver_pid", None),
     }
     return found - helpers
+
+
+def bytes_on_disk(cache: Cache) -> int:
+    """Return the size of the databases and value files, not of what belongs to the processes that use them."""
+    passing = ("-wal", "-shm", ".gen", ".board", ".lock")
+    return sum(status.st_size for name, status in files.walk(cache.directory) if not name.endswith(passing))
 
 
 @pytest.hookimpl(wrapper=True)

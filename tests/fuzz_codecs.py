@@ -1,5 +1,8 @@
 """Feed the decoders what nobody wrote: mutated payloads, random bytes, hand-made structures.
 
+Those of serializers, compressors, dictionaries, records, keys, arrays and tables of other libraries, and of what is
+sealed, of which nothing may be taken but what was sealed.
+
     make fuzz SECONDS=600
     python -m tests.fuzz_codecs --seconds 600 --seed 7
 
@@ -12,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import faulthandler
+import io
 import mmap
 import random
 import resource
@@ -19,20 +23,42 @@ import struct
 import sys
 import tempfile
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from diskcache_like import bulk
 from diskcache_like.codecs import encode_value
 from diskcache_like.compressors import Packing, make_dictionary, new_compressor
 from diskcache_like.errors import DecodeError
 from diskcache_like.keys import decode_key, encode_key
 from diskcache_like.objects import allowed
 from diskcache_like.pipeline import Codec
-from diskcache_like.record import Record, pack, pack_simple, unpack
+from diskcache_like.record import MODE_ARRAY, MODE_ARROW, Record, pack, pack_simple, unpack
+from diskcache_like.sealing import (
+    CHUNK,
+    SEALED,
+    DataKey,
+    SealedFile,
+    decrypted,
+    encrypted,
+    epoch_of,
+    epoch_of_key,
+    sealed_pieces,
+)
 from diskcache_like.serializers import new_serializer
 
+from .library_values import (
+    look_at,
+    polars_frames,
+    strange_arrays,
+    strange_frames,
+    strange_scalars,
+    string_arrays,
+    tables,
+)
 from .sample_objects import CLASSES, OBJECTS
 from .sample_values import ANSWERS, MIXED, RECORDS
 
@@ -43,6 +69,10 @@ MEMORY = 1 << 30
 STORED = b"\xa3key"
 EXTREMES = (0, 1, 0x7F, 0x80, 0xC1, 0xC9, 0xDD, 0xDF, 0xFF)
 LENGTHS = (0, 1, 0xFF, 0xFFFF, 0x7FFFFFFF, 0xFFFFFFFF)
+
+
+KEY = DataKey(b"abcd", bytes(32))
+IDENTIFIER = bytes(16)
 
 
 class Target(NamedTuple):
@@ -56,8 +86,8 @@ class Target(NamedTuple):
 class _One:
     """A dictionary that everybody has."""
 
-    def __init__(self) -> None:
-        self.content = make_dictionary(4096, [encode_value(value) for value in ANSWERS], 1)
+    def __init__(self, content: bytes | None = None) -> None:
+        self.content = content or make_dictionary(4096, [encode_value(value) for value in ANSWERS], 1)
 
     def current(self) -> int:
         return 1
@@ -68,7 +98,7 @@ class _One:
 
 def codec(serializer: str, compressor: str, limit: int = LIMIT) -> Codec:
     """Return a codec with the sample classes, a dictionary where there are any, and a low limit."""
-    made = new_serializer(serializer, [allowed(CLASSES)])
+    made = new_serializer(serializer, [bulk.LIBRARY_TYPES, allowed(CLASSES)])
     packer = new_compressor(compressor, None, _One() if compressor == "zstd" else None)
     return Codec(made, None if packer is None else Packing(packer, 16, limit))
 
@@ -86,7 +116,106 @@ def targets() -> list[Target]:
     found.append(Target("record", lambda blob: unpack(STORED, blob), records))
     keys: list[Any] = ["text", 5, (1, ("a", 2.5)), frozenset({1, 2}), b"bytes", 1 << 80]
     found.append(Target("key", decode_key, [encode_key(key) for key in keys]))
-    return found
+    return [*found, *_library_targets(), *_sealed_targets(), _dictionary_target()]
+
+
+def _library_targets() -> list[Target]:
+    """Return the decoders of arrays, tables and frames; what they take is looked at, for not to be sound may crash."""
+
+    def looking(decode: Callable[[bytes], object]) -> Callable[[bytes], object]:
+        return lambda data: look_at(decode(data))
+
+    def unpacking(mode: int, copy: bool) -> Callable[[bytes], object]:
+        return looking(lambda data: bulk.unpack(mode, data, copy=copy))
+
+    arrays = [_packed(value) for value in (*strange_arrays(), *string_arrays())]
+    kinds = {"tables": tables(), "pandas": strange_frames(), "polars": polars_frames()}
+    frames = {name: [_packed(value) for value in values.values()] for name, values in kinds.items()}
+    scalars = [_packed(value) for value in strange_scalars()]
+    tagged = [codec("arrow", "none").encode(value) for value in (*strange_arrays()[:4], *strange_scalars()[:4])]
+    both = codec("msgpack", "none").encode([strange_arrays()[5], (strange_scalars()[0], tables()["lists"])])
+    return [
+        Target("arrays", unpacking(MODE_ARRAY, True), arrays),
+        Target("arrays, mapped", unpacking(MODE_ARRAY, False), arrays),
+        Target("scalars", looking(bulk._read_scalar), scalars),
+        *(Target(name, unpacking(MODE_ARROW, True), some) for name, some in frames.items()),
+        Target("frames, mapped", unpacking(MODE_ARROW, False), frames["pandas"]),
+        Target("arrow", looking(codec("arrow", "none").decode), tagged),
+        Target("arrays in msgpack", codec("msgpack", "none").decode, [both]),
+    ]
+
+
+def _packed(value: Any) -> bytes:
+    pack = bulk.packer(type(value))
+    assert pack is not None
+    return pack(value).content()
+
+
+class _Named(io.BytesIO):
+    name = "a value file"
+
+
+def _sealed_targets() -> list[Target]:
+    """Return the decoders of what is sealed, of which nothing may be taken but what was sealed.
+
+    Behind the seal is what only this program writes; it is fuzzed as well, sealed anew.
+    """
+    records = [KEY.seal(STORED, one) for one in (Record(0, b"payload"), Record(1, b"payload", 5.0, b"\xa1t"))]
+    names = [KEY.seal_key(STORED, b"canonical", spelling) for spelling in (None, b"spelling")]
+    sizes = (0, 5, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 7)
+    sealed = [b"".join(sealed_pieces(KEY.file_cipher(IDENTIFIER), [bytes(size)])) for size in sizes]
+
+    def stream(data: bytes) -> bytes:
+        with SealedFile(_Named(data), KEY.file_cipher(IDENTIFIER), len(data)) as file:
+            return b"".join(file.chunks())
+
+    def behind(plain: bytes) -> object:
+        head = bytes((SEALED,)) + KEY.epoch
+        return KEY.open(STORED, head + encrypted(KEY._record, plain, head + STORED))
+
+    def of_a_key(blob: bytes) -> object:
+        return KEY.open_key(STORED, blob) if epoch_of_key(blob) == KEY.epoch else _refuse(blob)
+
+    def of_a_record(blob: bytes) -> object:
+        return KEY.open(STORED, blob) if epoch_of(blob) == KEY.epoch else _refuse(blob)
+
+    plain = [decrypted(KEY._record, records[1], 1 + len(KEY.epoch), records[1][:5] + STORED)]
+    return [
+        Target("sealed records", _authentic(of_a_record, records), records),
+        Target("sealed keys", _authentic(of_a_key, names), names),
+        Target("sealed streams", _authentic(stream, sealed), sealed),
+        Target("behind the seal", behind, plain),
+    ]
+
+
+def _refuse(blob: bytes) -> object:
+    raise DecodeError(f"{blob[:9]!r} is of another epoch")
+
+
+def _authentic(decode: Callable[[bytes], object], seeds: list[bytes]) -> Callable[[bytes], object]:
+    """Return a decoder that fails if it takes anything but the seeds' values."""
+    wanted = [decode(seed) for seed in seeds]
+
+    def checked(data: bytes) -> object:
+        value = decode(data)
+        if value not in wanted:
+            raise AssertionError(f"{value!r} was taken, which nobody sealed")
+        return value
+
+    return checked
+
+
+def _dictionary_target() -> Target:
+    """Return the reading of a value with a dictionary that somebody else has written."""
+    whole = _One()
+    payload = codec("msgpack", "zstd").encode(ANSWERS[0])
+
+    def read(content: bytes) -> object:
+        given = new_compressor("zstd", None, _One(content))
+        assert given is not None
+        return Packing(given, 16, LIMIT).unpack(payload)
+
+    return Target("dictionary", read, [whole.content])
 
 
 def mutated(dice: random.Random, seeds: list[bytes]) -> bytes:
@@ -209,6 +338,7 @@ def main() -> None:
     parser.add_argument("--atheris", action="store_true")
     chosen = parser.parse_args()
     faulthandler.enable()
+    warnings.simplefilter("ignore")  # of NumPy and pandas about numbers that nobody would have written
     used = int(Path("/proc/self/statm").read_text().split()[0]) * mmap.PAGESIZE
     resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, resource.RLIM_INFINITY))
     print(f"seed {chosen.seed}", flush=True)

@@ -1,10 +1,11 @@
-"""Values of NumPy, pandas, polars and Arrow, and what makes two of them the same."""
+"""Values of NumPy, pandas, polars and Arrow, what makes two of them the same, and how a program would use them."""
 
 from __future__ import annotations
 
 import datetime as dt
 import math
 import uuid
+from contextlib import suppress
 from decimal import Decimal
 from typing import Any
 
@@ -50,13 +51,28 @@ def assert_same(one: Any, other: Any) -> None:
 
 def assert_same_array(one: Any, other: Any) -> None:
     """Assert that two arrays or scalars have the same type, shape and bytes, and the same order of elements."""
-    assert one.dtype == other.dtype
-    assert type(one.dtype) is type(other.dtype)
+    assert_same_types(one.dtype, other.dtype)
     assert one.shape == other.shape
-    assert one.tobytes() == other.tobytes()
+    if isinstance(one.dtype, np.dtypes.StringDType):
+        assert list(map(repr, one.ravel().tolist())) == list(map(repr, other.ravel().tolist()))
+    else:
+        assert one.tobytes() == other.tobytes()
     if isinstance(one, np.ndarray) and (one.flags.c_contiguous or one.flags.f_contiguous):
         assert one.flags.c_contiguous == other.flags.c_contiguous
         assert one.flags.f_contiguous == other.flags.f_contiguous
+
+
+def assert_same_types(one: Any, other: Any) -> None:
+    """Assert that two types of NumPy are the same, in what `==` passes over as well."""
+    assert one == other
+    assert (type(one), one.type, one.char) == (type(other), other.type, other.char)
+    if isinstance(one, np.dtypes.StringDType):
+        assert one.coerce == other.coerce
+    if one.subdtype is not None:
+        assert_same_types(one.subdtype[0], other.subdtype[0])
+    assert one.isalignedstruct == other.isalignedstruct
+    for name in one.names or ():
+        assert_same_types(one[name], other[name])
 
 
 def assert_same_frame(one: Any, other: Any) -> None:
@@ -105,6 +121,26 @@ def assert_same_dtype(one: Any, other: Any) -> None:
         assert type(one.tz) is type(other.tz)
 
 
+def look_at(value: Any) -> None:
+    """Use a value as a program would, so that one which is not sound has its chance to crash; whatever it raises.
+
+    A moment that Python has no year for, for one, is an error only when it is looked at.
+    """
+    with suppress(Exception, pl.exceptions.PanicException):
+        if isinstance(value, pl.DataFrame | pl.Series):
+            value.to_arrow() if isinstance(value, pl.DataFrame) else value.to_list()
+        elif isinstance(value, pa.Table | pa.RecordBatch):
+            if value.num_rows < 1 << 16:
+                value.to_pydict()
+        elif isinstance(value, pd.DataFrame | pd.Series):
+            if len(value) < 1 << 16:
+                value.copy()
+                repr(value)
+        else:
+            repr(value)
+            np.asarray(value).tolist()
+
+
 def strange_arrays() -> list[Any]:
     """Return arrays at the edges: without elements, without dimensions, in odd orders, types and widths."""
     return [
@@ -117,6 +153,29 @@ def strange_arrays() -> list[Any]:
         np.zeros(2, [("a", "i4"), ("é", ">f8", (2, 2)), ("ж", [("x", "S3"), ("y", "M8[s]")])]),
         np.zeros(2, [(("title", "a"), "i4")]), np.array([True, False]), np.arange(4).reshape(2, 2)[:, :1],
         np.zeros(2, np.dtype({"names": ["a", "b"], "formats": ["i4", "i4"], "offsets": [4, 12], "itemsize": 20})),
+        *[np.zeros(2, dtype) for dtype in aligned_types()], np.arange(3, dtype=np.longlong), np.zeros((2, 2), ">Q", order="F"),
+        np.zeros(2, [("a", "q", (2,)), ("b", [("c", ">q")])]),
+    ]  # fmt: skip
+
+
+def aligned_types() -> list[Any]:
+    """Return types of structures made with `align=True`, with gaps and without, within others and around them."""
+    inner = np.dtype([("x", "i1"), ("y", "i4")], align=True)
+    return [
+        np.dtype([("a", "i1"), ("b", "f8"), ("c", "i2")], align=True), np.dtype([("a", "i4"), ("b", "i4")], align=True),
+        np.dtype([("a", "i1"), ("b", inner, (2,))]), np.dtype([("a", "i1"), ("b", [("x", "i1"), ("y", "i4")])], align=True),
+        np.dtype([("a", "i1"), ("b", inner), (("title", "c"), "q")], align=True),
+        np.dtype({"names": ["a", "b"], "formats": ["i2", "f4"], "offsets": [4, 8], "itemsize": 24}, align=True),
+    ]  # fmt: skip
+
+
+def string_arrays() -> list[Any]:
+    """Return arrays of texts of any length, with every mark for missing ones that is data."""
+    kind = np.dtypes.StringDType
+    return [
+        np.array(["a\0b\0", "", "é" * 100, "\U0010ffff"], kind()), np.array("x", kind()), np.zeros((0, 3), kind()),
+        np.array([["a", None], ["b" * 50, ""]], kind(na_object=None)), np.array([["a", "b", "c"]] * 2, kind()).T,
+        np.array(["a", NAN], kind(na_object=NAN)), np.array(["a", "b", "c"], kind(coerce=False))[::2],
     ]  # fmt: skip
 
 
@@ -126,18 +185,20 @@ def strange_scalars() -> list[Any]:
         np.float64(1.5), np.float64(NAN), np.float32(-0.0), np.float16(2), np.longdouble(1), np.complex64(1j), np.int8(-1),
         np.uint64(2**64 - 1), np.bool_(True), np.str_("é"), np.str_(""), np.bytes_(b"x"), np.bytes_(b""), np.void(b"abc"),
         np.datetime64("NaT"), np.datetime64(5, "ns"), np.timedelta64(3, "s"), np.zeros(1, "i4,f4")[0], np.clongdouble(2),
+        np.longlong(3), np.ulonglong(2**64 - 1), *[np.zeros(1, dtype)[0] for dtype in aligned_types()],
     ]  # fmt: skip
 
 
 def arrays_that_are_no_data() -> list[Any]:
     """Return arrays and scalars that would not come back as they are."""
     return [
-        np.array([{1: 2}], object), np.zeros(2, [("a", object)]), np.zeros(2, np.dtypes.StringDType()), np.zeros(2, "V0"),
-        np.zeros(2, np.dtype([("a", "i1"), ("b", "f8")], align=True)), np.zeros(2, np.dtype((np.record, [("a", "i4")]))),
+        np.array([{1: 2}], object), np.zeros(2, [("a", object)]), np.zeros(2, "V0"),
+        np.array(["a", "?"], np.dtypes.StringDType(na_object="?")), np.array(["a"], np.dtypes.StringDType(na_object=pd.NA)),
+        np.zeros(2, np.dtype((np.record, [("a", "i4")]))),
         np.zeros(2, np.dtype("f8", metadata={"a": 1})), np.zeros(2, [("a", np.dtype("f8", metadata={"a": 1}))]),
         np.zeros(2, {"names": ["a", "b"], "formats": ["i4", "i4"], "offsets": [0, 0]}), np.ma.masked_array([1, 2], [False, True]),
-        np.zeros(2, [("a" * 500 + str(number), "i4") for number in range(40)]), np.str_("a\0"), np.longlong(3),
-        np.zeros(2, np.longlong), np.rec.array([(1,)], dtype=[("a", "i4")]),
+        np.zeros(2, [("a" * 500 + str(number), "i4") for number in range(40)]), np.str_("a\0"),
+        np.rec.array([(1,)], dtype=[("a", "i4")]),
     ]  # fmt: skip
 
 
@@ -207,7 +268,7 @@ def frames_that_are_no_data() -> dict[str, Any]:
         "other endianness": pd.DataFrame({"a": np.arange(3, dtype=">i4")}), "numbers among text": pd.Series(["a", 1.5], dtype=object),
         "holidays": pd.DataFrame({"a": [1]}, index=pd.bdate_range("2020", periods=1, freq="C", holidays=["2020-01-02"])),
         "subclass": type("Mine", (pd.DataFrame,), {"__module__": __name__})({"a": [1]}),
-        "objects in polars": pl.DataFrame({"a": pl.Series([object], dtype=pl.Object)}), "null in lists": pl.DataFrame({"a": [[None]]}),
+        "objects in polars": pl.DataFrame({"a": pl.Series([object], dtype=pl.Object)}),
     }  # fmt: skip
 
 
@@ -224,6 +285,7 @@ def polars_frames() -> dict[str, Any]:
         "zone": frame({"a": series([dt.datetime(2020, 7, 1)]).dt.replace_time_zone(ZONE).dt.cast_time_unit("ns")}),
         "nested": frame({"a": [[{"x": [1, None]}], None], "b": [{"y": "z"}, None]}), "arrays": frame({"a": series([[[1, 2], [3, 4]]], dtype=pl.Array(pl.Int8, (2, 2)))}),
         "decimals": frame({"a": [Decimal("1.10"), None]}), "pieces": pl.concat([frame({"a": ["x"]}), frame({"a": ["y"]})], rechunk=False),
+        "null in lists": frame({"a": [[None], []], "b": [{"x": [None]}, None]}), "empty lists": series([[], []]),
         "series": series("n", [1, 2]), "series without a name": series([1.5]), "empty series": series("e", [], dtype=pl.Date),
     }  # fmt: skip
 
@@ -234,7 +296,8 @@ def tables() -> dict[str, Any]:
     return {
         "empty": table({}), "numbers": table({"a": [1, None]}), "no rows": table({"a": array([], pa.int8())}), "slice": table({"a": [1, 2, 3, 4]}).slice(1, 2),
         "pieces": table({"a": pa.chunked_array([[1], [2, 3]])}), "dictionary": table({"a": array(["x", None, "x"]).dictionary_encode()}),
-        "null": table({"a": array([None, None])}), "lists": table({"a": [[1], None, []]}), "structures": table({"a": [{"x": 1}, None]}),
+        "null": table({"a": array([None, None])}), "null in lists": table({"a": array([[None], None], pa.large_list(pa.null())), "b": [{"x": None}, None]}),
+        "lists": table({"a": [[1], None, []]}), "structures": table({"a": [{"x": 1}, None]}),
         "map": table({"a": array([[("k", 1)]], pa.map_(pa.string(), pa.int8()))}), "zone": table({"a": array([dt.datetime(2020, 1, 1)], pa.timestamp("ns", ZONE))}),
         "decimals": table({"a": [Decimal("1.10")]}), "floats": table({"a": [1.5, NAN], "b": array([1, None], pa.float16())}), "same name": table([[1], [2]], names=["a", "a"]),
         "metadata": table({"a": [1]}).replace_schema_metadata({"k": "v"}), "no name": table([[1]], names=[""]), "views": table({"a": array(["abc", "x" * 50], pa.string_view())}),
@@ -250,6 +313,7 @@ def samples() -> list[Any]:
     """Return all of the values that come back as they are."""
     return [
         *strange_arrays(),
+        *string_arrays(),
         *strange_scalars(),
         *strange_frames().values(),
         *polars_frames().values(),

@@ -197,6 +197,15 @@ def _run(connection: Connection, work: Callable[..., object], *arguments: object
 @contextlib.contextmanager
 def forked(work: Callable[[Link], object]) -> Iterator[Worker]:
     """Run `work` in a child made by `os.fork` from here, with all that this process has open; dismiss it at the end."""
+    child = fork_worker(work)
+    try:
+        yield child
+    finally:
+        child.dismiss()
+
+
+def fork_worker(work: Callable[[Link], object]) -> Worker:
+    """Do as `forked` does, for a caller who dismisses the child."""
     ours, theirs = multiprocessing.Pipe()
     pid = os.fork()
     if pid == 0:
@@ -206,11 +215,7 @@ def forked(work: Callable[[Link], object]) -> Iterator[Worker]:
         finally:
             os._exit(0)
     theirs.close()
-    child = _Forked(ours, pid)
-    try:
-        yield child
-    finally:
-        child.dismiss()
+    return _Forked(ours, pid)
 
 
 class _Forked(Worker):
@@ -411,6 +416,7 @@ __all__ = [
     "Write",
     "cache_descriptors",
     "descriptors",
+    "fork_worker",
     "forked",
     "is_change",
     "posix_locks",

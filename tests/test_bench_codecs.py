@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks import page
-from benchmarks.codecs import heatmap, report, trial, values
+from benchmarks import command, page
+from benchmarks.codecs import frames, heatmap, report, trial, values
 from benchmarks.codecs.__main__ import main
 from benchmarks.codecs.choice import Candidate, front, knee, recommendations
 from benchmarks.codecs.matrix import Cell, Matrix, geometric_mean, load
@@ -456,3 +456,32 @@ class TestCommand:
     def test_importing_it_imports_no_matplotlib(self) -> None:
         code = "import sys, benchmarks.codecs.__main__; sys.exit('matplotlib' in sys.modules)"
         assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+class TestFrames:
+    TINY = ("--rows", "50", "--seconds", "0.01", "--repeats", "2")
+
+    def test_a_run_fills_the_page_with_every_way(self, tmp_path: Path) -> None:
+        filled = tmp_path / "page.md"
+        filled.write_text("Before.\n{}\n{}\nAfter.\n".format(*page.marks(frames.MARK)), encoding="utf-8")
+        assert frames.main([*self.TINY, "--docs", str(filled)]) == command.GOOD
+        text = filled.read_text(encoding="utf-8")
+        assert text.startswith("Before.\n")
+        assert text.endswith("After.\n")
+        for kind, serializer in frames.WAYS:
+            assert f"| {'dictionaries' if kind == frames.RAW else kind} | {serializer} |" in text
+        assert "| 1.00x | 1.00..1.00 |" in text
+
+    def test_a_value_that_comes_back_as_another_is_told(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        real = Opened.decoder
+        monkeypatch.setattr(Opened, "decoder", lambda self: lambda stored: real(self)(stored)[:1])
+        assert frames.main(self.TINY) == command.FAILED
+        assert "rows of 50 rows came back as another value" in capsys.readouterr().out
+
+    def test_a_page_without_a_place_is_not_measured_for(self, tmp_path: Path) -> None:
+        filled = tmp_path / "page.md"
+        filled.write_text("Before.\n", encoding="utf-8")
+        assert frames.main([*self.TINY, "--docs", str(filled)]) == command.UNUSABLE
+        assert filled.read_text(encoding="utf-8") == "Before.\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -47,6 +48,13 @@ def without_database(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("the database was asked")
 
     monkeypatch.setattr(store(cache), "read", refuse)
+
+
+def without_rows(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> tuple[int, bytes]:
+        raise AssertionError("a row was read")
+
+    monkeypatch.setattr(store(cache), "_newest", refuse)
 
 
 def test_a_record_is_found_only_under_its_hash_and_generation(board: Board) -> None:
@@ -170,6 +178,100 @@ def test_what_changes_without_the_board_is_never_read_from_it(pair: tuple[Cache,
     changes[change]()
     expected = {"set large": "n" * CELL, "transact": "new"}.get(change)
     assert reader.get("k") == expected
+
+
+COMPUTATIONS: dict[str, Callable[[Cache], object]] = {
+    "incr": lambda cache: cache.incr("k", 10),
+    "add": lambda cache: cache.add("k", 11),
+    "pop": lambda cache: cache.pop("k", "nothing"),
+    "touch": lambda cache: cache.touch("k", 100),
+}
+
+
+@pytest.mark.parametrize("computation", COMPUTATIONS)
+def test_what_another_process_wrote_is_computed_with_and_no_row_read(
+    pair: tuple[Cache, Cache], monkeypatch: pytest.MonkeyPatch, computation: str
+) -> None:
+    writer, other = pair
+    without_rows(other, monkeypatch)
+    for number in range(3):
+        writer.set("k", number)
+        expected = {"incr": number + 10, "add": False, "pop": number, "touch": True}[computation]
+        assert COMPUTATIONS[computation](other) == expected
+        assert writer.get("k") == {"incr": number + 10, "pop": None}.get(computation, number)
+
+
+def test_one_process_alone_counts_without_reading_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Cache(tmp_path / "cache") as cache:
+        cache["k"] = 0
+        cache.incr("k")
+        without_rows(cache, monkeypatch)
+        assert [cache.incr("k") for _ in range(3)] == [2, 3, 4]
+        assert cache.touch("k", 100)
+        assert cache.incr("k") == 5
+
+
+@pytest.mark.parametrize("computation", COMPUTATIONS)
+@pytest.mark.parametrize("change", ["delete", "pop", "set large", "transact", "rolled back", "clear", "touch", "cull"])
+def test_what_changes_without_the_board_is_not_computed_with(
+    pair: tuple[Cache, Cache], change: str, computation: str
+) -> None:
+    writer, other = pair
+    for _ in range(2):
+        writer.incr("k")  # put on the board
+    _change(other, change)
+    left = {"set large": 1 << 8 * CELL, "transact": 5, "rolled back": 2}.get(change)
+    if left is None:
+        expected: object = {"incr": 10, "add": True, "pop": "nothing", "touch": False}[computation]
+    else:
+        expected = {"incr": left + 10, "add": False, "pop": left, "touch": True}[computation]
+    assert COMPUTATIONS[computation](writer) == expected
+
+
+def _change(cache: Cache, change: str) -> None:
+    if change == "touch":
+        cache.touch("k", expire=0)
+    elif change == "cull":
+        cache.set("k", 3, expire=0)
+        cache.expire()
+    elif change == "set large":
+        cache.set("k", 1 << 8 * CELL)
+    elif change in ("transact", "rolled back"):
+        with contextlib.suppress(ZeroDivisionError), cache.transact():
+            cache.incr("k", 3)
+            assert change == "transact" or 1 // 0
+    else:
+        getattr(cache, change)(*(() if change == "clear" else ("k",)))
+
+
+def test_within_a_transaction_its_own_writes_are_computed_with(pair: tuple[Cache, Cache]) -> None:
+    writer, _ = pair
+    writer.incr("k")
+    with writer.transact():
+        assert writer.incr("k") == 2
+        assert writer.pop("k") == 2
+        assert writer.incr("k", default=10) == 11
+    assert writer.incr("k") == 12
+
+
+def test_the_record_of_another_key_at_the_same_place_is_not_computed_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Cache(tmp_path / "cache", strict=True) as cache:
+        place = cache._locate("a")[1]
+        monkeypatch.setattr(cache, "_locate", partial(_located, store(cache), place))
+        assert [cache.incr("a", 5), cache.incr("a", 5)] == [5, 10]
+        assert cache.incr("b") == 1
+        assert [cache.get("a"), cache.get("b"), cache.incr("a"), cache.incr("b")] == [10, 1, 11, 2]
+
+
+def test_a_forged_cell_is_not_computed_with(pair: tuple[Cache, Cache]) -> None:
+    writer, _ = pair
+    writer.incr("k")
+    shard = store(writer)
+    h = writer._locate("k")[1]
+    shard.board.post(h, shard.slots[h % shard.slot_prime], b"\x01\x63" + b"\0\0\0\0")
+    assert writer.incr("k") == 2
 
 
 def _in_transaction(cache: Cache) -> None:

@@ -8,6 +8,7 @@ import dataclasses
 import enum
 import random
 import struct
+import sys
 import threading
 import tracemalloc
 import zoneinfo
@@ -25,7 +26,7 @@ from hypothesis import strategies as st
 from diskcache_like import codecs
 from diskcache_like.codecs import FRACTION_BITS, NotData, decode_value, encode_value, is_immutable
 from diskcache_like.errors import DecodeError
-from diskcache_like.structure import MAX_DEPTH
+from diskcache_like.structure import MAX_DEPTH, is_plain, kinds_in
 
 ZONES = [zoneinfo.ZoneInfo(name) for name in ("Europe/London", "America/Port-au-Prince", "Etc/GMT+5")]
 
@@ -211,6 +212,58 @@ def test_what_is_not_exactly_data_is_refused_at_any_depth(value: Any) -> None:
         for around in ({value: 1}, {"a": {(1, value): b""}}):
             with pytest.raises(NotData):
                 encode_value(around)
+
+
+def slips() -> st.SearchStrategy[Any]:
+    made = [
+        bytearray(b"x"),
+        bytearray(),
+        memoryview(b"x"),
+        memoryview(b""),
+        msgpack.ExtType(1, b""),
+        msgpack.ExtType(5, b"12"),
+    ]
+    return st.sampled_from([*made, msgpack.Timestamp(1)])
+
+
+@st.composite
+def with_a_slip(draw: st.DrawFn) -> tuple[Any, Any]:
+    """Return a value and what msgpack would take for something else, somewhere in it."""
+    slip = draw(slips())
+    value: Any = slip
+    for _ in range(draw(st.integers(1, 4))):
+        around = draw(st.lists(st.floats() | st.text() | st.integers() | st.lists(st.floats()), max_size=20))
+        place = draw(st.integers(0, len(around)))
+        around[place:place] = [value]
+        wraps: list[Any] = [around, tuple(around), {number: one for number, one in enumerate(around)}]
+        if not {list, dict, bytearray}.intersection(kinds_in(around)):
+            wraps += [set(around), {value: around}]
+        value = draw(st.sampled_from(wraps))
+    return value, slip
+
+
+@given(with_a_slip())
+def test_what_msgpack_takes_for_something_else_is_found_among_anything(found: tuple[Any, Any]) -> None:
+    value, slip = found
+    assert not is_plain(value)
+    if type(slip) is bytearray:
+        assert face(decode_value(encode_value(value))) == face(value)
+    else:
+        with pytest.raises(NotData):
+            encode_value(value)
+
+
+@given(values)
+def test_a_value_is_called_plain_only_if_its_types_are(value: Any) -> None:
+    if is_plain(value):
+        assert kinds_in(value) <= codecs._SURE
+
+
+@pytest.mark.skipif(sys.implementation.name != "cpython", reason="elsewhere pickle asks about everything")
+def test_values_of_plain_types_are_called_plain_also_after_others() -> None:
+    for stranger in (bytearray(), nested(lambda value: [value], 5000), nested(lambda value: [value or object()], 60)):
+        assert not is_plain([1.5, [stranger]])
+        assert is_plain([{"a": [1.5, None, True, b"x", "\ud800", 1 << 70]}, (1,), {2}, frozenset("a")])
 
 
 def test_refusal_names_the_type() -> None:

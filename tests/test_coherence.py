@@ -20,11 +20,11 @@ from typing import Any
 import pytest
 
 from diskcache_like import Cache, FanoutCache, keys
-from diskcache_like.coherence.words import Words
 from diskcache_like.storage import writing
 
 from .kinds import NEEDS_HELPER
 from .processes import FAR, MISSING, WRITES, Crew, Link, Worker, Write, is_change, ready, watch
+from .sabotage import sabotage
 
 SLOTS = 16  # so few that every key shares its slot with others
 
@@ -59,39 +59,6 @@ def kind(request: pytest.FixtureRequest) -> str:
 def crew() -> Iterator[Crew]:
     with Crew() as made:
         yield made
-
-
-# -- sabotage ---------------------------------------------------------------------------------------------------------
-
-
-class Sabotaged:
-    """Generations whose writer breaks the rules.
-
-    'silent' never marks a slot. 'early' makes it even again before the commit. 'late' leaves out the odd step and marks
-    it after the commit only.
-    """
-
-    def __init__(self, words: Words, how: str) -> None:
-        self._words = words
-        self._how = how
-
-    def __getitem__(self, index: int, /) -> int:
-        return self._words[index]
-
-    def __setitem__(self, index: int, value: int, /) -> None:
-        if self._how == "early" and value & 1:
-            self._words[index] = value + 1
-        elif self._how == "late" and not value & 1:
-            self._words[index] = value
-
-    def __len__(self) -> int:
-        return len(self._words)
-
-
-def sabotage(cache: Cache, how: str) -> None:
-    """Have every write of this handle break the rules of the generations, unless `how` is empty."""
-    for store in cache._shards.stores if how else []:
-        store.slots = store.generations.slots = Sabotaged(store.slots, how)
 
 
 # -- in steps ---------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import pytest
 from diskcache_like import Cache, FanoutCache
 from diskcache_like.errors import CorruptDatabase, CorruptDatabaseWarning
 
-from .forging import DAMAGE, ENTRIES, STEPS, Step, damage, fill, plant, snapshot, value_files
+from .forging import DAMAGE, ENTRIES, STEPS, Step, damage, database, fill, plant, rewrite_schema, snapshot, value_files
 from .processes import Crew, Link
 
 QUICK: dict[str, Any] = {"durability": "process", "generation_slots": 1 << 10}
@@ -280,6 +280,89 @@ def test_another_process_follows(directory: Path, first: str) -> None:
         assert cache.incr("n") == 2
         worker.tell(None)
         assert worker.result() == ([] if first == "here" else ["CorruptDatabaseWarning"])
+
+
+# -- the database's own structure -------------------------------------------------------------------------------------
+
+
+def misplace_a_page(directory: Path) -> None:
+    """Change what the database notes about the place of a page, which no reading or writing of entries looks at."""
+    path = directory / "cache.db"
+    data = bytearray(path.read_bytes())
+    data[2048 + 4] += 1  # the second page maps those behind it: type and parent of each
+    path.write_bytes(data)
+
+
+def test_check_sets_a_database_aside_whose_structure_is_damaged(directory: Path) -> None:
+    misplace_a_page(directory)
+    with closing(Cache(directory)) as cache:
+        assert cache["a"] == "text"
+        assert any("ptr map" in str(problem.message) for problem in cache.check())
+        with said_once(directory):
+            assert any("ptr map" in str(problem.message) for problem in cache.check(fix=True))
+        assert cache.check() == []
+        assert len(cache) == 0
+        cache["a"] = "new"
+        with closing(Cache(directory)) as other:
+            assert other["a"] == "new"
+    assert value_files(directory) == []
+
+
+def test_a_schema_that_python_cannot_even_quote_is_damage_in_use_too(directory: Path) -> None:
+    path = directory / "cache.db"
+    place = path.read_bytes().index(b"id = 1;\nEND")  # in a trigger
+    with closing(Cache(directory)) as cache:
+        with path.open("r+b") as file:
+            file.seek(place)
+            file.write(b"\xe9")
+        with said_once(directory):
+            cache["new"] = 1  # the first write here, which opens a connection for it
+        assert cache["new"] == 1
+        assert "a" not in cache
+
+
+def test_a_removal_that_finds_rows_which_are_not_there_ends(directory: Path) -> None:
+    with database(directory) as connection:
+        (index,) = connection.execute("SELECT * FROM sqlite_master WHERE name = 'entry_expire'")
+    rewrite_schema(directory, "DELETE FROM sqlite_master WHERE name = 'entry_expire'")
+    plant(directory, "DELETE FROM entry WHERE expire IS NOT NULL")
+    with database(directory) as connection:
+        connection.execute("PRAGMA writable_schema = ON")
+        connection.execute("INSERT INTO sqlite_master VALUES (?, ?, ?, ?, ?)", index)
+    with closing(Cache(directory)) as cache:
+        assert cache["a"] == "text"
+        with said_once(directory):
+            assert cache.expire(2e9) == 0
+        cache["a"] = "new"
+        assert cache["a"] == "new"
+
+
+def test_an_entry_that_iteration_would_leave_out_is_reported_and_mended(directory: Path) -> None:
+    plant(directory, "UPDATE entry SET seq = ? WHERE k = ?", 1 << 62, b"\xa1a")
+    with closing(Cache(directory)) as cache:
+        (problem,) = cache.check(fix=True)
+        assert "order of insertion" in str(problem.message)
+        assert cache.check() == []
+        cache["a"] = "new"
+        assert "a" in list(cache)
+
+
+def test_an_entry_that_a_column_calls_expired_is_gone_after_its_deletion(directory: Path) -> None:
+    plant(directory, "UPDATE entry SET expire = 1.5 WHERE k = ?", b"\xa1a")
+    with closing(Cache(directory)) as cache:
+        assert cache["a"] == "text"  # the record counts
+        cache.delete("a")
+        assert "a" not in cache
+        assert len(cache) == ENTRIES - 1
+
+
+def test_check_raises_for_damaged_structure_where_an_empty_cache_is_not_wanted(directory: Path) -> None:
+    misplace_a_page(directory)
+    with closing(Strict(directory)) as cache:
+        with pytest.raises(CorruptDatabase, match=rf"{directory}/cache\.db"):
+            cache.check(fix=True)
+        assert cache["a"] == "text"
+    assert not (directory / "cache.1.db").exists()
 
 
 # -- keys -------------------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from diskcache_like import Cache, FanoutCache
+from diskcache_like.coherence.generations import Header
 from diskcache_like.errors import DecodeError
 
 from .forging import ENTRIES, fill, value_files
@@ -178,6 +180,64 @@ def test_generations_that_are_not_as_written_lose_nothing(tmp_path: Path, make: 
         assert cache.check(fix=True) is not None  # a count that was false is reported
         assert len(cache) == len(other) == 50
         assert cache.check() == []
+
+
+def change_word(path: Path, word: int, change: Callable[[int], int]) -> None:
+    """Change a number in the header of a generation file, in place."""
+    with path.open("r+b") as file:
+        file.seek(8 * word)
+        number = int.from_bytes(file.read(8), sys.byteorder)
+        file.seek(8 * word)
+        file.write(change(number).to_bytes(8, sys.byteorder))
+
+
+@pytest.mark.parametrize("count", [3, 1 << 63], ids=["too low", "too high"])
+def test_a_count_of_entries_that_is_wrong_hinders_nobody(directory: Path, count: int) -> None:
+    change_word(directory / "cache.gen", Header.COUNT, lambda _: count)
+    with closing(Cache(directory)) as cache:
+        assert len(cache) in (3, ENTRIES)
+        for number in range(100):
+            assert cache.delete(number + 10)
+        cache.check(fix=True)
+        assert len(cache) == ENTRIES - 100
+
+
+def test_a_number_of_writes_that_was_set_back_hides_no_entry(directory: Path) -> None:
+    change_word(directory / "cache.gen", Header.TICK, lambda tick: tick - 1000)
+    with closing(Cache(directory)) as cache:
+        assert len(list(cache)) == ENTRIES
+
+
+def test_a_number_of_writes_that_is_lost_costs_no_entry(directory: Path) -> None:
+    for word in (Header.TICK, Header.SETTLED):
+        change_word(directory / "cache.gen", word, lambda _: 10)
+    with closing(Cache(directory)) as cache:
+        assert any("writes were counted" in str(problem.message) for problem in cache.check(fix=True))
+        assert cache.check() == []
+        assert len(list(cache)) == ENTRIES
+
+
+def test_a_number_of_writes_that_is_too_large_hinders_no_reader(directory: Path) -> None:
+    with closing(Cache(directory, eviction_policy="least-recently-used")) as cache:
+        assert cache["a"] == "text"
+        change_word(directory / "cache.gen", Header.TICK, lambda tick: tick | 1 << 63)
+        assert cache["a"] == "text"  # hot
+        assert cache["b"] == {"some": ["nested", "data"]}
+        assert len(list(cache)) == ENTRIES
+
+
+@pytest.mark.parametrize("change", [lambda tick: tick - 1000, lambda tick: tick | 1 << 63], ids=["back", "too far"])
+def test_a_number_of_writes_that_changes_in_use_is_mended_by_the_next_write(
+    directory: Path, change: Callable[[int], int]
+) -> None:
+    with closing(Cache(directory)) as cache, closing(Cache(directory)) as other:
+        assert cache["a"] == other["a"] == "text"
+        change_word(directory / "cache.gen", Header.TICK, change)
+        cache["a"] = "new"
+        assert cache["a"] == other["a"] == "new"
+        assert len(list(cache)) == len(list(other)) == ENTRIES
+        cache["more"] = 1
+        assert list(other)[-1] == "more"
 
 
 @pytest.mark.parametrize("how", ["deleted", "cut to nothing", "cut to an odd size", "longer", "all ones", "noise"])

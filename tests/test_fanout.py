@@ -16,9 +16,12 @@ import pytest
 from diskcache_like import Cache, FanoutCache, JSONDisk, SettingError, Timeout
 from diskcache_like.coherence.generations import Header
 from diskcache_like.coherence.lock import WriteLock
+from diskcache_like.storage import share
 from diskcache_like.storage.opening import close_leftovers
 from diskcache_like.storage.store import Store
+from diskcache_like.storage.writing import Writer
 
+from .conftest import bytes_on_disk
 from .kinds import QUICK, SECRET, Clock
 
 BIG = "x" * 60_000
@@ -282,6 +285,14 @@ def test_a_shard_that_is_written_more_uses_what_the_others_leave(limited: Fanout
     assert len(limited) * len(BIG) > 0.85 * LIMIT, "nearly all of the limit"
 
 
+def test_a_shard_that_gives_room_to_another_gives_it_back_on_disk(limited: FanoutCache) -> None:
+    for key in of_shard(limited, 0, 300):
+        limited[key] = BIG
+    for key in of_shard(limited, 1, 8):
+        limited[key] = b"f" * (3 << 19)  # to a file
+        assert bytes_on_disk(limited) <= LIMIT * 1.01
+
+
 def test_each_shard_gets_its_even_share_when_it_needs_it(limited: FanoutCache) -> None:
     for shard in range(4):
         for key in of_shard(limited, shard, 300):
@@ -310,6 +321,33 @@ def test_room_that_is_locked_is_not_waited_for(limited: FanoutCache) -> None:
     for key in small:
         limited[key] = BIG
     assert all(limited[key] == BIG for key in small[-5:])
+
+
+def test_two_shards_that_look_at_once_do_not_take_the_same_room(
+    limited: FanoutCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for shard in range(4):
+        for key in of_shard(limited, shard, 25):
+            limited[key] = BIG
+    (first,), (second,) = (of_shard(limited, shard, 26)[25:] for shard in (0, 1))
+    room_for_one = b"x" * (LIMIT - limited.volume() - 500_000)
+    looking, left = limited._shards.stores[0], share.left
+
+    def left_before_the_other_writes(store: Writer, volume: int) -> int:
+        found = left(store, volume)
+        if store is looking:
+            monkeypatch.setattr(share, "left", left)
+            other = threading.Thread(target=limited.set, args=(second, room_for_one))
+            other.start()
+            other.join()
+        return found
+
+    for store in limited._shards.stores:
+        store.header[Header.MARK], store.header[Header.CLAIM] = 0, store.volume()  # none claims more than it uses
+    monkeypatch.setattr(share, "left", left_before_the_other_writes)
+    assert limited.set(first, room_for_one)
+    assert limited[second] == limited[first] == room_for_one
+    assert limited.volume() <= LIMIT * 1.01
 
 
 def test_what_is_there_counts_after_a_restart_of_the_machine(limited: FanoutCache) -> None:

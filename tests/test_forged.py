@@ -367,7 +367,7 @@ def test_claims_of_great_length_allocate_nothing(directory: Path) -> None:
 
 
 def test_compressed_bombs_are_bounded(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("diskcache_like.disk.JSON_LIMIT", 1 << 20)
+    monkeypatch.setattr("diskcache_like.json_disk.JSON_LIMIT", 1 << 20)
     with closing(Cache(directory, disk=JSONDisk)) as cache:
         cache["a"] = "one"
         stored = stored_of(cache, "a")

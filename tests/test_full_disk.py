@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import errno
-import gc
 import io
-import os
-import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from functools import partial
@@ -19,54 +16,21 @@ from diskcache_like import Cache, FanoutCache
 from diskcache_like.errors import CorruptDatabaseWarning, DiskFull
 
 from .forging import damage, value_files
+from .small_disks import MEBIBYTE, Disk, NotPermitted, mounted
 
-MEBIBYTE = 1 << 20
 OPTIONS: dict[str, Any] = {"generation_slots": 16, "hot_size_limit": 0, "eviction_policy": "none"}
 FILE = b"f" * 50_000
 ROW = b"r" * 3_000
 
 
-class Disk:
-    """A small file system of its own, with a file on it that takes up room."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.junk = path / "junk"
-
-    def free(self) -> int:
-        status = os.statvfs(self.path)
-        return status.f_bavail * status.f_frsize
-
-    def fill(self, leave: int = 0) -> None:
-        """Take up all room but `leave` bytes."""
-        with self.junk.open("ab", buffering=0) as file:
-            for size in (1 << 16, 1 << 12, 1):
-                with suppress(OSError):
-                    while True:
-                        file.write(b"j" * size)
-        os.truncate(self.junk, max(0, self.junk.stat().st_size - leave))
-        assert self.free() <= leave
-
-    def empty(self) -> None:
-        """Give the room back."""
-        self.junk.unlink(missing_ok=True)
-
-
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Disk]:
     """Return an empty disk of four mebibytes."""
-    path = tmp_path / "disk"
-    path.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", f"size={4 * MEBIBYTE},mode=700", "none", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        assert os.geteuid() != 0 or "permission denied" in done.stderr.lower(), done.stderr
-        pytest.skip(f"mount is not permitted: {done.stderr.strip()}")
     try:
-        yield Disk(path)
-    finally:
-        gc.collect()  # a traceback may hold a mapped file
-        subprocess.run(["umount", str(path)], check=True)
+        with mounted(tmp_path / "disk", 4 * MEBIBYTE) as made:
+            yield made
+    except NotPermitted as reason:
+        pytest.skip(str(reason))
 
 
 def assert_full(error: DiskFull, disk: Disk) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shutil
 import sqlite3
 from contextlib import closing
@@ -14,7 +13,8 @@ import pytest
 from diskcache_like import Cache, Disk, FanoutCache, JSONDisk
 from diskcache_like.errors import CorruptDatabaseWarning, ForeignDatabase, NewerFormat, SettingError, SignatureWarning
 
-from .forging import ENTRIES, bomb, database, fill, forged, plant, rewrite_schema, run_steps, snapshot, stored_of
+from .forging import ENTRIES, bomb, database, fill, plant, rewrite_schema, run_steps, snapshot, stored_of
+from .planting import BAD_SETTINGS, PLACES, TAMPERED, values
 
 QUICK: dict[str, Any] = {"durability": "process", "generation_slots": 1 << 10}
 
@@ -40,23 +40,6 @@ def database_of(directory: Path) -> tuple[object, ...]:
 
 
 # -- the schema -------------------------------------------------------------------------------------------------------
-
-TAMPERED = {
-    "trigger": "CREATE TRIGGER evil AFTER INSERT ON entry BEGIN DELETE FROM entry; END",
-    "trigger on settings": "CREATE TRIGGER evil BEFORE UPDATE ON setting BEGIN DELETE FROM entry; END",
-    "view": "CREATE VIEW evil AS SELECT * FROM entry",
-    "table": "CREATE TABLE evil (a)",
-    "virtual table": "CREATE VIRTUAL TABLE evil USING fts5(a)",
-    "index": "CREATE INDEX evil ON entry (v)",
-    "index on an expression": "CREATE INDEX evil ON entry (hex(v))",
-    "unique index": "CREATE UNIQUE INDEX evil ON entry (rank)",
-    "column": "ALTER TABLE entry ADD COLUMN evil TEXT",
-    "generated column": "ALTER TABLE entry ADD COLUMN evil AS (hex(v))",
-    "no trigger": "DROP TRIGGER entry_delete",
-    "no index": "DROP INDEX entry_expire",
-    "no table": "DROP TABLE trash",
-    "another table": "ALTER TABLE totals RENAME TO other",
-}
 
 
 @pytest.mark.parametrize("how", TAMPERED)
@@ -129,46 +112,6 @@ def test_a_database_with_a_false_name(directory: Path, pragma: str) -> None:
 
 
 # -- settings ---------------------------------------------------------------------------------------------------------
-
-BAD_SETTINGS: list[tuple[str, object]] = [
-    ("size_limit", "x"),
-    ("size_limit", -1),
-    ("size_limit", 1.5),
-    ("size_limit", None),
-    ("size_limit", b"\x80"),
-    ("cull_limit", "10; DROP TABLE entry"),
-    ("eviction_policy", "random"),
-    ("statistics", 7),
-    ("durability", "x"),
-    ("sqlite_journal_mode", "off"),
-    ("sqlite_journal_mode", "wal; DROP TABLE entry"),
-    ("sqlite_synchronous", 3),
-    ("sqlite_cache_size", 1 << 40),
-    ("disk_min_file_size", -5),
-    ("disk_pickle_protocol", 200),
-    ("disk_evil", 1),
-    ("disk_pickle_policy", "trusted"),
-    ("disk_secret", None),
-    ("disk_fetch", "x"),
-    ("disk__directory", "/etc"),
-    ("no_such_setting", 1),
-    ("", 1),
-    ("modulus", 0),
-    ("modulus", 1),
-    ("modulus", -5),
-    ("modulus", 1 << 62),
-    ("modulus", "x"),
-    ("modulus", 1.5),
-    ("shards", 0),
-    ("shards", -1),
-    ("shards", 10**9),
-    ("shards", "8"),
-    ("displaced", -1),
-    ("displaced", 1 << 62),
-    ("codec", 5),
-    ("codec", b"msgpack"),
-    ("key_check", "x"),
-]
 
 
 def test_settings_of_a_wrong_type_or_range(directory: Path, tmp_path: Path) -> None:
@@ -246,45 +189,12 @@ def test_another_codec(tmp_path: Path, made: type[Disk], opened: type[Disk]) -> 
 
 # -- any value in any column ------------------------------------------------------------------------------------------
 
-COLUMNS = {
-    "entry": ("k", "seq", "rank", "base", "expire", "tag", "size", "file", "spelling", "queue", "num", "v"),
-    "totals": ("files",),
-    "trash": ("file", "size", "at"),
-}
-PLACES = [(table, column) for table, columns in COLUMNS.items() for column in columns]
 OPTIONS: dict[str, dict[str, Any]] = {
     "signed": {},
     "never": {"pickle": "never"},
     "trusted": {"pickle": "trusted"},
     "secret": {"secret": "a secret for tests"},
 }
-
-
-def values(marker: Path) -> list[object]:
-    """Return values of every type that SQLite has, and what decoders may stumble over."""
-    return [
-        bomb(marker),
-        b"\x01" + bomb(marker),
-        forged(b"k", bomb(marker)),
-        b"",
-        b"\x00",
-        b"\x01",
-        b"\x02" + bytes(40),
-        "",
-        "../../marker",
-        str(marker),
-        "cache.db",
-        "NULL",
-        5,
-        0,
-        -1,
-        2**62,
-        2**63 - 1,
-        -(2**63),
-        1.5,
-        math.inf,
-        -math.inf,
-    ]
 
 
 def scatter(directory: Path, table: str, column: str, planted: list[object]) -> None:

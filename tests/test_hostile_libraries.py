@@ -6,29 +6,28 @@ import io
 import subprocess
 import sys
 import tracemalloc
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import polars as pl
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgpack import ExtType, packb
 
-from diskcache_like import Cache, arrays, arrow, bulk, pandas_frames
+from diskcache_like import Cache, arrays, arrow, bulk, pandas_frames, string_arrays
 from diskcache_like.codecs import encode_value
 from diskcache_like.errors import DecodeError
 from diskcache_like.pipeline import new_codec
 from diskcache_like.record import MODE_ARRAY, MODE_ARROW, pack
 from diskcache_like.settings import DEFAULT_SETTINGS
 
-from .forging import bomb, value_files
+from .forging import value_files
 from .kinds import QUICK
-from .library_values import samples
+from .library_values import look_at, samples
+from .planting import HOSTILE_ARRAYS
 
 CODEC = new_codec("msgpack", "none", DEFAULT_SETTINGS, "never")
 TABLES = new_codec("arrow", "none", DEFAULT_SETTINGS, "never")
@@ -46,31 +45,13 @@ def mode_of(value: Any) -> int:
     return pack(value).mode
 
 
-def look_at(value: Any) -> None:
-    """Use a value as a program would, so that one which is not sound has its chance to crash."""
-    if isinstance(value, pl.DataFrame | pl.Series):
-        value.to_arrow() if isinstance(value, pl.DataFrame) else value.to_list()
-    elif isinstance(value, pa.Table | pa.RecordBatch):
-        if value.num_rows < 1 << 16:
-            value.to_pydict()
-    elif isinstance(value, pd.DataFrame | pd.Series):
-        if len(value) < 1 << 16:
-            value.copy()
-            repr(value)
-    else:
-        repr(value)
-        np.asarray(value).tolist()
-
-
 def try_to_read(mode: int, content: bytes) -> bool:
     """Read what may be anything; return whether it was taken for a value, which can then be looked at."""
     try:
         value = bulk.unpack(mode, content) if mode else arrays.read_scalar(content)
     except DecodeError:
         return False
-    # A moment that Python has no year for, for one, is an error only when it is looked at.
-    with suppress(Exception):
-        look_at(value)
+    look_at(value)
     return True
 
 
@@ -134,27 +115,32 @@ def test_bytes_flipped_in_turn_crash_nothing() -> None:
     assert taken > 100
 
 
-def npy(descr: str, shape: str = "(1,)", data: bytes = bytes(8), fortran: str = "False", version: int = 1) -> bytes:
-    header = f"{{'descr': {descr}, 'fortran_order': {fortran}, 'shape': {shape}, }}\n".encode()
-    return b"\x93NUMPY" + bytes((version, 0)) + len(header).to_bytes(2 if version == 1 else 4, "little") + header + data
+def i64(*numbers: int) -> bytes:
+    return b"".join(number.to_bytes(8, "little", signed=True) for number in numbers)
 
 
-HOSTILE_ARRAYS = {
-    "objects": npy("'|O'"), "objects by another name": npy("'O'"), "objects in a structure": npy("[('a', '|O')]"),
-    "objects in an array": npy("('|O', (1,))"), "a pickle": b"\x80\x05" + bomb(Path("unused")), "a name": npy("'object'"),
-    "too few bytes": npy("'<f8'", "(2,)"), "too many bytes": npy("'<f8'", "()", bytes(16)), "huge": npy("'<f8'", "(9999999999999999999,)"),
-    "huge product": npy("'<f8'", "(4294967296, 4294967296)"), "product of 2**64": npy("'|u1'", "(4294967296, 4294967296, 1)", b""),
-    "negative": npy("'<f8'", "(-1,)"), "an expression": npy("'<f8'", "(10**10,)"), "a call": npy("__import__('os').getpid()"),
-    "no width": npy("'|V0'", "(99999999,)", b""), "text of no width": npy("'<U0'", "(99999999,)", b""), "empty structure": npy("[]", "(99999999,)", b""),
-    "wide": npy("'|V999999999'"), "wider": npy("'|V99999999999'"), "deep": npy("[('a', " * 40 + "'<f8'" + ")]" * 40), "deeper": npy("(" * 4000),
-    "minus": npy("-" * 9000 + "1"), "array of arrays": npy("('<f8', (99999, 99999, 99999))"), "unknown version": npy("'<f8'", version=4),
-    "dates of a strange unit": npy("'<M8[parsec]'"), "dates of no number": npy("'<M8[0s]'"), "a number for a type": npy("5"), "null": npy("None"), "too many dimensions": npy("'<f8'", "(" + "1, " * 65 + ")"),
-    "long header": b"\x93NUMPY\x02\0" + (1 << 31).to_bytes(4, "little") + b"x", "nothing": b"", "half a magic": b"\x93NUM", "not UTF-8": npy("'<f8'", version=3).replace(b"descr", b"\xff\xfe\xff\xff\xff"),
-    "no such character": npy("'<U2'", "(1,)", b"\xff\xff\xff\xff" * 2), "same field twice": npy("[('a', '<f4'), ('a', '<f4')]"), "name is a number": npy("[(1, '<f8')]"),
+def strings(header: Any, *lengths: int, texts: bytes = b"", length: int | None = None) -> bytes:
+    """Return what may be an array of texts of any length."""
+    head = encode_value(header)
+    size = (len(head) if length is None else length).to_bytes(4, "little")
+    return string_arrays.MAGIC + size + head + i64(*lengths) + texts
+
+
+HOSTILE_STRINGS = {
+    "too few texts": strings(((2,), False, "", True), 0), "too many texts": strings(((1,), False, "", True), 0, 0),
+    "too few bytes": strings(((1,), False, "", True), 5, texts=b"abcd"), "too many bytes": strings(((1,), False, "", True), 3, texts=b"abcd"),
+    "negative": strings(((2,), False, "", True), -1, 1, texts=b"a"), "more negative": strings(((2,), False, "None", True), -2, 1, texts=b"a"),
+    "huge": strings(((1 << 62,), False, "", True), 0), "huge product": strings(((1 << 40, 1 << 40), False, "", True)), "negative shape": strings(((-1, -1), False, "", True), 0),
+    "huge text": strings(((2,), False, "", True), (1 << 63) - 1, (1 << 63) - 1), "no UTF-8": strings(((1,), False, "", True), 1, texts=b"\xff"),
+    "text that is cut": strings(((2,), False, "", True), 1, 1, texts="é".encode()), "unknown mark": strings(((0,), False, "NA", True)),
+    "flags": strings(((0,), 1, "", True)), "coerce": strings(((0,), False, "", "yes")), "no header": string_arrays.MAGIC, "long header": strings((), length=1 << 31),
+    "too many dimensions": strings(((1,) * 65, False, "", True), 0), "no shape": strings((None, False, "", True)), "shape of texts": strings((("a",), False, "", True)), "objects": strings(((0,), False, ["None"], True)),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("content", HOSTILE_ARRAYS.values(), ids=HOSTILE_ARRAYS)
+@pytest.mark.parametrize(
+    "content", [*HOSTILE_ARRAYS.values(), *HOSTILE_STRINGS.values()], ids=[*HOSTILE_ARRAYS, *HOSTILE_STRINGS]
+)
 def test_a_hostile_header_is_an_error(content: bytes) -> None:
     tracemalloc.start()
     try:
@@ -205,8 +191,8 @@ def i32(*numbers: int) -> bytes:
     return b"".join(number.to_bytes(4, "little", signed=True) for number in numbers)
 
 
-def i64(*numbers: int) -> bytes:
-    return b"".join(number.to_bytes(8, "little", signed=True) for number in numbers)
+def lists_of_nulls(count: int) -> Any:
+    return pa.ListArray.from_arrays(pa.array([0, count], pa.int32()), pa.nulls(count))
 
 
 CATEGORIES = pa.table({"a": pa.array(["x", "y", "z"]).dictionary_encode()})
@@ -227,11 +213,13 @@ HOSTILE_TABLES = {
     "a name with NUL": ipc(pa.table({"a\0b": [1]}), b"polars.DataFrame"),
     "a name that is no text": ipc(pa.table({"columnname": [1]}), b"polars.DataFrame").replace(b"columnname", b"column\xffame"),
     "a name inside": ipc(pa.table({"a": [{"x\0y": 1}]}), b"polars.DataFrame"),
+    "structures longer than their fields": forged(pa.table({"a": [{"x": None}] * 3}), i64(3, 3), i64(-3, 3)),
     "union of no type": forged(UNION, bytes([0, 1] * 8), bytes([0, 7] * 8)),
     "runs": forged(pa.table({"a": pa.RunEndEncodedArray.from_arrays([2, 3], ["x", "y"])}), i64(2, 3), i64(9, 3)),
     "compressed": ipc(pa.table({"a": [0] * 100_000}), compression="zstd"), "compressed, LZ4": ipc(pa.table({"a": [0] * 100_000}), compression="lz4"),
     "compressed dictionary": ipc(pa.table({"a": pa.array(["x" * 10_000] * 10).dictionary_encode()}), compression="zstd"),
-    "rows of nothing": ipc(pa.table({"a": pa.Array.from_buffers(pa.null(), 1 << 40, [None])}), allow_64bit=True), "lists of nothing": ipc(pa.table({"a": [[None]]})),
+    "rows of nothing": ipc(pa.table({"a": pa.Array.from_buffers(pa.null(), 1 << 40, [None])}), allow_64bit=True), "lists of nothing": ipc(pa.table({"a": lists_of_nulls(1 << 25)})), "deeper lists of nothing": ipc(pa.table({"a": pa.StructArray.from_arrays([lists_of_nulls(1 << 25)], ["x"])})),
+    "lists of lists without width": ipc(pa.table({"a": pa.array([[[]]], pa.list_(pa.list_(pa.int8(), 0)))})), "pairs of nothing": ipc(pa.table({"a": pa.array([[None, None]], pa.list_(pa.null(), 2))})),
     "unknown kind": ipc(pa.table({"a": [1]}), b"numpy.load"), "no kind": ipc(pa.table({"a": [1]}), b""),
     "batch in pieces": ipc(pa.table({"a": pa.chunked_array([[1], [2]])}), b"RecordBatch"),
     "no frame of pandas": ipc(pa.table({"a": [1]}), b"pandas"), "no frame of pandas either": ipc(pa.table({"a": [1]}), b"pandas" + encode_value([1])),

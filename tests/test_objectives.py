@@ -237,9 +237,9 @@ class TestRun:
         pytest.importorskip("diskcache")
         monkeypatch.delenv(objectives.SUMMARY, raising=False)
         tiny = Options(operations=200, repeats=1, processes=1, entries=400, writes=300)
-        for name in ("growth", "limit"):
+        for name in ("growth", "limit", "encrypted"):
             monkeypatch.setitem(EFFORTS, name, Effort(tiny, alone=True))
-        asked = ["--only", "growth", "--only", "limit", "--directory", str(tmp_path)]
+        asked = ["--only", "growth", "--only", "limit", "--only", "encrypted", "--directory", str(tmp_path)]
         assert objectives.main(asked) in (command.GOOD, objectives.MISSED_ONE)
         shown = capsys.readouterr().out
         assert "0 not measured" in shown

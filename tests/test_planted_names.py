@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import struct
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,8 @@ from diskcache_like import Cache
 from diskcache_like.record import MODE_BINARY
 
 from .forging import plant
+from .planting import NAMES
+from .watching import Watch
 
 A = b"\xa1a"  # the stored key of "a"
 
@@ -28,66 +28,6 @@ def directory(tmp_path: Path) -> Path:
     with closing(Cache(tmp_path / "cache", durability="process", generation_slots=1 << 10)) as cache:
         cache["a"], cache["b"] = "one", "two"
     return tmp_path / "cache"
-
-
-NAMES = [
-    "../outside",
-    "../../outside",
-    "a/../../outside",
-    "/etc/passwd",
-    "//etc/passwd",
-    "./cache.db",
-    "cache.db",
-    "CACHE.DB",
-    "cache.db-wal",
-    "cache.gen",
-    "cache.lock",
-    "cache.board",
-    "cache.1.db",
-    "sub/cache.db",
-    "",
-    ".",
-    "..",
-    "/",
-    "a//b",
-    "a/",
-    "~/x",
-    "nul\0byte",
-    "back\\..\\slash",
-    "line\nbreak",
-    "long" * 2000,
-    "d/" * 50 + "deep",
-    "link/outside",
-    "link",
-    "fifo",
-    "dir",
-]
-
-
-class Watch:
-    """See every path that this process opens, removes or renames, while it is on."""
-
-    def __init__(self) -> None:
-        self.on = False
-        self.seen: list[str] = []
-        sys.addaudithook(self)
-
-    def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if self.on and event in ("open", "os.remove", "os.rmdir", "os.rename", "os.link", "os.mkdir", "os.truncate"):
-            self.seen += [os.fsdecode(path) for path in arguments[:2] if isinstance(path, str | bytes)]
-
-    @contextlib.contextmanager
-    def watching(self, directory: Path) -> Iterator[None]:
-        """Assert that what the body touches lies in the directory, or is a plain name relative to an open one."""
-        self.seen.clear()
-        self.on = True
-        try:
-            yield
-        finally:
-            self.on = False
-        for path in set(self.seen) - {"r", "w", "rb", "wb"}:
-            inside = path.startswith((str(directory), "/proc/"))
-            assert inside or ("/" not in path and path not in (".", "..", "outside")), path
 
 
 WATCH = Watch()  # a hook stays for the life of the process

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from diskcache_like import Cache, Entry
-from diskcache_like.entries import COUNTED, FREQUENCY, NO_MARKS, RECENCY
+from diskcache_like.hot import COUNTED, FREQUENCY, NO_MARKS, RECENCY
 
 from .conftest import Opener
 from .kinds import Clock, exact, few

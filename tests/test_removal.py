@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import random
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from diskcache_like import Cache
 
-from .conftest import Opener
+from .conftest import Opener, bytes_on_disk
 from .kinds import Clock, Kind, few, one, only
 
 BIG = "x" * 50_000
@@ -120,8 +121,7 @@ def fill_to_the_limit(cache: Cache, prefix: str, count: int = 100) -> None:
         cache[f"{prefix} {number}"] = BIG
 
 
-# Not where keys are blinded, and so spread at random: values this large may meet in one shard.
-@only(lambda kind: not kind.json and kind.shards < 8 and kind.name != "sealed-fanout")
+@only(lambda kind: not kind.json)
 @every_policy
 def test_the_size_limit_holds_at_every_moment(open_cache: Opener, kind: Kind, policy: str) -> None:
     limit = kind.shards * 1_500_000
@@ -138,6 +138,19 @@ def test_the_size_limit_holds_at_every_moment(open_cache: Opener, kind: Kind, po
     else:
         assert most <= limit * 1.01
         assert most > limit * 0.3, "the room is used"
+
+
+@only(lambda kind: kind.name in ("plain", "fanout-3"))
+def test_the_size_limit_holds_on_disk_when_files_take_the_place_of_rows(open_cache: Opener, kind: Kind) -> None:
+    limit = kind.shards * 4_000_000
+    cache = open_cache(size_limit=limit)
+    most = 0
+    for phase, size in enumerate((3_000, 80_000, 3_000)):
+        for number in range(5_000_000 * kind.shards // size):
+            cache.set((phase, number), random.Random(number).randbytes(size))
+            if number % 20 == 0:
+                most = max(most, bytes_on_disk(cache))
+    assert limit * 0.9 < most <= limit * 1.01
 
 
 @few

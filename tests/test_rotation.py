@@ -15,11 +15,12 @@ from diskcache_like.errors import KeyringError, TransactionError
 from diskcache_like.record import Record
 from diskcache_like.storage import rekeying
 
+from .deeds import NEW, OLD, nurse, victims
 from .forging import plant, value_files
 from .processes import LARGE, Crew, Link, Worker
-from .test_crash import Death, deed, mend, nurse, opened, victims
+from .wholeness import mend, opened
 
-OLD, NEW, THIRD = "one secret of sixteen", "the new secret, longer than it", "a third one of twenty"
+THIRD = "a third one of twenty"
 SEALED: dict[str, Any] = {"encrypt": True, "durability": "process", "generation_slots": 16}
 VALUES: dict[Any, Any] = {
     **{f"key {number}": {"value": number} for number in range(4)},
@@ -148,29 +149,10 @@ def test_damaged_entries_do_not_hinder_a_rotation(tmp_path: Path) -> None:
 # -- interrupted ------------------------------------------------------------------------------------------------------
 
 
-@deed("rotate")
-def do_rotate(directory: Path, kind: str, dying: Death) -> list[str]:
-    """Rotate a fresh copy of the cache."""
-    rekeying.BATCH = 3
-    copy = directory / str(dying._at)
-    shutil.copytree(directory / "template", copy)
-    cache = opened(copy, kind, secret=OLD)
-    dying.counts = True
-    cache.rotate(NEW)
-    dying.counts = False
-    cache.close()
-    return dying.steps
-
-
-def rotating_nurse(link: Link) -> None:
-    """Be a nurse that knows the deed above."""
-    nurse(link)
-
-
 @pytest.fixture
 def nurse_() -> Iterator[Worker]:
     with Crew() as crew:
-        yield crew.start(rotating_nurse)
+        yield crew.start(nurse)
 
 
 @pytest.mark.parametrize("kind", ["one", "fanout"], indirect=False)

@@ -23,7 +23,8 @@ from diskcache_like.errors import DiskFull, ExpiryError, Timeout, ValueTooLarge
 from .conftest import Opener
 from .forging import value_files
 from .kinds import QUICK, Clock, exact
-from .test_full_disk import Disk, disk  # noqa: F401 - a fixture
+from .small_disks import Disk
+from .test_full_disk import disk  # noqa: F401 - a fixture
 
 PIECE = bytes(range(256)) * 256
 

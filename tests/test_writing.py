@@ -166,6 +166,32 @@ def test_incr_keeps_expiry_and_tag_and_starts_anew_after_expiry(cache: Cache, cl
     assert cache.get("key", expire_time=True, tag=True) == (42, None, None)
 
 
+def test_a_clock_that_raises_leaves_the_lock_free(cache: Cache, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache.set("expiring", 1, expire=10)
+    for store in cache._shards.stores:
+        monkeypatch.setattr(store.config, "clock", lambda: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        cache.set("expiring", 2)
+    monkeypatch.undo()
+    cache.set("expiring", 3)
+    assert cache["expiring"] == 3
+
+
+@few
+def test_what_incr_and_add_leave_is_found_by_its_tag_and_expiry(cache: Cache, clock: Clock) -> None:
+    cache.reset("cull_limit", 0)  # what is expired stays until it is written or removed
+    cache.set("counter", 5, expire=10, tag="tag")
+    assert [cache.incr("counter"), cache.incr("counter")] == [6, 7]
+    cache.set("added", 5, expire=5, tag="old")
+    clock.advance(6)
+    assert cache.add("added", 6, tag="new") is True
+    assert [cache.evict("old"), cache.evict("new")] == [0, 1]
+    clock.advance(6)
+    assert cache.incr("counter") == 1, "counted anew after its expiry"
+    assert [cache.evict("tag"), cache.expire(), cache.get("counter")] == [0, 0, 1]
+    assert cache.check() == []
+
+
 def test_incr_of_what_is_no_number_raises_and_changes_nothing(cache: Cache) -> None:
     for value in ("5", None, [5], True):
         cache["key"] = value

@@ -11,6 +11,8 @@ generation: the writer takes the generation away before it touches the rest and 
 records have the same. On x86-64 that suffices, because neither loads nor stores are reordered among themselves there.
 Elsewhere there is no board.
 
+Whoever holds the write lock, so that no slot changes, may take a record from here as the newest in the same way.
+
 The content never has to survive anything. The file is made without a lock, because every state of it is a valid one.
 """
 
@@ -83,7 +85,7 @@ class Board:
 
     def close(self) -> None:
         """Let go of the mapping; a reader that is at it keeps it until it is done."""
-        self._bytes = memoryview(bytes(SIZE))
+        self._bytes = memoryview(bytearray(SIZE))  # a writer may be about to post
         self._words = self._bytes.cast("Q")
         try:
             self._mapping.close()

@@ -22,7 +22,7 @@ from typing import Final
 
 from diskcache_like.coherence import words
 from diskcache_like.coherence.words import Implementation, Words
-from diskcache_like.errors import DirectoryError, DiskFull, UnsafeDirectory
+from diskcache_like.errors import DirectoryError, UnsafeDirectory, refused
 
 PAGE: Final = 4096
 HEADER_WORDS: Final = PAGE // 8
@@ -32,6 +32,8 @@ DEFAULT_SLOTS: Final = 2**16
 
 NEVER: Final = 2**63 - 1
 UNKNOWN: Final = 2**64 - 1
+WORD: Final = 2**64 - 1
+"""The largest number that a word holds; masked with it, what damage left in one cannot run over."""
 
 # Another layout must take another file name: two layouts in one file would not see each other's generations.
 _FORMAT: Final = 1
@@ -216,6 +218,10 @@ class GenerationFile:
         self.header[Header.TICK] = tick
         return tick
 
+    def latest(self) -> int:
+        """Return a number that no write can have gone beyond, though the count of them may have been damaged."""
+        return max(min(self.header[Header.TICK], _TICK_LIMIT), time.time_ns() // 1000)
+
     def begin(self, slot_indices: Iterable[int], tick: int) -> None:
         """Mark slots as being written: before COMMIT, under the write lock."""
         slots, odd = self.slots, 2 * tick + 1
@@ -249,6 +255,16 @@ class GenerationFile:
             return False
         self.settle_all(self.next_tick())
         return True
+
+    def count_on(self) -> None:
+        """Correct a count that no holder can have left, so that no number is given to a second write.
+
+        Only damage to the file leaves one behind the last that was settled, or beyond all counting. Call it right after
+        the write lock was got.
+        """
+        header = self.header
+        counted = [tick for tick in (header[Header.TICK], header[Header.SETTLED]) if tick < _TICK_LIMIT]
+        header[Header.TICK] = max(counted, default=time.time_ns() // 1000)
 
     def close(self) -> None:
         """Let go of the mapping; it is unmapped when nobody uses its words any more.
@@ -336,14 +352,6 @@ def check_private(status: os.stat_result, path: str | os.PathLike[str], shared: 
         raise UnsafeDirectory(f"belongs to user {status.st_uid}, not to us", path)
     if status.st_mode & 0o022:
         raise UnsafeDirectory("can be written by other users", path)
-
-
-def refused(error: OSError, path: str | os.PathLike[str]) -> DirectoryError | DiskFull:
-    """Return the package's error for one met on opening or making a file of the cache."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return DiskFull("no room for the file", path)
-    code = error.errno or errno.EIO
-    return DirectoryError(code, f"{os.strerror(code)}; a file of the cache must be one that this user can write", path)
 
 
 def _layout(slots: int) -> int:

@@ -174,6 +174,10 @@ class WriteLock:
         self.torn = self.torn or self._owner not in (0, get_ident())
         self.close()
 
+    def idle_here(self) -> bool:
+        """Tell whether no thread of this process has the lock or waits for it; none gets it then until `resume`."""
+        return self._thread.acquire(False)
+
     def rest(self) -> bool:
         """Keep the other threads of this process from taking the lock until `resume`; for the time of a fork.
 
@@ -193,7 +197,7 @@ class WriteLock:
         return False
 
     def resume(self) -> None:
-        """Let the other threads go on after `rest`."""
+        """Let the other threads go on after `rest` or `idle_here`."""
         self._rester = 0
         self._thread.release()
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import files, keys
 from ..coherence.generations import UNKNOWN, Header
-from ..errors import DecodeError, EmptyDirWarning, UnknownFileWarning
+from ..errors import CorruptDatabase, DecodeError, EmptyDirWarning, UnknownFileWarning
 from ..keyring import Sealer
 from ..record import Record
 from . import room
@@ -32,12 +32,21 @@ CheckRecord = Callable[["Store", int, bytes, bytes], Record]
 def check_store(
     store: Store, check_record: CheckRecord, fix: bool, timeout: float | None
 ) -> list[warnings.WarningMessage]:
-    """Return a list of warnings about one shard; with `fix`, mend what they say."""
+    """Return a list of warnings about one shard; with `fix`, mend what they say.
+
+    What is wrong with the database's own structure cannot be mended in place: the database is set aside, as one that
+    cannot be read is, or CorruptDatabase raised where that is not wanted.
+    """
     found = _Findings()
-    for (message,) in store.select(sql.INTEGRITY_CHECK):
-        if message != "ok":
-            found.add(f"{store.path}: {message}")
+    flaws = _flaws(store, found)
+    _check_tick(store, fix, timeout, found)
     _check_rows(store, check_record, fix, timeout, found)
+    if fix and flaws and (left := _flaws(store, _Findings())):  # more than a row that has gone by now
+        problem = CorruptDatabase(f"{store.path!r}: {left[0]}")
+        problem.path = store.path
+        if not store.recovered(problem):
+            raise problem
+        return [*found.warnings, *check_store(store, check_record, fix, timeout)]
     _check_files(store, fix, timeout, found)
     _check_directories(store, fix, found)
     _check_totals(store, fix, timeout, found)
@@ -49,15 +58,20 @@ def check_store(
     return found.warnings
 
 
+def _flaws(store: Store, found: _Findings) -> list[str]:
+    """Return, and note, what SQLite finds wrong with the database itself."""
+    flaws = [str(message) for (message,) in store.select(sql.INTEGRITY_CHECK) if message != "ok"]
+    for message in flaws:
+        found.add(f"{store.path}: {message}")
+    return flaws
+
+
 def check_without_secret(store: Store) -> list[warnings.WarningMessage]:
     """Return what can be found wrong with a shard whose secret is not known, and what could not be looked at."""
     found = _Findings()
-    for (message,) in store.select(sql.INTEGRITY_CHECK):
-        if message != "ok":
-            found.add(f"{store.path}: {message}")
-    position, entries, in_files = -(1 << 63), 0, 0
-    while rows := store.select(sql.PAGE_ROWS, (position, PAGE)):
-        position = rows[-1][0]
+    _flaws(store, found)
+    entries = in_files = 0
+    for rows in store.pages(sql.PAGE_ROWS, PAGE):
         entries += len(rows)
         in_files += sum(row[6] is not None for row in rows)
         for row in rows:
@@ -93,6 +107,10 @@ def _outer_problem(store: Store, row: Sequence[Any]) -> str | None:
     return None if there == size else f"value file has {there} bytes instead of {size}"
 
 
+class _Unread(str):
+    """Why an entry could not be read. That may pass, so it is no reason to remove the entry."""
+
+
 class _Findings:
     """Collect warnings as objects, whatever the warning filters say."""
 
@@ -103,11 +121,19 @@ class _Findings:
         self.warnings.append(warnings.WarningMessage(category(message), category, __file__, 0))
 
 
+def _check_tick(store: Store, fix: bool, timeout: float | None, found: _Findings) -> None:
+    """Find entries that were written after what counts as the last write, which iteration leaves out."""
+    with store.locked(timeout):
+        ((last,),) = store.select_writer(sql.LAST_SEQ, (store.generations.latest(),))
+        if last > store.header[Header.TICK]:
+            found.add(f"{store.path}: {store.header[Header.TICK]} writes were counted, entries are from write {last}")
+            if fix:
+                store.header[Header.TICK] = last
+
+
 def _check_rows(store: Store, check_record: CheckRecord, fix: bool, timeout: float | None, found: _Findings) -> None:
     """Verify each row's record and file, and that its columns say what the record says."""
-    position = -(1 << 63)
-    while rows := store.select(sql.PAGE_ROWS, (position, PAGE)):
-        position = rows[-1][0]
+    for rows in store.pages(sql.PAGE_ROWS, PAGE):
         for row in rows:
             if _problem(store, check_record, row) is None:
                 continue
@@ -115,21 +141,25 @@ def _check_rows(store: Store, check_record: CheckRecord, fix: bool, timeout: flo
                 problem = _problem_now(store, check_record, row[0])
                 if problem is not None:
                     found.add(f"entry {row[0]} in {store.path}: {problem}")
-                if problem is not None and fix:
+                if problem is not None and fix and not isinstance(problem, _Unread):
                     room.delete_rows(store, [row[0]], locked)
 
 
 def _problem(store: Store, check_record: CheckRecord, row: Sequence[Any]) -> str | None:
-    h, stored, _, expire, tag, size, file, spelling, queue, num, blob = row
+    h, stored, seq, expire, tag, size, file, spelling, queue, num, blob = row
     if not isinstance(stored, bytes) or not isinstance(blob, bytes):
         return "key or record is not a BLOB"
+    if not isinstance(seq, int) or seq > store.generations.latest():
+        return "its place in the order of insertion is beyond the last write, so that iteration leaves it out"
     try:
         record = check_record(store, h, stored, blob)
         column = None if record.file is None else files.to_column(record.file)
     except FileNotFoundError:
         return "file not found"
-    except (DecodeError, OSError) as error:
+    except DecodeError as error:
         return str(error)
+    except OSError as error:
+        return _Unread(error)
     sealer = store.disk.sealer
     wanted = record.tag if sealer is None or record.tag is None else sealer.blind_tag(record.tag)
     if (expire, tag, size, file) != (record.expire, wanted, record.size, column):
@@ -178,8 +208,9 @@ def _check_files(store: Store, fix: bool, timeout: float | None, found: _Finding
             if _is_known(store, name):
                 continue
             if fix:  # under the lock, where a writer that has made the file looks for it before it writes the row
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(os.path.join(store.directory, name))
+                path = os.path.join(store.directory, name)
+                with contextlib.suppress(FileNotFoundError), files.naming(path, FileNotFoundError):
+                    os.unlink(path)
         found.add(f"unknown file: {os.path.join(store.directory, name)}", UnknownFileWarning)
 
 

@@ -14,16 +14,29 @@ import stat
 import threading
 import time
 from collections import deque
-from typing import Any
+from typing import Any, Final
 
-from ..coherence.generations import refused
-from ..errors import CacheError, CorruptDatabase, DirectoryError, DiskFull, StorageError, Timeout, UnsafeDirectory
+from ..errors import (
+    CacheError,
+    CorruptDatabase,
+    DirectoryError,
+    DiskFull,
+    StorageError,
+    Timeout,
+    UnsafeDirectory,
+    refused,
+)
+from . import statements as sql
 
 CACHED_STATEMENTS = 64  # more than there are statements in this package, so that each is prepared once
 JOURNAL_SIZE_LIMIT = 16 << 20  # bytes the -wal file keeps after a reset
 # Bytes. A small write costs 10 % less than with 4,096 (checksum, copy and write of one page), a value of 10 KB as much,
 # the first read of one of 30 KB a quarter more.
 PAGE_SIZE = 2048
+FULL = 2
+# What FULL is to a -wal file: where there is a rollback journal, FULL does not sync its removal, and a power loss that
+# brings the journal back undoes the last commit.
+EXTRA = 3
 MAX_READERS = 8
 READER_CACHE_KIB = 4096
 SUPER_TAIL = 16  # bytes at least at the end of a journal that names a super-journal
@@ -35,15 +48,20 @@ _FULL = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE, sqlite3.SQ
 _READ_ONLY = frozenset({sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM})
 
 
-def mapped(error: sqlite3.Error, path: str) -> CacheError:
+Failure = sqlite3.Error | UnicodeDecodeError
+FAILURES: Final = (sqlite3.Error, UnicodeDecodeError)
+"""What a statement of ours may raise; the second where SQLite quotes a damaged schema that Python cannot read."""
+
+
+def mapped(error: Failure, path: str) -> CacheError:
     """Return the package's error for an error of SQLite."""
+    if isinstance(error, UnicodeDecodeError):
+        return corrupt(f"{path!r}: malformed database schema", path)
     extended = getattr(error, "sqlite_errorcode", None) or 0
     code = extended & 0xFF
     text = f"{path!r}: {error}"
     if code in _CORRUPT or extended == sqlite3.SQLITE_IOERR_SHORT_READ or _is_emptied(code, path):
-        problem = CorruptDatabase(text)
-        problem.path = path
-        return problem
+        return corrupt(text, path)
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return Timeout(f"{path!r} is locked by a program that does not use the cache's own lock ({error})")
     if code == sqlite3.SQLITE_FULL or extended in _FULL:
@@ -51,6 +69,13 @@ def mapped(error: sqlite3.Error, path: str) -> CacheError:
     if code in _READ_ONLY:
         return DirectoryError(errno.EACCES, f"the database cannot be opened or written ({error})", path)
     return StorageError(text)
+
+
+def corrupt(text: str, path: str) -> CorruptDatabase:
+    """Return the error for a damaged database."""
+    problem = CorruptDatabase(text)
+    problem.path = path
+    return problem
 
 
 def _is_emptied(code: int, path: str) -> bool:
@@ -79,16 +104,29 @@ def connect(path: str, settings: dict[str, Any], timeout: float, reader: bool = 
     try:
         for statement in _pragmas(settings, reader):
             connection.execute(statement).fetchall()
-    except UnicodeDecodeError as error:
-        connection.close()
-        # SQLite quotes a damaged schema in its message, and Python cannot read the quotation.
-        problem = sqlite3.DatabaseError("malformed database schema")
-        problem.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
-        raise problem from error
     except BaseException:
         connection.close()
         raise
     return connection
+
+
+def connect_writer(path: str, settings: dict[str, Any], timeout: float) -> sqlite3.Connection:
+    """Open a connection that can write; the caller holds the write lock.
+
+    Where a file cannot be opened for writing, be it for a moment only, SQLite opens it for reading and leaves it so.
+    """
+    connection = connect(path, settings, timeout)
+    try:
+        connection.execute(sql.CHANGE_NOTHING)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def is_read_only(error: Failure) -> bool:
+    """Tell whether SQLite would not write because it has a file open for reading only."""
+    return (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF == sqlite3.SQLITE_READONLY
 
 
 def _refuse_links(path: str) -> None:
@@ -97,6 +135,8 @@ def _refuse_links(path: str) -> None:
             status = os.lstat(name)
         except FileNotFoundError:
             continue
+        except OSError as error:
+            raise refused(error, name) from error
         if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
             raise UnsafeDirectory("is a link or not a regular file, so it is not opened as a database; remove it", name)
         if name.endswith("-journal") and status.st_size >= SUPER_TAIL:
@@ -150,6 +190,11 @@ def _text(data: bytes) -> str | bytes:
         return data
 
 
+def synchronous(setting: int) -> str:
+    """Return the statement that makes commits as durable as the setting `sqlite_synchronous` says."""
+    return f"PRAGMA synchronous = {EXTRA if setting == FULL else setting}"
+
+
 def _pragmas(settings: dict[str, Any], reader: bool) -> tuple[str, ...]:
     cache_size = settings["sqlite_cache_size"]
     if reader and not -READER_CACHE_KIB <= cache_size <= READER_CACHE_KIB * 1024 // PAGE_SIZE:
@@ -162,7 +207,7 @@ def _pragmas(settings: dict[str, Any], reader: bool) -> tuple[str, ...]:
         "PRAGMA secure_delete = OFF",
         "PRAGMA wal_autocheckpoint = 0",  # checkpoints are explicit, after the slots are settled, under the write lock
         f"PRAGMA journal_size_limit = {JOURNAL_SIZE_LIMIT}",
-        f"PRAGMA synchronous = {settings['sqlite_synchronous']}",
+        synchronous(settings["sqlite_synchronous"]),
         f"PRAGMA cache_size = {cache_size}",
     )
 
@@ -175,6 +220,11 @@ def prepare_file(path: str, settings: dict[str, Any], timeout: float) -> sqlite3
     """
     try:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+        # What a removed database of that name has left. This process may still have it mapped, and SQLite, which knows
+        # no locks between two databases of one process, would cut the -shm file short under it: that is a SIGBUS.
+        for suffix in ("-wal", "-shm"):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path + suffix)
     except FileExistsError:
         pass
     except OSError as error:
@@ -265,6 +315,14 @@ class ReaderPool:
         with self._room:
             self._made -= 1
             self._room.notify()
+
+    def drain(self) -> None:
+        """Close the connections that are free now; others are opened in their place when they are needed."""
+        while self.free:
+            try:
+                self.discard(self.free.pop())
+            except IndexError:
+                break
 
     def close(self) -> None:
         """Close the connections that are free now, and those in use when they are given back."""

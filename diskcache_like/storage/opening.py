@@ -14,7 +14,7 @@ import threading
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,11 +22,11 @@ from ..coherence.board import Board
 from ..coherence.generations import UNKNOWN, GenerationFile, Header, boot_stamp, check_private
 from ..coherence.lock import WriteLock
 from ..coherence.words import Implementation
-from ..errors import CacheError, CorruptDatabase, CorruptDatabaseWarning, ForeignDatabase, SettingError
+from ..errors import CacheError, CorruptDatabase, CorruptDatabaseWarning, ForeignDatabase, SettingError, refused
 from ..settings import DEFAULT_SETTINGS, HANDLE_ONLY, MAX_SHARDS, checked_all
 from . import schema
 from . import statements as sql
-from .connection import connect, look, mapped, prepare_file
+from .connection import FAILURES, connect, look, mapped, prepare_file
 
 if TYPE_CHECKING:
     from .shard import Shard
@@ -85,6 +85,11 @@ class Config:
     encrypt: bool | None = None  # whether the cache must be encrypted, or must not be; None: as it was made
     keyless: bool = False  # for a look at what needs no secret: it is not compared
 
+    @property
+    def syncs(self) -> bool:
+        """Tell whether what is made for this handle has to outlast a power loss."""
+        return self.given.get("durability") == "power"
+
 
 class Opened(NamedTuple):
     """A shard that is ready: its mapped generations, effective settings, database path and epoch."""
@@ -136,9 +141,17 @@ def database_path(directory: str, epoch: int) -> str:
     return os.path.join(directory, f"cache.{epoch}.db" if epoch else DATABASE)
 
 
+def names_in(directory: str) -> list[str]:
+    """Return the names in a directory of the cache, which may have been removed in the meantime."""
+    try:
+        return os.listdir(directory)
+    except OSError as error:
+        raise refused(error, directory) from error
+
+
 def newest_epoch(directory: str) -> int:
     """Return the highest number of a database in the directory, 0 if there is none."""
-    numbers = (_NUMBERED.fullmatch(name) for name in os.listdir(directory))
+    numbers = (_NUMBERED.fullmatch(name) for name in names_in(directory))
     return max((int(match[1]) for match in numbers if match), default=0)
 
 
@@ -166,8 +179,11 @@ def _open_with(store: Shard, generations: GenerationFile) -> Opened:
         try:
             connection = connect(path, {**DEFAULT_SETTINGS, **config.given}, config.timeout, reader=True)
             identity, stored = _read_verified(connection, path)
-        except sqlite3.Error as error:
+        except FAILURES as error:
             _after_failure(store, generations, epoch, mapped(error, path))
+            continue
+        except CorruptDatabase as damage:
+            _after_failure(store, generations, epoch, damage)
             continue
         settings = {**DEFAULT_SETTINGS, **stored, **config.given}
         if generations.header[Header.MODULUS] != identity["modulus"]:
@@ -205,19 +221,24 @@ def refuse_foreign(directory: str, named: str) -> None:
     connection = look(path)
     try:
         schema.refuse_foreign(connection, path, named)
-    except (sqlite3.Error, UnicodeDecodeError):
+    except FAILURES:
         return  # not a database at all, or a damaged one: it is set aside
     finally:
         connection.close()
 
 
 def _existing(store: Shard) -> GenerationFile | None:
-    """Return the generations if they are whole; with numbers that nobody can have counted to they are not."""
+    """Return the generations if they are whole; with numbers that nobody can have counted to they are not.
+
+    Nor are they if the last write counted is not the last: iteration would end before what was written since.
+    """
     found = GenerationFile.open_existing(_generation_path(store), words_of(store.config), shared=store.config.shared)
     if found is None:
         return None
     header = found.header
-    if header[Header.EPOCH] > MAX_EPOCH or any(header[word] > MAX_COUNTED for word in _COUNTED):
+    settled = header[Header.SETTLED]  # before the tick, which a writer at work counts first
+    behind = header[Header.TICK] < settled
+    if behind or header[Header.EPOCH] > MAX_EPOCH or any(header[word] > MAX_COUNTED for word in _COUNTED):
         found.close()
         return None
     return found
@@ -250,19 +271,39 @@ def _after_failure(store: Shard, generations: GenerationFile, epoch: int, proble
     identity = {**store.config.identity, **({"modulus": modulus} if low <= modulus <= high else {})}
     store.lock.acquire(store.config.timeout)
     try:
-        _next_database(store, generations, epoch, problem, {**store.config.given}, identity)
+        if not _is_sound(database_path(store.directory, epoch), store.config):
+            _next_database(store, generations, epoch, problem, {**store.config.given}, identity)
     finally:
         store.lock.release()
 
 
 def _read_verified(connection: sqlite3.Connection, path: str) -> tuple[dict[str, Any], dict[str, Any]]:
     try:
-        if schema.verify(connection, path) < schema.VERSION:
-            raise ForeignDatabase(f"{path!r} has an older format and could not be migrated")
-        return read_settings(connection, path)
+        with corrupt_if_damaged(connection, path):
+            if schema.verify(connection, path) < schema.VERSION:
+                raise ForeignDatabase(f"{path!r} has an older format and could not be migrated")
+            return read_settings(connection, path)
     except BaseException:
         connection.close()
         raise
+
+
+@contextlib.contextmanager
+def corrupt_if_damaged(connection: sqlite3.Connection, path: str) -> Iterator[None]:
+    """Raise CorruptDatabase where the body refuses the database as foreign, and SQLite finds it damaged.
+
+    Without syncs a power loss may leave some of its pages as they were, or never were, and what then looks altered
+    was not altered by anybody.
+    """
+    try:
+        yield
+    except ForeignDatabase as refusal:
+        ((found,),) = connection.execute(f"{sql.INTEGRITY_CHECK}(1)").fetchall()
+        if found == "ok":
+            raise
+        problem = CorruptDatabase(f"{path!r}: {found}")
+        problem.path = path
+        raise problem from refusal
 
 
 def read_settings(connection: sqlite3.Connection, path: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -290,7 +331,10 @@ def _under_lock(store: Shard) -> GenerationFile:
     store.lock.acquire(store.config.timeout)
     try:
         generations = _existing(store)
-        epoch = generations.header[Header.EPOCH] if generations else newest_epoch(store.directory)
+        epoch = generations.header[Header.EPOCH] if generations else 0
+        if generations is None or not generations.is_current_boot():
+            # The header is never synced, so that a power loss may undo that a database was set aside.
+            epoch = max(epoch, newest_epoch(store.directory))
         path = database_path(store.directory, epoch)
         known = generations is not None and not _is_there(path, store.config.shared)
         displaced = 1 if known else _ensure_database(store, path)  # opening sets aside what is known and not there
@@ -306,7 +350,7 @@ def _under_lock(store: Shard) -> GenerationFile:
         if board is not None:
             board.clear()
             board.close()
-        _renew(generations, displaced)
+        _renew(generations, epoch, displaced)
         return generations
     finally:
         store.lock.release()
@@ -326,17 +370,20 @@ def _ensure_database(store: Shard, path: str) -> int:
         try:
             if schema.is_empty(connection):
                 schema.create(connection, {**_storable(settings), **config.identity})
-            version = schema.verify(connection, path)
-            if version < schema.VERSION:
-                schema.migrate(connection, path, version)
-            identity, _ = read_settings(connection, path)
+            with corrupt_if_damaged(connection, path):
+                version = schema.verify(connection, path)
+                if version < schema.VERSION:
+                    schema.migrate(connection, path, version)
+                identity, _ = read_settings(connection, path)
             return int(identity.get("displaced", 0))
         finally:
             connection.close()
-    except sqlite3.Error as error:
+    except CorruptDatabase:
+        return 1  # the generations are made all the same; opening then sets the database aside through them
+    except FAILURES as error:
         problem = mapped(error, path)
         if isinstance(problem, CorruptDatabase):
-            return 1  # the generations are made all the same; opening then sets the database aside through them
+            return 1
         raise problem from error
 
 
@@ -361,7 +408,7 @@ def _storable(settings: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if name not in HANDLE_ONLY}
 
 
-def _renew(generations: GenerationFile, displaced: int) -> None:
+def _renew(generations: GenerationFile, epoch: int, displaced: int) -> None:
     """Bring the header in line with the database after a reboot, a repair or at creation; the lock is held.
 
     Every slot gets a new even number: whatever a crash left odd or unwritten is settled, and no stamp of before counts.
@@ -377,24 +424,43 @@ def _renew(generations: GenerationFile, displaced: int) -> None:
     header[Header.OPENER] = header[Header.SHARED] = 0
     header[Header.DISPLACED] = displaced
     generations.begin_all(tick)
+    header[Header.EPOCH] = epoch
     generations.settle_all(tick)
     header[Header.SETTLED] = tick  # after that: where it is missing, the next holder settles what was left odd
     header[Header.BOOT] = boot_stamp()
 
 
 def set_aside(store: Shard, problem: CorruptDatabase) -> None:
-    """Leave a corrupt database where it is and go on with the next numbered one, once for all processes and threads.
+    """Leave a database where it is and go on with the next numbered one, once for all processes and threads.
+
+    Not one that can be read after all.
 
     Renaming or unlinking would leave other holders writing into a file that nobody reads any more.
     """
     store.lock.acquire(store.config.timeout)
     try:
-        if store.header[Header.EPOCH] == store.epoch and problem.path in (None, store.path):
+        present = store.header[Header.EPOCH] == store.epoch and problem.path in (None, store.path)
+        if present and not _is_sound(store.path, store.config):
             stored = {name: value for name, value in store.settings.items() if name not in HANDLE_ONLY}
             _next_database(store, store.generations, store.epoch, problem, stored, store.identity)
     finally:
         store.lock.release()
     store.follow()
+
+
+def _is_sound(path: str, config: Config) -> bool:
+    """Tell whether all of a database can be read after all: SQLite calls it damaged when the disk fails for a moment.
+
+    The write lock is held. That this takes its time is the price of not giving up all entries for one failed read.
+    """
+    if not _is_there(path, config.shared):
+        return False
+    try:
+        with contextlib.closing(connect(path, DEFAULT_SETTINGS, config.timeout, reader=True)) as connection:
+            schema.verify(connection, path)
+            return bool(connection.execute(sql.INTEGRITY_CHECK).fetchall() == [("ok",)])
+    except (*FAILURES, CacheError):
+        return False
 
 
 def _next_database(
@@ -419,7 +485,7 @@ def _next_database(
         for suffix in ("", "-wal", "-shm", "-journal"):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path + suffix)  # nobody knows it yet
-        if isinstance(error, sqlite3.Error):
+        if isinstance(error, FAILURES):
             raise mapped(error, path) from error
         raise
     tick = header[Header.TICK] + 1

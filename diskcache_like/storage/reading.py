@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import sqlite3
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ..coherence.forks import token_word
-from ..coherence.generations import Header
+from ..coherence.generations import NEVER, Header
 from ..errors import CorruptDatabase
 from . import statements as sql
-from .connection import PAGE_SIZE, mapped
+from .connection import FAILURES, PAGE_SIZE, Failure, corrupt, mapped
 from .shard import Shard
 
 QUEUE_BOUND = 1 << 62  # of the numbers of a queue; what is beyond, or no number, was planted and is passed over
@@ -36,15 +35,13 @@ class Reader(Shard):
         except IndexError:
             try:
                 cursor = pool.take()
-            except sqlite3.Error as error:
-                self._read_failed(error, pool.path)
-                return None
+            except FAILURES as error:
+                return self._read_again(h, error, pool.path)
         try:
             row = cursor.execute(sql.SELECT_V, (h,)).fetchone()
-        except sqlite3.Error as error:
+        except FAILURES as error:
             pool.discard(cursor)
-            self._read_failed(error, pool.path)
-            return None
+            return self._read_again(h, error, pool.path)
         except BaseException:
             pool.discard(cursor)
             raise
@@ -53,17 +50,27 @@ class Reader(Shard):
             pool.settle()
         return None if row is None else row[0]
 
-    def _read_failed(self, error: sqlite3.Error, path: str) -> None:
-        """Return only if the database was corrupt and is replaced: its entries then read as missing.
+    def _read_again(self, h: int, error: Failure, path: str) -> bytes | None:
+        """Do what `read` does once more if the database was corrupt and is replaced, or can be read after all.
 
         `path` is the database that was read: another thread may have replaced it by now.
         """
         problem = mapped(error, path)
         if not isinstance(problem, CorruptDatabase) or not self.recovered(problem):
             raise problem from error
+        rows = self._selected(sql.SELECT_V, (h,))
+        return rows[0][0] if rows else None
 
     def select(self, statement: str, parameters: Sequence[object] = ()) -> list[Any]:
         """Run a SELECT to its end on a reader, or on the writer within the caller's transaction."""
+        try:
+            return self._selected(statement, parameters)
+        except CorruptDatabase as problem:
+            if not self.recovered(problem):
+                raise
+        return self._selected(statement, parameters)
+
+    def _selected(self, statement: str, parameters: Sequence[object]) -> list[Any]:
         self.ready()
         if self.header[Header.EPOCH] != self.epoch:
             self.follow()
@@ -72,15 +79,13 @@ class Reader(Shard):
         pool = self._pool
         try:
             cursor = pool.take()
-        except sqlite3.Error as error:
-            self._read_failed(error, pool.path)
-            return self.select(statement, parameters)
+        except FAILURES as error:
+            raise mapped(error, pool.path) from error
         try:
             rows = cursor.execute(statement, parameters).fetchall()
-        except sqlite3.Error as error:
+        except FAILURES as error:
             pool.discard(cursor)
-            self._read_failed(error, pool.path)
-            return self.select(statement, parameters)
+            raise mapped(error, pool.path) from error
         except BaseException:
             pool.discard(cursor)
             raise
@@ -91,8 +96,17 @@ class Reader(Shard):
         """Run a SELECT to its end on the writing connection; the caller holds the write lock."""
         try:
             return self.writer.execute(statement, parameters).fetchall()
-        except sqlite3.Error as error:
+        except FAILURES as error:
             self.failed(error)
+
+    def pages(self, statement: str, size: int) -> Iterator[list[Any]]:
+        """Yield rows in order of their places, so many at a time, so that no read transaction stays open between."""
+        position = -(1 << 63)
+        while rows := self.select(statement, (position, size)):
+            if rows[-1][0] <= position:
+                raise corrupt(f"{self.path!r}: rows are not in the order of their places", self.path)
+            position = rows[-1][0]
+            yield rows
 
     def find(self, h: int, stored: bytes) -> bytes | None:
         """Return the record of the key, looking at every place that a hash collision may have sent it to."""
@@ -116,7 +130,8 @@ class Reader(Shard):
         The places (8 bytes each) are read at once, the rows in pages as the iteration comes to them, so that no read
         transaction stays open between steps. What is removed meanwhile is left out.
         """
-        return self._rows(sql.IN_REVERSE if reverse else sql.IN_ORDER, self.present_header()[_TICK])
+        last = min(self.present_header()[_TICK], NEVER)  # more is damage, and nothing that SQLite could compare with
+        return self._rows(sql.IN_REVERSE if reverse else sql.IN_ORDER, last)
 
     def _rows(self, order: str, last: int) -> Iterator[tuple[int, bytes, bytes | None]]:
         places = array("q", (h for (h,) in self.select(order, (last,))))

@@ -16,7 +16,7 @@ from ..errors import DecodeError, SecretError, TransactionError
 from ..keyring import MAX_SEALS, RESERVED, Keyring, Master, Sealer
 from ..record import Record
 from ..sealing import epoch_of, epoch_of_key
-from . import dictionaries
+from . import dictionaries, room
 from . import statements as sql
 from .rows import Row
 
@@ -39,7 +39,7 @@ def present_row(store: Writer, sealer: Sealer, stored: bytes, row: Row) -> Row:
         return row
     renewed = _renewed(store, sealer, stored, row)
     if renewed.file != row.file and row.file is not None:
-        store.disk.remove(files.from_column(row.file))  # nothing refers to it yet
+        room.unlink_unused(store, [row.file])
         if store.txn is not None and renewed.file is not None:
             store.txn.files.append(renewed.file)
     return renewed
@@ -65,16 +65,20 @@ def reserve(store: Writer, sealer: Sealer) -> None:
 
 
 def _change_keyring(store: Writer, sealer: Sealer, keyring: Keyring, master: Master | None = None) -> None:
-    """Store another keyring; the write lock is held and no transaction is open."""
+    """Store another keyring for good; the write lock is held and no transaction is open.
+
+    Shards that a power loss took back to different keyrings might have no secret in common.
+    """
     sealed = keyring.sealed()
     store.header[Header.KEYS] += 1  # before: who is killed in between leaves a word that makes everybody look
-    with store.batch():
-        store.writer.execute(sql.SET_SETTING, ("keyring", sealed))
-        store.writer.execute(sql.SET_SETTING, ("sealed", 0))
-    store.header[Header.KEYS] += 1  # after: who looked too early looks again
-    sealer.left = min(sealer.left, -1)
-    sealer.master = master or sealer.master
-    sealer.reload()
+    with room.durably(store):
+        with store.batch():
+            store.writer.execute(sql.SET_SETTING, ("keyring", sealed))
+            store.writer.execute(sql.SET_SETTING, ("sealed", 0))
+        store.header[Header.KEYS] += 1  # after: who looked too early looks again
+        sealer.left = min(sealer.left, -1)
+        sealer.master = master or sealer.master
+        sealer.reload()
 
 
 # ------------------------------------------------------------------------------------------------------------ rotation
@@ -100,9 +104,7 @@ def begin(store: Store, sealer: Sealer, new: Master) -> bytes:
 
 def renew_entries(store: Store, sealer: Sealer, epoch: bytes, told: Callable[[int], None]) -> None:
     """Seal every entry with the data key of `epoch`, in batches; call `told` with the number of entries of each."""
-    position = -(1 << 63)
-    while rows := store.select(sql.PAGE_ROWS, (position, BATCH)):
-        position = rows[-1][0]
+    for rows in store.pages(sql.PAGE_ROWS, BATCH):
         _renew_batch(store, sealer, epoch, [row for row in rows if _is_stale(row, epoch)])
         told(len(rows))
 
@@ -148,8 +150,7 @@ def _renew_batch(store: Store, sealer: Sealer, epoch: bytes, rows: Sequence[Sequ
                 for row, new in renewed:
                     _replace(store, row, new, written)
     except BaseException:
-        for column in written:
-            store.disk.remove(files.from_column(column))
+        room.unlink_unused(store, written)
         raise
 
 
@@ -169,7 +170,7 @@ def _replace(store: Store, row: Sequence[Any], new: Row, written: list[bytes | s
     done = store.writer.execute(sql.UPDATE_SEALED, parameters).rowcount
     if not done and new.file is not None and new.file in written:
         written.remove(new.file)
-        store.disk.remove(files.from_column(new.file))
+        room.unlink_unused(store, [new.file])
 
 
 def _renewed(store: Writer, sealer: Sealer, stored: bytes, row: Row) -> Row:

@@ -6,8 +6,7 @@ Every function here runs under the store's write lock unless it says otherwise.
 from __future__ import annotations
 
 import contextlib
-import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from .. import files
@@ -15,7 +14,7 @@ from ..coherence.generations import UNKNOWN, Header
 from ..errors import CacheError, DecodeError, DiskFull
 from . import schema, share
 from . import statements as sql
-from .connection import PAGE_SIZE, mapped
+from .connection import FAILURES, FULL, PAGE_SIZE, mapped, synchronous
 
 if TYPE_CHECKING:
     from .writing import Writer
@@ -29,6 +28,7 @@ WAL_LIMIT = (64 << 20) // PAGE_SIZE  # frames beyond which a checkpoint also tru
 GRACE = 10.0  # seconds that a replaced file stays for readers that hold its row
 SWEEP_FILES = 4096  # files chosen per round: more than writes can add between two rounds
 UNLINK_FILES = 16  # files unlinked after one write, so that no caller waits long
+VACUUM_PAGES = 4096  # at once, which takes some tens of milliseconds
 NO_EXPIRE = (1 << 63) - 1
 
 
@@ -45,7 +45,7 @@ def housekeeping(store: Writer, incoming: int, makes_room: bool = True) -> None:
             _look_at_volume(store, incoming)
     except DiskFull:
         return
-    except sqlite3.Error as error:
+    except FAILURES as error:
         problem = mapped(error, store.path)
         if not isinstance(problem, DiskFull):
             raise problem from error
@@ -86,20 +86,32 @@ def _look_at_volume(store: Writer, incoming: int) -> None:
 
 
 def _room_for(store: Writer, incoming: int) -> int:
-    """Make room for `incoming` bytes if there is none; return the bytes that may be written before the next look."""
+    """Make room for `incoming` bytes if there is none; return the bytes that may be written before the next look.
+
+    First go the entries beyond this shard's even share, then those by which others exceed theirs. Where these could
+    not be asked the limit comes first, and more of its own have to go.
+    """
     slack = share.slack(store)
+    share.announce(store, incoming)
     volume = live_volume(store) + incoming
     free = share.left(store, volume)
-    sure = store.limit
-    if free < slack and volume <= sure:
+    if free < slack and volume > store.limit:
+        volume, free = _shrunk(store, incoming, volume + free - 2 * slack, store.limit - 2 * slack)
+    if free < slack:
         free += take_back(store, 2 * slack - free)
     if free < slack:
-        # No lower than the even share, so that a claim that is garbage cannot empty a shard; but where those above
-        # theirs could not be asked, the limit comes first.
-        least = 0 if volume <= sure else sure - incoming - 2 * slack
-        volume = make_room(store, max(0, least, volume + free - incoming - 2 * slack)) + incoming
-        free = share.left(store, volume)
+        volume, free = _shrunk(store, incoming, volume + free - 2 * slack, 0)
+    give_back(store, share.part(store, free), slack)
     return share.claim(store, volume, free)
+
+
+def _shrunk(store: Writer, incoming: int, target: int, least: int) -> tuple[int, int]:
+    """Make room until this shard, with what comes in, uses `target` or, if that is more, `least` bytes.
+
+    Returns what it uses then and what is left for all.
+    """
+    volume = make_room(store, max(0, max(target, least) - incoming)) + incoming
+    return volume, share.left(store, volume)
 
 
 def take_back(store: Writer, wanted: int) -> int:
@@ -116,6 +128,7 @@ def take_back(store: Writer, wanted: int) -> int:
             before = other.header[Header.CLAIM]
             least = max(other.limit, before - max(wanted - given, 8 * share.slack(other)))
             volume = make_room(other, least)
+            give_back(other, 0, share.slack(other))
             share.claim(other, volume, 0)
             other.header[Header.MARK] = other.header[Header.WRITTEN] + share.slack(other)
             given += max(before - other.header[Header.CLAIM], 0)
@@ -150,8 +163,8 @@ def make_room(store: Writer, target: int) -> int:
 
 
 def unlink_evicted(store: Writer) -> None:
-    """Unlink the files of what a transaction evicted, now that it is committed; a full disk can wait for its room."""
-    with contextlib.suppress(DiskFull):
+    """Unlink the files of what a transaction evicted, now that it is committed; else a later round will."""
+    with contextlib.suppress(OSError):
         flush_trash(store, everything=True)
 
 
@@ -223,7 +236,7 @@ def _ensure_rank_index(store: Writer) -> None:
         return
     try:
         store.writer.execute(schema.CREATE_RANK_INDEX)
-    except sqlite3.Error as error:
+    except FAILURES as error:
         store.failed(error)
     store.has_rank_index = True
 
@@ -349,7 +362,7 @@ def sweep(store: Writer) -> None:
         if gone:
             store.writer.executemany(sql.DELETE_TRASH, [(column,) for column in gone])
             store.unlinked.difference_update(gone)
-    except sqlite3.Error as error:
+    except FAILURES as error:
         store.failed(error)
 
 
@@ -358,14 +371,16 @@ def unlink_doomed(store: Writer, most: int = UNLINK_FILES) -> None:
     doomed = store.doomed
     store.doomed = doomed[most:]
     for column in doomed[:most]:
-        _unlink(store, column)
-        store.unlinked.add(column)
+        with contextlib.suppress(OSError):  # the write is committed; the row in the trash has it tried again
+            _unlink(store, column)
+            store.unlinked.add(column)
 
 
-def unlink_unused(store: Writer, columns: Sequence[object]) -> None:
-    """Unlink the value files of rows that were rolled back."""
+def unlink_unused(store: Writer, columns: Iterable[object]) -> None:
+    """Unlink value files that no row refers to, after a rollback; where that fails they are for `check` to find."""
     for column in columns:
-        _unlink(store, column)
+        with contextlib.suppress(OSError):
+            _unlink(store, column)
 
 
 def _unlink(store: Writer, column: object) -> None:
@@ -404,7 +419,7 @@ def checkpoint(store: Writer, shrink: bool = False) -> None:
         _, frames, done = store.writer.execute(sql.CHECKPOINT).fetchone()
         if (shrink or frames > WAL_LIMIT) and frames == done:
             store.writer.execute(sql.CHECKPOINT_TRUNCATE).fetchone()
-    except sqlite3.Error as error:
+    except FAILURES as error:
         store.failed(error)
     if 0 < frames == done:  # all of the WAL is from after the checkpoint before, unless a reader held that one up
         counted = max(header[Header.WRITTEN] - header[Header.CHECKPOINTED], 1)
@@ -413,15 +428,40 @@ def checkpoint(store: Writer, shrink: bool = False) -> None:
     header[Header.CHECKPOINTED] = header[Header.WRITTEN] - (_between_checkpoints(store) // 2 if done < frames else 0)
 
 
+@contextlib.contextmanager
+def durably(store: Writer) -> Iterator[None]:
+    """Have what the body commits outlast a power loss, whatever the cache's durability; no transaction is open."""
+    store.writer.execute(synchronous(FULL))
+    try:
+        yield
+        checkpoint(store)
+    finally:
+        store.writer.execute(synchronous(store.settings["sqlite_synchronous"]))
+
+
 def _write_many(store: Writer, statement: str, rows: Sequence[tuple[object, ...]]) -> None:
     try:
         store.writer.executemany(statement, rows)
-    except sqlite3.Error as error:
+    except FAILURES as error:
         store.failed(error)
 
 
-def vacuum(store: Writer) -> None:
-    """Give free pages at the end of the database back to the file system, where auto_vacuum is incremental."""
-    if store.settings["sqlite_auto_vacuum"] == 2 and store.txn is None:
-        # executescript steps the pragma to its end on every version of Python; execute frees one page on some.
-        store.writer.executescript("PRAGMA incremental_vacuum(4096)")
+def give_back(store: Writer, unused: int, tolerance: int) -> None:
+    """Give the room of free pages back, but for `unused` bytes, once it is more than that by `tolerance` bytes.
+
+    Free pages are not in the volume, since the next rows go there. But where files take the place of rows, the database
+    would keep its size beside them. Most of the time rows replace rows, and there is nothing to do.
+    """
+    ((free,),) = store.select_writer(sql.FREE_PAGES)
+    excess = int(free) * PAGE_SIZE - unused
+    if excess > tolerance and vacuum(store, excess // PAGE_SIZE):
+        checkpoint(store)  # only now does the file become shorter
+
+
+def vacuum(store: Writer, most: int = VACUUM_PAGES) -> bool:
+    """Take free pages off the end of the database, where auto_vacuum is incremental; tell whether that was tried."""
+    if store.settings["sqlite_auto_vacuum"] != 2 or store.txn is not None:
+        return False
+    # executescript steps the pragma to its end on every version of Python; execute frees one page on some.
+    store.writer.executescript(f"PRAGMA incremental_vacuum({min(most, VACUUM_PAGES)})")
+    return True

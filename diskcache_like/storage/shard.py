@@ -15,7 +15,7 @@ from ..disk import Disk
 from ..errors import CorruptDatabase
 from ..policies import policy_named
 from . import forking, opening
-from .connection import ReaderPool, connect, mapped
+from .connection import FAILURES, Failure, ReaderPool, connect_writer, is_read_only, mapped
 from .transaction import Transaction
 
 
@@ -174,7 +174,7 @@ class Shard:
             if self.header is CLOSED:
                 self.open()  # another thread has closed it just now, or is at it
             elif self.header[Header.EPOCH] != self.epoch:
-                self._close_connections()
+                self._leave_connections()
                 self.generations.close()
                 if self.board is not None:
                     self.board.close()
@@ -187,11 +187,19 @@ class Shard:
 
     def _open_writer(self) -> sqlite3.Connection:
         try:
-            self._writer = connect(self.path, self.settings, self.config.timeout)
-            self._inserted = 0
-            self._cursor = None
-        except sqlite3.Error as error:
+            try:
+                self._writer = connect_writer(self.path, self.settings, self.config.timeout)
+            except FAILURES as error:
+                if not is_read_only(error):
+                    raise
+                # The -shm file is shared by all connections of a process: it is open for writing after the next
+                # opening only if none is left that has it open for reading.
+                self._pool.drain()
+                self._writer = connect_writer(self.path, self.settings, self.config.timeout)
+        except FAILURES as error:
             self.failed(error)
+        self._inserted = 0
+        self._cursor = None
         return self._writer
 
     def _open_cursor(self) -> sqlite3.Cursor:
@@ -203,6 +211,21 @@ class Shard:
             self._writer.close()
             self._writer = self._cursor = None
         self._pool.close()
+
+    def _leave_connections(self) -> None:
+        """Do what `_close_connections` does without the write lock: a thread that writes keeps its connection.
+
+        That happens where somebody removed the lock's file, so that another handle got a lock of its own: to close a
+        connection that another thread uses would crash the interpreter. It is closed when that thread lets go of it.
+        """
+        if not self.lock.idle_here():
+            self._writer = self._cursor = None
+            self._pool.close()
+            return
+        try:
+            self._close_connections()
+        finally:
+            self.lock.resume()
 
     def attach_lock(self, generations: GenerationFile) -> None:
         """Let waiters on the write lock be woken through the header, where the helper is there."""
@@ -221,12 +244,12 @@ class Shard:
         """Return the present time in seconds since the Unix epoch, from the configured clock."""
         return self.config.clock()
 
-    def failed(self, error: sqlite3.Error) -> Never:
+    def failed(self, error: Failure) -> Never:
         """Raise the package's error for an error of SQLite."""
         raise mapped(error, self.path) from error
 
     def recovered(self, error: CorruptDatabase) -> bool:
-        """Set a corrupt database aside if so configured; tell whether the operation may be tried again.
+        """Set a database aside if it is corrupt and that is configured; tell whether the operation may be tried again.
 
         Not within a transaction, which has to end with the error first. The caller does not hold the lock.
         """

@@ -10,18 +10,18 @@ import contextlib
 import errno
 import os
 import re
-import sqlite3
 import stat
 from dataclasses import replace
 from typing import Any
 
+from .. import files
 from ..coherence.lock import WriteLock
 from ..disk import Disk
-from ..errors import CacheError, DirectoryError, DiskFull, SecretError, SettingError, UnsafeDirectory
+from ..errors import CacheError, DirectoryError, DiskFull, SecretError, SettingError, UnsafeDirectory, refused
 from ..keys import new_modulus
-from ..settings import DEFAULT_SETTINGS, MAX_SHARDS
+from ..settings import DEFAULT_SETTINGS
 from . import schema
-from .connection import connect
+from .connection import FAILURES, connect
 from .opening import (
     DATABASE,
     GENERATIONS,
@@ -29,6 +29,7 @@ from .opening import (
     UNSAID,
     Config,
     database_path,
+    names_in,
     newest_epoch,
     read_settings,
     refuse_foreign,
@@ -44,15 +45,16 @@ class _LayoutChanged(Exception):
     """Another process made the other kind of layout in the meantime."""
 
 
-def ensure_directory(path: str, shared: bool) -> None:
+def ensure_directory(path: str, shared: bool, sync: bool = False) -> None:
     """Make the directory and its parents (0700) where missing, and refuse one that others could tamper with.
 
+    With `sync` what is made is on stable storage when this returns.
     Raises DirectoryError for what is not a usable directory and UnsafeDirectory for a foreign or writable one, unless
     `shared`, and for one that a link of somebody else's leads to.
     """
     _refuse_links(path)
     try:
-        _make_private(path)
+        _make_private(path, sync)
     except FileExistsError as error:
         raise DirectoryError(errno.ENOTDIR, "the cache directory is a file; choose another path", path) from error
     except NotADirectoryError as error:
@@ -63,23 +65,29 @@ def ensure_directory(path: str, shared: bool) -> None:
         raise DirectoryError(
             error.errno or errno.EIO, f"cannot make the cache directory ({error.strerror})", path
         ) from error
-    status = os.stat(path)
+    try:
+        status = os.stat(path)
+    except OSError as error:
+        raise refused(error, path) from error
     if not shared:
         _refuse_unsafe(path, status)
     if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
         raise DirectoryError(errno.EACCES, "the cache directory must be readable and writable for this user", path)
 
 
-def _make_private(path: str) -> None:
+def _make_private(path: str, sync: bool) -> None:
     """Make a directory, and the missing ones above it, each 0700; `os.makedirs` gives that mode to the last only."""
     parent = os.path.dirname(path)
     if not os.path.lexists(parent):
-        _make_private(parent)
+        _make_private(parent, sync)
     try:
         os.mkdir(path, 0o700)
     except FileExistsError:  # perhaps another process made it just now
         if not os.path.isdir(path):
             raise
+        return
+    if sync:
+        files.sync_directory(parent)
 
 
 def _refuse_links(path: str) -> None:
@@ -158,7 +166,7 @@ class Shards:
         try:
             for number in range(layout):
                 path = self._path(number)
-                ensure_directory(path, self._config.shared)
+                ensure_directory(path, self._config.shared, self._config.syncs)
                 stores.append(Store(path, self._config))
                 _share_identity(identity, stores[0].identity)
         except BaseException:
@@ -174,8 +182,7 @@ class Shards:
         """Return the number of shards that the directory was made with, None where there is no cache yet."""
         if any(os.path.exists(os.path.join(self.directory, name)) for name in (DATABASE, GENERATIONS)):
             return 1
-        numbers = sorted(int(name) for name in os.listdir(self.directory) if _SHARD_NAME.fullmatch(name))
-        present = [number for number in numbers if os.path.isdir(self._path(number))]
+        present = self._numbers()
         for number in present:
             refuse_link(self._path(number))
         made = [number for number in present if os.path.exists(os.path.join(self._path(number), DATABASE))]
@@ -191,13 +198,16 @@ class Shards:
 
     def _known_identity(self) -> dict[str, Any]:
         """Return what the first shard that can be read says it is; nothing where none can."""
-        for number in range(MAX_SHARDS):
-            if not os.path.isdir(self._path(number)):
-                break
+        for number in self._numbers():
             identity = _peek(self._path(number))
             if identity is not None:
                 return identity
         return {}
+
+    def _numbers(self) -> list[int]:
+        """Return the numbers of the shards whose directories are there; after a power loss any may be missing."""
+        numbers = sorted(int(name) for name in names_in(self.directory) if _SHARD_NAME.fullmatch(name))
+        return [number for number in numbers if os.path.isdir(self._path(number))]
 
     def _claim(self, wanted: int) -> int:
         """Decide the layout of a new cache. The directory's lock makes it one process's decision."""
@@ -209,7 +219,7 @@ class Shards:
             layout = self._stored_layout()
             if layout is None:
                 layout = wanted
-                ensure_directory(self._path(0), self._config.shared)
+                ensure_directory(self._path(0), self._config.shared, self._config.syncs)
                 identity = {**self._config.identity, "shards": wanted, "modulus": new_modulus()}
                 # Not `close`: another process may have found the shard by now, and be busy with it.
                 Store(self._path(0), replace(self._config, identity=identity)).close_soon()
@@ -293,7 +303,7 @@ def _is_unfinished(directory: str) -> bool:
             return True
         with contextlib.closing(connect(path, _PEEKING, 1.0)) as connection:
             return schema.is_empty(connection)
-    except (sqlite3.Error, CacheError, OSError):
+    except (*FAILURES, CacheError, OSError):
         return False
 
 
@@ -309,5 +319,5 @@ def _peek(directory: str) -> dict[str, Any] | None:
             return read_settings(connection, path)[0]
         finally:
             connection.close()
-    except (sqlite3.Error, CacheError, OSError):
+    except (*FAILURES, CacheError, OSError):
         return None

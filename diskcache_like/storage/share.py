@@ -41,10 +41,25 @@ def left(store: Writer, volume: int) -> int:
 
 def claim(store: Writer, volume: int, free: int) -> int:
     """Note what this shard may use until it looks again, and return by how much it may grow; the lock is held."""
-    parts = _parts(store)
-    growth = max(free // max(parts, 2), slack(store))
+    growth = max(free // max(_parts(store), 2), slack(store))
     store.header[Header.CLAIM] = min(max(volume + growth, 1), MOST)  # sizes may have been planted
     return growth
+
+
+def part(store: Writer, free: int) -> int:
+    """Return this shard's even part of what is left."""
+    return max(free, 0) // _parts(store)
+
+
+def announce(store: Writer, incoming: int) -> None:
+    """Claim what is about to be written, before this shard's volume and then the others' claims are read.
+
+    The lock is held. Of two shards that look at once each has written before it reads, so one at least sees the
+    other's; the mutex that SQLite takes to tell the volume keeps the processor from doing it the other way round.
+    """
+    header = store.header
+    noted = header[Header.CLAIM] or store.volume()
+    header[Header.CLAIM] = min(max(noted + incoming, 1), MOST)
 
 
 def claimed(store: Writer) -> int:

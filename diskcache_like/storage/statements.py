@@ -21,9 +21,13 @@ UPSERT = """INSERT INTO entry (h, k, seq, rank, base, expire, tag, size, file, s
     tag = excluded.tag, size = excluded.size, file = excluded.file, spelling = excluded.spelling,
     queue = excluded.queue, num = excluded.num, v = excluded.v WHERE k = excluded.k"""
 UPDATE_SEALED = "UPDATE entry SET v = ?, spelling = ?, file = ?, size = ? WHERE h = ? AND k = ? AND v = ?"
+# Where a value alone is replaced: a statement that sets no indexed column writes no page of an index.
+UPDATE_VALUE = """UPDATE entry SET rank = 2 * ?3, v = ?4 WHERE h = ?1 AND k = ?2 AND expire IS ?5 AND tag IS ?6
+    AND base = 0 AND size = 0 AND file IS NULL AND spelling IS NULL"""
 UPDATE_EXPIRE = "UPDATE entry SET expire = ?, v = ? WHERE h = ?"
 DELETE = "DELETE FROM entry WHERE h = ? AND k = ? AND (expire IS NULL OR expire > ?)"
 DELETE_H = "DELETE FROM entry WHERE h = ?"
+CHANGE_NOTHING = "DELETE FROM entry WHERE 0"  # refused, as every change is, by a connection that can only read
 SELECT_FILE = "SELECT file FROM entry WHERE h BETWEEN ?1 AND ?1 + 3 AND k = ?2 AND file IS NOT NULL"
 
 # -- many entries ------------------------------------------------------------------------------------------------
@@ -37,6 +41,7 @@ PAGE_ROWS = """SELECT h, k, seq, expire, tag, size, file, spelling, queue, num, 
 PAGE_KEYS_AND_RECORDS = "SELECT h, k, v FROM entry WHERE h > ? ORDER BY h LIMIT ?"
 FIRST = "SELECT h, k, spelling, v FROM entry ORDER BY seq LIMIT 1 OFFSET ?"
 LAST = "SELECT h, k, spelling, v FROM entry ORDER BY seq DESC LIMIT 1 OFFSET ?"
+LAST_SEQ = "SELECT coalesce(max(seq), 0) FROM entry WHERE typeof(seq) = 'integer' AND seq <= ?"
 LAST_INSERTED = "SELECT last_insert_rowid()"
 QUEUE_FORWARD = """SELECT h, k, num, v FROM entry
     WHERE queue = ? AND num BETWEEN ? AND ? AND typeof(num) = 'integer' ORDER BY num LIMIT ? OFFSET ?"""

@@ -1,8 +1,8 @@
 """A store reads and writes one shard: a database, its generations, its write lock and its value files.
 
 The store is narrow: `read`, `read_many`, `upsert`, `compute`, `remove`, `scan`, `transaction`, `volume`, `close` and
-the batches in `room` and `check`. What the operations of a cache mean is decided above it. Built up in three steps:
-`shard` (what is open), `reading`, `writing`; this file adds what concerns the store as a whole.
+the batches in `room` and `check`. What the operations of a cache mean is decided above it. Built up in four steps:
+`shard` (what is open), `reading`, `writing`, `computing`; this file adds what concerns the store as a whole.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from ..policies import policy_named
 from ..settings import DURABILITY, HANDLE_ONLY, OPTIONAL_SETTINGS, checked
 from . import opening, room, schema
 from . import statements as sql
+from .computing import Computer
 from .rows import REMOVE, Change, Decide, Row, Touch
 from .shard import CLOSED, NOT_OPEN
-from .writing import Writer
 
 PAGE_OF_ENTRIES = 512  # removed entries from which on free pages are given back
 Selection = Literal["any", "tagged", "expired"]
@@ -29,7 +29,7 @@ _SELECTIONS = {"any": sql.SELECT_ANY, "tagged": sql.SELECT_TAGGED, "expired": sq
 _EPOCH, _TICK, _COUNT, _SETTLED = Header.EPOCH, Header.TICK, Header.COUNT, Header.SETTLED
 
 
-class Store(Writer):
+class Store(Computer):
     """Read and write one shard."""
 
     def close(self, timeout: float | None = None) -> None:
@@ -106,7 +106,7 @@ class Store(Writer):
                     if locked and self.header[_COUNT] == UNKNOWN:
                         self.recount()
             header = self.present_header()
-        return header[_COUNT] if header[_COUNT] != UNKNOWN else int(self.select(sql.COUNT)[0][0])
+        return header[_COUNT] if header[_COUNT] < opening.MAX_COUNTED else int(self.select(sql.COUNT)[0][0])
 
     def recount(self) -> None:
         """Bring the count in the header in line with the database; the write lock is held, no transaction is open."""
@@ -160,9 +160,7 @@ class Store(Writer):
 
     def blobs(self) -> Iterator[tuple[Any, Any]]:
         """Yield (stored key, record) of every row, page by page, in no useful order."""
-        position = -(1 << 63)
-        while page := self.select(sql.PAGE_KEYS_AND_RECORDS, (position, PAGE_OF_ENTRIES)):
-            position = page[-1][0]
+        for page in self.pages(sql.PAGE_KEYS_AND_RECORDS, PAGE_OF_ENTRIES):
             for _, stored, blob in page:
                 yield stored, blob
 

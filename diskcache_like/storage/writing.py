@@ -18,7 +18,7 @@ from typing import Any
 from .. import files
 from ..coherence.board import NO_ENTRY, ROOM
 from ..coherence.forks import token_word
-from ..coherence.generations import UNKNOWN, Header
+from ..coherence.generations import UNKNOWN, WORD, Header
 from ..errors import (
     CorruptDatabase,
     DecodeError,
@@ -31,9 +31,9 @@ from ..errors import (
 from ..record import unpack
 from . import rekeying, room
 from . import statements as sql
-from .connection import PAGE_SIZE
+from .connection import FAILURES, PAGE_SIZE, corrupt
 from .reading import Reader
-from .rows import Decide, Row, Touch
+from .rows import Row
 from .transaction import ALL_SLOTS, Transaction
 
 WRITE_COST = room.FRAME  # bytes that the WAL grows by for most writes
@@ -75,9 +75,14 @@ class Writer(Reader):
                 raise
             return self.enter(timeout, culls)  # closed by another thread just now: this opens it again
         header = self.header
+        try:
+            expires = header[_NEXT_EXPIRE] != NO_EXPIRE and header[_NEXT_EXPIRE] <= self.config.clock() * 1e6
+        except BaseException:  # the clock is the user's
+            lock.release()
+            raise
         if (
-            header[_SETTLED] != header[_TICK]
-            or header[_NEXT_EXPIRE] != NO_EXPIRE
+            expires
+            or header[_SETTLED] != header[_TICK]
             or header[_EPOCH] != self.epoch
             or self.config.on_write is not None
         ):
@@ -92,6 +97,7 @@ class Writer(Reader):
             return self.enter(timeout, culls)
         try:
             if self.header[_SETTLED] != self.header[_TICK]:
+                self.generations.count_on()
                 self.generations.recover()
                 self.header[_COUNT] = UNKNOWN  # the last holder died between its commit and the count
                 self.header[_SETTLED] = self.header[_TICK]
@@ -220,7 +226,10 @@ class Writer(Reader):
             columns = [] if removed is None else [column for (column,) in self.select_writer(sql.SELECT_FILE, removed)]
             return room.relieve(self, columns, for_file)
 
-    def _upsert(self, h: int, stored: bytes, row: Row | bytes, locked: bool, known: bool = False) -> int:
+    def _upsert(
+        self, h: int, stored: bytes, row: Row | bytes, locked: bool, known: bool = False, again: bool = False
+    ) -> int:
+        """Do what `upsert` does, under the lock; `again`: most likely the value alone changes."""
         header = self.header
         plain = type(row) is bytes
         incoming = len(row) if plain else self._announced(row)  # type: ignore[arg-type]
@@ -236,14 +245,14 @@ class Writer(Reader):
             if plain and not self._special and not header[_DISPLACED]:
                 added = self._upsert_at(h, stored, tick, row, known)  # type: ignore[arg-type]
             else:
-                added = self._upsert_row(h, stored, Row(row) if plain else row, tick, slot)  # type: ignore[arg-type]
+                added = self._upsert_row(h, stored, Row(row) if plain else row, tick, slot, again)  # type: ignore[arg-type]
             if added:
                 self._count(added)
-            if header[_SHARED] and locked and incoming <= ROOM and self.board is not None:
+            if (again or header[_SHARED]) and locked and incoming <= ROOM and self.board is not None:
                 self.board.post(h, 2 * tick + 2, row if plain else row.v)  # type: ignore[arg-type, union-attr]
         except BaseException as error:
             header[_COUNT] = UNKNOWN  # whether the statement was committed is not known here
-            if isinstance(error, sqlite3.Error):
+            if isinstance(error, FAILURES):
                 self.note_inserted()
                 self.failed(error)
             raise
@@ -283,7 +292,8 @@ class Writer(Reader):
         if self.txn is not None:
             self.txn.added += added
         elif self.header[_COUNT] != UNKNOWN:
-            self.header[_COUNT] += added
+            count = self.header[_COUNT] + added
+            self.header[_COUNT] = count if count >= 0 else UNKNOWN  # less than none is damage
 
     def _announced(self, row: Row) -> int:
         """Note in the header, before the commit, that files or expiries may exist; return the row's bytes."""
@@ -300,24 +310,33 @@ class Writer(Reader):
                 self.txn.files.append(row.file)
         return len(row.v) + row.size
 
-    def _upsert_row(self, h: int, stored: bytes, row: Row, tick: int, slot: int) -> int:
+    def _upsert_row(self, h: int, stored: bytes, row: Row, tick: int, slot: int, again: bool = False) -> int:
         """Write all columns of a row at the place of its key; return 0 when another key lives at `h`."""
         if self.disk.sealer is not None:
             row = rekeying.present_row(self, self.disk.sealer, stored, row)
         if self.header[_DISPLACED]:
             h = self._place(h, stored)
-        again = h == self._inserted
-        exists = again and self.writer.execute(sql.SELECT_V, (h,)).fetchone() is not None
+        if again and self._replace_value(h, stored, row, tick):
+            return 0
+        same = h == self._inserted
+        exists = same and self.writer.execute(sql.SELECT_V, (h,)).fetchone() is not None
         rank, base = (0, self.uses[slot]) if self.policy.marks_frequency else (2 * tick, 0)
         v, expire, tag, size, file, spelling, queue, num = row
         columns = (h, _blob(stored), tick, rank, base, expire, tag, size, file, spelling, queue, num, _blob(v))
         done = self.writer.execute(sql.UPSERT, columns)
         if not done.rowcount:
             return self._upsert_row(self._place(h, stored), stored, row, tick, slot)
-        added: bool = not exists if again else done.lastrowid != self._inserted
+        added: bool = not exists if same else done.lastrowid != self._inserted
         if added:
             self._inserted = h
         return 1 if added else 0
+
+    def _replace_value(self, h: int, stored: bytes, row: Row, tick: int) -> bool:
+        """Replace the record of a row whose other columns stay as they are; return False if they do not."""
+        if self._special or row.size or row.spelling is not None or row.queue is not None:
+            return False
+        parameters = (h, _blob(stored), tick, _blob(row.v), row.expire, row.tag)
+        return self.writer.execute(sql.UPDATE_VALUE, parameters).rowcount == 1
 
     def _place(self, h: int, stored: bytes) -> int:
         """Return where the key lives or may live; when its four places are taken the first is evicted."""
@@ -335,6 +354,15 @@ class Writer(Reader):
         self.writer.execute(sql.DELETE_H, (h,))
         self._count(-1)
         return h
+
+    def _remove_unsound(self, h: int, stored: bytes) -> None:
+        """Remove what a deletion of a live entry left: the expired, and what is damaged; the slot is odd.
+
+        Among it may be an entry that a damaged column calls expired, and its record does not.
+        """
+        for place, key, _ in self._sound(self.select_writer(sql.SELECT_PROBES, (h,))):
+            if key == stored:
+                self._count(-self.writer.execute(sql.DELETE_H, (place,)).rowcount)
 
     def _sound(self, rows: list[Any]) -> list[Any]:
         """Return the rows whose record belongs to their key, after removing the others; the slot is odd.
@@ -359,56 +387,6 @@ class Writer(Reader):
         except DecodeError:
             return False
         return True
-
-    def compute(self, h: int, stored: bytes, decide: Decide, timeout: float | None) -> int:
-        """Read the entry, let `decide` say what becomes of it, and write that, as one atomic step.
-
-        `decide` gets the record or None and returns a Row, Touch, REMOVE or None (leave as it is). It runs under the
-        write lock and must not use the cache. Returns the slot's new generation, or 1 if nothing may be kept hot.
-        """
-        try:
-            return self._compute_locked(h, stored, decide, timeout)
-        except CorruptDatabase as error:
-            if not self.recovered(error):
-                raise
-        except DiskFull:
-            if not self.relieved(timeout):
-                raise
-        return self._compute_locked(h, stored, decide, timeout)
-
-    def _compute_locked(self, h: int, stored: bytes, decide: Decide, timeout: float | None) -> int:
-        locked = self.enter(timeout)
-        try:
-            if locked:
-                self.tidy()
-            rows = self.select_writer(sql.SELECT_PROBES, (h,))
-            place, v = next(((place, v) for place, key, v in rows if key == stored), (h, None))
-            if v is None and rows:
-                with self.changing([h], locked):
-                    self._sound(rows)
-            change = decide(v)
-            if change is None:
-                return 1
-            if isinstance(change, bytes | Row):
-                return self._upsert(h, stored, change, locked, known=v is not None)
-            with self.changing([place], locked) as generation:
-                if isinstance(change, Touch):
-                    self._touch(place, change)
-                else:
-                    self._count(-self.writer.execute(sql.DELETE_H, (place,)).rowcount)
-            return generation
-        finally:
-            if locked:
-                self.leave()
-            else:
-                self.leave_step()
-
-    def _touch(self, place: int, change: Touch) -> None:
-        if self.disk.sealer is not None:
-            rekeying.reserve(self, self.disk.sealer)
-        if change.expire is not None:
-            self.header[_NEXT_EXPIRE] = min(self.header[_NEXT_EXPIRE], microseconds(change.expire))
-        self.writer.execute(sql.UPDATE_EXPIRE, (change.expire, change.v, place))
 
     def remove(self, h: int, stored: bytes, timeout: float | None) -> int:
         """Remove a live entry in one autocommitted statement; return 0 if there was none.
@@ -444,7 +422,7 @@ class Writer(Reader):
                 cursor = self._cursor or self._open_cursor()
                 removed = cursor.execute(sql.DELETE, (h, _blob(stored), self.config.clock())).rowcount
                 if not removed:
-                    self._sound(self.select_writer(sql.SELECT_PROBES, (h,)))
+                    self._remove_unsound(h, stored)
                     return 0
                 self._count(-1)
                 if not locked:
@@ -452,7 +430,7 @@ class Writer(Reader):
                 if header[_SHARED] and self.board is not None:
                     self.board.post(h, 2 * tick + 2, NO_ENTRY)
                 return 2 * tick + 2
-            except sqlite3.Error as error:
+            except FAILURES as error:
                 header[_COUNT] = UNKNOWN
                 self.failed(error)
             finally:
@@ -485,7 +463,7 @@ class Writer(Reader):
             self.generations.begin(slots, tick)
         try:
             yield 2 * tick + 2 if locked else 1
-        except sqlite3.Error as error:
+        except FAILURES as error:
             self.header[_COUNT] = UNKNOWN
             self.note_inserted()
             self.failed(error)
@@ -499,13 +477,21 @@ class Writer(Reader):
 
     def count_uses(self, hits: int, misses: int) -> None:
         """Add to the shared counters; the write lock is held."""
-        self.header[Header.HITS] += hits
-        self.header[Header.MISSES] += misses
+        header = self.header
+        header[Header.HITS] = (header[Header.HITS] + hits) & WORD
+        header[Header.MISSES] = (header[Header.MISSES] + misses) & WORD
 
     def delete_places(self, places: Sequence[int]) -> None:
-        """Delete rows by place in the open transaction, their slots odd until it has ended."""
+        """Delete rows by place in the open transaction, their slots odd until it has ended.
+
+        They were found under the lock that is held. If none of them can be deleted the database is damaged, and who
+        deletes until nothing more is found would never end.
+        """
         with self.changing(places, locked=False):
-            self._count(-self.writer.executemany(sql.DELETE_H, [(h,) for h in places]).rowcount)
+            removed = self.writer.executemany(sql.DELETE_H, [(h,) for h in places]).rowcount
+            if places and not removed:
+                raise corrupt(f"{self.path!r}: rows that are found cannot be deleted", self.path)
+            self._count(-removed)
 
     def attempts(self) -> Iterator[_Attempt]:
         """Yield a context once, and a second time if its body met a corrupt database, which is set aside by then."""
@@ -570,7 +556,7 @@ class Writer(Reader):
     def _execute(self, statement: str, parameters: tuple[object, ...]) -> None:
         try:
             self.writer.execute(statement, parameters)
-        except sqlite3.Error as error:
+        except FAILURES as error:
             self.failed(error)
 
     @contextmanager
@@ -628,7 +614,7 @@ class _Locked:
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         if self._taken:
             self._store.leave()
-        if isinstance(error, sqlite3.Error):
+        if isinstance(error, FAILURES):
             self._store.failed(error)
 
 

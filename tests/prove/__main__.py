@@ -14,12 +14,15 @@ from rich.markup import escape
 from rich.status import Status
 from rich.table import Table
 
-from benchmarks.command import INTERRUPTED, run_as_command, seconds
+from benchmarks.command import INTERRUPTED, add_only, run_as_command, seconds
+from benchmarks.page import marked, put
 
 from . import report
 from .catalogue import PROOFS
 from .runner import Outcome, Runner
 
+CATALOGUE = "tests.prove.catalogue"
+MARK = "proofs"
 HELD, VIOLATED = 0, 1
 
 
@@ -29,11 +32,11 @@ def parser() -> argparse.ArgumentParser:
     add = made.add_argument
     add("--seconds", type=seconds, default=600.0, help="time for all that is run, roughly (%(default)s)")
     add("--seed", type=int, help="what every case is drawn from (drawn itself, and printed)")
-    add("--only", metavar="PROOF", choices=list(PROOFS), action="append", help="run only this proof (may be repeated)")
+    add_only(made, "proof", PROOFS)
     add("--case", type=int, help="run only this case of the one proof chosen")
     add("--list", action="store_true", help="list the proofs and end")
     add("--json", type=Path, metavar="FILE", help="write everything that was found to FILE")
-    add("--markdown", type=Path, metavar="FILE", help="write the table to FILE")
+    add("--docs", type=Path, metavar="PAGE", help="put the table into PAGE, between its marks")
     return made
 
 
@@ -45,7 +48,7 @@ def prove(names: Sequence[str], seed: int, time: float, case: int | None, consol
         def note(outcome: Outcome) -> None:
             status.update(escape(f"{outcome.name}: {report.how_often(outcome)}"))
 
-        with Runner(seed, note) as runner:
+        with Runner(seed, note, CATALOGUE) as runner:
             for number, name in enumerate(names):
                 left = time - sum(outcome.seconds for outcome in outcomes)
                 shares = sum(PROOFS[each].share for each in names[number:])
@@ -68,27 +71,32 @@ def main() -> int:
     """Run the command line; return 0 if every promise held, 1 if one did not or, in CI, could not be tested."""
     arguments = parser()
     asked = arguments.parse_args()
+    console = Console(width=None if sys.stdout.isatty() else 160, soft_wrap=False)
     if asked.list:
-        for _name, _proof in PROOFS.items():
-            pass
+        listed = Table("proof", "promise", "what is done")
+        for name, proof in PROOFS.items():
+            listed.add_row(name, str(proof.promise), escape(("control: " if proof.control else "") + proof.what))
+        console.print(listed)
         return HELD
+    if asked.docs:
+        marked(asked.docs, MARK)  # now, rather than after all has been run
     names = [name for name in PROOFS if not asked.only or name in asked.only]
     if asked.case is not None and len(names) != 1:
         arguments.error("--case goes with one --only")
     seed = random.SystemRandom().getrandbits(32) if asked.seed is None else asked.seed
-    console = Console(width=None if sys.stdout.isatty() else 160, soft_wrap=False)
     console.print(f"seed {seed}", markup=False)
     try:
         outcomes = prove(names, seed, asked.seconds, asked.case, console)
     except KeyboardInterrupt:
+        console.print("interrupted", markup=False)
         return INTERRUPTED
     console.print(table(outcomes))
     for text in report.failures(outcomes, seed):
         console.print(text, markup=False, highlight=False)
     if asked.json:
         asked.json.write_text(report.as_json(outcomes, seed), encoding="utf-8")
-    if asked.markdown:
-        asked.markdown.write_text(report.markdown(outcomes), encoding="utf-8")
+    if asked.docs:
+        put(asked.docs, MARK, report.page(outcomes, seed, asked.seconds))
     return _status(outcomes)
 
 

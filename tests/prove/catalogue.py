@@ -2,7 +2,33 @@
 
 from __future__ import annotations
 
-from . import cancelling, interrupts, lives, load, threads
+from . import (
+    cancelling,
+    clocks,
+    crash,
+    disks,
+    hostile,
+    interrupts,
+    linearizability,
+    lives,
+    load,
+    power,
+    refusals,
+    threads,
+)
 from .proof import Proof
 
-PROOFS: dict[str, Proof] = {**load.PROOFS, **lives.PROOFS, **threads.PROOFS, **cancelling.PROOFS, **interrupts.PROOFS}
+PROOFS: dict[str, Proof] = {
+    **linearizability.PROOFS,
+    **crash.PROOFS,
+    **power.PROOFS,
+    **refusals.PROOFS,
+    **disks.PROOFS,
+    **clocks.PROOFS,
+    **hostile.PROOFS,
+    **load.PROOFS,
+    **lives.PROOFS,
+    **threads.PROOFS,
+    **cancelling.PROOFS,
+    **interrupts.PROOFS,
+}

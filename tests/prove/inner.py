@@ -6,6 +6,7 @@ that it is known even if the interpreter dies in it.
 
 from __future__ import annotations
 
+import importlib
 import json
 import mmap
 import sys
@@ -13,8 +14,7 @@ import time
 from dataclasses import asdict
 from typing import Any
 
-from .catalogue import PROOFS
-from .proof import CannotRun, Findings, Trial
+from .proof import CannotRun, Findings, Proof, Trial
 
 TELL_SECONDS = 0.2
 
@@ -40,17 +40,17 @@ class Telling:
         self._pipe.flush()
 
 
-def main(name: str, seed: str, seconds: str, only: str, pipe: str, place: str) -> None:
-    """Run the proof and tell what it found."""
+def main(catalogue: str, name: str, seed: str, seconds: str, only: str, pipe: str, place: str) -> None:
+    """Run a proof of the module `catalogue` and tell what it found."""
     telling = Telling(int(pipe), int(place))
-    proof = PROOFS[name]
+    proof: Proof = importlib.import_module(catalogue).PROOFS[name]
     enough = {"enough": 1} if proof.control else {}
     with Trial(int(seed), float(seconds), int(only) if only else None, note=telling, **enough) as trial:
         try:
             proof.run(trial)
         except CannotRun as reason:
             telling.tell(skipped=str(reason))
-        telling.tell(findings=asdict(trial.findings), done=True)
+        telling.tell(findings=asdict(trial.findings))
 
 
 if __name__ == "__main__":

@@ -98,13 +98,16 @@ class Trial:
             if self.only is not None:
                 return
 
-    def each(self, items: Sequence[Item], case: Callable[[Item], None], what: str) -> None:
-        """Run a case for each item, in an order drawn from the seed, until the time is up; say how many of `what`."""
+    def each(self, items: Sequence[Item], case: Callable[[Item], None], what: str, least: int = 1) -> None:
+        """Run a case for each item, in an order drawn from the seed, until the time is up; say how many of `what`.
+
+        `least` of them are run however long they take.
+        """
         order = list(range(len(items)))
         random.Random(self.seed).shuffle(order)
         done = 0
         for number in order if self.only is None else [self.only]:
-            if self.over and self.only is None:
+            if self.over and self.only is None and done >= least:
                 break
             with self.judged(number):
                 case(items[number])

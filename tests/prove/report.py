@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import sqlite3
 from collections.abc import Iterator, Sequence
@@ -55,6 +56,14 @@ def markdown(outcomes: Sequence[Outcome]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
+def page(outcomes: Sequence[Outcome], seed: int, seconds: float) -> str:
+    """Return the table with what it depends on, for the documentation."""
+    facts = ", ".join(f"{name} {value}" for name, value in machine().items())
+    took = sum(outcome.seconds for outcome in outcomes)
+    told = f'`make prove ARGS="--seconds {seconds:.0f} --seed {seed}"`, {took:.0f} s: {facts}.'
+    return f"{told}\n\n{markdown(outcomes)}"
+
+
 def failures(outcomes: Sequence[Outcome], seed: int) -> Iterator[str]:
     """Tell each violation with the command that repeats its case."""
     for outcome in outcomes:
@@ -70,9 +79,10 @@ def failures(outcomes: Sequence[Outcome], seed: int) -> Iterator[str]:
 def machine() -> dict[str, str]:
     """Return what the figures depend on."""
     return {
-        "python": f"{platform.python_implementation()} {platform.python_version()}",
-        "sqlite": sqlite3.sqlite_version,
-        "kernel": f"{platform.system()} {platform.release()} {platform.machine()}",
+        platform.python_implementation(): platform.python_version(),
+        "SQLite": sqlite3.sqlite_version,
+        platform.system(): f"{platform.release()} {platform.machine()}",
+        "processors": str(len(os.sched_getaffinity(0))),
     }
 
 

@@ -14,11 +14,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from .proof import CannotRun, Findings, Proof
 from .shim import build
 
+LOOK_SECONDS = 1.0  # between looks whether a silent proof is still there
 PATIENCE = 120.0  # seconds beyond its time after which a proof counts as hung
 
 
@@ -39,10 +40,16 @@ class Outcome:
 
 
 class Runner:
-    """Runs proofs with the same seed; `note` hears how far the present one is."""
+    """Runs proofs of one catalogue, a module, with the same seed; `note` hears how far the present one is."""
 
-    def __init__(self, seed: int, note: Callable[[Outcome], None] = lambda outcome: None) -> None:
-        self._seed, self._note = seed, note
+    def __init__(
+        self,
+        seed: int,
+        note: Callable[[Outcome], None] = lambda outcome: None,
+        catalogue: str = "tests.prove.catalogue",
+        patience: float = PATIENCE,
+    ) -> None:
+        self._seed, self._note, self._catalogue, self._patience = seed, note, catalogue, patience
         self._space = tempfile.TemporaryDirectory(prefix="prove-")
         self._shim: Path | None = None
 
@@ -64,7 +71,7 @@ class Runner:
         with tempfile.TemporaryFile() as place:
             place.truncate(8)
             reading, writing = os.pipe()
-            arguments = [name, str(self._seed), str(seconds), "" if only is None else str(only)]
+            arguments = [self._catalogue, name, str(self._seed), str(seconds), "" if only is None else str(only)]
             process = subprocess.Popen(
                 [sys.executable, "-m", "tests.prove.inner", *arguments, str(writing), str(place.fileno())],
                 pass_fds=(writing, place.fileno()),
@@ -73,8 +80,7 @@ class Runner:
             )
             os.close(writing)
             try:
-                ended = self._listen(outcome, reading, seconds + PATIENCE)
-                status = process.wait(PATIENCE) if ended else None
+                status = self._follow(process, outcome, reading, seconds + self._patience)
             finally:
                 os.close(reading)
                 with suppress(ProcessLookupError):
@@ -84,32 +90,39 @@ class Runner:
         outcome.seconds = time.monotonic() - began
         return outcome
 
+    def _follow(self, process: subprocess.Popen[bytes], outcome: Outcome, pipe: int, patience: float) -> int | None:
+        """Take in what the proof tells until it has ended; return how, None if it has not after `patience` seconds."""
+        deadline, text = time.monotonic() + patience, b""
+        with selectors.DefaultSelector() as selector:
+            selector.register(pipe, selectors.EVENT_READ)
+            while (left := deadline - time.monotonic()) > 0:
+                # Children of a proof that died may hold its end of the pipe, so that is not what tells its end.
+                if not selector.select(min(left, LOOK_SECONDS)):
+                    if process.poll() is not None:
+                        break
+                    continue
+                piece = os.read(pipe, 1 << 16)
+                if not piece:
+                    break
+                *lines, text = (text + piece).split(b"\n")
+                for line in lines:
+                    self._take(outcome, json.loads(line))
+        with suppress(subprocess.TimeoutExpired):
+            return process.wait(max(deadline - time.monotonic(), 0.0))
+        return None
+
+    def _take(self, outcome: Outcome, message: dict[str, Any]) -> None:
+        outcome.skipped = message.get("skipped", outcome.skipped)
+        if "findings" in message:
+            outcome.findings = Findings(**message["findings"])
+        self._note(outcome)
+
     def _environment(self, proof: Proof) -> dict[str, str]:
         environment = {**os.environ, "TMPDIR": self._space.name}  # what a killed proof leaves behind goes with it
         if proof.preload:
             self._shim = self._shim or build(Path(self._space.name))
             environment["LD_PRELOAD"] = str(self._shim)
         return environment
-
-    def _listen(self, outcome: Outcome, pipe: int, patience: float) -> bool:
-        """Take in what the proof tells, until it has told all (True) or falls silent (False)."""
-        deadline, text = time.monotonic() + patience, b""
-        with selectors.DefaultSelector() as selector:
-            selector.register(pipe, selectors.EVENT_READ)
-            while selector.select(max(0.0, deadline - time.monotonic())):
-                piece = os.read(pipe, 1 << 16)
-                if not piece:
-                    return True
-                *lines, text = (text + piece).split(b"\n")
-                for line in lines:
-                    message = json.loads(line)
-                    outcome.skipped = message.get("skipped", outcome.skipped)
-                    if "findings" in message:
-                        outcome.findings = Findings(**message["findings"])
-                    if message.get("done"):
-                        return True
-                self._note(outcome)
-        return False
 
     @staticmethod
     def _judge_end(outcome: Outcome, status: int | None, case: int) -> None:

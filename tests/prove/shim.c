@@ -3,11 +3,13 @@
  * Preloaded (LD_PRELOAD). It minds only descriptors of regular files and directories below the directory given to
  * shim_watch, and passes everything on to the C library until told otherwise:
  *
- *   shim_record(path)   append every change of those files to a log, in the order in which they were made (power.py
- *                       reads it); NULL ends that. Memory maps are not recorded: what is mapped here is made anew
- *                       after the machine was started again.
+ *   shim_record(path)   append every change of those files to a log, in the order in which they were made
+ *                       (images.py reads it); NULL ends that. Memory maps are not recorded: what is mapped here is
+ *                       made anew after the machine was started again.
  *   shim_fail(...)      refuse the n-th call of a class from now on with an errno, once or from then on; with `part`
  *                       a write is made short instead: only that share of a thousand parts of it is written.
+ *   shim_read_only(b)   refuse every change with EROFS, as on a file system that the kernel has made read-only because
+ *                       it found it damaged: what is open for writing stays open, which no remount allows.
  *   shim_calls(class)   how many calls of a class there were since the last shim_fail.
  *
  * One mutex is held from before each recorded call until its record is written, so that the log's order is the order
@@ -30,12 +32,14 @@
 #include <sys/syscall.h>
 #include <sys/types.h>
 #include <sys/uio.h>
+#include <time.h>
 #include <unistd.h>
 
 enum class { OPEN, READ, WRITE, TRUNCATE, SYNC, LOCK, MAP, UNLINK, RENAME, MKDIR, LINK, CLASSES };
 enum kind { CREATED = 1, WRITTEN, TRUNCATED, SYNCED, RENAMED, UNLINKED, MADE, REMOVED, LINKED };
 
-/* One record of the log: this header, then `first` bytes of path, `second` bytes of path, `length` bytes of data. */
+/* One record of the log: this header, then `first` bytes of path, `second` bytes of path, `length` bytes of data.
+ * A file that was created without a name has none. The offset of TRUNCATED is the size, that of RENAMED the flags. */
 struct record {
     uint32_t kind;
     uint32_t first, second;
@@ -54,6 +58,7 @@ static struct {
     int error, sticky, part;
 } refusal[CLASSES];
 static volatile long calls[CLASSES];
+static volatile int read_only;
 
 void shim_watch(const char *directory) {
     watched_length = strlen(strncpy(watched, directory, sizeof watched - 1));
@@ -77,6 +82,8 @@ void shim_fail(int of, long at, int error, int sticky, int part) {
 void shim_forgive(void) {
     for (int each = 0; each < CLASSES; each++) refusal[each].at = 0;
 }
+
+void shim_read_only(int whether) { read_only = whether; }
 
 long shim_calls(int of) { return calls[of]; }
 
@@ -125,6 +132,15 @@ static int refused(int of) {
         }                             \
     } while (0)
 
+#define CHANGE(of)                    \
+    do {                              \
+        if (read_only) {              \
+            errno = EROFS;            \
+            return -1;                \
+        }                             \
+        REFUSE(of);                   \
+    } while (0)
+
 static uint64_t inode_of(int descriptor) {
     struct stat status;
     return fstat(descriptor, &status) ? 0 : status.st_ino;
@@ -164,11 +180,15 @@ static int open_at(int directory, const char *name, int flags, mode_t mode) {
     char path[PATH_MAX];
     int watched_one = locate(directory, name, path), made = -1;
     if (!watched_one) return syscall(SYS_openat, directory, name, flags, mode);
-    REFUSE(OPEN);
+    if ((flags & O_ACCMODE) != O_RDONLY || (flags & (O_CREAT | O_TRUNC))) CHANGE(OPEN);
+    else REFUSE(OPEN);
     struct stat status;
-    int creates = (flags & O_CREAT) && fstatat(directory, name, &status, AT_SYMLINK_NOFOLLOW) != 0;
-    LOCKED(made = syscall(SYS_openat, directory, name, flags, mode), {
-        if (made >= 0 && creates) note(CREATED, inode_of(made), 0, path, NULL, NULL, 0);
+    int unnamed = (flags & O_TMPFILE) == O_TMPFILE, creates = unnamed;
+    LOCKED({
+        if (!unnamed) creates = (flags & O_CREAT) && fstatat(directory, name, &status, AT_SYMLINK_NOFOLLOW) != 0;
+        made = syscall(SYS_openat, directory, name, flags, mode);
+    }, {
+        if (made >= 0 && creates) note(CREATED, inode_of(made), 0, unnamed ? NULL : path, NULL, NULL, 0);
         if (made >= 0 && (flags & O_TRUNC)) note(TRUNCATED, inode_of(made), 0, NULL, NULL, NULL, 0);
     });
     return made;
@@ -205,12 +225,15 @@ ssize_t pread64(int descriptor, void *into, size_t length, off64_t offset) {
 static ssize_t write_at(int descriptor, const void *from, size_t length, off64_t offset) {
     int watched_one = minds(descriptor);
     if (watched_one) {
-        int why = refused(WRITE);
+        int why = read_only ? EROFS : refused(WRITE);
         if (why > 0) {
             errno = why;
             return -1;
         }
-        if (why < 0) length = length * refusal[WRITE].part / 1000;
+        if (why < 0 && length) {
+            length = length * refusal[WRITE].part / 1000;
+            length = length ? length : 1; /* as POSIX has it: nothing is written of nothing only */
+        }
     }
     ssize_t done;
     if (!watched_one || log_descriptor < 0)
@@ -236,7 +259,7 @@ ssize_t pwrite64(int descriptor, const void *from, size_t length, off64_t offset
 
 static int truncate_to(int descriptor, off64_t length) {
     if (!minds(descriptor)) return syscall(SYS_ftruncate, descriptor, length);
-    REFUSE(TRUNCATE);
+    CHANGE(TRUNCATE);
     int failed;
     LOCKED(failed = syscall(SYS_ftruncate, descriptor, length),
            if (!failed) note(TRUNCATED, inode_of(descriptor), length, NULL, NULL, NULL, 0));
@@ -247,7 +270,7 @@ int ftruncate64(int descriptor, off64_t length) { return truncate_to(descriptor,
 
 static int allocate(int descriptor, off64_t offset, off64_t length) {
     if (minds(descriptor)) {
-        int why = refused(TRUNCATE);
+        int why = read_only ? EROFS : refused(TRUNCATE);
         if (why > 0) return why; /* posix_fallocate returns its error */
     }
     int failed = 0;
@@ -292,6 +315,13 @@ int flock(int descriptor, int operation) {
     return syscall(SYS_flock, descriptor, operation);
 }
 
+/* SQLite waits this way for locks. While all are refused nothing comes of it, and it would take ten seconds a call. */
+int usleep(useconds_t length) {
+    struct timespec span = {length / 1000000, length % 1000000 * 1000};
+    if (refusal[LOCK].at && refusal[LOCK].sticky) return 0;
+    return syscall(SYS_nanosleep, &span, NULL);
+}
+
 static void *map(void *at, size_t length, int protection, int flags, int descriptor, off64_t offset) {
     if (!(flags & MAP_ANONYMOUS) && minds(descriptor)) {
         int why = refused(MAP);
@@ -312,7 +342,7 @@ void *mmap64(void *at, size_t length, int protection, int flags, int descriptor,
 int unlinkat(int directory, const char *name, int flags) {
     char path[PATH_MAX];
     if (!locate(directory, name, path)) return syscall(SYS_unlinkat, directory, name, flags);
-    REFUSE(UNLINK);
+    CHANGE(UNLINK);
     int failed;
     LOCKED(failed = syscall(SYS_unlinkat, directory, name, flags),
            if (!failed) note(flags & AT_REMOVEDIR ? REMOVED : UNLINKED, 0, 0, path, NULL, NULL, 0));
@@ -325,7 +355,7 @@ int renameat2(int from_directory, const char *from, int to_directory, const char
     char first[PATH_MAX], second[PATH_MAX];
     int watched_one = locate(from_directory, from, first) | locate(to_directory, to, second);
     if (!watched_one) return syscall(SYS_renameat2, from_directory, from, to_directory, to, flags);
-    REFUSE(RENAME);
+    CHANGE(RENAME);
     int failed;
     LOCKED(failed = syscall(SYS_renameat2, from_directory, from, to_directory, to, flags),
            if (!failed) note(RENAMED, 0, flags, first, second, NULL, 0));
@@ -339,10 +369,13 @@ int rename(const char *from, const char *to) { return renameat2(AT_FDCWD, from, 
 int mkdirat(int directory, const char *name, mode_t mode) {
     char path[PATH_MAX];
     if (!locate(directory, name, path)) return syscall(SYS_mkdirat, directory, name, mode);
-    REFUSE(MKDIR);
+    CHANGE(MKDIR);
     int failed;
-    LOCKED(failed = syscall(SYS_mkdirat, directory, name, mode),
-           if (!failed) note(MADE, 0, 0, path, NULL, NULL, 0));
+    LOCKED(failed = syscall(SYS_mkdirat, directory, name, mode), {
+        struct stat status;
+        if (!failed && !fstatat(directory, name, &status, AT_SYMLINK_NOFOLLOW))
+            note(MADE, status.st_ino, 0, path, NULL, NULL, 0);
+    });
     return failed;
 }
 int mkdir(const char *name, mode_t mode) { return mkdirat(AT_FDCWD, name, mode); }
@@ -350,7 +383,7 @@ int mkdir(const char *name, mode_t mode) { return mkdirat(AT_FDCWD, name, mode);
 int linkat(int from_directory, const char *from, int to_directory, const char *to, int flags) {
     char path[PATH_MAX];
     if (!locate(to_directory, to, path)) return syscall(SYS_linkat, from_directory, from, to_directory, to, flags);
-    REFUSE(LINK);
+    CHANGE(LINK);
     int failed;
     LOCKED(failed = syscall(SYS_linkat, from_directory, from, to_directory, to, flags), {
         struct stat status;

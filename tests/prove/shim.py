@@ -78,6 +78,15 @@ class Shim:
         finally:
             self._library.shim_forgive()
 
+    @contextmanager
+    def read_only(self) -> Iterator[None]:
+        """Refuse every change of the directory's files, as a file system does that the kernel has made read-only."""
+        self._library.shim_read_only(1)
+        try:
+            yield
+        finally:
+            self._library.shim_read_only(0)
+
     def calls(self, call: Call) -> int:
         """Return how many calls of a class there were since the last `refusing` began."""
         return int(self._library.shim_calls(int(call)))

@@ -1,0 +1,296 @@
+"""Deeds to die at: what a victim does, and who forks victims until one has outlived its deed."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import os
+import shutil
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from diskcache_like import Cache, dictionaries, migration
+from diskcache_like.coherence import generations
+from diskcache_like.errors import CorruptDatabaseWarning
+from diskcache_like.migration import Migration
+from diskcache_like.storage import rekeying, room, writing
+
+from .dying import Death, make_mortal
+from .processes import LARGE, WRITES, Link, Worker, Write
+from .wholeness import opened
+
+Deed = Callable[[Path, str, Death], list[str]]
+DEEDS: dict[str, Deed] = {}
+
+
+def deed(name: str) -> Callable[[Deed], Deed]:
+    """Register something that victims do; it returns the steps it took."""
+
+    def register(function: Deed) -> Deed:
+        DEEDS[name] = function
+        return function
+
+    return register
+
+
+def nurse(link: Link) -> None:
+    """Fork victims: hear what each is to do and when to die, tell None if it died, else the steps that it took."""
+    while (task := link.hear()) is not None:
+        directory, kind, name, at = task
+        reading, writing_ = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                os.write(writing_, "\n".join(DEEDS[name](directory, kind, make_mortal(at))).encode())
+                status = 0
+            except BaseException as error:
+                os.write(writing_, repr(error).encode())
+            finally:
+                os._exit(status)
+        os.close(writing_)
+        with os.fdopen(reading) as pipe:
+            told = pipe.read()
+        _, status = os.waitpid(pid, 0)
+        if os.WIFSIGNALED(status):
+            link.tell(None)
+        elif status:
+            link.tell(told)
+        else:
+            link.tell(told.splitlines())
+
+
+def victims(nurse_: Worker, directory: Path, kind: str, name: str) -> Iterator[int]:
+    """Yield after each death: at the first step, at the second, … until a victim has outlived the deed."""
+    for at in itertools.count():
+        steps = die(nurse_, directory, kind, name, at)
+        if steps is not None:
+            assert len(steps) == at > 2, "the deed has no steps to die at"
+            return
+        yield at
+
+
+def die(nurse_: Worker, directory: Path, kind: str, name: str, at: int) -> list[str] | None:
+    """Let a victim do `name` and die at its n-th step; return all of its steps if it has fewer, or `at` is -1."""
+    nurse_.tell((directory, kind, name, at))
+    steps = nurse_.hear()
+    assert steps is None or isinstance(steps, list), f"a victim failed: {steps}"
+    return steps
+
+
+# -- writes and upkeep -------------------------------------------------------------------------------------------------
+
+
+def _stream(cache: Cache) -> None:
+    with cache.open("k", "wb") as writer:
+        for start in range(0, len(LARGE), 30_000):
+            writer.write(LARGE[start : start + 30_000])
+
+
+DEED_WRITES = {**WRITES, "set piece by piece": Write(_stream, LARGE)}
+
+
+def _write(write: Write, all_slots: bool, directory: Path, kind: str, dying: Death) -> list[str]:
+    if all_slots:
+        writing.ALL_SLOTS = -1  # type: ignore[attr-defined]  # every change marks all slots, as one of thousands of keys does
+    cache = opened(directory, kind)
+    cache.get("anything")
+    dying.counts = True
+    with contextlib.suppress(ZeroDivisionError):
+        write.do(cache)
+    dying.counts = False
+    cache.close()
+    return dying.steps
+
+
+MARKING_ALL = ", marking all slots"
+
+for _name, _each in DEED_WRITES.items():
+    DEEDS[_name] = functools.partial(_write, _each, False)
+    DEEDS[_name + MARKING_ALL] = functools.partial(_write, _each, True)
+
+ALL_MARKING = ["delete", "touch", "evict", "clear", "delete_many", "set_many"]
+
+
+@deed("checkpoint")
+def do_checkpoint(directory: Path, kind: str, dying: Death) -> list[str]:
+    cache = opened(directory, kind)
+    room.CHECKPOINT_BYTES = -1
+    room.WAL_LIMIT = -1
+    for store in cache._shards.stores:
+        store.header[generations.Header.MARK] = 0
+    dying.counts = True
+    cache.set("k", 2)
+    assert any("checkpoint" in step for step in dying.steps)
+    return dying.steps
+
+
+@deed("sweep")
+def do_sweep(directory: Path, kind: str, dying: Death) -> list[str]:
+    cache = opened(directory, kind)
+    cache.set(("large", "replaced"), LARGE)
+    cache.set(("large", "replaced"), 1)
+    room.GRACE = -1.0
+    dying.counts = True
+    for number in (2, 2, 2):  # one round dates and unlinks, the next drops the row
+        for store in cache._shards.stores:
+            store.header[generations.Header.MARK] = 0
+        cache.set("k", number)
+    assert "after remove" in dying.steps
+    return dying.steps
+
+
+@deed("flush")
+def do_flush(directory: Path, kind: str, dying: Death) -> list[str]:
+    cache = opened(directory, kind)
+    cache.set(("large", "replaced"), LARGE)
+    cache.set(("large", "replaced"), 1)
+    room.GRACE = -1.0
+    dying.counts = True
+    cache.set("k", 2)
+    cache.check(fix=True)
+    assert "after remove" in dying.steps
+    return dying.steps
+
+
+@deed("close")
+def do_close(directory: Path, kind: str, dying: Death) -> list[str]:
+    cache = opened(directory, kind)
+    cache.set("k", 2)
+    dying.counts = True
+    cache.close()
+    return dying.steps
+
+
+@deed("expired entries go with a write")
+def do_cull_due(directory: Path, kind: str, dying: Death) -> list[str]:
+    cache = opened(directory, kind, clock=lambda: time.time() + 1000)
+    for store in cache._shards.stores:
+        store.header[generations.Header.NEXT_EXPIRE] = 0
+    dying.counts = True
+    cache.set("k", 2)
+    return dying.steps
+
+
+UPKEEP = {
+    "checkpoint": WRITES["set"],
+    "sweep": WRITES["set"],
+    "flush": WRITES["set"],
+    "close": WRITES["set"],
+    "expired entries go with a write": WRITES["set"]._replace(
+        prepare=lambda cache: [cache.set("k", 1), cache.set(("large", "expiring"), LARGE, expire=500)]
+    ),
+}  # with what each of them comes
+
+FILLERS: dict[Any, Any] = {
+    ("filler", number): LARGE if number % 3 == 0 else number for number in range(30)
+}  # what "make room" may evict
+
+
+@deed("make room")
+def do_make_room(directory: Path, kind: str, dying: Death) -> list[str]:
+    cache = opened(directory, kind)
+    cache.reset("size_limit", cache.volume() // 2, update=False)
+    dying.counts = True
+    cache.set("k", 2)
+    return dying.steps
+
+
+# -- opening ----------------------------------------------------------------------------------------------------------
+
+
+@deed("open")
+def do_open(directory: Path, kind: str, dying: Death) -> list[str]:
+    dying.counts = True
+    opened(directory / str(dying.at), kind).set("k", 1)
+    return dying.steps
+
+
+@deed("open again")
+def do_open_again(directory: Path, kind: str, dying: Death) -> list[str]:
+    """Open a directory from before the machine was started again, whose generations have to be renewed."""
+    directory /= str(dying.at)
+    cache = opened(directory, kind)
+    cache.set("k", 1)
+    for store in cache._shards.stores:
+        store.generations.begin(
+            range(3), store.generations.next_tick()
+        )  # as writers leave them who died with the machine
+        store.header[generations.Header.BOOT] = 1
+    cache.close()
+    dying.counts = True
+    opened(directory, kind).set("other", 1)
+    return dying.steps
+
+
+@deed("set aside")
+def do_set_aside(directory: Path, kind: str, dying: Death) -> list[str]:
+    """Meet a garbled database."""
+    directory /= str(dying.at)
+    cache = opened(directory, kind)
+    cache.set("k", 1)
+    paths = [Path(store.path) for store in cache._shards.stores]
+    cache.close()
+    for path in paths:
+        content = path.read_bytes()
+        path.write_bytes(content[:100] + b"\xff" * (len(content) - 100))
+    warnings.simplefilter("ignore", CorruptDatabaseWarning)
+    dying.counts = True
+    cache = opened(directory, kind)
+    cache.get("k")
+    cache.set("k", 1)
+    return dying.steps
+
+
+# -- what takes many transactions --------------------------------------------------------------------------------------
+
+OLD, NEW = "one secret of sixteen", "the new secret, longer than it"
+
+
+@deed("rotate")
+def do_rotate(directory: Path, kind: str, dying: Death) -> list[str]:
+    """Rotate a fresh copy of the cache."""
+    rekeying.BATCH = 3
+    copy = directory / str(dying.at)
+    shutil.copytree(directory / "template", copy)
+    cache = opened(copy, kind, secret=OLD)
+    dying.counts = True
+    cache.rotate(NEW)
+    dying.counts = False
+    cache.close()
+    return dying.steps
+
+
+SAMPLES: dict[Any, Any] = {
+    ("sample", number): {"kind": "sample", "number": number, "words": "much the same in all of them"}
+    for number in range(64)
+}
+
+
+@deed("train")
+def do_train(directory: Path, kind: str, dying: Death) -> list[str]:
+    """Make a dictionary, with one before it to retire, and write with it."""
+    cache = opened(directory, kind)
+    dictionaries.GRACE = -1.0  # type: ignore[misc]
+    dying.counts = True
+    cache.train(1 << 10)
+    cache.set("k", next(iter(SAMPLES.values())))
+    dying.counts = False
+    cache.close()
+    return dying.steps
+
+
+@deed("migrate")
+def do_migrate(directory: Path, kind: str, dying: Death) -> list[str]:
+    """Copy what DiskCache left in `directory / "old"`."""
+    migration.BATCH_ENTRIES = 3  # type: ignore[misc]
+    for name in ("_claim", "_open_target", "_copy_one", "_finish", "_remove_mark"):
+        setattr(Migration, name, dying.around(name, getattr(Migration, name)))
+    dying.counts = True
+    with Migration(directory / "old", directory / "new") as running:
+        running.run()
+    return dying.steps

@@ -1,0 +1,268 @@
+"""Kill processes at any moment: what was acknowledged is there, whole, and nobody is hindered."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+from diskcache_like import Cache, files
+from diskcache_like.coherence import native
+from diskcache_like.storage import room
+from diskcache_like.storage.writing import Writer
+from tests.diaries import KEYS, Change, change_set, look, verify, version_of, work
+from tests.processes import Gone, Link, Worker, fork_worker
+from tests.wholeness import known_files, mend, opened, value_files
+
+from .crash_locks import PROOFS as LOCK_PROOFS
+from .crash_steps import PROOFS as STEP_PROOFS
+from .proof import Proof, Trial
+
+LEAST, KILLS = 3, 12  # in a case, beside the last ones
+BURST = 100  # reads of the one who reads all the time, before
+PAUSE = 0.0005  # seconds of leaving the processor to the writers
+LARGEST = 3 << 20  # bytes of an emptied database and its WAL, however often its writers were killed
+
+Breakage = Callable[[], None]
+
+
+class Scene(NamedTuple):
+    """What is written to: the flavour of cache, its settings, and how many write."""
+
+    kind: str
+    settings: dict[str, Any]
+    writers: int = 4
+    changes: Sequence[Change] = ()  # all
+    breakage: Breakage = lambda: None  # what is wrong with the writers' cache
+
+    @property
+    def evicting(self) -> bool:
+        """Whether entries may go for room."""
+        return bool(self.settings["eviction_policy"] != "none")
+
+    def open(self, directory: Path, **settings: Any) -> Cache:
+        """Open the cache."""
+        return opened(directory, self.kind, **{**self.settings, **settings})
+
+
+KEEPS: dict[str, Any] = {"eviction_policy": "none"}
+FULL: dict[str, Any] = {"eviction_policy": "least-recently-used", "size_limit": 700_000}
+SCENES = [
+    Scene("one", KEEPS),
+    Scene("one", {**KEEPS, "durability": "system"}, writers=3),
+    Scene("fanout", KEEPS),
+    Scene("one", FULL),
+    Scene("fanout", {**FULL, "eviction_policy": "least-recently-stored"}),
+    *([Scene("one", {**KEEPS, "coherence": "native"})] if native.load() else []),
+]
+CODED_SCENES = [Scene(kind, settings) for kind in ("sealed", "sealed fanout", "packed") for settings in (KEEPS, FULL)]
+
+
+class Crowd:
+    """Writers who are killed and replaced while others look on: this process, and one that reads all the time."""
+
+    def __init__(self, trial: Trial, chance: random.Random, scene: Scene) -> None:
+        self._trial, self._chance, self._scene = trial, chance, scene
+        self.directory = trial.fresh()
+        self._diaries = [self.directory.with_name(f"diary {owner}") for owner in range(scene.writers)]
+        self._reader = fork_worker(partial(read_on, scene=scene, directory=self.directory))
+        self._bystander = scene.open(self.directory)
+        self._writers: dict[int, Worker] = {}
+
+    def __enter__(self) -> Self:
+        self._reader.hear()
+        for owner in range(self._scene.writers):
+            self.start(owner)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for worker in (self._reader, *self._writers.values()):
+            worker.dismiss()
+        self._bystander.close()
+
+    def start(self, owner: int) -> None:
+        """Start a writer, the first one or in a dead one's place."""
+        seed, scene = self._chance.getrandbits(40), self._scene
+        arguments = (owner, seed, self.directory, scene.kind, self._diaries[owner], scene.settings, scene.changes)
+
+        def write(link: Link) -> None:
+            scene.breakage()
+            work(link, *arguments)
+
+        self._writers[owner] = worker = fork_worker(write)
+        worker.tell()  # not to wait for anybody else when it is ready
+
+    def kill(self, owners: Sequence[int]) -> None:
+        """Kill writers at once, at some moment within their next few changes, and see that nothing is amiss."""
+        workers = [self._writers.pop(owner) for owner in owners]
+        try:
+            for _ in range(self._chance.randrange(4)):  # with none it may be killed while it opens the cache
+                workers[0].hear()
+            for _ in range(self._chance.randrange(100)):
+                workers[0].link.asked()
+            for worker in workers:
+                os.kill(worker.pid, signal.SIGKILL)
+            for worker in workers:
+                worker.join()
+                _refuse_failure(worker)
+        finally:
+            for worker in workers:
+                worker.dismiss()
+        self._trial.count("kills", len(workers))
+        for owner in owners:
+            self._verify(owner, look(self._bystander, owner))
+            self._reader.tell(owner)
+            self._verify(owner, self._reader.hear())
+
+    def _verify(self, owner: int, found: dict[int, int]) -> None:
+        calls = verify(found, owner, self._diaries[owner], self._scene.evicting)
+        self._trial.count("acknowledged", calls)
+
+    def end(self) -> int:
+        """Kill all who are left and see that the cache is as good as one that nobody was killed at.
+
+        Returns the bytes that its databases take when it has been emptied.
+        """
+        self.kill([*self._writers])
+        with self._scene.open(self.directory, strict=True, timeout=0) as cache:
+            assert cache.set("the lock", "is free")
+            for owner in range(self._scene.writers):
+                self._verify(owner, look(cache, owner))
+            mend(cache)
+            assert cache.get("the lock") == self._bystander.get("the lock")
+            self._reader.tell()
+            self._trial.count("reads of survivors", self._reader.result())
+            cache.clear()
+            cache.check(fix=True)
+            assert value_files(self.directory) == known_files(cache) == set(), "value files stay of an emptied cache"
+        return sum(path.stat().st_size for path in self.directory.rglob("cache*.db*"))
+
+
+def _refuse_failure(worker: Worker) -> None:
+    """Fail if a writer failed before it was killed."""
+    try:
+        while worker.link.asked():
+            worker.hear()
+    except Gone:
+        return
+
+
+def read_on(link: Link, scene: Scene, directory: Path) -> int:
+    """Read everything all the time, and what an owner has when told to; return how often.
+
+    A version that was seen is never followed by an older one.
+    """
+    chance = random.Random(0)
+    seen: dict[tuple[int, int], int] = {}
+    reads = 0
+    with scene.open(directory) as cache:
+        link.tell()
+        while True:
+            if link.connection.poll(PAUSE if reads % BURST == 0 else 0):
+                asked = link.hear()
+                if asked is None:
+                    return reads
+                link.tell(look(cache, asked))
+            owner, key = chance.randrange(scene.writers), chance.randrange(KEYS)
+            for _ in range(2):
+                version = version_of(cache.get((owner, key)), owner, key)
+                assert version == 0 or version >= seen.get((owner, key), 0), f"a stale version of {owner, key}"
+                seen[owner, key] = max(version, seen.get((owner, key), 0))
+                reads += 1
+
+
+def anywhen(trial: Trial, scenes: Sequence[Scene], least: int = LEAST) -> None:
+    """Kill one writer, or two at once, again and again; `least` times in a case, however short the time."""
+    largest = 0
+
+    def case(chance: random.Random) -> None:
+        nonlocal largest
+        room.CHECKPOINT_BYTES = 300_000
+        with Crowd(trial, chance, chance.choice(scenes)) as crowd:
+            for number in range(KILLS):
+                if number >= least and trial.over and trial.only is None:
+                    break
+                at_once = min(chance.choice((1, 1, 1, 2)), len(crowd._writers))
+                owners = chance.sample(sorted(crowd._writers), at_once)
+                crowd.kill(owners)
+                for owner in owners:
+                    crowd.start(owner)
+            left = crowd.end()
+            assert left <= LARGEST, f"the emptied databases take {left:,} bytes"
+            largest = max(largest, left)
+
+    trial.repeat(case)
+    if largest:
+        trial.figure("most bytes of an emptied database", f"{largest:,}")
+
+
+# -- broken on purpose ------------------------------------------------------------------------------------------------
+
+
+def commit_late() -> None:
+    """Commit with every seventh write only."""
+    enter, leave, checkpoint = Writer.enter, Writer.leave, room.checkpoint
+    writes = iter(range(1 << 60))
+
+    def entered(self: Writer, timeout: float | None, culls: bool = True) -> bool:
+        locked = enter(self, timeout, culls)
+        if not self.writer.in_transaction:
+            self.writer.execute("BEGIN IMMEDIATE")
+        return locked
+
+    def left(self: Writer) -> None:
+        if next(writes) % 7 == 6:
+            self.writer.commit()
+        leave(self)
+
+    def committed_first(store: Writer, shrink: bool = False) -> None:
+        store.writer.commit()
+        checkpoint(store, shrink)
+
+    Writer.enter, Writer.leave = entered, left  # type: ignore[method-assign]
+    room.checkpoint = committed_first
+
+
+def fill_files_late() -> None:
+    """Make a value file empty before its row is written, and fill it when the next one is made."""
+    pending: list[tuple[str, bytes]] = []
+
+    def write(root: str, name: str, chunks: Any, sync: bool) -> int:
+        for path, content in pending:
+            Path(path).write_bytes(content)
+        content = b"".join(chunks)
+        pending[:] = [(os.path.join(root, name), content)]
+        os.close(files.create(root, name))
+        return len(content)
+
+    files.write = write
+
+
+def broken(breakage: Breakage) -> Callable[[Trial], None]:
+    """Return a run against a cache that is broken thus."""
+    return partial(anywhen, scenes=[Scene("one", KEEPS, 1, (change_set,), breakage)], least=KILLS)
+
+
+PROOFS: dict[str, Proof] = {
+    "crash-anywhen": Proof(
+        3,
+        "kill -9 of one or two of 3-4 writers at any moment, Cache and FanoutCache: nothing lost, torn, stale, leaked",
+        partial(anywhen, scenes=SCENES),
+        share=3.0,
+    ),
+    "crash-anywhen-coded": Proof(
+        3, "the same, encrypted or compressed", partial(anywhen, scenes=CODED_SCENES), share=2.0
+    ),
+    **STEP_PROOFS,
+    **LOCK_PROOFS,
+    "crash-control-commit": Proof(
+        3, "writes acknowledged before they are committed", broken(commit_late), share=0.3, control=True
+    ),
+    "crash-control-files": Proof(
+        3, "rows committed before their value files are whole", broken(fill_files_late), share=0.3, control=True
+    ),
+}

@@ -1,0 +1,303 @@
+"""Kill a process at every step of everything that it can be in the middle of.
+
+A step is a statement of SQL that may write, a change of a shared word, an operation on files or the write lock
+(tests/dying.py); what is done meanwhile is a deed (tests/deeds.py). Each death has a directory of its own.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import random
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+from diskcache_like import SecretError
+from diskcache_like.errors import CorruptDatabaseWarning
+from diskcache_like.migration import Migration
+from diskcache_like.storage import store, writing
+from tests.aftermath import BYSTANDERS, look_after, look_after_making_room, look_after_opening, prepare
+from tests.deeds import ALL_MARKING, DEED_WRITES, FILLERS, MARKING_ALL, NEW, OLD, SAMPLES, UPKEEP, die, nurse
+from tests.processes import LARGE, MISSING, Worker, Write, fork_worker
+from tests.wholeness import mend, opened
+
+from .proof import CannotRun, Proof, Trial
+
+Steps = list[str] | None  # of the victim that outlived its deed; None of one that died
+Judge = Callable[["Death"], Steps]
+AT_FIRST = 3  # deaths per deed before the next deed has its turn
+LEAST = 1 + AT_FIRST  # cases, however short the time
+MOST_STEPS = 100_000
+
+
+class Deed(NamedTuple):
+    """What to die at: a deed's name, the flavour of cache, and who prepares it, has it done and judges."""
+
+    name: str
+    kind: str
+    judge: Judge
+
+
+class Death(NamedTuple):
+    """One death: at the n-th step of a deed, or after all of them if n is -1."""
+
+    trial: Trial
+    nurse: Worker
+    deed: Deed
+    at: int
+    directory: Path
+
+    def happen(self) -> Steps:
+        """Let a victim do the deed."""
+        steps = die(self.nurse, self.directory, self.deed.kind, self.deed.name, self.at)
+        self.trial.count("kills", steps is None)
+        return steps
+
+
+# -- judges -----------------------------------------------------------------------------------------------------------
+
+
+def judge_write(write: Write, death: Death) -> Steps:
+    """See that a write was made or was not, and nothing else changed."""
+    directory, kind, name = death.directory, death.deed.kind, death.deed.name
+    with opened(directory, kind) as hot, opened(directory, kind, hot_size_limit=0) as cold:
+        hot.set_many(BYSTANDERS)
+        prepare(hot, write)
+        steps = death.happen()
+        for shard in hot._shards.stores:
+            with shard.locked(0):
+                pass  # or Timeout
+        if steps is not None:
+            assert hot.get(write.key, MISSING) == cold.get(write.key, MISSING) == write.new
+        look_after(hot, cold, write, name)
+    with opened(directory, kind, strict=True) as again:
+        assert again.get("k") == "next"
+        assert again.get_many(BYSTANDERS) == BYSTANDERS or name.startswith("cull")
+    return steps
+
+
+def judge_room(death: Death) -> Steps:
+    """See that what was evicted is gone, and the rest whole."""
+    directory, kind = death.directory, death.deed.kind
+    with opened(directory, kind) as hot, opened(directory, kind, hot_size_limit=0) as cold:
+        hot.set_many(FILLERS)
+        assert hot.get_many(FILLERS) == FILLERS
+        steps = death.happen()
+        look_after_making_room(hot, cold, {"k": 2, **FILLERS})
+    return steps
+
+
+def judge_opening(death: Death) -> Steps:
+    """See that the next who comes can open what was half opened, and use it."""
+    directory, kind, name = death.directory / str(death.at), death.deed.kind, death.deed.name
+    death.directory.mkdir(0o700)
+    steps = death.happen()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CorruptDatabaseWarning)
+        with opened(directory, kind) as cache, opened(directory, kind) as other:
+            look_after_opening(cache, other, keeps=name == "open again")
+    return steps
+
+
+def judge_rotation(death: Death) -> Steps:
+    """See that one of the two secrets opens everything, and that the rotation can be finished."""
+    directory, kind = death.directory / str(death.at), death.deed.kind
+    values = {**dict(itertools.islice(SAMPLES.items(), 5)), "large": LARGE}
+    with opened(death.directory / "template", kind, secret=OLD) as cache:
+        cache.set_many(values)
+    steps = death.happen()
+    secrets = []
+    for secret in (OLD, NEW):
+        with suppress(SecretError), opened(directory, kind, secret=secret) as cache:
+            assert cache.get_many(values) == values
+            assert cache.set("written", secret)
+            secrets.append(secret)
+    assert secrets, "neither secret opens the cache"
+    assert steps is None or secrets == [NEW], "a rotation that came to its end leaves the old secret"
+    with opened(directory, kind, secret=secrets[-1]) as cache:
+        mend(cache)
+        cache.rotate(NEW)
+    with suppress(SecretError), opened(directory, kind, secret=OLD):
+        raise AssertionError("the old secret opens the cache")
+    with opened(directory, kind, secret=NEW, strict=True) as cache:
+        assert cache.get_many(values) == values
+        assert cache.get("written") == secrets[-1]
+        mend(cache)
+    return steps
+
+
+def judge_training(death: Death) -> Steps:
+    """See that everything can be read, with whichever dictionaries there are, and another one be made."""
+    directory, kind = death.directory, death.deed.kind
+    expected = next(iter(SAMPLES.values()))
+    with opened(directory, kind, compressor="zstd") as hot:
+        hot.set_many(SAMPLES)
+        hot.train(1 << 10)
+        hot.set_many(dict(itertools.islice(SAMPLES.items(), 32)))
+        assert hot.get_many(SAMPLES) == SAMPLES
+        steps = death.happen()
+        assert hot.get("k") in ((None, expected) if steps is None else (expected,))
+        with opened(directory, kind, strict=True, timeout=0) as again:
+            assert again.get_many(SAMPLES) == hot.get_many(SAMPLES) == SAMPLES
+            assert again.set("k", expected)
+            again.train(1 << 10)
+            again.set_many(SAMPLES)
+            assert again.get_many(SAMPLES) == hot.get_many(SAMPLES) == SAMPLES
+            assert hot.get("k") == expected
+            mend(again)
+    return steps
+
+
+def judge_migration(death: Death) -> Steps:
+    """See that the copy goes on, each entry there once, and the old directory as it was."""
+    import diskcache
+
+    old, new = death.directory / "old", death.directory / "new"
+    wanted: dict[Any, Any] = {
+        **{f"key {number}": number for number in range(5)},
+        ("a", 1): "x" * 50_000,
+        b"b": bytes(50_000),
+    }
+    with diskcache.Cache(old) as theirs:
+        for key, value in wanted.items():
+            theirs.set(key, value, tag="tag")
+    steps = death.happen()
+    if (new / "migration").exists() or not new.exists():
+        assert steps is None, "the copy is not finished"
+        with Migration(old, new) as running:
+            summary = running.run()
+        assert (summary.copied + summary.present, summary.skipped) == (len(wanted), [])
+    with opened(new, death.deed.kind, strict=True) as ours:
+        assert {key: ours[key] for key in ours} == wanted
+        assert list(ours) == list(wanted)
+        mend(ours)
+    with diskcache.Cache(old) as theirs:
+        assert {key: theirs[key] for key in theirs} == wanted
+    return steps
+
+
+# -- every step -------------------------------------------------------------------------------------------------------
+
+WRITING = [
+    *(Deed(name, "one", partial(judge_write, write)) for name, write in {**DEED_WRITES, **UPKEEP}.items()),
+    *(Deed(name + MARKING_ALL, "one", partial(judge_write, DEED_WRITES[name])) for name in ALL_MARKING),
+    *(
+        Deed(name, kind, partial(judge_write, DEED_WRITES[name]))
+        for kind in ("fanout", "sealed")
+        for name in ("set to a file", "set from a file", "transact", "delete_many", "push", "pull")
+    ),
+    Deed("make room", "one", judge_room),
+    Deed("make room", "sealed", judge_room),
+]
+OPENING = [
+    *(Deed(name, kind, judge_opening) for name in ("open", "open again") for kind in ("one", "fanout", "sealed")),
+    Deed("set aside", "one", judge_opening),
+]
+LENGTHY = [
+    *(Deed("rotate", kind, judge_rotation) for kind in ("sealed", "sealed fanout")),
+    *(Deed("train", kind, judge_training) for kind in ("one", "fanout", "sealed")),
+    Deed("migrate", "one", judge_migration),
+]
+
+
+class Round:
+    """All the deaths there are, those of a deed being known when it was outlived once."""
+
+    def __init__(self, trial: Trial, deeds: Sequence[Deed], only: str) -> None:
+        self._trial, self._deeds, self._only = trial, deeds, only
+        self._nurse = fork_worker(nurse)
+        self._chance = random.Random(trial.seed)
+        self.known = self.done = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._nurse.dismiss()
+
+    def die(self, number: int, at: int) -> Steps:
+        """Have one death judged."""
+        deed = self._deeds[number]
+        steps: Steps = None
+        with self._trial.judged(number * MOST_STEPS + at + 1):
+            steps = deed.judge(Death(self._trial, self._nurse, deed, at, self._trial.fresh()))
+        return steps  # noqa: RET504 - `judged` swallows what the judge raises
+
+    def _is_over(self) -> bool:
+        findings = self._trial.findings
+        return self._trial.over and (findings.cases >= LEAST or bool(findings.violations))
+
+    def deaths(self, number: int) -> Iterator[None]:
+        """Outlive a deed, then die at each of its steps."""
+        steps = self.die(number, -1) or []
+        chosen = [at for at, step in enumerate(steps) if step.startswith(self._only)]
+        self.known += len(chosen)
+        yield
+        for at in self._chance.sample(chosen, len(chosen)):
+            self.die(number, at)
+            self.done += 1
+            yield
+
+    def run(self) -> None:
+        """Take a few deaths of each deed, then the others in turn."""
+        turns = [self.deaths(number) for number in self._chance.sample(range(len(self._deeds)), len(self._deeds))]
+        for pace in itertools.chain([1 + AT_FIRST], itertools.repeat(1)):
+            for turn in list(turns):
+                for _ in range(pace):
+                    if self._is_over():
+                        return
+                    if next(turn, turn) is turn:
+                        turns.remove(turn)
+                        break
+            if not turns:
+                return
+
+
+def everywhere(trial: Trial, deeds: Sequence[Deed], only: str = "") -> None:
+    """Die at every step of the deeds whose name begins with `only`, as far as time permits."""
+    with Round(trial, deeds, only) as round_:
+        if trial.only is not None:
+            number, at = divmod(trial.only, MOST_STEPS)
+            round_.die(number, at - 1)
+            return
+        round_.run()
+        finished = round_.known and round_.done == round_.known
+        trial.figure("steps", f"all {round_.done:,}" if finished else f"{round_.done:,} of {round_.known:,} or more")
+
+
+def lengthy(trial: Trial) -> None:
+    """Die at every step of what takes many transactions."""
+    for package in ("zstandard", "diskcache"):
+        if importlib.util.find_spec(package) is None:
+            raise CannotRun(f"{package} is not installed, to train or to migrate from: pip install {package}")
+    everywhere(trial, LENGTHY)
+
+
+def unsettled(trial: Trial) -> None:
+    """Die while nobody looks whether the last holder of the lock died."""
+    for module in (writing, store):
+        module._SETTLED = module._TICK  # type: ignore[attr-defined]
+    everywhere(trial, [deed for deed in WRITING if deed.name == "add"], "after INSERT")
+
+
+PROOFS: dict[str, Proof] = {
+    "crash-everywhere": Proof(
+        3,
+        "kill -9 before and after each step of each kind of write, of upkeep and of closing",
+        partial(everywhere, deeds=WRITING),
+        share=3.0,
+    ),
+    "crash-opening": Proof(
+        3,
+        "the same while a cache is made, renewed after a start of the machine, or its damaged database set aside",
+        partial(everywhere, deeds=OPENING),
+    ),
+    "crash-lengthy": Proof(3, "the same in rotate(), train() and a migration, which then go on", lengthy, share=1.5),
+    "crash-control-settling": Proof(
+        3, "nobody looks whether the last holder of the lock died", unsettled, share=0.3, control=True
+    ),
+}

@@ -1,0 +1,365 @@
+"""Disks that fill up, turn read-only or go away while a cache is in use."""
+
+from __future__ import annotations
+
+import gc
+import shutil
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from diskcache_like import Cache
+from diskcache_like.errors import (
+    CacheError,
+    CorruptDatabaseWarning,
+    DirectoryError,
+    DiskFull,
+    StorageError,
+    Timeout,
+)
+
+from ..processes import MISSING, cache_descriptors, problems
+from ..small_disks import MEBIBYTE, Disk, NotPermitted, mounted
+from .proof import CannotRun, Proof, Trial
+from .shim import Shim
+from .workload import LARGE, OPTIONS, Session, Wrong, one_layout, recover, script
+
+STEP = 4096  # bytes that a tmpfs gives out at a time
+ENOUGH = 600_000  # bytes with which nothing of the workload is refused
+FILES = 8  # large entries that are there before the disk fills up, to be removed when it is full
+PATIENCE = 30.0  # seconds for threads that should end at once
+
+
+@contextmanager
+def disk_of(trial: Trial, size: int) -> Iterator[Disk]:
+    """Mount a small disk for the length of a with-block; raise CannotRun where that is not permitted."""
+    path = trial.fresh("disk").resolve()
+    try:
+        with mounted(path, size) as disk:
+            yield disk
+    except NotPermitted as reason:
+        raise CannotRun(f"{reason}; run it as root") from None
+
+
+class OpenSession(Session):
+    """A run of the script whose handle stays open, and can read whatever the disk does."""
+
+    def attempt(self, name: str, do: Callable[[Cache], Any]) -> Any:
+        """Do something; reads must not fail."""
+        found = super().attempt(name, do)
+        if isinstance(found, CacheError) and name.startswith("get"):
+            raise Wrong(f"{name} failed on an open handle: {found}") from found
+        return found
+
+    def close(self) -> None:
+        """Leave the handle open."""
+
+    def reopen(self) -> None:
+        """Open a second handle if the disk lets it, and leave it at that."""
+        opened = self.attempt("open", lambda _: Cache(self.directory, clock=self.clock, **self.options))
+        if not isinstance(opened, CacheError):
+            self.old.append(opened)
+
+
+# -- full disks -------------------------------------------------------------------------------------------------------
+
+
+def _delete(session: Session) -> None:
+    for number in range(FILES):
+        session.cache.delete(("room", number))
+        session.may_be["room", number] = [MISSING]
+
+
+def _clear(session: Session) -> None:
+    session.cache.clear()
+    session.may_be = {key: [MISSING] for key in session.may_be}
+
+
+def _evict(session: Session) -> None:
+    cache = session.cache
+    with suppress(DiskFull):
+        cache.reset("eviction_policy", "least-recently-stored", update=False)
+    with suppress(DiskFull):
+        cache.reset("size_limit", cache.volume() // 3, update=False)
+    if not cache.cull():
+        raise Wrong("cull evicted nothing from a full disk")
+    for values in session.may_be.values():
+        values.append(MISSING)
+
+
+ROOM: tuple[Callable[[Session], None], ...] = (_delete, _clear, _evict)
+
+
+def _with_room(disk: Disk, left: int, make_room: Callable[[Session], None]) -> int:
+    """Run the script with `left` bytes of room, and what has to follow; return how many operations were refused."""
+    session = OpenSession(disk.path / "cache")
+    session.errors = (DiskFull,)
+    try:
+        for number in range(FILES):
+            value = session.new(LARGE)
+            session.cache["room", number] = value
+            session.may_be["room", number] = [value]
+        disk.fill(left)
+        script(session)
+        for key in session.may_be:
+            session.compare(key, session.cache.get(key, MISSING))
+        disk.fill()
+        make_room(session)
+        value = session.new(LARGE)
+        session.cache["room", 0] = value
+        session.may_be["room", 0] = [value]
+        disk.empty()
+        recover(session)
+        return sum(session.refused.values())
+    finally:
+        disk.empty()
+        session.cache.close()
+
+
+def _fill(trial: Trial) -> None:
+    def case(item: tuple[int, int]) -> None:
+        left, how = item
+        with disk_of(trial, 4 * MEBIBYTE) as disk, one_layout(), warnings.catch_warnings():
+            warnings.simplefilter("error")
+            trial.count("writes refused", _with_room(disk, left, ROOM[how]))
+
+    trial.each([(left, left // STEP % len(ROOM)) for left in range(0, ENOUGH, STEP)], case, "offsets")
+
+
+# -- read-only disks --------------------------------------------------------------------------------------------------
+
+
+class Turning(OpenSession):
+    """A run of the script in which the disk is read-only from one operation on."""
+
+    shim: Shim
+    turns = 0
+
+    def attempt(self, name: str, do: Callable[[Cache], Any]) -> Any:
+        """Do something, on a disk that is read-only by then or not."""
+        self.turns -= 1
+        if self.turns >= 0:
+            return do(self.cache)
+        with self.shim.read_only():
+            return super().attempt(name, do)
+
+
+def _turn(trial: Trial, at: int) -> None:
+    """Make the disk read-only under an open cache before its operation number `at`, and writable again at the end."""
+    directory = trial.fresh().resolve()
+    session = Turning(directory)
+    session.shim, session.turns = Shim(directory.parent), at
+    try:
+        script(session)
+        trial.count("operations refused", sum(session.refused.values()))
+        recover(session)
+    finally:
+        session.cache.close()
+
+
+def _remount(trial: Trial) -> None:
+    """Make the disk read-only while no file of the cache is open, and try to use it."""
+    with disk_of(trial, 4 * MEBIBYTE) as disk:
+        session = Session(disk.path / "cache")
+        script(session)
+        for handle in (*session.old, session.cache):
+            handle.close()
+        disk.remount("ro")
+        try:
+            for use in _USES:
+                _refused(use, session)
+        finally:
+            disk.remount("rw")
+        recover(session)
+
+
+_USES: tuple[Callable[[Session], object], ...] = (
+    lambda session: Cache(session.directory),
+    lambda session: Cache(session.directory.parent / "new"),
+    lambda session: session.cache.get("last"),
+    lambda session: session.cache.set("last", 0),
+    lambda session: session.cache.set("last", bytes(LARGE)),
+)
+
+
+def _refused(use: Callable[[Session], object], session: Session) -> None:
+    try:
+        use(session)
+    except DirectoryError as error:
+        if str(session.directory.parent) not in str(error):
+            raise Wrong(f"the error does not say where: {error}") from error
+    else:
+        raise Wrong("a closed cache was opened on a read-only disk")
+
+
+def _turn_read_only(trial: Trial) -> None:
+    with one_layout(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with closing((counted := Session(trial.fresh().resolve())).cache):
+            script(counted)
+
+        def case(at: int) -> None:
+            if at < 0:
+                _remount(trial)
+            else:
+                _turn(trial, at)
+
+        trial.each([-1, *range(counted.attempted)], case, "moments")
+
+
+# -- directories that go away -----------------------------------------------------------------------------------------
+
+ANOTHERS = "another cache's value"
+
+
+def _remove(path: Path) -> None:
+    shutil.rmtree(path, ignore_errors=True)
+    if path.exists():  # somebody makes files in it meanwhile
+        path.rename(path.with_name("doomed"))
+        shutil.rmtree(path.with_name("doomed"), ignore_errors=True)
+
+
+def _replace(path: Path) -> None:
+    _remove(path)
+    path.mkdir(0o700, exist_ok=True)
+
+
+def _swap(path: Path) -> None:
+    with closing(Cache(path.with_name("other"), **OPTIONS)) as other:
+        other["anothers"] = ANOTHERS
+    path.rename(path.with_name("moved"))
+    path.with_name("other").rename(path)
+
+
+def _move(path: Path) -> None:
+    path.rename(path.with_name("moved"))
+
+
+VANISHINGS: tuple[Callable[[Path], None], ...] = (_remove, _replace, _swap, _move)
+
+
+class Vanishing(Session):
+    """A run of the script whose directory goes away before one operation."""
+
+    vanish: Callable[[Path], None]
+    turns = 0
+
+    def attempt(self, name: str, do: Callable[[Cache], Any]) -> Any:
+        """Do something, in a directory that is there or not."""
+        if self.attempted == self.turns:
+            type(self).vanish(self.directory)
+        return super().attempt(name, do)
+
+    def compare(self, key: Any, found: Any) -> None:
+        """Take whatever an entry ever was: an open handle goes on with what it has open, another begins anew."""
+        if found is not MISSING and found not in self.ever.get(key, ()):
+            raise Wrong(f"{key!r} is {found!r:.40}, which it never was")
+
+
+def _vanish(trial: Trial, at: int, how: Callable[[Path], None]) -> None:
+    """Have the directory go away under the script."""
+    directory = trial.fresh().resolve()
+    session = type("VanishingHere", (Vanishing,), {"vanish": staticmethod(how), "turns": at})(directory)
+    try:
+        script(session)
+    finally:
+        for handle in (*session.old, session.cache):
+            handle.close()
+    trial.count("operations refused", sum(session.refused.values()))
+    _assert_well(directory, how)
+
+
+def _vanish_at_work(trial: Trial, at: int, how: Callable[[Path], None]) -> None:
+    """Have the directory go away under threads that read, write and open handles."""
+    directory = trial.fresh().resolve()
+    shared, done, wrong = Cache(directory, **OPTIONS), threading.Event(), []
+
+    def work(number: int) -> None:
+        try:
+            while not done.is_set():
+                with suppress(DirectoryError, StorageError, Timeout):
+                    _use(shared, directory, number)
+        except BaseException as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for _ in range(at):
+        len(shared)
+    how(directory)
+    for _ in range(20):
+        with suppress(DirectoryError, StorageError, Timeout):
+            len(shared)
+    done.set()
+    for thread in threads:
+        thread.join(PATIENCE)
+        if thread.is_alive():
+            raise Wrong("a thread hangs")
+    shared.close()
+    if wrong:
+        raise wrong[0]
+    trial.count("threads", len(threads))
+    _assert_well(directory, how)
+
+
+def _use(shared: Cache, directory: Path, number: int) -> None:
+    """Do something; a value found must be one that is written here."""
+    if number == 3:
+        with closing(Cache(directory, **OPTIONS)) as other:
+            other["handle"] = ("handle",)
+        return
+    value = (str(number) * LARGE) if number else number
+    shared[number] = value
+    if shared.get(number, value) != value:
+        raise Wrong(f"{number} is {shared.get(number)!r:.40}")
+
+
+def _assert_well(directory: Path, how: Callable[[Path], None]) -> None:
+    """Assert that nothing is left open, nothing was written elsewhere, and what is there now can be used."""
+    gc.collect()
+    if left := cache_descriptors(directory.parent):
+        raise Wrong(f"descriptors are left open: {left}")
+    if strange := {path.name for path in directory.parent.iterdir()} - {"cache", "moved", "doomed"}:
+        raise Wrong(f"{strange} came into being beside the directory")
+    for path in (directory, directory.with_name("moved")):
+        if path == directory or path.exists():
+            with closing(Cache(path, **OPTIONS)) as fresh:
+                fresh["new"] = bytes(LARGE)
+                fresh.check(fix=True)
+                if left := problems(fresh):
+                    raise Wrong(f"check still finds {left} after fix=True")
+                if fresh["new"] != bytes(LARGE):
+                    raise Wrong("a new entry is not what was written")
+                if how is _swap and path == directory and fresh.get("anothers") != ANOTHERS:
+                    raise Wrong("an entry of the cache that took the place is gone")
+
+
+def _go_away(trial: Trial) -> None:
+    with one_layout(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", CorruptDatabaseWarning)  # removed in part, it is taken for damaged
+        with closing((counted := Session(trial.fresh().resolve())).cache):
+            script(counted)
+
+        def case(
+            item: tuple[Callable[[Trial, int, Callable[[Path], None]], None], int, Callable[[Path], None]],
+        ) -> None:
+            run, at, how = item
+            run(trial, at, how)
+
+        trial.each(list(product((_vanish, _vanish_at_work), range(counted.attempted), VANISHINGS)), case, "moments")
+
+
+PROOFS: dict[str, Proof] = {
+    "disk-full": Proof(6, "a disk filled up so that room ends at each page of a workload, and room made again", _fill),
+    "disk-read-only": Proof(
+        6, "a disk turned read-only before each operation of a workload, and back", _turn_read_only, preload=True
+    ),
+    "disk-directory-gone": Proof(
+        6, "the directory removed, moved or replaced before each operation of a workload, and under threads", _go_away
+    ),
+}

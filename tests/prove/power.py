@@ -1,0 +1,280 @@
+"""The power goes: a cache opened on any image that the disk may be left with holds what its `durability` promises.
+
+Random work on a small cache is recorded with all that it does to its files; then images of the disk are drawn at random
+points of the record (images.py says which), opened as after a restart of the machine, and judged:
+
+power    every acknowledged write is there, value files included, and of an unfinished operation all or nothing
+system   each shard is as it was after one of its operations, none of those before the last closing missing; of a value
+         in a file of its own the file may be missing or not whole, which makes the entry missing
+process  anything may be missing, and a damaged database is set aside
+
+and under all of them no key has a value that it never had, the cache can be used, `check(fix=True)` finds nothing that
+may not be there and leaves nothing to find, and what is written afterwards stays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+import warnings
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any
+from unittest import mock
+
+from diskcache_like import Cache, EmptyDirWarning, UnknownFileWarning
+from diskcache_like.coherence import generations
+from diskcache_like.errors import CorruptDatabaseWarning, SecretError
+from diskcache_like.storage import connection
+from diskcache_like.value_files import _Digest
+
+from .images import Image, mapped, write
+from .power_work import (
+    COUNTERS,
+    KEYS,
+    PLACE,
+    QUEUE,
+    SECRETS,
+    Mark,
+    Recording,
+    State,
+    is_in_file,
+    is_mapped,
+    open_cache,
+    record,
+)
+from .proof import Proof, Trial
+
+IMAGES = 32  # drawn of each recording
+MEMORY = Path("/dev/shm")  # where files cost least
+MISSING = object()
+NOTHING = contextlib.nullcontext()
+LITTER = (UnknownFileWarning, EmptyDirWarning)
+
+
+def power_goes(durability: str, trial: Trial, broken: Broken | None = None) -> None:
+    """Record, draw images, judge them; with the cache `broken`, work where that shows soon."""
+
+    def case(random: Random) -> None:
+        memory = MEMORY if MEMORY.is_dir() else None
+        with broken() if broken else NOTHING, tempfile.TemporaryDirectory(prefix="prove-", dir=memory) as space:
+            recording = record(random, Path(space, "recorded"), durability, simple=broken is not None)
+            trial.count("operations", len(recording.marks))
+            boot = Path(space, "boot_id")
+            boot.write_text("5eed5eed-5eed-5eed-5eed-5eed5eed5eed")
+            with mock.patch.object(generations, "_BOOT_ID", boot):
+                for number, (point, image) in enumerate(_drawn(recording, random)):
+                    judge = Judge(durability, recording, point, image, random)
+                    with _explained(recording, point, image):
+                        directory = Path(space, str(number))
+                        write(image, directory)
+                        judge(directory / PLACE)
+                    trial.count("images")
+                    trial.count("images not as acknowledged", int(judge.has_lost))
+
+    trial.repeat(case)
+
+
+def _drawn(recording: Recording, random: Random) -> Iterator[tuple[int, Image]]:
+    """Yield images of the disk, each with the number of marks that the log had reached."""
+    points = sorted(random.randint(0, len(recording.events)) for _ in range(IMAGES))
+    ends = [mark.end for mark in recording.marks]
+    done = 0
+    for point in points:
+        for event in recording.events[done:point]:
+            recording.disk.apply(event)
+        done = point
+        end = recording.events[point - 1].end if point else 0
+        image = recording.disk.image(random)
+        for path, content in image.items():
+            if content is not None and is_mapped(path):
+                seen = [seen for when, seen in recording.maps.get(path, ()) if when <= end]
+                image[path] = mapped(len(content), seen, random)
+        yield bisect_right(ends, end), image
+
+
+@contextlib.contextmanager
+def _explained(recording: Recording, point: int, image: Image) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        damaged = ", one database was damaged before" if recording.was_damaged else ""
+        error.add_note(f"kind {recording.kind!r}{damaged}, the power went {_where(recording.marks, point)}")
+        sizes = {path: None if content is None else len(content) for path, content in image.items()}
+        error.add_note(f"image: {sizes}")
+        raise
+
+
+def _where(marks: list[Mark], point: int) -> str:
+    after = f"after operation {point} ({marks[point - 1].name})" if point else "at the very beginning"
+    return f"{after}, within {marks[point].name}" if point < len(marks) else after
+
+
+class Judge:
+    """Open an image and compare what is there with what was promised; `point`: how many operations were acknowledged."""
+
+    def __init__(self, durability: str, recording: Recording, point: int, image: Image, random: Random) -> None:
+        self._durability, self._recording, self._image, self._random = durability, recording, image, random
+        self._point = point
+        self.has_lost = False
+        marks = recording.marks
+        is_damaged = any(mark.is_loose for mark in marks[max(point - 1, 0) : point + 1])
+        self._is_excused = durability == "process" or is_damaged
+
+    def __call__(self, directory: Path) -> None:
+        """Judge one image."""
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            with self._opened(directory) as cache:
+                seen = look(cache)
+                self._judge(seen)
+                if self._random.random() < 0.3:
+                    _use(cache)
+                self._mend(cache)
+                _use(cache)
+                left = look(cache)
+            assert left.pop("after") == "the restart"
+            if not self._is_excused:
+                assert left == seen, f"check(fix=True) changes what is there: {_told(left, seen)}"
+            if self._random.random() < 0.5:
+                with self._opened(directory) as cache:
+                    assert look(cache) == {**left, "after": "the restart"}
+        if self._durability != "process" and not self._recording.was_damaged:
+            told = [str(warning.message) for warning in warned if warning.category is CorruptDatabaseWarning]
+            assert not told, told
+
+    @contextlib.contextmanager
+    def _opened(self, directory: Path) -> Iterator[Cache]:
+        """Open with whichever secret fits, without syncing, since the power does not go again, and without a limit."""
+        for secret in SECRETS:
+            with contextlib.suppress(SecretError):
+                cache = open_cache(self._recording.kind, directory, secret, durability="process", size_limit=1 << 30)
+                break
+        else:
+            raise AssertionError("no secret opens the cache")
+        with contextlib.closing(cache):
+            yield cache
+
+    def _judge(self, seen: State) -> None:
+        wrong = {key: value for key, value in seen.items() if not self._was(key, value)}
+        assert not wrong, f"values that were never there: {wrong}"
+        marks = [Mark(0, {QUEUE: ()}, "nothing"), *self._recording.marks]
+        self.has_lost = seen != marks[self._point].state
+        if self._is_excused:
+            return
+        latest = min(self._point + 1, len(marks) - 1)
+        shards = self._recording.shards
+        for shard in sorted({*shards.values()}):
+            part = {key: value for key, value in seen.items() if shards[key] == shard}
+            first = self._point if self._durability == "power" else self._floor(marks, shard)
+            if not any(self._fits(part, shard, marks, index) for index in range(latest, first - 1, -1)):
+                wanted = self._part(marks[self._point].state, shard)
+                raise AssertionError(
+                    f"shard {shard} is in none of its states {first} to {latest}: " + _told(part, wanted)
+                )
+
+    def _floor(self, marks: list[Mark], shard: int) -> int:
+        """Return the operation that the last closing made durable, where the directory is there at all."""
+        shards = {*self._recording.shards.values()}
+        place = f"{PLACE}/{shard:03d}" if len(shards) > 1 else PLACE
+        return max(
+            (index for index in range(self._point + 1) if marks[index].is_closed and place in self._image), default=0
+        )
+
+    def _was(self, key: Any, value: Any) -> bool:
+        """Tell whether a key ever had a value; of the queue's items, where damage is allowed, some may be missing."""
+        values = [*self._recording.ever.get(key, ()), *[()] * (key == QUEUE)]
+        if key == QUEUE and self._is_excused:
+            return {*value} <= {item for items in values for item in items}
+        return value in values
+
+    def _part(self, state: State, shard: int) -> State:
+        return {key: value for key, value in state.items() if self._recording.shards[key] == shard}
+
+    def _fits(self, seen: State, shard: int, marks: list[Mark], index: int) -> bool:
+        """Tell whether a shard is as operation `index` left it, or as it was on the way there."""
+        wanted = [self._part(marks[index].state, shard)]
+        if marks[index].in_steps and (index > self._point or self._durability == "system"):
+            wanted.append(self._part(marks[index - 1].state, shard))
+            if marks[index].evicts:  # perhaps what it then replaces
+                wanted.append({QUEUE: wanted[0][QUEUE]} if QUEUE in wanted[0] else {})
+        return all(
+            any(self._is(seen.get(key, MISSING), state.get(key, MISSING)) for state in wanted)
+            for key in {*seen, *wanted[0], *wanted[-1]}
+        )
+
+    def _is(self, seen: Any, wanted: Any) -> bool:
+        is_excused = self._durability == "system" and seen is MISSING and is_in_file(wanted)
+        return is_excused or bool(seen == wanted)
+
+    def _mend(self, cache: Cache) -> None:
+        for problem in cache.check(fix=True):
+            text = str(problem.message)
+            is_file = self._durability == "system" and text.startswith("entry ")
+            assert issubclass(problem.category, LITTER) or is_file or self._is_excused, text
+        left = [str(problem.message) for problem in cache.check()]
+        assert not left, f"check(fix=True) leaves {left}"
+        assert len(cache) == len([*cache]), "len() is not what there is"
+
+
+def look(cache: Cache) -> State:
+    """Return all that can be read of a cache."""
+    found = {key: cache.get(key, MISSING) for key in (*KEYS, *COUNTERS, "after")}
+    seen = {key: value for key, value in found.items() if value is not MISSING}
+    return {**seen, QUEUE: tuple(item for _, item in cache.iterqueue())}
+
+
+def _use(cache: Cache) -> None:
+    """Write and remove something of each kind."""
+    cache["after"] = "the restart"
+    cache["large"] = large = b"larger" * 300
+    assert cache["large"] == large
+    del cache["large"]
+    assert "large" not in cache
+    cache.push("last", prefix="after")
+    assert cache.pull("after")[1] == "last"
+
+
+def _told(seen: State, wanted: State) -> str:
+    keys = [key for key in {*seen, *wanted} if seen.get(key, MISSING) != wanted.get(key, MISSING)]
+    return "; ".join(f"{key!r} is {_short(seen, key)}, expected {_short(wanted, key)}" for key in sorted(keys, key=str))
+
+
+def _short(state: State, key: Any) -> str:
+    return repr(state[key])[:70] if key in state else "missing"
+
+
+Broken = Callable[[], contextlib.AbstractContextManager[Any]]
+
+WHAT = {
+    "power": 'the power goes under durability="power"; writes and entries that were not synced lost, reordered, torn',
+    "system": 'the same under durability="system"',
+    "process": 'the same under durability="process"',
+}
+
+# How the cache is broken for a control: under which promise, what, and how.
+BROKEN: dict[str, tuple[str, str, Broken]] = {
+    "commits": ("power", "commits are not synced", partial(mock.patch.object, connection, "EXTRA", 0)),
+    "files": ("power", "value files are not synced", partial(mock.patch.object, os, "fdatasync")),
+    "directories": ("power", "directories are not synced", partial(mock.patch.object, os, "fsync")),
+    "checksums": (
+        "system",
+        "value files are not verified",
+        partial(mock.patch.object, _Digest, "value", return_value=bytes(4)),
+    ),
+}
+
+
+def _control(durability: str, what: str, broken: Broken) -> Proof:
+    run = partial(power_goes, durability, broken=broken)
+    return Proof(3, f"the power goes, and {what}", run, share=0.5, control=True, preload=True)
+
+
+PROOFS: dict[str, Proof] = {
+    **{f"power-{name}": Proof(3, what, partial(power_goes, name), 2.0, preload=True) for name, what in WHAT.items()},
+    **{f"power-no-{name}": _control(*how) for name, how in BROKEN.items()},
+}

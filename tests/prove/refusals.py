@@ -1,0 +1,154 @@
+"""Refused calls: whatever call on a file fails, and however, only what the documentation names comes of it."""
+
+from __future__ import annotations
+
+import errno
+import warnings
+from collections.abc import Callable, Mapping
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
+
+from diskcache_like import Cache
+from diskcache_like.errors import DirectoryError, DiskFull, StorageError, Timeout
+from diskcache_like.storage.store import Store
+
+from .proof import Proof, Trial
+from .shim import Call, Shim
+from .workload import OPTIONS, Session, Wrong, one_layout, recover, script
+
+ERRORS: dict[Call, tuple[int, ...]] = {
+    Call.OPEN: (errno.EMFILE, errno.ENFILE, errno.EACCES, errno.EIO, errno.ENOSPC, errno.ENOMEM, errno.EINTR),
+    Call.READ: (errno.EIO, errno.ENOMEM, errno.EINTR),
+    Call.WRITE: (errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EINTR),
+    Call.TRUNCATE: (errno.ENOSPC, errno.EIO, errno.EINTR),
+    Call.SYNC: (errno.EIO, errno.ENOSPC),
+    Call.LOCK: (errno.ENOLCK, errno.EIO, errno.EACCES, errno.EINTR),
+    Call.MAP: (errno.ENOMEM, errno.EACCES),
+    Call.UNLINK: (errno.EIO, errno.EACCES),
+    Call.RENAME: (errno.EIO, errno.ENOSPC),
+    Call.MKDIR: (errno.ENOSPC, errno.EACCES, errno.EMLINK),
+    Call.LINK: (errno.EIO, errno.ENOSPC),
+}
+SHORT = (500, 50)  # thousandths of a write that are written
+
+
+class Refusal(NamedTuple):
+    """One fault: the `at`-th call of a class is refused, or with `sticky` all from then on."""
+
+    call: Call
+    error: int
+    at: int
+    sticky: bool
+    part: int = 0
+
+    def __str__(self) -> str:
+        how = f"cut to {self.part} thousandths" if self.part else f"refused with {errno.errorcode[self.error]}"
+        return f"{self.call.name} {self.at}{' and all after it' if self.sticky else ''} {how}"
+
+
+def refusals(calls: Mapping[Call, int]) -> list[Refusal]:
+    """Return every fault there is in a run that makes so many calls of each class."""
+    found = []
+    for call, number in calls.items():
+        for error, at, sticky in product(ERRORS[call], range(1, number + 1), (False, True)):
+            if not (sticky and error == errno.EINTR):  # who is interrupted tries again, for ever
+                found.append(Refusal(call, error, at, sticky))
+    writes = range(1, calls[Call.WRITE] + 1)
+    return found + [Refusal(Call.WRITE, 0, *one) for one in product(writes, (False, True), SHORT)]
+
+
+def run(directory: Path, refusal: Refusal) -> tuple[Session, Mapping[Call, int]]:
+    """Run the script, refusing what is said; return the session and how many calls of each class there were."""
+    call, error, at, sticky, part = refusal
+    shim = Shim(directory.parent)
+    # Syncing takes most of the time, and is done only where that is what fails.
+    session = Session(directory, {**OPTIONS, "durability": "power" if call is Call.SYNC else "process"})
+    session.doubtful = call is Call.SYNC
+    if call is Call.LOCK:
+        session.errors = (DiskFull, DirectoryError, Timeout)
+    try:
+        with shim.refusing(call, at, error, sticky=sticky, part=part):
+            script(session)
+            calls = {each: shim.calls(each) for each in Call}
+        recover(session)
+    finally:
+        session.cache.close()
+    return session, calls
+
+
+def _counted(trial: Trial) -> dict[Call, int]:
+    """Return how many calls of each class the script makes when nothing is refused."""
+    _, calls = run(trial.fresh().resolve(), Refusal(Call.OPEN, 0, 0, False))
+    _, synced = run(trial.fresh().resolve(), Refusal(Call.SYNC, 0, 0, False))
+    return {**calls, Call.SYNC: synced[Call.SYNC]}
+
+
+def _try_all(trial: Trial, choose: Callable[[Refusal], bool]) -> None:
+    with one_layout(), warnings.catch_warnings():
+        warnings.simplefilter("error")  # a database that is set aside for a call that failed is a violation
+
+        def case(refusal: Refusal) -> None:
+            try:
+                session, _ = run(trial.fresh().resolve(), refusal)
+            except Exception as error:
+                raise Wrong(f"{refusal}: {error}") from error
+            trial.count("operations refused", sum(session.refused.values()))
+
+        trial.each([one for one in refusals(_counted(trial)) if choose(one)], case, "faults")
+
+
+def _refuse(trial: Trial) -> None:
+    _try_all(trial, lambda refusal: True)
+
+
+# -- controls ---------------------------------------------------------------------------------------------------------
+
+
+def _swallow_commits(trial: Trial) -> None:
+    """Take a write that was refused for made."""
+    real = Store.upsert
+
+    def upsert(*arguments: Any) -> int:
+        try:
+            return real(*arguments)
+        except (DiskFull, StorageError):
+            return 1
+
+    with mock.patch.object(Store, "upsert", upsert):
+        _try_all(
+            trial, lambda one: one.call is Call.WRITE and one.error == errno.ENOSPC and one.sticky and one.at < 100
+        )
+
+
+def _believe_reads(trial: Trial) -> None:
+    """Take what a read left behind that was refused for a value."""
+    real = Cache._get_cold
+
+    def get(*arguments: Any) -> Any:
+        try:
+            return real(*arguments)
+        except StorageError:
+            return b""
+
+    with mock.patch.object(Cache, "_get_cold", get):
+        _try_all(trial, lambda one: one.call is Call.READ and one.error == errno.ENOMEM and one.sticky and one.at < 100)
+
+
+PROOFS: dict[str, Proof] = {
+    "disk-refusals": Proof(
+        6,
+        "the n-th call, or all from it on, to open, read, write, sync, lock, map, unlink or link a file refused, or "
+        "a write cut short, in a workload of a hundred operations",
+        _refuse,
+        share=3,
+        preload=True,
+    ),
+    "disk-control-commits": Proof(
+        6, "a write that the disk refused taken for made", _swallow_commits, share=0.5, control=True, preload=True
+    ),
+    "disk-control-reads": Proof(
+        6, "a read that the disk refused taken for a value", _believe_reads, share=0.5, control=True, preload=True
+    ),
+}

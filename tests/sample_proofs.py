@@ -1,0 +1,71 @@
+"""Proofs that end in every way there is, for the tests of the rig itself."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from pathlib import Path
+
+from .prove.proof import CannotRun, Proof, Trial
+
+
+def _hold(trial: Trial) -> None:
+    def case(chance: random.Random) -> None:
+        trial.fresh().mkdir()
+        trial.count("operations", 2)
+        trial.figure("largest", "5 ms")
+
+    trial.repeat(case, least=3)
+
+
+def _break(trial: Trial) -> None:
+    def case(chance: random.Random) -> None:
+        trial.count("operations")
+        assert chance.random() < 0.5, "larger than a half"
+
+    trial.repeat(case, least=20)
+
+
+def _raise(trial: Trial) -> None:
+    trial.each(["fine", "also fine", 0], lambda item: 1 / len(item), "items")  # type: ignore[arg-type]
+
+
+def _die(trial: Trial) -> None:
+    trial.repeat(lambda chance: os.kill(os.getpid(), signal.SIGSEGV))
+
+
+def _die_with_a_child(trial: Trial) -> None:
+    def case(chance: random.Random) -> None:
+        if os.fork() == 0:
+            signal.pause()
+        os._exit(3)
+
+    trial.repeat(case)
+
+
+def _hang(trial: Trial) -> None:
+    trial.repeat(lambda chance: signal.pause())
+
+
+def _lack(trial: Trial) -> None:
+    raise CannotRun("needs a machine from the future")
+
+
+def _litter(trial: Trial) -> None:
+    trial.repeat(lambda chance: Path(trial.fresh()).mkdir())
+    os.abort()
+
+
+PROOFS = {
+    "holds": Proof(1, "nothing", _hold),
+    "breaks": Proof(2, "half of it", _break),
+    "raises": Proof(3, "an error that nobody expected", _raise),
+    "dies": Proof(4, "a crash of the interpreter", _die),
+    "dies-with-a-child": Proof(4, "an end that a child outlives", _die_with_a_child),
+    "hangs": Proof(5, "a hang", _hang),
+    "lacks": Proof(6, "something rare", _lack),
+    "litters": Proof(6, "a crash with files left", _litter),
+    "finds": Proof(1, "a fault", _break, control=True),
+    "finds-nothing": Proof(1, "no fault at all", _hold, control=True),
+}

@@ -1,0 +1,196 @@
+"""The rig itself: what a proof finds is told with how to repeat it, whatever way the proof ends."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from .prove import __main__ as command
+from .prove import report
+from .prove.catalogue import PROOFS as KNOWN
+from .prove.proof import Findings, Proof, Trial
+from .prove.runner import Outcome, Runner
+from .sample_proofs import PROOFS
+
+SAMPLES = "tests.sample_proofs"
+SEED = 7
+BRIEF = 0.01
+
+
+@pytest.fixture
+def runner() -> Iterator[Runner]:
+    with Runner(SEED, catalogue=SAMPLES) as made:
+        yield made
+
+
+def run(runner: Runner, name: str, only: int | None = None) -> Outcome:
+    return runner.run(name, PROOFS[name], BRIEF, only)
+
+
+def test_a_promise_that_holds_is_told_with_what_was_counted_and_measured(runner: Runner) -> None:
+    outcome = run(runner, "holds")
+    assert outcome.held
+    assert outcome.findings.cases >= 3
+    assert outcome.findings.counts == {"operations": 2 * outcome.findings.cases}
+    assert outcome.findings.figures == {"largest": "5 ms"}
+
+
+def test_a_violation_is_told_with_the_case_that_repeats_it(runner: Runner) -> None:
+    outcome = run(runner, "breaks")
+    assert not outcome.held
+    assert len(outcome.findings.violations) == 3, "then it is enough"
+    case, text = outcome.findings.violations[0]
+    assert "larger than a half" in text
+    again = run(runner, "breaks", only=case)
+    assert again.findings.cases == 1
+    assert [found for found, _ in again.findings.violations] == [case]
+
+
+def test_an_error_that_nobody_expected_is_a_violation(runner: Runner) -> None:
+    outcome = run(runner, "raises")
+    ((case, text),) = outcome.findings.violations
+    assert case == 2
+    assert "TypeError" in text
+
+
+@pytest.mark.parametrize(("name", "how"), [("dies", "died of SIGSEGV"), ("dies-with-a-child", "ended with status 3")])
+def test_the_end_of_the_process_is_a_violation(runner: Runner, name: str, how: str) -> None:
+    outcome = run(runner, name)
+    ((case, text),) = outcome.findings.violations
+    assert how in text
+    again = run(runner, name, only=case)
+    assert [found for found, _ in again.findings.violations] == [case]
+
+
+def test_a_hang_is_a_violation() -> None:
+    with Runner(SEED, catalogue=SAMPLES, patience=2.0) as impatient:
+        outcome = run(impatient, "hangs")
+    ((_, text),) = outcome.findings.violations
+    assert "hung" in text
+
+
+def test_a_control_has_to_find_a_violation(runner: Runner) -> None:
+    finds, finds_nothing = run(runner, "finds"), run(runner, "finds-nothing")
+    assert finds.held
+    assert len(finds.findings.violations) == 1, "one is enough"
+    assert not finds_nothing.held
+    assert report.violations(finds) == "found, as it must"
+    assert report.violations(finds_nothing) == "NOT FOUND"
+
+
+def test_what_cannot_run_is_named_with_the_reason_and_is_a_failure_in_ci(
+    runner: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcome = run(runner, "lacks")
+    assert "a machine from the future" in report.how_often(outcome)
+    monkeypatch.delenv("CI", raising=False)
+    assert command._status([outcome]) == command.HELD
+    monkeypatch.setenv("CI", "true")
+    assert command._status([outcome]) == command.VIOLATED
+
+
+def test_nothing_is_left_of_a_proof_that_dies(runner: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with Runner(SEED, catalogue=SAMPLES) as made:
+        run(made, "litters")
+        assert any(tmp_path.iterdir())
+    assert not any(tmp_path.iterdir())
+
+
+def test_each_goes_through_all_items_or_says_how_many() -> None:
+    seen: list[int] = []
+    with Trial(SEED, 60) as trial:
+        trial.each(range(50), seen.append, "items")
+        assert sorted(seen) == list(range(50))
+        assert trial.findings.figures == {"items": "all 50"}
+        trial.seconds = 0
+        trial.each(range(50), seen.append, "more")
+        assert trial.findings.figures["more"] == "0 of 50"
+    with Trial(SEED, 60, only=17) as trial:
+        trial.each(range(50), seen.append, "items")
+        assert seen[50:] == [17]
+
+
+def test_scratch_directories_go_with_the_case_and_the_rest_with_the_trial() -> None:
+    with Trial(SEED, 0) as trial:
+        made: list[Path] = []
+
+        def case(chance: random.Random) -> None:
+            made.append(trial.fresh())
+            made[-1].mkdir()
+
+        trial.repeat(case, least=2)
+        assert not any(path.exists() for path in made)
+        kept = trial.kept
+        assert kept.is_dir()
+    assert not kept.exists()
+
+
+OUTCOMES = [
+    Outcome("ok", Proof(2, "much", lambda trial: None), 1.5, Findings(12, {"kills": 1234}, {"longest": "2 ms"})),
+    Outcome("bad", Proof(1, "more", lambda trial: None), 1.0, Findings(1, {}, {}, [(99, "a stale value")])),
+]
+
+
+def test_the_table_is_ordered_by_promise() -> None:
+    assert report.rows(OUTCOMES) == [
+        ("1", "more", "1 case", "1"),
+        ("2", "much", "12 cases, 1,234 kills, longest: 2 ms", "0"),
+    ]
+    assert report.markdown(OUTCOMES).splitlines()[2] == "| 1 | more | 1 case | 1 |"
+
+
+def test_a_failure_names_the_command_that_repeats_it() -> None:
+    (text,) = report.failures(OUTCOMES, SEED)
+    assert "a stale value" in text
+    assert 'make prove ARGS="--only bad --seed 7 --case 99"' in text
+
+
+def test_the_report_for_programs_has_everything() -> None:
+    told = json.loads(report.as_json(OUTCOMES, SEED))
+    assert told["seed"] == SEED
+    assert [(proof["name"], proof["held"]) for proof in told["proofs"]] == [("ok", True), ("bad", False)]
+    assert told["proofs"][0]["counts"] == {"kills": 1234}
+
+
+def use(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
+    """Have the command line prove the samples."""
+    monkeypatch.setattr(sys, "argv", ["prove", *arguments])
+    monkeypatch.setattr(command, "PROOFS", PROOFS)
+    monkeypatch.setattr(command, "CATALOGUE", SAMPLES)
+
+
+def test_the_command_ends_with_1_on_a_violation_and_0_without(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    use(monkeypatch, "--only", "holds", "--seconds", "0.1", "--seed", "3", "--json", str(tmp_path / "found.json"))
+    assert command.main() == command.HELD
+    assert json.loads((tmp_path / "found.json").read_text())["seed"] == 3
+    page = tmp_path / "page.md"
+    page.write_text("before <!-- proofs:begin --> old <!-- proofs:end --> after")
+    use(monkeypatch, "--only", "breaks", "--seconds", "0.1", "--seed", "3", "--docs", str(page))
+    assert command.main() == command.VIOLATED
+    assert "| 2 | half of it |" in page.read_text()
+    assert "old" not in page.read_text()
+    assert "--only breaks --seed 3 --case" in capsys.readouterr().out
+
+
+def test_a_case_goes_with_one_proof(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    use(monkeypatch, "--case", "4")
+    with pytest.raises(SystemExit):
+        command.main()
+    assert "--only" in capsys.readouterr().err
+
+
+def test_unknown_proofs_are_answered_with_the_known(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["prove", "--only", "nothing"])
+    with pytest.raises(SystemExit):
+        command.main()
+    assert all(name in capsys.readouterr().err for name in list(KNOWN))
