@@ -36,7 +36,7 @@ imports: $(DEV)  ## check that imports point down
 	$(BIN)/lint-imports --no-logo
 
 unit: $(PEERS)  ## run the tests (ARGS="-k name")
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --numprocesses auto --dist loadfile $(ARGS)
 
 django: $(DEV)  ## run Django's own cache tests on DjangoCache
 	$(BIN)/python -m tests.django_suite

@@ -21,7 +21,8 @@ from .processes import Crew, Link
 PAGE = 512  # bytes; smaller than what a cache uses, so that whole pages can be tried
 NOW = 1_700_000_000.0
 PARTS = 2  # processes
-CLEAN = {"ForeignDatabase", "NewerFormat", "SettingError", "SecretError", "StorageError"}  # errors of opening
+# Errors of opening; the second where a byte of the header tells SQLite that it may only read.
+CLEAN = {"ForeignDatabase", "DirectoryError", "NewerFormat", "SettingError", "SecretError", "StorageError"}
 VALUES: dict[Any, Any] = {
     **{f"key {number}": f"value {number} " * 3 for number in range(20)},
     "number": 12345.5,
