@@ -24,10 +24,10 @@ from .options import Options, check_arguments, resolved
 from .pipeline import Codec, new_codec
 from .policies import policy_named
 from .settings import DEFAULT_SETTINGS
+from .storage.holding import Holder
 from .storage.opening import UNSAID, Config
 from .storage.shards import Shards, ensure_directory
 from .storage.store import Store
-from .storage.writing import Writer
 
 T = TypeVar("T")
 
@@ -223,7 +223,7 @@ class Handle:
         self._evicts = policy_named(settings["eviction_policy"]).evicts and settings["cull_limit"] > 0
         self._share = self._shards.stores[0].limit
 
-    def _flush_counts(self, store: Writer) -> None:
+    def _flush_counts(self, store: Holder) -> None:
         """Add this handle's counts to the shared ones; the write lock is held."""
         _add_counts(self._counters, store)
 
@@ -239,7 +239,7 @@ class Handle:
         raise  # noqa: PLE0704
 
 
-def _add_counts(counters: list[int], store: Writer) -> None:
+def _add_counts(counters: list[int], store: Holder) -> None:
     hits, misses = counters
     if hits or misses:
         counters[:] = [0, 0]

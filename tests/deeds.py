@@ -17,7 +17,7 @@ from diskcache_like import Cache, dictionaries, migration
 from diskcache_like.coherence import generations
 from diskcache_like.errors import CorruptDatabaseWarning
 from diskcache_like.migration import Migration
-from diskcache_like.storage import rekeying, room, writing
+from diskcache_like.storage import holding, rekeying, room
 
 from .dying import Death, make_mortal
 from .processes import LARGE, WRITES, Link, Worker, Write
@@ -96,7 +96,7 @@ DEED_WRITES = {**WRITES, "set piece by piece": Write(_stream, LARGE)}
 
 def _write(write: Write, all_slots: bool, directory: Path, kind: str, dying: Death) -> list[str]:
     if all_slots:
-        writing.ALL_SLOTS = -1  # type: ignore[attr-defined]  # every change marks all slots, as one of thousands of keys does
+        holding.ALL_SLOTS = -1  # type: ignore[attr-defined]  # every change marks all slots, as one of thousands of keys does
     cache = opened(directory, kind)
     cache.get("anything")
     dying.counts = True

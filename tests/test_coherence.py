@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from diskcache_like import Cache, FanoutCache, keys
-from diskcache_like.storage import writing
+from diskcache_like.storage import holding
 
 from .kinds import NEEDS_HELPER
 from .processes import FAR, MISSING, WRITES, Crew, Link, Worker, Write, is_change, ready, watch
@@ -67,7 +67,7 @@ def crew() -> Iterator[Crew]:
 def write_in_steps(link: Link, directory: Path, given: Options, name: str, how: str, all_slots: bool) -> None:
     """Do one operation, waiting for the test before and after each statement that changes something."""
     if all_slots:
-        writing.ALL_SLOTS = -1  # every change marks all slots, as one of thousands of keys does
+        holding.ALL_SLOTS = -1  # every change marks all slots, as one of thousands of keys does
     with opened(directory, given) as cache:
         sabotage(cache, how)
 

@@ -11,8 +11,9 @@ from ..record import RESIDUE
 from . import rekeying
 from . import statements as sql
 from .connection import FAILURES
+from .holding import WRITE_COST
 from .rows import Decide, Remove, Row, Touch
-from .writing import WRITE_COST, Writer, microseconds
+from .writing import Writer, microseconds
 
 _TICK, _WRITTEN, _COUNT = Header.TICK, Header.WRITTEN, Header.COUNT  # for the hot path
 _DISPLACED, _NEXT_EXPIRE = Header.DISPLACED, Header.NEXT_EXPIRE

@@ -29,8 +29,8 @@ from . import statements as sql
 from .connection import FAILURES, connect, look, mapped, prepare_file
 
 if TYPE_CHECKING:
+    from .holding import Holder
     from .shard import Shard
-    from .writing import Writer
 
 DATABASE, GENERATIONS, BOARD, LOCK = "cache.db", "cache.gen", "cache.board", "cache.lock"
 _NUMBERED = re.compile(r"cache\.(\d{1,9})\.db")
@@ -81,7 +81,7 @@ class Config:
     recover: bool = True  # set a corrupt database aside and go on empty, instead of raising
     shared: bool = False  # files may belong to, and be written by, others
     claimed: Callable[[], None] = field(default=lambda: None)  # called under the lock before a database is made
-    on_write: Callable[[Writer], None] | None = None  # called with the lock held when it was taken for a write
+    on_write: Callable[[Holder], None] | None = None  # called with the lock held when it was taken for a write
     encrypt: bool | None = None  # whether the cache must be encrypted, or must not be; None: as it was made
     keyless: bool = False  # for a look at what needs no secret: it is not compared
 

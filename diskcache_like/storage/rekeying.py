@@ -21,13 +21,13 @@ from . import statements as sql
 from .rows import Row
 
 if TYPE_CHECKING:
+    from .holding import Holder
     from .store import Store
-    from .writing import Writer
 
 BATCH = 100  # entries per transaction of a rotation
 
 
-def present_row(store: Writer, sealer: Sealer, stored: bytes, row: Row) -> Row:
+def present_row(store: Holder, sealer: Sealer, stored: bytes, row: Row) -> Row:
     """Return the row as the present data key seals it; the write lock is held.
 
     It is what it was, but for a row that was sealed just before another data key came.
@@ -45,7 +45,7 @@ def present_row(store: Writer, sealer: Sealer, stored: bytes, row: Row) -> Row:
     return renewed
 
 
-def reserve(store: Writer, sealer: Sealer) -> None:
+def reserve(store: Holder, sealer: Sealer) -> None:
     """Count what was sealed, a block ahead, and begin a new data key before one has sealed too much.
 
     The write lock is held. Within a transaction nothing is done, since it may be rolled back.
@@ -64,7 +64,7 @@ def reserve(store: Writer, sealer: Sealer) -> None:
     sealer.left += wanted
 
 
-def _change_keyring(store: Writer, sealer: Sealer, keyring: Keyring, master: Master | None = None) -> None:
+def _change_keyring(store: Holder, sealer: Sealer, keyring: Keyring, master: Master | None = None) -> None:
     """Store another keyring for good; the write lock is held and no transaction is open.
 
     Shards that a power loss took back to different keyrings might have no secret in common.
@@ -173,7 +173,7 @@ def _replace(store: Store, row: Sequence[Any], new: Row, written: list[bytes | s
         room.unlink_unused(store, [new.file])
 
 
-def _renewed(store: Writer, sealer: Sealer, stored: bytes, row: Row) -> Row:
+def _renewed(store: Holder, sealer: Sealer, stored: bytes, row: Row) -> Row:
     """Return a row sealed with the present data key, its file written anew."""
     record = sealer.open(stored, row.v)
     canonical, spelling = sealer.open_key(stored, row.spelling)
@@ -187,7 +187,7 @@ def _renewed(store: Writer, sealer: Sealer, stored: bytes, row: Row) -> Row:
     )
 
 
-def _renewed_file(store: Writer, sealer: Sealer, record: Record) -> Record:
+def _renewed_file(store: Holder, sealer: Sealer, record: Record) -> Record:
     """Write the content of a value file into a new one under the present data key."""
     with store.disk.sealed_file(record) as content:
         _, epoch, name, size = store.disk.write_sealed(record.mode, content.chunks(), sealer)

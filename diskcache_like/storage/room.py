@@ -17,7 +17,7 @@ from . import statements as sql
 from .connection import FAILURES, FULL, PAGE_SIZE, mapped, synchronous
 
 if TYPE_CHECKING:
-    from .writing import Writer
+    from .holding import Holder
 
 SMALL_BATCH = 20  # the same where the disk is full and little WAL fits
 BATCH = 1000  # rows removed per transaction, so that nobody waits long for the lock
@@ -32,12 +32,12 @@ VACUUM_PAGES = 4096  # at once, which takes some tens of milliseconds
 NO_EXPIRE = (1 << 63) - 1
 
 
-def evicts(store: Writer) -> bool:
+def evicts(store: Holder) -> bool:
     """Tell whether live entries are removed for room at all."""
     return store.policy.evicts and store.settings["cull_limit"] > 0
 
 
-def housekeeping(store: Writer, incoming: int, makes_room: bool = True) -> None:
+def housekeeping(store: Holder, incoming: int, makes_room: bool = True) -> None:
     """Keep house before a write of `incoming` bytes; on a full disk give it up, for the write itself will tell."""
     try:
         _checkpoint_and_sweep(store)
@@ -51,7 +51,7 @@ def housekeeping(store: Writer, incoming: int, makes_room: bool = True) -> None:
             raise problem from error
 
 
-def _checkpoint_and_sweep(store: Writer) -> None:
+def _checkpoint_and_sweep(store: Holder) -> None:
     header = store.header
     if store.txn is None:
         if checkpoint_is_due(store):
@@ -60,18 +60,18 @@ def _checkpoint_and_sweep(store: Writer) -> None:
             sweep(store)
 
 
-def _between_checkpoints(store: Writer) -> int:
+def _between_checkpoints(store: Holder) -> int:
     """Return by how much WRITTEN may grow until the WAL has grown by CHECKPOINT_BYTES, as it did the last time."""
     return CHECKPOINT_BYTES * 16 // max(store.header[Header.GROWTH], 16)
 
 
-def checkpoint_is_due(store: Writer) -> bool:
+def checkpoint_is_due(store: Holder) -> bool:
     """Tell whether the WAL has grown enough; the lock is held."""
     header = store.header
     return header[Header.WRITTEN] - header[Header.CHECKPOINTED] > _between_checkpoints(store)
 
 
-def _look_at_volume(store: Writer, incoming: int) -> None:
+def _look_at_volume(store: Holder, incoming: int) -> None:
     """Make room if that is due, and set the mark at which this is looked at again.
 
     The mark counts bytes written into the WAL, which is more than the database grows by.
@@ -85,7 +85,7 @@ def _look_at_volume(store: Writer, incoming: int) -> None:
     header[Header.MARK] = max(due, written)
 
 
-def _room_for(store: Writer, incoming: int) -> int:
+def _room_for(store: Holder, incoming: int) -> int:
     """Make room for `incoming` bytes if there is none; return the bytes that may be written before the next look.
 
     First go the entries beyond this shard's even share, then those by which others exceed theirs. Where these could
@@ -105,7 +105,7 @@ def _room_for(store: Writer, incoming: int) -> int:
     return share.claim(store, volume, free)
 
 
-def _shrunk(store: Writer, incoming: int, target: int, least: int) -> tuple[int, int]:
+def _shrunk(store: Holder, incoming: int, target: int, least: int) -> tuple[int, int]:
     """Make room until this shard, with what comes in, uses `target` or, if that is more, `least` bytes.
 
     Returns what it uses then and what is left for all.
@@ -114,7 +114,7 @@ def _shrunk(store: Writer, incoming: int, target: int, least: int) -> tuple[int,
     return volume, share.left(store, volume)
 
 
-def take_back(store: Writer, wanted: int) -> int:
+def take_back(store: Holder, wanted: int) -> int:
     """Make room in shards that use more than their even share; return how many bytes they gave back.
 
     Their locks are only tried: this shard's is held, and two that waited for each other would wait for ever. A shard
@@ -135,13 +135,13 @@ def take_back(store: Writer, wanted: int) -> int:
     return given
 
 
-def live_volume(store: Writer) -> int:
+def live_volume(store: Holder) -> int:
     """Return the bytes in use, seen through the writing connection."""
     used, trash = store.usage(store.select_writer)
     return used + (0 if store.txn is not None else trash)
 
 
-def make_room(store: Writer, target: int) -> int:
+def make_room(store: Holder, target: int) -> int:
     """Remove expired entries, then live ones by rank, until the volume is at most `target`; return the volume."""
     locked = store.txn is None
     if locked:
@@ -162,13 +162,13 @@ def make_room(store: Writer, target: int) -> int:
     return volume
 
 
-def unlink_evicted(store: Writer) -> None:
+def unlink_evicted(store: Holder) -> None:
     """Unlink the files of what a transaction evicted, now that it is committed; else a later round will."""
     with contextlib.suppress(OSError):
         flush_trash(store, everything=True)
 
 
-def victims(store: Writer, excess: int, locked: bool) -> list[int]:
+def victims(store: Holder, excess: int, locked: bool) -> list[int]:
     """Return the places of the entries of lowest rank whose removal should free about `excess` bytes.
 
     On a full disk, which takes neither an index nor ranks, the ranks that are stored have to do.
@@ -193,7 +193,7 @@ def victims(store: Writer, excess: int, locked: bool) -> list[int]:
     return [h for h, _, _ in rows]
 
 
-def known_count(store: Writer) -> int:
+def known_count(store: Holder) -> int:
     """Return the number of entries, counting them if the header does not know."""
     header = store.header
     if store.txn is not None or header[Header.COUNT] == UNKNOWN:
@@ -204,7 +204,7 @@ def known_count(store: Writer) -> int:
     return header[Header.COUNT]
 
 
-def _second_look(store: Writer, rows: Sequence[tuple[int, int, int]]) -> tuple[list[tuple[int, int, int]], list[int]]:
+def _second_look(store: Holder, rows: Sequence[tuple[int, int, int]]) -> tuple[list[tuple[int, int, int]], list[int]]:
     """Split candidates into those used since their rank was written, with the new rank, and those to remove."""
     policy = store.policy
     if not policy.marks:
@@ -221,7 +221,7 @@ def _second_look(store: Writer, rows: Sequence[tuple[int, int, int]]) -> tuple[l
     return fresh, doomed
 
 
-def _rank(store: Writer, fresh: list[tuple[int, int, int]], locked: bool) -> None:
+def _rank(store: Holder, fresh: list[tuple[int, int, int]], locked: bool) -> None:
     """Write new ranks. Values do not change, so no slot is marked."""
     if not locked:
         _write_many(store, sql.UPDATE_RANK, fresh)
@@ -230,7 +230,7 @@ def _rank(store: Writer, fresh: list[tuple[int, int, int]], locked: bool) -> Non
         _write_many(store, sql.UPDATE_RANK, fresh)
 
 
-def _ensure_rank_index(store: Writer) -> None:
+def _ensure_rank_index(store: Holder) -> None:
     """Make the index on rank the first time that somebody has to go."""
     if store.has_rank_index:
         return
@@ -241,7 +241,7 @@ def _ensure_rank_index(store: Writer) -> None:
     store.has_rank_index = True
 
 
-def delete_rows(store: Writer, places: Sequence[int], locked: bool) -> None:
+def delete_rows(store: Holder, places: Sequence[int], locked: bool) -> None:
     """Delete rows by place in one transaction, their slots odd until it has ended."""
     if not locked:
         store.delete_places(places)
@@ -257,7 +257,7 @@ def delete_rows(store: Writer, places: Sequence[int], locked: bool) -> None:
                 store.delete_places(places[start : start + SMALL_BATCH])
 
 
-def _files_of(store: Writer, places: Sequence[int]) -> list[object]:
+def _files_of(store: Holder, places: Sequence[int]) -> list[object]:
     """Return the file columns of the rows at `places`, seen through the writer."""
     found: list[object] = []
     for start in range(0, len(places), sql.MANY):
@@ -267,7 +267,7 @@ def _files_of(store: Writer, places: Sequence[int]) -> list[object]:
     return found
 
 
-def relieve(store: Writer, columns: Sequence[object], for_file: bool = False) -> bool:
+def relieve(store: Holder, columns: Sequence[object], for_file: bool = False) -> bool:
     """On a full disk, unlink the files in the trash and those of rows about to go; tell whether a write may fit now.
 
     Even a DELETE needs room in the WAL, so files are what can go first: until its row has gone, an entry without its
@@ -284,7 +284,7 @@ def relieve(store: Writer, columns: Sequence[object], for_file: bool = False) ->
     return True
 
 
-def cull_due(store: Writer) -> None:
+def cull_due(store: Holder) -> None:
     """Remove some expired entries if one may have expired; at most `cull_limit`, so that a write stays short."""
     header = store.header
     limit = store.settings["cull_limit"]
@@ -298,7 +298,7 @@ def cull_due(store: Writer) -> None:
     header[Header.NEXT_EXPIRE] = NO_EXPIRE if earliest is None else int(max(0.0, min(earliest, 9e12)) * 1e6)
 
 
-def remove_selected(store: Writer, select: str, parameters: tuple[object, ...], timeout: float | None) -> int:
+def remove_selected(store: Holder, select: str, parameters: tuple[object, ...], timeout: float | None) -> int:
     """Remove everything that `select` finds, one batch per hold of the lock; return how many entries went.
 
     Takes the lock itself. A Timeout carries in `count` what was removed before it.
@@ -323,13 +323,13 @@ def remove_selected(store: Writer, select: str, parameters: tuple[object, ...], 
         removed += len(places)
 
 
-def _give_up_claim(store: Writer, volume: int) -> None:
+def _give_up_claim(store: Holder, volume: int) -> None:
     """Claim no more than is in use, after much was removed; the next write looks how much it may take."""
     share.claim(store, volume, 0)
     store.header[Header.MARK] = 0
 
 
-def cull(store: Writer, timeout: float | None) -> int:
+def cull(store: Holder, timeout: float | None) -> int:
     """Remove expired entries and, above the size limit, live ones by rank; return how many went.
 
     Takes the lock itself.
@@ -350,7 +350,7 @@ def cull(store: Writer, timeout: float | None) -> int:
     return removed
 
 
-def sweep(store: Writer) -> None:
+def sweep(store: Holder) -> None:
     """Look into the trash: date what is new, forget what was unlinked, choose what to unlink after the release."""
     now = store.now()
     try:
@@ -366,7 +366,7 @@ def sweep(store: Writer) -> None:
         store.failed(error)
 
 
-def unlink_doomed(store: Writer, most: int = UNLINK_FILES) -> None:
+def unlink_doomed(store: Holder, most: int = UNLINK_FILES) -> None:
     """Unlink files chosen by `sweep`. Runs without the lock: nothing refers to them any more."""
     doomed = store.doomed
     store.doomed = doomed[most:]
@@ -376,21 +376,21 @@ def unlink_doomed(store: Writer, most: int = UNLINK_FILES) -> None:
             store.unlinked.add(column)
 
 
-def unlink_unused(store: Writer, columns: Iterable[object]) -> None:
+def unlink_unused(store: Holder, columns: Iterable[object]) -> None:
     """Unlink value files that no row refers to, after a rollback; where that fails they are for `check` to find."""
     for column in columns:
         with contextlib.suppress(OSError):
             _unlink(store, column)
 
 
-def _unlink(store: Writer, column: object) -> None:
+def _unlink(store: Holder, column: object) -> None:
     try:
         store.disk.remove(files.from_column(column))
     except DecodeError:
         return  # a planted name: the row is dropped, no file is touched
 
 
-def flush_trash(store: Writer, everything: bool) -> None:
+def flush_trash(store: Holder, everything: bool) -> None:
     """Unlink trashed files now: those past their grace, or all of them when room is needed.
 
     A reader that loses its file this way reads its row again. The caller holds the lock and no transaction is open.
@@ -409,7 +409,7 @@ def flush_trash(store: Writer, everything: bool) -> None:
     store.unlinked.clear()
 
 
-def checkpoint(store: Writer, shrink: bool = False) -> None:
+def checkpoint(store: Holder, shrink: bool = False) -> None:
     """Copy the WAL into the database; under the write lock, so that no commit and no second checkpoint meets it.
 
     With `shrink`, or where the WAL is long, its room is given back.
@@ -429,7 +429,7 @@ def checkpoint(store: Writer, shrink: bool = False) -> None:
 
 
 @contextlib.contextmanager
-def durably(store: Writer) -> Iterator[None]:
+def durably(store: Holder) -> Iterator[None]:
     """Have what the body commits outlast a power loss, whatever the cache's durability; no transaction is open."""
     store.writer.execute(synchronous(FULL))
     try:
@@ -439,14 +439,14 @@ def durably(store: Writer) -> Iterator[None]:
         store.writer.execute(synchronous(store.settings["sqlite_synchronous"]))
 
 
-def _write_many(store: Writer, statement: str, rows: Sequence[tuple[object, ...]]) -> None:
+def _write_many(store: Holder, statement: str, rows: Sequence[tuple[object, ...]]) -> None:
     try:
         store.writer.executemany(statement, rows)
     except FAILURES as error:
         store.failed(error)
 
 
-def give_back(store: Writer, unused: int, tolerance: int) -> None:
+def give_back(store: Holder, unused: int, tolerance: int) -> None:
     """Give the room of free pages back, but for `unused` bytes, once it is more than that by `tolerance` bytes.
 
     Free pages are not in the volume, since the next rows go there. But where files take the place of rows, the database
@@ -458,7 +458,7 @@ def give_back(store: Writer, unused: int, tolerance: int) -> None:
         checkpoint(store)  # only now does the file become shorter
 
 
-def vacuum(store: Writer, most: int = VACUUM_PAGES) -> bool:
+def vacuum(store: Holder, most: int = VACUUM_PAGES) -> bool:
     """Take free pages off the end of the database, where auto_vacuum is incremental; tell whether that was tried."""
     if store.settings["sqlite_auto_vacuum"] != 2 or store.txn is not None:
         return False

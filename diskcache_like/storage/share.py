@@ -18,40 +18,40 @@ from ..coherence.generations import Header
 from ..errors import CacheError
 
 if TYPE_CHECKING:
-    from .writing import Writer
+    from .holding import Holder
 
 MOST = 1 << 62
 SLACKS = 200  # parts of the limit; one of them, divided among the shards, is what a shard may always write unlooked at
 
 
-def slack(store: Writer) -> int:
+def slack(store: Holder) -> int:
     """Return the bytes that a shard may write before it looks again, however little is left."""
     return whole(store) // (SLACKS * _parts(store))
 
 
-def whole(store: Writer) -> int:
+def whole(store: Holder) -> int:
     """Return the size limit of the cache."""
     return int(store.settings["size_limit"])
 
 
-def left(store: Writer, volume: int) -> int:
+def left(store: Holder, volume: int) -> int:
     """Return the bytes that nobody uses or claims, if this shard uses `volume`; negative where it is too much."""
     return whole(store) - sum(claimed(other) for other in store.siblings) - volume
 
 
-def claim(store: Writer, volume: int, free: int) -> int:
+def claim(store: Holder, volume: int, free: int) -> int:
     """Note what this shard may use until it looks again, and return by how much it may grow; the lock is held."""
     growth = max(free // max(_parts(store), 2), slack(store))
     store.header[Header.CLAIM] = min(max(volume + growth, 1), MOST)  # sizes may have been planted
     return growth
 
 
-def part(store: Writer, free: int) -> int:
+def part(store: Holder, free: int) -> int:
     """Return this shard's even part of what is left."""
     return max(free, 0) // _parts(store)
 
 
-def announce(store: Writer, incoming: int) -> None:
+def announce(store: Holder, incoming: int) -> None:
     """Claim what is about to be written, before this shard's volume and then the others' claims are read.
 
     The lock is held. Of two shards that look at once each has written before it reads, so one at least sees the
@@ -62,7 +62,7 @@ def announce(store: Writer, incoming: int) -> None:
     header[Header.CLAIM] = min(max(noted + incoming, 1), MOST)
 
 
-def claimed(store: Writer) -> int:
+def claimed(store: Holder) -> int:
     """Return the claim of another shard; where there is none yet, its volume, which is noted in its place.
 
     Noting it without the shard's lock can at worst replace a claim that its writer made just now by the volume of a
@@ -78,5 +78,5 @@ def claimed(store: Writer) -> int:
     return noted
 
 
-def _parts(store: Writer) -> int:
+def _parts(store: Holder) -> int:
     return len(store.siblings) + 1

@@ -1,51 +1,36 @@
-"""Writing a shard: the write lock, the two steps of the generations round each commit, and transactions.
-
-Locks. `self.lock` (thread lock, then flock) is held round every commit, checkpoint and closing of a connection; it
-guards the writer connection, `self.txn`, and every word of the generation file except the use marks. Slots are odd
-from before a commit until after it, under the same lock, so a reader that sees the same even number before and after
-its SELECT has read the newest committed entry (docs/design.md, "Coherence").
-"""
+"""Writing a shard: one row or many, in as few statements as can be, and what that does to the words in the header."""
 
 from __future__ import annotations
 
 import os
-import sqlite3
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
 from operator import itemgetter
 from typing import Any
 
 from .. import files
 from ..coherence.board import NO_ENTRY, ROOM
-from ..coherence.forks import token_word
-from ..coherence.generations import UNKNOWN, WORD, Header
+from ..coherence.generations import UNKNOWN, Header
 from ..errors import (
     CorruptDatabase,
     DecodeError,
-    DirectoryError,
     DiskFull,
     SignatureError,
     StorageError,
-    TransactionError,
 )
 from ..record import unpack
 from . import rekeying, room
 from . import statements as sql
-from .connection import FAILURES, PAGE_SIZE, corrupt
-from .reading import Reader
+from .connection import FAILURES, PAGE_SIZE
+from .holding import WRITE_COST, Holder
 from .rows import Row
-from .transaction import ALL_SLOTS, Transaction
 
-WRITE_COST = room.FRAME  # bytes that the WAL grows by for most writes
-_EPOCH, _TICK, _MARK, _WRITTEN = Header.EPOCH, Header.TICK, Header.MARK, Header.WRITTEN  # for the hot paths
+_TICK, _MARK, _WRITTEN, _COUNT = Header.TICK, Header.MARK, Header.WRITTEN, Header.COUNT  # for the hot paths
 _DISPLACED, _NEXT_EXPIRE, _FILES = Header.DISPLACED, Header.NEXT_EXPIRE, Header.FILES
-_COUNT, _SETTLED = Header.COUNT, Header.SETTLED
 _SHARED = Header.SHARED
-NO_EXPIRE = (1 << 63) - 1  # NEXT_EXPIRE when nothing expires
+
 # A BLOB is bound as a bytearray: for bytes the sqlite3 module looks for an adapter each time, which costs several times
 # the copy (half a microsecond in Python 3.11).
 _blob = bytearray
-HOME = ~3  # mask from the place of an entry to the hash of its key, which decides the slot (schema: multiples of four)
 
 
 def microseconds(expire: float) -> int:
@@ -53,88 +38,8 @@ def microseconds(expire: float) -> int:
     return int(max(0.0, min(expire, 9e12)) * 1e6)
 
 
-class Writer(Reader):
+class Writer(Holder):
     """Write one shard."""
-
-    def enter(self, timeout: float | None, culls: bool = True) -> bool:
-        """Take the write lock; return False when the calling task's own transaction already holds it.
-
-        With `culls` some expired entries go first: not where they are counted.
-        """
-        if token_word[0] != self._token:
-            self.open()
-        txn = self.txn
-        if txn is not None and txn.is_callers():
-            txn.stepping = True  # until `leave_step`
-            return False
-        lock = self.lock
-        try:
-            lock.acquire(timeout)
-        except DirectoryError:
-            if self.is_open_with(lock):
-                raise
-            return self.enter(timeout, culls)  # closed by another thread just now: this opens it again
-        header = self.header
-        try:
-            expires = header[_NEXT_EXPIRE] != NO_EXPIRE and header[_NEXT_EXPIRE] <= self.config.clock() * 1e6
-        except BaseException:  # the clock is the user's
-            lock.release()
-            raise
-        if (
-            expires
-            or header[_SETTLED] != header[_TICK]
-            or header[_EPOCH] != self.epoch
-            or self.config.on_write is not None
-        ):
-            return self._enter_slowly(timeout, culls)
-        return True
-
-    def _enter_slowly(self, timeout: float | None, culls: bool) -> bool:
-        """Do what has to be done on getting the lock, before a write; the lock is held."""
-        if self.header[_EPOCH] != self.epoch:
-            self.lock.release()
-            self.follow()
-            return self.enter(timeout, culls)
-        try:
-            if self.header[_SETTLED] != self.header[_TICK]:
-                self.generations.count_on()
-                self.generations.recover()
-                self.header[_COUNT] = UNKNOWN  # the last holder died between its commit and the count
-                self.header[_SETTLED] = self.header[_TICK]
-            if culls and self.header[_NEXT_EXPIRE] != NO_EXPIRE:
-                with suppress(DiskFull):  # the write itself will tell
-                    room.cull_due(self)
-            if self.config.on_write is not None:
-                self.config.on_write(self)
-        except BaseException:
-            self.lock.release()
-            raise
-        return True
-
-    def leave(self) -> None:
-        """Release the write lock, then unlink what housekeeping found in the trash."""
-        header = self.header
-        header[_SETTLED] = header[_TICK]  # last: what this holder did to slots and count is complete
-        self.lock.release()
-        if self.doomed:
-            room.unlink_doomed(self)
-
-    def leave_step(self) -> None:
-        """End a step within the calling task's own transaction."""
-        if self.txn is not None:
-            self.txn.stepping = False
-
-    def locked(self, timeout: float | None) -> _Locked:
-        """Return a context that holds the write lock for a round of housekeeping."""
-        return _Locked(self, timeout)
-
-    def tidy(self) -> None:
-        """Keep house if that is due; for writes that do so nowhere else. The lock is held, no transaction is open.
-
-        Within a transaction neither a checkpoint nor a sweep is possible, so the next one begins with what is due.
-        """
-        if room.checkpoint_is_due(self):
-            room.housekeeping(self, 0, makes_room=False)
 
     def upsert(self, h: int, stored: bytes, row: Row | bytes, timeout: float | None, known: bool = False) -> int:
         """Store a row in one autocommitted statement and return the slot's new generation.
@@ -281,19 +186,6 @@ class Writer(Reader):
                 self._inserted = h
                 return 1
         return self._upsert_row(self._place(h, stored), stored, Row(v), tick, h % self.slot_prime)
-
-    def note_inserted(self) -> None:
-        """Ask SQLite which rowid it inserted last: it remembers that of failed statements and other tables."""
-        with suppress(sqlite3.Error):  # it reads no page, so this is a writer that can do nothing any more
-            self._inserted = self.writer.execute(sql.LAST_INSERTED).fetchone()[0]
-
-    def _count(self, added: int) -> None:
-        """Keep the number of entries in the header; in a transaction only when that is committed."""
-        if self.txn is not None:
-            self.txn.added += added
-        elif self.header[_COUNT] != UNKNOWN:
-            count = self.header[_COUNT] + added
-            self.header[_COUNT] = count if count >= 0 else UNKNOWN  # less than none is damage
 
     def _announced(self, row: Row) -> int:
         """Note in the header, before the commit, that files or expiries may exist; return the row's bytes."""
@@ -443,194 +335,3 @@ class Writer(Reader):
                 self.leave()
             else:
                 self.leave_step()
-
-    @contextmanager
-    def changing(self, places: Sequence[int], locked: bool) -> Iterator[int]:
-        """Hold the slots of `places` odd while the body commits; yield the generation that they settle on.
-
-        The caller holds the write lock: `locked` says whether for this step alone or for its transaction.
-        """
-        header = self.header
-        tick = header[Header.TICK] + 1
-        header[Header.TICK] = tick
-        written = header[_WRITTEN] + WRITE_COST * (1 + len(places))
-        header[_WRITTEN] = written
-        slots = {(place & HOME) % self.slot_prime for place in places}
-        everything = len(slots) > ALL_SLOTS
-        if everything:
-            self.generations.begin_all(tick)
-        else:
-            self.generations.begin(slots, tick)
-        try:
-            yield 2 * tick + 2 if locked else 1
-        except FAILURES as error:
-            self.header[_COUNT] = UNKNOWN
-            self.note_inserted()
-            self.failed(error)
-        finally:
-            if not locked and self.txn is not None:
-                self.txn.slots.update(range(len(self.slots)) if everything else slots)
-            elif everything:
-                self.generations.settle_all(tick)
-            else:
-                self.generations.settle(slots, tick)
-
-    def count_uses(self, hits: int, misses: int) -> None:
-        """Add to the shared counters; the write lock is held."""
-        header = self.header
-        header[Header.HITS] = (header[Header.HITS] + hits) & WORD
-        header[Header.MISSES] = (header[Header.MISSES] + misses) & WORD
-
-    def delete_places(self, places: Sequence[int]) -> None:
-        """Delete rows by place in the open transaction, their slots odd until it has ended.
-
-        They were found under the lock that is held. If none of them can be deleted the database is damaged, and who
-        deletes until nothing more is found would never end.
-        """
-        with self.changing(places, locked=False):
-            removed = self.writer.executemany(sql.DELETE_H, [(h,) for h in places]).rowcount
-            if places and not removed:
-                raise corrupt(f"{self.path!r}: rows that are found cannot be deleted", self.path)
-            self._count(-removed)
-
-    def attempts(self) -> Iterator[_Attempt]:
-        """Yield a context once, and a second time if its body met a corrupt database, which is set aside by then."""
-        first = _Attempt(self)
-        yield first
-        if first.may_be_tried_again:
-            yield _Attempt(None)
-
-    @contextmanager
-    def transaction(self, timeout: float | None) -> Iterator[None]:
-        """Make the body one transaction of the calling task; nested, a savepoint of it.
-
-        A timeout applies to the write lock. On any exception the innermost transaction is rolled back; if the database
-        is corrupt it is set aside after that.
-        """
-        if self.enter(timeout):
-            try:
-                try:
-                    self.tidy()
-                    if self.disk.sealer is not None:
-                        rekeying.reserve(self, self.disk.sealer)
-                    with self.batch() as txn:
-                        txn.stepping = False
-                        try:
-                            yield
-                        finally:
-                            txn.stepping = True
-                    if txn.evicted:
-                        room.unlink_evicted(self)
-                finally:
-                    if not self.inherited():
-                        self.leave()
-            except CorruptDatabase as error:
-                self.recovered(error)
-                raise
-            return
-        self.leave_step()
-        outer = self.txn
-        assert outer is not None
-        outer.depth += 1
-        name = f"nested_{outer.depth}"
-        self._run(f"SAVEPOINT {name}")
-        added, files = outer.added, len(outer.files)
-        try:
-            yield
-        except BaseException:
-            if self.inherited():
-                raise
-            self._run(f"ROLLBACK TO {name}")
-            outer.added = added
-            room.unlink_unused(self, outer.files[files:])
-            del outer.files[files:]
-            raise
-        finally:
-            if self.txn is outer:
-                self._run(f"RELEASE {name}")
-                outer.depth -= 1
-
-    def _run(self, statement: str) -> None:
-        self._execute(statement, ())
-
-    def _execute(self, statement: str, parameters: tuple[object, ...]) -> None:
-        try:
-            self.writer.execute(statement, parameters)
-        except FAILURES as error:
-            self.failed(error)
-
-    @contextmanager
-    def batch(self) -> Iterator[Transaction]:
-        """Run BEGIN IMMEDIATE, the body and COMMIT; the caller holds the write lock and no transaction is open.
-
-        Slots that the body touched are settled on one new even number after the commit or the rollback.
-        """
-        self._run("BEGIN IMMEDIATE")
-        self.txn = txn = Transaction()
-        txn.stepping = True
-        done = False
-        try:
-            yield txn
-            if self.inherited():
-                raise TransactionError(
-                    f"{self.directory!r}: this process was forked within the transaction of its parent"
-                )
-            self._run("COMMIT")
-            done = True
-        except BaseException:
-            if self.inherited():
-                raise
-            self.has_rank_index = self._has_seq_index = False  # may have been made in this transaction
-            if self._writer is not None and self._writer.in_transaction:
-                self._run("ROLLBACK")
-            room.unlink_unused(self, txn.files)
-            raise
-        finally:
-            if not self.inherited():
-                self.txn = None
-                if done:
-                    self._count(txn.added)
-                tick = self.header[Header.TICK] + 1
-                self.header[Header.TICK] = tick
-                self.generations.settle(txn.slots, tick)
-
-
-class _Locked:
-    """Hold a store's write lock for the length of a with-block; its value says whether it was taken here."""
-
-    __slots__ = ("_store", "_taken", "_timeout")
-
-    def __init__(self, store: Writer, timeout: float | None) -> None:
-        self._store = store
-        self._timeout = timeout
-        self._taken = False
-
-    def __enter__(self) -> bool:
-        self._taken = self._store.enter(self._timeout, culls=False)
-        if not self._taken:
-            self._store.leave_step()
-        return self._taken
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        if self._taken:
-            self._store.leave()
-        if isinstance(error, FAILURES):
-            self._store.failed(error)
-
-
-class _Attempt:
-    """Swallow CorruptDatabase if the database was set aside and the body may run once more on the new one."""
-
-    __slots__ = ("_store", "may_be_tried_again")
-
-    def __init__(self, store: Writer | None) -> None:
-        self._store = store
-        self.may_be_tried_again = False
-
-    def __enter__(self) -> None:
-        return
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
-        if self._store is not None and isinstance(error, CorruptDatabase):
-            self.may_be_tried_again = self._store.recovered(error)
-        return self.may_be_tried_again

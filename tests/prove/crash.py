@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Self
 from diskcache_like import Cache, files
 from diskcache_like.coherence import native
 from diskcache_like.storage import room
-from diskcache_like.storage.writing import Writer
+from diskcache_like.storage.holding import Holder
 from tests.diaries import KEYS, Change, change_set, look, verify, version_of, work
 from tests.processes import Gone, Link, Worker, fork_worker
 from tests.wholeness import known_files, mend, opened, value_files
@@ -205,25 +205,25 @@ def anywhen(trial: Trial, scenes: Sequence[Scene], least: int = LEAST) -> None:
 
 def commit_late() -> None:
     """Commit with every seventh write only."""
-    enter, leave, checkpoint = Writer.enter, Writer.leave, room.checkpoint
+    enter, leave, checkpoint = Holder.enter, Holder.leave, room.checkpoint
     writes = iter(range(1 << 60))
 
-    def entered(self: Writer, timeout: float | None, culls: bool = True) -> bool:
+    def entered(self: Holder, timeout: float | None, culls: bool = True) -> bool:
         locked = enter(self, timeout, culls)
         if not self.writer.in_transaction:
             self.writer.execute("BEGIN IMMEDIATE")
         return locked
 
-    def left(self: Writer) -> None:
+    def left(self: Holder) -> None:
         if next(writes) % 7 == 6:
             self.writer.commit()
         leave(self)
 
-    def committed_first(store: Writer, shrink: bool = False) -> None:
+    def committed_first(store: Holder, shrink: bool = False) -> None:
         store.writer.commit()
         checkpoint(store, shrink)
 
-    Writer.enter, Writer.leave = entered, left  # type: ignore[method-assign]
+    Holder.enter, Holder.leave = entered, left  # type: ignore[method-assign]
     room.checkpoint = committed_first
 
 

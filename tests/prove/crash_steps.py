@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Self
 from diskcache_like import SecretError
 from diskcache_like.errors import CorruptDatabaseWarning
 from diskcache_like.migration import Migration
-from diskcache_like.storage import store, writing
+from diskcache_like.storage import holding, store
 from tests.aftermath import BYSTANDERS, look_after, look_after_making_room, look_after_opening, prepare
 from tests.deeds import ALL_MARKING, DEED_WRITES, FILLERS, MARKING_ALL, NEW, OLD, SAMPLES, UPKEEP, die, nurse
 from tests.processes import LARGE, MISSING, Worker, Write, fork_worker
@@ -279,7 +279,7 @@ def lengthy(trial: Trial) -> None:
 
 def unsettled(trial: Trial) -> None:
     """Die while nobody looks whether the last holder of the lock died."""
-    for module in (writing, store):
+    for module in (holding, store):
         module._SETTLED = module._TICK  # type: ignore[attr-defined]
     everywhere(trial, [deed for deed in WRITING if deed.name == "add"], "after INSERT")
 
