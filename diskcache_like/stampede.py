@@ -32,6 +32,7 @@ from .places import Holder, current_holder
 P = ParamSpec("P")
 R = TypeVar("R")
 
+RENEWAL = "diskcache_like renewal"  # name of a thread that makes a result anew
 PATIENCE = 60.0  # seconds that a computation is waited for at least, if its process lives; `expire`, if that is longer
 
 
@@ -197,7 +198,9 @@ class _Threads(_Results):
                 return self._wait(key, args, kwargs)
             self.hits += 1
             if self.is_due(found) and (begun := self.early(key, found)):
-                threading.Thread(target=self._renew, args=(key, args, kwargs, *begun), daemon=True).start()
+                threading.Thread(
+                    target=self._renew, args=(key, args, kwargs, *begun), name=RENEWAL, daemon=True
+                ).start()
             return found.value
 
         return wrapper

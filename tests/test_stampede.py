@@ -57,7 +57,7 @@ def run_threads(number: int, work: Callable[[int], object]) -> None:
 def background() -> None:
     """Wait until results that are made in the background are there."""
     for thread in threading.enumerate():
-        if thread is not threading.current_thread() and thread.daemon:
+        if thread.name == stampede.RENEWAL:
             thread.join(PATIENCE)
 
 
