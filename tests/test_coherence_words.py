@@ -9,6 +9,7 @@ import platform
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -18,6 +19,8 @@ from diskcache_like.coherence.forks import ForkGuard
 from diskcache_like.coherence.native import NativeModule
 from diskcache_like.coherence.words import Implementation, NativeWords, Words
 from diskcache_like.errors import SettingError
+
+from .kinds import NEEDS_HELPER
 
 BIGGEST = 2**64 - 1
 
@@ -310,3 +313,26 @@ def test_a_lock_copied_while_locked_does_not_stop_the_token(guard: ForkGuard) ->
     guard._lock.acquire()
     guard.forked()
     assert guard.token() == guard.token() != old
+
+
+DROPPED = """
+import gc, mmap
+from diskcache_like.coherence import native, words
+from diskcache_like.coherence.lock import WriteLock
+gc.disable()
+for use in (words.NativeWords, lambda view, helper: lock.attach(view, helper)):
+    lock = WriteLock(PATH)
+    view = memoryview(mmap.mmap(-1, 4096)).cast("Q")
+    cycle = [view, use(view, native.load()), lock]
+    cycle.append(cycle)
+    del view, cycle, lock
+    gc.collect()
+"""
+
+
+@NEEDS_HELPER
+def test_words_that_are_dropped_in_a_cycle_do_not_crash_the_collector(tmp_path: Path) -> None:
+    """CPython before 3.12.7 frees an exported memoryview that is part of a cycle twice (gh-77894)."""
+    code = DROPPED.replace("PATH", repr(str(tmp_path / "lock")))
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -89,8 +89,9 @@ class WriteLock:
         self._rester = 0  # the thread that keeps the others away while it forks
         self.torn = False  # abandoned in a child of a process in which another thread held it
         self._header: memoryview[int] | None = None
-        # The helper and the address it is to use: one attribute, because a waiting thread may read it during `attach`.
-        self._helper: tuple[NativeModule, object] | None = None
+        # The helper, the address it is to use, and the memory there, which whoever has the address keeps mapped. One
+        # attribute, because a waiting thread may read it during `attach`.
+        self._helper: tuple[NativeModule, object, memoryview[int]] | None = None
         self._descriptor = open_private(self.path, create=True, shared=shared)
         _open_locks.add(self)
 
@@ -101,7 +102,7 @@ class WriteLock:
         is given back by `close`.
         """
         view = words.raw(header)
-        self._helper = None if native is None else (native, native.pointer(view))
+        self._helper = None if native is None else (native, native.pointer(view), view)
         self._header = view
 
     def acquire(self, timeout: float | None = None) -> None:
@@ -306,7 +307,7 @@ class WriteLock:
         if helper is None:
             self._sleep(seconds)
             return
-        native, pointer = helper
+        native, pointer, _ = helper
         if native.futex_wait(pointer, _WAKE, wake, int(seconds * 1e6)) == errno.ENOSYS:
             self._sleep(min(seconds, LONGEST_PAUSE))
 
@@ -314,7 +315,7 @@ class WriteLock:
         header[_WAITERS] = 0
         helper = self._helper
         if helper is not None:
-            native, pointer = helper
+            native, pointer, _ = helper
             native.add(pointer, _WAKE, 1)
             native.futex_wake(pointer, _WAKE, 1)
 

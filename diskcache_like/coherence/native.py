@@ -35,8 +35,13 @@ class NativeModule:
         self.futex_wake: Callable[[object, int, int], int] = lib.dl_futex_wake
 
     def pointer(self, view: memoryview[int]) -> object:
-        """Return the address of `view`, which stays exported, and so mapped, for as long as the result lives."""
-        pointer: object = self._ffi.from_buffer(view, require_writable=True)
+        """Return the address of `view`, which the caller keeps alive, and so mapped, while the address is used.
+
+        The view is not left exported: the collector of CPython before 3.12.7 (gh-77894) crashes when it frees an
+        exported one that is part of a cycle, as those of a handle are that was never closed.
+        """
+        with self._ffi.from_buffer(view, require_writable=True) as exported:
+            pointer: object = self._ffi.cast("void *", exported)
         return pointer
 
 
