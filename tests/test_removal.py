@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from diskcache_like import Cache
+from diskcache_like import Cache, DiskFull
+from diskcache_like.storage import room
+from diskcache_like.storage.holding import Holder
 
 from .conftest import Opener, bytes_on_disk
 from .kinds import Clock, Kind, few, one, only
@@ -164,6 +166,22 @@ def test_the_size_limit_holds_for_batches_queues_and_counters(open_cache: Opener
         cache.add(f"added {number}", BIG * 3)
         cache.incr(f"counter {number}", 10**4000)
         assert cache.volume() <= limit * 1.01
+
+
+@one
+@pytest.mark.parametrize("removal", ["evict", "clear", "cull"])
+def test_a_removal_is_made_though_a_full_disk_cannot_note_which_files_went(
+    cache: Cache, clock: Clock, removal: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache.set_many({number: BIG for number in range(3)}, tag="t", expire=1)
+    clock.advance(1)
+
+    def full(store: Holder, everything: bool) -> None:
+        raise DiskFull("no room on the disk", store.path)
+
+    monkeypatch.setattr(room, "flush_trash", full)
+    assert {"evict": lambda: cache.evict("t"), "clear": cache.clear, "cull": cache.cull}[removal]() == 3
+    assert len(cache) == 0
 
 
 @one

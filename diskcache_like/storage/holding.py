@@ -200,7 +200,7 @@ class Holder(Reader):
                         finally:
                             txn.stepping = True
                     if txn.evicted:
-                        room.unlink_evicted(self)
+                        room.unlink_removed(self)
                 finally:
                     if not self.inherited():
                         self.leave()

@@ -162,8 +162,8 @@ def make_room(store: Holder, target: int) -> int:
     return volume
 
 
-def unlink_evicted(store: Holder) -> None:
-    """Unlink the files of what a transaction evicted, now that it is committed; else a later round will."""
+def unlink_removed(store: Holder) -> None:
+    """Unlink the files of what was removed, now that it is committed; a failure is none of the removal's."""
     with contextlib.suppress(OSError):
         flush_trash(store, everything=True)
 
@@ -316,7 +316,7 @@ def remove_selected(store: Holder, select: str, parameters: tuple[object, ...], 
                     return removed
                 delete_rows(store, places, locked)
                 if locked:
-                    flush_trash(store, everything=True)  # who removes that much wants the room
+                    unlink_removed(store)  # who removes that much wants the room
         except Exception as error:
             error.count = removed  # type: ignore[attr-defined]
             raise
@@ -338,7 +338,7 @@ def cull(store: Holder, timeout: float | None) -> int:
     while store.policy.evicts:
         with store.locked(timeout) as locked:
             if locked:
-                flush_trash(store, everything=True)
+                unlink_removed(store)
             volume = live_volume(store)
             excess = min(-share.left(store, volume), volume - store.limit)
             doomed = victims(store, excess, locked) if excess > 0 else []

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Self, TypeVar
 
 ENOUGH = 3  # violations after which a proof goes no further
-LINES = 12  # of a traceback
+LINES = 40  # of a traceback
 
 Item = TypeVar("Item")
 

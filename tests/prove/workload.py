@@ -291,7 +291,8 @@ def recover(session: Session) -> None:
         for key in session.may_be:
             session.compare(key, fresh.get(key, MISSING))
         left = problems(fresh, fix=True)
-        if any("integrity" in text or "entry" in text for text in left):
+        # On a full disk the files of a removal go first, since even a DELETE needs room; the row may then stay.
+        if any("integrity" in text or ("entry" in text and not text.endswith("file not found")) for text in left):
             raise Wrong(f"check finds {left}")
         if left := problems(fresh):
             raise Wrong(f"check still finds {left} after fix=True")
