@@ -308,6 +308,11 @@ class GenerationFile:
 _EMPTY: Final = memoryview(array("Q"))
 
 
+def microseconds(expire: float) -> int:
+    """Return an expiry as NEXT_EXPIRE holds it: microseconds since the Unix epoch, below NEVER."""
+    return int(max(0.0, min(expire, 9e12)) * 1e6)
+
+
 def boot_stamp() -> int:
     """Return a number that is another after each start of the machine, or 0 if the system does not tell."""
     try:

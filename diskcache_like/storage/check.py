@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from .. import files, keys
 from ..coherence.generations import UNKNOWN, Header
-from ..errors import CorruptDatabase, DecodeError, EmptyDirWarning, UnknownFileWarning
+from ..errors import DecodeError, EmptyDirWarning, UnknownFileWarning
 from ..keyring import Sealer
 from ..record import Record
 from . import room
 from . import statements as sql
+from .connection import corrupt
 
 if TYPE_CHECKING:
     from .store import Store
@@ -42,8 +43,7 @@ def check_store(
     _check_tick(store, fix, timeout, found)
     _check_rows(store, check_record, fix, timeout, found)
     if fix and flaws and (left := _flaws(store, _Findings())):  # more than a row that has gone by now
-        problem = CorruptDatabase(f"{store.path!r}: {left[0]}")
-        problem.path = store.path
+        problem = corrupt(f"{store.path!r}: {left[0]}", store.path)
         if not store.recovered(problem):
             raise problem
         return [*found.warnings, *check_store(store, check_record, fix, timeout)]

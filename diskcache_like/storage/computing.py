@@ -5,7 +5,7 @@ from __future__ import annotations
 from zlib import crc32
 
 from ..coherence.board import NO_ENTRY, ROOM
-from ..coherence.generations import UNKNOWN, Header
+from ..coherence.generations import UNKNOWN, Header, microseconds
 from ..errors import CorruptDatabase, DiskFull
 from ..record import RESIDUE
 from . import rekeying
@@ -13,7 +13,7 @@ from . import statements as sql
 from .connection import FAILURES
 from .holding import WRITE_COST
 from .rows import Decide, Remove, Row, Touch
-from .writing import Writer, microseconds
+from .writing import Writer
 
 _TICK, _WRITTEN, _COUNT = Header.TICK, Header.WRITTEN, Header.COUNT  # for the hot path
 _DISPLACED, _NEXT_EXPIRE = Header.DISPLACED, Header.NEXT_EXPIRE
@@ -30,12 +30,8 @@ class Computer(Writer):
         """
         try:
             return self._compute_locked(h, stored, decide, timeout)
-        except CorruptDatabase as error:
-            if not self.recovered(error):
-                raise
-        except DiskFull:
-            if not self.relieved(timeout):
-                raise
+        except (CorruptDatabase, DiskFull) as error:
+            self._make_good(error, timeout)
         return self._compute_locked(h, stored, decide, timeout)
 
     def _compute_locked(self, h: int, stored: bytes, decide: Decide, timeout: float | None) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from ..coherence.forks import token_word
-from ..coherence.generations import UNKNOWN, WORD, Header
+from ..coherence.generations import NEVER, UNKNOWN, WORD, Header
 from ..errors import CorruptDatabase, DirectoryError, DiskFull, TransactionError
 from . import rekeying, room
 from . import statements as sql
@@ -23,7 +23,6 @@ from .transaction import ALL_SLOTS, Transaction
 
 WRITE_COST = room.FRAME  # bytes that the WAL grows by for most writes
 HOME = ~3  # mask from the place of an entry to the hash of its key, which decides the slot (schema: multiples of four)
-NO_EXPIRE = (1 << 63) - 1  # NEXT_EXPIRE when nothing expires
 _EPOCH, _TICK, _WRITTEN, _NEXT_EXPIRE = Header.EPOCH, Header.TICK, Header.WRITTEN, Header.NEXT_EXPIRE  # for hot paths
 _COUNT, _SETTLED = Header.COUNT, Header.SETTLED
 
@@ -51,7 +50,7 @@ class Holder(Reader):
             return self.enter(timeout, culls)  # closed by another thread just now: this opens it again
         header = self.header
         try:
-            expires = header[_NEXT_EXPIRE] != NO_EXPIRE and header[_NEXT_EXPIRE] <= self.config.clock() * 1e6
+            expires = header[_NEXT_EXPIRE] != NEVER and header[_NEXT_EXPIRE] <= self.config.clock() * 1e6
         except BaseException:  # the clock is the user's
             lock.release()
             raise
@@ -76,7 +75,7 @@ class Holder(Reader):
                 self.generations.recover()
                 self.header[_COUNT] = UNKNOWN  # the last holder died between its commit and the count
                 self.header[_SETTLED] = self.header[_TICK]
-            if culls and self.header[_NEXT_EXPIRE] != NO_EXPIRE:
+            if culls and self.header[_NEXT_EXPIRE] != NEVER:
                 with suppress(DiskFull):  # the write itself will tell
                     room.cull_due(self)
             if self.config.on_write is not None:

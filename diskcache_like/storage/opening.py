@@ -19,14 +19,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..coherence.board import Board
-from ..coherence.generations import UNKNOWN, GenerationFile, Header, boot_stamp, check_private
+from ..coherence.generations import NEVER, UNKNOWN, GenerationFile, Header, boot_stamp, check_private
 from ..coherence.lock import WriteLock
 from ..coherence.words import Implementation
 from ..errors import CacheError, CorruptDatabase, CorruptDatabaseWarning, ForeignDatabase, SettingError, refused
 from ..settings import DEFAULT_SETTINGS, HANDLE_ONLY, MAX_SHARDS, checked_all
 from . import schema
 from . import statements as sql
-from .connection import FAILURES, connect, look, mapped, prepare_file
+from .connection import FAILURES, connect, corrupt, look, mapped, prepare_file
 
 if TYPE_CHECKING:
     from .holding import Holder
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 DATABASE, GENERATIONS, BOARD, LOCK = "cache.db", "cache.gen", "cache.board", "cache.lock"
 _NUMBERED = re.compile(r"cache\.(\d{1,9})\.db")
-NO_EXPIRE = (1 << 63) - 1
 
 # What a database says about itself beside the settings: name -> accepted type.
 IDENTITY: dict[str, type] = {
@@ -301,9 +300,7 @@ def corrupt_if_damaged(connection: sqlite3.Connection, path: str) -> Iterator[No
         ((found,),) = connection.execute(f"{sql.INTEGRITY_CHECK}(1)").fetchall()
         if found == "ok":
             raise
-        problem = CorruptDatabase(f"{path!r}: {found}")
-        problem.path = path
-        raise problem from refusal
+        raise corrupt(f"{path!r}: {found}", path) from refusal
 
 
 def read_settings(connection: sqlite3.Connection, path: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -492,7 +489,7 @@ def _next_database(
     header[Header.TICK] = tick
     generations.begin_all(tick)
     header[Header.EPOCH] = following  # from here on every operation of every process follows to the new database
-    header[Header.NEXT_EXPIRE] = NO_EXPIRE
+    header[Header.NEXT_EXPIRE] = NEVER
     header[Header.MARK] = 0
     header[Header.COUNT] = 0
     generations.settle_all(tick)

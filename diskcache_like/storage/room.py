@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from .. import files
-from ..coherence.generations import UNKNOWN, Header
+from ..coherence.generations import NEVER, UNKNOWN, Header, microseconds
 from ..errors import CacheError, DecodeError, DiskFull
 from . import schema, share
 from . import statements as sql
@@ -29,7 +29,6 @@ GRACE = 10.0  # seconds that a replaced file stays for readers that hold its row
 SWEEP_FILES = 4096  # files chosen per round: more than writes can add between two rounds
 UNLINK_FILES = 16  # files unlinked after one write, so that no caller waits long
 VACUUM_PAGES = 4096  # at once, which takes some tens of milliseconds
-NO_EXPIRE = (1 << 63) - 1
 
 
 def evicts(store: Holder) -> bool:
@@ -295,7 +294,7 @@ def cull_due(store: Holder) -> None:
     if places:
         delete_rows(store, places, locked=True)
     ((earliest,),) = store.select_writer(sql.MIN_EXPIRE)
-    header[Header.NEXT_EXPIRE] = NO_EXPIRE if earliest is None else int(max(0.0, min(earliest, 9e12)) * 1e6)
+    header[Header.NEXT_EXPIRE] = NEVER if earliest is None else microseconds(earliest)
 
 
 def remove_selected(store: Holder, select: str, parameters: tuple[object, ...], timeout: float | None) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 
 from .. import files
 from ..coherence.board import NO_ENTRY, ROOM
-from ..coherence.generations import UNKNOWN, Header
+from ..coherence.generations import UNKNOWN, Header, microseconds
 from ..errors import (
     CorruptDatabase,
     DecodeError,
@@ -33,11 +33,6 @@ _SHARED = Header.SHARED
 _blob = bytearray
 
 
-def microseconds(expire: float) -> int:
-    """Return an expiry as the header holds it: microseconds since 1970, below `NO_EXPIRE`."""
-    return int(max(0.0, min(expire, 9e12)) * 1e6)
-
-
 class Writer(Holder):
     """Write one shard."""
 
@@ -57,12 +52,8 @@ class Writer(Holder):
                     self.leave()
                 else:
                     self.leave_step()
-        except CorruptDatabase as error:
-            if not self.recovered(error):
-                raise
-        except DiskFull:
-            if not self.relieved(timeout):
-                raise
+        except (CorruptDatabase, DiskFull) as error:
+            self._make_good(error, timeout)
         with self.locked(timeout) as locked:
             return self._upsert(h, stored, row, locked)
 
@@ -118,6 +109,14 @@ class Writer(Holder):
                 h for (h,) in self.select_writer(sql.SELECT_PRESENT, batch + batch[-1:] * (sql.MANY - len(batch)))
             )
         return found
+
+    def _make_good(
+        self, error: CorruptDatabase | DiskFull, timeout: float | None, removed: tuple[int, bytes] | None = None
+    ) -> None:
+        """Do what lets a write be tried again after `error`, or raise it; `removed`: see `relieved`."""
+        again = self.recovered(error) if isinstance(error, CorruptDatabase) else self.relieved(timeout, removed)
+        if not again:
+            raise error
 
     def relieved(self, timeout: float | None, removed: tuple[int, bytes] | None = None, for_file: bool = False) -> bool:
         """Make room on a full disk without touching live entries; tell whether the write may be tried again.
@@ -287,12 +286,8 @@ class Writer(Holder):
         """
         try:
             return self._remove_locked(h, stored, timeout)
-        except CorruptDatabase as error:
-            if not self.recovered(error):
-                raise
-        except DiskFull:
-            if not self.relieved(timeout, (h, stored)):
-                raise
+        except (CorruptDatabase, DiskFull) as error:
+            self._make_good(error, timeout, (h, stored))
         return self._remove_locked(h, stored, timeout)
 
     def _remove_locked(self, h: int, stored: bytes, timeout: float | None) -> int:

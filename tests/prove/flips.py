@@ -144,9 +144,7 @@ def _use(handle: Cache, judge: Judge, harm: Callable[[], None], chance: random.R
     """Read, write and mend a cache that is harmed first, if it is to be while it is open."""
     attempt(lambda: handle.get_many([key for key in VALUES if chance.random() < 0.5]))
     harm()
-    judge.look(handle)
-    judge.changed(handle)
-    judge.mended(handle)
+    judge.everything(handle)
 
 
 def _try_again(sample: Sample, directory: Path, judge: Judge) -> None:

@@ -247,9 +247,7 @@ def _use(trial: Trial, sample: Sample, directory: Path, judge: Judge, **options:
     """Do everything with the cache, watched."""
     try:
         with WATCH.watching(directory), sample.open(directory, hot_size_limit=0, **options) as handle:
-            judge.look(handle)
-            judge.changed(handle)
-            judge.mended(handle)
+            judge.everything(handle)
     except Refused:
         trial.count("refused in use")
     except CacheError:
@@ -272,9 +270,7 @@ def _warm_up(made: Sequence[Sample], bench: Workbench) -> None:
     for sample in made:
         with bench.copy(sample) as directory, sample.open(directory) as handle:
             judge = Judge()
-            judge.look(handle)
-            judge.changed(handle)
-            judge.mended(handle)
+            judge.everything(handle)
 
 
 def prove_columns(trial: Trial) -> None:

@@ -191,9 +191,7 @@ def _warm_up(made: Sequence[Sample], bench: Workbench, place: Path) -> None:
     for sample in made:
         with bench.copy(sample) as directory, sample.open(directory) as cache:
             judge = Judge()
-            judge.look(cache)
-            judge.changed(cache)
-            judge.mended(cache)
+            judge.everything(cache)
     outside = Outside(place / "outside")
     path = outside.file("file")
     outside.settle()
@@ -330,9 +328,7 @@ def _use_changed(item: Count, directory: Path, judge: Judge) -> None:
         if item.way != "at rest":
             attempt(lambda: cache.get_many(["text", "number"]))
             item.apply(directory, descriptor)
-        judge.look(cache)
-        judge.changed(cache)
-        judge.mended(cache)
+        judge.everything(cache)
 
 
 def _is_ended(item: Count, directory: Path) -> bool:

@@ -220,6 +220,12 @@ class Judge:
         self.wrong: list[str] = []
         self.missed = self.older = 0
 
+    def everything(self, cache: Cache) -> None:
+        """Read, change and mend a cache."""
+        self.look(cache)
+        self.changed(cache)
+        self.mended(cache)
+
     def look(self, cache: Cache) -> None:
         """Read everything in every way there is."""
         for key, value in VALUES.items():
