@@ -148,9 +148,9 @@ ENDINGS = {
             pool.submit(cache.set, number, number, retry=True)
     """,
 }
-ABRUPT = (
-    "at once, in the middle of writes",
-)  # may leave a file without its entry behind, which check(fix=True) removes
+# May leave a file without its entry behind, which check(fix=True) removes: a daemon thread stops for good wherever it
+# is when the interpreter ends, as in a process that is killed.
+ABRUPT = ("with daemon threads in transactions", "at once, in the middle of writes")
 _OPENERS = {"one": "Cache({!r})", "fanout": "FanoutCache({!r}, shards=3, timeout=60)"}
 
 

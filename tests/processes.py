@@ -110,7 +110,9 @@ class Worker:
     def dismiss(self) -> None:
         """Kill the process if it is still there, and free what it held here."""
         if self.process.is_alive():
-            self.kill()
+            with contextlib.suppress(ProcessLookupError):  # it has just ended by itself, and the fork server knows
+                self.kill()
+            self.join()
         self.link.connection.close()
         self.process.close()
 
