@@ -17,11 +17,20 @@ import pytest
 
 from diskcache_like.coherence import lock, native
 from diskcache_like.coherence.generations import GenerationFile, Header
-from diskcache_like.coherence.lock import FIRST_PAUSE, FIRST_SLICE, LONGEST_PAUSE, LONGEST_SLICE, SPINS, WriteLock
+from diskcache_like.coherence.lock import (
+    FIRST_PAUSE,
+    FIRST_SLICE,
+    GRACE,
+    LONGEST_PAUSE,
+    LONGEST_SLICE,
+    PATIENCE,
+    SPINS,
+    WriteLock,
+)
 from diskcache_like.coherence.native import NativeModule
 from diskcache_like.errors import DirectoryError, NotOwner, Timeout, TransactionError, UnsafeDirectory
 
-PATIENCE = 60.0  # seconds after which a test gives up on another process; no test waits for it to pass
+LIMIT = 60.0  # seconds after which a test gives up on another process; no test waits for it to pass
 
 FORK = multiprocessing.get_context("fork")
 
@@ -71,7 +80,7 @@ class Child:
         theirs.close()
 
     def hears(self) -> object:
-        assert self.connection.poll(PATIENCE), "the other process said nothing"
+        assert self.connection.poll(LIMIT), "the other process said nothing"
         return self.connection.recv()
 
     def tell(self) -> None:
@@ -80,12 +89,12 @@ class Child:
     def kill(self) -> None:
         assert self.process.pid is not None
         os.kill(self.process.pid, signal.SIGKILL)
-        self.process.join(PATIENCE)
+        self.process.join(LIMIT)
 
     def end(self) -> None:
         if self.process.is_alive():
             self.kill()
-        self.process.join(PATIENCE)
+        self.process.join(LIMIT)
         self.process.close()
         self.connection.close()
 
@@ -107,7 +116,7 @@ Fork = Callable[[Callable[[Connection], None]], Child]
 
 
 def until(condition: Callable[[], bool]) -> None:
-    give_up = time.monotonic() + PATIENCE
+    give_up = time.monotonic() + LIMIT
     while not condition():
         assert time.monotonic() < give_up
         os.sched_yield()
@@ -187,7 +196,7 @@ def test_threads_exclude_each_other(handle: Handle) -> None:
         except Timeout as error:
             outcome.append(error)
         outcome.append(handle.lock.locked_by_me())
-        handle.lock.acquire(PATIENCE)
+        handle.lock.acquire(LIMIT)
         outcome.append(handle.lock.locked_by_me())
         handle.lock.release()
 
@@ -195,7 +204,7 @@ def test_threads_exclude_each_other(handle: Handle) -> None:
     thread.start()
     until(lambda: len(outcome) == 2)
     handle.lock.release()
-    thread.join(PATIENCE)
+    thread.join(LIMIT)
     assert isinstance(outcome[0], Timeout)
     assert outcome[1:] == [False, True]
 
@@ -204,13 +213,13 @@ def test_threads_of_one_process_do_not_announce_themselves(handle: Handle) -> No
     handle.lock.acquire(0)
 
     def pass_through() -> None:
-        handle.lock.acquire(PATIENCE)
+        handle.lock.acquire(LIMIT)
         handle.lock.release()
 
     thread = threading.Thread(target=pass_through)
     thread.start()
     handle.lock.release()
-    thread.join(PATIENCE)
+    thread.join(LIMIT)
     assert not handle.lock.contended()
 
 
@@ -222,7 +231,7 @@ def test_processes_exclude_each_other(path: Path, mode: str, fork: Fork, tmp_pat
         mine = Handle(path, mode)
         connection.recv()
         for _ in range(rounds):
-            mine.lock.acquire(PATIENCE)
+            mine.lock.acquire(LIMIT)
             counter.write_text(str(int(counter.read_text()) + 1))
             mine.lock.release()
         connection.send("done")
@@ -239,7 +248,7 @@ def test_processes_exclude_each_other(path: Path, mode: str, fork: Fork, tmp_pat
 def hold(path: Path, mode: str) -> Callable[[Connection], None]:
     def work(connection: Connection) -> None:
         mine = Handle(path, mode)
-        mine.lock.acquire(PATIENCE)
+        mine.lock.acquire(LIMIT)
         connection.send("held")
         connection.recv()
         mine.lock.release()
@@ -255,7 +264,7 @@ def test_a_killed_holder_frees_it(handle: Handle, path: Path, mode: str, fork: F
     with pytest.raises(Timeout):
         handle.lock.acquire(0)
     child.kill()
-    handle.lock.acquire(PATIENCE)
+    handle.lock.acquire(LIMIT)
     handle.lock.release()
 
 
@@ -275,14 +284,14 @@ def test_a_killed_waiter_hangs_nobody(handle: Handle, path: Path, mode: str, for
     heirs = [fork(hold(path, mode)) for _ in range(2)]
     handle.lock.release()
     for _ in heirs:
-        ready = multiprocessing.connection.wait([heir.connection for heir in heirs], PATIENCE)
+        ready = multiprocessing.connection.wait([heir.connection for heir in heirs], LIMIT)
         holder = next(heir for heir in heirs if heir.connection in ready)
         assert holder.hears() == "held"
         holder.tell()
         assert holder.hears() == "released"
         holder.tell()
         heirs = [heir for heir in heirs if heir is not holder]
-    handle.lock.acquire(PATIENCE)
+    handle.lock.acquire(LIMIT)
     handle.lock.release()
     assert not handle.lock.contended()
 
@@ -425,6 +434,129 @@ def test_a_release_lowers_the_flag_and_wakes_one_but_only_if_somebody_waits(path
     mine.close()
 
 
+def claims(waiting: Waiting) -> Callable[[], float]:
+    """Return what tells for how many seconds from now on newcomers queue."""
+    return lambda: waiting.header[Header.TURN] / 1e6 - waiting.now
+
+
+def test_who_has_waited_long_claims_a_turn_until_it_has_the_lock(
+    holder: WriteLock, waiter: WriteLock, waiting: Waiting
+) -> None:
+    claimed, seen = claims(waiting), []
+
+    def look() -> None:
+        seen.append((waiting.now - waiting.pauses[-1] - 1000.0, waiting.header[Header.TURN], claimed()))
+        if len(seen) == 100:
+            holder.release()
+
+    waiting.at = dict.fromkeys(range(1000), look)
+    waiter.acquire(None)
+    assert not waiting.header[Header.TURN], "its turn is over"
+    waiter.release()
+    patient = [turn for waited, turn, _ in seen if waited < PATIENCE - 1e-6]
+    assert patient
+    assert not any(patient)
+    impatient = [left for waited, _, left in seen if waited > PATIENCE + 1e-6]
+    assert impatient == pytest.approx([GRACE] * len(impatient), abs=3e-6), "the claim outlives each pause"
+
+
+def test_who_gives_up_ends_its_turn(holder: WriteLock, waiter: WriteLock, waiting: Waiting) -> None:
+    claimed: list[int] = []
+    waiting.at = dict.fromkeys(range(1000), lambda: claimed.append(waiting.header[Header.TURN]))
+    with pytest.raises(Timeout):
+        waiter.acquire(1.0)
+    assert any(claimed)
+    assert not waiting.header[Header.TURN]
+
+
+def test_a_turn_that_another_has_claimed_since_is_left_alone(
+    holder: WriteLock, waiter: WriteLock, waiting: Waiting
+) -> None:
+    def claim_and_release() -> None:
+        waiting.header[Header.TURN] += 5
+        holder.release()
+
+    waiting.at[200] = claim_and_release
+    waiter.acquire(None)
+    waiter.release()
+    assert waiting.header[Header.TURN]
+
+
+def test_a_newcomer_queues_while_a_turn_is_claimed(waiter: WriteLock, waiting: Waiting) -> None:
+    waiting.header[Header.TURN] = int((waiting.now + LONGEST_SLICE) * 1e6)
+    taken: list[bool] = []
+    waiting.at = dict.fromkeys(range(1000), lambda: taken.append(waiter.locked_by_me()))
+    waiter.acquire(None)
+    waiter.release()
+    assert taken
+    assert not any(taken)
+    assert waiting.now - 1000.0 == pytest.approx(PATIENCE, abs=1e-3), "and no longer than that"
+
+
+def test_a_newcomer_comes_when_the_turn_is_over(waiter: WriteLock, waiting: Waiting) -> None:
+    waiting.header[Header.TURN] = int((waiting.now + LONGEST_SLICE) * 1e6)
+    waiting.at[1] = lambda: waiting.header.__setitem__(Header.TURN, 0)
+    waiter.acquire(None)
+    waiter.release()
+    assert len(waiting.pauses) == 1
+
+
+def test_a_newcomer_that_is_woken_comes_at_once_and_has_the_next_one_woken(path: Path, waiting: Waiting) -> None:
+    class Woken(Waiting):
+        def futex_wait(self, pointer: object, index: int, expected: int, timeout_us: int) -> int:
+            super().futex_wait(pointer, index, expected, timeout_us)
+            self.header[Header.WAITERS] = 0  # as the releaser did
+            return 0
+
+    waking = Woken()
+    waking.header[Header.TURN] = int((waking.now + LONGEST_SLICE) * 1e6)
+    newcomer = WriteLock(path, clock=waking.clock, sleep=waking.sleep)
+    newcomer.attach(waking.header, FakeNative(waking))
+    newcomer.acquire(None)
+    assert len(waking.pauses) == 1
+    assert newcomer.contended()
+    newcomer.release()
+    assert waking.woken == 1
+    newcomer.close()
+
+
+def test_zero_seconds_wait_for_no_turn(waiter: WriteLock, waiting: Waiting) -> None:
+    waiting.header[Header.TURN] = int((waiting.now + LONGEST_SLICE) * 1e6)
+    waiter.acquire(0)
+    waiter.release()
+    assert not waiting.pauses
+
+
+@pytest.mark.parametrize("turn", [1, 10**9 - 1, 1001 * 10**6, 2**63 + 5, 2**64 - 1])
+def test_a_claim_that_ran_out_or_is_damaged_delays_nobody(waiter: WriteLock, waiting: Waiting, turn: int) -> None:
+    waiting.header[Header.TURN] = turn
+    waiter.acquire(None)
+    waiter.release()
+    assert not waiting.pauses
+    assert waiting.header[Header.TURN] == (turn if turn > waiting.now * 1e6 else 0)
+
+
+def test_a_thread_that_waits_for_another_claims_a_turn_as_well(path: Path) -> None:
+    handle = Handle(path, "attached")
+    assert handle.file is not None
+    header = handle.file.header
+    handle.lock.acquire(0)
+
+    def take() -> None:
+        handle.lock.acquire(LIMIT)
+        handle.lock.release()
+
+    other = threading.Thread(target=take)
+    other.start()
+    while not header[Header.TURN] and other.is_alive():
+        pass
+    assert header[Header.TURN]
+    handle.lock.release()
+    other.join(LIMIT)
+    assert not header[Header.TURN]
+    handle.close()
+
+
 def test_without_a_deadline_it_waits_until_the_lock_is_free(
     holder: WriteLock, waiter: WriteLock, waiting: Waiting
 ) -> None:
@@ -531,7 +663,7 @@ def test_a_forked_child_neither_holds_nor_drops_the_lock_of_its_parent(handle: H
         except Timeout:
             connection.send("refused")
         connection.recv()
-        own.acquire(PATIENCE)
+        own.acquire(LIMIT)
         connection.send("got")
         connection.recv()
 
@@ -563,7 +695,7 @@ def test_a_child_does_not_keep_the_lock_of_a_killed_parent(path: Path) -> None:
     os.kill(parent, signal.SIGKILL)
     os.waitpid(parent, 0)
     ours = WriteLock(path)
-    ours.acquire(PATIENCE)
+    ours.acquire(LIMIT)
     ours.close()
     for descriptor in (reader, writer, keeps_child_alive):
         os.close(descriptor)

@@ -93,10 +93,11 @@ class Header:
     HITS: Final = 22
     MISSES: Final = 23
 
-    # Belong to lock.py and are touched without the lock: WAKE by atomic addition, WAITERS as a flag that is only a
-    # hint (lock.py says why that suffices).
+    # Belong to lock.py and are touched without the lock: WAKE by atomic addition, WAITERS and TURN as hints (lock.py
+    # says why that suffices).
     WAKE: Final = 32
     WAITERS: Final = 33
+    TURN: Final = 34  # microseconds of the monotonic clock until which newcomers queue
 
     # Stored last by `create`: without it the file is half made. Write lock.
     READY: Final = HEADER_WORDS - 1

@@ -2,7 +2,8 @@
 
 A `threading.Lock` comes first, so that one thread of each process waits outside it, then `flock` on a descriptor of our
 own. The kernel drops a flock when its holder dies, however it dies, and it waits in no queue that a dead process could
-clog. Who finds it taken tries again after a pause; the C helper lets the releaser end that pause.
+clog. Who finds it taken tries again after a pause; the C helper lets the releaser end that pause. Who has waited long
+claims a turn, and those who come after queue behind it.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from diskcache_like.errors import DirectoryError, NotOwner, Timeout, Transaction
 _TRY: Final = LOCK_EX | LOCK_NB
 _WAITERS: Final = Header.WAITERS
 _WAKE: Final = Header.WAKE
+_TURN: Final = Header.TURN
 _FOREVER: Final = float("inf")
 
 # Seconds between attempts without the helper: doubled each time, from the first to the longest.
@@ -47,9 +49,28 @@ LONGEST_SLICE: Final = 20e-3
 # in all with it; more attempts gain nothing, and repeating them after each pause takes the processor from the holder.
 SPINS: Final = 100
 
+# Seconds of waiting after which a turn is claimed, and for which at most a newcomer queues before its first attempt.
+# Long against what a write holds the lock: a queue costs switches between processes that going on at once does not.
+PATIENCE: Final = 10e-3
+
+# Seconds for which a claim outlives the pause of who made it, so that it stands when the lock is released just before
+# the pause ends. Also what is lost at most, once for each newcomer, if the claimant is killed.
+GRACE: Final = 10e-3
+
 # How often, and for how many seconds each time, `rest` waits for a lock that another thread has.
 REST_LOOKS: Final = 10
 REST_SLICE: Final = 5e-3
+
+
+class _Wait:
+    """One wait for the lock: since when, until when, and the turn that it has claimed."""
+
+    __slots__ = ("claimed", "deadline", "started")
+
+    def __init__(self, started: float, timeout: float | None) -> None:
+        self.started = started
+        self.deadline = _FOREVER if timeout is None else started + timeout
+        self.claimed = 0
 
 
 class WriteLock:
@@ -107,12 +128,17 @@ class WriteLock:
 
     def acquire(self, timeout: float | None = None) -> None:
         """Take the lock, or raise Timeout after `timeout` seconds; 0 tries once, None waits without limit."""
-        started = None if self._thread.acquire(False) else self._wait_for_thread(timeout)
+        header = self._header
+        wait = self._queue(header, timeout) if header is not None and header[_TURN] else None
+        if not self._thread.acquire(False):
+            wait = self._wait_for_thread(wait or _Wait(self._clock(), timeout))
         try:
             flock(self._descriptor, _TRY)
         except BaseException as error:
-            self._refused(error, started, timeout)
+            wait = self._refused(error, wait or _Wait(self._clock(), timeout))
         self._owner = get_ident()
+        if wait is not None and wait.claimed:
+            self._end_turn(wait)
 
     def release(self) -> None:
         """Give the lock back and wake one of those who wait."""
@@ -202,26 +228,28 @@ class WriteLock:
         self._rester = 0
         self._thread.release()
 
-    def _refused(self, error: BaseException, started: float | None, timeout: float | None) -> None:
+    def _refused(self, error: BaseException, wait: _Wait) -> _Wait:
         """Go on after the first attempt failed with the thread lock held: return with both locks, or raise."""
         if isinstance(error, BlockingIOError):
-            self._wait_for_process(self._clock() if started is None else started, timeout)
-            return
+            self._wait_for_process(wait)
+            return wait
         self._give_up()
         if isinstance(error, (OSError, ValueError)):
             raise self._unusable(error) from error
         raise error
 
-    def _wait_for_thread(self, timeout: float | None) -> float:
-        """Take the thread lock from another thread and return when the wait began."""
+    def _wait_for_thread(self, wait: _Wait) -> _Wait:
+        """Take the thread lock from another thread; return the wait, which may go on."""
         if get_ident() in (self._owner, self._rester) or self._is_interrupted():
             raise self._mine()
-        started = self._clock()
-        if timeout is None:
-            self._thread.acquire()
-        elif not self._thread.acquire(True, min(max(timeout, 0.0), threading.TIMEOUT_MAX)):
-            raise self._late(started)
-        return started
+        now, pause = wait.started, PATIENCE
+        while True:
+            if self._thread.acquire(True, max(0.0, min(pause, wait.deadline - now))):
+                return wait
+            now, pause = self._clock(), LONGEST_SLICE
+            if now >= wait.deadline:
+                raise self._late(wait)
+            self._claim_turn(wait, now, pause)
 
     def _is_interrupted(self) -> bool:
         """Tell whether the calling thread is within the lock's own steps twice: a signal handler interrupts them.
@@ -237,12 +265,11 @@ class WriteLock:
             frame = frame.f_back
         return times == 2
 
-    def _wait_for_process(self, started: float, timeout: float | None) -> None:
+    def _wait_for_process(self, wait: _Wait) -> None:
         """Try until the deadline, with the thread lock held; whatever is raised, neither lock is held after it."""
-        deadline = _FOREVER if timeout is None else started + timeout
         pause, longest = (FIRST_PAUSE, LONGEST_PAUSE) if self._helper is None else (FIRST_SLICE, LONGEST_SLICE)
         try:
-            if deadline > started and self._spin():
+            if wait.deadline > wait.started and self._spin():
                 return
             if self._is_interrupted():
                 raise self._mine()
@@ -250,10 +277,12 @@ class WriteLock:
                 wake = self._announce()
                 if self._attempt():
                     return
-                left = deadline - self._clock()
-                if left <= 0:
-                    raise self._late(started)
-                self._pause(min(pause, left), wake)
+                now = self._clock()
+                if now >= wait.deadline:
+                    raise self._late(wait)
+                pause = min(pause, wait.deadline - now)
+                self._claim_turn(wait, now, pause)
+                self._pause(pause, wake)
                 pause = min(2 * pause, longest)
         except BaseException:
             self._give_up()
@@ -298,18 +327,20 @@ class WriteLock:
         header, helper = self._header, self._helper
         if header is None:
             return 0
-        wake = helper[0].load(helper[1], _WAKE) & 0xFFFFFFFF if helper else 0
+        wake = helper[0].load(helper[1], _WAKE) if helper else 0
         header[_WAITERS] = 1
         return wake
 
-    def _pause(self, seconds: float, wake: int) -> None:
+    def _pause(self, seconds: float, wake: int) -> bool:
+        """Sleep for so long at most; tell whether a release ended that, and passed the lock on to the caller."""
         helper = self._helper
-        if helper is None:
-            self._sleep(seconds)
-            return
-        native, pointer, _ = helper
-        if native.futex_wait(pointer, _WAKE, wake, int(seconds * 1e6)) == errno.ENOSYS:
-            self._sleep(min(seconds, LONGEST_PAUSE))
+        if helper is not None:
+            native, pointer, _ = helper
+            error = native.futex_wait(pointer, _WAKE, wake & 0xFFFFFFFF, int(seconds * 1e6))
+            if error != errno.ENOSYS:
+                return error != errno.ETIMEDOUT
+        self._sleep(min(seconds, LONGEST_PAUSE))
+        return False
 
     def _wake(self, header: memoryview[int]) -> None:
         header[_WAITERS] = 0
@@ -318,6 +349,43 @@ class WriteLock:
             native, pointer, _ = helper
             native.add(pointer, _WAKE, 1)
             native.futex_wake(pointer, _WAKE, 1)
+
+    # How nobody starves. Who gives the lock back and takes it again at once is always sooner than one that has to be
+    # woken for it, so after PATIENCE a waiter claims a turn: it writes into TURN until when newcomers are to queue, and
+    # again before each pause. A newcomer then sleeps before its first attempt, until it is woken as one of those who
+    # wait, in the order in which they fell asleep, or for PATIENCE. TURN only delays: of two claims at once one is lost
+    # until the next pause; a claimant that is killed leaves a claim that runs out; and what stands there by damage, or
+    # by the clock of another time namespace, is no claim unless it ends soon.
+
+    def _queue(self, header: memoryview[int], timeout: float | None) -> _Wait:
+        """Sleep while another's turn is claimed, before any part of the lock is taken; return the wait."""
+        wait = _Wait(self._clock(), timeout)
+        now, end = wait.started, min(wait.deadline, wait.started + PATIENCE)
+        while now < end:
+            wake = self._announce()
+            turn = header[_TURN]
+            left = turn / 1e6 - now
+            if not 0 < left <= LONGEST_SLICE + GRACE:
+                if turn and left <= 0:
+                    header[_TURN] = 0  # so that the next one need not look at the clock
+                break
+            if self._pause(min(left, end - now), wake):
+                self._announce()  # for those who sleep behind this one
+                break
+            now = self._clock()
+        return wait
+
+    def _claim_turn(self, wait: _Wait, now: float, pause: float) -> None:
+        """Make newcomers queue, if the wait has been long: until a while after the pause that begins now."""
+        header = self._header
+        if header is not None and now - wait.started >= PATIENCE:
+            wait.claimed = header[_TURN] = int((now + pause + GRACE) * 1e6)
+
+    def _end_turn(self, wait: _Wait) -> None:
+        """Let newcomers try at once, unless another has claimed a turn since."""
+        header = self._header
+        if header is not None and header[_TURN] == wait.claimed:
+            header[_TURN] = 0
 
     def _give_up(self) -> None:
         # An interrupt may come between the kernel granting the lock and our seeing it; unlocking what is not locked
@@ -332,8 +400,10 @@ class WriteLock:
             "interrupts a write can read, and must leave writing for later"
         )
 
-    def _late(self, started: float) -> Timeout:
-        return Timeout(f"write lock {self.path} was not free within {self._clock() - started:.3f} s")
+    def _late(self, wait: _Wait) -> Timeout:
+        if wait.claimed:
+            self._end_turn(wait)
+        return Timeout(f"write lock {self.path} was not free within {self._clock() - wait.started:.3f} s")
 
     def _unusable(self, error: OSError | ValueError) -> DirectoryError:
         if self._descriptor < 0:
