@@ -122,7 +122,8 @@ class Runner:
         if make := proof.preload:
             if make not in self._layers:
                 self._layers[make] = make(Path(self._space.name))
-            environment["LD_PRELOAD"] = str(self._layers[make])
+            # In front of what is there already, such as another version of SQLite.
+            environment["LD_PRELOAD"] = " ".join(filter(None, (str(self._layers[make]), os.environ.get("LD_PRELOAD"))))
         return environment
 
     @staticmethod

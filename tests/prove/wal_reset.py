@@ -50,8 +50,8 @@ class Plot(NamedTuple):
 
 
 def widened(_: Path) -> Path:
-    """Return the library with the widened window; not optimised, since that takes a third of the time to compile."""
-    return library(VERSION, widened=True, optimised=False)
+    """Return the library with the widened window."""
+    return library(VERSION, widened=True)
 
 
 def refuse_another() -> None:
