@@ -45,7 +45,8 @@ def _read_tests(report: Path) -> Result:
         name = f"{case.get('classname')}::{case.get('name')}"
         wrong, skipped = case.findall("failure") + case.findall("error"), case.find("skipped")
         if wrong:
-            result.failed.append(f"{name}: {wrong[0].get('message', '').splitlines()[0][:200]}")
+            first, _, _ = wrong[0].get("message", "").partition("\n")
+            result.failed.append(f"{name}: {first[:200]}")
         elif skipped is not None:
             result.skipped[skipped.get("message", "")] += 1
         else:
