@@ -15,7 +15,7 @@ PEERS := $(VENV)/.installed-to-compare
 SOURCES := $(wildcard pyproject.toml setup.py setup.cfg diskcache_like/coherence/*build*.py diskcache_like/coherence/*.[ch])
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types imports unit prove prove-short django third-party fuzz docs format bench bench-codecs bench-frames bench-quick bench-peers compare objectives install clean venv-module
+.PHONY: help demo test lint types imports unit prove prove-short django third-party matrix fuzz docs format bench bench-codecs bench-frames bench-quick bench-peers compare objectives install clean venv-module
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -43,6 +43,9 @@ django: $(DEV)  ## run Django's own cache tests on DjangoCache
 
 third-party: $(DEV)  ## run other projects' tests with DiskCache and on this package (ARGS="PROJECT ...")
 	$(BIN)/python -m tests.third_party $(ARGS)
+
+matrix: $(DEV)  ## run chosen tests with every Python and SQLite at hand (ARGS="--python python3.13 --sqlite 3.54.1 --all --prove 60")
+	$(BIN)/python -m tests.matrix $(ARGS)
 
 prove: $(DEV)  ## show the promises by force, in ten minutes (ARGS="--seconds 3600 --only NAME --seed N --list")
 	$(BIN)/python -m tests.prove $(ARGS)

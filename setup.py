@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import runpy
 import sys
+import sysconfig
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -51,4 +52,14 @@ class OptionalBuild(build_ext):
             warn(error)
 
 
-setup(ext_modules=extensions(), cmdclass={"build_ext": OptionalBuild})
+def requirements() -> list[str]:
+    """Return what building the helper takes, which no marker in pyproject.toml can say.
+
+    cffi refuses to be installed for CPython 3.13 without its global lock, and installing this package must not fail
+    for that.
+    """
+    refused = sys.version_info < (3, 14) and bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
+    return [] if refused else ["cffi>=1.17"]
+
+
+setup(ext_modules=extensions(), cmdclass={"build_ext": OptionalBuild}, setup_requires=requirements())

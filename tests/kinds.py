@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from diskcache_like import Cache, FanoutCache, JSONDisk
 from diskcache_like.coherence import native
 
 SECRET = "a secret for tests only"
+NEEDS_CIPHER = pytest.mark.skipif(find_spec("cryptography") is None, reason="cryptography is not installed")
 NEEDS_HELPER = pytest.mark.skipif(native.load() is None, reason="the native helper is not built")
 
 
@@ -59,7 +61,7 @@ KINDS = (
     Kind("few-slots", partial(Cache, durability="process", generation_slots=16)),
     Kind("files", partial(Cache, disk_min_file_size=0, **QUICK)),
     Kind("signed", partial(Cache, secret=SECRET, **QUICK)),
-    Kind("sealed", partial(Cache, secret=SECRET, encrypt=True, **QUICK)),
+    Kind("sealed", partial(Cache, secret=SECRET, encrypt=True, **QUICK), marks=(NEEDS_CIPHER,)),
     Kind("json", partial(Cache, disk=JSONDisk, **QUICK), json=True),
     Kind("fanout-8", partial(FanoutCache, timeout=60, **QUICK), shards=8),
     Kind("fanout-3", partial(FanoutCache, shards=3, timeout=60, **QUICK), shards=3),
@@ -67,6 +69,7 @@ KINDS = (
         "sealed-fanout",
         partial(FanoutCache, shards=3, timeout=60, secret=SECRET, encrypt=True, hot_encoded=True, **QUICK),
         shards=3,
+        marks=(NEEDS_CIPHER,),
     ),
 )
 

@@ -149,7 +149,7 @@ def strange_arrays() -> list[Any]:
         np.broadcast_to(np.arange(3), (2, 3)), np.array([0.0, -0.0, NAN, np.inf]), np.array([1, NAN], "f2"),
         np.zeros(2, ">i4"), np.zeros((2, 2), ">c16"), np.zeros(2, np.longdouble), np.zeros(2, np.clongdouble),
         np.array(["a", "bcd", "", "\U0010ffff"]), np.array(["x"], ">U3"), np.array([b"x\0y", b""]), np.zeros(2, "V5"),
-        np.array(["NaT", "2020"], "M8[25us]"), np.array(["NaT"], "M8"), np.array([1, "NaT"], "m8[ns]"),
+        np.array(["NaT", "2020"], "M8[25us]"), np.array(["NaT"], "M8"), np.array([1, -(1 << 63)]).view("m8[ns]"),
         np.zeros(2, [("a", "i4"), ("é", ">f8", (2, 2)), ("ж", [("x", "S3"), ("y", "M8[s]")])]),
         np.zeros(2, [(("title", "a"), "i4")]), np.array([True, False]), np.arange(4).reshape(2, 2)[:, :1],
         np.zeros(2, np.dtype({"names": ["a", "b"], "formats": ["i4", "i4"], "offsets": [4, 12], "itemsize": 20})),

@@ -148,7 +148,9 @@ def test_typed_tells_equal_arguments_of_different_types_apart(cache: Cache, call
 
 
 @exact
-@pytest.mark.parametrize("ignore", [{1, "debug"}, ["log", "debug"], (1, 2), "log"], ids=repr)
+@pytest.mark.parametrize(
+    "ignore", [{1, "debug"}, ["log", "debug"], (1, 2), "log"], ids=["set", "list", "tuple", "name"]
+)
 def test_ignored_arguments_do_not_count(cache: Cache, calls: Counted, ignore: Any) -> None:
     @cache.memoize(ignore=ignore)
     def work(number: int, log: object = None, debug: bool = False) -> int:

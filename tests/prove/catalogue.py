@@ -15,12 +15,14 @@ from . import (
     power,
     refusals,
     threads,
+    wal_reset,
 )
 from .proof import Proof
 
 PROOFS: dict[str, Proof] = {
     **linearizability.PROOFS,
     **crash.PROOFS,
+    **wal_reset.PROOFS,
     **power.PROOFS,
     **refusals.PROOFS,
     **disks.PROOFS,

@@ -26,7 +26,7 @@ from diskcache_like.errors import (
 from ..processes import MISSING, cache_descriptors, problems
 from ..small_disks import MEBIBYTE, Disk, NotPermitted, mount_privately, mounted
 from .proof import CannotRun, Proof, Trial
-from .shim import Shim
+from .shim import Shim, build
 from .workload import LARGE, OPERATIONS, OPTIONS, Session, Wrong, one_layout, recover, script
 
 STEP = 4096  # bytes that a tmpfs gives out at a time
@@ -357,7 +357,7 @@ def _go_away(trial: Trial) -> None:
 PROOFS: dict[str, Proof] = {
     "disk-full": Proof(6, "a disk filled up so that room ends at each page of a workload, and room made again", _fill),
     "disk-read-only": Proof(
-        6, "a disk turned read-only before each operation of a workload, and back", _turn_read_only, preload=True
+        6, "a disk turned read-only before each operation of a workload, and back", _turn_read_only, preload=build
     ),
     "disk-directory-gone": Proof(
         6, "the directory removed, moved or replaced before each operation of a workload, and under threads", _go_away

@@ -48,6 +48,7 @@ from .power_work import (
     record,
 )
 from .proof import Proof, Trial
+from .shim import build
 
 IMAGES = 32  # drawn of each recording
 MEMORY = Path("/dev/shm")  # where files cost least
@@ -271,10 +272,10 @@ BROKEN: dict[str, tuple[str, str, Broken]] = {
 
 def _control(durability: str, what: str, broken: Broken) -> Proof:
     run = partial(power_goes, durability, broken=broken)
-    return Proof(3, f"the power goes, and {what}", run, share=0.5, control=True, preload=True)
+    return Proof(3, f"the power goes, and {what}", run, share=0.5, control=True, preload=build)
 
 
 PROOFS: dict[str, Proof] = {
-    **{f"power-{name}": Proof(3, what, partial(power_goes, name), 2.0, preload=True) for name, what in WHAT.items()},
+    **{f"power-{name}": Proof(3, what, partial(power_goes, name), 2.0, preload=build) for name, what in WHAT.items()},
     **{f"power-no-{name}": _control(*how) for name, how in BROKEN.items()},
 }

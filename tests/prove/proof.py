@@ -37,7 +37,7 @@ class Proof:
     run: Callable[[Trial], None]
     share: float = 1.0  # of the time, relative to the others
     control: bool = False
-    preload: bool = False  # runs with the shim (shim.c) in front of libc
+    preload: Callable[[Path], Path] | None = None  # makes the library, there if need be, that its process preloads
 
 
 @dataclass

@@ -17,7 +17,7 @@ from diskcache_like.errors import DirectoryError, DiskFull, StorageError, Timeou
 from diskcache_like.storage.store import Store
 
 from .proof import Proof, Trial
-from .shim import Call, Shim
+from .shim import Call, Shim, build
 from .workload import OPTIONS, Session, Wrong, one_layout, recover, script
 
 ERRORS: dict[Call, tuple[int, ...]] = {
@@ -151,12 +151,12 @@ PROOFS: dict[str, Proof] = {
         "a write cut short, in a workload of a hundred operations",
         _refuse,
         share=3,
-        preload=True,
+        preload=build,
     ),
     "disk-control-commits": Proof(
-        6, "a write that the disk refused taken for made", _swallow_commits, share=0.5, control=True, preload=True
+        6, "a write that the disk refused taken for made", _swallow_commits, share=0.5, control=True, preload=build
     ),
     "disk-control-reads": Proof(
-        6, "a read that the disk refused taken for a value", _believe_reads, share=0.5, control=True, preload=True
+        6, "a read that the disk refused taken for a value", _believe_reads, share=0.5, control=True, preload=build
     ),
 }

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, Self
 
 from .proof import CannotRun, Findings, Proof
-from .shim import build
 
 LOOK_SECONDS = 1.0  # between looks whether a silent proof is still there
 PATIENCE = 120.0  # seconds beyond its time after which a proof counts as hung
@@ -52,7 +51,7 @@ class Runner:
     ) -> None:
         self._seed, self._note, self._catalogue, self._patience = seed, note, catalogue, patience
         self._space = tempfile.TemporaryDirectory(prefix="prove-")
-        self._shim: Path | None = None
+        self._layers: dict[Callable[[Path], Path], Path] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -63,12 +62,12 @@ class Runner:
     def run(self, name: str, proof: Proof, seconds: float, only: int | None = None) -> Outcome:
         """Run one proof for `seconds`, or its one case `only`."""
         outcome = Outcome(name, proof)
-        began = time.monotonic()
         try:
             environment = self._environment(proof)
         except CannotRun as reason:
             outcome.skipped = str(reason)
             return outcome
+        began = time.monotonic()  # what is compiled first takes nothing of the time of the others
         with tempfile.TemporaryFile() as place:
             place.truncate(8)
             reading, writing = os.pipe()
@@ -120,9 +119,11 @@ class Runner:
 
     def _environment(self, proof: Proof) -> dict[str, str]:
         environment = {**os.environ, "TMPDIR": self._space.name}  # what a killed proof leaves behind goes with it
-        if proof.preload:
-            self._shim = self._shim or build(Path(self._space.name))
-            environment["LD_PRELOAD"] = str(self._shim)
+        if make := proof.preload:
+            if make not in self._layers:
+                self._layers[make] = make(Path(self._space.name))
+            # In front of what is there already, such as another version of SQLite.
+            environment["LD_PRELOAD"] = " ".join(filter(None, (str(self._layers[make]), os.environ.get("LD_PRELOAD"))))
         return environment
 
     @staticmethod
