@@ -76,6 +76,7 @@ def test_a_hang_is_a_violation() -> None:
 
 def test_a_control_has_to_find_a_violation(runner: Runner) -> None:
     finds, finds_nothing = run(runner, "finds"), run(runner, "finds-nothing")
+    assert run(runner, "finds-in-a-child").held
     assert finds.held
     assert len(finds.findings.violations) == 1, "one is enough"
     assert not finds_nothing.held
@@ -84,6 +85,17 @@ def test_a_control_has_to_find_a_violation(runner: Runner) -> None:
     assert report.violations(dies) == "1"
     assert report.violations(finds) == "found, as it must"
     assert report.violations(finds_nothing) == "NOT FOUND"
+
+
+@pytest.mark.parametrize("name", ["finds-another", "finds-another-in-a-child"])
+def test_a_control_that_ends_by_another_error_has_found_nothing(runner: Runner, name: str) -> None:
+    outcome = run(runner, name)
+    assert not outcome.held
+    assert report.violations(outcome) == "1 of ANOTHER KIND"
+    (text,) = report.failures([outcome], SEED)
+    assert "larger than a half" in text, "what led to the error is told"
+    assert "LookupError" in text
+    assert f"--only {name} --seed {SEED} --case" in text
 
 
 def test_what_cannot_run_is_named_with_the_reason_and_is_a_failure_in_ci(

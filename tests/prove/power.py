@@ -256,22 +256,41 @@ WHAT = {
     "process": 'the same under durability="process"',
 }
 
-# How the cache is broken for a control: under which promise, what, and how.
-BROKEN: dict[str, tuple[str, str, Broken]] = {
-    "commits": ("power", "commits are not synced", partial(mock.patch.object, connection, "EXTRA", 0)),
-    "files": ("power", "value files are not synced", partial(mock.patch.object, os, "fdatasync")),
-    "directories": ("power", "directories are not synced", partial(mock.patch.object, os, "fsync")),
+LOST = "shard . is in none of its states "
+NOT_WHOLE = r"entry .* value file .* does not have the \d+ bytes of its entry|entry .*: file not found"
+
+# How the cache is broken for a control: under which promise, what, how, and what has to come of it.
+BROKEN: dict[str, tuple[str, str, Broken, str]] = {
+    "commits": (
+        "power",
+        "commits are not synced",
+        partial(mock.patch.object, connection, "EXTRA", 0),
+        f"AssertionError: {LOST}",
+    ),
+    "files": (
+        "power",
+        "value files are not synced",
+        partial(mock.patch.object, os, "fdatasync"),
+        f"AssertionError: ({LOST}|{NOT_WHOLE})",
+    ),
+    "directories": (
+        "power",
+        "directories are not synced",
+        partial(mock.patch.object, os, "fsync"),
+        f"AssertionError: ({LOST}|{NOT_WHOLE})",
+    ),
     "checksums": (
         "system",
         "value files are not verified",
         partial(mock.patch.object, _Digest, "value", return_value=bytes(4)),
+        "AssertionError: values that were never there: ",
     ),
 }
 
 
-def _control(durability: str, what: str, broken: Broken) -> Proof:
+def _control(durability: str, what: str, broken: Broken, finds: str) -> Proof:
     run = partial(power_goes, durability, broken=broken)
-    return Proof(3, f"the power goes, and {what}", run, share=0.5, control=True, preload=True)
+    return Proof(3, f"the power goes, and {what}", run, share=0.5, finds=finds, preload=True)
 
 
 PROOFS: dict[str, Proof] = {

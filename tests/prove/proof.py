@@ -2,12 +2,13 @@
 
 A proof puts one promise to the test in **cases**, each with a number from which everything random in it is drawn. A
 failed assertion, or any other exception that leaves a case, is a **violation**; the case's number repeats it. A proof
-that is a **control** breaks the cache on purpose, and must find a violation.
+that is a **control** breaks the cache on purpose, and must find a violation of the kind that this leads to, and no other.
 """
 
 from __future__ import annotations
 
 import random
+import re
 import shutil
 import tempfile
 import time
@@ -20,6 +21,7 @@ from typing import Self, TypeVar
 
 ENOUGH = 3  # violations after which a proof goes no further
 LINES = 40  # of a traceback
+HEAD = "Traceback (most recent call last):\n"
 
 Item = TypeVar("Item")
 
@@ -36,8 +38,22 @@ class Proof:
     what: str
     run: Callable[[Trial], None]
     share: float = 1.0  # of the time, relative to the others
-    control: bool = False
+    finds: str = ""  # of a control: a pattern for the start of the line that tells the violation which it must find
     preload: bool = False  # runs with the shim (shim.c) in front of libc
+
+    @property
+    def control(self) -> bool:
+        """Tell whether it breaks the cache on purpose."""
+        return bool(self.finds)
+
+    def sought(self, text: str) -> bool:
+        """Tell whether a violation is of the kind that this control must find.
+
+        Of an exception only the last one's own words count, also if another process raised it: neither what led to it
+        nor the lines of code that its traceback quotes, which are indented.
+        """
+        words = text.rpartition(HEAD)[2].splitlines()
+        return self.control and any(re.match(self.finds, line) for line in words)
 
 
 @dataclass
