@@ -426,6 +426,6 @@ PROOFS: dict[str, Proof] = {
         "pickles planted in rows, and believed",
         prove_control,
         share=0.5,
-        finds=r"AssertionError: (\['pickle\.find_class|.*: code was run)",
+        finds=r"AssertionError: (\[\"pickle\.find_class|.*: code was run)",
     ),
 }

@@ -259,13 +259,15 @@ WHAT = {
 LOST = "shard . is in none of its states "
 NOT_WHOLE = r"entry .* value file .* does not have the \d+ bytes of its entry|entry .*: file not found"
 
+DAMAGED = ".*(database disk image is malformed|missing from index)"
+
 # How the cache is broken for a control: under which promise, what, how, and what has to come of it.
 BROKEN: dict[str, tuple[str, str, Broken, str]] = {
     "commits": (
         "power",
         "commits are not synced",
         partial(mock.patch.object, connection, "EXTRA", 0),
-        f"AssertionError: {LOST}",
+        f"AssertionError: ({LOST}|{DAMAGED})",
     ),
     "files": (
         "power",
