@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -58,6 +58,7 @@ class Crowd(NamedTuple):
     policy: str = "least-recently-used"
     weights: calls.Weights = calls.EVERYTHING
     readers: int = 2
+    least: int = 0  # calls of each process, however long they take
 
 
 class Places(NamedTuple):
@@ -88,7 +89,7 @@ def short_logs() -> Iterator[None]:
 # -- what the children do ---------------------------------------------------------------------------------------------
 
 
-def work(link: Link, number: int, crowd: Crowd, places: Places, seed: str, end: Words) -> list[dict[str, Any]]:
+def work(link: Link, number: int, crowd: Crowd, places: Places, seed: str, words: Words) -> list[dict[str, Any]]:
     """Call at random in `crowd.threads` threads until the end; return each caller's accounts."""
     kept, limited = places.open(crowd)
     callers = [
@@ -97,6 +98,7 @@ def work(link: Link, number: int, crowd: Crowd, places: Places, seed: str, end: 
     ]
 
     def look(each: int) -> None:
+        words[1 + number] = callers[0].accounts["calls"]
         if callers[each].accounts["calls"] % 50 == 0:
             for cache in (kept, limited):
                 look_at_hot_layer(cache)
@@ -104,7 +106,7 @@ def work(link: Link, number: int, crowd: Crowd, places: Places, seed: str, end: 
     with kept, limited:
         ready(link)
         WAITS.longest = 0.0
-        calls.call_in_threads(callers, lambda: not end[0], look)
+        calls.call_in_threads(callers, lambda: not words[0], look)
     return [
         {"accounts": each.accounts, "longest": (each.longest, each.slowest), "wait": WAITS.longest} for each in callers
     ]
@@ -120,14 +122,14 @@ def look_at_hot_layer(cache: Cache) -> None:
     assert size <= most, f"the hot layer holds {size:,} bytes of {hot.limit:,}"
 
 
-def read(link: Link, crowd: Crowd, places: Places, end: Words) -> int:
+def read(link: Link, crowd: Crowd, places: Places, words: Words) -> int:
     """Read without a pause, always with iterators open; return how many reads there were."""
     reads = 0
     with ExitStack() as stack:
         caches = [stack.enter_context(cache) for cache in places.open(crowd, hot_size_limit=0)]
         held: list[Iterator[Any]] = []
         ready(link)
-        while not end[0]:
+        while not words[0]:
             for cache in caches:
                 cache.get_many(range(100))
                 held.append(iter(cache))
@@ -149,14 +151,14 @@ class Largest:
     wal: int = 0
 
 
-def watch(link: Link, crowd: Crowd, places: Places, end: Words) -> Largest:
+def watch(link: Link, crowd: Crowd, places: Places, words: Words) -> Largest:
     """Look at the size of the limited cache, and of all WALs, again and again; at the volume between two writes."""
     seen = Largest()
     kept, limited = places.open(crowd, hot_size_limit=0)
     wals = [Path(f"{store.path}-wal") for cache in (kept, limited) for store in cache._shards.stores]
     with kept, limited:
         ready(link)
-        while not end[0]:
+        while not words[0]:
             with limited.transact(retry=True):  # so that nothing moves from one shard to another under the sum
                 volume = limited.volume()
             seen.volume = max(seen.volume, volume)
@@ -174,19 +176,20 @@ def watch(link: Link, crowd: Crowd, places: Places, end: Words) -> Largest:
 def run(trial: Trial, crowd: Crowd, share: float) -> None:
     """Let a crowd work for its share of the time, watch its processes meanwhile, and audit what it has done."""
     deadline = time.monotonic() + trial.seconds * share - AROUND
-    places, end = Places(trial.fresh("kept"), trial.fresh("limited")), Words(1)
+    places, words = Places(trial.fresh("kept"), trial.fresh("limited")), Words(1 + crowd.processes)  # the end; calls
     seed = f"{trial.seed} {crowd.kind} {crowd.policy}"
     control = played(partial(found, crowd, places))
     with short_logs(), WAITS.noted(), Stage() as stage:
         workers = [
-            stage.play(partial(work, number=number, crowd=crowd, places=places, seed=seed, end=end))
+            stage.play(partial(work, number=number, crowd=crowd, places=places, seed=seed, words=words))
             for number in range(crowd.processes)
         ]
-        looking = [stage.play(partial(read, crowd=crowd, places=places, end=end)) for _ in range(crowd.readers)]
-        everyone = [*workers, *looking, stage.play(partial(watch, crowd=crowd, places=places, end=end))]
+        looking = [stage.play(partial(read, crowd=crowd, places=places, words=words)) for _ in range(crowd.readers)]
+        everyone = [*workers, *looking, stage.play(partial(watch, crowd=crowd, places=places, words=words))]
         Crew.together(everyone)
-        guard(trial, everyone, places, max(deadline, time.monotonic() + LEAST))
-        end[0] = 1
+        deadline = max(deadline, time.monotonic() + LEAST)
+        guard(trial, everyone, places, lambda: time.monotonic() < deadline or min(words.words[1:]) < crowd.least)
+        words[0] = 1
         *results, seen = Crew.results(everyone)
     callers = [caller for result in results[: len(workers)] for caller in result]
     trial.count("reads without a pause", sum(results[len(workers) :]))
@@ -204,11 +207,11 @@ def found(crowd: Crowd, places: Places) -> int:
         return Footprint.of(places.limited).control
 
 
-def guard(trial: Trial, everyone: list[Worker], places: Places, deadline: float) -> None:
-    """Until the deadline, or until somebody fails, see that no process holds or takes up too much."""
+def guard(trial: Trial, everyone: list[Worker], places: Places, goes_on: Callable[[], bool]) -> None:
+    """While it goes on and nobody fails, see that no process holds or takes up too much."""
     first = {worker.pid: usage_of(worker.pid).resident for worker in everyone}
     most, growth = 0, 0
-    while time.monotonic() < deadline and not any(worker.link.asked() for worker in everyone):
+    while goes_on() and not any(worker.link.asked() for worker in everyone):
         for worker in everyone:
             for directory in places:
                 held = len([name for name in cache_descriptors(directory, worker.pid) if ".val" not in name])
@@ -321,14 +324,19 @@ def store_file(caller: calls.Caller) -> None:
 def unlinking_nothing(trial: Trial) -> None:
     """Store files where those of what is removed stay."""
     with mock.patch.object(room, "_unlink"):
-        trial.repeat(lambda chance: run(trial, Crowd(KINDS[0], 2, weights={store_file: 1}, readers=0), 1.0))
+        trial.repeat(lambda chance: run(trial, Crowd(KINDS[0], 2, weights={store_file: 1}, readers=0, least=40), 1.0))
+
+
+def store_batch(caller: calls.Caller) -> None:
+    """Replace many entries at once."""
+    key = caller.draw.getrandbits(64)
+    caller.kept.set_many({number: calls.content(key, 3 * calls.SMALL) for number in range(500)}, retry=True)
 
 
 def checkpointing_nothing(trial: Trial) -> None:
-    """Write small values where no checkpoint is ever due."""
-    small: calls.Weights = {calls.Caller.count: 1, calls.Caller.average: 1}
+    """Write much where no checkpoint is ever due."""
     with mock.patch.object(room, "checkpoint_is_due", return_value=False):
-        trial.repeat(lambda chance: run(trial, Crowd(KINDS[0], 2, weights=small, readers=0), 1.0))
+        trial.repeat(lambda chance: run(trial, Crowd(KINDS[0], 2, weights={store_batch: 1}, readers=0, least=60), 1.0))
 
 
 PROOFS: dict[str, Proof] = {
