@@ -14,6 +14,7 @@ from . import (
     lives,
     load,
     power,
+    power_twice,
     refusals,
     threads,
 )
@@ -23,6 +24,7 @@ PROOFS: dict[str, Proof] = {
     **linearizability.PROOFS,
     **crash.PROOFS,
     **power.PROOFS,
+    **power_twice.PROOFS,
     **refusals.PROOFS,
     **disks.PROOFS,
     **clocks.PROOFS,

@@ -53,6 +53,10 @@ IMAGES = 32  # drawn of each recording
 MEMORY = Path("/dev/shm")  # where files cost least
 MISSING = object()
 NOTHING = contextlib.nullcontext()
+BOOTS = (
+    "5eed0002-5eed-5eed-5eed-5eed5eed5eed",
+    "5eed0003-5eed-5eed-5eed-5eed5eed5eed",
+)  # of the second start and the third
 LITTER = (UnknownFileWarning, EmptyDirWarning)
 
 
@@ -65,11 +69,11 @@ def power_goes(durability: str, trial: Trial, broken: Broken | None = None) -> N
             recording = record(random, Path(space, "recorded"), durability, simple=broken is not None)
             trial.count("operations", len(recording.marks))
             boot = Path(space, "boot_id")
-            boot.write_text("5eed5eed-5eed-5eed-5eed-5eed5eed5eed")
+            boot.write_text(BOOTS[0])
             with mock.patch.object(generations, "_BOOT_ID", boot):
-                for number, (point, image) in enumerate(_drawn(recording, random)):
+                for number, (point, image) in enumerate(drawn(recording, random)):
                     judge = Judge(durability, recording, point, image, random)
-                    with _explained(recording, point, image):
+                    with explained(recording, point, image):
                         directory = Path(space, str(number))
                         write(image, directory)
                         judge(directory / PLACE)
@@ -79,9 +83,9 @@ def power_goes(durability: str, trial: Trial, broken: Broken | None = None) -> N
     trial.repeat(case)
 
 
-def _drawn(recording: Recording, random: Random) -> Iterator[tuple[int, Image]]:
+def drawn(recording: Recording, random: Random, number: int = IMAGES) -> Iterator[tuple[int, Image]]:
     """Yield images of the disk, each with the number of marks that the log had reached."""
-    points = sorted(random.randint(0, len(recording.events)) for _ in range(IMAGES))
+    points = sorted(random.randint(0, len(recording.events)) for _ in range(number))
     ends = [mark.end for mark in recording.marks]
     done = 0
     for point in points:
@@ -98,7 +102,7 @@ def _drawn(recording: Recording, random: Random) -> Iterator[tuple[int, Image]]:
 
 
 @contextlib.contextmanager
-def _explained(recording: Recording, point: int, image: Image) -> Iterator[None]:
+def explained(recording: Recording, point: int, image: Image) -> Iterator[None]:
     try:
         yield
     except Exception as error:
@@ -129,7 +133,7 @@ class Judge:
         """Judge one image."""
         with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
-            with self._opened(directory) as cache:
+            with self.opened(directory) as cache:
                 seen = look(cache)
                 self._judge(seen)
                 if self._random.random() < 0.3:
@@ -141,18 +145,18 @@ class Judge:
             if not self._is_excused:
                 assert left == seen, f"check(fix=True) changes what is there: {_told(left, seen)}"
             if self._random.random() < 0.5:
-                with self._opened(directory) as cache:
+                with self.opened(directory) as cache:
                     assert look(cache) == {**left, "after": "the restart"}
         if self._durability != "process" and not self._recording.was_damaged:
             told = [str(warning.message) for warning in warned if warning.category is CorruptDatabaseWarning]
             assert not told, told
 
     @contextlib.contextmanager
-    def _opened(self, directory: Path) -> Iterator[Cache]:
-        """Open with whichever secret fits, without syncing, since the power does not go again, and without a limit."""
+    def opened(self, directory: Path, durability: str = "process") -> Iterator[Cache]:
+        """Open with whichever secret fits, without a limit and, unless the power goes again, without syncing."""
         for secret in SECRETS:
             with contextlib.suppress(SecretError):
-                cache = open_cache(self._recording.kind, directory, secret, durability="process", size_limit=1 << 30)
+                cache = open_cache(self._recording.kind, directory, secret, durability=durability, size_limit=1 << 30)
                 break
         else:
             raise AssertionError("no secret opens the cache")
@@ -259,7 +263,7 @@ WHAT = {
 LOST = "shard . is in none of its states "
 NOT_WHOLE = r"entry .* value file .* does not have the \d+ bytes of its entry|entry .*: file not found"
 
-DAMAGED = ".*(database disk image is malformed|missing from index)"
+DAMAGED = r".*(database disk image is malformed|missing from index|\*\*\* in database main)"
 
 # How the cache is broken for a control: under which promise, what, how, and what has to come of it.
 BROKEN: dict[str, tuple[str, str, Broken, str]] = {

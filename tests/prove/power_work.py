@@ -321,9 +321,9 @@ def record(random: Random, space: Path, durability: str, simple: bool = False) -
     work = Work(kind, root / PLACE, log, random, settings, (0, 2000, 5000) if simple else SIZES)
     with _fitted(random, simple), Shim(root).recording(log):
         _work(work)
-    disk = Disk(str(root.resolve()), root.stat().st_ino)
     events = [*parse(log.read_bytes())]
-    _compare(root, events)
+    verify(root, Disk(str(root.resolve()), root.stat().st_ino), events)
+    disk = Disk(str(root.resolve()), root.stat().st_ino)
     shards = {key: shard_of(work.cache, key) for key in (*KEYS, *COUNTERS, QUEUE)}
     work.maps |= {
         str(path.relative_to(root)): [(0, path.read_bytes())]
@@ -369,9 +369,8 @@ def is_mapped(path: str) -> bool:
     return path.endswith((".gen", ".board", "-shm"))
 
 
-def _compare(root: Path, events: list[Event]) -> None:
+def verify(root: Path, disk: Disk, events: Sequence[Event]) -> None:
     """Compare what is on the disk with what the log says; another way to change files would have gone unseen."""
-    disk = Disk(str(root.resolve()), root.stat().st_ino)
     for event in events:
         disk.apply(event)
     told, there = disk.complete(), read(root)
