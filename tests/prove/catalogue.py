@@ -15,6 +15,7 @@ from . import (
     load,
     power,
     power_twice,
+    power_two,
     refusals,
     threads,
 )
@@ -25,6 +26,7 @@ PROOFS: dict[str, Proof] = {
     **crash.PROOFS,
     **power.PROOFS,
     **power_twice.PROOFS,
+    **power_two.PROOFS,
     **refusals.PROOFS,
     **disks.PROOFS,
     **clocks.PROOFS,

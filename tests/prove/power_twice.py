@@ -35,7 +35,8 @@ def power_goes_twice(trial: Trial, durabilities: Sequence[str] = tuple(WHAT), op
             recording = record(random, Path(space, "recorded"), durability, simple=bool(opened_as))
             boot = Path(space, "boot_id")
             with mock.patch.object(generations, "_BOOT_ID", boot):
-                for number, (point, image) in enumerate(drawn(recording, random, FIRST)):
+                for number, (end, image) in enumerate(drawn(recording, random, FIRST)):
+                    point = recording.point(end)
                     place = Path(space, str(number))
                     place.mkdir()
                     with explained(recording, point, image):
