@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -59,7 +60,7 @@ class Place(NamedTuple):
 
 @cache
 def _used(content: bytes) -> list[int]:
-    return [place for place, byte in enumerate(content) if byte]
+    return [found.start() for found in re.finditer(rb"[^\0]", content)]
 
 
 def samples(place: Path) -> list[Sample]:
