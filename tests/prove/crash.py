@@ -256,9 +256,10 @@ PROOFS: dict[str, Proof] = {
         "kill -9 of one or two of 3-4 writers at any moment, Cache and FanoutCache: nothing lost, torn, stale, leaked",
         partial(anywhen, scenes=SCENES),
         share=3.0,
+        bulk=17.0,
     ),
     "crash-anywhen-coded": Proof(
-        3, "the same, encrypted or compressed", partial(anywhen, scenes=CODED_SCENES), share=2.0
+        3, "the same, encrypted or compressed", partial(anywhen, scenes=CODED_SCENES), share=2.0, bulk=5.0
     ),
     **STEP_PROOFS,
     **LOCK_PROOFS,
