@@ -130,13 +130,19 @@ def do_checkpoint(directory: Path, kind: str, dying: Death) -> list[str]:
     return dying.steps
 
 
-@deed("sweep")
-def do_sweep(directory: Path, kind: str, dying: Death) -> list[str]:
+def with_trash(directory: Path, kind: str, dying: Death) -> Cache:
+    """Replace a value file, whose grace is over at once; from now on steps count."""
     cache = opened(directory, kind)
     cache.set(("large", "replaced"), LARGE)
     cache.set(("large", "replaced"), 1)
     room.GRACE = -1.0
     dying.counts = True
+    return cache
+
+
+@deed("sweep")
+def do_sweep(directory: Path, kind: str, dying: Death) -> list[str]:
+    cache = with_trash(directory, kind, dying)
     for number in (2, 2, 2):  # one round dates and unlinks, the next drops the row
         for store in cache._shards.stores:
             store.header[generations.Header.MARK] = 0
@@ -147,11 +153,7 @@ def do_sweep(directory: Path, kind: str, dying: Death) -> list[str]:
 
 @deed("flush")
 def do_flush(directory: Path, kind: str, dying: Death) -> list[str]:
-    cache = opened(directory, kind)
-    cache.set(("large", "replaced"), LARGE)
-    cache.set(("large", "replaced"), 1)
-    room.GRACE = -1.0
-    dying.counts = True
+    cache = with_trash(directory, kind, dying)
     cache.set("k", 2)
     cache.check(fix=True)
     assert "after remove" in dying.steps

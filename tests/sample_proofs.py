@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import random
 import signal
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from .prove.proof import CannotRun, Proof, Trial
+from .prove.stage import played
 
 
 def _hold(trial: Trial) -> None:
@@ -57,6 +60,24 @@ def _litter(trial: Trial) -> None:
     os.abort()
 
 
+LARGE = "AssertionError: larger than a half"
+
+
+def _exceed(chance: random.Random) -> None:
+    assert chance.random() < 0, "larger than a half"
+
+
+def _stumble(chance: random.Random) -> None:
+    try:
+        _exceed(chance)
+    finally:
+        raise LookupError("what led to an error is not the error")
+
+
+def _in_a_child(work: Callable[[random.Random], None], trial: Trial) -> None:
+    trial.repeat(lambda chance: played(partial(work, chance)))
+
+
 PROOFS = {
     "holds": Proof(1, "nothing", _hold),
     "breaks": Proof(2, "half of it", _break),
@@ -66,7 +87,12 @@ PROOFS = {
     "hangs": Proof(5, "a hang", _hang),
     "lacks": Proof(6, "something rare", _lack),
     "litters": Proof(6, "a crash with files left", _litter),
-    "finds": Proof(1, "a fault", _break, control=True),
-    "dies-looking": Proof(1, "a crash instead of a fault", _die, control=True),
-    "finds-nothing": Proof(1, "no fault at all", _hold, control=True),
+    "finds": Proof(1, "a fault", _break, finds=LARGE),
+    "finds-in-a-child": Proof(1, "a fault in another process", partial(_in_a_child, _exceed), finds=LARGE),
+    "finds-another": Proof(
+        1, "an error of its own instead of the fault", lambda trial: trial.repeat(_stumble), finds=LARGE
+    ),
+    "finds-another-in-a-child": Proof(1, "the same in another process", partial(_in_a_child, _stumble), finds=LARGE),
+    "dies-looking": Proof(1, "a crash instead of a fault", _die, finds=LARGE),
+    "finds-nothing": Proof(1, "no fault at all", _hold, finds=LARGE),
 }

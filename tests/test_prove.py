@@ -13,7 +13,7 @@ import pytest
 from .prove import __main__ as command
 from .prove import report
 from .prove.catalogue import PROOFS as KNOWN
-from .prove.proof import Findings, Proof, Trial
+from .prove.proof import Findings, Proof, Trial, scattered
 from .prove.runner import Outcome, Runner
 from .sample_proofs import PROOFS
 
@@ -76,6 +76,7 @@ def test_a_hang_is_a_violation() -> None:
 
 def test_a_control_has_to_find_a_violation(runner: Runner) -> None:
     finds, finds_nothing = run(runner, "finds"), run(runner, "finds-nothing")
+    assert run(runner, "finds-in-a-child").held
     assert finds.held
     assert len(finds.findings.violations) == 1, "one is enough"
     assert not finds_nothing.held
@@ -84,6 +85,17 @@ def test_a_control_has_to_find_a_violation(runner: Runner) -> None:
     assert report.violations(dies) == "1"
     assert report.violations(finds) == "found, as it must"
     assert report.violations(finds_nothing) == "NOT FOUND"
+
+
+@pytest.mark.parametrize("name", ["finds-another", "finds-another-in-a-child"])
+def test_a_control_that_ends_by_another_error_has_found_nothing(runner: Runner, name: str) -> None:
+    outcome = run(runner, name)
+    assert not outcome.held
+    assert report.violations(outcome) == "1 of ANOTHER KIND"
+    (text,) = report.failures([outcome], SEED)
+    assert "larger than a half" in text, "what led to the error is told"
+    assert "LookupError" in text
+    assert f"--only {name} --seed {SEED} --case" in text
 
 
 def test_what_cannot_run_is_named_with_the_reason_and_is_a_failure_in_ci(
@@ -118,6 +130,19 @@ def test_each_goes_through_all_items_or_says_how_many() -> None:
     with Trial(SEED, 60, only=17) as trial:
         trial.each(range(50), seen.append, "items")
         assert seen[51:] == [17]
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 10, 97, 5040])
+def test_items_are_scattered_as_the_seed_has_it(number: int) -> None:
+    orders = [list(scattered(number, seed)) for seed in range(20)]
+    assert all(sorted(order) == list(range(number)) for order in orders)
+    assert list(scattered(number, 3)) == orders[3]
+    assert len({tuple(order) for order in orders}) > (number > 2) * 2
+
+
+def test_a_proof_has_more_of_a_long_run_where_it_is_to_come_to_an_amount() -> None:
+    proof = Proof(1, "much", lambda trial: None, share=2.0, bulk=4.0)
+    assert [proof.weight(seconds) for seconds in (0, 900, 3600, 36000)] == [2.0, 3.0, 6.0, 6.0]
 
 
 def test_scratch_directories_go_with_the_case_and_the_rest_with_the_trial() -> None:

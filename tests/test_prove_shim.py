@@ -170,3 +170,30 @@ def test_a_file_system_that_became_read_only_refuses_changes(shim: Path, tmp_pat
         assert refused({CLASSES[name]}) == 0
         """,
     )
+
+
+def test_children_write_into_one_log_in_the_order_of_their_calls(shim: Path, tmp_path: Path) -> None:
+    """What each wrote is there whole, and what was written last to a place is what is found there."""
+    with_shim(
+        shim,
+        tmp_path,
+        """
+        from tests.prove.images import parse
+        log = inside.parent / "log"
+        with shim.recording(log):
+            children = []
+            for number in range(3):
+                if pid := os.fork():
+                    children.append(pid)
+                    continue
+                for turn in range(2_000):
+                    os.pwrite(file, b"%d %04d" % (number, turn) * 100, 0)
+                os._exit(0)
+            assert [os.waitpid(child, 0)[1] for child in children] == [0, 0, 0]
+        events = list(parse(log.read_bytes()))
+        assert len(events) == 6_000
+        assert events[-1].data == (inside / "file").read_bytes()
+        begun = [event.data[:1] for event in events]
+        assert sum(one != other for one, other in zip(begun, begun[1:])) > 10, "they did not write at once"
+        """,
+    )

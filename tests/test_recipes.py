@@ -28,6 +28,7 @@ from diskcache_like import (
 from diskcache_like.coherence import native, sleepers
 
 from .conftest import Opener
+from .in_thread import in_thread
 from .kinds import NEEDS_HELPER, Clock, few, one
 from .processes import PATIENCE, Crew, Link, forked, ready
 from .test_exactness import everywhere, opened
@@ -38,23 +39,6 @@ Maker = Callable[..., AnyLock]
 FOREVER = 1e6  # seconds
 MAKERS = (Lock, RLock, BoundedSemaphore)
 each_lock = pytest.mark.parametrize("make", MAKERS)
-
-
-def in_thread(work: Callable[[], Any]) -> Any:
-    """Return what `work` returns in a thread of its own."""
-    found: list[Any] = []
-
-    def run() -> None:
-        try:
-            found.append(work())
-        except BaseException as error:
-            found.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join(PATIENCE)
-    assert found, "the thread did not end"
-    return found[0]
 
 
 @pytest.fixture(params=[pytest.param("1", id="helper", marks=NEEDS_HELPER), pytest.param("0", id="pauses")])
@@ -97,7 +81,8 @@ def test_who_does_not_hold_a_lock_cannot_release_or_extend_it(cache: Cache, make
     with pytest.raises(AssertionError):  # as in DiskCache
         lock.release()
     with lock:
-        assert isinstance(in_thread(stranger.release), NotOwner)
+        with pytest.raises(NotOwner):
+            in_thread(stranger.release)
         assert lock.held()
 
 
@@ -106,7 +91,8 @@ def test_a_lock_belongs_to_its_thread_and_a_semaphores_slot_to_its_process(cache
     for make in (Lock, RLock):
         lock = make(cache, make.__name__)
         lock.acquire()
-        assert isinstance(in_thread(lock.release), NotOwner)
+        with pytest.raises(NotOwner):
+            in_thread(lock.release)
         assert lock.held()
     semaphore = BoundedSemaphore(cache, "semaphore")
     in_thread(semaphore.acquire)

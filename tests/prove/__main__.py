@@ -51,9 +51,11 @@ def prove(names: Sequence[str], seed: int, time: float, case: int | None, consol
         with Runner(seed, note, CATALOGUE) as runner:
             for number, name in enumerate(names):
                 left = time - sum(outcome.seconds for outcome in outcomes)
-                shares = sum(PROOFS[each].share for each in names[number:])
+                shares = sum(PROOFS[each].weight(time) for each in names[number:])
                 status.update(name)
-                outcomes.append(runner.run(name, PROOFS[name], max(left * PROOFS[name].share / shares, 0.1), case))
+                outcomes.append(
+                    runner.run(name, PROOFS[name], max(left * PROOFS[name].weight(time) / shares, 0.1), case)
+                )
                 if not outcomes[-1].held:
                     console.print(f"{name}: {report.violations(outcomes[-1])}", markup=False)
     return outcomes

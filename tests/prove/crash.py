@@ -242,6 +242,9 @@ def fill_files_late() -> None:
     files.write = write
 
 
+LOST = "AssertionError: keys of 0: neither before nor after the call that was killed"
+
+
 def broken(breakage: Breakage) -> Callable[[Trial], None]:
     """Return a run against a cache that is broken thus."""
     return partial(anywhen, scenes=[Scene("one", KEEPS, 1, (change_set,), breakage)], least=KILLS)
@@ -253,16 +256,17 @@ PROOFS: dict[str, Proof] = {
         "kill -9 of one or two of 3-4 writers at any moment, Cache and FanoutCache: nothing lost, torn, stale, leaked",
         partial(anywhen, scenes=SCENES),
         share=3.0,
+        bulk=17.0,
     ),
     "crash-anywhen-coded": Proof(
-        3, "the same, encrypted or compressed", partial(anywhen, scenes=CODED_SCENES), share=2.0
+        3, "the same, encrypted or compressed", partial(anywhen, scenes=CODED_SCENES), share=2.0, bulk=5.0
     ),
     **STEP_PROOFS,
     **LOCK_PROOFS,
     "crash-control-commit": Proof(
-        3, "writes acknowledged before they are committed", broken(commit_late), share=0.3, control=True
+        3, "writes acknowledged before they are committed", broken(commit_late), share=0.3, finds=LOST
     ),
     "crash-control-files": Proof(
-        3, "rows committed before their value files are whole", broken(fill_files_late), share=0.3, control=True
+        3, "rows committed before their value files are whole", broken(fill_files_late), share=0.3, finds=LOST
     ),
 }

@@ -247,7 +247,10 @@ def frozen_owner(trial: Trial) -> None:
 
 PROOFS: dict[str, Proof] = {
     "crash-dead-owners": Proof(
-        3, "kill -9 of the write lock's owner and of a contender within 0.3 ms: the others go on", dead_owners
+        3,
+        "kill -9 of the write lock's owner and of a contender within 0.3 ms: the others go on",
+        dead_owners,
+        bulk=17.0,
     ),
     "crash-frozen-owner": Proof(
         3, "SIGSTOP of the write lock's owner: readers answer, writers time out, then all go on", frozen_owner

@@ -186,6 +186,9 @@ def parts(recorded: Recorded, shards: Mapping[str, int]) -> Iterator[Part]:
 # -- pieces -----------------------------------------------------------------------------------------------------------
 
 
+NO_ORDER = "no order explains these operations"
+
+
 class Piece:
     """Parts of operations that concern the same places: a history that can be checked by itself.
 
@@ -306,7 +309,7 @@ class Piece:
     def _told(self, placed: frozenset[int], state: State) -> list[str]:
         """Return the history as lines; marked is what could not be placed where the search came furthest."""
         start = min(part.whole.called for part in self.parts)
-        lines = [f"no order explains these operations; at most {len(placed)} of {len(self.parts)} (µs, client):"]
+        lines = [f"{NO_ORDER}; at most {len(placed)} of {len(self.parts)} (µs, client):"]
         for index in sorted(range(len(self.parts)), key=lambda index: self.parts[index].whole.called):
             part, mark = self.parts[index], " " if index in placed else ">"
             began, ended = ((moment - start) / 1000 for moment in (part.whole.called, part.whole.returned))

@@ -198,6 +198,17 @@ class Disk:
         self._pending: list[Change] = []
         self._inodes: dict[int, Node] = {inode: self._root}
 
+    @classmethod
+    def holding(cls, root: Path) -> Disk:
+        """Return a file system on which a directory is as it is now, all of it durable."""
+        disk = cls(str(root.resolve()), root.stat().st_ino)
+        for path, content in read(root).items():
+            node = Directory() if content is None else File(bytearray(content), content)
+            disk._inodes[os.lstat(root / path).st_ino] = node
+            disk._now[disk._name(str(root.resolve() / path))] = node
+        disk._durable = dict(disk._now)
+        return disk
+
     def apply(self, event: Event) -> None:
         """Do what was done."""
         match event.kind:

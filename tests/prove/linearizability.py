@@ -25,12 +25,13 @@ from diskcache_like.coherence import native
 from ..processes import Crew, Worker
 from ..sabotage import sabotage
 from .clients import THREADS, Answered, Batch, Handle, Raised, opened, serve
-from .histories import Call, Recorded, violations
+from .histories import NO_ORDER, Call, Recorded, violations
 from .proof import Proof, Trial
 
 PROCESSES = 3
 BATCH = 10  # histories of a case
 LENGTH = (6, 10)  # operations of a client
+LONG = (250, 400)  # the same of one in a long history
 FANOUT = 3  # shards
 
 
@@ -55,9 +56,10 @@ class History(NamedTuple):
 class Draw:
     """Draws the calls of one history, whose keys, queue, tags and values occur in no other."""
 
-    def __init__(self, source: random.Random, name: str, weights: Weights) -> None:
+    def __init__(self, source: random.Random, name: str, weights: Weights, length: tuple[int, int] = LENGTH) -> None:
         self._random = source
         self._weights = weights
+        self._length = length
         self._number = 0
         self._tags = (None, f"t{name}", f"u{name}")
         self.keys = [f"{letter}{name}" for letter in "abc"[: source.randint(1, 3)]]
@@ -73,7 +75,7 @@ class Draw:
 
     def _calls(self, weights: Weights) -> list[Call]:
         warming = [("get", key) for key in self.keys]
-        length = self._random.randint(*LENGTH)
+        length = self._random.randint(*self._length)
         names = self._random.choices(list(weights), list(weights.values()), k=length)
         if self._random.random() < 0.25:  # looks on while others write: that costs little, and sees what goes back
             names = ["get"] * 3 * length
@@ -135,6 +137,8 @@ class Linearizability:
     shards: int = 1
     spoil: Callable[[Cache], None] = unspoiled
     least: int = 1  # cases, however short the time
+    batch: int = BATCH  # histories of a case
+    length: tuple[int, int] = LENGTH  # operations of a client
 
     def __call__(self, trial: Trial) -> None:
         """Run the proof."""
@@ -143,7 +147,7 @@ class Linearizability:
             workers = crew.start_many(PROCESSES, serve, trial.kept, self.shards, self.spoil)
             for worker in workers:
                 worker.hear()
-            trial.repeat(partial(self._case, trial, workers, where, itertools.count(1, 2 * BATCH)), self.least)
+            trial.repeat(partial(self._case, trial, workers, where, itertools.count(1, 2 * self.batch)), self.least)
             for worker in workers:
                 worker.tell(None)
             crew.results(workers)
@@ -159,7 +163,7 @@ class Linearizability:
         ]
         threads = [source.choice((1, 1, THREADS)) for _ in workers]
         clients = [THREADS * process + each for process, number in enumerate(threads) for each in range(number)]
-        draws = [Draw(source, f"{trial.case}-{number}", self.weights) for number in range(BATCH)]
+        draws = [Draw(source, f"{trial.case}-{number}", self.weights, self.length) for number in range(self.batch)]
         histories = [draw.history(len(clients)) for draw in draws]
         answers = played(workers, batched(handles, next(moments), clients, histories))
         for number, (draw, history) in enumerate(zip(draws, histories, strict=True)):
@@ -281,7 +285,7 @@ def tear_transactions(cache: Cache) -> None:
 
 
 def _control(spoil: Callable[[Cache], None], promise: int, what: str, weights: Weights = EVERYDAY) -> Proof:
-    return Proof(promise, what, Linearizability(weights, spoil=spoil, least=30), share=0.5, control=True)
+    return Proof(promise, what, Linearizability(weights, spoil=spoil, least=30), share=0.5, finds=NO_ORDER)
 
 
 _WHO = "3 to 6 clients of 3 processes at once, hot and cold, both implementations"
@@ -297,6 +301,13 @@ PROOFS: dict[str, Proof] = {
     ),
     "linearizability-fanout": Proof(
         1, f"{_WHO}, over {FANOUT} shards: all operations have an order", Linearizability(WHOLE, FANOUT), share=3
+    ),
+    "linearizability-long": Proof(
+        1,
+        f"{_WHO}: the same in histories of more than a thousand operations",
+        Linearizability(EVERYDAY, batch=1, length=LONG),
+        share=1.5,
+        bulk=28.0,
     ),
     "linearizability-late-generation": _control(bump_late, 1, "generations change only after the commit"),
     "linearizability-unchecked-hit": _control(trust_hits, 1, "hits do not look at their generation"),

@@ -421,5 +421,11 @@ PROOFS: dict[str, Proof] = {
         "triggers, views, virtual tables, expressions, false pages and settings planted in the schema",
         prove_schema,
     ),
-    "control-pickles": Proof(4, "pickles planted in rows, and believed", prove_control, 0.5, control=True),
+    "control-pickles": Proof(
+        4,
+        "pickles planted in rows, and believed",
+        prove_control,
+        share=0.5,
+        finds=r"AssertionError: (\[\"pickle\.find_class|.*: code was run)",
+    ),
 }

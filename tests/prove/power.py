@@ -18,8 +18,7 @@ import contextlib
 import os
 import tempfile
 import warnings
-from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -34,11 +33,11 @@ from diskcache_like.value_files import _Digest
 
 from .images import Image, mapped, write
 from .power_work import (
-    COUNTERS,
-    KEYS,
+    LANES,
     PLACE,
     QUEUE,
     SECRETS,
+    Lane,
     Mark,
     Recording,
     State,
@@ -54,6 +53,10 @@ IMAGES = 32  # drawn of each recording
 MEMORY = Path("/dev/shm")  # where files cost least
 MISSING = object()
 NOTHING = contextlib.nullcontext()
+BOOTS = (
+    "5eed0002-5eed-5eed-5eed-5eed5eed5eed",
+    "5eed0003-5eed-5eed-5eed-5eed5eed5eed",
+)  # of the second start and the third
 LITTER = (UnknownFileWarning, EmptyDirWarning)
 
 
@@ -66,11 +69,12 @@ def power_goes(durability: str, trial: Trial, broken: Broken | None = None) -> N
             recording = record(random, Path(space, "recorded"), durability, simple=broken is not None)
             trial.count("operations", len(recording.marks))
             boot = Path(space, "boot_id")
-            boot.write_text("5eed5eed-5eed-5eed-5eed-5eed5eed5eed")
+            boot.write_text(BOOTS[0])
             with mock.patch.object(generations, "_BOOT_ID", boot):
-                for number, (point, image) in enumerate(_drawn(recording, random)):
+                for number, (end, image) in enumerate(drawn(recording, random)):
+                    point = recording.point(end)
                     judge = Judge(durability, recording, point, image, random)
-                    with _explained(recording, point, image):
+                    with explained(recording, point, image):
                         directory = Path(space, str(number))
                         write(image, directory)
                         judge(directory / PLACE)
@@ -80,10 +84,9 @@ def power_goes(durability: str, trial: Trial, broken: Broken | None = None) -> N
     trial.repeat(case)
 
 
-def _drawn(recording: Recording, random: Random) -> Iterator[tuple[int, Image]]:
-    """Yield images of the disk, each with the number of marks that the log had reached."""
-    points = sorted(random.randint(0, len(recording.events)) for _ in range(IMAGES))
-    ends = [mark.end for mark in recording.marks]
+def drawn(recording: Recording, random: Random, number: int = IMAGES) -> Iterator[tuple[int, Image]]:
+    """Yield images of the disk, each with how long the log was by then."""
+    points = sorted(random.randint(0, len(recording.events)) for _ in range(number))
     done = 0
     for point in points:
         for event in recording.events[done:point]:
@@ -95,11 +98,11 @@ def _drawn(recording: Recording, random: Random) -> Iterator[tuple[int, Image]]:
             if content is not None and is_mapped(path):
                 seen = [seen for when, seen in recording.maps.get(path, ()) if when <= end]
                 image[path] = mapped(len(content), seen, random)
-        yield bisect_right(ends, end), image
+        yield end, image
 
 
 @contextlib.contextmanager
-def _explained(recording: Recording, point: int, image: Image) -> Iterator[None]:
+def explained(recording: Recording, point: int, image: Image) -> Iterator[None]:
     try:
         yield
     except Exception as error:
@@ -118,6 +121,8 @@ def _where(marks: list[Mark], point: int) -> str:
 class Judge:
     """Open an image and compare what is there with what was promised; `point`: how many operations were acknowledged."""
 
+    lanes: Sequence[Lane] = LANES[:1]
+
     def __init__(self, durability: str, recording: Recording, point: int, image: Image, random: Random) -> None:
         self._durability, self._recording, self._image, self._random = durability, recording, image, random
         self._point = point
@@ -130,53 +135,68 @@ class Judge:
         """Judge one image."""
         with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
-            with self._opened(directory) as cache:
-                seen = look(cache)
-                self._judge(seen)
+            with self.opened(directory) as cache:
+                seen = look(cache, self.lanes)
+                self.judge(seen)
                 if self._random.random() < 0.3:
                     _use(cache)
                 self._mend(cache)
                 _use(cache)
-                left = look(cache)
+                left = look(cache, self.lanes)
             assert left.pop("after") == "the restart"
             if not self._is_excused:
                 assert left == seen, f"check(fix=True) changes what is there: {_told(left, seen)}"
             if self._random.random() < 0.5:
-                with self._opened(directory) as cache:
-                    assert look(cache) == {**left, "after": "the restart"}
+                with self.opened(directory) as cache:
+                    assert look(cache, self.lanes) == {**left, "after": "the restart"}
         if self._durability != "process" and not self._recording.was_damaged:
             told = [str(warning.message) for warning in warned if warning.category is CorruptDatabaseWarning]
             assert not told, told
 
     @contextlib.contextmanager
-    def _opened(self, directory: Path) -> Iterator[Cache]:
-        """Open with whichever secret fits, without syncing, since the power does not go again, and without a limit."""
+    def opened(self, directory: Path, durability: str = "process") -> Iterator[Cache]:
+        """Open with whichever secret fits, without a limit and, unless the power goes again, without syncing."""
         for secret in SECRETS:
             with contextlib.suppress(SecretError):
-                cache = open_cache(self._recording.kind, directory, secret, durability="process", size_limit=1 << 30)
+                cache = open_cache(self._recording.kind, directory, secret, durability=durability, size_limit=1 << 30)
                 break
         else:
             raise AssertionError("no secret opens the cache")
         with contextlib.closing(cache):
             yield cache
 
-    def _judge(self, seen: State) -> None:
+    def judge(self, seen: State) -> None:
+        """Compare what was seen with what was promised."""
         wrong = {key: value for key, value in seen.items() if not self._was(key, value)}
         assert not wrong, f"values that were never there: {wrong}"
-        marks = [Mark(0, {QUEUE: ()}, "nothing"), *self._recording.marks]
-        self.has_lost = seen != marks[self._point].state
-        if self._is_excused:
-            return
-        latest = min(self._point + 1, len(marks) - 1)
-        shards = self._recording.shards
-        for shard in sorted({*shards.values()}):
-            part = {key: value for key, value in seen.items() if shards[key] == shard}
-            first = self._point if self._durability == "power" else self._floor(marks, shard)
-            if not any(self._fits(part, shard, marks, index) for index in range(latest, first - 1, -1)):
-                wanted = self._part(marks[self._point].state, shard)
-                raise AssertionError(
-                    f"shard {shard} is in none of its states {first} to {latest}: " + _told(part, wanted)
-                )
+        self.has_lost = seen != self.marks[self._point].state
+        if not self._is_excused:
+            for shard in sorted({*self._recording.shards.values()}):
+                self.assert_one_state(seen, shard)
+
+    @property
+    def marks(self) -> list[Mark]:
+        """The states after each operation, before the first one too."""
+        return [Mark(0, {self.lanes[0].queue: ()}, "nothing"), *self._recording.marks]
+
+    def _range(self, shard: int) -> range:
+        """Return the numbers of the operations up to which a shard may be there."""
+        first = self._point if self._durability == "power" else self._floor(self.marks, shard)
+        return range(first, min(self._point + 2, len(self.marks)))
+
+    def states(self, seen: State, shard: int) -> Iterator[int]:
+        """Yield the numbers of the operations after which, or on the way to which, the shard is what was seen of it."""
+        part = {key: value for key, value in seen.items() if self._recording.shards[key] == shard}
+        return (index for index in reversed(self._range(shard)) if self._fits(part, shard, self.marks, index))
+
+    def assert_one_state(self, seen: State, shard: int) -> None:
+        """Assert that a shard is in one of the states in which it may be."""
+        if next(self.states(seen, shard), None) is None:
+            part = {key: value for key, value in seen.items() if self._recording.shards[key] == shard}
+            wanted, numbers = self._part(self.marks[self._point].state, shard), self._range(shard)
+            raise AssertionError(
+                f"shard {shard} is in none of its states {numbers[0]} to {numbers[-1]}: " + _told(part, wanted)
+            )
 
     def _floor(self, marks: list[Mark], shard: int) -> int:
         """Return the operation that the last closing made durable, where the directory is there at all."""
@@ -188,8 +208,9 @@ class Judge:
 
     def _was(self, key: Any, value: Any) -> bool:
         """Tell whether a key ever had a value; of the queue's items, where damage is allowed, some may be missing."""
-        values = [*self._recording.ever.get(key, ()), *[()] * (key == QUEUE)]
-        if key == QUEUE and self._is_excused:
+        is_queue = key == self.lanes[0].queue
+        values = [*self._recording.ever.get(key, ()), *[()] * is_queue]
+        if is_queue and self._is_excused:
             return {*value} <= {item for items in values for item in items}
         return value in values
 
@@ -222,11 +243,12 @@ class Judge:
         assert len(cache) == len([*cache]), "len() is not what there is"
 
 
-def look(cache: Cache) -> State:
+def look(cache: Cache, lanes: Sequence[Lane] = LANES[:1]) -> State:
     """Return all that can be read of a cache."""
-    found = {key: cache.get(key, MISSING) for key in (*KEYS, *COUNTERS, "after")}
+    keys = ["after", *(key for lane in lanes for key in (*lane.keys, *lane.counters))]
+    found = {key: cache.get(key, MISSING) for key in keys}
     seen = {key: value for key, value in found.items() if value is not MISSING}
-    return {**seen, QUEUE: tuple(item for _, item in cache.iterqueue())}
+    return {**seen, **{lane.queue: tuple(item for _, item in cache.iterqueue(lane.prefix)) for lane in lanes}}
 
 
 def _use(cache: Cache) -> None:
@@ -257,25 +279,49 @@ WHAT = {
     "process": 'the same under durability="process"',
 }
 
-# How the cache is broken for a control: under which promise, what, and how.
-BROKEN: dict[str, tuple[str, str, Broken]] = {
-    "commits": ("power", "commits are not synced", partial(mock.patch.object, connection, "EXTRA", 0)),
-    "files": ("power", "value files are not synced", partial(mock.patch.object, os, "fdatasync")),
-    "directories": ("power", "directories are not synced", partial(mock.patch.object, os, "fsync")),
+LOST = "shard . is in none of its states "
+NOT_WHOLE = r"entry .* value file .* does not have the \d+ bytes of its entry|entry .*: file not found"
+
+DAMAGED = r".*(database disk image is malformed|missing from index|\*\*\* in database main)"
+
+# How the cache is broken for a control: under which promise, what, how, and what has to come of it.
+BROKEN: dict[str, tuple[str, str, Broken, str]] = {
+    "commits": (
+        "power",
+        "commits are not synced",
+        partial(mock.patch.object, connection, "EXTRA", 0),
+        f"AssertionError: ({LOST}|{DAMAGED})",
+    ),
+    "files": (
+        "power",
+        "value files are not synced",
+        partial(mock.patch.object, os, "fdatasync"),
+        f"AssertionError: ({LOST}|{NOT_WHOLE})",
+    ),
+    "directories": (
+        "power",
+        "directories are not synced",
+        partial(mock.patch.object, os, "fsync"),
+        f"AssertionError: ({LOST}|{NOT_WHOLE})",
+    ),
     "checksums": (
         "system",
         "value files are not verified",
         partial(mock.patch.object, _Digest, "value", return_value=bytes(4)),
+        "AssertionError: values that were never there: ",
     ),
 }
 
 
-def _control(durability: str, what: str, broken: Broken) -> Proof:
+def _control(durability: str, what: str, broken: Broken, finds: str) -> Proof:
     run = partial(power_goes, durability, broken=broken)
-    return Proof(3, f"the power goes, and {what}", run, share=0.5, control=True, preload=build)
+    return Proof(3, f"the power goes, and {what}", run, share=0.5, finds=finds, preload=build)
 
 
 PROOFS: dict[str, Proof] = {
-    **{f"power-{name}": Proof(3, what, partial(power_goes, name), 2.0, preload=build) for name, what in WHAT.items()},
+    **{
+        f"power-{name}": Proof(3, what, partial(power_goes, name), 2.0, bulk=12.0, preload=build)
+        for name, what in WHAT.items()
+    },
     **{f"power-no-{name}": _control(*how) for name, how in BROKEN.items()},
 }

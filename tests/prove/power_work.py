@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import warnings
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,6 +25,20 @@ KEYS = tuple(f"key {number}" for number in range(20)) + tuple((number, b"pair") 
 COUNTERS = ("hits", "misses")
 QUEUE = "the queue"  # stands for all of its items, in order
 TAG = "tagged"
+
+
+class Lane(NamedTuple):
+    """What one process writes, and no other."""
+
+    keys: tuple[Any, ...] = KEYS
+    counters: tuple[str, ...] = COUNTERS
+    queue: str = QUEUE  # stands for all of its items, in order
+    prefix: str | None = None  # of the queue
+    tag: str = TAG
+
+
+LANES = (Lane(), Lane(tuple(f"other {key}" for key in KEYS), ("others",), "the other queue", "other", "other tag"))
+
 IN_FILES = 1000  # bytes from which a value has a file of its own
 SIZES = (0, 0, 0, 0, 0, 100, 300, 700, 2000, 5000)  # of values, in bytes
 PLACE = "cache"  # where the cache is, below the recorded directory
@@ -51,6 +66,7 @@ class Mark(NamedTuple):
     evicts: bool = False  # and some of them may have evicted anything
     is_closed: bool = False  # the cache was closed, and so all of it synced
     is_loose: bool = False  # the database is damaged
+    began: int = 0  # how long the log was when the operation began
 
 
 @dataclass
@@ -65,6 +81,10 @@ class Recording:
     shards: dict[Any, int]
     maps: dict[str, list[tuple[int, bytes]]]  # by path: what was seen in a map, when the log was how long
     was_damaged: bool
+
+    def point(self, end: int) -> int:
+        """Return how many operations had been acknowledged when the log was so long."""
+        return bisect_right([mark.end for mark in self.marks], end)
 
 
 def open_cache(kind: str, directory: Path, secret: str, **settings: Any) -> Cache:
@@ -89,14 +109,20 @@ class Work:
     random: Random
     settings: dict[str, Any]
     sizes: Sequence[int]  # of values, in bytes
+    lane: Lane = LANES[0]
+    alone: bool = True  # no other process writes meanwhile
     cache: Cache = field(init=False)
     secrets: list[str] = field(default_factory=lambda: list(SECRETS))
-    expected: State = field(default_factory=lambda: {QUEUE: ()})
+    expected: State = field(default_factory=dict)
     marks: list[Mark] = field(default_factory=list)
     ever: dict[Any, list[Any]] = field(default_factory=dict)
     maps: dict[str, list[tuple[int, bytes]]] = field(default_factory=dict)
     written: int = 0
     was_damaged: bool = False
+    began: int = 0
+
+    def __post_init__(self) -> None:
+        self.expected[self.lane.queue] = ()
 
     @property
     def evicts(self) -> bool:
@@ -114,15 +140,19 @@ class Work:
     def mark(self, name: str, **what: bool) -> None:
         """Note that an operation was acknowledged, and with what result."""
         if self.evicts:
-            self.expected = {key: value for key, value in self.expected.items() if key == QUEUE or key in self.cache}
-        self.marks.append(Mark(self.end(), dict(self.expected), name, **what))
+            self.expected = self.still_there()
+        self.marks.append(Mark(self.end(), dict(self.expected), name, began=self.began, **what))
         for store in self.cache._shards.stores:
             path = Path(store.directory, "cache.gen")
             self.maps.setdefault(str(path.relative_to(self.place.parent)), []).append((self.end(), path.read_bytes()))
 
+    def still_there(self) -> State:
+        """Return of what is expected that of which the cache says that it has it, and the queue."""
+        return {key: value for key, value in self.expected.items() if key == self.lane.queue or key in self.cache}
+
     def key(self) -> Any:
         """Return a key."""
-        return self.random.choice(KEYS)
+        return self.random.choice(self.lane.keys)
 
     def value(self, key: Any) -> Any:
         """Return a value that the key never had."""
@@ -144,6 +174,7 @@ class Work:
 Operation = Callable[[Work], None]
 OPERATIONS: dict[str, tuple[Operation, int]] = {}  # with how often they are drawn
 IN_STEPS = frozenset({"set many", "delete many", "clear", "evict", "cull", "check", "rotate", "transact", "open"})
+FOR_ALL = frozenset({"clear", "check", "open", "rotate"})  # what concerns the other process too
 
 
 def operation(name: str, weight: int) -> Callable[[Operation], Operation]:
@@ -161,7 +192,7 @@ def do_set(work: Work) -> None:
     key = work.key()
     value = work.value(key)
     work.ever.setdefault(key, []).append(value)
-    work.cache.set(key, value, tag=work.random.choice((None, TAG)))
+    work.cache.set(key, value, tag=work.random.choice((None, work.lane.tag)))
     work.expected[key] = value
 
 
@@ -200,7 +231,7 @@ def do_add(work: Work) -> None:
 
 @operation("incr", 6)
 def do_incr(work: Work) -> None:
-    key = work.random.choice(COUNTERS)
+    key = work.random.choice(work.lane.counters)
     work.becomes(key, work.expected.get(key, 0) + 1)
     work.cache.incr(key)
 
@@ -214,15 +245,15 @@ def do_touch(work: Work) -> None:
 def do_push(work: Work) -> None:
     work.written += 1
     item = f"item {work.written}"
-    work.becomes(QUEUE, (*work.expected[QUEUE], item))
-    work.cache.push(item)
+    work.becomes(work.lane.queue, (*work.expected[work.lane.queue], item))
+    work.cache.push(item, work.lane.prefix)
 
 
 @operation("pull", 6)
 def do_pull(work: Work) -> None:
-    first, rest = work.expected[QUEUE][:1], work.expected[QUEUE][1:]
-    work.becomes(QUEUE, rest)
-    assert (work.cache.pull()[1],) == (first or (None,))
+    first, *rest = work.expected[work.lane.queue] or (None,)
+    work.becomes(work.lane.queue, tuple(rest))
+    assert work.cache.pull(work.lane.prefix)[1] == first
 
 
 @operation("transact", 8)
@@ -238,7 +269,7 @@ def do_transact(work: Work) -> None:
 
 @operation("set many", 3)
 def do_set_many(work: Work) -> None:
-    many = {key: work.value(key) for key in work.random.sample(KEYS, work.random.randint(1, 12))}
+    many = {key: work.value(key) for key in work.random.sample(work.lane.keys, work.random.randint(1, 12))}
     for key, value in many.items():
         work.becomes(key, value)
     work.cache.set_many(many)
@@ -246,7 +277,7 @@ def do_set_many(work: Work) -> None:
 
 @operation("delete many", 1)
 def do_delete_many(work: Work) -> None:
-    keys = work.random.sample(KEYS, 6)
+    keys = work.random.sample(work.lane.keys, 6)
     work.cache.delete_many(keys)
     for key in keys:
         work.gone(key)
@@ -254,8 +285,8 @@ def do_delete_many(work: Work) -> None:
 
 @operation("evict", 1)
 def do_evict(work: Work) -> None:
-    work.cache.evict(TAG)
-    work.expected = {key: value for key, value in work.expected.items() if key == QUEUE or key in work.cache}
+    work.cache.evict(work.lane.tag)
+    work.expected = work.still_there()
 
 
 @operation("clear", 1)
@@ -287,7 +318,8 @@ def do_rotate(work: Work) -> None:
 def damage(work: Work) -> None:
     """Have a bad disk damage a database, which the next opening sets aside."""
     store = work.random.choice(work.cache._shards.stores)
-    lost = {key for key in work.expected if shard_of(work.cache, key) == work.cache._shards.stores.index(store)}
+    number = work.cache._shards.stores.index(store)
+    lost = {key for key, shard in shards_of(work.cache, work.lane).items() if shard == number}
     work.cache.close()
     work.mark("close", is_closed=work.kind != "journal")
     descriptor = os.open(store.path, os.O_RDWR)
@@ -305,37 +337,52 @@ def damage(work: Work) -> None:
 
 
 def shard_of(cache: Cache, key: Any) -> int:
-    """Return the number of the shard that holds a key, or the queue."""
-    store = cache._queue_store(None) if key == QUEUE else cache._locate(key)[2]
-    return cache._shards.stores.index(store)
+    """Return the number of the shard that holds a key."""
+    return cache._shards.stores.index(cache._locate(key)[2])
+
+
+def drawn_kind(random: Random) -> str:
+    """Draw which cache is recorded."""
+    return random.choices([*KINDS], (5, 2, 2, 1, 3))[0]
 
 
 def record(random: Random, space: Path, durability: str, simple: bool = False) -> Recording:
     """Have a cache work below `space`, and return what was recorded; a `simple` one has most values in files."""
-    kind = "one" if simple else random.choices([*KINDS], (5, 2, 2, 1, 3))[0]
+    kind = "one" if simple else drawn_kind(random)
     root, log = space / "disk", space / "log"
     root.mkdir(parents=True)
     settings: dict[str, Any] = {"durability": durability}
     if random.random() < 0.2:
         settings |= {"size_limit": random.choice((60_000, 120_000)), "eviction_policy": "least-recently-used"}
     work = Work(kind, root / PLACE, log, random, settings, (0, 2000, 5000) if simple else SIZES)
-    with _fitted(random, simple), Shim(root).recording(log):
-        _work(work)
-    disk = Disk(str(root.resolve()), root.stat().st_ino)
+    with fitted(random, simple), Shim(root).recording(log):
+        do_work(work)
     events = [*parse(log.read_bytes())]
-    _compare(root, events)
-    shards = {key: shard_of(work.cache, key) for key in (*KEYS, *COUNTERS, QUEUE)}
-    work.maps |= {
-        str(path.relative_to(root)): [(0, path.read_bytes())]
-        for pattern in ("*.board", "*-shm")
-        for path in root.rglob(pattern)
-    }
+    verify(root, Disk(str(root.resolve()), root.stat().st_ino), events)
+    disk = Disk(str(root.resolve()), root.stat().st_ino)
+    work.maps |= maps_in(root)
+    shards = shards_of(work.cache, work.lane)
     work.cache.close()
     return Recording(kind, disk, events, work.marks, work.ever, shards, work.maps, work.was_damaged)
 
 
+def maps_in(root: Path) -> dict[str, list[tuple[int, bytes]]]:
+    """Return what is in the maps of which no earlier state is known."""
+    return {
+        str(path.relative_to(root)): [(0, path.read_bytes())]
+        for pattern in ("*.board", "*-shm")
+        for path in root.rglob(pattern)
+    }
+
+
+def shards_of(cache: Cache, lane: Lane) -> dict[Any, int]:
+    """Return the number of the shard of everything that is written."""
+    shards = {key: shard_of(cache, key) for key in (*lane.keys, *lane.counters)}
+    return {**shards, lane.queue: cache._shards.stores.index(cache._queue_store(lane.prefix))}
+
+
 @contextlib.contextmanager
-def _fitted(random: Random, simple: bool) -> Iterator[None]:
+def fitted(random: Random, simple: bool) -> Iterator[None]:
     """Have upkeep come often, and everything random from one seed."""
     between = random.choice((4 << 10, 16 << 10, 64 << 10, 16 << 20))
     with (
@@ -347,18 +394,20 @@ def _fitted(random: Random, simple: bool) -> Iterator[None]:
         yield
 
 
-def _work(work: Work) -> None:
+def do_work(work: Work) -> None:
+    """Open the cache and do all of its work."""
     work.open()
     work.mark("made")
-    names = [*OPERATIONS]
+    names = [name for name in OPERATIONS if work.alone or name not in FOR_ALL]
     if work.evicts:
         names = [name for name in names if name not in ("push", "pull", "transact")]  # the queue would be evicted from
     weights = [OPERATIONS[name][1] for name in names]
-    number, damaged = work.random.randint(5, 120), work.random.choice((-1, -1, 4, 30))
+    number, damaged = work.random.randint(5, 120), work.random.choice((-1, -1, 4, 30)) if work.alone else -1
     for each in range(number):
         if each == damaged:
             damage(work)
         name = work.random.choices(names, weights)[0]
+        work.began = work.end()
         OPERATIONS[name][0](work)
         is_closed = name == "open" and work.kind != "journal"  # whose removal may be undone
         work.mark(name, in_steps=name in IN_STEPS or work.evicts, evicts=work.evicts, is_closed=is_closed)
@@ -369,9 +418,8 @@ def is_mapped(path: str) -> bool:
     return path.endswith((".gen", ".board", "-shm"))
 
 
-def _compare(root: Path, events: list[Event]) -> None:
+def verify(root: Path, disk: Disk, events: Sequence[Event]) -> None:
     """Compare what is on the disk with what the log says; another way to change files would have gone unseen."""
-    disk = Disk(str(root.resolve()), root.stat().st_ino)
     for event in events:
         disk.apply(event)
     told, there = disk.complete(), read(root)

@@ -2,12 +2,14 @@
 
 A proof puts one promise to the test in **cases**, each with a number from which everything random in it is drawn. A
 failed assertion, or any other exception that leaves a case, is a **violation**; the case's number repeats it. A proof
-that is a **control** breaks the cache on purpose, and must find a violation.
+that is a **control** breaks the cache on purpose, and must find a violation of the kind that this leads to, and no other.
 """
 
 from __future__ import annotations
 
+import math
 import random
+import re
 import shutil
 import tempfile
 import time
@@ -20,6 +22,8 @@ from typing import Self, TypeVar
 
 ENOUGH = 3  # violations after which a proof goes no further
 LINES = 40  # of a traceback
+HOUR = 3600.0
+HEAD = "Traceback (most recent call last):\n"
 
 Item = TypeVar("Item")
 
@@ -36,8 +40,27 @@ class Proof:
     what: str
     run: Callable[[Trial], None]
     share: float = 1.0  # of the time, relative to the others
-    control: bool = False
+    bulk: float = 0.0  # what is added to that in a run of an hour, to come to the amounts of docs/reliability.md
+    finds: str = ""  # of a control: a pattern for the start of the line that tells the violation which it must find
     preload: Callable[[Path], Path] | None = None  # makes the library, there if need be, that its process preloads
+
+    def weight(self, seconds: float) -> float:
+        """Return the share that it has of a run that takes so many seconds altogether."""
+        return self.share + self.bulk * min(seconds / HOUR, 1.0)
+
+    @property
+    def control(self) -> bool:
+        """Tell whether it breaks the cache on purpose."""
+        return bool(self.finds)
+
+    def sought(self, text: str) -> bool:
+        """Tell whether a violation is of the kind that this control must find.
+
+        Of an exception only the last one's own words count, also if another process raised it: neither what led to it
+        nor the lines of code that its traceback quotes, which are indented.
+        """
+        words = text.rpartition(HEAD)[2].splitlines()
+        return self.control and any(re.match(self.finds, line) for line in words)
 
 
 @dataclass
@@ -99,14 +122,12 @@ class Trial:
                 return
 
     def each(self, items: Sequence[Item], case: Callable[[Item], None], what: str, least: int = 1) -> None:
-        """Run a case for each item, in an order drawn from the seed, until the time is up; say how many of `what`.
+        """Run a case for each item, scattered as the seed has it, until the time is up; say how many of `what`.
 
         `least` of them are run however long they take.
         """
-        order = list(range(len(items)))
-        random.Random(self.seed).shuffle(order)
         done = 0
-        for number in order if self.only is None else [self.only]:
+        for number in scattered(len(items), self.seed) if self.only is None else [self.only]:
             if self.over and self.only is None and done >= least:
                 break
             with self.judged(number):
@@ -147,6 +168,15 @@ class Trial:
         """Note that a promise was broken in the present case."""
         self.findings.violations.append((self.case, text))
         self._note(self.case, self.findings)
+
+
+def scattered(number: int, seed: int) -> Iterator[int]:
+    """Yield each number below `number` once, far from the one before; a hundred thousand are not worth shuffling."""
+    chance = random.Random(seed)
+    step, start = chance.randrange(number) + 1, chance.randrange(number)
+    while math.gcd(step, number) > 1:
+        step += 1
+    return ((start + step * turn) % number for turn in range(number))
 
 
 def _told(error: Exception) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -144,6 +145,7 @@ def _believe_reads(trial: Trial) -> None:
         _refuse_all(trial, Call.READ, errno.ENOMEM)
 
 
+WRONG = rf"{re.escape(Wrong.__module__)}\.{Wrong.__qualname__}: "
 PROOFS: dict[str, Proof] = {
     "disk-refusals": Proof(
         6,
@@ -154,9 +156,19 @@ PROOFS: dict[str, Proof] = {
         preload=build,
     ),
     "disk-control-commits": Proof(
-        6, "a write that the disk refused taken for made", _swallow_commits, share=0.5, control=True, preload=build
+        6,
+        "a write that the disk refused taken for made",
+        _swallow_commits,
+        share=0.5,
+        finds=rf"{WRONG}WRITE .* refused with ENOSPC: .* is .*, expected ",
+        preload=build,
     ),
     "disk-control-reads": Proof(
-        6, "a read that the disk refused taken for a value", _believe_reads, share=0.5, control=True, preload=build
+        6,
+        "a read that the disk refused taken for a value",
+        _believe_reads,
+        share=0.5,
+        finds=rf"{WRONG}READ .* refused with ENOMEM: .* is b'', expected ",
+        preload=build,
     ),
 }

@@ -28,12 +28,14 @@ def how_often(outcome: Outcome) -> str:
 
 def violations(outcome: Outcome) -> str:
     """Say how many violations there were; of a control, whether it found the one that it must."""
-    number = len(outcome.findings.violations)
+    number = len(outcome.unwanted)
     if outcome.skipped:
         return "-"
-    if outcome.proof.control and not outcome.ended:
-        return "found, as it must" if number else "NOT FOUND"
-    return str(number)
+    if not outcome.proof.control or outcome.ended:
+        return str(number)
+    if number:
+        return f"{number} of ANOTHER KIND"
+    return "found, as it must" if outcome.held else "NOT FOUND"
 
 
 def rows(outcomes: Sequence[Outcome]) -> list[tuple[str, str, str, str]]:
@@ -71,9 +73,10 @@ def failures(outcomes: Sequence[Outcome], seed: int) -> Iterator[str]:
             continue
         if outcome.proof.control and not outcome.findings.violations:
             yield f"{outcome.name}: found nothing, although the cache was broken on purpose; seed {seed}"
-        for case, text in outcome.findings.violations:
+        for case, text in outcome.unwanted:
             command = f'make prove ARGS="--only {outcome.name} --seed {seed} --case {case}"'
-            yield f"{outcome.name}: case {case}\n{text}\nrepeat it with: {command}"
+            kind = " (not what this control is to find)" if outcome.proof.control else ""
+            yield f"{outcome.name}: case {case}{kind}\n{text}\nrepeat it with: {command}"
 
 
 def machine() -> dict[str, str]:

@@ -35,8 +35,14 @@ class Outcome:
 
     @property
     def held(self) -> bool:
-        """Whether the promise held; of a control, whether a case found the violation."""
-        return not self.skipped and not self.ended and bool(self.findings.violations) == self.proof.control
+        """Whether the promise held; of a control, whether a case found the violation that it must, and nothing else."""
+        is_missing = self.proof.control and not self.findings.violations
+        return not (self.skipped or self.ended or self.unwanted or is_missing)
+
+    @property
+    def unwanted(self) -> list[tuple[int, str]]:
+        """The violations, without what a control has to find."""
+        return [(case, text) for case, text in self.findings.violations if not self.proof.sought(text)]
 
 
 class Runner:

@@ -13,7 +13,8 @@
  *   shim_calls(class)   how many calls of a class there were since the last shim_fail.
  *
  * One mutex is held from before each recorded call until its record is written, so that the log's order is the order
- * of the calls. It is recursive in effect: the layer itself only uses raw system calls.
+ * of the calls. Children that are forked while a log is written share mutex and log: one order of what all of them did.
+ * It is recursive in effect: the layer itself only uses raw system calls.
  */
 
 #define _GNU_SOURCE
@@ -52,7 +53,7 @@ struct record {
 static char watched[PATH_MAX];
 static size_t watched_length;
 static int log_descriptor = -1;
-static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+static pthread_mutex_t *mutex; /* in memory that forked children share */
 static struct {
     long at; /* the call that is refused, counted from 1; 0: none */
     int error, sticky, part;
@@ -60,15 +61,29 @@ static struct {
 static volatile long calls[CLASSES];
 static volatile int read_only;
 
+__attribute__((constructor)) static void prepare(void) {
+    pthread_mutexattr_t attributes;
+    mutex = (void *)syscall(SYS_mmap, NULL, sizeof *mutex, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (mutex == MAP_FAILED) abort();
+    pthread_mutexattr_init(&attributes);
+    pthread_mutexattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
+    pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST);
+    pthread_mutex_init(mutex, &attributes);
+}
+
+static void take(void) {
+    if (pthread_mutex_lock(mutex) == EOWNERDEAD) abort(); /* who died may have left half a record */
+}
+
 void shim_watch(const char *directory) {
     watched_length = strlen(strncpy(watched, directory, sizeof watched - 1));
 }
 
 int shim_record(const char *path) {
-    pthread_mutex_lock(&mutex);
+    take();
     if (log_descriptor >= 0) syscall(SYS_close, log_descriptor);
     log_descriptor = path ? syscall(SYS_openat, AT_FDCWD, path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600) : -1;
-    pthread_mutex_unlock(&mutex);
+    pthread_mutex_unlock(mutex);
     return path && log_descriptor < 0 ? errno : 0;
 }
 
@@ -168,11 +183,11 @@ static void note(enum kind kind, uint64_t inode, uint64_t offset, const char *fi
 /* Errno belongs to the call that was made, not to the layer. */
 #define LOCKED(call, noting)              \
     do {                                  \
-        pthread_mutex_lock(&mutex);       \
+        take();                           \
         call;                             \
         int kept = errno;                 \
         noting;                           \
-        pthread_mutex_unlock(&mutex);     \
+        pthread_mutex_unlock(mutex);      \
         errno = kept;                     \
     } while (0)
 

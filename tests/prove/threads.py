@@ -11,6 +11,7 @@ from typing import Any
 
 from diskcache_like import Cache, Lock, Timeout, TransactionError
 
+from ..in_thread import in_thread
 from ..processes import PATIENCE, cache_descriptors
 from .proof import Proof, Trial
 from .scene import LARGE, UNDONE, Life, Scene, live_all
@@ -19,26 +20,6 @@ from .stage import BRIEF
 MAIN, OTHER = range(2)  # who counts up what
 MANY = 300
 SHORTLY = 0.05  # seconds
-
-
-def in_thread(work: Callable[[], Any]) -> Any:
-    """Run `work()` in a thread that ends with it; return what it returns, raise what it raises."""
-    found: list[Any] = []
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            found.append(work())
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join(PATIENCE)
-    assert not thread.is_alive(), "a thread does not end"
-    if errors:
-        raise errors[0]
-    return found[0]
 
 
 def transacting(cache: Cache) -> Iterator[None]:

@@ -1,0 +1,243 @@
+"""Fairness: who writes now and then gets the lock soon, beside those who take it again as soon as they have let it go."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from pathlib import Path
+from threading import Thread
+from typing import NamedTuple
+from unittest import mock
+
+from diskcache_like import Cache, Timeout
+from diskcache_like.coherence import native
+from diskcache_like.coherence.lock import WriteLock
+
+from ..processes import Crew, Link, ready
+from .proof import Proof, Trial
+from .stage import KINDS, Stage, Words, opened, played
+
+WAIT = 1.0  # seconds that a polite writer may have to wait for the lock beside a hog
+CROWDED = 5.0  # seconds that any of many writers may have to wait who all write as fast as they can
+ROUNDS = 15  # writes of the polite one in a case
+PAUSE = 0.004  # seconds between them at most
+HOLDS = (0.0, 0.0005, 0.002, 0.005)  # seconds for which a hog holds the lock each time
+LONG = 10.0  # seconds from which on a run is a long one, with all processes
+CROWD, SMALL_CROWD = 64, 8
+SPELL = 0.5  # seconds that a crowd works
+
+
+# -- how long one waits -----------------------------------------------------------------------------------------------
+
+
+class Waits:
+    """The longest wait for a write lock in this process."""
+
+    longest = 0.0
+
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        """Note every wait of this process and of the children that are forked meanwhile, each for itself."""
+        acquire = WriteLock.acquire
+
+        def timed(lock: WriteLock, timeout: float | None = None) -> None:
+            began = time.perf_counter()
+            try:
+                acquire(lock, timeout)
+            finally:
+                self.longest = max(self.longest, time.perf_counter() - began)
+
+        with mock.patch.object(WriteLock, "acquire", timed):
+            yield
+
+
+WAITS = Waits()
+
+
+# -- a hog and a polite one -------------------------------------------------------------------------------------------
+
+
+class Meeting(NamedTuple):
+    """Who meets at one lock: where the hog is, what it does, and what the two go by."""
+
+    kind: str
+    hold: float  # seconds each time
+    writes: bool  # not only holds the lock
+    within: bool  # is a thread of the same process
+    crowds: bool  # is on the same processor, and not interrupted when the polite one could go on
+    implementations: tuple[str, str]  # of the hog's handle and of the polite one's, if that is another
+
+    @classmethod
+    def drawn(cls, chance: random.Random) -> Meeting:
+        """Draw a meeting."""
+        known = ("python", "native") if native.load() else ("python",)
+        kind, hold, writes = chance.choice(KINDS), chance.choice(HOLDS), chance.random() < 0.5
+        within, crowds = chance.choice(((True, False), (False, False), (False, True), (False, True)))
+        return cls(kind, hold, writes, within, crowds, (chance.choice(known), chance.choice(known)))
+
+    @contextmanager
+    def opened(self, directory: Path, who: int) -> Iterator[Cache]:
+        """Open the handle of the hog (0) or of the polite one (1), which does not wait for longer than it may."""
+        if self.crowds:
+            os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+        if self.crowds and who:
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+        with opened(self.kind, directory, timeout=WAIT, coherence=self.implementations[who]) as cache:
+            yield cache
+
+    def hog(self, cache: Cache, end: Words) -> int:
+        """Take the lock and take it again until the end; return how often."""
+        bare: Callable[[], AbstractContextManager[object]] = partial(cache._shards.stores[0].locked, None)
+        hold = partial(cache.transact, retry=True) if self.writes else bare
+        turns = 0
+        while not end[0]:
+            with hold():
+                if self.writes:
+                    cache.set("key", turns, retry=True)
+                until = time.perf_counter() + self.hold
+                while time.perf_counter() < until:
+                    pass
+            turns += 1
+        return turns
+
+
+WORST = Meeting("Cache", HOLDS[-1], writes=False, within=False, crowds=True, implementations=("python", "python"))
+
+
+def be_hog(link: Link, meeting: Meeting, directory: Path, end: Words) -> int:
+    """Be the hog in a process of its own."""
+    with meeting.opened(directory, 0) as cache:
+        ready(link)
+        return meeting.hog(cache, end)
+
+
+def be_polite(link: Link, meeting: Meeting, directory: Path, end: Words, seed: int) -> tuple[float, int]:
+    """Write now and then; return the longest wait, and how often a hog in this process took the lock."""
+    chance, turns = random.Random(seed), [0]
+    with meeting.opened(directory, 1) as cache:
+        beside = Thread(target=lambda: turns.append(meeting.hog(cache, end)))
+        ready(link)
+        if meeting.within:
+            beside.start()
+        try:
+            longest = max(timed_write(cache, chance) for _ in range(ROUNDS))
+        finally:
+            end[0] = 1
+            if meeting.within:
+                beside.join()
+    return longest, turns[-1]
+
+
+def timed_write(cache: Cache, chance: random.Random) -> float:
+    """Write once, after a pause; return the seconds that it took."""
+    time.sleep(chance.uniform(0.0, PAUSE))
+    began = time.perf_counter()
+    try:
+        with cache.transact(retry=False):  # which of a FanoutCache too raises Timeout
+            cache.set("key", "polite", retry=True)
+    except Timeout as late:
+        raise AssertionError(f"a writer starved: it waited for more than {WAIT} s beside a hog") from late
+    return time.perf_counter() - began
+
+
+def meet(trial: Trial, meeting: Meeting, seed: int) -> float:
+    """Have a hog and a polite writer meet; return the polite one's longest wait."""
+    directory, end = trial.fresh(), Words(1)
+    played(lambda: opened(meeting.kind, directory).close())
+    with Stage() as stage:
+        polite = stage.play(partial(be_polite, meeting=meeting, directory=directory, end=end, seed=seed))
+        hogs = [] if meeting.within else [stage.play(partial(be_hog, meeting=meeting, directory=directory, end=end))]
+        Crew.together([polite, *hogs])
+        try:
+            longest, turns = polite.result()
+        except AssertionError as error:
+            error.add_note(str(meeting))
+            raise
+        trial.count("turns of a hog", turns + sum(each.result() for each in hogs))
+    trial.count("writes beside it", ROUNDS)
+    return float(longest)
+
+
+def polite_beside_hog(trial: Trial, draw: Callable[[random.Random], Meeting] = Meeting.drawn) -> None:
+    """Let one writer be polite beside another that is not."""
+    longest = 0.0
+
+    def case(chance: random.Random) -> None:
+        nonlocal longest
+        longest = max(longest, meet(trial, draw(chance), chance.getrandbits(40)))
+        trial.figure("longest wait beside a hog", f"{1e3 * longest:,.1f} ms")
+
+    trial.repeat(case)
+
+
+def without_turns(trial: Trial) -> None:
+    """Do the same where nobody who has waited for long claims a turn, and the worst that can meet does."""
+    with mock.patch.object(WriteLock, "_claim_turn", create=True):
+        polite_beside_hog(trial, lambda chance: WORST)
+
+
+# -- a crowd ----------------------------------------------------------------------------------------------------------
+
+
+def crowd_in(link: Link, kind: str, directory: Path, end: Words) -> tuple[float, int]:
+    """Write as fast as possible; return the longest wait for the lock, and the number of writes."""
+    turns = 0
+    with opened(kind, directory) as cache:
+        ready(link)
+        WAITS.longest = 0.0
+        while not end[0]:
+            cache.set("key", turns, retry=True)
+            turns += 1
+    return WAITS.longest, turns
+
+
+def crowded(trial: Trial) -> None:
+    """Let many processes write as fast as they can."""
+    processes = CROWD if trial.seconds >= LONG else SMALL_CROWD
+    longest = 0.0
+
+    def case(chance: random.Random) -> None:
+        nonlocal longest
+        kind, directory, end = chance.choice(KINDS), trial.fresh(), Words(1)
+        played(lambda: opened(kind, directory).close())
+        with Stage() as stage:
+            everyone = [
+                stage.play(partial(crowd_in, kind=kind, directory=directory, end=end)) for _ in range(processes)
+            ]
+            Crew.together(everyone)
+            time.sleep(SPELL)
+            end[0] = 1
+            waits, turns = zip(*Crew.results(everyone), strict=True)
+        trial.count("writes", sum(turns))
+        longest = max(longest, *waits)
+        trial.figure(f"longest wait of {processes}", f"{1e3 * longest:,.1f} ms")
+        assert longest <= CROWDED, f"a writer of {processes} waited {longest:.1f} s for the lock"
+
+    with WAITS.noted():
+        trial.repeat(case)
+
+
+PROOFS: dict[str, Proof] = {
+    "fairness-hog": Proof(
+        5,
+        f"a writer that pauses beside one that takes the lock again at once, in another process or thread: waits {WAIT:.0f}"
+        " s at most",
+        polite_beside_hog,
+    ),
+    "fairness-crowd": Proof(
+        5,
+        f"{CROWD} processes ({SMALL_CROWD} in a short run) write as fast as they can: no wait above {CROWDED:.0f} s",
+        crowded,
+    ),
+    "fairness-no-turns": Proof(
+        5,
+        "nobody claims a turn",
+        without_turns,
+        share=0.5,
+        finds="AssertionError: a writer starved: ",
+    ),
+}
