@@ -24,7 +24,7 @@ from ..coherence.lock import WriteLock
 from ..coherence.words import Implementation
 from ..errors import CacheError, CorruptDatabase, CorruptDatabaseWarning, ForeignDatabase, SettingError, refused
 from ..settings import DEFAULT_SETTINGS, HANDLE_ONLY, MAX_SHARDS, checked_all
-from . import schema
+from . import journal, schema
 from . import statements as sql
 from .connection import FAILURES, connect, corrupt, look, mapped, prepare_file
 
@@ -347,7 +347,7 @@ def _under_lock(store: Shard) -> GenerationFile:
         if board is not None:
             board.clear()
             board.close()
-        _renew(generations, epoch, displaced)
+        _renew(generations, epoch, displaced, store.config.identity.get("shards", 1) > 1)
         return generations
     finally:
         store.lock.release()
@@ -405,7 +405,7 @@ def _storable(settings: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if name not in HANDLE_ONLY}
 
 
-def _renew(generations: GenerationFile, epoch: int, displaced: int) -> None:
+def _renew(generations: GenerationFile, epoch: int, displaced: int, joint: bool) -> None:
     """Bring the header in line with the database after a reboot, a repair or at creation; the lock is held.
 
     Every slot gets a new even number: whatever a crash left odd or unwritten is settled, and no stamp of before counts.
@@ -420,6 +420,8 @@ def _renew(generations: GenerationFile, epoch: int, displaced: int) -> None:
     header[Header.FILES] = 1
     header[Header.OPENER] = header[Header.SHARED] = 0
     header[Header.DISPLACED] = displaced
+    if joint and not header[Header.JOINT]:
+        header[Header.JOINT] = journal.UNKNOWN_STATE
     generations.begin_all(tick)
     header[Header.EPOCH] = epoch
     generations.settle_all(tick)
