@@ -19,6 +19,7 @@ from diskcache_like.errors import CorruptDatabaseWarning
 from diskcache_like.migration import Migration
 from diskcache_like.storage import holding, rekeying, room
 
+from . import across
 from .dying import Death, make_mortal
 from .processes import LARGE, WRITES, Link, Worker, Write
 from .wholeness import opened
@@ -199,6 +200,48 @@ def do_make_room(directory: Path, kind: str, dying: Death) -> list[str]:
     dying.counts = True
     cache.set("k", 2)
     return dying.steps
+
+
+# -- transactions over several shards ------------------------------------------------------------------------------------
+
+
+@deed("across shards")
+def do_across_shards(directory: Path, kind: str, dying: Death) -> list[str]:
+    cache = opened(directory, kind)
+    cache.get("anything")
+    dying.counts = True
+    across.change(cache)
+    dying.counts = False
+    cache.close()
+    return dying.steps
+
+
+@deed("complete")
+def do_complete(directory: Path, kind: str, dying: Death) -> list[str]:
+    """Open a copy of a cache with a transaction that was cut off after it was decided."""
+    copy = directory / str(dying.at)
+    shutil.copytree(directory / "template", copy)
+    dying.counts = True
+    cache = opened(copy, kind)
+    dying.counts = False
+    cache.close()
+    return dying.steps
+
+
+def deciding(steps: list[str]) -> tuple[int, int]:
+    """Return the step at which a transaction begins to write its journal, and the one after which it is decided."""
+    first = steps.index("before INSERT INTO setting", steps.index("before DELETE FROM entry"))
+    last = max(number for number, step in enumerate(steps) if step == "after INSERT INTO setting")
+    return first, steps.index("after COMMIT", last)
+
+
+def cut_off(nurse_: Worker, directory: Path, kind: str) -> None:
+    """Leave a cache whose last transaction was cut off just after it was decided."""
+    steps = None
+    for path in (directory.with_name("outlived"), directory):
+        with opened(path, kind) as cache:
+            across.prepare(cache)
+        steps = die(nurse_, path, kind, "across shards", -1 if steps is None else deciding(steps)[1])
 
 
 # -- opening ----------------------------------------------------------------------------------------------------------

@@ -50,6 +50,7 @@ from .transaction import Transaction
 
 _PEEKING = {"sqlite_cache_size": 10, "sqlite_synchronous": 1}
 _SHARD_NAME = re.compile(r"(?!999)[0-9]{3}")
+_PATIENCE = 0.1  # seconds at most that opening waits for the end of a transaction over several shards
 _SHARD_PRIME = 1_000_003  # keys with regular hashes still spread over the shards
 
 
@@ -162,8 +163,10 @@ class Shards:
             self.close(None)
             raise
         if len(self.stores) > 1 and journal.is_due(self.stores):
-            with contextlib.suppress(CacheError):  # whoever holds a lock has seen to it; a failed disk is for writers
-                journal.complete(self.stores, 0)
+            with contextlib.suppress(
+                CacheError
+            ):  # a transaction is at work, or will tell the next to write what failed
+                journal.complete(self.stores, _PATIENCE)
 
     def _open(self, wanted: int) -> list[Store]:
         layout = self._stored_layout()

@@ -167,6 +167,8 @@ class Judge:
         if self._is_excused:
             return
         latest = min(self._point + 1, len(marks) - 1)
+        if self._durability == "power" and marks[latest].name == "transact" and not marks[latest].evicts:
+            assert seen in (marks[self._point].state, marks[latest].state), "half of a transaction"
         shards = self._recording.shards
         for shard in sorted({*shards.values()}):
             part = {key: value for key, value in seen.items() if shards[key] == shard}
