@@ -7,9 +7,10 @@ import functools
 import itertools
 import os
 import shutil
+import signal
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from diskcache_like import Cache, dictionaries, migration
 from diskcache_like.coherence import generations
 from diskcache_like.errors import CorruptDatabaseWarning
 from diskcache_like.migration import Migration
-from diskcache_like.storage import holding, rekeying, room
+from diskcache_like.storage import holding, journal, rekeying, room
 
 from . import across
 from .dying import Death, make_mortal
@@ -207,6 +208,7 @@ def do_make_room(directory: Path, kind: str, dying: Death) -> list[str]:
 
 @deed("across shards")
 def do_across_shards(directory: Path, kind: str, dying: Death) -> list[str]:
+    journal.CHUNK_BYTES = 300  # so that there are pieces beside its head
     cache = opened(directory, kind)
     cache.get("anything")
     dying.counts = True
@@ -228,20 +230,27 @@ def do_complete(directory: Path, kind: str, dying: Death) -> list[str]:
     return dying.steps
 
 
-def deciding(steps: list[str]) -> tuple[int, int]:
-    """Return the step at which a transaction begins to write its journal, and the one after which it is decided."""
-    first = steps.index("before INSERT INTO setting", steps.index("before DELETE FROM entry"))
-    last = max(number for number, step in enumerate(steps) if step == "after INSERT INTO setting")
-    return first, steps.index("after COMMIT", last)
+@deed("cut off")
+def do_cut_off(directory: Path, kind: str, _: Death) -> list[str]:
+    """Die just after a transaction over several shards is decided."""
+    journal.CHUNK_BYTES = 300
+    decide = journal.decide
+
+    def die_decided(stores: Sequence[holding.Holder]) -> list[holding.Holder]:
+        decide(stores)
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError("unreachable")
+
+    journal.decide = die_decided
+    across.change(opened(directory, kind))
+    return []
 
 
 def cut_off(nurse_: Worker, directory: Path, kind: str) -> None:
     """Leave a cache whose last transaction was cut off just after it was decided."""
-    steps = None
-    for path in (directory.with_name("outlived"), directory):
-        with opened(path, kind) as cache:
-            across.prepare(cache)
-        steps = die(nurse_, path, kind, "across shards", -1 if steps is None else deciding(steps)[1])
+    with opened(directory, kind) as cache:
+        across.prepare(cache)
+    assert die(nurse_, directory, kind, "cut off", -1) is None
 
 
 # -- opening ----------------------------------------------------------------------------------------------------------

@@ -329,7 +329,7 @@ class Holder(Reader):
                 self.generations.settle(txn.slots, tick)
 
     def drop_journal(self) -> None:
-        """Remove the journal of a transaction over several shards; in the caller's transaction."""
+        """Remove the journal of a transaction over several shards; the write lock is held."""
         self._run(sql.DROP_JOURNAL)
 
     def rank_anew(self) -> None:

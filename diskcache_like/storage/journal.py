@@ -7,7 +7,7 @@ disk failed, completes it from these images before anything else is written ther
 Two words say what there is to do. `Header.JOINT` of a shard is not 0 from before the decision until every commit is
 made and the journal removed, all of it under the locks of all shards: so whoever gets the lock of a shard and finds it
 set takes those of all shards where it is, and nobody has written to any of them since. Each shard's mark, changed with
-its part, names the transaction that it took part in last; a journal is of use to a shard only while that is the one
+a part that stands in a journal, names the transaction; a journal is of use to a shard only while its mark is the one
 that the journal names as the last before. So one that a power loss or a copy brings back does nothing.
 
 A process that dies in the middle of a commit may leave it whole in the WAL and yet seen by nobody, until somebody opens
@@ -97,23 +97,30 @@ def forget(stores: Sequence[Holder]) -> None:
 
 
 def _write(first: Holder, parts: Sequence[tuple[Holder, Transaction]]) -> None:
-    """Put the changes of the other shards into the first one's transaction, and a new mark into each."""
+    """Put the changes of the other shards into the first one's transaction, and a new mark into each of them.
+
+    What is small stands in the head of the journal, the rest in rows beside it.
+    """
     identifier = os.urandom(16)
     written: list[list[Any]] = []
-    number = 0
+    pieces: list[bytes] = []
+    number = size = 0
     for store, txn in parts:
         digest = blake2b(digest_size=DIGEST_SIZE)
         start = number
         for content in _changes(store, txn):
             chunk = encode_value(content)
             digest.update(chunk)
-            _put(first, CHUNK.format(number), chunk)
+            size += len(chunk)
+            if size <= CHUNK_BYTES:
+                pieces.append(chunk)
+            else:
+                _put(first, CHUNK.format(number), chunk)
             number += 1
         written.append([_name(store), _mark(store), start, number - start, digest.digest()])
         store.put_setting(MARK, identifier)
-    head = encode_value([FORMAT, identifier, written])
+    head = encode_value([FORMAT, identifier, written, pieces])
     _put(first, HEAD, _digest(head) + head)
-    first.put_setting(MARK, identifier)
 
 
 def _put(store: Holder, name: str, content: bytes) -> None:
@@ -140,6 +147,11 @@ def _changes(store: Holder, txn: Transaction) -> Iterator[list[Any]]:
 
 
 # ----------------------------------------------------------------------------------------------------------- completing
+
+
+def first_mark(identity: dict[str, Any]) -> dict[str, object]:
+    """Return what a new database has beside its settings, so that no journal of before is of use to it."""
+    return {MARK: os.urandom(DIGEST_SIZE)} if identity.get("shards", 1) > 1 else {}
 
 
 def is_due(stores: Sequence[Holder]) -> bool:
@@ -210,11 +222,11 @@ def _replay(source: Holder, shards: dict[str, Holder]) -> list[str]:
         return []
     problems = []
     try:
-        identifier, parts = _head(content)
+        identifier, parts, pieces = _head(content)
         for part in parts:
             store = shards.get(part.shard)
             if store is not None and store is not source and _mark(store) == part.before:
-                _apply(source, part, store, identifier)
+                _apply(store, part, identifier, partial(_piece, source, pieces))
     except DecodeError as error:
         problems.append(
             f"{source.path!r}: the journal of a transaction over several shards is damaged ({error}), so that a part of"
@@ -226,20 +238,26 @@ def _replay(source: Holder, shards: dict[str, Holder]) -> list[str]:
 
 def _drop(source: Holder) -> None:
     """Remove the journal. That need not outlast a power loss, for marks tell that it was done with."""
-    with room.unsynced(source), source.batch():
+    with room.unsynced(source):
         source.drop_journal()
 
 
-def _apply(source: Holder, part: Part, store: Holder, identifier: bytes) -> None:
+def _piece(source: Holder, pieces: list[object], number: int) -> bytes:
+    """Return a chunk of the journal in `source`, or raise DecodeError."""
+    chunk = pieces[number] if 0 <= number < len(pieces) else _setting(source, CHUNK.format(number))
+    if not isinstance(chunk, bytes):
+        raise DecodeError("a piece of it is missing")
+    return chunk
+
+
+def _apply(store: Holder, part: Part, identifier: bytes, piece: Callable[[int], bytes]) -> None:
     """Make one shard's part of a transaction, its mark included."""
 
     def step() -> None:
         digest = blake2b(digest_size=DIGEST_SIZE)
         with store.batch():
             for number in range(part.first, part.first + part.chunks):
-                chunk = _setting(source, CHUNK.format(number))
-                if not isinstance(chunk, bytes):
-                    raise DecodeError("a piece of it is missing")
+                chunk = piece(number)
                 digest.update(chunk)
                 _restore(store, decode_value(chunk))
             if digest.digest() != part.digest:
@@ -311,13 +329,13 @@ def _is_setting(item: object) -> bool:
     return False
 
 
-def _head(content: object) -> tuple[bytes, list[Part]]:
-    """Return identifier and parts of a journal, or raise DecodeError."""
+def _head(content: object) -> tuple[bytes, list[Part], list[object]]:
+    """Return identifier, parts and first chunks of a journal, or raise DecodeError."""
     if not isinstance(content, bytes) or content[:DIGEST_SIZE] != _digest(content[DIGEST_SIZE:]):
         raise DecodeError("it does not match its checksum")
     match decode_value(content[DIGEST_SIZE:]):
-        case [1, bytes() as identifier, list() as parts]:
-            return identifier, [_part(part) for part in parts]
+        case [1, bytes() as identifier, list() as parts, list() as pieces]:
+            return identifier, [_part(part) for part in parts], pieces
     raise DecodeError("it does not have the form of one")
 
 
@@ -337,7 +355,7 @@ def _name(store: Holder) -> str:
 
 
 def _mark(store: Holder) -> object:
-    """Return the transaction that a shard took part in last, None for none."""
+    """Return the transaction whose journal had a part for a shard last, None for none."""
     return _setting(store, MARK)
 
 

@@ -24,9 +24,10 @@ from ..coherence.lock import WriteLock
 from ..coherence.words import Implementation
 from ..errors import CacheError, CorruptDatabase, CorruptDatabaseWarning, ForeignDatabase, SettingError, refused
 from ..settings import DEFAULT_SETTINGS, HANDLE_ONLY, MAX_SHARDS, checked_all
-from . import journal, schema
+from . import schema
 from . import statements as sql
 from .connection import FAILURES, connect, corrupt, look, mapped, prepare_file
+from .journal import UNKNOWN_STATE, first_mark
 
 if TYPE_CHECKING:
     from .holding import Holder
@@ -366,7 +367,7 @@ def _ensure_database(store: Shard, path: str) -> int:
         connection = _connect_or_prepare(path, settings, config)
         try:
             if schema.is_empty(connection):
-                schema.create(connection, {**_storable(settings), **config.identity})
+                schema.create(connection, {**_storable(settings), **config.identity, **first_mark(config.identity)})
             with corrupt_if_damaged(connection, path):
                 version = schema.verify(connection, path)
                 if version < schema.VERSION:
@@ -421,7 +422,7 @@ def _renew(generations: GenerationFile, epoch: int, displaced: int, joint: bool)
     header[Header.OPENER] = header[Header.SHARED] = 0
     header[Header.DISPLACED] = displaced
     if joint and not header[Header.JOINT]:
-        header[Header.JOINT] = journal.UNKNOWN_STATE
+        header[Header.JOINT] = UNKNOWN_STATE
     generations.begin_all(tick)
     header[Header.EPOCH] = epoch
     generations.settle_all(tick)
@@ -479,7 +480,7 @@ def _next_database(
     settings = {**DEFAULT_SETTINGS, **settings}
     try:
         with contextlib.closing(prepare_file(path, settings, store.config.timeout)) as connection:
-            schema.create(connection, {**_storable(settings), **identity})
+            schema.create(connection, {**_storable(settings), **identity, **first_mark(identity)})
     except BaseException as error:
         for suffix in ("", "-wal", "-shm", "-journal"):
             with contextlib.suppress(FileNotFoundError):

@@ -440,9 +440,12 @@ def durably(store: Holder) -> Iterator[None]:
 
 @contextlib.contextmanager
 def unsynced(store: Holder) -> Iterator[None]:
-    """Have what the body commits not wait for the disk, whatever the cache's durability; no transaction is open."""
+    """Have what the body commits not wait for the disk, whatever the cache's durability; no transaction is open.
+
+    Not where there is a rollback journal, which has to be synced for the database to stay sound.
+    """
     usual = store.settings["sqlite_synchronous"]
-    if usual < FULL:
+    if usual < FULL or store.select_writer(sql.JOURNAL_MODE) != [("wal",)]:
         yield
         return
     store.writer.execute(synchronous(NORMAL))
