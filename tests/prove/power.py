@@ -29,7 +29,7 @@ from unittest import mock
 from diskcache_like import Cache, EmptyDirWarning, UnknownFileWarning
 from diskcache_like.coherence import generations
 from diskcache_like.errors import CorruptDatabaseWarning, SecretError
-from diskcache_like.storage import connection
+from diskcache_like.storage import connection, journal
 from diskcache_like.value_files import _Digest
 
 from .images import Image, mapped, write
@@ -56,13 +56,14 @@ NOTHING = contextlib.nullcontext()
 LITTER = (UnknownFileWarning, EmptyDirWarning)
 
 
-def power_goes(durability: str, trial: Trial, broken: Broken | None = None) -> None:
-    """Record, draw images, judge them; with the cache `broken`, work where that shows soon."""
+def power_goes(durability: str, trial: Trial, broken: Broken | None = None, joint: bool = False) -> None:
+    """Record, draw images, judge them; with the cache `broken`, work where that shows soon: see `record`."""
 
     def case(random: Random) -> None:
         memory = MEMORY if MEMORY.is_dir() else None
         with broken() if broken else NOTHING, tempfile.TemporaryDirectory(prefix="prove-", dir=memory) as space:
-            recording = record(random, Path(space, "recorded"), durability, simple=broken is not None)
+            simple = broken is not None and not joint
+            recording = record(random, Path(space, "recorded"), durability, simple, joint)
             trial.count("operations", len(recording.marks))
             boot = Path(space, "boot_id")
             boot.write_text("5eed5eed-5eed-5eed-5eed-5eed5eed5eed")
@@ -258,11 +259,14 @@ WHAT = {
     "process": 'the same under durability="process"',
 }
 
+JOURNAL_LEFT_OUT: Broken = partial(mock.patch.object, journal, "decide", return_value=[])
+
 # How the cache is broken for a control: under which promise, what, and how.
 BROKEN: dict[str, tuple[str, str, Broken]] = {
     "commits": ("power", "commits are not synced", partial(mock.patch.object, connection, "EXTRA", 0)),
     "files": ("power", "value files are not synced", partial(mock.patch.object, os, "fdatasync")),
     "directories": ("power", "directories are not synced", partial(mock.patch.object, os, "fsync")),
+    "journal": ("power", "transactions over several shards have no journal", JOURNAL_LEFT_OUT),
     "checksums": (
         "system",
         "value files are not verified",
@@ -272,7 +276,7 @@ BROKEN: dict[str, tuple[str, str, Broken]] = {
 
 
 def _control(durability: str, what: str, broken: Broken) -> Proof:
-    run = partial(power_goes, durability, broken=broken)
+    run = partial(power_goes, durability, broken=broken, joint=broken is JOURNAL_LEFT_OUT)
     return Proof(3, f"the power goes, and {what}", run, share=0.5, control=True, preload=True)
 
 

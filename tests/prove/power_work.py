@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -310,9 +310,13 @@ def shard_of(cache: Cache, key: Any) -> int:
     return cache._shards.stores.index(store)
 
 
-def record(random: Random, space: Path, durability: str, simple: bool = False) -> Recording:
-    """Have a cache work below `space`, and return what was recorded; a `simple` one has most values in files."""
-    kind = "one" if simple else random.choices([*KINDS], (5, 2, 2, 1, 3))[0]
+def record(random: Random, space: Path, durability: str, simple: bool = False, joint: bool = False) -> Recording:
+    """Have a cache work below `space`, and return what was recorded.
+
+    A `simple` one has most values in files, a `joint` one mostly transactions over several shards.
+    """
+    joint = joint or (not simple and random.random() < 0.15)
+    kind = "two" if joint else "one" if simple else random.choices([*KINDS], (5, 2, 2, 1, 3))[0]
     root, log = space / "disk", space / "log"
     root.mkdir(parents=True)
     settings: dict[str, Any] = {"durability": durability}
@@ -320,7 +324,7 @@ def record(random: Random, space: Path, durability: str, simple: bool = False) -
         settings |= {"size_limit": random.choice((60_000, 120_000)), "eviction_policy": "least-recently-used"}
     work = Work(kind, root / PLACE, log, random, settings, (0, 2000, 5000) if simple else SIZES)
     with _fitted(random, simple), Shim(root).recording(log):
-        _work(work)
+        _work(work, {"transact": 100} if joint else {})
     disk = Disk(str(root.resolve()), root.stat().st_ino)
     events = [*parse(log.read_bytes())]
     _compare(root, events)
@@ -347,13 +351,13 @@ def _fitted(random: Random, simple: bool) -> Iterator[None]:
         yield
 
 
-def _work(work: Work) -> None:
+def _work(work: Work, preferred: Mapping[str, int]) -> None:
     work.open()
     work.mark("made")
     names = [*OPERATIONS]
     if work.evicts:
         names = [name for name in names if name not in ("push", "pull", "transact")]  # the queue would be evicted from
-    weights = [OPERATIONS[name][1] for name in names]
+    weights = [preferred.get(name, OPERATIONS[name][1]) for name in names]
     number, damaged = work.random.randint(5, 120), work.random.choice((-1, -1, 4, 30))
     for each in range(number):
         if each == damaged:
