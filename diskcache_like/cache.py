@@ -635,17 +635,11 @@ class Cache(Queues, Streams):
     def transact(self, retry: bool = False) -> contextlib.AbstractContextManager[None]:
         """Make the body one transaction: other tasks see all of its writes or none, and wait to write.
 
-        Nested, the inner one is rolled back alone. It belongs to the task that opened it. Over several shards each part
-        is atomic by itself for readers, who never wait, and if the machine fails. Raises Timeout, TransactionError.
+        Nested, the inner one is rolled back alone. It belongs to the task that opened it. Over several shards it is all
+        or nothing as well, also if the process is killed, but for readers, who never wait: they may meet one part
+        before another. Raises Timeout, TransactionError.
         """
-        return self._transact(self._wait(retry))
-
-    @contextlib.contextmanager
-    def _transact(self, wait: float | None) -> Iterator[None]:
-        with contextlib.ExitStack() as stack:
-            for store in self._shards.stores:  # always in the same order, so that no two can wait for each other
-                stack.enter_context(store.transaction(wait))
-            yield
+        return self._shards.transaction(self._wait(retry))
 
     def memoize(
         self,

@@ -157,7 +157,7 @@ class CorruptDatabase(StorageError):
 
 
 class CorruptDatabaseWarning(UserWarning):
-    """A damaged database was left where it is and the cache went on with a new, empty one."""
+    """A damaged database was left where it is for a new, empty one, or a transaction in it could not be completed."""
 
 
 class SignatureWarning(UserWarning):

@@ -7,9 +7,10 @@ import functools
 import itertools
 import os
 import shutil
+import signal
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ from diskcache_like import Cache, dictionaries, migration
 from diskcache_like.coherence import generations
 from diskcache_like.errors import CorruptDatabaseWarning
 from diskcache_like.migration import Migration
-from diskcache_like.storage import holding, rekeying, room
+from diskcache_like.storage import holding, journal, rekeying, room
 
+from . import across
 from .dying import Death, make_mortal
 from .processes import LARGE, WRITES, Link, Worker, Write
 from .wholeness import opened
@@ -201,6 +203,56 @@ def do_make_room(directory: Path, kind: str, dying: Death) -> list[str]:
     dying.counts = True
     cache.set("k", 2)
     return dying.steps
+
+
+# -- transactions over several shards ------------------------------------------------------------------------------------
+
+
+@deed("across shards")
+def do_across_shards(directory: Path, kind: str, dying: Death) -> list[str]:
+    journal.CHUNK_BYTES = 300  # so that there are pieces beside its head
+    cache = opened(directory, kind)
+    cache.get("anything")
+    dying.counts = True
+    across.change(cache)
+    dying.counts = False
+    cache.close()
+    return dying.steps
+
+
+@deed("complete")
+def do_complete(directory: Path, kind: str, dying: Death) -> list[str]:
+    """Open a copy of a cache with a transaction that was cut off after it was decided."""
+    copy = directory / str(dying.at)
+    shutil.copytree(directory / "template", copy)
+    dying.counts = True
+    cache = opened(copy, kind)
+    dying.counts = False
+    cache.close()
+    return dying.steps
+
+
+@deed("cut off")
+def do_cut_off(directory: Path, kind: str, _: Death) -> list[str]:
+    """Die just after a transaction over several shards is decided."""
+    journal.CHUNK_BYTES = 300
+    decide = journal.decide
+
+    def die_decided(stores: Sequence[holding.Holder]) -> list[holding.Holder]:
+        decide(stores)
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError("unreachable")
+
+    journal.decide = die_decided
+    across.change(opened(directory, kind))
+    return []
+
+
+def cut_off(nurse_: Worker, directory: Path, kind: str) -> None:
+    """Leave a cache whose last transaction was cut off just after it was decided."""
+    with opened(directory, kind) as cache:
+        across.prepare(cache)
+    assert die(nurse_, directory, kind, "cut off", -1) is None
 
 
 # -- opening ----------------------------------------------------------------------------------------------------------

@@ -87,6 +87,9 @@ class Header:
     # Bytes that the shard may use before it looks at its volume again, 0 if not known. Write lock, but for the first
     # time; the other shards of the cache read it without (storage/share.py says why that suffices).
     CLAIM: Final = 30
+    # Not 0 from before the first commit of a transaction over several shards until all of them are made: if seen by a
+    # new holder, one of them may be missing (storage/journal.py).
+    JOINT: Final = 31
     MARK: Final = 24  # value of WRITTEN at which the volume is looked at again
     FILES: Final = 20  # not 0 if value files may exist
     CHECKPOINTED: Final = 21  # value of WRITTEN at the last checkpoint

@@ -98,7 +98,7 @@ class Computer(Writer):
             if locked:
                 self.slots[slot] = 2 * tick + 2
             else:
-                self.txn.slots.add(slot)  # type: ignore[union-attr]
+                self.txn.touch(slot, h)  # type: ignore[union-attr]
         return 2 * tick + 2 if locked else 1
 
     def _touch(self, place: int, change: Touch) -> None:

@@ -33,7 +33,7 @@ JOURNAL_SIZE_LIMIT = 16 << 20  # bytes the -wal file keeps after a reset
 # Bytes. A small write costs 10 % less than with 4,096 (checksum, copy and write of one page), a value of 10 KB as much,
 # the first read of one of 30 KB a quarter more.
 PAGE_SIZE = 2048
-FULL = 2
+NORMAL, FULL = 1, 2  # values of PRAGMA synchronous
 # What FULL is to a -wal file: where there is a rollback journal, FULL does not sync its removal, and a power loss that
 # brings the journal back undoes the last commit.
 EXTRA = 3

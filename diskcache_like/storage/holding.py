@@ -15,16 +15,15 @@ from contextlib import contextmanager, suppress
 from ..coherence.forks import token_word
 from ..coherence.generations import NEVER, UNKNOWN, WORD, Header
 from ..errors import CorruptDatabase, DirectoryError, DiskFull, TransactionError
-from . import rekeying, room
+from . import journal, rekeying, room
 from . import statements as sql
 from .connection import FAILURES, corrupt
 from .reading import Reader
-from .transaction import ALL_SLOTS, Transaction
+from .transaction import ALL_SLOTS, HOME, Transaction
 
 WRITE_COST = room.FRAME  # bytes that the WAL grows by for most writes
-HOME = ~3  # mask from the place of an entry to the hash of its key, which decides the slot (schema: multiples of four)
 _EPOCH, _TICK, _WRITTEN, _NEXT_EXPIRE = Header.EPOCH, Header.TICK, Header.WRITTEN, Header.NEXT_EXPIRE  # for hot paths
-_COUNT, _SETTLED = Header.COUNT, Header.SETTLED
+_COUNT, _SETTLED, _JOINT = Header.COUNT, Header.SETTLED, Header.JOINT
 
 
 class Holder(Reader):
@@ -58,6 +57,7 @@ class Holder(Reader):
             expires
             or header[_SETTLED] != header[_TICK]
             or header[_EPOCH] != self.epoch
+            or header[_JOINT]
             or self.config.on_write is not None
         ):
             return self._enter_slowly(timeout, culls)
@@ -69,12 +69,11 @@ class Holder(Reader):
             self.lock.release()
             self.follow()
             return self.enter(timeout, culls)
+        if self.header[_JOINT] and self.siblings:
+            self.lock.release()  # completing takes the locks of all that are concerned, always in the same order
+            return self.enter(journal.complete((self, *self.siblings), timeout), culls)
         try:
-            if self.header[_SETTLED] != self.header[_TICK]:
-                self.generations.count_on()
-                self.generations.recover()
-                self.header[_COUNT] = UNKNOWN  # the last holder died between its commit and the count
-                self.header[_SETTLED] = self.header[_TICK]
+            self.settle()
             if culls and self.header[_NEXT_EXPIRE] != NEVER:
                 with suppress(DiskFull):  # the write itself will tell
                     room.cull_due(self)
@@ -84,6 +83,30 @@ class Holder(Reader):
             self.lock.release()
             raise
         return True
+
+    def settle(self) -> None:
+        """Mend what a holder of the write lock left that died; the lock is held, nothing is written under it yet."""
+        if self.header[_SETTLED] != self.header[_TICK]:
+            self.generations.count_on()
+            self.generations.recover()
+            self.header[_COUNT] = UNKNOWN  # the last holder died between its commit and the count
+            self.header[_SETTLED] = self.header[_TICK]
+
+    def take(self, timeout: float | None) -> None:
+        """Take the write lock of the database in use, and nothing else; within a transaction use `enter`."""
+        while True:
+            self.ready()
+            lock = self.lock
+            try:
+                lock.acquire(timeout)
+            except DirectoryError:
+                if self.is_open_with(lock):
+                    raise
+                continue  # closed by another thread just now
+            if self.header[_EPOCH] == self.epoch:
+                return
+            lock.release()
+            self.follow()
 
     def leave(self) -> None:
         """Release the write lock, then unlink what housekeeping found in the trash."""
@@ -136,6 +159,8 @@ class Holder(Reader):
         finally:
             if not locked and self.txn is not None:
                 self.txn.slots.update(range(len(self.slots)) if everything else slots)
+                if self.txn.homes is not None:
+                    self.txn.homes.update(place & HOME for place in places)
             elif everything:
                 self.generations.settle_all(tick)
             else:
@@ -186,28 +211,46 @@ class Holder(Reader):
         A timeout applies to the write lock. On any exception the innermost transaction is rolled back; if the database
         is corrupt it is set aside after that.
         """
-        if self.enter(timeout):
-            try:
+        with self.held(timeout) as taken:
+            if not taken:
+                with self.savepoint():
+                    yield
+                return
+            with self.batch() as txn:
+                txn.stepping = False
                 try:
-                    self.tidy()
-                    if self.disk.sealer is not None:
-                        rekeying.reserve(self, self.disk.sealer)
-                    with self.batch() as txn:
-                        txn.stepping = False
-                        try:
-                            yield
-                        finally:
-                            txn.stepping = True
-                    if txn.evicted:
-                        room.unlink_removed(self)
+                    yield
                 finally:
-                    if not self.inherited():
-                        self.leave()
-            except CorruptDatabase as error:
-                self.recovered(error)
-                raise
+                    txn.stepping = True
+            if txn.evicted:
+                room.unlink_removed(self)
+
+    @contextmanager
+    def held(self, timeout: float | None) -> Iterator[bool]:
+        """Hold the write lock for a transaction that begins in the body.
+
+        The value is False where the calling task's own transaction holds it.
+        """
+        if not self.enter(timeout):
+            self.leave_step()
+            yield False
             return
-        self.leave_step()
+        try:
+            try:
+                self.tidy()
+                if self.disk.sealer is not None:
+                    rekeying.reserve(self, self.disk.sealer)
+                yield True
+            finally:
+                if not self.inherited():
+                    self.leave()
+        except CorruptDatabase as error:
+            self.recovered(error)
+            raise
+
+    @contextmanager
+    def savepoint(self) -> Iterator[None]:
+        """Roll back what the body does, within the calling task's transaction, if it ends with an exception."""
         outer = self.txn
         assert outer is not None
         outer.depth += 1
@@ -229,6 +272,18 @@ class Holder(Reader):
                 self._run(f"RELEASE {name}")
                 outer.depth -= 1
 
+    def put_setting(self, name: str, value: object) -> None:
+        """Store a row beside the settings; the write lock is held."""
+        if self.txn is not None:
+            self.txn.names.add(name)
+        self._execute(sql.SET_SETTING, (name, value))
+
+    def drop_setting(self, name: str) -> None:
+        """Remove a row beside the settings; the write lock is held."""
+        if self.txn is not None:
+            self.txn.names.add(name)
+        self._execute(sql.DROP_SETTING, (name,))
+
     def _run(self, statement: str) -> None:
         self._execute(statement, ())
 
@@ -247,31 +302,44 @@ class Holder(Reader):
         self._run("BEGIN IMMEDIATE")
         self.txn = txn = Transaction()
         txn.stepping = True
-        done = False
         try:
             yield txn
             if self.inherited():
                 raise TransactionError(
                     f"{self.directory!r}: this process was forked within the transaction of its parent"
                 )
-            self._run("COMMIT")
-            done = True
+            if not txn.committed:
+                self.commit(txn)
         except BaseException:
             if self.inherited():
                 raise
             self.has_rank_index = self._has_seq_index = False  # may have been made in this transaction
             if self._writer is not None and self._writer.in_transaction:
                 self._run("ROLLBACK")
-            room.unlink_unused(self, txn.files)
+            if not txn.decided:
+                room.unlink_unused(self, txn.files)
             raise
         finally:
             if not self.inherited():
                 self.txn = None
-                if done:
+                if txn.committed:
                     self._count(txn.added)
                 tick = self.header[Header.TICK] + 1
                 self.header[Header.TICK] = tick
                 self.generations.settle(txn.slots, tick)
+
+    def drop_journal(self) -> None:
+        """Remove the journal of a transaction over several shards; the write lock is held."""
+        self._run(sql.DROP_JOURNAL)
+
+    def rank_anew(self) -> None:
+        """Give every row the rank that it has under another policy to begin with; the write lock is held."""
+        self._run(sql.RESET_RANKS_TO_ZERO if self.policy.marks_frequency else sql.RESET_RANKS_BY_SEQ)
+
+    def commit(self, txn: Transaction) -> None:
+        """Commit the open transaction; what is left for its end is to settle the slots."""
+        self._run("COMMIT")
+        txn.committed = True
 
 
 class _Locked:

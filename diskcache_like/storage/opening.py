@@ -27,6 +27,7 @@ from ..settings import DEFAULT_SETTINGS, HANDLE_ONLY, MAX_SHARDS, checked_all
 from . import schema
 from . import statements as sql
 from .connection import FAILURES, connect, corrupt, look, mapped, prepare_file
+from .journal import UNKNOWN_STATE, first_mark
 
 if TYPE_CHECKING:
     from .holding import Holder
@@ -347,7 +348,7 @@ def _under_lock(store: Shard) -> GenerationFile:
         if board is not None:
             board.clear()
             board.close()
-        _renew(generations, epoch, displaced)
+        _renew(generations, epoch, displaced, store.config.identity.get("shards", 1) > 1)
         return generations
     finally:
         store.lock.release()
@@ -366,7 +367,7 @@ def _ensure_database(store: Shard, path: str) -> int:
         connection = _connect_or_prepare(path, settings, config)
         try:
             if schema.is_empty(connection):
-                schema.create(connection, {**_storable(settings), **config.identity})
+                schema.create(connection, {**_storable(settings), **config.identity, **first_mark(config.identity)})
             with corrupt_if_damaged(connection, path):
                 version = schema.verify(connection, path)
                 if version < schema.VERSION:
@@ -405,7 +406,7 @@ def _storable(settings: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if name not in HANDLE_ONLY}
 
 
-def _renew(generations: GenerationFile, epoch: int, displaced: int) -> None:
+def _renew(generations: GenerationFile, epoch: int, displaced: int, joint: bool) -> None:
     """Bring the header in line with the database after a reboot, a repair or at creation; the lock is held.
 
     Every slot gets a new even number: whatever a crash left odd or unwritten is settled, and no stamp of before counts.
@@ -420,6 +421,8 @@ def _renew(generations: GenerationFile, epoch: int, displaced: int) -> None:
     header[Header.FILES] = 1
     header[Header.OPENER] = header[Header.SHARED] = 0
     header[Header.DISPLACED] = displaced
+    if joint and not header[Header.JOINT]:
+        header[Header.JOINT] = UNKNOWN_STATE
     generations.begin_all(tick)
     header[Header.EPOCH] = epoch
     generations.settle_all(tick)
@@ -477,7 +480,7 @@ def _next_database(
     settings = {**DEFAULT_SETTINGS, **settings}
     try:
         with contextlib.closing(prepare_file(path, settings, store.config.timeout)) as connection:
-            schema.create(connection, {**_storable(settings), **identity})
+            schema.create(connection, {**_storable(settings), **identity, **first_mark(identity)})
     except BaseException as error:
         for suffix in ("", "-wal", "-shm", "-journal"):
             with contextlib.suppress(FileNotFoundError):

@@ -14,7 +14,7 @@ from ..coherence.generations import NEVER, UNKNOWN, Header, microseconds
 from ..errors import CacheError, DecodeError, DiskFull
 from . import schema, share
 from . import statements as sql
-from .connection import FAILURES, FULL, PAGE_SIZE, mapped, synchronous
+from .connection import FAILURES, FULL, NORMAL, PAGE_SIZE, mapped, synchronous
 
 if TYPE_CHECKING:
     from .holding import Holder
@@ -436,6 +436,23 @@ def durably(store: Holder) -> Iterator[None]:
         checkpoint(store)
     finally:
         store.writer.execute(synchronous(store.settings["sqlite_synchronous"]))
+
+
+@contextlib.contextmanager
+def unsynced(store: Holder) -> Iterator[None]:
+    """Have what the body commits not wait for the disk, whatever the cache's durability; no transaction is open.
+
+    Not where there is a rollback journal, which has to be synced for the database to stay sound.
+    """
+    usual = store.settings["sqlite_synchronous"]
+    if usual < FULL or store.select_writer(sql.JOURNAL_MODE) != [("wal",)]:
+        yield
+        return
+    store.writer.execute(synchronous(NORMAL))
+    try:
+        yield
+    finally:
+        store.writer.execute(synchronous(usual))
 
 
 def _write_many(store: Holder, statement: str, rows: Sequence[tuple[object, ...]]) -> None:

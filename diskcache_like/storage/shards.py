@@ -11,17 +11,28 @@ import errno
 import os
 import re
 import stat
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from .. import files
 from ..coherence.lock import WriteLock
 from ..disk import Disk
-from ..errors import CacheError, DirectoryError, DiskFull, SecretError, SettingError, UnsafeDirectory, refused
+from ..errors import (
+    CacheError,
+    DirectoryError,
+    DiskFull,
+    SecretError,
+    SettingError,
+    StorageError,
+    UnsafeDirectory,
+    refused,
+)
 from ..keys import new_modulus
 from ..settings import DEFAULT_SETTINGS
-from . import schema
+from . import journal, room, schema
 from .connection import FAILURES, connect
+from .holding import Holder
 from .opening import (
     DATABASE,
     GENERATIONS,
@@ -35,9 +46,11 @@ from .opening import (
     refuse_foreign,
 )
 from .store import Store
+from .transaction import Transaction
 
 _PEEKING = {"sqlite_cache_size": 10, "sqlite_synchronous": 1}
 _SHARD_NAME = re.compile(r"(?!999)[0-9]{3}")
+_PATIENCE = 0.1  # seconds at most that opening waits for the end of a transaction over several shards
 _SHARD_PRIME = 1_000_003  # keys with regular hashes still spread over the shards
 
 
@@ -149,6 +162,11 @@ class Shards:
         except BaseException:
             self.close(None)
             raise
+        if len(self.stores) > 1 and journal.is_due(self.stores):
+            with contextlib.suppress(
+                CacheError
+            ):  # a transaction is at work, or will tell the next to write what failed
+                journal.complete(self.stores, _PATIENCE)
 
     def _open(self, wanted: int) -> list[Store]:
         layout = self._stored_layout()
@@ -264,10 +282,70 @@ class Shards:
         stores = self.stores
         return stores[(h >> 2) % _SHARD_PRIME % len(stores)]
 
+    @contextlib.contextmanager
+    def transaction(self, timeout: float | None) -> Iterator[None]:
+        """Make the body one transaction of the calling task over all shards; nested, a savepoint of it.
+
+        Its parts are committed one after the other, and by nobody else in between: all of them, or none.
+        """
+        if len(self.stores) == 1:
+            with self.stores[0].transaction(timeout):
+                yield
+            return
+        decided: list[Holder] = []
+        try:
+            with contextlib.ExitStack() as locks:
+                # Always in the same order, so that no two can wait for each other.
+                taken = [store for store in self.stores if locks.enter_context(store.held(timeout))]
+                with contextlib.ExitStack() as bodies:
+                    for store in self.stores:
+                        if store not in taken:
+                            bodies.enter_context(store.savepoint())
+                    txns = [bodies.enter_context(store.batch()) for store in taken]
+                    with _under_way(txns):
+                        yield
+                    if not any(store.inherited() for store in taken):
+                        decided = journal.decide(taken)
+                if decided:
+                    journal.forget(decided)
+                for store, txn in zip(taken, txns, strict=True):
+                    if txn.evicted:
+                        room.unlink_removed(store)
+        except CacheError as error:
+            if not decided:
+                raise
+            self._make_whole(error)
+
+    def _make_whole(self, error: CacheError) -> None:
+        """Complete a transaction that is decided and was cut off by an error; if that fails, say what becomes of it."""
+        try:
+            journal.complete(self.stores, 0)
+        except CacheError:
+            text = (
+                "a shard could not commit its part of a transaction whose other parts are committed; the transaction is"
+                f" completed when that shard is written again ({error})"
+            )
+            if isinstance(error, DiskFull):
+                raise DiskFull(text, self.directory) from error
+            raise StorageError(f"{self.directory!r}: {text}") from error
+
     def close(self, timeout: float | None) -> None:
         """Close every store."""
         for store in self.stores:
             store.close(timeout)
+
+
+@contextlib.contextmanager
+def _under_way(txns: Sequence[Transaction]) -> Iterator[None]:
+    """Let the calling task use the transactions while the body runs."""
+    for txn in txns:
+        txn.homes = set()
+        txn.stepping = False
+    try:
+        yield
+    finally:
+        for txn in txns:
+            txn.stepping = True
 
 
 def _share_identity(mine: dict[str, Any], other: dict[str, Any]) -> None:

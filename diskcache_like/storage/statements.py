@@ -29,6 +29,13 @@ DELETE = "DELETE FROM entry WHERE h = ? AND k = ? AND (expire IS NULL OR expire 
 DELETE_H = "DELETE FROM entry WHERE h = ?"
 CHANGE_NOTHING = "DELETE FROM entry WHERE 0"  # refused, as every change is, by a connection that can only read
 SELECT_FILE = "SELECT file FROM entry WHERE h BETWEEN ?1 AND ?1 + 3 AND k = ?2 AND file IS NOT NULL"
+SELECT_IMAGES = """SELECT h, k, seq, rank, base, expire, tag, size, file, spelling, queue, num, v FROM entry
+    WHERE h BETWEEN ?1 AND ?1 + 3"""
+RESTORE = """INSERT INTO entry (h, k, seq, rank, base, expire, tag, size, file, spelling, queue, num, v)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    ON CONFLICT (h) DO UPDATE SET k = excluded.k, seq = excluded.seq, rank = excluded.rank, base = excluded.base,
+    expire = excluded.expire, tag = excluded.tag, size = excluded.size, file = excluded.file,
+    spelling = excluded.spelling, queue = excluded.queue, num = excluded.num, v = excluded.v"""
 
 # -- many entries ------------------------------------------------------------------------------------------------
 MANY = 100  # keys per statement; a shorter batch repeats its last key, so that one text serves every size
@@ -71,10 +78,14 @@ SELECT_TRASH = "SELECT file FROM trash WHERE at IS NOT NULL AND at <= ? LIMIT ?"
 SELECT_ALL_TRASH = "SELECT file FROM trash"
 HAS_UNDATED = "SELECT 1 FROM trash WHERE at IS NULL LIMIT 1"
 DELETE_TRASH = "DELETE FROM trash WHERE file IN (?1, CAST(?1 AS TEXT))"  # text that is not UTF-8 is read as bytes
+SELECT_TRASHED = "SELECT file, size, at FROM trash WHERE file = ?"
+RESTORE_TRASH = "INSERT INTO trash (file, size, at) VALUES (?, ?, ?) ON CONFLICT (file) DO NOTHING"
 KNOWN_FILE = "SELECT 1 FROM entry WHERE file = ?1 UNION ALL SELECT 1 FROM trash WHERE file = ?1"
-# Dictionaries are large, and read when an entry needs one.
-SELECT_SETTINGS = "SELECT name, value FROM setting WHERE name NOT BETWEEN 'dictionary.' AND 'dictionary/'"
+# Dictionaries are large, and read when an entry needs one; journals are for those who complete a transaction.
+SELECT_SETTINGS = """SELECT name, value FROM setting
+    WHERE name NOT BETWEEN 'dictionary.' AND 'dictionary/' AND name NOT BETWEEN 'joint.' AND 'joint/'"""
 SELECT_DICTIONARY_NAMES = "SELECT name FROM setting WHERE name BETWEEN 'dictionary.' AND 'dictionary/'"
+DROP_JOURNAL = "DELETE FROM setting WHERE name BETWEEN 'joint.redo.' AND 'joint.redo/'"
 SELECT_SETTING = "SELECT value FROM setting WHERE name = ?"
 SET_SETTING = (
     "INSERT INTO setting (name, value) VALUES (?1, ?2) ON CONFLICT (name) DO UPDATE SET value = excluded.value"
@@ -82,6 +93,7 @@ SET_SETTING = (
 DROP_SETTING = "DELETE FROM setting WHERE name = ?"
 PAGE_COUNT = "PRAGMA page_count"
 FREE_PAGES = "PRAGMA freelist_count"
+JOURNAL_MODE = "PRAGMA journal_mode"
 CHECKPOINT = "PRAGMA wal_checkpoint(PASSIVE)"
 CHECKPOINT_TRUNCATE = "PRAGMA wal_checkpoint(TRUNCATE)"
 INTEGRITY_CHECK = "PRAGMA integrity_check"

@@ -102,7 +102,7 @@ class Store(Computer):
         if header[_COUNT] == UNKNOWN or header[_SETTLED] != header[_TICK]:
             # Either a writer is at work, and the count is that of before, or one died. Getting the lock tells.
             for attempt in self.attempts():
-                with attempt, contextlib.suppress(Timeout), self.locked(0) as locked:
+                with attempt, contextlib.suppress(Timeout, DiskFull), self.locked(0) as locked:
                     if locked and self.header[_COUNT] == UNKNOWN:
                         self.recount()
             header = self.present_header()
@@ -164,14 +164,6 @@ class Store(Computer):
             for _, stored, blob in page:
                 yield stored, blob
 
-    def put_setting(self, name: str, value: object) -> None:
-        """Store a row beside the settings; the write lock is held."""
-        self._execute(sql.SET_SETTING, (name, value))
-
-    def drop_setting(self, name: str) -> None:
-        """Remove a row beside the settings; the write lock is held."""
-        self._execute(sql.DROP_SETTING, (name,))
-
     def change_setting(self, name: str, value: Any, update: bool, timeout: float | None) -> None:
         """Make a setting effective for this handle and, with `update`, store it for those that open later."""
         for attempt in self.attempts():
@@ -180,7 +172,7 @@ class Store(Computer):
 
     def _change_setting(self, name: str, value: Any, update: bool) -> None:
         if update and name not in HANDLE_ONLY:
-            self._execute(sql.SET_SETTING, (name, value))
+            self.put_setting(name, value)
         before = self.settings.get(name)
         self.settings[name] = value
         self.header[Header.MARK] = 0  # limits may have changed: the next write looks at the volume
@@ -188,7 +180,7 @@ class Store(Computer):
             self.policy = policy_named(value)
             self._special = self.policy.marks_frequency
             if update and before != value:
-                self._run(sql.RESET_RANKS_TO_ZERO if self.policy.marks_frequency else sql.RESET_RANKS_BY_SEQ)
+                self.rank_anew()
         elif name == "durability":
             self.settings["sqlite_synchronous"] = DURABILITY[value]
         if name in ("durability", "sqlite_synchronous", "sqlite_cache_size"):

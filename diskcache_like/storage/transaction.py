@@ -7,6 +7,7 @@ import threading
 
 from ..errors import TransactionError
 
+HOME = ~3  # mask from the place of an entry to the hash of its key, which decides the slot (schema: multiples of four)
 ALL_SLOTS = 4096  # beyond this many touched slots it is cheaper, and no less right, to mark every slot
 
 
@@ -35,7 +36,20 @@ _thread = _Thread()
 class Transaction:
     """The one transaction that a shard's writer has open; it exists exactly while the write lock is held for it."""
 
-    __slots__ = ("added", "depth", "evicted", "files", "slots", "stepping", "task", "thread")
+    __slots__ = (
+        "added",
+        "committed",
+        "decided",
+        "depth",
+        "evicted",
+        "files",
+        "homes",
+        "names",
+        "slots",
+        "stepping",
+        "task",
+        "thread",
+    )
 
     def __init__(self) -> None:
         self.thread = _thread.token
@@ -46,6 +60,16 @@ class Transaction:
         self.added = 0  # entries that the transaction adds to the count when it is committed
         self.evicted = False  # entries went for room; their files can go only when that is committed
         self.files: list[bytes | str] = []  # columns of the value files that its writes brought
+        self.homes: set[int] | None = None  # of the places that it may have changed, where other shards have a part
+        self.names: set[str] = set()  # of the settings that it may have changed
+        self.decided = False  # another shard's part is committed, or about to be: this one is completed, not given up
+        self.committed = False
+
+    def touch(self, slot: int, place: int) -> None:
+        """Note that the entry at a place may change."""
+        self.slots.add(slot)
+        if self.homes is not None:
+            self.homes.add(place & HOME)
 
     def is_callers(self) -> bool:
         """Tell whether the calling task owns this transaction; another thread does not, and has to wait.

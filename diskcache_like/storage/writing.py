@@ -164,7 +164,7 @@ class Writer(Holder):
             if locked:
                 self.slots[slot] = 2 * tick + 2  # even after the commit (or its failure), still under the lock
             else:
-                self.txn.slots.add(slot)  # type: ignore[union-attr]  # not locked means that the transaction is ours
+                self.txn.touch(slot, h)  # type: ignore[union-attr]  # not locked means that the transaction is ours
         return 2 * tick + 2 if locked else 1
 
     def _upsert_at(self, h: int, stored: bytes, tick: int, v: bytes, known: bool) -> int:
@@ -239,7 +239,7 @@ class Writer(Holder):
         for place in range(h, h + 4):
             if place not in taken:
                 if place != h:  # stored each time: the note of before may have been rolled back
-                    self.writer.execute(sql.SET_SETTING, ("displaced", 1))
+                    self.put_setting("displaced", 1)
                     self.header[Header.DISPLACED] = 1  # before the upsert commits: readers look at all places from now
                 return place
         self.writer.execute(sql.DELETE_H, (h,))
@@ -324,7 +324,7 @@ class Writer(Holder):
                 if locked:
                     self.slots[slot] = 2 * tick + 2
                 else:
-                    self.txn.slots.add(slot)  # type: ignore[union-attr]
+                    self.txn.touch(slot, h)  # type: ignore[union-attr]
         finally:
             if locked:
                 self.leave()

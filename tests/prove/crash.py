@@ -113,6 +113,9 @@ class Crowd:
             for worker in workers:
                 worker.dismiss()
         self._trial.count("kills", len(workers))
+        if len(self._bystander._shards.stores) > 1:
+            with self._bystander.transact(retry=True):
+                pass  # who takes the locks completes what was cut off
         for owner in owners:
             self._verify(owner, look(self._bystander, owner))
             self._reader.tell(owner)

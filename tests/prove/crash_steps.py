@@ -19,9 +19,10 @@ from typing import Any, NamedTuple, Self
 from diskcache_like import SecretError
 from diskcache_like.errors import CorruptDatabaseWarning
 from diskcache_like.migration import Migration
-from diskcache_like.storage import holding, store
+from diskcache_like.storage import holding, journal, store
+from tests import across
 from tests.aftermath import BYSTANDERS, look_after, look_after_making_room, look_after_opening, prepare
-from tests.deeds import ALL_MARKING, DEED_WRITES, FILLERS, MARKING_ALL, NEW, OLD, SAMPLES, UPKEEP, die, nurse
+from tests.deeds import ALL_MARKING, DEED_WRITES, FILLERS, MARKING_ALL, NEW, OLD, SAMPLES, UPKEEP, cut_off, die, nurse
 from tests.processes import LARGE, MISSING, Worker, Write, fork_worker
 from tests.wholeness import mend, opened
 
@@ -100,6 +101,36 @@ def judge_opening(death: Death) -> Steps:
         warnings.simplefilter("ignore", CorruptDatabaseWarning)
         with opened(directory, kind) as cache, opened(directory, kind) as other:
             look_after_opening(cache, other, keeps=name == "open again")
+    return steps
+
+
+def judge_across(death: Death) -> Steps:
+    """See that a transaction over several shards was made or was not, once anything has been done with the cache."""
+    directory, kind = death.directory, death.deed.kind
+    with opened(directory, kind) as hot, opened(directory, kind, hot_size_limit=0) as cold:
+        across.prepare(hot)
+        steps = death.happen()
+        if death.at % 2:
+            completing = [*across.COMPLETE.values()]
+            completing[death.at // 2 % len(completing)](hot)
+        else:
+            opened(directory, kind).close()
+        state = across.found(cold)
+        assert across.is_whole(state), "half of a transaction"
+        assert across.found(hot) == state
+        assert steps is None or state == (across.AFTER, across.REQUEUED)
+        mend(hot)
+    return steps
+
+
+def judge_completing(death: Death) -> Steps:
+    """See that a transaction which was cut off after its decision is whole, though completing it was cut off as well."""
+    death.directory.mkdir(0o700)
+    cut_off(death.nurse, death.directory / "template", death.deed.kind)
+    steps = death.happen()
+    with opened(death.directory / str(death.at), death.deed.kind, strict=True) as cache:
+        assert across.found(cache) == (across.AFTER, across.REQUEUED)
+        mend(cache)
     return steps
 
 
@@ -192,6 +223,8 @@ WRITING = [
     ),
     Deed("make room", "one", judge_room),
     Deed("make room", "sealed", judge_room),
+    *(Deed("across shards", kind, judge_across) for kind in ("fanout", "sealed fanout")),
+    *(Deed("complete", kind, judge_completing) for kind in ("fanout", "sealed fanout")),
 ]
 OPENING = [
     *(Deed(name, kind, judge_opening) for name in ("open", "open again") for kind in ("one", "fanout", "sealed")),
@@ -284,6 +317,12 @@ def unsettled(trial: Trial) -> None:
     everywhere(trial, [deed for deed in WRITING if deed.name == "add"], "after INSERT")
 
 
+def undecided(trial: Trial) -> None:
+    """Die between the commits of a transaction that has no journal."""
+    journal.decide = lambda stores: []
+    everywhere(trial, [deed for deed in WRITING if deed.name == "across shards"], "after COMMIT")
+
+
 PROOFS: dict[str, Proof] = {
     "crash-everywhere": Proof(
         3,
@@ -303,5 +342,12 @@ PROOFS: dict[str, Proof] = {
         unsettled,
         share=0.3,
         finds=r"AssertionError: .*: count says \d+ entries, there are ",
+    ),
+    "crash-control-journal": Proof(
+        3,
+        "a transaction over several shards is committed without a journal",
+        undecided,
+        share=0.3,
+        finds="AssertionError: half of a transaction",
     ),
 }

@@ -117,7 +117,7 @@ def be_one(link: Link, work: Work) -> Recording:
     """Do the work of one process; return what it knows of the recording."""
     with mock.patch.object(os, "urandom", work.random.randbytes):
         ready(link)
-        do_work(work)
+        do_work(work, {})
         shards = shards_of(work.cache, work.lane)
     return Recording(work.kind, Disk(""), [], work.marks, work.ever, shards, work.maps, was_damaged=False)
 

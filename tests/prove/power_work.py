@@ -6,7 +6,7 @@ import contextlib
 import os
 import warnings
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -346,9 +346,13 @@ def drawn_kind(random: Random) -> str:
     return random.choices([*KINDS], (5, 2, 2, 1, 3))[0]
 
 
-def record(random: Random, space: Path, durability: str, simple: bool = False) -> Recording:
-    """Have a cache work below `space`, and return what was recorded; a `simple` one has most values in files."""
-    kind = "one" if simple else drawn_kind(random)
+def record(random: Random, space: Path, durability: str, simple: bool = False, joint: bool = False) -> Recording:
+    """Have a cache work below `space`, and return what was recorded.
+
+    A `simple` one has most values in files, a `joint` one mostly transactions over several shards.
+    """
+    joint = joint or (not simple and random.random() < 0.15)
+    kind = "two" if joint else "one" if simple else drawn_kind(random)
     root, log = space / "disk", space / "log"
     root.mkdir(parents=True)
     settings: dict[str, Any] = {"durability": durability}
@@ -356,7 +360,7 @@ def record(random: Random, space: Path, durability: str, simple: bool = False) -
         settings |= {"size_limit": random.choice((60_000, 120_000)), "eviction_policy": "least-recently-used"}
     work = Work(kind, root / PLACE, log, random, settings, (0, 2000, 5000) if simple else SIZES)
     with fitted(random, simple), Shim(root).recording(log):
-        do_work(work)
+        do_work(work, {"transact": 100} if joint else {})
     events = [*parse(log.read_bytes())]
     verify(root, Disk(str(root.resolve()), root.stat().st_ino), events)
     disk = Disk(str(root.resolve()), root.stat().st_ino)
@@ -394,14 +398,14 @@ def fitted(random: Random, simple: bool) -> Iterator[None]:
         yield
 
 
-def do_work(work: Work) -> None:
+def do_work(work: Work, preferred: Mapping[str, int]) -> None:
     """Open the cache and do all of its work."""
     work.open()
     work.mark("made")
     names = [name for name in OPERATIONS if work.alone or name not in FOR_ALL]
     if work.evicts:
         names = [name for name in names if name not in ("push", "pull", "transact")]  # the queue would be evicted from
-    weights = [OPERATIONS[name][1] for name in names]
+    weights = [preferred.get(name, OPERATIONS[name][1]) for name in names]
     number, damaged = work.random.randint(5, 120), work.random.choice((-1, -1, 4, 30)) if work.alone else -1
     for each in range(number):
         if each == damaged:

@@ -72,12 +72,12 @@ class Account:
     def _end(self, which: int) -> None:
         self._words[self._first + which + 1] += 1
 
-    def verify(self, cache: Cache, halves: int = 0) -> None:
-        """Assert that all that was done is there, and nothing that was not begun; `halves` may be one of a pair."""
+    def verify(self, cache: Cache) -> None:
+        """Assert that all that was done is there, and nothing that was not begun."""
         counted, left, right = (cache.get((name, self.actor), 0) for name in ("count", "left", "right"))
         begun, done, pairs_begun, pairs_done = (self._words[self._first + each] for each in range(_WORDS))
         assert done <= counted <= begun, f"actor {self.actor} counted {counted}: {begun} begun, {done} done"
-        assert abs(left - right) <= halves, f"actor {self.actor}: half of a transaction, {left} and {right}"
+        assert left == right, f"actor {self.actor}: half of a transaction, {left} and {right}"
         for pairs in (left, right):
             assert pairs_done <= pairs <= pairs_begun, f"actor {self.actor}: {pairs_done} to {pairs_begun}, not {pairs}"
 
@@ -99,16 +99,13 @@ class Scene:
         with self.open() as cache:
             cache.set("of the parent", "value", retry=True)
 
-    def verify(self, abrupt: bool) -> None:
-        """Assert that the cache is sound, and that what was counted is there.
-
-        `abrupt`: the process may have been killed between the commits of two shards, which are one transaction each.
-        """
+    def verify(self) -> None:
+        """Assert that the cache is sound, and that what was counted is there."""
         with self.open() as cache:
             assert cache.get("of the parent") == "value"
             assert cache.get(UNDONE) is None, "a transaction that did not end was committed"
             for account in self.accounts:
-                account.verify(cache, halves=int(abrupt and self.kind != "Cache"))
+                account.verify(cache)
             locks = [key for key in cache if isinstance(key, tuple) and key[0] == "lock"]
             assert locks == [], f"{locks} are still held"
 
@@ -137,7 +134,7 @@ def live(trial: Trial, life: Life, kind: str, draw: random.Random) -> None:
     with told(f"{life.name}, {kind}"):
         played(scene.prepare)
         done = played(partial(life.live, scene)) or {}
-        played(partial(scene.verify, life.abrupt))
+        played(scene.verify)
         played(partial(soundness, kind, scene.directory, life.abrupt))
     for what, number in done.items():
         trial.count(what, number)

@@ -1,0 +1,356 @@
+"""Transactions over several shards: all of one or nothing, whenever its process dies and whatever the disk refuses."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from diskcache_like import Cache
+from diskcache_like.codecs import encode_value
+from diskcache_like.coherence.generations import Header
+from diskcache_like.errors import CacheError, CorruptDatabaseWarning, DiskFull, StorageError
+from diskcache_like.storage import journal
+from diskcache_like.storage.holding import Holder
+from diskcache_like.storage.transaction import Transaction
+
+from . import across
+from .deeds import cut_off, die, nurse, victims
+from .processes import Crew, Worker, problems, watch
+from .wholeness import mend, opened
+
+KINDS = ("fanout", "sealed fanout")
+
+
+@pytest.fixture(scope="module")
+def nurse_() -> Iterator[Worker]:
+    with Crew() as crew:
+        yield crew.start(nurse)
+
+
+# -- deaths -----------------------------------------------------------------------------------------------------------
+
+
+def journaling(steps: list[str]) -> int:
+    """Return the step at which a transaction begins to write its journal."""
+    return steps.index("before INSERT INTO setting", steps.index("before DELETE FROM entry"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_transaction_is_whole_after_a_death_at_any_step_of_its_commits(
+    nurse_: Worker, tmp_path: Path, kind: str
+) -> None:
+    """Deaths are completed by an opening, in turn with each of the things that a handle which was open may do."""
+    directory, completed, seen = tmp_path / "cache", [*across.COMPLETE.values()], set()
+    with opened(directory, kind) as hot, opened(directory, kind, hot_size_limit=0) as cold:
+        across.prepare(hot)
+        steps = die(nurse_, directory, kind, "across shards", -1)
+        assert steps is not None
+        for at in range(journaling(steps), len(steps)):
+            across.prepare(hot)
+            if die(nurse_, directory, kind, "across shards", at) is not None:  # fewer steps than the first time
+                break
+            if at % 2:
+                completed[at // 2 % len(completed)](hot)
+            else:
+                opened(directory, kind).close()
+            state = across.found(cold)
+            assert across.is_whole(state), f"half of a transaction after a death {steps[at]}"
+            assert across.found(hot) == state
+            seen.add(len(state[0]))
+            mend(hot)
+    assert len(seen) == 2, "every death was on the same side of the decision"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_completing_may_be_cut_short_at_any_step(nurse_: Worker, tmp_path: Path, kind: str) -> None:
+    cut_off(nurse_, tmp_path / "template", kind)
+    deaths = 0
+    for at in victims(nurse_, tmp_path, kind, "complete"):
+        deaths += 1
+        with opened(tmp_path / str(at), kind, strict=True) as cache:
+            assert across.found(cache) == (across.AFTER, across.REQUEUED)
+            mend(cache)
+    assert deaths > 12
+
+
+def test_a_rotation_begins_with_completing(nurse_: Worker, tmp_path: Path) -> None:
+    with opened(tmp_path / "cache", "sealed fanout") as cache:
+        cut_off(nurse_, tmp_path / "cache", "sealed fanout")
+        cache.rotate("another secret, of more than sixteen")
+        assert across.found(cache) == (across.AFTER, across.REQUEUED)
+        assert journal_of(cache) == {}
+        mend(cache)
+
+
+@pytest.mark.parametrize("which", ["with the journal", "without its part"])
+def test_a_database_may_be_set_aside_before_its_transaction_is_completed(
+    nurse_: Worker, tmp_path: Path, which: str
+) -> None:
+    """Its entries are missing then; of the others all are new if the journal is left, and all old if it is not."""
+    shard, rows = kept_journal(nurse_, tmp_path / "cache")
+    damaged_one = shard if which == "with the journal" else 1 - shard
+    database = tmp_path / "cache" / f"{damaged_one:03d}" / "cache.db"
+    with contextlib.closing(sqlite3.connect(database)) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    database.write_bytes(database.read_bytes()[:100] + b"\xff" * 10_000)
+    with pytest.warns(CorruptDatabaseWarning):
+        cache = opened(tmp_path / "cache", "fanout")
+    with cache:
+        lost = cache._shards.stores[damaged_one]
+        wanted = across.BEFORE if which == "with the journal" else across.AFTER
+        left = {key: value for key, value in wanted.items() if cache._locate(key)[2] is not lost}
+        assert across.found(cache)[0] == left
+        mend(cache)
+        across.prepare(cache)
+        if which == "without its part":
+            plant(cache, shard, dict(rows))  # what was meant for the one that is set aside
+            cache.set(("number", 0), 0)
+            assert across.found(cache) == (across.BEFORE, across.QUEUED)
+        across.change(cache)
+        assert across.found(cache) == (across.AFTER, across.REQUEUED)
+
+
+# -- refusals ---------------------------------------------------------------------------------------------------------
+
+
+class Refused:
+    """Have COMMIT fail in the n-th shard that commits a transaction, so many times."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, at: int, times: int, error: Callable[[], CacheError]) -> None:
+        self._at, self._left, self._error = at, times, error
+        self._commits, self._commit = 0, Holder.commit
+        monkeypatch.setattr(Holder, "commit", lambda store, txn: self(store, txn))
+
+    def __call__(self, store: Holder, txn: Transaction) -> None:
+        self._commits += 1
+        if self._commits > self._at and self._left:
+            self._left -= 1
+            raise self._error()
+        self._commit(store, txn)
+
+
+def refused() -> CacheError:
+    return StorageError("input/output error")
+
+
+def full() -> CacheError:
+    return DiskFull("no room", "cache.db")
+
+
+@pytest.mark.parametrize("error", [refused, full])
+def test_a_refused_decision_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Callable[[], CacheError]
+) -> None:
+    with opened(tmp_path, "fanout") as cache:
+        across.prepare(cache)
+        with monkeypatch.context() as patch:
+            Refused(patch, 0, 1, error)
+            with pytest.raises(type(error())):
+                across.change(cache)
+        assert across.found(cache) == (across.BEFORE, across.QUEUED)
+        assert problems(cache) == [], "files of what was rolled back stay"
+        across.change(cache)
+        assert across.found(cache) == (across.AFTER, across.REQUEUED)
+        mend(cache)
+
+
+@pytest.mark.parametrize("error", [refused, full])
+def test_a_commit_refused_once_after_the_decision_is_made_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Callable[[], CacheError]
+) -> None:
+    with opened(tmp_path, "fanout") as cache:
+        across.prepare(cache)
+        Refused(monkeypatch, 1, 1, error)
+        across.change(cache)
+        assert across.found(cache) == (across.AFTER, across.REQUEUED)
+        mend(cache)
+
+
+@pytest.mark.parametrize("name", across.COMPLETE)
+def test_a_disk_that_fails_after_the_decision_is_told_and_made_good_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    with opened(tmp_path, "fanout") as cache, opened(tmp_path, "fanout") as other:
+        across.prepare(cache)
+        with monkeypatch.context() as patch:
+            Refused(patch, 1, 100, refused)
+            with pytest.raises(StorageError, match="is completed when that shard is written again"):
+                across.change(cache)
+            with pytest.raises(StorageError):  # nothing comes between
+                across.COMPLETE["a transaction"](other)
+        across.COMPLETE[name](other)
+        assert across.found(other) == across.found(cache) == (across.AFTER, across.REQUEUED)
+        mend(cache)
+
+
+# -- journals that lie ------------------------------------------------------------------------------------------------
+
+
+def journal_of(cache: Cache) -> dict[str, bytes]:
+    """Return the rows of a journal, and the shard that they are in."""
+    found: dict[str, bytes] = {}
+    for store in cache._shards.stores:
+        found.update(store.select("SELECT name, value FROM setting WHERE name LIKE 'joint.redo.%'"))
+    return found
+
+
+def plant(cache: Cache, shard: int, rows: dict[str, object]) -> None:
+    """Put a journal into a shard as if somebody had died just now."""
+    store = cache._shards.stores[shard]
+    with store.locked(None):
+        for name, value in rows.items():
+            store.put_setting(name, value)
+    for each in cache._shards.stores:
+        each.header[Header.JOINT] = journal.COMMITTING
+
+
+def kept_journal(nurse_: Worker, directory: Path) -> tuple[int, dict[str, bytes]]:
+    """Return the journal of a transaction that was cut off, and the number of its shard."""
+    cut_off(nurse_, directory, "fanout")
+    for number in range(2):
+        with contextlib.closing(sqlite3.connect(directory / f"{number:03d}" / "cache.db")) as database:
+            rows = dict(database.execute("SELECT name, value FROM setting WHERE name LIKE 'joint.redo.%'").fetchall())
+        if rows:
+            return number, rows
+    raise AssertionError("no journal is there")
+
+
+def test_an_old_journal_does_nothing(nurse_: Worker, tmp_path: Path) -> None:
+    shard, rows = kept_journal(nurse_, tmp_path / "cache")
+    with opened(tmp_path / "cache", "fanout") as cache:
+        assert across.found(cache) == (across.AFTER, across.REQUEUED)
+        across.prepare(cache)
+        plant(cache, shard, dict(rows))
+        cache.set("k", 1)
+        assert across.found(cache) == (across.BEFORE, across.QUEUED)
+        assert journal_of(cache) == {}
+        mend(cache)
+
+
+def damaged(rows: dict[str, bytes]) -> Iterator[dict[str, object]]:
+    """Yield journals that are damaged or planted."""
+    head = rows[journal.HEAD]
+    identifier, (part,), _ = journal._head(head)
+    for other in (head[:-1], b"", "text", 1):
+        yield {**rows, journal.HEAD: other}
+    yield {journal.HEAD: head}  # pieces are missing
+    for name, content in rows.items():
+        for position in range(0, len(content), len(content) // 10):
+            flipped = bytes((content[position] ^ 8,))
+            yield {**rows, name: content[:position] + flipped + content[position + 1 :]}
+    for planted in PLANTED:
+        body = encode_value(planted)
+        told = [part.shard, part.before, 0, 1, journal._digest(body)]
+        yield {journal.HEAD: sealed([journal.FORMAT, identifier, [told], [body]])}
+        yield {journal.HEAD: sealed([journal.FORMAT, identifier, [told], []]), journal.CHUNK.format(0): body}
+    for lie in (
+        [part.shard, part.before, 0, 1 << 60, b""],
+        [part.shard, part.before, -5, 2, b""],
+        [part.shard, part.before],
+        "part",
+    ):
+        yield {**rows, journal.HEAD: sealed([journal.FORMAT, identifier, [lie], [1, None]])}
+    yield {journal.HEAD: sealed([journal.FORMAT + 1, identifier, [], []])}
+
+
+def sealed(head: object) -> bytes:
+    """Return the head of a journal with a checksum that is right."""
+    content = encode_value(head)
+    return journal._digest(content) + content
+
+
+ROW = [4, b"k", 1, 2, 0, None, None, 0, None, None, None, None, b"v"]
+PLANTED: list[object] = [
+    None,
+    [],
+    [[4], [], []],
+    [[5], [], [], []],  # no home
+    [["4"], [], [], []],
+    [[1 << 63], [], [], []],
+    [[4], [[8, *ROW[1:]]], [], []],  # another place
+    [[4], [ROW[:-1]], [], []],
+    [[4], [[4, None, *ROW[2:]]], [], []],  # a key that is none
+    [[4], [[4, b"k", 1 << 70, *ROW[3:]]], [], []],
+    [[4], [[4, [], *ROW[2:]]], [], []],
+    [[], [], [["../../x", 1]], []],
+    [[], [], [], [["joint.mark", [b""]]]],
+    [[], [], [], [["modulus", [1, 2]]]],
+    [[], [], [], [[1, []]]],
+    [[0, 4], [[0, *ROW[1:10], b"q", 1, b"v"], [4, *ROW[1:10], b"q", 1, b"v"]], [], []],  # two items of one number
+]
+
+
+def test_a_damaged_or_planted_journal_changes_nothing_and_goes(nurse_: Worker, tmp_path: Path) -> None:
+    shard, rows = kept_journal(nurse_, tmp_path / "cache")
+    with opened(tmp_path / "cache", "fanout") as cache:
+        across.prepare(cache)
+        other = cache._shards.stores[1 - shard]
+        _, parts, _ = journal._head(rows[journal.HEAD])
+        for number, planted in enumerate(damaged(rows)):
+            with other.locked(None):
+                other.put_setting(journal.MARK, parts[0].before)  # the shard waits for its part
+            plant(cache, shard, planted)
+            with pytest.warns(CorruptDatabaseWarning, match="journal"):
+                cache.set(("number", 0), 0)
+            assert across.found(cache) == (across.BEFORE, across.QUEUED), f"journal {number} was believed"
+            assert journal_of(cache) == {}
+            assert problems(cache) == []
+
+
+def test_a_journal_for_a_shard_that_is_none_goes(tmp_path: Path) -> None:
+    (tmp_path / "outside").mkdir()
+    with opened(tmp_path / "cache", "fanout") as cache:
+        parts = [["../../outside", None, 0, 1, b""], ["", None, 0, 1, b""]]
+        plant(cache, 0, {journal.HEAD: sealed([journal.FORMAT, b"1", parts, []])})
+        assert cache.set("k", 1)
+        assert journal_of(cache) == {}
+        mend(cache)
+    assert list((tmp_path / "outside").iterdir()) == []
+
+
+def test_any_number_for_a_cut_off_transaction_in_the_header_is_only_a_look(tmp_path: Path) -> None:
+    for kind in ("one", "fanout"):
+        with opened(tmp_path / kind, kind) as cache:
+            cache.set("k", 1)
+            for store in cache._shards.stores:
+                store.header[Header.JOINT] = (1 << 64) - 1
+            assert cache.set("k", 2)
+            assert (cache["k"], len(cache)) == (2, 1)
+
+
+# -- what it does not cost --------------------------------------------------------------------------------------------
+
+
+def test_a_transaction_that_changes_one_shard_writes_no_journal(tmp_path: Path) -> None:
+    statements: list[str] = []
+    with opened(tmp_path, "fanout") as cache:
+        watch(cache, statements.append)
+        with cache.transact():
+            cache.set("k", 1)
+            assert cache.get("other") is None
+    assert [statement for statement in statements if "setting" in statement] == []
+
+
+def test_a_large_transaction_is_written_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal, "CHUNK_BYTES", 5_000)
+    pieces: list[int] = []
+    put = journal._put
+
+    def noted(store: Holder, name: str, content: bytes) -> None:
+        pieces.append(len(content))
+        put(store, name, content)
+
+    monkeypatch.setattr(journal, "_put", noted)
+    with opened(tmp_path, "fanout") as cache:
+        with cache.transact():
+            for number in range(200):
+                cache[number] = "x" * 1_000
+        assert len(pieces) > 10
+        assert max(pieces) < 7_000
+        assert journal_of(cache) == {}
+        assert len(cache) == 200
+        mend(cache)
