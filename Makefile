@@ -44,7 +44,7 @@ django: $(DEV)  ## run Django's own cache tests on DjangoCache
 third-party: $(DEV)  ## run other projects' tests with DiskCache and on this package (ARGS="PROJECT ...")
 	$(BIN)/python -m tests.third_party $(ARGS)
 
-matrix: $(DEV)  ## run chosen tests with every Python and SQLite at hand (ARGS="--python python3.13 --sqlite 3.54.1 --all --prove 60")
+matrix: $(DEV)  ## run chosen tests with every Python and SQLite at hand (ARGS="--python COMMAND --sqlite VERSION --all")
 	$(BIN)/python -m tests.matrix $(ARGS)
 
 prove: $(DEV)  ## show the promises by force, in ten minutes (ARGS="--seconds 3600 --only NAME --seed N --list")

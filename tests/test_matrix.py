@@ -13,6 +13,7 @@ from .matrix import __main__ as command
 from .matrix import interpreters
 from .matrix.interpreters import Interpreter
 from .matrix.runs import Result, _read_proofs, _read_tests
+from .prove.sqlite_builds import ORIGINS
 
 THIS = Interpreter(sys.executable, "3.13.0", free_threaded=False, sqlite="3.40.1")
 OTHER = THIS._replace(version="3.14.0", free_threaded=True)
@@ -48,7 +49,7 @@ def test_the_first_python_runs_with_every_sqlite() -> None:
     pairs = list(command.combinations([THIS, OTHER], None))
     assert pairs[0] == (THIS, "own")
     assert pairs[-1] == (OTHER, "own")
-    assert len(pairs) == 2 + len(command.ORIGINS)
+    assert len(pairs) == 2 + len(ORIGINS)
     assert list(command.combinations([THIS, OTHER], ["3.54.1"])) == [(THIS, "3.54.1"), (OTHER, "3.54.1")]
 
 
