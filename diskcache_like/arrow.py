@@ -3,8 +3,8 @@
 The footer of the format is for other programs, which can open a value file. Here the messages are read in order, so
 that nothing can point outside of them, and what Arrow does not check by itself is checked: no compressed buffers, which
 could expand to any size, no lengths without bytes, no types that would run code of others, and, unless the content is
-known to be this program's own, every offset, index and text (`validate(full=True)`). Nulls take no space, so those in
-lists and structures, of which a payload can claim any number, are counted.
+known to be this program's own, every offset, index and text. Nulls take no space, so those in lists and structures, of
+which a payload can claim any number, are counted.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ def write(table: Any, kind: bytes) -> Any:
 def read(content: Any, trusted: bool) -> tuple[bytes, Any]:
     """Return what a table stands for, and the table, whose memory is that of `content`.
 
-    The time is linear in the size where a table has text, lists or categories and is not `trusted`. Raises DecodeError
-    for what `write` did not write.
+    The time is linear in the size of the columns that are not plain numbers or moments, of which one bit per value is
+    read if there are nulls; unless it is `trusted`. Raises DecodeError for what `write` did not write.
     """
     try:
         data = pa.py_buffer(content)
@@ -89,7 +89,9 @@ def read(content: Any, trusted: bool) -> tuple[bytes, Any]:
             table = reader.read_all()
         table.validate()  # of lengths, without which Arrow ends the process where a column is taken apart
         _check_sizes(table, data.size)
-        table.validate(full=not trusted and any(map(_may_mislead, table.schema.types)))
+        if not trusted:
+            for column in table.columns:
+                _check_values(column)
         metadata = dict(table.schema.metadata or {})
         kind = metadata.pop(_OWN_KEY, b"")
         return kind, table.replace_schema_metadata(metadata or None)
@@ -159,6 +161,25 @@ def _may_mislead(kind: Any) -> bool:
     """Tell whether values of a type may point elsewhere, or be no values: only plain numbers and moments cannot."""
     known = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_timestamp)
     return not (any(test(kind) for test in known) or pa.types.is_duration(kind) or pa.types.is_date32(kind))
+
+
+def _check_values(column: Any) -> None:
+    """Refuse a column in which an offset or index leads out of it, a text is none, or there are not as many nulls as said."""
+    for chunk in column.chunks:
+        if _may_mislead(column.type):
+            chunk.validate(full=True)
+        else:
+            _check_nulls(chunk)
+
+
+def _check_nulls(chunk: Any) -> None:
+    """Refuse a number of nulls that is not theirs: who reads a column makes room by it."""
+    claimed, valid = chunk.null_count, chunk.buffers()[0]
+    present = len(chunk)
+    if valid is not None:
+        present = pa.Array.from_buffers(pa.bool_(), len(chunk), [None, valid], offset=chunk.offset).true_count
+    if claimed != len(chunk) - present:
+        raise DecodeError(f"a column of {len(chunk)} values claims {claimed} nulls and has {len(chunk) - present}")
 
 
 def _check_messages(stream: Any) -> None:
