@@ -15,10 +15,10 @@ PEERS := $(VENV)/.installed-to-compare
 SOURCES := $(wildcard pyproject.toml setup.py setup.cfg diskcache_like/coherence/*build*.py diskcache_like/coherence/*.[ch])
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types imports unit prove prove-short django third-party matrix fuzz docs format bench bench-codecs bench-frames bench-quick bench-peers compare objectives install clean venv-module
+.PHONY: help demo test lint types imports unit prove prove-short django third-party matrix fuzz fuzz-coverage docs format bench bench-codecs bench-dictionaries bench-frames bench-quick bench-peers compare objectives install clean venv-module
 
 help:  ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-18s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 demo: $(RUN)  ## see the cache work on the standard library of this Python (ARGS="DIRECTORY --processes N --limit N")
 	$(BIN)/python -m diskcache_like demo $(ARGS)
@@ -56,6 +56,10 @@ prove-short: $(DEV)  ## show the promises by force, briefly
 fuzz: $(DEV)  ## feed the decoders what nobody wrote (SECONDS=600 ARGS="--seed 7")
 	$(BIN)/python -m tests.fuzz_codecs --seconds $(SECONDS) $(ARGS)
 
+fuzz-coverage: $(DEV)  ## have atheris choose by coverage what the decoders are fed (SECONDS=300)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[fuzz]'
+	$(BIN)/python -m tests.fuzz_by_coverage --seconds $(SECONDS) $(ARGS)
+
 docs: $(DEV)  ## build the documentation into docs/_build/html, warnings being errors
 	$(BIN)/sphinx-build -W --keep-going -q -b html docs docs/_build/html
 
@@ -74,6 +78,9 @@ bench-peers: $(PEERS)  ## measure beside Memcached, Redis and other stores; inst
 
 bench-frames: $(DEV)  ## measure frames and tables against msgpack of their rows, and pickle
 	$(BIN)/python -m benchmarks.codecs.frames $(ARGS)
+
+bench-dictionaries: $(DEV)  ## show what trained dictionaries save on small values, and what any codec could
+	$(BIN)/python -m benchmarks.codecs.dictionaries $(ARGS)
 
 bench-codecs: $(DEV)  ## measure every serializer with every compressor (ARGS="--out DIRECTORY")
 	$(BIN)/python -m benchmarks.codecs $(ARGS)

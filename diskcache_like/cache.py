@@ -697,7 +697,7 @@ class Cache(Queues, Streams):
         """
         rotation.rotate(self, new_secret, progress)
 
-    def train(self, size: int = 16 << 10, retry: bool = False) -> Training:
+    def train(self, size: int = 64 << 10, retry: bool = False) -> Training:
         """Make a compression dictionary of about `size` bytes from the entries there are, for those written later.
 
         For compressor='zstd'. Older dictionaries stay until no entry needs them. Reads every entry once.

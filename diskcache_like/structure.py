@@ -9,6 +9,7 @@ from __future__ import annotations
 import builtins
 import pickle
 import re
+import struct
 from collections.abc import Callable, Mapping
 from gc import get_referents
 from itertools import compress
@@ -21,6 +22,8 @@ from .errors import DecodeError, MissingDependency
 MAX_DEPTH: Final = 400
 """Containers within containers: a deeper value is `NotData`, a deeper payload a `DecodeError`."""
 _BIN8, _EXT8 = 0xC4, 0xC7
+_MAP_HEADS: Final = {0xDE: 3, 0xDF: 5}  # bytes of the heads of maps of 16 and more pairs
+_FEW_PAIRS: Final = 64
 _CONTAINERS: Final = frozenset((list, dict, tuple, set, frozenset))
 
 Buffer = bytes | memoryview
@@ -145,6 +148,30 @@ NESTED: Final = frozenset((*range(0x80, 0xA0), *range(0xC7, 0xCA), *range(0xD4, 
 _TIMESTAMP: Final = re.compile(rb"\xff(?<=[\x04\x08\x0c\xd6\xd7]\xff)")  # every head of one ends so
 
 
+_AS_ARRAY: Final = struct.Struct(">BIB")  # the head of an array and one nil
+
+
+def _unpack(
+    payload: Buffer, extension: Callable[[int, bytes], Any], array: Callable[[list[Any]], Any] | None = None
+) -> Any:
+    """Unpack with these hooks; a map of many pairs as the array of its keys and values, behind a nil.
+
+    msgpack interns every key of a map, which takes longer than all else if there are many. A map within another is left
+    to it: the keys of records are few, and found again. The nil keeps the array from opening with a mark.
+    """
+    head = _MAP_HEADS.get(payload[0], 0)
+    count = int.from_bytes(payload[1:head], "big")
+    is_array = count > _FEW_PAIRS
+    if is_array:
+        payload = b"".join((_AS_ARRAY.pack(0xDD, 2 * count + 1, 0xC0), memoryview(payload)[head:]))
+    value = unpackb(payload, ext_hook=extension, list_hook=array, strict_map_key=False, unicode_errors="surrogatepass")
+    if not is_array:
+        return value
+    members = iter(value)
+    next(members)
+    return dict(zip(members, members, strict=True))
+
+
 class Format:
     """Decode containers and extensions by two tables: of extensions that are values, and of marks."""
 
@@ -161,7 +188,7 @@ class Format:
         if type(payload) is not bytes or _EXT8 in payload:  # with which every mark begins
             value = self._unpack_marked(payload)
         else:
-            value = unpackb(payload, ext_hook=self._scalar, strict_map_key=False, unicode_errors="surrogatepass")
+            value = _unpack(payload, self._scalar)
             if 0xFF not in payload:
                 return value
         # msgpack reads its own timestamps without asking.
@@ -192,9 +219,7 @@ class Format:
                 return items[0].build(items)
             return items
 
-        value = unpackb(
-            payload, ext_hook=extension, list_hook=array, strict_map_key=False, unicode_errors="surrogatepass"
-        )
+        value = _unpack(payload, extension, array)
         if opened:
             raise DecodeError("a mark stands where no array begins")
         return value

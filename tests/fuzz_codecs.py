@@ -7,8 +7,8 @@ sealed, of which nothing may be taken but what was sealed.
     python -m tests.fuzz_codecs --seconds 600 --seed 7
 
 Every input has to come back as a value or as a `DecodeError`; any other exception is a finding, and so is memory beyond
-what the bounds allow. The input at work is in a file, in case one ends the process. Where atheris is installed,
-`--atheris` has it choose the inputs by coverage of the decoders instead.
+what the bounds allow. The input at work is in a file, in case one ends the process. `fuzz_by_coverage` has atheris choose
+the inputs instead.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import mmap
 import random
 import resource
 import struct
-import sys
 import tempfile
 import time
 import warnings
@@ -28,8 +27,9 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
-from diskcache_like import bulk
+from diskcache_like import arrow, bulk
 from diskcache_like.codecs import encode_value
 from diskcache_like.compressors import Packing, make_dictionary, new_compressor
 from diskcache_like.errors import DecodeError
@@ -71,6 +71,7 @@ EXTREMES = (0, 1, 0x7F, 0x80, 0xC1, 0xC9, 0xDD, 0xDF, 0xFF)
 LENGTHS = (0, 1, 0xFF, 0xFFFF, 0x7FFFFFFF, 0xFFFFFFFF)
 
 
+MANY_PAIRS = {f"key{number}": (number, number / 7) for number in range(70)}
 KEY = DataKey(b"abcd", bytes(32))
 IDENTIFIER = bytes(16)
 
@@ -110,7 +111,7 @@ def targets() -> list[Target]:
         for compressor in ("none", "zlib", "zstd", "lz4"):
             one = codec(serializer, compressor)
             values: list[Any] = [*ANSWERS[:4], *RECORDS[:4]]
-            values += [*MIXED[:4], *OBJECTS] if serializer == "msgpack" else []
+            values += [*MIXED[:4], MANY_PAIRS, *OBJECTS] if serializer == "msgpack" else []
             found.append(Target(f"{serializer}+{compressor}", one.decode, [one.encode(value) for value in values]))
     records = [pack_simple(STORED, b"\x01"), pack(STORED, Record(1, b"payload", 5.0, b"\xa1t"))]
     found.append(Target("record", lambda blob: unpack(STORED, blob), records))
@@ -128,6 +129,10 @@ def _library_targets() -> list[Target]:
     def unpacking(mode: int, copy: bool) -> Callable[[bytes], object]:
         return looking(lambda data: bulk.unpack(mode, data, copy=copy))
 
+    def as_large(data: bytes) -> object:
+        with mock.patch.object(arrow, "_LARGE", 0):
+            return bulk.unpack(MODE_ARROW, data)
+
     arrays = [_packed(value) for value in (*strange_arrays(), *string_arrays())]
     kinds = {"tables": tables(), "pandas": strange_frames(), "polars": polars_frames()}
     frames = {name: [_packed(value) for value in values.values()] for name, values in kinds.items()}
@@ -139,6 +144,7 @@ def _library_targets() -> list[Target]:
         Target("arrays, mapped", unpacking(MODE_ARRAY, False), arrays),
         Target("scalars", looking(bulk._read_scalar), scalars),
         *(Target(name, unpacking(MODE_ARROW, True), some) for name, some in frames.items()),
+        Target("large tables", looking(as_large), frames["tables"] + frames["polars"]),
         Target("frames, mapped", unpacking(MODE_ARROW, False), frames["pandas"]),
         Target("arrow", looking(codec("arrow", "none").decode), tagged),
         Target("arrays in msgpack", codec("msgpack", "none").decode, [both]),
@@ -315,35 +321,17 @@ def fuzz(seconds: float, seed: int, notes: Path) -> Counter[str]:
     return counts
 
 
-def fuzz_by_coverage(seconds: float, seed: int) -> None:
-    """Hand the choice of inputs to atheris, which ends the process itself."""
-    import atheris
-
-    found = targets()
-
-    def one(data: bytes) -> None:
-        if data:
-            try_one(found[data[0] % len(found)], data[1:])
-
-    atheris.instrument_all()
-    atheris.Setup([sys.argv[0], f"-max_total_time={int(seconds)}", f"-seed={seed}", "-max_len=4096"], one)
-    atheris.Fuzz()
-
-
 def main() -> None:
     """Run from the command line."""
     parser = argparse.ArgumentParser(description="fuzz the decoders")
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--seed", type=int, default=int(time.time()))
-    parser.add_argument("--atheris", action="store_true")
     chosen = parser.parse_args()
     faulthandler.enable()
     warnings.simplefilter("ignore")  # of NumPy and pandas about numbers that nobody would have written
     used = int(Path("/proc/self/statm").read_text().split()[0]) * mmap.PAGESIZE
     resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, resource.RLIM_INFINITY))
     print(f"seed {chosen.seed}", flush=True)
-    if chosen.atheris:
-        fuzz_by_coverage(chosen.seconds, chosen.seed)
     with tempfile.TemporaryDirectory() as directory:
         counts = fuzz(chosen.seconds, chosen.seed, Path(directory, "at-work"))
     for name, count in sorted(counts.items()):

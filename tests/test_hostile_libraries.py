@@ -205,6 +205,8 @@ HOSTILE_TABLES = {
     "negative offsets": forged(pa.table({"a": ["a", "b"]}), i32(0, 1, 2), i32(-9, 1, 2)),
     "list offsets": forged(pa.table({"a": [[5], [6]]}), i32(0, 1, 2), i32(0, 1 << 20, 2)),
     "index of no category": forged(CATEGORIES, i32(0, 1, 2), i32(0, 7, 2)),
+    "index one too high": forged(CATEGORIES, i32(0, 1, 2), i32(0, 3, 2)),
+    "offset one too high": forged(pa.table({"a": ["a", "b"]}), i32(0, 1, 2), i32(0, 1, 3)),
     "negative index": forged(CATEGORIES, i32(0, 1, 2), i32(0, -7, 2)),
     "text that is none": forged(pa.table({"a": ["abcdefgh"]}), b"abcdefgh", b"abcdefg\xff"),
     "views elsewhere": forged(
@@ -228,8 +230,10 @@ HOSTILE_TABLES = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("large", [arrow._LARGE, 0])
 @pytest.mark.parametrize("content", HOSTILE_TABLES.values(), ids=HOSTILE_TABLES)
-def test_a_hostile_table_is_an_error(content: bytes) -> None:
+def test_a_hostile_table_is_an_error(content: bytes, large: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrow, "_LARGE", large)
     before = pa.total_allocated_bytes()
     with pytest.raises(DecodeError):
         bulk.unpack(MODE_ARROW, content)
