@@ -638,14 +638,7 @@ class Cache(Queues, Streams):
         Nested, the inner one is rolled back alone. It belongs to the task that opened it. Over several shards each part
         is atomic by itself for readers, who never wait, and if the machine fails. Raises Timeout, TransactionError.
         """
-        return self._transact(self._wait(retry))
-
-    @contextlib.contextmanager
-    def _transact(self, wait: float | None) -> Iterator[None]:
-        with contextlib.ExitStack() as stack:
-            for store in self._shards.stores:  # always in the same order, so that no two can wait for each other
-                stack.enter_context(store.transaction(wait))
-            yield
+        return self._shards.transaction(self._wait(retry))
 
     def memoize(
         self,

@@ -47,6 +47,9 @@ LONGEST_SLICE: Final = 20e-3
 # in all with it; more attempts gain nothing, and repeating them after each pause takes the processor from the holder.
 SPINS: Final = 100
 
+# Seconds that a thread waits for another before it looks whether the thread lock is still the same.
+THREAD_SLICE: Final = 20e-3
+
 # How often, and for how many seconds each time, `rest` waits for a lock that another thread has.
 REST_LOOKS: Final = 10
 REST_SLICE: Final = 5e-3
@@ -70,6 +73,7 @@ class WriteLock:
         "_sleep",
         "_thread",
         "path",
+        "recoveries",
         "torn",
     )
 
@@ -81,11 +85,15 @@ class WriteLock:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
+        self._descriptor = -1
         self.path = Path(path)
         self._clock = clock
         self._sleep = sleep
-        self._thread = threading.Lock()
+        # Reentrant only because such a lock knows its owner from the instant at which it is taken: a signal handler
+        # that raises may come before any word of ours could say so.
+        self._thread = threading.RLock()
         self._owner = 0
+        self.recoveries = 0  # how often it was given back for a call that an exception had ended too early
         self._rester = 0  # the thread that keeps the others away while it forks
         self.torn = False  # abandoned in a child of a process in which another thread held it
         self._header: memoryview[int] | None = None
@@ -106,13 +114,22 @@ class WriteLock:
         self._header = view
 
     def acquire(self, timeout: float | None = None) -> None:
-        """Take the lock, or raise Timeout after `timeout` seconds; 0 tries once, None waits without limit."""
-        started = None if self._thread.acquire(False) else self._wait_for_thread(timeout)
+        """Take the lock, or raise Timeout after `timeout` seconds; 0 tries once, None waits without limit.
+
+        Whatever a signal handler raises in here, the lock is not held then.
+        """
+        if self._thread._is_owned():  # type: ignore[attr-defined]  # of CPython's, and what its Condition builds on
+            raise self._mine()
         try:
-            flock(self._descriptor, _TRY)
-        except BaseException as error:
-            self._refused(error, started, timeout)
-        self._owner = get_ident()
+            started = None if self._thread.acquire(False) else self._wait_for_thread(timeout)
+            try:
+                flock(self._descriptor, _TRY)
+            except BaseException as error:
+                self._refused(error, started, timeout)
+            self._owner = get_ident()
+        except BaseException:
+            self.let_go()
+            raise
 
     def release(self) -> None:
         """Give the lock back and wake one of those who wait."""
@@ -127,11 +144,18 @@ class WriteLock:
                 self._wake(header)
         finally:
             self._owner = 0
-            self._thread.release()
+            self._free_thread()
+
+    def let_go(self) -> None:
+        """Give back what the calling thread has of the lock, of an acquisition or a release that an exception ended."""
+        if self.locked_by_me():
+            self.recoveries += 1
+            self._give_up()
 
     def locked_by_me(self) -> bool:
-        """Tell whether the calling thread holds the lock."""
-        return self._owner == get_ident()
+        """Tell whether the calling thread holds the lock, or is about to."""
+        owned: bool = self._thread._is_owned()  # type: ignore[attr-defined]
+        return owned
 
     def contended(self) -> bool:
         """Tell whether another process has lately found the lock taken: a hint, always False before `attach`."""
@@ -154,6 +178,10 @@ class WriteLock:
             os.close(descriptor)
             self.close()
 
+    def __del__(self) -> None:
+        if self._descriptor >= 0:
+            self.close()
+
     def close(self) -> None:
         """Close the descriptor, which also drops a lock that is held."""
         descriptor, self._descriptor = self._descriptor, -1
@@ -161,9 +189,9 @@ class WriteLock:
         _open_locks.discard(self)
         if descriptor >= 0:
             os.close(descriptor)
-        if self._owner:
+        if self._owner or self.locked_by_me():
             self._owner = 0
-            self._thread.release()  # whoever waits for it must come and see that the lock is closed
+            self._free_thread()  # whoever waits for it must come and see that the lock is closed
 
     def abandon(self) -> None:
         """Let go in a forked child of what the parent may be holding.
@@ -177,7 +205,7 @@ class WriteLock:
 
     def idle_here(self) -> bool:
         """Tell whether no thread of this process has the lock or waits for it; none gets it then until `resume`."""
-        return self._thread.acquire(False)
+        return not self.locked_by_me() and self._thread.acquire(False)
 
     def rest(self) -> bool:
         """Keep the other threads of this process from taking the lock until `resume`; for the time of a fork.
@@ -185,7 +213,7 @@ class WriteLock:
         Returns False where that is not needed: the calling thread holds it, or one that only waits for another process
         stands in the way. Raises Timeout soon if another thread holds it.
         """
-        if self._owner == get_ident():
+        if self.locked_by_me():
             return False
         writing = False
         for _ in range(REST_LOOKS):
@@ -217,10 +245,12 @@ class WriteLock:
         if get_ident() in (self._owner, self._rester) or self._is_interrupted():
             raise self._mine()
         started = self._clock()
-        if timeout is None:
-            self._thread.acquire()
-        elif not self._thread.acquire(True, min(max(timeout, 0.0), threading.TIMEOUT_MAX)):
-            raise self._late(started)
+        deadline = _FOREVER if timeout is None else started + timeout
+        left = deadline - started
+        while not self._thread.acquire(True, min(max(left, 0.0), THREAD_SLICE)):
+            left = deadline - self._clock()
+            if left <= 0:
+                raise self._late(started)
         return started
 
     def _is_interrupted(self) -> bool:
@@ -324,7 +354,15 @@ class WriteLock:
         # does nothing, and this descriptor is locked by nobody else while we have the thread lock.
         with contextlib.suppress(OSError, ValueError):
             flock(self._descriptor, LOCK_UN)
-        self._thread.release()
+        self._owner = 0
+        self._free_thread()
+
+    def _free_thread(self) -> None:
+        try:
+            self._thread.release()
+        except RuntimeError:
+            # Another thread's, which has left its transaction to this one. Who waits for it looks again before long.
+            self._thread = threading.RLock()
 
     def _mine(self) -> TransactionError:
         return TransactionError(

@@ -11,6 +11,8 @@ import errno
 import os
 import re
 import stat
+from collections.abc import Generator
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -34,6 +36,7 @@ from .opening import (
     read_settings,
     refuse_foreign,
 )
+from .scopes import scope
 from .store import Store
 
 _PEEKING = {"sqlite_cache_size": 10, "sqlite_synchronous": 1}
@@ -263,6 +266,23 @@ class Shards:
         """Return the store that holds the key with this hash."""
         stores = self.stores
         return stores[(h >> 2) % _SHARD_PRIME % len(stores)]
+
+    def transaction(self, wait: float | None) -> AbstractContextManager[None]:
+        """Make the body one transaction of every store."""
+        return self.stores[0].transaction(wait) if len(self.stores) == 1 else self._transaction(0, wait)
+
+    @scope
+    def _transaction(self, first: int, wait: float | None) -> Generator[None, None, None]:
+        """Make the body a transaction of the stores from the `first` on.
+
+        Always in the same order, so that no two can wait for each other.
+        """
+        with self.stores[first].transaction(wait):
+            if first + 1 == len(self.stores):
+                yield
+            else:
+                with self._transaction(first + 1, wait):
+                    yield
 
     def close(self, timeout: float | None) -> None:
         """Close every store."""

@@ -35,13 +35,15 @@ _thread = _Thread()
 class Transaction:
     """The one transaction that a shard's writer has open; it exists exactly while the write lock is held for it."""
 
-    __slots__ = ("added", "depth", "evicted", "files", "slots", "stepping", "task", "thread")
+    __slots__ = ("added", "depth", "ended", "entered", "evicted", "files", "slots", "stepping", "task", "thread")
 
     def __init__(self) -> None:
         self.thread = _thread.token
         self.task = current_task()
         self.slots: set[int] = set()
         self.depth = 1
+        self.ended = False  # by another way than its own
+        self.entered = False  # its body is the user's, and is being run
         self.stepping = False  # beginning, writing or ending: only a signal handler can come in between
         self.added = 0  # entries that the transaction adds to the count when it is committed
         self.evicted = False  # entries went for room; their files can go only when that is committed
