@@ -179,7 +179,7 @@ class WriteLock:
             self.close()
 
     def __del__(self) -> None:
-        if self._descriptor >= 0:
+        if getattr(self, "_descriptor", -1) >= 0:  # a signal handler may have raised before there was one
             self.close()
 
     def close(self) -> None:

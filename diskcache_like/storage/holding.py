@@ -130,9 +130,26 @@ class Holder(Reader):
         if self.txn is not None:
             self.txn.stepping = False
 
-    def locked(self, timeout: float | None) -> _Locked:
-        """Return a context that holds the write lock for a round of housekeeping."""
-        return _Locked(self, timeout)
+    @scope
+    def locked(self, timeout: float | None) -> Generator[bool, None, None]:
+        """Hold the write lock for a round of housekeeping; the value says whether it was taken here."""
+        turn: int | None = None
+        try:
+            taken = self.enter(timeout, culls=False)
+            turn = self.lock.recoveries
+            try:
+                if not taken:
+                    self.leave_step()
+                yield taken
+            finally:
+                if taken and turn == self.lock.recoveries:
+                    self.leave()
+        except BaseException as error:
+            if turn in (None, self.lock.recoveries):  # as in `transaction`
+                self.let_go()
+            if isinstance(error, FAILURES):
+                self.failed(error)
+            raise
 
     def tidy(self) -> None:
         """Keep house if that is due; for writes that do so nowhere else. The lock is held, no transaction is open.
@@ -322,46 +339,6 @@ class Holder(Reader):
                 self.header[Header.TICK] = tick
                 self.generations.settle(txn.slots, tick)
                 self.txn = None
-
-
-class _Locked:
-    """Hold a store's write lock for the length of a with-block; its value says whether it was taken here."""
-
-    __slots__ = ("_store", "_taken", "_timeout", "_turn")
-
-    def __init__(self, store: Holder, timeout: float | None) -> None:
-        self._store = store
-        self._timeout = timeout
-        self._taken = False
-        self._turn = 0
-
-    def __enter__(self) -> bool:
-        store = self._store
-        try:
-            self._taken = store.enter(self._timeout, culls=False)
-            self._turn = store.lock.recoveries
-            if not self._taken:
-                store.leave_step()
-        except BaseException:
-            store.let_go()
-            raise
-        return self._taken
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        taken, self._taken = self._taken, False
-        try:
-            if taken:
-                self._store.leave()
-        except BaseException:
-            self._store.let_go()
-            raise
-        if isinstance(error, FAILURES):
-            self._store.failed(error)
-
-    def __del__(self) -> None:
-        # A signal handler raised before the first line of `__exit__`, and no later call has found the lock left over.
-        if self._taken and self._turn == self._store.lock.recoveries:
-            self._store.let_go()
 
 
 class _Attempt:

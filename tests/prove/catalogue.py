@@ -13,6 +13,7 @@ from . import (
     lives,
     load,
     power,
+    raising,
     refusals,
     threads,
 )
@@ -31,4 +32,5 @@ PROOFS: dict[str, Proof] = {
     **threads.PROOFS,
     **cancelling.PROOFS,
     **interrupts.PROOFS,
+    **raising.PROOFS,
 }

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-import gc
-import os
 import random
+import signal
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any
+from unittest.mock import patch
 
-from diskcache_like import Cache, Lock
+from diskcache_like import Cache
+from diskcache_like.coherence.lock import WriteLock
+from diskcache_like.storage.holding import Holder
 
 from ..processes import problems
-from .scene import LARGE
-from .stage import KINDS, opened
+from .proof import Proof, Trial
+from .scene import LARGE, told
+from .stage import BRIEF, KINDS, Stage, Words, opened, played, soundness
 from .stepping import Interrupted, interrupted, places_in
 
-PARTS = 8  # of the places of one call, each a case
+PARTS = 16  # of the places of one call, each a case
 OLD, NEW = b"o" * LARGE, b"n" * LARGE
-SECRET, NEXT_SECRET = "the secret of before", "the secret of after"
+MOST = 40  # interruptions in one case
+SIGNALS = 200  # at any time, in one case
+SHORTEST, LONGEST = 20e-6, 3e-3  # seconds before each
 
 
 @dataclass(frozen=True)
@@ -31,8 +38,6 @@ class Call:
     after: dict[Any, Any] | None = None  # None: as before
     atomic: bool = False  # over one shard: all or nothing
     tag: str | None = None
-    settings: dict[str, Any] = field(default_factory=dict)
-    kinds: tuple[str, ...] = KINDS
 
     @property
     def ends(self) -> list[dict[Any, Any]]:
@@ -63,26 +68,6 @@ def nested(cache: Cache) -> None:
         cache.set("left", 2, retry=True)
         with cache.transact(retry=True):
             cache.set("right", NEW, retry=True)
-
-
-def going_on(cache: Cache) -> None:
-    """Catch within the transaction what interrupts a write of it, and go on."""
-    try:
-        with cache.transact(retry=True):
-            try:
-                cache.set("left", 1, retry=True)
-                cache.incr("left", retry=True)
-            except Interrupted:
-                cache.set("left", 2, retry=True)
-                raise
-            cache.set("right", 2, retry=True)
-    finally:
-        pass
-
-
-def in_lock(cache: Cache) -> None:
-    with Lock(cache, "lock"):
-        cache.set("left", 2, retry=True)
 
 
 def cold(cache: Cache) -> None:
@@ -150,7 +135,6 @@ CALLS: dict[str, Call] = {
     "iteration": Call(lambda cache: list(cache), THREE),
     "len": Call(len, THREE),
     "memoize": Call(remember),
-    "a lock": Call(in_lock, {"left": 1}, {"left": 2}),
     "check": Call(lambda cache: cache.check(retry=True), {"left": OLD}),
     "check with fix": Call(lambda cache: cache.check(fix=True, retry=True), {"left": OLD}),
     "stats and reset": Call(lambda cache: (cache.stats(), cache.reset("cull_limit", 10)), {"left": 1}),
@@ -189,42 +173,126 @@ def judge(call: Call, cache: Cache, other: Cache) -> None:
     assert queue in (["old", "old"], ["old", "new"], [None, None]), queue
 
 
-def open_files(directory: Path) -> list[str]:
-    """Return the files below a directory that this process has open."""
-    found = []
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            target = os.readlink(f"/proc/self/fd/{name}")
-        except FileNotFoundError:
-            continue
-        found += [target] if target.startswith(str(directory)) else []
-    return found
-
-
-def interrupt_part(call: Call, kind: str, directory: Path, part: int) -> int:
-    """Interrupt a call at every `PARTS`-th place, from the one numbered `part`; return how often."""
+def interrupt_part(call: Call, kind: str, directory: Path, part: int, draw: random.Random) -> int:
+    """Interrupt a call at every `PARTS`-th place, from the one numbered `part`, or at `MOST` of them; say how often."""
     done = 0
-    with opened(kind, directory, timeout=5) as cache, opened(kind, directory, timeout=0) as other:
-        prepare(call, cache)
-        call.run(cache)
+    with opened(kind, directory, timeout=BRIEF) as cache, opened(kind, directory, timeout=0) as other:
+        for _ in range(2):  # what is done only the first time, such as opening the writer, comes first
+            prepare(call, cache)
+            call.run(cache)
         prepare(call, cache)
         places = places_in(lambda: call.run(cache))
-        for number in range(1 + part, places + 100, PARTS):
+        numbers = range(1 + part, places + 1, PARTS)
+        for number in sorted(draw.sample(numbers, min(len(numbers), MOST))):
             prepare(call, cache)
-            error = interrupted(lambda: call.run(cache), number)
-            if error is None:
-                break
-            done += 1
+            where = str(interrupted(lambda: call.run(cache), number))  # the traceback is dropped, as by `except`
             try:
                 judge(call, cache, other)
             except BaseException as problem:
-                problem.add_note(f"interrupted at place {number} of {places}, {error}")
+                problem.add_note(f"interrupted at place {number} of {places}, {where}")
                 raise
-            del error
+            done += 1
         problems(cache, fix=True)
         found = problems(cache)
         assert found == [], f"check() finds {found}"
-    gc.collect()
-    left = open_files(directory.parent)
-    assert left == [], f"still open: {left}"
     return done
+
+
+# -- at any time ------------------------------------------------------------------------------------------------------
+
+
+def interrupt_at_any_time(kind: str, directory: Path, draw: random.Random) -> int:
+    """Count up while signals come at random, whose handler raises, and another process writes; return how often."""
+    words = Words(2)
+    with Stage() as stage, opened(kind, directory, timeout=BRIEF) as cache:
+        stage.play(lambda link: write_until(words, kind, directory))
+        write(cache, 0)
+        before = signal.signal(signal.SIGALRM, _raise)
+        begun = done = cache["count"]
+        hit = 0
+        try:
+            while hit < SIGNALS:
+                signal.setitimer(signal.ITIMER_REAL, draw.uniform(SHORTEST, LONGEST))
+                try:
+                    while True:
+                        begun += 1
+                        write(cache, begun)
+                        done += 1
+                except Interrupted:
+                    hit += 1
+                assert done <= cache["count"] <= begun, f"{cache['count']} is counted: {begun} begun, {done} done"
+                done = begun = cache["count"]
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+            words[0] = 1
+        assert cache["pair", 0] == cache["pair", 1]
+        assert len(cache) == len(list(cache)), f"{len(list(cache))} entries are counted as {len(cache)}"
+    return hit
+
+
+def write(cache: Cache, number: int) -> None:
+    """Write in several ways, one of them to be counted."""
+    cache.incr("count", retry=True)
+    with cache.transact(retry=True):
+        cache.set(("pair", 0), number)
+        cache.set(("pair", 1), number)
+    cache.set("large", NEW if number % 2 else OLD, retry=True)
+    assert cache["large"] in (OLD, NEW)
+
+
+def write_until(words: Words, kind: str, directory: Path) -> None:
+    """Write until told to end; a lock that the other process has left behind is a Timeout."""
+    with opened(kind, directory, timeout=BRIEF) as cache:
+        while not words[0]:
+            cache.incr("another", retry=False)
+            with cache.transact(retry=False):
+                pass
+
+
+def _raise(number: int, frame: FrameType | None) -> None:
+    raise Interrupted
+
+
+# -- proofs -----------------------------------------------------------------------------------------------------------
+
+
+def part(trial: Trial, item: tuple[str, str, int]) -> None:
+    """Interrupt a part of the places of one call, in a process of its own."""
+    name, kind, number = item
+    draw = random.Random(f"{trial.seed} {trial.case}")
+    with told(f"{name}, {kind}, part {number} of {PARTS}"):
+        directory = trial.fresh()
+        trial.count("interruptions", played(partial(interrupt_part, CALLS[name], kind, directory, number, draw)))
+        played(partial(soundness, kind, directory))
+
+
+def everywhere(trial: Trial) -> None:
+    """Interrupt every call at every place."""
+    items = [(name, kind, number) for name in CALLS for kind in KINDS for number in range(PARTS)]
+    trial.each(items, partial(part, trial), "parts of calls")
+
+
+def at_any_time(trial: Trial) -> None:
+    """Interrupt writes at random."""
+
+    def case(draw: random.Random) -> None:
+        kind, directory = draw.choice(KINDS), trial.fresh()
+        with told(kind):
+            trial.count("interruptions", played(partial(interrupt_at_any_time, kind, directory, draw)))
+            played(partial(soundness, kind, directory, True))
+
+    trial.repeat(case)
+
+
+def forgetful(trial: Trial) -> None:
+    """Do without what gives back what an interrupted call has kept."""
+    with patch.object(Holder, "let_go", lambda store: None), patch.object(WriteLock, "let_go", lambda lock: None):
+        trial.each([("set", "Cache", number) for number in range(PARTS)], partial(part, trial), "parts of calls")
+
+
+PROOFS: dict[str, Proof] = {
+    "raising": Proof(6, "Ctrl-C at every place of every call where CPython can raise it", everywhere, share=2.0),
+    "raising-any-time": Proof(6, "the same at any time, in a process that writes beside another", at_any_time),
+    "control-raising": Proof(6, "nothing gives back what an interrupted call has kept", forgetful, control=True),
+}
