@@ -212,8 +212,9 @@ def interrupt_at_any_time(kind: str, directory: Path, draw: random.Random) -> in
         hit = 0
         try:
             while hit < SIGNALS:
-                signal.setitimer(signal.ITIMER_REAL, draw.uniform(SHORTEST, LONGEST))
+                seconds = draw.uniform(SHORTEST, LONGEST)
                 try:
+                    signal.setitimer(signal.ITIMER_REAL, seconds)
                     while True:
                         begun += 1
                         write(cache, begun)
