@@ -52,7 +52,12 @@ def test_a_call_may_be_interrupted_anywhere(tmp_path: Path, name: str) -> None:
 
 def test_a_lock_that_an_acquisition_took_is_given_back(tmp_path: Path) -> None:
     lock, other = WriteLock(tmp_path / "lock"), WriteLock(tmp_path / "lock")
-    for number in range(1, places_in(lambda: (lock.acquire(0), lock.release())) + 1):
+
+    def take() -> None:
+        lock.acquire(0)
+        lock.release()
+
+    for number in range(1, places_in(take) + 1):
         interrupted(lambda: lock.acquire(0), number)
         if lock.locked_by_me():
             lock.release()  # the acquisition came to its end
