@@ -211,14 +211,14 @@ class NewFile:
                 self._is_named = True
             if sync:
                 _sync_parents(self._root, self.name)
-        os.close(self._descriptor)
-        self._descriptor = -1
+        descriptor, self._descriptor = self._descriptor, -1
+        os.close(descriptor)
 
     def discard(self) -> None:
         """Drop what was written, unless it was finished."""
         if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+            descriptor, self._descriptor = self._descriptor, -1
+            os.close(descriptor)
             if self._is_named and self._process == os.getpid():  # a forked child has no part in it
                 with suppress(OSError):  # it is an unknown file to `check` then
                     remove(self._root, self.name)
@@ -292,12 +292,13 @@ def open_read(root: str, name: str) -> BinaryIO:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
             raise DecodeError(f"value file {name!r} in {root!r} is not a regular file with one name")
-        # By path only for the reader's `name`, which programs hand on to others; what is read is the descriptor.
         path = os.path.join(root, name)
-        return io.BufferedReader(_NamedFile(path, "rb", opener=lambda *_: descriptor), io.DEFAULT_BUFFER_SIZE)
     except BaseException:
         os.close(descriptor)
         raise
+    # By path only for the reader's `name`, which programs hand on to others; what is read is the descriptor. The reader
+    # takes it over in C, so that a signal handler that raises finds it either the reader's or nobody's.
+    return io.BufferedReader(_NamedFile(path, "rb", opener={path: descriptor}.get), io.DEFAULT_BUFFER_SIZE)
 
 
 def _open_value(root: str, name: str) -> int:

@@ -64,7 +64,7 @@ class HotLayer:
         self.size = 0
         self._order: list[Hashable] = []
         self._hand = 0
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # because such a lock knows its owner
         _layers.add(self)
 
     def put(self, key: Hashable, entry: HotEntry) -> None:
@@ -78,31 +78,44 @@ class HotLayer:
             entries[key] = entry
         elif cost > self.admits:
             self.discard(key)
-        elif self._lock.acquire(False):  # another thread is inserting: not keeping an entry is always right
+        else:
+            lock = self._lock
+            if lock._is_owned():  # type: ignore[attr-defined]  # a signal handler interrupts an insertion
+                return
             try:
-                old = entries.get(key)
-                entries[key] = entry
-                self.size += cost
-                if old is not None:
-                    self.size -= old[COST]
-                else:
-                    self._order.append(key)
-                    if len(self._order) > 2 * len(entries) + 64:
-                        self._compact()
-                if self.size > self.limit:
-                    self._evict()
+                if lock.acquire(False):  # another thread is inserting: not keeping an entry is always right
+                    self._insert(key, entry)
             finally:
-                self._lock.release()
+                if lock._is_owned():  # type: ignore[attr-defined]  # however a signal handler ended this
+                    lock.release()
+
+    def _insert(self, key: Hashable, entry: HotEntry) -> None:
+        entries = self.entries
+        old = entries.get(key)
+        entries[key] = entry
+        self.size += entry[COST]
+        if old is not None:
+            self.size -= old[COST]
+        else:
+            self._order.append(key)
+            if len(self._order) > 2 * len(entries) + 64:
+                self._compact()
+        if self.size > self.limit:
+            self._evict()
 
     def discard(self, key: Hashable) -> None:
         """Forget one entry."""
-        if key in self.entries and self._lock.acquire(blocking=False):
-            try:
+        lock = self._lock
+        if key not in self.entries or lock._is_owned():  # type: ignore[attr-defined]  # as in `put`
+            return
+        try:
+            if lock.acquire(False):
                 old = self.entries.pop(key, None)
                 if old is not None:
                     self.size -= old[COST]
-            finally:
-                self._lock.release()
+        finally:
+            if lock._is_owned():  # type: ignore[attr-defined]
+                lock.release()
 
     def resize(self, limit: int) -> None:
         """Change the limit, evicting what is above it."""
@@ -114,14 +127,14 @@ class HotLayer:
     def clear(self) -> None:
         """Forget everything."""
         with self._lock:
-            self.entries.clear()
             self._order.clear()
             self._hand = 0
             self.size = 0
+            self.entries.clear()
 
     def renew_lock(self) -> None:
         """Replace the lock; for a forked child, where a thread that no longer exists may have held the old one."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._order = list(self.entries)
         self._hand = 0
         self.size = sum(entry[COST] for entry in self.entries.values())

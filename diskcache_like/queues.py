@@ -13,7 +13,7 @@ from typing import Any, Literal
 from . import keys
 from .disk import UNKNOWN
 from .entries import GONE, Entries
-from .errors import DecodeError, DiskFull, Timeout, ValueTooLarge
+from .errors import CacheError, DecodeError, DiskFull, Timeout, ValueTooLarge
 from .packing import Expiry, Target, metadata
 from .record import Record
 from .storage.reading import QUEUE_BOUND
@@ -195,11 +195,15 @@ class Queues(Entries):
 
 
 def discard(store: Store, encoded: Stored) -> None:
-    """Remove the value file of a write that was not made; call it while the error that says why is raised."""
+    """Remove the value file of a write that was not made; call it while the error that says why is raised.
+
+    A signal handler may raise just after the write was made: then the file is the entry's.
+    """
     file = encoded[2]
     if file is not None:
-        with contextlib.suppress(OSError):  # it stays, an unknown file to `check`
-            store.disk.remove(file)
+        with contextlib.suppress(OSError, CacheError):  # it stays, an unknown file to `check`
+            if not store.refers_to(file):
+                store.disk.remove(file)
 
 
 def _is_back(side: str) -> bool:

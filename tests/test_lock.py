@@ -147,8 +147,12 @@ class Interrupted:
     """A thread lock after each of whose steps a signal handler runs."""
 
     def __init__(self, handler: Callable[[], object]) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._handler = handler
+
+    def _is_owned(self) -> bool:
+        owned: bool = self._lock._is_owned()  # type: ignore[attr-defined]
+        return owned
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         got = self._lock.acquire(blocking, timeout)

@@ -91,6 +91,7 @@ class WriteLock:
         "_sleep",
         "_thread",
         "path",
+        "recoveries",
         "torn",
     )
 
@@ -102,11 +103,15 @@ class WriteLock:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
+        self._descriptor = -1
         self.path = Path(path)
         self._clock = clock
         self._sleep = sleep
-        self._thread = threading.Lock()
+        # Reentrant only because such a lock knows its owner from the instant at which it is taken: a signal handler
+        # that raises may come before any word of ours could say so.
+        self._thread = threading.RLock()
         self._owner = 0
+        self.recoveries = 0  # how often it was given back for a call that an exception had ended too early
         self._rester = 0  # the thread that keeps the others away while it forks
         self.torn = False  # abandoned in a child of a process in which another thread held it
         self._header: memoryview[int] | None = None
@@ -127,18 +132,27 @@ class WriteLock:
         self._header = view
 
     def acquire(self, timeout: float | None = None) -> None:
-        """Take the lock, or raise Timeout after `timeout` seconds; 0 tries once, None waits without limit."""
-        header = self._header
-        wait = self._queue(header, timeout) if header is not None and header[_TURN] else None
-        if not self._thread.acquire(False):
-            wait = self._wait_for_thread(wait or _Wait(self._clock(), timeout))
+        """Take the lock, or raise Timeout after `timeout` seconds; 0 tries once, None waits without limit.
+
+        Whatever a signal handler raises in here, the lock is not held then.
+        """
+        if self._thread._is_owned():  # type: ignore[attr-defined]  # of CPython's, and what its Condition builds on
+            raise self._mine()
         try:
-            flock(self._descriptor, _TRY)
-        except BaseException as error:
-            wait = self._refused(error, wait or _Wait(self._clock(), timeout))
-        self._owner = get_ident()
-        if wait is not None and wait.claimed:
-            self._end_turn(wait)
+            header = self._header
+            wait = self._queue(header, timeout) if header is not None and header[_TURN] else None
+            if not self._thread.acquire(False):
+                wait = self._wait_for_thread(wait or _Wait(self._clock(), timeout))
+            try:
+                flock(self._descriptor, _TRY)
+            except BaseException as error:
+                wait = self._refused(error, wait or _Wait(self._clock(), timeout))
+            self._owner = get_ident()
+            if wait is not None and wait.claimed:
+                self._end_turn(wait)
+        except BaseException:
+            self.let_go()
+            raise
 
     def release(self) -> None:
         """Give the lock back and wake one of those who wait."""
@@ -153,11 +167,18 @@ class WriteLock:
                 self._wake(header)
         finally:
             self._owner = 0
-            self._thread.release()
+            self._free_thread()
+
+    def let_go(self) -> None:
+        """Give back what the calling thread has of the lock, of an acquisition or a release that an exception ended."""
+        if self.locked_by_me():
+            self.recoveries += 1
+            self._give_up()
 
     def locked_by_me(self) -> bool:
-        """Tell whether the calling thread holds the lock."""
-        return self._owner == get_ident()
+        """Tell whether the calling thread holds the lock, or is about to."""
+        owned: bool = self._thread._is_owned()  # type: ignore[attr-defined]
+        return owned
 
     def contended(self) -> bool:
         """Tell whether another process has lately found the lock taken: a hint, always False before `attach`."""
@@ -180,6 +201,10 @@ class WriteLock:
             os.close(descriptor)
             self.close()
 
+    def __del__(self) -> None:
+        if getattr(self, "_descriptor", -1) >= 0:  # a signal handler may have raised before there was one
+            self.close()
+
     def close(self) -> None:
         """Close the descriptor, which also drops a lock that is held."""
         descriptor, self._descriptor = self._descriptor, -1
@@ -187,9 +212,9 @@ class WriteLock:
         _open_locks.discard(self)
         if descriptor >= 0:
             os.close(descriptor)
-        if self._owner:
+        if self._owner or self.locked_by_me():
             self._owner = 0
-            self._thread.release()  # whoever waits for it must come and see that the lock is closed
+            self._free_thread()  # whoever waits for it must come and see that the lock is closed
 
     def abandon(self) -> None:
         """Let go in a forked child of what the parent may be holding.
@@ -203,7 +228,7 @@ class WriteLock:
 
     def idle_here(self) -> bool:
         """Tell whether no thread of this process has the lock or waits for it; none gets it then until `resume`."""
-        return self._thread.acquire(False)
+        return not self.locked_by_me() and self._thread.acquire(False)
 
     def rest(self) -> bool:
         """Keep the other threads of this process from taking the lock until `resume`; for the time of a fork.
@@ -211,7 +236,7 @@ class WriteLock:
         Returns False where that is not needed: the calling thread holds it, or one that only waits for another process
         stands in the way. Raises Timeout soon if another thread holds it.
         """
-        if self._owner == get_ident():
+        if self.locked_by_me():
             return False
         writing = False
         for _ in range(REST_LOOKS):
@@ -392,7 +417,15 @@ class WriteLock:
         # does nothing, and this descriptor is locked by nobody else while we have the thread lock.
         with contextlib.suppress(OSError, ValueError):
             flock(self._descriptor, LOCK_UN)
-        self._thread.release()
+        self._owner = 0
+        self._free_thread()
+
+    def _free_thread(self) -> None:
+        try:
+            self._thread.release()
+        except RuntimeError:
+            # Another thread's, which has left its transaction to this one. Who waits for it looks again before long.
+            self._thread = threading.RLock()
 
     def _mine(self) -> TransactionError:
         return TransactionError(

@@ -22,7 +22,7 @@ _DISPLACED, _NEXT_EXPIRE = Header.DISPLACED, Header.NEXT_EXPIRE
 class Computer(Writer):
     """Read and write one shard in one step."""
 
-    def compute(self, h: int, stored: bytes, decide: Decide, timeout: float | None) -> int:
+    def compute(self, h: int, stored: bytes, decide: Decide, timeout: float | None, again: bool = False) -> int:
         """Read the entry, let `decide` say what becomes of it, and write that, as one atomic step.
 
         `decide` gets the record or None and returns a Row, Touch, REMOVE or None (leave as it is). It runs under the
@@ -31,8 +31,13 @@ class Computer(Writer):
         try:
             return self._compute_locked(h, stored, decide, timeout)
         except (CorruptDatabase, DiskFull) as error:
+            if again:
+                raise
             self._make_good(error, timeout)
-        return self._compute_locked(h, stored, decide, timeout)
+        except BaseException:
+            self.let_go()
+            raise
+        return self.compute(h, stored, decide, timeout, again=True)
 
     def _compute_locked(self, h: int, stored: bytes, decide: Decide, timeout: float | None) -> int:
         locked = self.enter(timeout)

@@ -13,6 +13,7 @@ import sqlite3
 import stat
 import threading
 import time
+import weakref
 from collections import deque
 from typing import Any, Final
 
@@ -249,9 +250,13 @@ class ReaderPool:
         self._timeout = timeout
         # append and pop of a deque are atomic: the uncontended path takes no lock
         self.free: deque[sqlite3.Cursor] = deque([first.cursor()])
-        # Guards _made, _waiting and _closed. Reentrant, since a signal handler may read while its thread is in here.
-        self._room = threading.Condition(threading.RLock())
-        self._made = 1
+        # Guards what is below. Reentrant, since a signal handler may read while its thread is in here; taken as a lock
+        # and not as a condition, whose way in and out is Python that a signal handler may end half-way.
+        self._guard = threading.RLock()
+        self._room = threading.Condition(self._guard)
+        # Those that live: one that a signal handler kept its reader from giving back dies with what was raised.
+        self._made: weakref.WeakSet[sqlite3.Cursor] = weakref.WeakSet([self.free[0]])
+        self._making = 0
         self._waiting = 0
         self._closed = False
         self._resting: list[sqlite3.Cursor] = []  # out of use while this process forks
@@ -268,31 +273,41 @@ class ReaderPool:
             return self._make_or_wait()
 
     def _make_or_wait(self) -> sqlite3.Cursor:
-        with self._room:
-            if self._resting:
-                return self._resting.pop()  # a signal handler reads while its thread forks: all others wait outside
-            while self._made >= MAX_READERS:
-                self._waiting += 1
-                self.watched = True
-                try:
-                    if self.free:
-                        return self.free.pop()
-                    # A reader holds its connection for one statement; the slice only guards against a lost wake-up
-                    # between the unlocked append in `give` and the count above.
-                    self._room.wait(0.01)
-                except IndexError:
-                    continue
-                finally:
-                    self._waiting -= 1
-                    self.watched = self._waiting > 0 or self._closed
-            self._made += 1
+        making = False
         try:
-            return connect(self.path, self._settings, self._timeout, reader=True).cursor()
-        except BaseException:
-            with self._room:
-                self._made -= 1
-                self._room.notify()
-            raise
+            with self._guard:
+                if self._resting:
+                    return self._resting.pop()  # a signal handler reads while its thread forks: all others wait outside
+                while len(self._made) + self._making >= MAX_READERS:
+                    if (free := self._wait_for_free()) is not None:
+                        return free
+                self._making += 1
+                making = True
+            cursor = connect(self.path, self._settings, self._timeout, reader=True).cursor()
+            self._made.add(cursor)
+            return cursor
+        finally:
+            if making:
+                self._making -= 1
+                with self._guard:
+                    self._room.notify()
+
+    def _wait_for_free(self) -> sqlite3.Cursor | None:
+        """Return a cursor that is free now, or None after a moment; the guard is held."""
+        self._waiting += 1
+        self.watched = True
+        try:
+            if self.free:
+                return self.free.pop()
+            # A reader holds its connection for one statement; the slice only guards against a lost wake-up
+            # between the unlocked append in `give` and the count above.
+            self._room.wait(0.01)
+        except IndexError:
+            pass
+        finally:
+            self._waiting -= 1
+            self.watched = self._waiting > 0 or self._closed
+        return None
 
     def give(self, cursor: sqlite3.Cursor) -> None:
         """Give a cursor back; its statement has run to the end, so no read transaction stays open."""
@@ -304,7 +319,7 @@ class ReaderPool:
         """Wake a thread that waits for a connection; in a closed pool, close what was given back."""
         if self._closed:
             self.close()
-        with self._room:
+        with self._guard:
             self._room.notify()
 
     def discard(self, cursor: sqlite3.Cursor) -> None:
@@ -312,8 +327,8 @@ class ReaderPool:
         connection = cursor.connection
         cursor.close()  # an unfinished statement, held by a traceback, would keep the files open
         connection.close()
-        with self._room:
-            self._made -= 1
+        with self._guard:
+            self._made.discard(cursor)
             self._room.notify()
 
     def drain(self) -> None:
@@ -326,7 +341,7 @@ class ReaderPool:
 
     def close(self) -> None:
         """Close the connections that are free now, and those in use when they are given back."""
-        with self._room:
+        with self._guard:
             self._closed = True
             self.watched = True
         while self.free:
@@ -335,8 +350,8 @@ class ReaderPool:
             except IndexError:
                 break
             cursor.connection.close()
-            with self._room:
-                self._made -= 1
+            with self._guard:
+                self._made.discard(cursor)
                 self._room.notify()
 
     def rest(self) -> None:
@@ -345,7 +360,7 @@ class ReaderPool:
             raise Timeout(f"{self.path!r} is being opened by another thread")
         self.watched = True  # who gives a connection back comes to `settle`, and there waits for the end of the fork
         deadline = time.monotonic() + REST_SECONDS
-        while len(self._resting) < self._made:
+        while len(self._resting) < len(self._made) + self._making:
             if self.free:
                 self._resting.append(self.free.pop())
             elif time.monotonic() > deadline:
@@ -365,4 +380,4 @@ class ReaderPool:
     def inherited(self) -> tuple[list[sqlite3.Connection], bool]:
         """Return, in a forked child, the connections that no thread was using, and whether these are all."""
         connections = [cursor.connection for cursor in (*self._resting, *self.free)]
-        return connections, len(connections) == self._made
+        return connections, len(connections) == len(self._made) + self._making

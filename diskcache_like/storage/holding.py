@@ -9,8 +9,8 @@ its SELECT has read the newest committed entry (docs/design.md, "Coherence").
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import suppress
 
 from ..coherence.forks import token_word
 from ..coherence.generations import NEVER, UNKNOWN, WORD, Header
@@ -19,6 +19,7 @@ from . import journal, rekeying, room
 from . import statements as sql
 from .connection import FAILURES, corrupt
 from .reading import Reader
+from .scopes import interrupts, left_over, scope
 from .transaction import ALL_SLOTS, HOME, Transaction
 
 WRITE_COST = room.FRAME  # bytes that the WAL grows by for most writes
@@ -47,20 +48,24 @@ class Holder(Reader):
             if self.is_open_with(lock):
                 raise
             return self.enter(timeout, culls)  # closed by another thread just now: this opens it again
+        except TransactionError:
+            if not left_over(self):
+                raise
+            self.let_go()
+            return self.enter(timeout, culls)
         header = self.header
         try:
-            expires = header[_NEXT_EXPIRE] != NEVER and header[_NEXT_EXPIRE] <= self.config.clock() * 1e6
-        except BaseException:  # the clock is the user's
-            lock.release()
+            if (
+                (header[_NEXT_EXPIRE] != NEVER and header[_NEXT_EXPIRE] <= self.config.clock() * 1e6)
+                or header[_SETTLED] != header[_TICK]
+                or header[_EPOCH] != self.epoch
+                or header[_JOINT]
+                or self.config.on_write is not None
+            ):
+                return self._enter_slowly(timeout, culls)
+        except BaseException:  # of the clock, which is the user's, or of a signal handler
+            lock.let_go()
             raise
-        if (
-            expires
-            or header[_SETTLED] != header[_TICK]
-            or header[_EPOCH] != self.epoch
-            or header[_JOINT]
-            or self.config.on_write is not None
-        ):
-            return self._enter_slowly(timeout, culls)
         return True
 
     def _enter_slowly(self, timeout: float | None, culls: bool) -> bool:
@@ -72,16 +77,12 @@ class Holder(Reader):
         if self.header[_JOINT] and self.siblings:
             self.lock.release()  # completing takes the locks of all that are concerned, always in the same order
             return self.enter(journal.complete((self, *self.siblings), timeout), culls)
-        try:
-            self.settle()
-            if culls and self.header[_NEXT_EXPIRE] != NEVER:
-                with suppress(DiskFull):  # the write itself will tell
-                    room.cull_due(self)
-            if self.config.on_write is not None:
-                self.config.on_write(self)
-        except BaseException:
-            self.lock.release()
-            raise
+        self.settle()
+        if culls and self.header[_NEXT_EXPIRE] != NEVER:
+            with suppress(DiskFull):  # the write itself will tell
+                room.cull_due(self)
+        if self.config.on_write is not None:
+            self.config.on_write(self)
         return True
 
     def settle(self) -> None:
@@ -92,8 +93,23 @@ class Holder(Reader):
             self.header[_COUNT] = UNKNOWN  # the last holder died between its commit and the count
             self.header[_SETTLED] = self.header[_TICK]
 
-    def take(self, timeout: float | None) -> None:
-        """Take the write lock of the database in use, and nothing else; within a transaction use `enter`."""
+    @scope
+    def taken(self, timeout: float | None) -> Generator[None, None, None]:
+        """Hold the write lock of the database in use, and do nothing else; within a transaction use `held`."""
+        try:
+            self._take(timeout)
+            turn = self.lock.recoveries
+            try:
+                yield
+            finally:
+                if turn == self.lock.recoveries:
+                    self.leave()
+        except BaseException:
+            self.let_go()
+            raise
+
+    def _take(self, timeout: float | None) -> None:
+        """Take the write lock of the database in use, and nothing else."""
         while True:
             self.ready()
             lock = self.lock
@@ -110,20 +126,69 @@ class Holder(Reader):
 
     def leave(self) -> None:
         """Release the write lock, then unlink what housekeeping found in the trash."""
+        if self.txn is not None:
+            self._abort()  # a signal handler kept it from its end
         header = self.header
         header[_SETTLED] = header[_TICK]  # last: what this holder did to slots and count is complete
         self.lock.release()
         if self.doomed:
             room.unlink_doomed(self)
 
+    def let_go(self) -> None:
+        """End what a call of this thread began and an exception kept it from ending: a step, a transaction, its lock.
+
+        Every write ends so that fails. Mostly there is nothing to do, since it has ended all that itself; but a signal
+        handler may raise anywhere, also where that is about to be done.
+        """
+        if self.inherited() or not self.lock.locked_by_me() or interrupts(self):
+            return
+        txn = self.txn
+        if txn is not None and txn.entered:
+            txn.stepping = False
+            return
+        self._abort()
+        self.lock.let_go()
+
+    def _abort(self) -> None:
+        """Roll back the transaction of a call that an exception ended, and settle what it had begun to write."""
+        txn, self.txn = self.txn, None
+        self.header[_COUNT] = UNKNOWN
+        self.has_rank_index = self._has_seq_index = False
+        if self._writer is not None and self._writer.in_transaction:
+            self._run("ROLLBACK")
+        self.note_inserted()
+        self.generations.recover()
+        if txn is not None:
+            txn.ended = True
+            self.generations.settle(txn.slots, self.generations.next_tick())
+            if not txn.decided:
+                room.unlink_unused(self, txn.files)
+
     def leave_step(self) -> None:
         """End a step within the calling task's own transaction."""
         if self.txn is not None:
             self.txn.stepping = False
 
-    def locked(self, timeout: float | None) -> _Locked:
-        """Return a context that holds the write lock for a round of housekeeping."""
-        return _Locked(self, timeout)
+    @scope
+    def locked(self, timeout: float | None) -> Generator[bool, None, None]:
+        """Hold the write lock for a round of housekeeping; the value says whether it was taken here."""
+        turn: int | None = None
+        try:
+            taken = self.enter(timeout, culls=False)
+            turn = self.lock.recoveries
+            try:
+                if not taken:
+                    self.leave_step()
+                yield taken
+            finally:
+                if taken and turn == self.lock.recoveries:
+                    self.leave()
+        except BaseException as error:
+            if turn in (None, self.lock.recoveries):  # as in `transaction`
+                self.let_go()
+            if isinstance(error, FAILURES):
+                self.failed(error)
+            raise
 
     def tidy(self) -> None:
         """Keep house if that is due; for writes that do so nowhere else. The lock is held, no transaction is open.
@@ -133,8 +198,8 @@ class Holder(Reader):
         if room.checkpoint_is_due(self):
             room.housekeeping(self, 0, makes_room=False)
 
-    @contextmanager
-    def changing(self, places: Sequence[int], locked: bool) -> Iterator[int]:
+    @scope
+    def changing(self, places: Sequence[int], locked: bool) -> Generator[int, None, None]:
         """Hold the slots of `places` odd while the body commits; yield the generation that they settle on.
 
         The caller holds the write lock: `locked` says whether for this step alone or for its transaction.
@@ -175,7 +240,11 @@ class Holder(Reader):
         """Keep the number of entries in the header; in a transaction only when that is committed."""
         if self.txn is not None:
             self.txn.added += added
-        elif self.header[_COUNT] != UNKNOWN:
+        else:
+            self._count_on(added)
+
+    def _count_on(self, added: int) -> None:
+        if self.header[_COUNT] != UNKNOWN:
             count = self.header[_COUNT] + added
             self.header[_COUNT] = count if count >= 0 else UNKNOWN  # less than none is damage
 
@@ -204,8 +273,8 @@ class Holder(Reader):
         if first.may_be_tried_again:
             yield _Attempt(None)
 
-    @contextmanager
-    def transaction(self, timeout: float | None) -> Iterator[None]:
+    @scope
+    def transaction(self, timeout: float | None) -> Generator[None, None, None]:
         """Make the body one transaction of the calling task; nested, a savepoint of it.
 
         A timeout applies to the write lock. On any exception the innermost transaction is rolled back; if the database
@@ -217,60 +286,68 @@ class Holder(Reader):
                     yield
                 return
             with self.batch() as txn:
-                txn.stepping = False
+                txn.entered, txn.stepping = True, False
                 try:
                     yield
                 finally:
-                    txn.stepping = True
+                    txn.entered, txn.stepping = False, True
             if txn.evicted:
                 room.unlink_removed(self)
 
-    @contextmanager
-    def held(self, timeout: float | None) -> Iterator[bool]:
+    @scope
+    def held(self, timeout: float | None) -> Generator[bool, None, None]:
         """Hold the write lock for a transaction that begins in the body.
 
         The value is False where the calling task's own transaction holds it.
         """
-        if not self.enter(timeout):
-            self.leave_step()
-            yield False
-            return
+        locked = False
+        turn: int | None = None
         try:
+            locked = self.enter(timeout)
+            turn = self.lock.recoveries
+            if not locked:
+                self.leave_step()
+                yield False
+                return
             try:
                 self.tidy()
                 if self.disk.sealer is not None:
                     rekeying.reserve(self, self.disk.sealer)
                 yield True
             finally:
-                if not self.inherited():
+                if not self.inherited() and turn == self.lock.recoveries:
                     self.leave()
-        except CorruptDatabase as error:
-            self.recovered(error)
+        except BaseException as error:
+            if turn in (None, self.lock.recoveries):  # else it was ended long ago, and only this generator is late
+                self.let_go()
+            if locked and isinstance(error, CorruptDatabase):
+                self.recovered(error)
             raise
 
-    @contextmanager
-    def savepoint(self) -> Iterator[None]:
+    @scope
+    def savepoint(self) -> Generator[None, None, None]:
         """Roll back what the body does, within the calling task's transaction, if it ends with an exception."""
         outer = self.txn
         assert outer is not None
-        outer.depth += 1
-        name = f"nested_{outer.depth}"
-        self._run(f"SAVEPOINT {name}")
+        name = f"nested_{outer.depth + 1}"
         added, files = outer.added, len(outer.files)
+        self._run(f"SAVEPOINT {name}")
+        outer.depth += 1
         try:
             yield
         except BaseException:
-            if self.inherited():
+            if self.inherited() or self.txn is not outer:
                 raise
+            outer.depth -= 1
             self._run(f"ROLLBACK TO {name}")
             outer.added = added
             room.unlink_unused(self, outer.files[files:])
             del outer.files[files:]
+            self._run(f"RELEASE {name}")
             raise
-        finally:
-            if self.txn is outer:
-                self._run(f"RELEASE {name}")
-                outer.depth -= 1
+        if self.txn is outer:
+            outer.depth -= 1
+            self._run(f"RELEASE {name}")
 
     def put_setting(self, name: str, value: object) -> None:
         """Store a row beside the settings; the write lock is held."""
@@ -293,16 +370,17 @@ class Holder(Reader):
         except FAILURES as error:
             self.failed(error)
 
-    @contextmanager
-    def batch(self) -> Iterator[Transaction]:
+    @scope
+    def batch(self) -> Generator[Transaction, None, None]:
         """Run BEGIN IMMEDIATE, the body and COMMIT; the caller holds the write lock and no transaction is open.
 
         Slots that the body touched are settled on one new even number after the commit or the rollback.
         """
-        self._run("BEGIN IMMEDIATE")
-        self.txn = txn = Transaction()
+        txn = Transaction()
         txn.stepping = True
         try:
+            self._run("BEGIN IMMEDIATE")
+            self.txn = txn
             yield txn
             if self.inherited():
                 raise TransactionError(
@@ -310,9 +388,11 @@ class Holder(Reader):
                 )
             if not txn.committed:
                 self.commit(txn)
+            self._count_on(txn.added)
         except BaseException:
-            if self.inherited():
+            if self.inherited() or txn.ended:
                 raise
+            self.header[_COUNT] = UNKNOWN  # a signal handler may have raised just after the commit
             self.has_rank_index = self._has_seq_index = False  # may have been made in this transaction
             if self._writer is not None and self._writer.in_transaction:
                 self._run("ROLLBACK")
@@ -320,13 +400,11 @@ class Holder(Reader):
                 room.unlink_unused(self, txn.files)
             raise
         finally:
-            if not self.inherited():
-                self.txn = None
-                if txn.committed:
-                    self._count(txn.added)
+            if not txn.ended and not self.inherited():
                 tick = self.header[Header.TICK] + 1
                 self.header[Header.TICK] = tick
                 self.generations.settle(txn.slots, tick)
+                self.txn = None
 
     def drop_journal(self) -> None:
         """Remove the journal of a transaction over several shards; the write lock is held."""
@@ -340,29 +418,6 @@ class Holder(Reader):
         """Commit the open transaction; what is left for its end is to settle the slots."""
         self._run("COMMIT")
         txn.committed = True
-
-
-class _Locked:
-    """Hold a store's write lock for the length of a with-block; its value says whether it was taken here."""
-
-    __slots__ = ("_store", "_taken", "_timeout")
-
-    def __init__(self, store: Holder, timeout: float | None) -> None:
-        self._store = store
-        self._timeout = timeout
-        self._taken = False
-
-    def __enter__(self) -> bool:
-        self._taken = self._store.enter(self._timeout, culls=False)
-        if not self._taken:
-            self._store.leave_step()
-        return self._taken
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        if self._taken:
-            self._store.leave()
-        if isinstance(error, FAILURES):
-            self._store.failed(error)
 
 
 class _Attempt:

@@ -182,8 +182,7 @@ def _complete(stores: Sequence[Holder], deadline: float | None) -> None:
         due = []
         for store in sorted(stores, key=attrgetter("directory")):  # the order in which transactions take their locks
             if store.present_header()[Header.JOINT]:
-                store.take(_left(deadline))
-                held.callback(store.leave)
+                held.enter_context(store.taken(_left(deadline)))
                 store.settle()
                 due.append(store)
         for store in due:

@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from .. import files
 from ..coherence.forks import token_word
 from ..coherence.generations import NEVER, Header
 from ..errors import CorruptDatabase
@@ -153,6 +154,10 @@ class Reader(Shard):
     ) -> list[tuple[int, bytes, int, bytes]]:
         """Return (place, stored key, number, record) of items numbered `low` to `high`, from one end of a queue."""
         return self.select(sql.QUEUE_BACKWARD if last else sql.QUEUE_FORWARD, (queue, low, high, limit, skip))
+
+    def refers_to(self, file: str) -> bool:
+        """Tell whether an entry, or the trash, has this value file."""
+        return bool(self.select(sql.KNOWN_FILE, (files.to_column(file),)))
 
     @property
     def displaced(self) -> bool:

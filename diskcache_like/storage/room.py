@@ -6,7 +6,7 @@ Every function here runs under the store's write lock unless it says otherwise.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from .. import files
@@ -15,6 +15,7 @@ from ..errors import CacheError, DecodeError, DiskFull
 from . import schema, share
 from . import statements as sql
 from .connection import FAILURES, FULL, NORMAL, PAGE_SIZE, mapped, synchronous
+from .scopes import scope
 
 if TYPE_CHECKING:
     from .holding import Holder
@@ -376,10 +377,14 @@ def unlink_doomed(store: Holder, most: int = UNLINK_FILES) -> None:
 
 
 def unlink_unused(store: Holder, columns: Iterable[object]) -> None:
-    """Unlink value files that no row refers to, after a rollback; where that fails they are for `check` to find."""
+    """Unlink value files unless a row refers to them, after a rollback; where that fails they are for `check` to find.
+
+    A signal handler may have raised just after the commit, so that what looks like a rollback is none.
+    """
     for column in columns:
-        with contextlib.suppress(OSError):
-            _unlink(store, column)
+        with contextlib.suppress(OSError, CacheError):
+            if not store.select(sql.KNOWN_FILE, (column,)):
+                _unlink(store, column)
 
 
 def _unlink(store: Holder, column: object) -> None:
@@ -427,8 +432,8 @@ def checkpoint(store: Holder, shrink: bool = False) -> None:
     header[Header.CHECKPOINTED] = header[Header.WRITTEN] - (_between_checkpoints(store) // 2 if done < frames else 0)
 
 
-@contextlib.contextmanager
-def durably(store: Holder) -> Iterator[None]:
+@scope
+def durably(store: Holder) -> Generator[None, None, None]:
     """Have what the body commits outlast a power loss, whatever the cache's durability; no transaction is open."""
     store.writer.execute(synchronous(FULL))
     try:
@@ -438,8 +443,8 @@ def durably(store: Holder) -> Iterator[None]:
         store.writer.execute(synchronous(store.settings["sqlite_synchronous"]))
 
 
-@contextlib.contextmanager
-def unsynced(store: Holder) -> Iterator[None]:
+@scope
+def unsynced(store: Holder) -> Generator[None, None, None]:
     """Have what the body commits not wait for the disk, whatever the cache's durability; no transaction is open.
 
     Not where there is a rollback journal, which has to be synced for the database to stay sound.

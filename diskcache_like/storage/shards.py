@@ -11,7 +11,7 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -45,6 +45,7 @@ from .opening import (
     read_settings,
     refuse_foreign,
 )
+from .scopes import scope
 from .store import Store
 from .transaction import Transaction
 
@@ -282,8 +283,8 @@ class Shards:
         stores = self.stores
         return stores[(h >> 2) % _SHARD_PRIME % len(stores)]
 
-    @contextlib.contextmanager
-    def transaction(self, timeout: float | None) -> Iterator[None]:
+    @scope
+    def transaction(self, timeout: float | None) -> Generator[None, None, None]:
         """Make the body one transaction of the calling task over all shards; nested, a savepoint of it.
 
         Its parts are committed one after the other, and by nobody else in between: all of them, or none.
@@ -335,17 +336,17 @@ class Shards:
             store.close(timeout)
 
 
-@contextlib.contextmanager
-def _under_way(txns: Sequence[Transaction]) -> Iterator[None]:
+@scope
+def _under_way(txns: Sequence[Transaction]) -> Generator[None, None, None]:
     """Let the calling task use the transactions while the body runs."""
     for txn in txns:
         txn.homes = set()
-        txn.stepping = False
+        txn.entered, txn.stepping = True, False
     try:
         yield
     finally:
         for txn in txns:
-            txn.stepping = True
+            txn.entered, txn.stepping = False, True
 
 
 def _share_identity(mine: dict[str, Any], other: dict[str, Any]) -> None:

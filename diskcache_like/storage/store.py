@@ -21,6 +21,7 @@ from . import opening, room, schema
 from . import statements as sql
 from .computing import Computer
 from .rows import REMOVE, Change, Decide, Row, Touch
+from .scopes import left_over
 from .shard import CLOSED, NOT_OPEN
 
 PAGE_OF_ENTRIES = 512  # removed entries from which on free pages are given back
@@ -46,20 +47,31 @@ class Store(Computer):
             if self.is_open_with(lock):
                 raise
             return  # another thread closed it just now
+        except TransactionError:
+            if not left_over(self):
+                raise
+            self.let_go()
+            self.close(timeout)
+            return
         try:
             # What a full disk or a damaged file leaves undone here is done, or met again, after the next opening; where
             # the directory was removed under the cache, nothing is left to do.
             with contextlib.suppress(DirectoryError, DiskFull, StorageError):
                 room.flush_trash(self, everything=False)
+        except BaseException:
+            self.let_go()
+            raise
+        try:
             self._close_connections()
             self.generations.close()
             if self.board is not None:
                 self.board.close()
             self.header = self.slots = self.uses = CLOSED  # a reader on its way finds odd slots and another epoch
-        except BaseException:
-            lock.release()
+            lock.retire(self._note_closed)
+        except BaseException:  # it is opened anew by the next call, and what is still open goes with the last reference
+            self._token = NOT_OPEN
+            lock.close()
             raise
-        lock.retire(self._note_closed)
 
     def _note_closed(self) -> None:
         self._token = NOT_OPEN  # from here on another thread may open the store again

@@ -41,6 +41,8 @@ class Transaction:
         "committed",
         "decided",
         "depth",
+        "ended",
+        "entered",
         "evicted",
         "files",
         "homes",
@@ -56,6 +58,8 @@ class Transaction:
         self.task = current_task()
         self.slots: set[int] = set()
         self.depth = 1
+        self.ended = False  # by another way than its own
+        self.entered = False  # its body is the user's, and is being run
         self.stepping = False  # beginning, writing or ending: only a signal handler can come in between
         self.added = 0  # entries that the transaction adds to the count when it is committed
         self.evicted = False  # entries went for room; their files can go only when that is committed

@@ -36,12 +36,14 @@ _blob = bytearray
 class Writer(Holder):
     """Write one shard."""
 
-    def upsert(self, h: int, stored: bytes, row: Row | bytes, timeout: float | None, known: bool = False) -> int:
+    def upsert(
+        self, h: int, stored: bytes, row: Row | bytes, timeout: float | None, known: bool = False, again: bool = False
+    ) -> int:
         """Store a row in one autocommitted statement and return the slot's new generation.
 
         A record alone (bytes) stands for a row without further columns. `known`: the key most likely has an entry, so
-        that the cheaper UPDATE is tried first. Within the caller's transaction the slot stays odd and 1 is returned,
-        which never equals a settled slot.
+        that the cheaper UPDATE is tried first; `again`: this is the second try. Within the caller's transaction
+        the slot stays odd and 1 is returned, which never equals a settled slot.
         """
         try:
             locked = self.enter(timeout)
@@ -53,20 +55,28 @@ class Writer(Holder):
                 else:
                     self.leave_step()
         except (CorruptDatabase, DiskFull) as error:
+            if again:
+                raise
             self._make_good(error, timeout)
-        with self.locked(timeout) as locked:
-            return self._upsert(h, stored, row, locked)
+        except BaseException:
+            self.let_go()
+            raise
+        return self.upsert(h, stored, row, timeout, again=True)
 
     def upsert_many(self, rows: Sequence[tuple[int, bytes, Row | bytes]]) -> None:
         """Store rows (place, stored key, row) within the caller's transaction; of equal keys the last one stays."""
         plain = [(h, stored, row) for h, stored, row in rows if type(row) is bytes]
-        self.enter(0)  # a step of the transaction
         try:
-            if len(plain) < len(rows) or self._special or self.header[_DISPLACED] or not self._upsert_plain(plain):
-                for h, stored, row in rows:
-                    self._upsert(h, stored, row, locked=False)
-        finally:
-            self.leave_step()
+            self.enter(0)  # a step of the transaction
+            try:
+                if len(plain) < len(rows) or self._special or self.header[_DISPLACED] or not self._upsert_plain(plain):
+                    for h, stored, row in rows:
+                        self._upsert(h, stored, row, locked=False)
+            finally:
+                self.leave_step()
+        except BaseException:
+            self.let_go()
+            raise
 
     def _upsert_plain(self, rows: Sequence[tuple[int, bytes, bytes]]) -> bool:
         """Do `upsert_many` with one prepared statement; return False when a place belongs to another key."""
@@ -156,8 +166,8 @@ class Writer(Holder):
                 self.board.post(h, 2 * tick + 2, row if plain else row.v)  # type: ignore[arg-type, union-attr]
         except BaseException as error:
             header[_COUNT] = UNKNOWN  # whether the statement was committed is not known here
+            self.note_inserted()
             if isinstance(error, FAILURES):
-                self.note_inserted()
                 self.failed(error)
             raise
         finally:
@@ -279,7 +289,7 @@ class Writer(Holder):
             return False
         return True
 
-    def remove(self, h: int, stored: bytes, timeout: float | None) -> int:
+    def remove(self, h: int, stored: bytes, timeout: float | None, again: bool = False) -> int:
         """Remove a live entry in one autocommitted statement; return 0 if there was none.
 
         Else the slot's new generation, under which the key is known to have no entry, or 1 if nothing may be kept hot.
@@ -287,8 +297,13 @@ class Writer(Holder):
         try:
             return self._remove_locked(h, stored, timeout)
         except (CorruptDatabase, DiskFull) as error:
+            if again:
+                raise
             self._make_good(error, timeout, (h, stored))
-        return self._remove_locked(h, stored, timeout)
+        except BaseException:
+            self.let_go()
+            raise
+        return self.remove(h, stored, timeout, again=True)
 
     def _remove_locked(self, h: int, stored: bytes, timeout: float | None) -> int:
         locked = self.enter(timeout)
@@ -317,9 +332,11 @@ class Writer(Holder):
                 if header[_SHARED] and self.board is not None:
                     self.board.post(h, 2 * tick + 2, NO_ENTRY)
                 return 2 * tick + 2
-            except FAILURES as error:
+            except BaseException as error:
                 header[_COUNT] = UNKNOWN
-                self.failed(error)
+                if isinstance(error, FAILURES):
+                    self.failed(error)
+                raise
             finally:
                 if locked:
                     self.slots[slot] = 2 * tick + 2

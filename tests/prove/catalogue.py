@@ -16,6 +16,7 @@ from . import (
     power,
     power_twice,
     power_two,
+    raising,
     refusals,
     threads,
     wal_reset,
@@ -39,4 +40,5 @@ PROOFS: dict[str, Proof] = {
     **threads.PROOFS,
     **cancelling.PROOFS,
     **interrupts.PROOFS,
+    **raising.PROOFS,
 }

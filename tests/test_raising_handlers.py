@@ -1,0 +1,124 @@
+"""Signal handlers that raise, as Ctrl-C does: the call that they interrupt leaves nothing behind that hinders the next.
+
+`tests/prove/raising.py` interrupts every call at every place; here are samples of that, and what it found.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from functools import partial
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from diskcache_like import Cache
+from diskcache_like.coherence.lock import WriteLock
+from diskcache_like.storage.connection import MAX_READERS
+from diskcache_like.storage.holding import Holder
+
+from .prove.raising import CALLS, interrupt_part
+from .prove.stage import played
+from .prove.stepping import interrupted, places_in
+
+LARGE = b"x" * 40_000
+
+
+def test_handlers_run_where_a_result_would_be_lost() -> None:
+    """The method itself: an acquisition whose result nobody gets to see is among the places."""
+    lock, got = threading.Lock(), []
+
+    def take() -> None:
+        got.append(lock.acquire(False))
+        lock.release()
+
+    lost = []
+    for number in range(1, places_in(take) + 1):
+        got.clear()
+        assert interrupted(take, number) is not None
+        lost.append(lock.locked() and not got)
+        if lock.locked():
+            lock.release()
+    assert any(lost)
+    assert not all(lost)
+
+
+@pytest.mark.parametrize("name", ["set", "incr", "delete", "transact", "evict", "close"])
+def test_a_call_may_be_interrupted_anywhere(tmp_path: Path, name: str) -> None:
+    part = partial(interrupt_part, CALLS[name], "Cache", tmp_path / "cache", 3, random.Random(name))
+    assert played(part) > 0  # in a process of its own, since one that opens a value file may leave a descriptor open
+
+
+def test_a_lock_that_an_acquisition_took_is_given_back(tmp_path: Path) -> None:
+    lock, other = WriteLock(tmp_path / "lock"), WriteLock(tmp_path / "lock")
+
+    def take() -> None:
+        lock.acquire(0)
+        lock.release()
+
+    for number in range(1, places_in(take) + 1):
+        interrupted(lambda: lock.acquire(0), number)
+        if lock.locked_by_me():
+            lock.release()  # the acquisition came to its end
+        other.acquire(0)
+        other.release()
+    lock.close()
+    other.close()
+
+
+def interrupt_leaving() -> mock._patch[mock.MagicMock]:
+    return mock.patch.object(Holder, "leave", side_effect=KeyboardInterrupt)
+
+
+def test_a_file_stays_whose_write_was_interrupted_after_its_commit(tmp_path: Path) -> None:
+    with Cache(tmp_path) as cache:
+        cache["key"] = b"old" + LARGE
+        with interrupt_leaving(), pytest.raises(KeyboardInterrupt):
+            cache["key"] = b"new" + LARGE
+        assert cache["key"] == b"new" + LARGE
+        assert cache.check() == []
+
+
+def test_an_interrupted_transaction_leaves_neither_lock_nor_transaction(tmp_path: Path) -> None:
+    with Cache(tmp_path) as cache, Cache(tmp_path, timeout=0) as other:
+        cache["key"] = 1
+
+        def change() -> None:
+            with cache.transact():
+                cache["key"] = 2
+
+        with interrupt_leaving(), pytest.raises(KeyboardInterrupt):
+            change()
+        assert cache["key"] == other["key"] == 2
+        other.set("key", 3)
+        assert cache["key"] == 3
+
+
+def test_a_lock_left_with_its_thread_is_taken_back_by_its_next_call(tmp_path: Path) -> None:
+    with Cache(tmp_path) as cache, Cache(tmp_path, timeout=0) as other:
+        cache._shards.stores[0].lock.acquire(0)
+        cache["key"] = 1
+        other.set("key", 2)
+        assert cache["key"] == 2
+
+
+def test_connections_that_were_lost_are_replaced(tmp_path: Path) -> None:
+    with Cache(tmp_path, hot_size_limit=0) as cache:
+        cache["key"] = 1
+        for _ in range(2 * MAX_READERS):
+            assert cache["key"] == 1
+            cache._shards.stores[0]._pool.free.pop()  # and a handler raises before it is given a name
+
+
+def test_the_hot_layer_goes_on_after_an_interrupted_insertion(tmp_path: Path) -> None:
+    with Cache(tmp_path) as cache:
+        order = mock.Mock(append=mock.Mock(side_effect=KeyboardInterrupt))
+        with mock.patch.object(cache._hot, "_order", order), pytest.raises(KeyboardInterrupt):
+            cache["key"] = 1
+        done = threading.Thread(target=cache._hot.clear)  # would wait for ever
+        done.start()
+        done.join(10)
+        assert not done.is_alive()
+        cache["key"] = 2
+        assert list(cache._hot.entries) == ["key"]
