@@ -6,6 +6,7 @@ import json
 import random
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from .prove import __main__ as command
 from .prove import report
 from .prove.catalogue import PROOFS as KNOWN
-from .prove.proof import Findings, Proof, Trial, scattered
+from .prove.proof import Findings, Proof, Trial, Unreachable, scattered
 from .prove.runner import Outcome, Runner
 from .sample_proofs import PROOFS
 
@@ -107,6 +108,16 @@ def test_what_cannot_run_is_named_with_the_reason_and_is_a_failure_in_ci(
     assert command._status([outcome]) == command.HELD
     monkeypatch.setenv("CI", "true")
     assert command._status([outcome]) == command.VIOLATED
+
+
+def test_what_others_publish_may_be_out_of_reach_in_ci_too(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    def make(space: Path) -> Path:
+        raise Unreachable("needs what a registry has")
+
+    outcome = runner.run("holds", replace(PROOFS["holds"], preload=make), 1)
+    assert "needs what a registry has" in report.how_often(outcome)
+    monkeypatch.setenv("CI", "true")
+    assert command._status([outcome]) == command.HELD
 
 
 def test_nothing_is_left_of_a_proof_that_dies(runner: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

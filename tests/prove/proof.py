@@ -32,6 +32,10 @@ class CannotRun(Exception):
     """What a proof needs is not to be had on this machine; the text says what, and how to get it."""
 
 
+class Unreachable(CannotRun):
+    """What others publish, and nothing here installs, cannot be reached; which is no failure in CI either."""
+
+
 @dataclass(frozen=True)
 class Proof:
     """One row of the table: the promise (its number in docs/reliability.md), what is done to it, and how."""

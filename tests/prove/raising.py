@@ -23,9 +23,9 @@ from .scene import LARGE, told
 from .stage import BRIEF, KINDS, Stage, Words, opened, played, soundness
 from .stepping import Interrupted, interrupted, places_in
 
-PARTS = 16  # of the places of one call, each a case
+PARTS = 64  # of the places of one call, each a case
 OLD, NEW = b"o" * LARGE, b"n" * LARGE
-MOST = 40  # interruptions in one case
+MOST = 15  # interruptions in one case
 SIGNALS = 200  # at any time, in one case
 SHORTEST, LONGEST = 20e-6, 3e-3  # seconds before each
 

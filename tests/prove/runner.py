@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from .proof import CannotRun, Findings, Proof
+from .proof import CannotRun, Findings, Proof, Unreachable
 
 LOOK_SECONDS = 1.0  # between looks whether a silent proof is still there
 PATIENCE = 120.0  # seconds beyond its time after which a proof counts as hung
@@ -31,6 +31,7 @@ class Outcome:
     seconds: float = 0.0
     findings: Findings = field(default_factory=Findings)
     skipped: str = ""
+    excused: bool = False  # of a skipped one: nothing that should be there is lacking
     ended: str = ""  # how the proof's process ended, if not by itself
 
     @property
@@ -71,7 +72,7 @@ class Runner:
         try:
             environment = self._environment(proof)
         except CannotRun as reason:
-            outcome.skipped = str(reason)
+            outcome.skipped, outcome.excused = str(reason), isinstance(reason, Unreachable)
             return outcome
         began = time.monotonic()  # what is compiled first takes nothing of the time of the others
         with tempfile.TemporaryFile() as place:

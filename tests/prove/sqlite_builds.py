@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from .proof import CannotRun
+from .proof import CannotRun, Unreachable
 
 CACHE = Path(__file__).parents[2] / ".cache" / "sqlite"
 SECONDS = 300  # after which a download or a compilation is given up
@@ -96,7 +96,7 @@ def _fetch(version: str, path: Path) -> None:
     """Have cargo fetch the crate into a home of its own, and keep the amalgamation."""
     cargo = shutil.which("cargo") or shutil.which("cargo", path=str(Path.home() / ".cargo" / "bin"))
     if cargo is None:
-        raise CannotRun(f"needs the source of SQLite {version}: install cargo, or put its sqlite3.c at {path}")
+        raise Unreachable(f"needs the source of SQLite {version}: install cargo, or put its sqlite3.c at {path}")
     with tempfile.TemporaryDirectory(prefix="sqlite-") as temporary:
         folder = Path(temporary)
         (folder / "src").mkdir()
@@ -105,7 +105,12 @@ def _fetch(version: str, path: Path) -> None:
             '[package]\nname = "fetch"\nversion = "0.0.0"\nedition = "2018"\n[dependencies]\n'
             f'libsqlite3-sys = {{ version = "={ORIGINS[version].crate}", default-features = false }}\n'
         )
-        _run([cargo, "fetch", "--quiet"], f"the source of SQLite {version}", folder, CARGO_HOME=str(folder / "home"))
+        try:
+            _run(
+                [cargo, "fetch", "--quiet"], f"the source of SQLite {version}", folder, CARGO_HOME=str(folder / "home")
+            )
+        except CannotRun as reason:
+            raise Unreachable(*reason.args) from None
         (found,) = (folder / "home").glob("registry/src/*/libsqlite3-sys-*/sqlite3/sqlite3.c")
         _put(path, found)
 
