@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 from diskcache_like import Cache
 from diskcache_like.coherence.lock import WriteLock
-from diskcache_like.storage import holding
+from diskcache_like.storage import holding, store
 from diskcache_like.storage.holding import Holder
 
 from ..processes import problems
@@ -23,9 +23,9 @@ from .scene import LARGE, told
 from .stage import BRIEF, KINDS, Stage, Words, opened, played, soundness
 from .stepping import Interrupted, interrupted, places_in
 
-PARTS = 64  # of the places of one call, each a case
+PARTS = 32  # of the places of one call, each a case
 OLD, NEW = b"o" * LARGE, b"n" * LARGE
-MOST = 15  # interruptions in one case
+MOST = 20  # interruptions in one case
 SIGNALS = 200  # at any time, in one case
 SHORTEST, LONGEST = 20e-6, 3e-3  # seconds before each
 
@@ -293,6 +293,7 @@ def forgetful(trial: Trial) -> None:
         patch.object(Holder, "let_go", lambda store: None),
         patch.object(WriteLock, "let_go", lambda lock: None),
         patch.object(holding, "left_over", lambda store: False),
+        patch.object(store, "left_over", lambda store: False),
     ):
         trial.each([("set", "Cache", number) for number in range(PARTS)], partial(part, trial), "parts of calls")
 
