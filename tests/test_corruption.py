@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 from diskcache_like import Cache, FanoutCache
+from diskcache_like.coherence.generations import Header
 from diskcache_like.errors import CorruptDatabase, CorruptDatabaseWarning
+from diskcache_like.storage.writing import Writer
 
 from .forging import DAMAGE, ENTRIES, STEPS, Step, damage, database, fill, plant, rewrite_schema, snapshot, value_files
 from .processes import Crew, Link
@@ -215,6 +217,17 @@ def test_a_transaction_ends_with_the_error_and_the_next_one_works(directory: Pat
         assert cache["a"] == "newer"
 
 
+def test_damage_that_a_transaction_meets_at_its_beginning_is_set_aside_too(directory: Path) -> None:
+    with closing(Cache(directory)) as cache:
+        with closing(Cache(directory)) as other:
+            other.set("due", 1, expire=0)  # so that it begins with a look at what has expired
+        damage(directory / "cache.db", "zeroed pages")
+        with said_once(directory), pytest.raises(CorruptDatabase, match=r"cache\.db"):
+            write_and_read(cache)
+        write_and_read(cache)
+        assert cache["a"] == "new"
+
+
 def test_threads_that_meet_the_same_damage_set_it_aside_once(directory: Path) -> None:
     with closing(Cache(directory, hot_size_limit=0)) as cache:
         cache["warm"] = 1
@@ -319,6 +332,20 @@ def test_a_schema_that_python_cannot_even_quote_is_damage_in_use_too(directory: 
             cache["new"] = 1  # the first write here, which opens a connection for it
         assert cache["new"] == 1
         assert "a" not in cache
+
+
+def test_a_write_whose_place_is_free_and_taken_at_once_ends(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with closing(Cache(directory)) as cache:
+        # As where a flipped bit puts rows out of order, so that a search for one place finds what a search for four
+        # does not.
+        taken = cache._locate("a")[1]
+        with monkeypatch.context() as patch:
+            patch.setattr(Writer, "_place", lambda store, h, stored: taken)
+            cache._shards.stores[0].header[Header.DISPLACED] = 1
+            with pytest.raises(CorruptDatabase, match=r"cache\.db"):
+                cache["new"] = 1
+        cache["new"] = 1
+        assert (cache["new"], cache["a"]) == (1, "text")
 
 
 def test_a_removal_that_finds_rows_which_are_not_there_ends(directory: Path) -> None:

@@ -457,6 +457,129 @@ def test_who_has_waited_long_claims_a_turn_until_it_has_the_lock(
     waiter.acquire(None)
     assert not waiting.header[Header.TURN], "its turn is over"
     waiter.release()
+    patient = [turn for waited, turn, _ in seen if waited < LIMIT - 1e-6]
+    assert patient
+    assert not any(patient)
+    impatient = [left for waited, _, left in seen if waited > LIMIT + 1e-6]
+    assert impatient == pytest.approx([GRACE] * len(impatient), abs=3e-6), "the claim outlives each pause"
+
+
+def test_who_gives_up_ends_its_turn(holder: WriteLock, waiter: WriteLock, waiting: Waiting) -> None:
+    claimed: list[int] = []
+    waiting.at = dict.fromkeys(range(1000), lambda: claimed.append(waiting.header[Header.TURN]))
+    with pytest.raises(Timeout):
+        waiter.acquire(1.0)
+    assert any(claimed)
+    assert not waiting.header[Header.TURN]
+
+
+def test_a_turn_that_another_has_claimed_since_is_left_alone(
+    holder: WriteLock, waiter: WriteLock, waiting: Waiting
+) -> None:
+    def claim_and_release() -> None:
+        waiting.header[Header.TURN] += 5
+        holder.release()
+
+    waiting.at[200] = claim_and_release
+    waiter.acquire(None)
+    waiter.release()
+    assert waiting.header[Header.TURN]
+
+
+def test_a_newcomer_queues_while_a_turn_is_claimed(waiter: WriteLock, waiting: Waiting) -> None:
+    waiting.header[Header.TURN] = int((waiting.now + LONGEST_SLICE) * 1e6)
+    taken: list[bool] = []
+    waiting.at = dict.fromkeys(range(1000), lambda: taken.append(waiter.locked_by_me()))
+    waiter.acquire(None)
+    waiter.release()
+    assert taken
+    assert not any(taken)
+    assert waiting.now - 1000.0 == pytest.approx(LIMIT, abs=1e-3), "and no longer than that"
+
+
+def test_a_newcomer_comes_when_the_turn_is_over(waiter: WriteLock, waiting: Waiting) -> None:
+    waiting.header[Header.TURN] = int((waiting.now + LONGEST_SLICE) * 1e6)
+    waiting.at[1] = lambda: waiting.header.__setitem__(Header.TURN, 0)
+    waiter.acquire(None)
+    waiter.release()
+    assert len(waiting.pauses) == 1
+
+
+def test_a_newcomer_that_is_woken_comes_at_once_and_has_the_next_one_woken(path: Path, waiting: Waiting) -> None:
+    class Woken(Waiting):
+        def futex_wait(self, pointer: object, index: int, expected: int, timeout_us: int) -> int:
+            super().futex_wait(pointer, index, expected, timeout_us)
+            self.header[Header.WAITERS] = 0  # as the releaser did
+            return 0
+
+    waking = Woken()
+    waking.header[Header.TURN] = int((waking.now + LONGEST_SLICE) * 1e6)
+    newcomer = WriteLock(path, clock=waking.clock, sleep=waking.sleep)
+    newcomer.attach(waking.header, FakeNative(waking))
+    newcomer.acquire(None)
+    assert len(waking.pauses) == 1
+    assert newcomer.contended()
+    newcomer.release()
+    assert waking.woken == 1
+    newcomer.close()
+
+
+def test_zero_seconds_wait_for_no_turn(waiter: WriteLock, waiting: Waiting) -> None:
+    waiting.header[Header.TURN] = int((waiting.now + LONGEST_SLICE) * 1e6)
+    waiter.acquire(0)
+    waiter.release()
+    assert not waiting.pauses
+
+
+@pytest.mark.parametrize("turn", [1, 10**9 - 1, 1001 * 10**6, 2**63 + 5, 2**64 - 1])
+def test_a_claim_that_ran_out_or_is_damaged_delays_nobody(waiter: WriteLock, waiting: Waiting, turn: int) -> None:
+    waiting.header[Header.TURN] = turn
+    waiter.acquire(None)
+    waiter.release()
+    assert not waiting.pauses
+    assert waiting.header[Header.TURN] == (turn if turn > waiting.now * 1e6 else 0)
+
+
+def test_a_thread_that_waits_for_another_claims_a_turn_as_well(path: Path) -> None:
+    handle = Handle(path, "attached")
+    assert handle.file is not None
+    header = handle.file.header
+    handle.lock.acquire(0)
+
+    def take() -> None:
+        handle.lock.acquire(LIMIT)
+        handle.lock.release()
+
+    other = threading.Thread(target=take)
+    other.start()
+    while not header[Header.TURN] and other.is_alive():
+        pass
+    assert header[Header.TURN]
+    handle.lock.release()
+    other.join(LIMIT)
+    assert not header[Header.TURN]
+    handle.close()
+
+
+def claims(waiting: Waiting) -> Callable[[], float]:
+    """Return what tells for how many seconds from now on newcomers queue."""
+    return lambda: waiting.header[Header.TURN] / 1e6 - waiting.now
+
+
+def test_who_has_waited_long_claims_a_turn_until_it_has_the_lock(
+    holder: WriteLock, waiter: WriteLock, waiting: Waiting
+) -> None:
+    claimed, seen = claims(waiting), []
+
+    def look() -> None:
+        seen.append((waiting.now - waiting.pauses[-1] - 1000.0, waiting.header[Header.TURN], claimed()))
+        if len(seen) == 100:
+            holder.release()
+
+    waiting.at = dict.fromkeys(range(1000), look)
+    waiter.acquire(None)
+    assert not waiting.header[Header.TURN], "its turn is over"
+    waiter.release()
     patient = [turn for waited, turn, _ in seen if waited < PATIENCE - 1e-6]
     assert patient
     assert not any(patient)

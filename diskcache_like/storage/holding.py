@@ -320,7 +320,7 @@ class Holder(Reader):
         except BaseException as error:
             if turn in (None, self.lock.recoveries):  # else it was ended long ago, and only this generator is late
                 self.let_go()
-            if locked and isinstance(error, CorruptDatabase):
+            if isinstance(error, CorruptDatabase):
                 self.recovered(error)
             raise
 

@@ -20,7 +20,7 @@ from ..errors import (
 from ..record import unpack
 from . import rekeying, room
 from . import statements as sql
-from .connection import FAILURES, PAGE_SIZE
+from .connection import FAILURES, PAGE_SIZE, corrupt
 from .holding import WRITE_COST, Holder
 from .rows import Row
 
@@ -211,8 +211,13 @@ class Writer(Holder):
                 self.txn.files.append(row.file)
         return len(row.v) + row.size
 
-    def _upsert_row(self, h: int, stored: bytes, row: Row, tick: int, slot: int, again: bool = False) -> int:
-        """Write all columns of a row at the place of its key; return 0 when another key lives at `h`."""
+    def _upsert_row(
+        self, h: int, stored: bytes, row: Row, tick: int, slot: int, again: bool = False, placed: bool = False
+    ) -> int:
+        """Write all columns of a row at the place of its key; return 1 if that adds an entry.
+
+        `placed`: the place was looked for already. If it is taken all the same, rows are not where SQLite looks for them.
+        """
         if self.disk.sealer is not None:
             row = rekeying.present_row(self, self.disk.sealer, stored, row)
         if self.header[_DISPLACED]:
@@ -226,7 +231,9 @@ class Writer(Holder):
         columns = (h, _blob(stored), tick, rank, base, expire, tag, size, file, spelling, queue, num, _blob(v))
         done = self.writer.execute(sql.UPSERT, columns)
         if not done.rowcount:
-            return self._upsert_row(self._place(h, stored), stored, row, tick, slot)
+            if placed:
+                raise corrupt(f"{self.path!r}: a row is found at a place that is free", self.path)
+            return self._upsert_row(self._place(h, stored), stored, row, tick, slot, placed=True)
         added: bool = not exists if same else done.lastrowid != self._inserted
         if added:
             self._inserted = h

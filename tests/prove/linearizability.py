@@ -291,16 +291,21 @@ def _control(spoil: Callable[[Cache], None], promise: int, what: str, weights: W
 _WHO = "3 to 6 clients of 3 processes at once, hot and cold, both implementations"
 PROOFS: dict[str, Proof] = {
     "linearizability-cache": Proof(
-        1, f"{_WHO}: the operations on each key and queue have an order", Linearizability(EVERYDAY), share=3
+        1, f"{_WHO}: the operations on each key and queue have an order", Linearizability(EVERYDAY), share=3, bulk=4
     ),
     "linearizability-transactions": Proof(
         2,
         f"{_WHO}, with transact, set_many, evict and clear: all operations have an order",
         Linearizability(WHOLE),
         share=3,
+        bulk=4,
     ),
     "linearizability-fanout": Proof(
-        1, f"{_WHO}, over {FANOUT} shards: all operations have an order", Linearizability(WHOLE, FANOUT), share=3
+        1,
+        f"{_WHO}, over {FANOUT} shards: all operations have an order",
+        Linearizability(WHOLE, FANOUT),
+        share=3,
+        bulk=4,
     ),
     "linearizability-long": Proof(
         1,

@@ -341,10 +341,15 @@ def checkpointing_nothing(trial: Trial) -> None:
 
 PROOFS: dict[str, Proof] = {
     "load-processes": Proof(
-        5, "every call mixed in 64 processes (8 in a short run), beside readers that never pause", many_processes
+        5,
+        "every call mixed in 64 processes (8 in a short run), beside readers that never pause",
+        many_processes,
+        bulk=8,
     ),
-    "load-threads": Proof(5, "every call mixed in 256 threads of one process (32 in a short run)", many_threads),
-    "load-eviction": Proof(5, "several processes fill a full cache with large and small values", evicting),
+    "load-threads": Proof(
+        5, "every call mixed in 256 threads of one process (32 in a short run)", many_threads, bulk=8
+    ),
+    "load-eviction": Proof(5, "several processes fill a full cache with large and small values", evicting, bulk=3),
     "load-limit-ignored": Proof(
         5, "nothing is evicted", evicting_nothing, share=0.5, finds="AssertionError: the volume was "
     ),

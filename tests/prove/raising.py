@@ -302,7 +302,9 @@ def forgetful(trial: Trial) -> None:
 KEPT = r".*(TransactionError|Timeout): "
 
 PROOFS: dict[str, Proof] = {
-    "raising": Proof(6, "Ctrl-C at every place of every call where CPython can raise it", everywhere, share=2.0),
+    "raising": Proof(
+        6, "Ctrl-C at every place of every call where CPython can raise it", everywhere, share=2.0, bulk=8.0
+    ),
     "raising-any-time": Proof(6, "the same at any time, in a process that writes beside another", at_any_time),
     "control-raising": Proof(
         6, "nothing gives back what an interrupted call has kept", forgetful, share=0.5, finds=KEPT

@@ -153,6 +153,7 @@ PROOFS: dict[str, Proof] = {
         "a write cut short, in a workload of a hundred operations",
         _refuse,
         share=3,
+        bulk=10,
         preload=build,
     ),
     "disk-control-commits": Proof(
