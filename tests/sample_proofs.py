@@ -30,6 +30,14 @@ def _break(trial: Trial) -> None:
     trial.repeat(case, least=20)
 
 
+def _break_late(trial: Trial) -> None:
+    def case(chance: random.Random) -> None:
+        assert trial.findings.cases < 300, "larger than a half"
+        trial.fresh()
+
+    trial.repeat(case)
+
+
 def _raise(trial: Trial) -> None:
     trial.each(["fine", "also fine", 0], lambda item: 1 / len(item), "items")  # type: ignore[arg-type]
 
@@ -94,5 +102,6 @@ PROOFS = {
     ),
     "finds-another-in-a-child": Proof(1, "the same in another process", partial(_in_a_child, _stumble), finds=LARGE),
     "dies-looking": Proof(1, "a crash instead of a fault", _die, finds=LARGE),
-    "finds-nothing": Proof(1, "no fault at all", _hold, finds=LARGE),
+    "finds-late": Proof(1, "a fault after hundreds of cases", _break_late, finds=LARGE),
+    "finds-nothing": Proof(1, "no fault at all", _hold, finds=LARGE, patience=0.0),
 }

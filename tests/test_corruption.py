@@ -228,6 +228,17 @@ def test_damage_that_a_transaction_meets_at_its_beginning_is_set_aside_too(direc
         assert cache["a"] == "new"
 
 
+def test_damage_that_is_met_under_the_write_lock_is_told_first_and_set_aside_later(directory: Path) -> None:
+    with closing(Cache(directory)) as cache:
+        store = cache._shards.stores[0]
+        damage(directory / "cache.db", "zeroed pages")
+        with pytest.raises(CorruptDatabase, match=r"cache\.db"), store.locked(None):
+            store.volume()
+        with said_once(directory):
+            cache["a"] = "new"
+        assert cache["a"] == "new"
+
+
 def test_threads_that_meet_the_same_damage_set_it_aside_once(directory: Path) -> None:
     with closing(Cache(directory, hot_size_limit=0)) as cache:
         cache["warm"] = 1

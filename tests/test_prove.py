@@ -78,6 +78,7 @@ def test_a_hang_is_a_violation() -> None:
 def test_a_control_has_to_find_a_violation(runner: Runner) -> None:
     finds, finds_nothing = run(runner, "finds"), run(runner, "finds-nothing")
     assert run(runner, "finds-in-a-child").held
+    assert run(runner, "finds-late").held, "a control goes on beyond its time"
     assert finds.held
     assert len(finds.findings.violations) == 1, "one is enough"
     assert not finds_nothing.held

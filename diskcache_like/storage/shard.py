@@ -251,9 +251,9 @@ class Shard:
     def recovered(self, error: CorruptDatabase) -> bool:
         """Set a database aside if it is corrupt and that is configured; tell whether the operation may be tried again.
 
-        Not within a transaction, which has to end with the error first. The caller does not hold the lock.
+        Not while the caller holds the lock, for a transaction or by itself: that has to end with the error first.
         """
-        if not self.config.recover or (self.txn is not None and self.txn.reads_here()):
+        if not self.config.recover or self.lock.locked_by_me():
             return False
         opening.set_aside(self, error)
         return True

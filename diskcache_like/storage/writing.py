@@ -216,7 +216,7 @@ class Writer(Holder):
     ) -> int:
         """Write all columns of a row at the place of its key; return 1 if that adds an entry.
 
-        `placed`: the place was looked for already. If it is taken all the same, rows are not where SQLite looks for them.
+        `placed`: the place was looked for already. If it is taken all the same, rows are not where they belong.
         """
         if self.disk.sealer is not None:
             row = rekeying.present_row(self, self.disk.sealer, stored, row)

@@ -44,8 +44,10 @@ def main(catalogue: str, name: str, seed: str, seconds: str, only: str, pipe: st
     """Run a proof of the module `catalogue` and tell what it found."""
     telling = Telling(int(pipe), int(place))
     proof: Proof = importlib.import_module(catalogue).PROOFS[name]
-    enough = {"enough": 1} if proof.control else {}
-    with Trial(int(seed), float(seconds), int(only) if only else None, note=telling, **enough) as trial:
+    trial = Trial(int(seed), float(seconds), int(only) if only else None, note=telling)
+    if proof.control:
+        trial.enough, trial.patience = 1, proof.patience
+    with trial:
         try:
             proof.run(trial)
         except CannotRun as reason:

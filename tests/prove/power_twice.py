@@ -17,7 +17,7 @@ from unittest import mock
 from diskcache_like.coherence import generations
 
 from .images import Disk, Event, Image, mapped, parse, read, write
-from .power import BOOTS, DAMAGED, LOST, MEMORY, NOT_WHOLE, WHAT, Judge, drawn, explained, look
+from .power import BOOTS, HARM, MEMORY, WHAT, Judge, drawn, explained, look
 from .power_work import PLACE, is_mapped, record, verify
 from .proof import Proof, Trial
 from .shim import Shim, build
@@ -117,7 +117,7 @@ PROOFS: dict[str, Proof] = {
         "the power goes again, and opening what it left syncs nothing",
         partial(power_goes_twice, durabilities=("power",), opened_as="process"),
         share=0.5,
-        finds=f"AssertionError: ({LOST}|{NOT_WHOLE}|{DAMAGED})",
+        finds=HARM,
         preload=build,
     ),
 }

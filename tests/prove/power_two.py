@@ -21,7 +21,7 @@ from diskcache_like.coherence import generations
 
 from ..processes import Crew, Link, forked, ready
 from .images import Disk, Image, parse, write
-from .power import BOOTS, BROKEN, LOST, MEMORY, WHAT, Broken, Judge, drawn, explained
+from .power import BOOTS, BROKEN, HARM, MEMORY, WHAT, Broken, Judge, drawn, explained
 from .power_work import (
     LANES,
     PLACE,
@@ -149,7 +149,7 @@ PROOFS: dict[str, Proof] = {
         "the power goes while two processes write at once, and commits are not synced",
         partial(power_goes_for_two, durabilities=("power",), broken=BROKEN["commits"][2]),
         share=0.5,
-        finds=f"AssertionError: ({LOST})",
+        finds=HARM,
         preload=build,
     ),
 }

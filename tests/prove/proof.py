@@ -46,6 +46,7 @@ class Proof:
     share: float = 1.0  # of the time, relative to the others
     bulk: float = 0.0  # what is added to that in a run of an hour, to come to the amounts of docs/reliability.md
     finds: str = ""  # of a control: a pattern for the start of the line that tells the violation which it must find
+    patience: float = 30.0  # of a control: seconds for which it goes on until it finds something, however short the run
     preload: Callable[[Path], Path] | None = None  # makes the library, there if need be, that its process preloads
 
     def weight(self, seconds: float) -> float:
@@ -90,6 +91,7 @@ class Trial:
     ) -> None:
         """Take `seconds` or so for cases drawn from `seed`, or run the case `only`; `note` hears of each beforehand."""
         self.seed, self.seconds, self.only, self.enough = seed, seconds, only, enough
+        self.patience = 0.0  # seconds for which cases are begun at least, until there is a violation
         self.findings = Findings()
         self.case = 0
         self._note = note
@@ -111,6 +113,8 @@ class Trial:
     @property
     def over(self) -> bool:
         """Whether no further case should begin."""
+        if not self.findings.violations and time.monotonic() < self._began + self.patience:
+            return False
         return not self.left or len(self.findings.violations) >= self.enough
 
     def repeat(self, case: Callable[[random.Random], None], least: int = 1) -> None:

@@ -121,9 +121,9 @@ def _swallow_commits(trial: Trial) -> None:
     """Take a write that was refused for made."""
     real = Store.upsert
 
-    def upsert(*arguments: Any) -> int:
+    def upsert(*arguments: Any, **more: Any) -> int:
         try:
-            return real(*arguments)
+            return real(*arguments, **more)
         except (DiskFull, StorageError):
             return 1
 
