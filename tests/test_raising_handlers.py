@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import random
+import signal
 import threading
 from functools import partial
 from pathlib import Path
@@ -13,8 +14,11 @@ from unittest import mock
 
 import pytest
 
-from diskcache_like import Cache
+from diskcache_like import Cache, FanoutCache
+from diskcache_like.coherence.generations import GenerationFile
 from diskcache_like.coherence.lock import WriteLock
+from diskcache_like.errors import TransactionError
+from diskcache_like.storage import forking
 from diskcache_like.storage.connection import MAX_READERS
 from diskcache_like.storage.holding import Holder
 
@@ -122,3 +126,60 @@ def test_the_hot_layer_goes_on_after_an_interrupted_insertion(tmp_path: Path) ->
         assert not done.is_alive()
         cache["key"] = 2
         assert list(cache._hot.entries) == ["key"]
+
+
+def test_a_transaction_that_a_call_cut_short_was_ending_does_not_outlive_it(tmp_path: Path) -> None:
+    with Cache(tmp_path) as cache:
+        cache.set("due", 1, expire=0)
+        settle = GenerationFile.settle
+        with (
+            mock.patch.object(GenerationFile, "settle", side_effect=KeyboardInterrupt),
+            pytest.raises(KeyboardInterrupt),
+        ):
+            cache.set("key", 1)  # which first removes what has expired, in a transaction of its own
+        assert GenerationFile.settle is settle
+        assert cache.set("key", 2)
+        assert cache.check() == []
+
+
+# -- handlers that write, beside what raises --------------------------------------------------------------------------
+
+
+def test_a_handler_takes_no_lock_from_a_call_about_all_shards(tmp_path: Path) -> None:
+    with FanoutCache(tmp_path, shards=2) as cache, FanoutCache(tmp_path, shards=2, timeout=0) as other:
+        first, second = cache._shards.stores
+        key = next(key for key in range(100) if cache._locate(key)[2] is first)
+        told: list[object] = []
+        enter = Holder.enter
+
+        def entered(store: Holder, timeout: float | None, culls: bool = True) -> bool:
+            if store is second and not told:
+                told.append("interrupted")
+                signal.raise_signal(signal.SIGUSR1)
+            return enter(store, timeout, culls)
+
+        def write(*_: object) -> None:
+            with pytest.raises(TransactionError):
+                cache.set(key, "of the handler")
+            told.append("refused")
+
+        before = signal.signal(signal.SIGUSR1, write)
+        try:
+            with mock.patch.object(Holder, "enter", entered), cache.transact():
+                assert told == ["interrupted", "refused"]
+                assert first.lock.locked_by_me()
+                assert not other.set(key, "of another")
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+        assert other.set(key, "of another")
+
+
+def test_a_handler_that_writes_before_a_fork_does_not_end_the_rest(tmp_path: Path) -> None:
+    with Cache(tmp_path) as cache:
+        forking._before()
+        try:
+            with pytest.raises(TransactionError):
+                cache.set("key", 1)
+        finally:
+            forking._after_in_parent()
+        assert cache.set("key", 2)

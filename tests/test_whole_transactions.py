@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from diskcache_like.storage.transaction import Transaction
 
 from . import across
 from .deeds import cut_off, die, nurse, victims
-from .processes import Crew, Worker, problems, watch
+from .processes import PATIENCE, Crew, Worker, problems, watch
 from .wholeness import mend, opened
 
 KIND = "fanout"  # tests/prove does the same to encrypted ones
@@ -135,6 +136,35 @@ def refused() -> CacheError:
 
 def full() -> CacheError:
     return DiskFull("no room", "cache.db")
+
+
+@pytest.mark.parametrize("due", [0, 1])
+def test_a_transaction_cut_off_while_an_earlier_one_is_completed_is_whole_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, due: int
+) -> None:
+    with opened(tmp_path, "fanout") as cache, opened(tmp_path, "fanout") as other:
+        across.prepare(cache)
+        waiting, taken = threading.Event(), Holder.taken
+
+        def noted(store: Holder, timeout: float | None) -> contextlib.AbstractContextManager[None]:
+            waiting.set()
+            return taken(store, timeout)
+
+        monkeypatch.setattr(Holder, "taken", noted)
+        monkeypatch.setattr(cache._shards, "_make_whole", lambda error: None)  # as if its process had been killed
+        Refused(monkeypatch, 1, 1, refused)
+        completing = threading.Thread(target=journal.complete, args=(other._shards.stores, None))
+        with cache.transact():
+            # What the other sees: one shard is due, for an earlier transaction's sake, and all the others are not.
+            cache._shards.stores[due].header[Header.JOINT] = journal.COMMITTING
+            completing.start()
+            assert waiting.wait(PATIENCE)
+            across.change(cache)
+        completing.join(PATIENCE)
+        assert not completing.is_alive()
+        across.COMPLETE["a transaction"](other)
+        assert across.found(other) == (across.AFTER, across.REQUEUED)
+        mend(other)
 
 
 @pytest.mark.parametrize("error", [refused, full])
@@ -276,6 +306,8 @@ PLANTED: list[object] = [
     [[], [], [], [["joint.mark", [b""]]]],
     [[], [], [], [["modulus", [1, 2]]]],
     [[], [], [], [[1, []]]],
+    [[], [], [], [["\ud800", [1]]]],  # text that SQLite cannot take
+    [[4], [[4, b"k", 1, 2, 0, None, "\ud800", *ROW[7:]]], [], []],
     [[0, 4], [[0, *ROW[1:10], b"q", 1, b"v"], [4, *ROW[1:10], b"q", 1, b"v"]], [], []],  # two items of one number
 ]
 
@@ -316,6 +348,7 @@ def test_any_number_for_a_cut_off_transaction_in_the_header_is_only_a_look(tmp_p
                 store.header[Header.JOINT] = (1 << 64) - 1
             assert cache.set("k", 2)
             assert (cache["k"], len(cache)) == (2, 1)
+            assert not any(store.header[Header.JOINT] for store in cache._shards.stores)
 
 
 # -- what it does not cost --------------------------------------------------------------------------------------------

@@ -180,6 +180,10 @@ class WriteLock:
         owned: bool = self._thread._is_owned()  # type: ignore[attr-defined]
         return owned
 
+    def is_resting(self) -> bool:
+        """Tell whether the calling thread keeps the others away while it forks."""
+        return self._rester == get_ident()
+
     def contended(self) -> bool:
         """Tell whether another process has lately found the lock taken: a hint, always False before `attach`."""
         header = self._header
@@ -391,8 +395,7 @@ class WriteLock:
             turn = header[_TURN]
             left = turn / 1e6 - now
             if not 0 < left <= LONGEST_SLICE + GRACE:
-                if turn and left <= 0:
-                    header[_TURN] = 0  # so that the next one need not look at the clock
+                header[_TURN] = 0  # so that the next one need not look at the clock
                 break
             if self._pause(min(left, end - now), wake):
                 self._announce()  # for those who sleep behind this one

@@ -96,10 +96,12 @@ def _resume() -> None:
 
 
 def _after_in_parent() -> None:
-    _resume()
-    mutex, _fork.mutex = _fork.mutex, None
-    if mutex is not None:
-        mutex.release()
+    try:
+        _resume()
+    finally:
+        mutex, _fork.mutex = _fork.mutex, None
+        if mutex is not None:
+            mutex.release()
 
 
 def _after_in_child() -> None:

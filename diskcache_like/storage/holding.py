@@ -64,7 +64,8 @@ class Holder(Reader):
             ):
                 return self._enter_slowly(timeout, culls)
         except BaseException:  # of the clock, which is the user's, or of a signal handler
-            lock.let_go()
+            self.let_go()
+            lock.let_go()  # for a signal handler that interrupts another call, where the line above does nothing
             raise
         return True
 
@@ -77,6 +78,7 @@ class Holder(Reader):
         if self.header[_JOINT] and self.siblings:
             self.lock.release()  # completing takes the locks of all that are concerned, always in the same order
             return self.enter(journal.complete((self, *self.siblings), timeout), culls)
+        self.header[_JOINT] = 0  # where there are no others it is damage
         self.settle()
         if culls and self.header[_NEXT_EXPIRE] != NEVER:
             with suppress(DiskFull):  # the write itself will tell
@@ -102,7 +104,7 @@ class Holder(Reader):
             try:
                 yield
             finally:
-                if turn == self.lock.recoveries:
+                if not self.inherited() and turn == self.lock.recoveries:
                     self.leave()
         except BaseException:
             self.let_go()
@@ -140,14 +142,15 @@ class Holder(Reader):
         Every write ends so that fails. Mostly there is nothing to do, since it has ended all that itself; but a signal
         handler may raise anywhere, also where that is about to be done.
         """
-        if self.inherited() or not self.lock.locked_by_me() or interrupts(self):
+        lock = self.lock
+        if self.inherited() or not lock.locked_by_me() or lock.is_resting() or interrupts():
             return
         txn = self.txn
         if txn is not None and txn.entered:
             txn.stepping = False
             return
         self._abort()
-        self.lock.let_go()
+        lock.let_go()
 
     def _abort(self) -> None:
         """Roll back the transaction of a call that an exception ended, and settle what it had begun to write."""
@@ -181,7 +184,7 @@ class Holder(Reader):
                     self.leave_step()
                 yield taken
             finally:
-                if taken and turn == self.lock.recoveries:
+                if taken and not self.inherited() and turn == self.lock.recoveries:
                     self.leave()
         except BaseException as error:
             if turn in (None, self.lock.recoveries):  # as in `transaction`

@@ -171,29 +171,42 @@ def complete(stores: Sequence[Holder], timeout: float | None) -> float | None:
             break
         except CorruptDatabase as error:
             damaged = next((store for store in stores if store.path == error.path), None)
-            if damaged is None or not damaged.recovered(error):
+            # With no time to wait the caller may hold another shard's lock, and setting aside waits for this one's.
+            if damaged is None or timeout == 0 or not damaged.recovered(error):
                 raise
     return _left(deadline)
 
 
 def _complete(stores: Sequence[Holder], deadline: float | None) -> None:
-    problems: list[str] = []
-    with ExitStack() as held:
-        due = []
-        for store in sorted(stores, key=attrgetter("directory")):  # the order in which transactions take their locks
-            if store.present_header()[Header.JOINT]:
-                held.enter_context(store.taken(_left(deadline)))
-                store.settle()
-                due.append(store)
-        for store in due:
-            if store.header[Header.JOINT] == COMMITTING:
-                _with_room(store, partial(store.put_setting, BURNT, store.header[Header.TICK] & NEVER))
-        for store in due:
-            problems += _replay(store, {_name(other): other for other in due})
-        for store in due:
-            store.header[Header.JOINT] = 0
+    ordered = sorted(stores, key=attrgetter("directory"))  # the order in which transactions take their locks
+    is_whole = False
+    while not is_whole:
+        with ExitStack() as held:
+            due = []
+            for store in ordered:
+                if store.present_header()[Header.JOINT]:
+                    held.enter_context(store.taken(_left(deadline)))
+                    store.settle()
+                    due.append(store)
+            # While this waited for one of them, another transaction may have been cut off that concerns a shard passed
+            # over. None begins now that concerns one of `due`, and nobody can be done with one without its lock.
+            is_whole = not any(store.present_header()[Header.JOINT] for store in ordered if store not in due)
+            problems = _complete_all(due) if is_whole else []
     for problem in problems:
         warnings.warn(problem, CorruptDatabaseWarning, stacklevel=2)
+
+
+def _complete_all(due: Sequence[Holder]) -> list[str]:
+    """Complete what concerns these shards, whose locks are held; return what is wrong with their journals."""
+    problems: list[str] = []
+    for store in due:
+        if store.header[Header.JOINT] == COMMITTING:
+            _with_room(store, partial(store.put_setting, BURNT, store.header[Header.TICK] & NEVER))
+    for store in due:
+        problems += _replay(store, {_name(other): other for other in due})
+    for store in due:
+        store.header[Header.JOINT] = 0
+    return problems
 
 
 def _left(deadline: float | None) -> float | None:
@@ -226,7 +239,7 @@ def _replay(source: Holder, shards: dict[str, Holder]) -> list[str]:
             store = shards.get(part.shard)
             if store is not None and store is not source and _mark(store) == part.before:
                 _apply(store, part, identifier, partial(_piece, source, pieces))
-    except DecodeError as error:
+    except (DecodeError, UnicodeEncodeError) as error:  # the latter from text that SQLite cannot take
         problems.append(
             f"{source.path!r}: the journal of a transaction over several shards is damaged ({error}), so that a part of"
             " the transaction is missing"

@@ -22,7 +22,9 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _PACKAGE = __name__.split(".", 1)[0]
-_STORAGE = __name__.rpartition(".")[0]
+_RUNS_OTHERS = frozenset(
+    f"{_PACKAGE}.{name}" for name in ("memoize", "stampede", "recipes", "locks", "compat", "cli", "demo", "__main__")
+)
 
 
 class _Scope(ContextDecorator, Generic[T]):
@@ -67,22 +69,26 @@ def scope(function: Callable[P, Generator[T, None, None]]) -> Callable[P, Abstra
     return made
 
 
-def interrupts(store: Holder) -> bool:
-    """Tell whether the present call comes from a signal handler that interrupts another call about the same store."""
+def interrupts() -> bool:
+    """Tell whether the present call may come from a signal handler that interrupts another call of the package.
+
+    Any other counts, whatever it is about: one about all shards holds locks of stores that none of its frames names.
+    Only what runs functions of the caller's does not, since these may be all of a program.
+    """
     frame: FrameType | None = sys._getframe(1)
     outside = False
     while frame is not None:
         module = str(frame.f_globals.get("__name__", ""))
-        if module.startswith(_STORAGE):
-            names = frame.f_code.co_varnames
-            if outside and names and frame.f_locals.get(names[0]) is store:
+        if module.partition(".")[0] == _PACKAGE:
+            if outside and module not in _RUNS_OTHERS:
                 return True
-        elif not module.startswith((_PACKAGE, "contextlib")):
+        elif not module.startswith("contextlib"):
             outside = True
         frame = frame.f_back
     return False
 
 
 def left_over(store: Holder) -> bool:
-    """Tell whether the write lock is the calling thread's although no call or transaction of it is under way."""
-    return store.txn is None and store.lock.locked_by_me() and not interrupts(store)
+    """Tell whether the write lock is the calling thread's although no call, fork or transaction of it is under way."""
+    lock = store.lock
+    return store.txn is None and lock.locked_by_me() and not lock.is_resting() and not interrupts()
