@@ -14,10 +14,10 @@ from typing import Any
 
 from . import files, signing
 from .disk import KEEP_NOT, Disk
-from .errors import KeyringError, SecretError, SettingError
+from .errors import CorruptDatabaseWarning, KeyringError, SecretError, SettingError
 from .keyring import Master, Sealer
 from .record import Record
-from .storage import check
+from .storage import check, rekeying
 from .storage.opening import Config
 from .storage.shards import Shards
 from .storage.store import Row, Store
@@ -43,13 +43,43 @@ def refuse_own_contract(disk: type[Disk]) -> None:
 def attach(stores: Sequence[Store], master: Master, directory: str) -> Sealer:
     """Have the stores' disks seal what they store with the keys that the secret opens; return the first's."""
     refuse_own_contract(type(stores[0].disk))
-    sealers = [Sealer(master, store.directory, store.keyring, store.keys_version) for store in stores]
+    sealers = _sealers(stores, master)
     if len({sealer.keyring.blinding for sealer in sealers}) > 1:
         raise KeyringError(f"{directory!r}: the keyrings of its shards do not belong together; put back a copy of it")
     for store, sealer in zip(stores, sealers, strict=True):
         store.disk.sealer = sealer
         sealer.siblings = tuple(other for other in sealers if other is not sealer)
     return sealers[0]
+
+
+def _sealers(stores: Sequence[Store], master: Master) -> list[Sealer]:
+    """Return what seals in each store.
+
+    A shard whose keyring is damaged gets that of another, if the cache may go on with less than it had: entries there
+    that were sealed with a key which the other shard has not are missing then.
+    """
+    found: list[Sealer | None] = []
+    problem: KeyringError | None = None
+    for store in stores:
+        try:
+            found.append(_sealer(store, master))
+        except KeyringError as error:
+            problem = error
+            found.append(None)
+    if problem is None:
+        return [sealer for sealer in found if sealer is not None]
+    sound = next((sealer for sealer in found if sealer is not None), None)
+    if sound is None or not stores[0].config.recover:
+        raise problem
+    warnings.warn(f"{problem}: it goes on with the keyring of another shard", CorruptDatabaseWarning, stacklevel=2)
+    for store, sealer in zip(stores, found, strict=True):
+        if sealer is None:
+            rekeying.replace_keyring(store, sound.keyring, store.config.timeout)
+    return [sealer or _sealer(store, master) for store, sealer in zip(stores, found, strict=True)]
+
+
+def _sealer(store: Store, master: Master) -> Sealer:
+    return Sealer(master, store.directory, store.keyring, store.keys_version)
 
 
 def sealed_row(disk: Disk, key: Any, stored: bytes, encoded: Stored, expire: float | None, tag: bytes | None) -> Row:

@@ -60,6 +60,18 @@ def test_each_kind_of_damage_is_found_and_mended(open_cache: Opener) -> None:
 
 
 @one
+def test_a_file_that_an_entry_has_is_taken_out_of_the_trash(open_cache: Opener) -> None:
+    cache = open_cache()
+    cache["big"] = BIG
+    tamper(cache, "INSERT INTO trash (file, size) SELECT file, size FROM entry")
+    with open_cache() as cache:
+        assert any("in the trash" in message for message in messages(cache))
+        messages(cache, fix=True)
+        assert messages(cache) == []
+        assert cache["big"] == BIG
+
+
+@one
 def test_columns_that_contradict_their_record_are_found(cache: Cache) -> None:
     for number, change in enumerate(("expire = 1e9", "tag = x'a3746167'", "size = 5", "file = x'" + "00" * 16 + "'")):
         cache[f"key {number}"] = "value"

@@ -30,7 +30,7 @@ from diskcache_like import (
     throttle,
 )
 from diskcache_like.coherence.board import NO_ENTRY
-from diskcache_like.errors import CacheError, CorruptDatabase, DecodeError, KeyringError
+from diskcache_like.errors import CacheError, CorruptDatabase, CorruptDatabaseWarning, DecodeError, KeyringError
 from diskcache_like.persistent import KeptCache
 from diskcache_like.record import MODE_RAW, Record, pack, pack_simple
 from diskcache_like.signing import Signer
@@ -326,6 +326,26 @@ def test_a_damaged_keyring_is_not_a_wrong_secret(tmp_path: Path, kept: Any) -> N
     plant(tmp_path, "UPDATE setting SET value = ? WHERE name = 'keyring'", whole)
     with Cache(tmp_path, secret=SECRET) as cache:
         assert cache["key"] == "value"
+
+
+@pytest.mark.filterwarnings("ignore::diskcache_like.SignatureWarning")
+def test_a_shard_whose_keyring_is_damaged_gets_that_of_another(tmp_path: Path) -> None:
+    with FanoutCache(tmp_path, shards=2, **SEALED) as cache:
+        for number in range(20):
+            cache[number] = number
+    plant(tmp_path / "001", "UPDATE setting SET value = zeroblob(60) WHERE name = 'keyring'")
+    with pytest.warns(CorruptDatabaseWarning, match="001.*keyring of another shard"):
+        cache = FanoutCache(tmp_path, secret=SECRET)
+    with cache:
+        first = cache._shards.stores[0]
+        for number in range(20):
+            assert cache.get(number) in ((number,) if cache._locate(number)[2] is first else (number, None))
+            cache[number] = -number
+        cache.check(fix=True)
+        assert cache.check() == []
+    with FanoutCache(tmp_path, secret=SECRET) as cache:
+        assert [cache[number] for number in range(20)] == [-number for number in range(20)]
+        cache.rotate("another secret of sixteen bytes or more")
 
 
 def test_shards_whose_keyrings_do_not_belong_together_are_refused(tmp_path: Path) -> None:

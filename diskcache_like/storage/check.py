@@ -47,6 +47,7 @@ def check_store(
         if not store.recovered(problem):
             raise problem
         return [*found.warnings, *check_store(store, check_record, fix, timeout)]
+    _check_trash(store, fix, timeout, found)
     _check_files(store, fix, timeout, found)
     _check_directories(store, fix, found)
     _check_totals(store, fix, timeout, found)
@@ -197,6 +198,15 @@ def _problem_now(store: Store, check_record: CheckRecord, h: int) -> str | None:
     if not rows or rows[0][0] != h:
         return None
     return _problem(store, check_record, rows[0])
+
+
+def _check_trash(store: Store, fix: bool, timeout: float | None, found: _Findings) -> None:
+    """Report files that are to be unlinked although an entry has them, as after a power loss that took a write back."""
+    with store.locked(timeout):
+        for (file,) in store.select_writer(sql.FALSELY_TRASHED):
+            found.add(f"{store.path}: a value file of an entry is in the trash: {file!r}")
+            if fix:
+                store.writer.execute(sql.DELETE_TRASH, (file,))
 
 
 def _check_files(store: Store, fix: bool, timeout: float | None, found: _Findings) -> None:

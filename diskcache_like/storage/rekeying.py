@@ -81,6 +81,15 @@ def _change_keyring(store: Holder, sealer: Sealer, keyring: Keyring, master: Mas
         sealer.reload()
 
 
+def replace_keyring(store: Store, keyring: Keyring, timeout: float | None) -> None:
+    """Store the keyring of another shard in place of one that is damaged, for good."""
+    with store.locked(timeout):
+        store.header[Header.KEYS] += 1  # as in `_change_keyring`
+        with room.durably(store), store.batch():
+            store.writer.execute(sql.SET_SETTING, ("keyring", keyring.sealed()))
+        store.header[Header.KEYS] += 1
+
+
 # ------------------------------------------------------------------------------------------------------------ rotation
 
 

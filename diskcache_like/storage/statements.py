@@ -80,6 +80,7 @@ HAS_UNDATED = "SELECT 1 FROM trash WHERE at IS NULL LIMIT 1"
 DELETE_TRASH = "DELETE FROM trash WHERE file IN (?1, CAST(?1 AS TEXT))"  # text that is not UTF-8 is read as bytes
 SELECT_TRASHED = "SELECT file, size, at FROM trash WHERE file = ?"
 RESTORE_TRASH = "INSERT INTO trash (file, size, at) VALUES (?, ?, ?) ON CONFLICT (file) DO NOTHING"
+FALSELY_TRASHED = "SELECT file FROM trash WHERE file IN (SELECT file FROM entry WHERE file IS NOT NULL)"
 KNOWN_FILE = "SELECT 1 FROM entry WHERE file = ?1 UNION ALL SELECT 1 FROM trash WHERE file = ?1"
 # Dictionaries are large, and read when an entry needs one; journals are for those who complete a transaction.
 SELECT_SETTINGS = """SELECT name, value FROM setting
