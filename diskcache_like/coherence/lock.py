@@ -169,6 +169,10 @@ class WriteLock:
             header = self._header
             if header is not None and header[_WAITERS]:
                 self._wake(header)
+        except BaseException:  # of a signal handler, which may come before the call itself where there is an audit hook
+            with contextlib.suppress(OSError, ValueError):
+                flock(self._descriptor, LOCK_UN)
+            raise
         finally:
             self._owner = 0
             self._free_thread()
