@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import random
 import signal
 import threading
@@ -189,7 +190,7 @@ def test_a_handler_that_writes_before_a_fork_does_not_end_the_rest(tmp_path: Pat
 def test_a_release_that_is_interrupted_before_its_system_call_is_made_all_the_same(tmp_path: Path) -> None:
     """An audit hook written in Python runs before the call, and a signal handler may run in it."""
     mine, other = WriteLock(tmp_path / "lock"), WriteLock(tmp_path / "lock")
-    unlock, calls = lock.flock, iter([KeyboardInterrupt])
+    unlock, calls = fcntl.flock, iter([KeyboardInterrupt])
 
     def audited(descriptor: int, operation: int) -> None:
         for error in calls:
