@@ -46,7 +46,7 @@ def main(catalogue: str, name: str, seed: str, seconds: str, only: str, pipe: st
     proof: Proof = importlib.import_module(catalogue).PROOFS[name]
     trial = Trial(int(seed), float(seconds), int(only) if only else None, note=telling)
     if proof.control:
-        trial.enough, trial.patience = 1, proof.patience
+        trial.sought, trial.patience = proof.sought, proof.patience
     with trial:
         try:
             proof.run(trial)

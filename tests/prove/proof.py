@@ -91,7 +91,8 @@ class Trial:
     ) -> None:
         """Take `seconds` or so for cases drawn from `seed`, or run the case `only`; `note` hears of each beforehand."""
         self.seed, self.seconds, self.only, self.enough = seed, seconds, only, enough
-        self.patience = 0.0  # seconds for which cases are begun at least, until there is a violation
+        self.patience = 0.0  # seconds for which cases are begun at least, until a violation is found
+        self.sought: Callable[[str], bool] | None = None  # of a control: tells the violation with which it is done
         self.findings = Findings()
         self.case = 0
         self._note = note
@@ -113,15 +114,20 @@ class Trial:
     @property
     def over(self) -> bool:
         """Whether no further case should begin."""
-        if not self.findings.violations and time.monotonic() < self._began + self.patience:
-            return False
-        return not self.left or len(self.findings.violations) >= self.enough
+        return self._has_found or (not self.left and time.monotonic() >= self._began + self.patience)
+
+    @property
+    def _has_found(self) -> bool:
+        violations = self.findings.violations
+        return len(violations) >= self.enough or (
+            self.sought is not None and any(self.sought(text) for _, text in violations)
+        )
 
     def repeat(self, case: Callable[[random.Random], None], least: int = 1) -> None:
         """Run cases until the time is up, `least` of them however long they take."""
         numbers = random.Random(self.seed)
         while self.findings.cases < least or not self.over:
-            if len(self.findings.violations) >= self.enough:
+            if self._has_found:
                 return
             number = numbers.getrandbits(40) if self.only is None else self.only
             with self.judged(number):

@@ -33,7 +33,7 @@ def violations(outcome: Outcome) -> str:
         return "-"
     if not outcome.proof.control or outcome.ended:
         return str(number)
-    if number:
+    if number and not outcome.held:
         return f"{number} of ANOTHER KIND"
     return "found, as it must" if outcome.held else "NOT FOUND"
 

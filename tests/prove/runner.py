@@ -36,9 +36,10 @@ class Outcome:
 
     @property
     def held(self) -> bool:
-        """Whether the promise held; of a control, whether a case found the violation that it must, and nothing else."""
-        is_missing = self.proof.control and not self.findings.violations
-        return not (self.skipped or self.ended or self.unwanted or is_missing)
+        """Whether the promise held; of a control, whether a case found the violation that it must."""
+        if self.proof.control:
+            return not (self.skipped or self.ended) and len(self.unwanted) < len(self.findings.violations)
+        return not (self.skipped or self.ended or self.unwanted)
 
     @property
     def unwanted(self) -> list[tuple[int, str]]:
