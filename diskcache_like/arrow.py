@@ -6,8 +6,8 @@ could expand to any size, no lengths without bytes, no types that would run code
 known to be this program's own, every offset, index and text. Nulls take no space, so those in lists and structures, of
 which a payload can claim any number, are counted.
 
-Who reads a column trusts its offsets and indices without a bound, and polars its text to be UTF-8. So
-all of them are looked at before anybody reads one, at the speed of memory where that is possible.
+Who reads a column trusts its offsets and indices without a bound, and polars its text to be UTF-8. So all of them are
+looked at before anybody reads one, at the speed of memory where that is possible.
 """
 
 from __future__ import annotations

@@ -164,9 +164,8 @@ class Shards:
             self.close(None)
             raise
         if len(self.stores) > 1 and journal.is_due(self.stores):
-            with contextlib.suppress(
-                CacheError
-            ):  # a transaction is at work, or will tell the next to write what failed
+            # If that fails a transaction is at work, or who writes next is told why.
+            with contextlib.suppress(CacheError):
                 journal.complete(self.stores, _PATIENCE)
 
     def _open(self, wanted: int) -> list[Store]:
