@@ -5,12 +5,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import random
 import signal
+import sqlite3
 import threading
 from functools import partial
 from pathlib import Path
+from types import FrameType
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -20,13 +24,14 @@ from diskcache_like.coherence import lock
 from diskcache_like.coherence.generations import GenerationFile
 from diskcache_like.coherence.lock import WriteLock
 from diskcache_like.errors import TransactionError
-from diskcache_like.storage import forking
+from diskcache_like.storage import forking, schema
 from diskcache_like.storage.connection import MAX_READERS
 from diskcache_like.storage.holding import Holder
+from diskcache_like.storage.scopes import _Scope
 
 from .prove.raising import CALLS, interrupt_part
-from .prove.stage import played
-from .prove.stepping import interrupted, places_in
+from .prove.stage import KINDS, opened, played
+from .prove.stepping import Stepper, carry_out, interrupted, places_in
 
 LARGE = b"x" * 40_000
 
@@ -71,6 +76,59 @@ def test_a_lock_that_an_acquisition_took_is_given_back(tmp_path: Path) -> None:
         other.release()
     lock.close()
     other.close()
+
+
+class _Ends(Stepper):
+    """Note which of the places are the beginning of the end of a with-block, and which of them the caller wrote."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers: list[int] = []
+        self.outside: list[int] = []
+
+    def __call__(self, frame: FrameType, event: str, argument: Any) -> Any:
+        step = super().__call__(frame, event, argument)
+        if frame.f_code is _Scope.__exit__.__code__:
+            self.numbers.append(self.places)
+            if frame.f_back is not None and frame.f_back.f_code.co_filename == __file__:
+                self.outside.append(self.places)
+        return step
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_whatever_a_transaction_holds_is_given_back_also_while_the_exception_lives(tmp_path: Path, kind: str) -> None:
+    with opened(kind, tmp_path, timeout=5) as cache, opened(kind, tmp_path, timeout=0) as other:
+
+        def change() -> None:
+            with cache.transact(), cache.transact():
+                cache.set("left", 1)
+                cache.set("right", LARGE)
+
+        change()
+        ends = _Ends()
+        with ends.traced():
+            carry_out(ends, change)
+        assert len(ends.numbers) > 5
+        for number in set(ends.numbers) - {ends.outside[-1]}:  # of the block outside of all nothing is left to end it
+            error = interrupted(change, number)
+            assert error is not None
+            with other.transact(retry=False):  # a Timeout, if a lock is held
+                other.set("left", 2)
+            assert cache.get("left") == 2
+            del error
+
+
+def test_a_new_database_is_not_rolled_back_after_its_commit(tmp_path: Path) -> None:
+    class Connection(sqlite3.Connection):
+        def execute(self, statement: str, *parameters: Any) -> sqlite3.Cursor:
+            cursor = super().execute(statement, *parameters)
+            if statement == "COMMIT":
+                raise KeyboardInterrupt
+            return cursor
+
+    connection = sqlite3.connect(tmp_path / "db", isolation_level=None, factory=Connection)
+    with contextlib.closing(connection), pytest.raises(KeyboardInterrupt):
+        schema.create(connection, {})
 
 
 def interrupt_leaving() -> mock._patch[mock.MagicMock]:

@@ -1,9 +1,9 @@
 """The shard's write lock: one writer at a time, among the threads of this process and among processes.
 
-A `threading.RLock` comes first, so that one thread of each process waits outside it, then `flock` on a descriptor of our
-own. The kernel drops a flock when its holder dies, however it dies, and it waits in no queue that a dead process could
-clog. Who finds it taken tries again after a pause; the C helper lets the releaser end that pause. Who has waited long
-claims a turn, and those who come after queue behind it.
+A `threading.RLock` comes first, so that one thread of each process waits outside it, then `flock` on a descriptor of
+our own. The kernel drops a flock when its holder dies, however it dies, and it waits in no queue that a dead process
+could clog. Who finds it taken tries again after a pause; the C helper lets the releaser end that pause. Who has waited
+long claims a turn, and those who come after queue behind it.
 """
 
 from __future__ import annotations

@@ -187,7 +187,7 @@ class Holder(Reader):
                 if taken and not self.inherited() and turn == self.lock.recoveries:
                     self.leave()
         except BaseException as error:
-            if turn in (None, self.lock.recoveries):  # as in `transaction`
+            if turn in (None, self.lock.recoveries):  # as in `held`
                 self.let_go()
             if isinstance(error, FAILURES):
                 self.failed(error)
@@ -283,19 +283,26 @@ class Holder(Reader):
         A timeout applies to the write lock. On any exception the innermost transaction is rolled back; if the database
         is corrupt it is set aside after that.
         """
-        with self.held(timeout) as taken:
-            if not taken:
-                with self.savepoint():
-                    yield
-                return
-            with self.batch() as txn:
-                txn.entered, txn.stepping = True, False
-                try:
-                    yield
-                finally:
-                    txn.entered, txn.stepping = False, True
-            if txn.evicted:
-                room.unlink_removed(self)
+        turn: int | None = None
+        try:
+            with self.held(timeout) as taken:
+                turn = self.lock.recoveries
+                if not taken:
+                    with self.savepoint():
+                        yield
+                    return
+                with self.batch() as txn:
+                    txn.entered, txn.stepping = True, False
+                    try:
+                        yield
+                    finally:
+                        txn.entered, txn.stepping = False, True
+                if txn.evicted:
+                    room.unlink_removed(self)
+        except BaseException:
+            if turn == self.lock.recoveries:  # as in `held`
+                self.let_go()  # where a signal handler raised before `held` could end it
+            raise
 
     @scope
     def held(self, timeout: float | None) -> Generator[bool, None, None]:

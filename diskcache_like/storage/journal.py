@@ -178,11 +178,24 @@ def complete(stores: Sequence[Holder], timeout: float | None) -> float | None:
 
 
 def _complete(stores: Sequence[Holder], deadline: float | None) -> None:
+    due: list[Holder] = []
+    try:
+        problems = _complete_due(stores, due, deadline)
+    except BaseException:
+        for store in due:
+            store.let_go()  # as in `Shards.transaction`
+        raise
+    for problem in problems:
+        warnings.warn(problem, CorruptDatabaseWarning, stacklevel=2)
+
+
+def _complete_due(stores: Sequence[Holder], due: list[Holder], deadline: float | None) -> list[str]:
+    """Complete what was cut off, with the locks of `due`, a list that is filled here; return what was wrong."""
     ordered = sorted(stores, key=attrgetter("directory"))  # the order in which transactions take their locks
     is_whole = False
     while not is_whole:
         with ExitStack() as held:
-            due = []
+            due.clear()
             for store in ordered:
                 if store.present_header()[Header.JOINT]:
                     held.enter_context(store.taken(_left(deadline)))
@@ -192,8 +205,7 @@ def _complete(stores: Sequence[Holder], deadline: float | None) -> None:
             # over. None begins now that concerns one of `due`, and nobody can be done with one without its lock.
             is_whole = not any(store.present_header()[Header.JOINT] for store in ordered if store not in due)
             problems = _complete_all(due) if is_whole else []
-    for problem in problems:
-        warnings.warn(problem, CorruptDatabaseWarning, stacklevel=2)
+    return problems
 
 
 def _complete_all(due: Sequence[Holder]) -> list[str]:
@@ -250,8 +262,7 @@ def _replay(source: Holder, shards: dict[str, Holder]) -> list[str]:
 
 def _drop(source: Holder) -> None:
     """Remove the journal. That need not outlast a power loss, for marks tell that it was done with."""
-    with room.unsynced(source):
-        source.drop_journal()
+    room.unsynced(source, source.drop_journal)
 
 
 def _piece(source: Holder, pieces: list[object], number: int) -> bytes:

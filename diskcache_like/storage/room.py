@@ -6,7 +6,7 @@ Every function here runs under the store's write lock unless it says otherwise.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from .. import files
@@ -443,21 +443,21 @@ def durably(store: Holder) -> Generator[None, None, None]:
         store.writer.execute(synchronous(store.settings["sqlite_synchronous"]))
 
 
-@scope
-def unsynced(store: Holder) -> Generator[None, None, None]:
-    """Have what the body commits not wait for the disk, whatever the cache's durability; no transaction is open.
+def unsynced(store: Holder, step: Callable[[], object]) -> None:
+    """Do a step whose commit need not wait for the disk, whatever the cache's durability; no transaction is open.
 
-    Not where there is a rollback journal, which has to be synced for the database to stay sound.
+    It has to wait where there is a rollback journal, which is synced for the database to stay sound.
     """
     usual = store.settings["sqlite_synchronous"]
     if usual < FULL or store.select_writer(sql.JOURNAL_MODE) != [("wal",)]:
-        yield
+        step()
         return
-    store.writer.execute(synchronous(NORMAL))
+    execute, as_usual = store.writer.execute, synchronous(usual)  # no call in Python, in which a handler may raise, ...
     try:
-        yield
+        execute(synchronous(NORMAL))
+        step()
     finally:
-        store.writer.execute(synchronous(usual))
+        execute(as_usual)  # ... may come before this one
 
 
 def _write_many(store: Holder, statement: str, rows: Sequence[tuple[object, ...]]) -> None:

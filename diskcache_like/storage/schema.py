@@ -81,8 +81,13 @@ def create(connection: sqlite3.Connection, settings: dict[str, object]) -> None:
         connection.execute(f"PRAGMA user_version = {VERSION}")
         connection.execute("COMMIT")
     except BaseException:
-        connection.execute("ROLLBACK")
+        _roll_back(connection)
         raise
+
+
+def _roll_back(connection: sqlite3.Connection) -> None:
+    if connection.in_transaction:  # else a signal handler raised just after the commit
+        connection.execute("ROLLBACK")
 
 
 def is_empty(connection: sqlite3.Connection) -> bool:
@@ -154,7 +159,7 @@ def migrate(connection: sqlite3.Connection, path: str, version: int) -> None:
             connection.execute(f"PRAGMA user_version = {step + 1}")
             connection.execute("COMMIT")
         except BaseException:
-            connection.execute("ROLLBACK")
+            _roll_back(connection)
             raise
     if verify(connection, path) != VERSION:
         raise CorruptDatabase(f"{path!r} could not be brought to format {VERSION}")

@@ -282,21 +282,22 @@ class Shards:
         stores = self.stores
         return stores[(h >> 2) % _SHARD_PRIME % len(stores)]
 
-    @scope
-    def transaction(self, timeout: float | None) -> Generator[None, None, None]:
+    def transaction(self, timeout: float | None) -> contextlib.AbstractContextManager[None]:
         """Make the body one transaction of the calling task over all shards; nested, a savepoint of it.
 
         Its parts are committed one after the other, and by nobody else in between: all of them, or none.
         """
-        if len(self.stores) == 1:
-            with self.stores[0].transaction(timeout):
-                yield
-            return
+        return self.stores[0].transaction(timeout) if len(self.stores) == 1 else self._joint_transaction(timeout)
+
+    @scope
+    def _joint_transaction(self, timeout: float | None) -> Generator[None, None, None]:
         decided: list[Holder] = []
+        turns: list[int] = []
         try:
             with contextlib.ExitStack() as locks:
                 # Always in the same order, so that no two can wait for each other.
                 taken = [store for store in self.stores if locks.enter_context(store.held(timeout))]
+                turns += (store.lock.recoveries for store in self.stores)
                 with contextlib.ExitStack() as bodies:
                     for store in self.stores:
                         if store not in taken:
@@ -311,13 +312,26 @@ class Shards:
                 for store, txn in zip(taken, txns, strict=True):
                     if txn.evicted:
                         room.unlink_removed(store)
-        except CacheError as error:
+        except BaseException as error:
+            self._let_go(turns)
             if not decided:
                 raise
             self._make_whole(error)
 
-    def _make_whole(self, error: CacheError) -> None:
-        """Complete a transaction that is decided and was cut off by an error; if that fails, say what becomes of it."""
+    def _let_go(self, turns: Sequence[int]) -> None:
+        """End what a signal handler kept from its end within an ExitStack, which keeps it and the exception alive.
+
+        `turns` are the recoveries of each lock when all were taken; it is empty if that was not done.
+        """
+        for store, turn in zip(self.stores, turns, strict=False):
+            if turn == store.lock.recoveries:
+                store.let_go()
+
+    def _make_whole(self, error: BaseException) -> None:
+        """Complete a transaction that is decided and was cut off; if that fails, say what becomes of it.
+
+        Raises what cut it off unless that was an error of the cache's own.
+        """
         try:
             journal.complete(self.stores, 0)
         except CacheError:
@@ -327,7 +341,10 @@ class Shards:
             )
             if isinstance(error, DiskFull):
                 raise DiskFull(text, self.directory) from error
-            raise StorageError(f"{self.directory!r}: {text}") from error
+            if isinstance(error, CacheError):
+                raise StorageError(f"{self.directory!r}: {text}") from error
+        if not isinstance(error, CacheError):
+            raise error
 
     def close(self, timeout: float | None) -> None:
         """Close every store."""

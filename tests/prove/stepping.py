@@ -79,7 +79,7 @@ class Stepper:
         """Raise, as a signal handler."""
         assert frame is not None
         self.where = f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_qualname}"
-        assert frame.f_code.co_filename != __file__ or frame.f_code in (_carry_out.__code__, interrupted.__code__)
+        assert frame.f_code.co_filename != __file__ or frame.f_code in (carry_out.__code__, interrupted.__code__)
         raise Interrupted(self.where)
 
     @contextmanager
@@ -93,7 +93,8 @@ class Stepper:
             signal.signal(signal.SIGINT, before)
 
 
-def _carry_out(stepper: Stepper, call: Callable[[], object]) -> None:
+def carry_out(stepper: Stepper, call: Callable[[], object]) -> None:
+    """Do a call while the stepper is told of its instructions."""
     sys.settrace(stepper)
     call()
     sys.settrace(None)
@@ -103,7 +104,7 @@ def places_in(call: Callable[[], object]) -> int:
     """Return at how many places of a call a handler may run."""
     stepper = Stepper()
     with stepper.traced():
-        _carry_out(stepper, call)
+        carry_out(stepper, call)
     return stepper.places
 
 
@@ -112,7 +113,7 @@ def interrupted(call: Callable[[], object], number: int) -> Interrupted | None:
     stepper = Stepper(number)
     with stepper.traced():
         try:
-            _carry_out(stepper, call)
+            carry_out(stepper, call)
             for _ in range(2):
                 pass
         except Interrupted as error:
