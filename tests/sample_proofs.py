@@ -42,6 +42,17 @@ def _raise(trial: Trial) -> None:
     trial.each(["fine", "also fine", 0], lambda item: 1 / len(item), "items")  # type: ignore[arg-type]
 
 
+def _share(trial: Trial) -> None:
+    def case(item: int) -> None:
+        trial.count(f"item {item}")
+        trial.most("largest item", item)
+        assert item != BAD, "not this one"
+        if item == DEADLY:
+            os._exit(3)
+
+    trial.each(range(trial.seed), case, "items", least=trial.seed)
+
+
 def _die(trial: Trial) -> None:
     trial.repeat(lambda chance: os.kill(os.getpid(), signal.SIGSEGV))
 
@@ -86,9 +97,11 @@ def _in_a_child(work: Callable[[random.Random], None], trial: Trial) -> None:
     trial.repeat(lambda chance: played(partial(work, chance)))
 
 
+BAD, DEADLY = 41, 61
 PROOFS = {
     "holds": Proof(1, "nothing", _hold),
     "breaks": Proof(2, "half of it", _break),
+    "shared": Proof(2, "everything, in parts", _share, parallel=True),
     "raises": Proof(3, "an error that nobody expected", _raise),
     "dies": Proof(4, "a crash of the interpreter", _die),
     "dies-with-a-child": Proof(4, "an end that a child outlives", _die_with_a_child),

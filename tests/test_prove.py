@@ -16,7 +16,7 @@ from .prove import report
 from .prove.catalogue import PROOFS as KNOWN
 from .prove.proof import ENOUGH, Findings, Proof, Trial, Unreachable, scattered
 from .prove.runner import Outcome, Runner
-from .sample_proofs import PROOFS
+from .sample_proofs import BAD, DEADLY, PROOFS
 
 SAMPLES = "tests.sample_proofs"
 SEED = 7
@@ -31,6 +31,13 @@ def runner() -> Iterator[Runner]:
 
 def run(runner: Runner, name: str, only: int | None = None) -> Outcome:
     return runner.run(name, PROOFS[name], BRIEF, only)
+
+
+def shared(monkeypatch: pytest.MonkeyPatch, items: int, processors: int) -> Outcome:
+    """Run the proof whose parts are shared among processes, with as many items as the seed says."""
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(processors)))
+    with Runner(items, catalogue=SAMPLES) as made:
+        return run(made, "shared")
 
 
 def test_a_promise_that_holds_is_told_with_what_was_counted_and_measured(runner: Runner) -> None:
@@ -73,6 +80,32 @@ def test_a_hang_is_a_violation() -> None:
         outcome = run(impatient, "hangs")
     ((_, text),) = outcome.findings.violations
     assert "hung" in text
+
+
+@pytest.mark.parametrize("processors", [1, 2, 3])
+def test_the_parts_of_a_proof_do_every_case_once(monkeypatch: pytest.MonkeyPatch, processors: int) -> None:
+    outcome = shared(monkeypatch, 40, processors)
+    assert outcome.held
+    assert outcome.findings.counts == {f"item {number}": 1 for number in range(40)}
+    assert "40 cases" in report.how_often(outcome)
+    assert "items: all 40, largest item: 39" in report.how_often(outcome)
+
+
+def test_what_one_part_finds_is_told_with_what_the_others_did(monkeypatch: pytest.MonkeyPatch) -> None:
+    outcome = shared(monkeypatch, 60, 3)
+    ((case, text),) = outcome.findings.violations
+    assert case == BAD
+    assert "not this one" in text
+    assert outcome.findings.reached == {"items": (60, 60)}
+    with Runner(60, catalogue=SAMPLES) as again:
+        assert [found for found, _ in run(again, "shared", only=case).findings.violations] == [BAD]
+
+
+def test_a_part_that_dies_ends_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    outcome = shared(monkeypatch, 80, 2)
+    assert (DEADLY, "the process ended with status 3") in outcome.findings.violations
+    assert 40 <= sum(outcome.findings.counts.values()) < 80
+    assert not outcome.held
 
 
 def test_a_control_has_to_find_a_violation(runner: Runner) -> None:
@@ -134,11 +167,11 @@ def test_each_goes_through_all_items_or_says_how_many() -> None:
     with Trial(SEED, 60) as trial:
         trial.each(range(50), seen.append, "items")
         assert sorted(seen) == list(range(50))
-        assert trial.findings.figures == {"items": "all 50"}
+        assert trial.findings.reached == {"items": (50, 50)}
         trial.seconds = 0
         trial.findings = Findings()
         trial.each(range(50), seen.append, "more")
-        assert trial.findings.figures["more"] == "1 of 50", "one, however little time there is"
+        assert trial.findings.reached["more"] == (1, 50), "one, however little time there is"
     with Trial(SEED, 60, only=17) as trial:
         trial.each(range(50), seen.append, "items")
         assert seen[51:] == [17]
@@ -173,15 +206,24 @@ def test_scratch_directories_go_with_the_case_and_the_rest_with_the_trial() -> N
 
 
 OUTCOMES = [
-    Outcome("ok", Proof(2, "much", lambda trial: None), 1.5, Findings(12, {"kills": 1234}, {"longest": "2 ms"})),
-    Outcome("bad", Proof(1, "more", lambda trial: None), 1.0, Findings(1, {}, {}, [(99, "a stale value")])),
+    Outcome(
+        "ok",
+        Proof(2, "much", lambda trial: None),
+        findings=Findings(12, {"kills": 1234}, {"places": (3, 40)}, {"longest": (2, "2 ms")}),
+    ),
+    Outcome(
+        "bad",
+        Proof(1, "more", lambda trial: None),
+        asked=2.5,
+        findings=Findings(1, violations=[(99, "a stale value")]),
+    ),
 ]
 
 
 def test_the_table_is_ordered_by_promise() -> None:
     assert report.rows(OUTCOMES) == [
         ("1", "more", "1 case", "1"),
-        ("2", "much", "12 cases, 1,234 kills, longest: 2 ms", "0"),
+        ("2", "much", "12 cases, 1,234 kills, places: 3 of 40, longest: 2 ms", "0"),
     ]
     assert report.markdown(OUTCOMES).splitlines()[2] == "| 1 | more | 1 case | 1 |"
 
@@ -189,7 +231,7 @@ def test_the_table_is_ordered_by_promise() -> None:
 def test_a_failure_names_the_command_that_repeats_it() -> None:
     (text,) = report.failures(OUTCOMES, SEED)
     assert "a stale value" in text
-    assert 'make prove ARGS="--only bad --seed 7 --case 99"' in text
+    assert 'make prove ARGS="--only bad --seed 7 --case 99 --seconds 2.50"' in text
 
 
 def test_the_report_for_programs_has_everything() -> None:

@@ -180,10 +180,8 @@ def read_on(link: Link, scene: Scene, directory: Path) -> int:
 
 def anywhen(trial: Trial, scenes: Sequence[Scene], least: int = LEAST) -> None:
     """Kill one writer, or two at once, again and again; `least` times in a case, however short the time."""
-    largest = 0
 
     def case(chance: random.Random) -> None:
-        nonlocal largest
         room.CHECKPOINT_BYTES = 300_000
         with Crowd(trial, chance, chance.choice(scenes)) as crowd:
             for number in range(KILLS):
@@ -196,11 +194,9 @@ def anywhen(trial: Trial, scenes: Sequence[Scene], least: int = LEAST) -> None:
                     crowd.start(owner)
             left = crowd.end()
             assert left <= LARGEST, f"the emptied databases take {left:,} bytes"
-            largest = max(largest, left)
+            trial.most("most bytes of an emptied database", left)
 
     trial.repeat(case)
-    if largest:
-        trial.figure("most bytes of an emptied database", f"{largest:,}")
 
 
 # -- broken on purpose ------------------------------------------------------------------------------------------------

@@ -267,10 +267,11 @@ class Round:
     def deaths(self, number: int) -> Iterator[None]:
         """Outlive a deed, then die at each of its steps."""
         steps = self.die(number, -1) or []
-        chosen = [at for at, step in enumerate(steps) if step.startswith(self._only)]
+        all_ = [at for at, step in enumerate(steps) if step.startswith(self._only)]
+        chosen = list(self._trial.share_of(random.Random(self._trial.seed).sample(all_, len(all_))))
         self.known += len(chosen)
         yield
-        for at in self._chance.sample(chosen, len(chosen)):
+        for at in chosen:
             self.die(number, at)
             self.done += 1
             yield
@@ -298,8 +299,7 @@ def everywhere(trial: Trial, deeds: Sequence[Deed], only: str = "") -> None:
             round_.die(number, at - 1)
             return
         round_.run()
-        finished = round_.known and round_.done == round_.known
-        trial.figure("steps", f"all {round_.done:,}" if finished else f"{round_.done:,} of {round_.known:,} or more")
+        trial.reach("steps of what was begun", round_.done, round_.known)
 
 
 def lengthy(trial: Trial) -> None:
@@ -329,13 +329,19 @@ PROOFS: dict[str, Proof] = {
         "kill -9 before and after each step of each kind of write, of upkeep and of closing",
         partial(everywhere, deeds=WRITING),
         share=3.0,
+        bulk=8.0,
+        parallel=True,
     ),
     "crash-opening": Proof(
         3,
         "the same while a cache is made, renewed after a start of the machine, or its damaged database set aside",
         partial(everywhere, deeds=OPENING),
+        bulk=3.0,
+        parallel=True,
     ),
-    "crash-lengthy": Proof(3, "the same in rotate(), train() and a migration, which then go on", lengthy, share=1.5),
+    "crash-lengthy": Proof(
+        3, "the same in rotate(), train() and a migration, which then go on", lengthy, 1.5, bulk=2.0, parallel=True
+    ),
     "crash-control-settling": Proof(
         3,
         "nobody looks whether the last holder of the lock died",

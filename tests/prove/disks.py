@@ -360,6 +360,9 @@ PROOFS: dict[str, Proof] = {
         6, "a disk turned read-only before each operation of a workload, and back", _turn_read_only, preload=build
     ),
     "disk-directory-gone": Proof(
-        6, "the directory removed, moved or replaced before each operation of a workload, and under threads", _go_away
+        6,
+        "the directory removed, moved or replaced before each operation of a workload, and under threads",
+        _go_away,
+        parallel=True,
     ),
 }

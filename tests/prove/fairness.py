@@ -164,12 +164,9 @@ def meet(trial: Trial, meeting: Meeting, seed: int) -> float:
 
 def polite_beside_hog(trial: Trial, draw: Callable[[random.Random], Meeting] = Meeting.drawn) -> None:
     """Let one writer be polite beside another that is not."""
-    longest = 0.0
 
     def case(chance: random.Random) -> None:
-        nonlocal longest
-        longest = max(longest, meet(trial, draw(chance), chance.getrandbits(40)))
-        trial.figure("longest wait beside a hog", f"{1e3 * longest:,.1f} ms")
+        trial.most("longest wait beside a hog", 1e3 * meet(trial, draw(chance), chance.getrandbits(40)), " ms")
 
     trial.repeat(case)
 
@@ -198,10 +195,8 @@ def crowd_in(link: Link, kind: str, directory: Path, end: Words) -> tuple[float,
 def crowded(trial: Trial) -> None:
     """Let many processes write as fast as they can."""
     processes = CROWD if trial.seconds >= LONG else SMALL_CROWD
-    longest = 0.0
 
     def case(chance: random.Random) -> None:
-        nonlocal longest
         kind, directory, end = chance.choice(KINDS), trial.fresh(), Words(1)
         played(lambda: opened(kind, directory).close())
         with Stage() as stage:
@@ -213,8 +208,8 @@ def crowded(trial: Trial) -> None:
             end[0] = 1
             waits, turns = zip(*Crew.results(everyone), strict=True)
         trial.count("writes", sum(turns))
-        longest = max(longest, *waits)
-        trial.figure(f"longest wait of {processes}", f"{1e3 * longest:,.1f} ms")
+        longest = max(waits)
+        trial.most(f"longest wait of {processes}", 1e3 * longest, " ms")
         assert longest <= CROWDED, f"a writer of {processes} waited {longest:.1f} s for the lock"
 
     with WAITS.noted():

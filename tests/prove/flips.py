@@ -209,13 +209,17 @@ def prove_control(trial: Trial) -> None:
 FILES = "of a small cache's files (plain, signed, encrypted, compressed with a dictionary, FanoutCache, with -wal)"
 PROOFS: dict[str, Proof] = {
     "flipped-bytes": Proof(
-        3, f"a bit flipped in every byte {FILES}; read, written, mended", prove_closed, 2.0, bulk=12.0
+        3, f"a bit flipped in every byte {FILES}; read, written, mended", prove_closed, 2.0, bulk=12.0, parallel=True
     ),
     "flipped-bytes-open": Proof(
-        3, f"a bit flipped in every byte {FILES} while it is in use", prove_open, 2.0, bulk=12.0
+        3, f"a bit flipped in every byte {FILES} while it is in use", prove_open, 2.0, bulk=12.0, parallel=True
     ),
     "cut-files": Proof(
-        3, f"every file {FILES} cut at every byte, every sector zeroed, at rest and in use", prove_cuts, bulk=6.0
+        3,
+        f"every file {FILES} cut at every byte, every sector zeroed, at rest and in use",
+        prove_cuts,
+        bulk=6.0,
+        parallel=True,
     ),
     "control-checksum": Proof(
         3,

@@ -14,7 +14,7 @@ import time
 from dataclasses import asdict
 from typing import Any
 
-from .proof import CannotRun, Findings, Proof, Trial
+from .proof import CannotRun, Findings, Part, Proof, Trial
 
 TELL_SECONDS = 0.2
 
@@ -40,11 +40,13 @@ class Telling:
         self._pipe.flush()
 
 
-def main(catalogue: str, name: str, seed: str, seconds: str, only: str, pipe: str, place: str) -> None:
-    """Run a proof of the module `catalogue` and tell what it found."""
+def main(
+    catalogue: str, name: str, seed: str, seconds: str, only: str, number: str, of: str, pipe: str, place: str
+) -> None:
+    """Run a proof of the module `catalogue`, or that part of it, and tell what it found."""
     telling = Telling(int(pipe), int(place))
     proof: Proof = importlib.import_module(catalogue).PROOFS[name]
-    trial = Trial(int(seed), float(seconds), int(only) if only else None, note=telling)
+    trial = Trial(int(seed), float(seconds), int(only) if only else None, part=Part(int(number), int(of)), note=telling)
     if proof.control:
         trial.sought, trial.patience = proof.sought, proof.patience
     with trial:

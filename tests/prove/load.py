@@ -225,15 +225,8 @@ def guard(trial: Trial, everyone: list[Worker], places: Places, goes_on: Callabl
             growth = max(growth, usage_of(worker.pid).resident - first[worker.pid])
             assert growth <= GROWTH, f"a process grew by {growth / MIB:.0f} MiB"
         time.sleep(0.02)
-    note_most(trial, "most descriptors for a cache", most)
-    note_most(trial, "most memory gained", growth / MIB, " MiB")
-
-
-def note_most(trial: Trial, name: str, value: float, unit: str = "") -> None:
-    """Note a figure if it is larger than it was in an earlier case."""
-    before = trial.findings.figures.get(name, "")
-    if not before or value > float(before.split(" ")[0].replace(",", "")):
-        trial.figure(name, f"{value:,.{0 if isinstance(value, int) else 1}f}{unit}")
+    trial.most("most descriptors for a cache", most)
+    trial.most("most memory gained", growth / MIB, " MiB")
 
 
 def judge(trial: Trial, crowd: Crowd, callers: list[dict[str, Any]], seen: Largest) -> None:
@@ -241,13 +234,13 @@ def judge(trial: Trial, crowd: Crowd, callers: list[dict[str, Any]], seen: Large
     trial.count("calls", sum(caller["accounts"]["calls"] for caller in callers))
     trial.count("looks at the size", seen.looks)
     longest, call = max(caller["longest"] for caller in callers)
-    note_most(trial, "longest call", longest * 1e3, f" ms ({call})")
+    trial.most("longest call", longest * 1e3, f" ms ({call})")
     writes = [caller["accounts"]["writes"] for caller in callers]
     fair = sum(writes) / len(writes)
     trial.count("writes", sum(writes))
-    note_most(trial, "largest volume", 100 * seen.volume / LIMIT, " % of the limit")
+    trial.most("largest volume", 100 * seen.volume / LIMIT, " % of the limit")
     wait = max(caller["wait"] for caller in callers)
-    note_most(trial, "longest wait for a lock", wait * 1e3, " ms")
+    trial.most("longest wait for a lock", wait * 1e3, " ms")
     trial.figure("fewest writes of one", f"{min(writes):,} of {fair:,.0f} on average")
     assert min(writes) >= FAIR * fair - 1, f"a writer starved: {min(writes)} writes, and {fair:.0f} on average"
     longest = LONGEST_WAIT + LONGEST_TURN * (crowd.threads - 1)
@@ -257,11 +250,11 @@ def judge(trial: Trial, crowd: Crowd, callers: list[dict[str, Any]], seen: Large
 def judge_disk(trial: Trial, seen: Largest, control: int) -> None:
     """Compare the files that were seen with what each kind may come to; the `control` files never change their size."""
     disk = seen.disk
-    note_most(trial, "largest volume", 100 * seen.volume / LIMIT, " % of the limit")
-    note_most(trial, "databases and value files", 100 * disk.content / LIMIT, " % of it")
-    note_most(trial, "their WALs", 100 * disk.logs / LIMIT, " %")
-    note_most(trial, "control files", 100 * (disk.control + disk.indexes) / LIMIT, " %")
-    note_most(trial, "largest WAL", seen.wal / MIB, " MiB")
+    trial.most("largest volume", 100 * seen.volume / LIMIT, " % of the limit")
+    trial.most("databases and value files", 100 * disk.content / LIMIT, " % of it")
+    trial.most("their WALs", 100 * disk.logs / LIMIT, " %")
+    trial.most("control files", 100 * (disk.control + disk.indexes) / LIMIT, " %")
+    trial.most("largest WAL", seen.wal / MIB, " MiB")
     assert seen.volume <= OVER * LIMIT, f"the volume was {seen.volume:,} bytes, {seen.volume / LIMIT:.1%} of the limit"
     assert disk.content <= OVER * LIMIT + PENDING, (
         f"the files took {disk.databases:,} and {disk.values:,} bytes at most, {disk.content / LIMIT:.1%} of the limit"

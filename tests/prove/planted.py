@@ -280,7 +280,7 @@ def prove_columns(trial: Trial) -> None:
         _warm_up(made, bench)
         payloads = {**_plain_values(), **_records()}
         trial.each(items(made), partial(try_item, trial, bench, payloads), "plants")
-        trial.figure("most memory", f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10} MB")
+        trial.most("most memory", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10, " MB")
 
 
 # -- the schema --------------------------------------------------------------------------------------------------------
@@ -415,6 +415,8 @@ PROOFS: dict[str, Proof] = {
         " every table, with right checksums (plain, signed, encrypted, compressed)",
         prove_columns,
         2.0,
+        bulk=6.0,
+        parallel=True,
     ),
     "planted-schema": Proof(
         4,

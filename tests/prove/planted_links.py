@@ -375,12 +375,15 @@ PROOFS: dict[str, Proof] = {
         "links, hard links, FIFOs, sockets, devices and directories planted for every file and directory of a cache, at"
         " rest and in use",
         prove_links,
+        parallel=True,
     ),
     "planted-generations": Proof(
         4,
         "generation files and boards of other sizes, of noise, all odd, all ones, with impossible numbers; replaced, and"
         " cut while mapped",
         prove_counts,
+        bulk=1.0,
+        parallel=True,
     ),
     "control-links": Proof(
         4,

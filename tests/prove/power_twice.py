@@ -110,7 +110,11 @@ def _sizes(image: Image) -> dict[str, int | None]:
 
 PROOFS: dict[str, Proof] = {
     "power-twice": Proof(
-        3, "the power goes again while what it left is opened, read and mended", power_goes_twice, preload=build
+        3,
+        "the power goes again while what it left is opened, read and mended",
+        power_goes_twice,
+        preload=build,
+        parallel=True,
     ),
     "power-twice-unsynced": Proof(
         3,

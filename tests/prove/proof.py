@@ -14,11 +14,12 @@ import shutil
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import NamedTuple, Self, TypeVar
 
 ENOUGH = 3  # violations after which a proof goes no further
 LINES = 40  # of a traceback
@@ -48,6 +49,7 @@ class Proof:
     finds: str = ""  # of a control: a pattern for the start of the line that tells the violation which it must find
     patience: float = 30.0  # of a control: seconds for which it goes on until it finds something, however short the run
     preload: Callable[[Path], Path] | None = None  # makes the library, there if need be, that its process preloads
+    parallel: bool = False  # a case keeps one processor busy and measures no time: each processor runs a part of them
 
     def weight(self, seconds: float) -> float:
         """Return the share that it has of a run that takes so many seconds altogether."""
@@ -68,14 +70,36 @@ class Proof:
         return self.control and any(re.match(self.finds, line) for line in words)
 
 
+class Part(NamedTuple):
+    """Which of the processes that share a proof's cases this is."""
+
+    number: int = 0
+    of: int = 1
+
+
 @dataclass
 class Findings:
     """What came of a proof so far."""
 
     cases: int = 0
     counts: dict[str, int] = field(default_factory=dict)
+    reached: dict[str, tuple[int, int]] = field(default_factory=dict)  # of what can be counted: how many of how many
+    largest: dict[str, tuple[float, str]] = field(default_factory=dict)  # (the number, as it is told)
     figures: dict[str, str] = field(default_factory=dict)
     violations: list[tuple[int, str]] = field(default_factory=list)  # (case, what happened)
+
+    def add(self, other: Findings) -> None:
+        """Take in what another part of the same proof found."""
+        self.cases += other.cases
+        for what, number in other.counts.items():
+            self.counts[what] = self.counts.get(what, 0) + number
+        for what, (done, known) in other.reached.items():
+            before, known_before = self.reached.get(what, (0, 0))
+            self.reached[what] = before + done, known_before + known
+        for what, measured in other.largest.items():
+            self.largest[what] = max(self.largest.get(what, measured), measured)
+        self.figures.update(other.figures)
+        self.violations.extend(other.violations)
 
 
 class Trial:
@@ -87,9 +111,14 @@ class Trial:
         seconds: float,
         only: int | None = None,
         enough: int = ENOUGH,
+        part: Part = Part(),  # noqa: B008 - it cannot be changed
         note: Callable[[int, Findings], None] = lambda case, findings: None,
     ) -> None:
-        """Take `seconds` or so for cases drawn from `seed`, or run the case `only`; `note` hears of each beforehand."""
+        """Take `seconds` or so for cases drawn from `seed`, or run the case `only`; `note` hears of each beforehand.
+
+        Of several processes that share them each has its `part`.
+        """
+        self.part = part
         self.seed, self.seconds, self.only, self.enough = seed, seconds, only, enough
         self.patience = 0.0  # seconds for which cases are begun at least, until a violation is found
         self.sought: Callable[[str], bool] | None = None  # of a control: tells the violation with which it is done
@@ -125,7 +154,7 @@ class Trial:
 
     def repeat(self, case: Callable[[random.Random], None], least: int = 1) -> None:
         """Run cases until the time is up, `least` of them however long they take."""
-        numbers = random.Random(self.seed)
+        numbers = random.Random(f"{self.seed} {self.part.number}" if self.part.number else self.seed)
         while self.findings.cases < least or not self.over:
             if self._has_found:
                 return
@@ -136,18 +165,22 @@ class Trial:
                 return
 
     def each(self, items: Sequence[Item], case: Callable[[Item], None], what: str, least: int = 1) -> None:
-        """Run a case for each item, scattered as the seed has it, until the time is up; say how many of `what`.
+        """Run a case for each item of this part, scattered as the seed has it, until the time is up; say how many.
 
         `least` of them are run however long they take.
         """
         done = 0
-        for number in scattered(len(items), self.seed) if self.only is None else [self.only]:
+        for number in self.share_of(scattered(len(items), self.seed)) if self.only is None else [self.only]:
             if self.over and self.only is None and done >= least:
                 break
             with self.judged(number):
                 case(items[number])
             done += 1
-        self.figure(what, f"{done:,} of {len(items):,}" if done < len(items) else f"all {done:,}")
+        self.reach(what, done, sum(1 for _ in self.share_of(range(len(items)))))
+
+    def share_of(self, items: Iterable[Item]) -> Iterator[Item]:
+        """Yield those of the items that are this part's."""
+        return islice(items, self.part.number, None, self.part.of)
 
     @contextmanager
     def judged(self, number: int) -> Iterator[None]:
@@ -174,8 +207,17 @@ class Trial:
         """Add to the number of things that were done, such as operations or kills."""
         self.findings.counts[what] = self.findings.counts.get(what, 0) + number
 
+    def reach(self, what: str, done: int, known: int) -> None:
+        """Note how many were done of all that are known of something that can be counted."""
+        self.findings.reached[what] = done, known
+
+    def most(self, name: str, value: float, unit: str = "") -> None:
+        """Note something measured, such as the longest wait; the largest value stands, with what was told of it."""
+        told = f"{value:,.{0 if isinstance(value, int) else 1}f}{unit}"
+        self.findings.largest[name] = max(self.findings.largest.get(name, (value, told)), (value, told))
+
     def figure(self, name: str, value: object) -> None:
-        """Note something measured, such as the longest wait; the last value stands."""
+        """Note something else; the last value stands."""
         self.findings.figures[name] = str(value)
 
     def violation(self, text: str) -> None:

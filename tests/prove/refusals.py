@@ -155,6 +155,7 @@ PROOFS: dict[str, Proof] = {
         share=3,
         bulk=10,
         preload=build,
+        parallel=True,
     ),
     "disk-control-commits": Proof(
         6,

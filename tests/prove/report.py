@@ -22,8 +22,14 @@ def how_often(outcome: Outcome) -> str:
         return f"not run: {outcome.skipped}"
     told = [f"{found.cases:,} {'case' if found.cases == 1 else 'cases'}"]
     told += [f"{number:,} {what}" for what, number in found.counts.items()]
+    told += [f"{what}: {_reached(*numbers)}" for what, numbers in found.reached.items()]
+    told += [f"{what}: {value}" for what, (_, value) in found.largest.items()]
     told += [f"{what}: {value}" for what, value in found.figures.items()]
     return ", ".join(told)
+
+
+def _reached(done: int, known: int) -> str:
+    return f"{done:,} of {known:,}" if done < known else f"all {done:,}"
 
 
 def violations(outcome: Outcome) -> str:
@@ -74,7 +80,8 @@ def failures(outcomes: Sequence[Outcome], seed: int) -> Iterator[str]:
         if outcome.proof.control and not outcome.findings.violations:
             yield f"{outcome.name}: found nothing, although the cache was broken on purpose; seed {seed}"
         for case, text in outcome.unwanted:
-            command = f'make prove ARGS="--only {outcome.name} --seed {seed} --case {case}"'
+            asked = f"--only {outcome.name} --seed {seed} --case {case} --seconds {outcome.asked:.2f}"
+            command = f'make prove ARGS="{asked}"'
             kind = " (not what this control is to find)" if outcome.proof.control else ""
             yield f"{outcome.name}: case {case}{kind}\n{text}\nrepeat it with: {command}"
 
