@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
 from ..coherence.forks import token_word
 from ..coherence.generations import NEVER, UNKNOWN, WORD, Header
-from ..errors import CorruptDatabase, DirectoryError, DiskFull, TransactionError
+from ..errors import CacheError, CorruptDatabase, DirectoryError, DiskFull, StorageError, TransactionError
 from . import journal, rekeying, room
 from . import statements as sql
 from .connection import FAILURES, corrupt
@@ -39,6 +39,7 @@ class Holder(Reader):
             self.open()
         txn = self.txn
         if txn is not None and txn.is_callers():
+            self.verify_open()
             txn.stepping = True  # until `leave_step`
             return False
         lock = self.lock
@@ -167,6 +168,27 @@ class Holder(Reader):
             if not txn.decided:
                 room.unlink_unused(self, txn.files)
 
+    def verify_open(self, error: CacheError | None = None) -> None:
+        """Raise if the calling task's transaction is open no more, or must not be committed; `error`, if that ended it.
+
+        SQLite rolls one back by itself after some errors, such as a full disk or a failed read, and would commit
+        everything that is written after that at once. The body, or what makes room on the way, may let such an error
+        pass; so this is called before each step, and before the commit.
+        """
+        txn = self.txn
+        if txn is None or txn.committed or not txn.reads_here():  # another thread's is being committed, perhaps
+            return
+        if txn.broken:
+            raise TransactionError(
+                f"{self.path!r}: a nested transaction was interrupted while it ended, so nothing of the whole one can "
+                "be stored; run it again"
+            )
+        if self._writer is None or not self._writer.in_transaction:
+            raise error or StorageError(
+                f"{self.path!r}: SQLite has rolled this transaction back after an earlier error, which was let pass; "
+                "nothing of it is stored, run it again"
+            )
+
     def leave_step(self) -> None:
         """End a step within the calling task's own transaction."""
         if self.txn is not None:
@@ -284,10 +306,14 @@ class Holder(Reader):
         is corrupt it is set aside after that.
         """
         turn: int | None = None
+        outer, depth = None, 0
         try:
             with self.held(timeout) as taken:
                 turn = self.lock.recoveries
                 if not taken:
+                    outer = self.txn
+                    assert outer is not None
+                    depth = outer.depth
                     with self.savepoint():
                         yield
                     return
@@ -300,8 +326,11 @@ class Holder(Reader):
                 if txn.evicted:
                     room.unlink_removed(self)
         except BaseException:
+            # Where a signal handler raised before `savepoint` or `held` could end.
+            if outer is not None:
+                outer.break_below(depth)
             if turn == self.lock.recoveries:  # as in `held`
-                self.let_go()  # where a signal handler raised before `held` could end it
+                self.let_go()
             raise
 
     @scope
@@ -346,18 +375,20 @@ class Holder(Reader):
         try:
             yield
         except BaseException:
-            if self.inherited() or self.txn is not outer:
-                raise
-            outer.depth -= 1
-            self._run(f"ROLLBACK TO {name}")
-            outer.added = added
-            room.unlink_unused(self, outer.files[files:])
-            del outer.files[files:]
-            self._run(f"RELEASE {name}")
+            if self.txn is outer and not self.inherited():
+                outer.depth -= 1
+                if self.writer.in_transaction:
+                    with _unbroken(outer):
+                        self._run(f"ROLLBACK TO {name}")
+                        outer.added = added
+                        room.unlink_unused(self, outer.files[files:])
+                        del outer.files[files:]
+                        self._run(f"RELEASE {name}")
             raise
         if self.txn is outer:
             outer.depth -= 1
-            self._run(f"RELEASE {name}")
+            with _unbroken(outer):
+                self._run(f"RELEASE {name}")
 
     def put_setting(self, name: str, value: object) -> None:
         """Store a row beside the settings; the write lock is held."""
@@ -410,7 +441,8 @@ class Holder(Reader):
                 room.unlink_unused(self, txn.files)
             raise
         finally:
-            if not txn.ended and not self.inherited():
+            # A handler may have raised as ROLLBACK began: then `leave` does what is left.
+            if not txn.ended and not self.inherited() and not (self._writer and self._writer.in_transaction):
                 tick = self.header[Header.TICK] + 1
                 self.header[Header.TICK] = tick
                 self.generations.settle(txn.slots, tick)
@@ -426,8 +458,17 @@ class Holder(Reader):
 
     def commit(self, txn: Transaction) -> None:
         """Commit the open transaction; what is left for its end is to settle the slots."""
+        self.verify_open()
         self._run("COMMIT")
         txn.committed = True
+
+
+@contextmanager
+def _unbroken(txn: Transaction) -> Iterator[None]:
+    """Have a transaction come to nothing if the body, which ends a nested one, does not come to its end."""
+    before, txn.broken = txn.broken, True
+    yield
+    txn.broken = before
 
 
 class _Attempt:

@@ -68,6 +68,8 @@ def decide(stores: Sequence[Holder]) -> list[Holder]:
     Returns the stores that have a part, the one with the journal first; none if one commit, or none, is enough. The
     caller commits the others.
     """
+    for store in stores:
+        store.verify_open()  # of all, before the first is committed
     parts = [(store, store.txn) for store in stores if store.txn is not None and (store.txn.homes or store.txn.names)]
     if len(parts) < 2:
         return []
@@ -174,7 +176,7 @@ def complete(stores: Sequence[Holder], timeout: float | None) -> float | None:
             # With no time to wait the caller may hold another shard's lock, and setting aside waits for this one's.
             if damaged is None or timeout == 0 or not damaged.recovered(error):
                 raise
-    return _left(deadline)
+    return left(deadline)
 
 
 def _complete(stores: Sequence[Holder], deadline: float | None) -> None:
@@ -198,7 +200,7 @@ def _complete_due(stores: Sequence[Holder], due: list[Holder], deadline: float |
             due.clear()
             for store in ordered:
                 if store.present_header()[Header.JOINT]:
-                    held.enter_context(store.taken(_left(deadline)))
+                    held.enter_context(store.taken(left(deadline)))
                     store.settle()
                     due.append(store)
             # While this waited for one of them, another transaction may have been cut off that concerns a shard passed
@@ -221,7 +223,8 @@ def _complete_all(due: Sequence[Holder]) -> list[str]:
     return problems
 
 
-def _left(deadline: float | None) -> float | None:
+def left(deadline: float | None) -> float | None:
+    """Return how many seconds are left until a deadline, 0 if none."""
     return None if deadline is None else max(deadline - time.monotonic(), 0.0)
 
 

@@ -43,12 +43,13 @@ def housekeeping(store: Holder, incoming: int, makes_room: bool = True) -> None:
         _checkpoint_and_sweep(store)
         if makes_room:
             _look_at_volume(store, incoming)
-    except DiskFull:
-        return
+    except DiskFull as error:
+        store.verify_open(error)
     except FAILURES as error:
         problem = mapped(error, store.path)
         if not isinstance(problem, DiskFull):
             raise problem from error
+        store.verify_open(problem)
 
 
 def _checkpoint_and_sweep(store: Holder) -> None:
@@ -124,15 +125,23 @@ def take_back(store: Holder, wanted: int) -> int:
     for other in sorted(store.siblings, key=share.claimed, reverse=True):
         if given >= wanted or share.claimed(other) <= other.limit:
             break
-        with contextlib.suppress(CacheError), other.locked(0):
-            before = other.header[Header.CLAIM]
-            least = max(other.limit, before - max(wanted - given, 8 * share.slack(other)))
-            volume = make_room(other, least)
-            give_back(other, 0, share.slack(other))
-            share.claim(other, volume, 0)
-            other.header[Header.MARK] = other.header[Header.WRITTEN] + share.slack(other)
-            given += max(before - other.header[Header.CLAIM], 0)
+        try:
+            given += _given_by(other, wanted - given)
+        except CacheError as error:
+            other.verify_open(error)
     return given
+
+
+def _given_by(store: Holder, wanted: int) -> int:
+    """Make room in another shard, if its lock is free; return how many bytes it gave back."""
+    with store.locked(0):
+        before = store.header[Header.CLAIM]
+        least = max(store.limit, before - max(wanted, 8 * share.slack(store)))
+        volume = make_room(store, least)
+        give_back(store, 0, share.slack(store))
+        share.claim(store, volume, 0)
+        store.header[Header.MARK] = store.header[Header.WRITTEN] + share.slack(store)
+        return max(before - store.header[Header.CLAIM], 0)
 
 
 def live_volume(store: Holder) -> int:
@@ -173,8 +182,10 @@ def victims(store: Holder, excess: int, locked: bool) -> list[int]:
 
     On a full disk, which takes neither an index nor ranks, the ranks that are stored have to do.
     """
-    with contextlib.suppress(DiskFull):
+    try:
         _ensure_rank_index(store)
+    except DiskFull as error:
+        store.verify_open(error)
     count = known_count(store)
     if not count:
         return []
@@ -186,7 +197,8 @@ def victims(store: Holder, excess: int, locked: bool) -> list[int]:
         try:
             if fresh:
                 _rank(store, fresh, locked)
-        except DiskFull:
+        except DiskFull as error:
+            store.verify_open(error)
             break
         if doomed or not rows:
             return doomed

@@ -11,6 +11,7 @@ import errno
 import os
 import re
 import stat
+import time
 from collections.abc import Generator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -293,18 +294,23 @@ class Shards:
     def _joint_transaction(self, timeout: float | None) -> Generator[None, None, None]:
         decided: list[Holder] = []
         turns: list[int] = []
+        outer: list[tuple[Transaction, int]] = []
+        ends = False
+        deadline = None if timeout is None else time.monotonic() + timeout
         try:
             with contextlib.ExitStack() as locks:
                 # Always in the same order, so that no two can wait for each other.
-                taken = [store for store in self.stores if locks.enter_context(store.held(timeout))]
+                taken = [store for store in self.stores if locks.enter_context(store.held(journal.left(deadline)))]
                 turns += (store.lock.recoveries for store in self.stores)
+                nested = [store for store in self.stores if store not in taken]
+                outer += ((store.txn, store.txn.depth) for store in nested if store.txn is not None)
                 with contextlib.ExitStack() as bodies:
-                    for store in self.stores:
-                        if store not in taken:
-                            bodies.enter_context(store.savepoint())
+                    for store in nested:
+                        bodies.enter_context(store.savepoint())
                     txns = [bodies.enter_context(store.batch()) for store in taken]
                     with _under_way(txns):
                         yield
+                    ends = True
                     if not any(store.inherited() for store in taken):
                         decided = journal.decide(taken)
                 if decided:
@@ -313,6 +319,8 @@ class Shards:
                     if txn.evicted:
                         room.unlink_removed(store)
         except BaseException as error:
+            for txn, depth in outer:  # what ended in one shard may not have ended in another
+                txn.break_below(-1 if ends else depth)
             self._let_go(turns)
             if not decided:
                 raise

@@ -38,6 +38,7 @@ class Transaction:
 
     __slots__ = (
         "added",
+        "broken",
         "committed",
         "decided",
         "depth",
@@ -68,6 +69,11 @@ class Transaction:
         self.names: set[str] = set()  # of the settings that it may have changed
         self.decided = False  # another shard's part is committed, or about to be: this one is completed, not given up
         self.committed = False
+        self.broken = False  # a nested one is neither part of it nor undone, so that it has to come to nothing
+
+    def break_below(self, depth: int) -> None:
+        """Let it come to nothing if a nested one was entered at this depth, and was never ended."""
+        self.broken = self.broken or self.depth > depth
 
     def touch(self, slot: int, place: int) -> None:
         """Note that the entry at a place may change."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import signal
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -72,6 +73,20 @@ def nested(cache: Cache) -> None:
             cache.set("right", NEW, retry=True)
 
 
+def failing(cache: Cache) -> None:
+    with suppress(LookupError), cache.transact(retry=True):
+        cache.set("left", 2, retry=True)
+        cache.set("right", NEW, retry=True)
+        raise LookupError
+
+
+def failing_inside(cache: Cache) -> None:
+    with cache.transact(retry=True):
+        cache.set("left", 2, retry=True)
+        failing(cache)
+        cache.set("left", 1, retry=True)
+
+
 def cold(cache: Cache) -> None:
     cache._hot.clear()
     assert cache.get("left") == 1
@@ -134,6 +149,8 @@ CALLS: dict[str, Call] = {
     "cull": Call(lambda cache: cache.cull(retry=True), THREE),
     "transact": Call(in_transaction, {"left": 1, "right": OLD}, {"left": 2, "right": NEW}, whole=True),
     "nested transact": Call(nested, {"left": 1, "right": OLD}, {"left": 2, "right": NEW}, whole=True),
+    "failing transact": Call(failing, {"left": 1, "right": OLD}, whole=True),
+    "failing nested transact": Call(failing_inside, {"left": 1, "right": OLD}, whole=True),
     "iteration": Call(lambda cache: list(cache), THREE),
     "len": Call(len, THREE),
     "memoize": Call(remember),

@@ -1,0 +1,188 @@
+"""Transactions that cannot be committed as a whole: nothing of them is stored, and who began them is told."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from diskcache_like import Cache, FanoutCache
+from diskcache_like.errors import CacheError, DiskFull, StorageError, TransactionError
+from diskcache_like.storage import room, share
+from diskcache_like.storage.holding import Holder
+from diskcache_like.storage.store import Store
+
+KEYS = range(40)  # some in each shard
+FULL = DiskFull("no room", "cache.db")
+
+
+@pytest.fixture(params=[1, 3])
+def cache(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cache]:
+    with FanoutCache(tmp_path, shards=3) if request.param > 1 else Cache(tmp_path) as made:
+        made.set_many(dict.fromkeys(KEYS, "old"))
+        yield made
+
+
+def stored(cache: Cache) -> dict[Any, Any]:
+    """Return what another handle finds."""
+    kind = FanoutCache if len(cache._shards.stores) > 1 else Cache
+    with kind(cache.directory) as other:
+        assert other.check() == []
+        return {key: other.get(key) for key in other}
+
+
+@contextmanager
+def refusing(store: Store) -> Iterator[None]:
+    """Have SQLite give up in the next change of a shard, and roll back as it does when a page cannot be read."""
+    store.writer.set_progress_handler(lambda: 1, 1)
+    try:
+        yield
+    finally:
+        store.writer.set_progress_handler(None, 1)
+
+
+def write(cache: Cache, value: object) -> None:
+    for key in KEYS:
+        cache[key] = value
+
+
+def test_nothing_is_stored_of_a_transaction_that_sqlite_has_ended_whatever_the_body_lets_pass(cache: Cache) -> None:
+    told: list[CacheError] = []
+
+    def change() -> None:
+        with cache.transact():
+            write(cache, "new")
+            with refusing(cache._locate(KEYS[0])[2]), suppress(StorageError):
+                cache[KEYS[0]] = "refused"
+            try:
+                cache[KEYS[0]] = "alone"
+            except StorageError as error:
+                told.append(error)
+            with suppress(StorageError), cache.transact():
+                write(cache, "newer")
+
+    with pytest.raises(StorageError, match="has rolled this transaction back"):
+        change()
+    assert told, "a step after it is refused, since it would be committed by itself"
+    assert stored(cache) == {key: cache.get(key) for key in KEYS} == dict.fromkeys(KEYS, "old")
+    write(cache, "after")
+    assert stored(cache) == dict.fromkeys(KEYS, "after")
+
+
+def test_a_failure_to_make_room_does_not_end_a_transaction_unseen(cache: Cache) -> None:
+    store = cache._locate(KEYS[0])[2]
+
+    def fail(*_: object) -> None:
+        with refusing(store), suppress(CacheError):
+            store._run("UPDATE totals SET files = files")
+        raise FULL
+
+    def change() -> None:
+        with cache.transact():
+            write(cache, "new")
+            with mock.patch.object(room, "_look_at_volume", fail):
+                room.housekeeping(store, 0)
+
+    with pytest.raises(DiskFull):
+        change()
+    assert stored(cache) == dict.fromkeys(KEYS, "old")
+
+
+def test_room_that_another_shard_could_not_give_does_not_end_a_transaction_unseen(tmp_path: Path) -> None:
+    with FanoutCache(tmp_path, shards=2) as cache:
+        cache.set_many(dict.fromkeys(KEYS, "old"))
+        one = cache._shards.stores[0]
+
+        def fail(store: Store, wanted: int) -> int:
+            with refusing(store), suppress(CacheError):
+                store._run("UPDATE totals SET files = files")
+            raise FULL
+
+        def change() -> None:
+            with cache.transact():
+                write(cache, "new")
+                with (
+                    mock.patch.object(room, "_given_by", fail),
+                    mock.patch.object(share, "claimed", return_value=1 << 60),
+                ):
+                    room.take_back(one, 1)
+
+        with pytest.raises(DiskFull):
+            change()
+        assert stored(cache) == dict.fromkeys(KEYS, "old")
+
+
+def interrupting(statement: str, number: int, after: bool) -> Any:
+    """Have a signal handler raise before or after a statement is run for the `number`-th time."""
+    run, seen = Holder._run, 0
+
+    def ran(store: Holder, text: str) -> None:
+        nonlocal seen
+        if not text.startswith(statement):
+            return run(store, text)
+        seen += 1
+        if seen == number and not after:
+            raise KeyboardInterrupt
+        run(store, text)
+        if seen == number and after:
+            raise KeyboardInterrupt
+        return None
+
+    return mock.patch.object(Holder, "_run", ran)
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_a_nested_transaction_that_was_interrupted_as_it_ended_is_no_half_of_its_outer_one(
+    cache: Cache, number: int, after: bool
+) -> None:
+    shards = len(cache._shards.stores)
+    if number > shards:
+        pytest.skip(f"there are {shards} shards")
+
+    def change() -> None:
+        with cache.transact():
+            write(cache, "outer")
+            with interrupting("RELEASE", number, after), suppress(KeyboardInterrupt), cache.transact():
+                write(cache, "inner")
+
+    with pytest.raises(TransactionError, match="nested transaction was interrupted"):
+        change()
+    assert stored(cache) == {key: cache.get(key) for key in KEYS} == dict.fromkeys(KEYS, "old")
+
+
+def fail_after(change: Callable[[], None]) -> None:
+    change()
+    raise LookupError
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_a_rollback_that_is_interrupted_is_made_all_the_same(cache: Cache, after: bool) -> None:
+    with interrupting("ROLLBACK", 1, after), pytest.raises(KeyboardInterrupt), cache.transact():
+        fail_after(lambda: write(cache, "new"))
+    assert stored(cache) == dict.fromkeys(KEYS, "old")
+    write(cache, "after")
+    assert stored(cache) == dict.fromkeys(KEYS, "after"), "what is acknowledged is committed, and no lock is held"
+
+
+def test_a_timeout_is_one_deadline_for_all_shards(tmp_path: Path) -> None:
+    now, given = 0.0, []
+
+    def enter(store: Holder, timeout: float | None, culls: bool = True) -> bool:
+        nonlocal now
+        given.append(timeout)
+        now += 1
+        return entered(store, timeout, culls)
+
+    entered = Holder.enter
+    with FanoutCache(tmp_path, shards=3, timeout=10) as cache:
+        clock = mock.Mock(side_effect=lambda: now)
+        with mock.patch.object(time, "monotonic", clock), mock.patch.object(Holder, "enter", enter):
+            with cache.transact(retry=False):
+                pass
+            assert given == [10, 9, 8]
