@@ -18,7 +18,6 @@ from diskcache_like.storage.holding import Holder
 from diskcache_like.storage.store import Store
 
 KEYS = range(40)  # some in each shard
-FULL = DiskFull("no room", "cache.db")
 
 
 @pytest.fixture(params=[1, 3])
@@ -44,6 +43,13 @@ def refusing(store: Store) -> Iterator[None]:
         yield
     finally:
         store.writer.set_progress_handler(None, 1)
+
+
+def give_up(store: Store, *_: object) -> int:
+    """Be told that the disk is full, by SQLite too."""
+    with refusing(store), suppress(CacheError):
+        store._run("UPDATE totals SET files = files")
+    raise DiskFull("no room", store.path)
 
 
 def write(cache: Cache, value: object) -> None:
@@ -77,15 +83,10 @@ def test_nothing_is_stored_of_a_transaction_that_sqlite_has_ended_whatever_the_b
 def test_a_failure_to_make_room_does_not_end_a_transaction_unseen(cache: Cache) -> None:
     store = cache._locate(KEYS[0])[2]
 
-    def fail(*_: object) -> None:
-        with refusing(store), suppress(CacheError):
-            store._run("UPDATE totals SET files = files")
-        raise FULL
-
     def change() -> None:
         with cache.transact():
             write(cache, "new")
-            with mock.patch.object(room, "_look_at_volume", fail):
+            with mock.patch.object(room, "_look_at_volume", give_up):
                 room.housekeeping(store, 0)
 
     with pytest.raises(DiskFull):
@@ -98,16 +99,11 @@ def test_room_that_another_shard_could_not_give_does_not_end_a_transaction_unsee
         cache.set_many(dict.fromkeys(KEYS, "old"))
         one = cache._shards.stores[0]
 
-        def fail(store: Store, wanted: int) -> int:
-            with refusing(store), suppress(CacheError):
-                store._run("UPDATE totals SET files = files")
-            raise FULL
-
         def change() -> None:
             with cache.transact():
                 write(cache, "new")
                 with (
-                    mock.patch.object(room, "_given_by", fail),
+                    mock.patch.object(room, "_given_by", give_up),
                     mock.patch.object(share, "claimed", return_value=1 << 60),
                 ):
                     room.take_back(one, 1)
