@@ -12,7 +12,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from diskcache_like import Cache, dictionaries, migration
 from diskcache_like.coherence import generations
@@ -39,31 +39,51 @@ def deed(name: str) -> Callable[[Deed], Deed]:
     return register
 
 
+LAST_WORD = "dies"  # of a victim that dies as planned: not of a fault, nor for want of memory
+HANGS = 30  # seconds after which a victim hangs
+
+
 def nurse(link: Link) -> None:
-    """Fork victims: hear what each is to do and when to die, tell None if it died, else the steps that it took."""
+    """Fork victims: hear what each is to do and when to die, tell None if it died so, else the steps that it took."""
     while (task := link.hear()) is not None:
-        directory, kind, name, at = task
         reading, writing_ = os.pipe()
         pid = os.fork()
         if pid == 0:
-            status = 1
-            try:
-                os.write(writing_, "\n".join(DEEDS[name](directory, kind, make_mortal(at))).encode())
-                status = 0
-            except BaseException as error:
-                os.write(writing_, repr(error).encode())
-            finally:
-                os._exit(status)
+            _be_victim(writing_, *task)
         os.close(writing_)
         with os.fdopen(reading) as pipe:
             told = pipe.read()
         _, status = os.waitpid(pid, 0)
-        if os.WIFSIGNALED(status):
-            link.tell(None)
-        elif status:
-            link.tell(told)
-        else:
-            link.tell(told.splitlines())
+        link.tell(_outcome(told, os.waitstatus_to_exitcode(status), at=task[-1]))
+
+
+def _be_victim(pipe: int, directory: Path, kind: str, name: str, at: int) -> NoReturn:
+    status = 1
+    signal.alarm(HANGS)
+    try:
+        dying = make_mortal(at, lambda: os.write(pipe, LAST_WORD.encode()))
+        os.write(pipe, "\n".join(DEEDS[name](directory, kind, dying)).encode())
+        status = 0
+    except BaseException as error:
+        os.write(pipe, repr(error).encode())
+    finally:
+        os._exit(status)
+
+
+def _outcome(told: str, status: int, at: int) -> list[str] | str | None:
+    """Return None for a victim that died as planned, its steps for one that outlived the deed, else what is wrong."""
+    if status == -signal.SIGKILL and told == LAST_WORD and at >= 0:
+        return None
+    if status == -signal.SIGALRM:
+        return f"it hangs, {HANGS} s now"
+    if status < 0:
+        return f"it ended by {signal.Signals(-status).name} before its time"
+    steps = told.splitlines()
+    if status:
+        return told
+    if not steps:
+        return "it has no steps to die at"
+    return f"it has outlived step {at} of {len(steps)}" if 0 <= at < len(steps) else steps
 
 
 def victims(nurse_: Worker, directory: Path, kind: str, name: str) -> Iterator[int]:
@@ -72,7 +92,7 @@ def victims(nurse_: Worker, directory: Path, kind: str, name: str) -> Iterator[i
         steps = die(nurse_, directory, kind, name, at)
         if steps is not None:
             # What there is to do may depend on what deaths before have left: fewer steps than the last time, for one.
-            assert 2 < len(steps) <= at, "the deed has no steps to die at"
+            assert len(steps) > 2, "the deed has no steps to die at"
             return
         yield at
 
@@ -233,15 +253,14 @@ def do_complete(directory: Path, kind: str, dying: Death) -> list[str]:
 
 
 @deed("cut off")
-def do_cut_off(directory: Path, kind: str, _: Death) -> list[str]:
+def do_cut_off(directory: Path, kind: str, dying: Death) -> list[str]:
     """Die just after a transaction over several shards is decided."""
     journal.CHUNK_BYTES = 300
     decide = journal.decide
 
     def die_decided(stores: Sequence[holding.Holder]) -> list[holding.Holder]:
         decide(stores)
-        os.kill(os.getpid(), signal.SIGKILL)
-        raise AssertionError("unreachable")
+        dying.die()
 
     journal.decide = die_decided
     across.change(opened(directory, kind))
@@ -252,7 +271,7 @@ def cut_off(nurse_: Worker, directory: Path, kind: str) -> None:
     """Leave a cache whose last transaction was cut off just after it was decided."""
     with opened(directory, kind) as cache:
         across.prepare(cache)
-    assert die(nurse_, directory, kind, "cut off", -1) is None
+    assert die(nurse_, directory, kind, "cut off", 0) is None
 
 
 # -- opening ----------------------------------------------------------------------------------------------------------

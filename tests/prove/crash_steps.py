@@ -300,6 +300,8 @@ def everywhere(trial: Trial, deeds: Sequence[Deed], only: str = "") -> None:
             return
         round_.run()
         trial.reach("steps of what was begun", round_.done, round_.known)
+        if not (round_.known or trial.findings.violations):
+            trial.violation("nothing has a step to die at")
 
 
 def lengthy(trial: Trial) -> None:
