@@ -117,10 +117,12 @@ def _stream(cache: Cache) -> None:
 DEED_WRITES = {**WRITES, "set piece by piece": Write(_stream, LARGE)}
 
 
-def _write(write: Write, all_slots: bool, directory: Path, kind: str, dying: Death) -> list[str]:
+def _write(
+    write: Write, directory: Path, kind: str, dying: Death, all_slots: bool = False, **settings: Any
+) -> list[str]:
     if all_slots:
         holding.ALL_SLOTS = -1  # type: ignore[attr-defined]  # every change marks all slots, as one of thousands of keys does
-    cache = opened(directory, kind)
+    cache = opened(directory, kind, **settings)
     cache.get("anything")
     dying.counts = True
     with contextlib.suppress(ZeroDivisionError):
@@ -131,10 +133,12 @@ def _write(write: Write, all_slots: bool, directory: Path, kind: str, dying: Dea
 
 
 MARKING_ALL = ", marking all slots"
+SYNCING = ", syncing"  # as durability="power" has it
 
 for _name, _each in DEED_WRITES.items():
-    DEEDS[_name] = functools.partial(_write, _each, False)
-    DEEDS[_name + MARKING_ALL] = functools.partial(_write, _each, True)
+    DEEDS[_name] = functools.partial(_write, _each)
+    DEEDS[_name + MARKING_ALL] = functools.partial(_write, _each, all_slots=True)
+    DEEDS[_name + SYNCING] = functools.partial(_write, _each, durability="power")
 
 ALL_MARKING = ["delete", "touch", "evict", "clear", "delete_many", "set_many"]
 
@@ -229,15 +233,18 @@ def do_make_room(directory: Path, kind: str, dying: Death) -> list[str]:
 
 
 @deed("across shards")
-def do_across_shards(directory: Path, kind: str, dying: Death) -> list[str]:
+def do_across_shards(directory: Path, kind: str, dying: Death, **settings: Any) -> list[str]:
     journal.CHUNK_BYTES = 300  # so that there are pieces beside its head
-    cache = opened(directory, kind)
+    cache = opened(directory, kind, **settings)
     cache.get("anything")
     dying.counts = True
     across.change(cache)
     dying.counts = False
     cache.close()
     return dying.steps
+
+
+DEEDS["across shards" + SYNCING] = functools.partial(do_across_shards, durability="power")
 
 
 @deed("complete")

@@ -55,6 +55,7 @@ FULL: dict[str, Any] = {"eviction_policy": "least-recently-used", "size_limit": 
 SCENES = [
     Scene("one", KEEPS),
     Scene("one", {**KEEPS, "durability": "system"}, writers=3),
+    Scene("one", {**KEEPS, "durability": "power"}, writers=3),
     Scene("fanout", KEEPS),
     Scene("one", FULL),
     Scene("fanout", {**FULL, "eviction_policy": "least-recently-stored"}),

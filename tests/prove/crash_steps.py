@@ -22,7 +22,20 @@ from diskcache_like.migration import Migration
 from diskcache_like.storage import holding, journal, store
 from tests import across
 from tests.aftermath import BYSTANDERS, look_after, look_after_making_room, look_after_opening, prepare
-from tests.deeds import ALL_MARKING, DEED_WRITES, FILLERS, MARKING_ALL, NEW, OLD, SAMPLES, UPKEEP, cut_off, die, nurse
+from tests.deeds import (
+    ALL_MARKING,
+    DEED_WRITES,
+    FILLERS,
+    MARKING_ALL,
+    NEW,
+    OLD,
+    SAMPLES,
+    SYNCING,
+    UPKEEP,
+    cut_off,
+    die,
+    nurse,
+)
 from tests.processes import LARGE, MISSING, Worker, Write, fork_worker
 from tests.wholeness import mend, opened
 
@@ -223,7 +236,12 @@ WRITING = [
     ),
     Deed("make room", "one", judge_room),
     Deed("make room", "sealed", judge_room),
+    *(
+        Deed(name + SYNCING, "one", partial(judge_write, DEED_WRITES[name]))
+        for name in ("set to a file", "set from a file", "transact")
+    ),
     *(Deed("across shards", kind, judge_across) for kind in ("fanout", "sealed fanout")),
+    Deed("across shards" + SYNCING, "fanout", judge_across),
     *(Deed("complete", kind, judge_completing) for kind in ("fanout", "sealed fanout")),
 ]
 OPENING = [
