@@ -19,7 +19,7 @@ from tests.processes import Forked, Link, fork_worker
 from tests.wholeness import known_files, mend, opened, value_files
 
 from .crash_locks import PROOFS as LOCK_PROOFS
-from .crash_locks import STALL, go_on, hear_from, note_longest
+from .crash_locks import STALL, go_on, hear_from
 from .crash_steps import PROOFS as STEP_PROOFS
 from .proof import Proof, Trial
 
@@ -129,7 +129,7 @@ class Crowd:
             return  # the next are to be killed while they come upon what these have left
         for owner, worker in self._writers.items():
             go_on(worker, f"writer {owner}")
-        note_longest(self._trial, "longest until all who live went on", time.monotonic() - began)
+        self._trial.most("longest until all who live went on", 1000 * (time.monotonic() - began), " ms")
 
     def _verify(self, owner: int, found: dict[int, int]) -> None:
         calls = verify(found, owner, self._diaries[owner], self._scene.evicting)

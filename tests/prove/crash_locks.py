@@ -46,12 +46,6 @@ def go_on(worker: Worker, who: str) -> None:
         hear_from(worker, who)
 
 
-def note_longest(trial: Trial, name: str, seconds: float) -> None:
-    """Note a time if none by that name was longer."""
-    before = float(trial.findings.figures.get(name, "0 ms").split()[0])
-    trial.figure(name, f"{max(before, 1000 * seconds):.1f} ms")
-
-
 # -- dead -------------------------------------------------------------------------------------------------------------
 
 
@@ -146,7 +140,7 @@ def dead_owners(trial: Trial) -> None:
                 contenders.fill()
                 contenders.kill_two(chance)
                 trial.count("kills", 2)
-                note_longest(trial, "longest until all who live had their turns", contenders.all_get_turns())
+                trial.most("longest until all who live had their turns", 1000 * contenders.all_get_turns(), " ms")
             trial.count("dead owners", contenders.words[DEAD_OWNERS])
             trial.count("turns", sum(contenders.words[TURNS : TURNS + CONTENDERS]))
         finally:
@@ -207,7 +201,7 @@ class Onlookers:
         began = time.monotonic()
         value: int = cache.get(key)
         took = time.monotonic() - began
-        note_longest(self._trial, "longest read", took)
+        self._trial.most("longest read", 1000 * took, " ms")
         assert took <= SLOWEST_READ, f"a read took {took:.3f} s, as if it had waited for the lock"
         return value
 
@@ -215,7 +209,7 @@ class Onlookers:
         """Write, however often the owner takes the lock anew just when it has given it back."""
         began = time.monotonic()
         assert self._patient.set("one more", 2)
-        note_longest(self._trial, "longest wait for the lock afterwards", time.monotonic() - began)
+        self._trial.most("longest wait for the lock afterwards", 1000 * (time.monotonic() - began), " ms")
 
     def writers_time_out(self) -> float:
         """Write with a timeout; return how many seconds late it came, 0 if the lock was free after all."""
