@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import os
 import random
+import resource
+import signal
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -25,6 +28,7 @@ from tests.aftermath import BYSTANDERS, look_after, look_after_making_room, look
 from tests.deeds import (
     ALL_MARKING,
     DEED_WRITES,
+    DEEDS,
     FILLERS,
     MARKING_ALL,
     NEW,
@@ -343,6 +347,18 @@ def undecided(trial: Trial) -> None:
     everywhere(trial, [deed for deed in WRITING if deed.name == "across shards"], "after COMMIT")
 
 
+def fault_prone(trial: Trial) -> None:
+    """Die of a fault, as of one in what is written in C, before the time to die."""
+
+    def die_of_a_fault(*_: object) -> list[str]:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        os.kill(os.getpid(), signal.SIGSEGV)
+        return []
+
+    DEEDS["add"] = die_of_a_fault
+    everywhere(trial, [deed for deed in WRITING if deed.name == "add"])
+
+
 PROOFS: dict[str, Proof] = {
     "crash-everywhere": Proof(
         3,
@@ -375,5 +391,12 @@ PROOFS: dict[str, Proof] = {
         undecided,
         share=0.3,
         finds="AssertionError: half of a transaction",
+    ),
+    "crash-control-fault": Proof(
+        3,
+        "writers die of a fault of their own, before they are killed",
+        fault_prone,
+        share=0.3,
+        finds="AssertionError: a victim failed: it ended by SIGSEGV before its time",
     ),
 }
