@@ -114,19 +114,18 @@ class Crowd:
             for worker in workers:
                 worker.dismiss()
         self._trial.count("kills", len(workers))
-        self._survivors_go_on()
+        if len(self._bystander._shards.stores) > 1:
+            with self._bystander.transact():
+                pass  # who takes the locks completes what was cut off
+        if self._chance.random() < 0.25:  # else the next are killed while they come upon what these have left
+            self._all_go_on()
         for owner in owners:
             self._verify(owner, look(self._bystander, owner))
             self._reader.tell(owner)
             self._verify(owner, hear_from(self._reader, "the reader"))
 
-    def _survivors_go_on(self) -> None:
+    def _all_go_on(self) -> None:
         began = time.monotonic()
-        if len(self._bystander._shards.stores) > 1:
-            with self._bystander.transact():
-                pass  # who takes the locks completes what was cut off
-        if self._chance.random() < 0.75:
-            return  # the next are to be killed while they come upon what these have left
         for owner, worker in self._writers.items():
             go_on(worker, f"writer {owner}")
         self._trial.most("longest until all who live went on", 1000 * (time.monotonic() - began), " ms")
@@ -140,6 +139,7 @@ class Crowd:
 
         Returns the bytes that its databases take when it has been emptied.
         """
+        self._all_go_on()
         self.kill([*self._writers])
         with self._scene.open(self.directory, strict=True, timeout=0) as cache:
             assert cache.set("the lock", "is free")
