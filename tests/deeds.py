@@ -12,7 +12,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from diskcache_like import Cache, dictionaries, migration
 from diskcache_like.coherence import generations
@@ -39,31 +39,51 @@ def deed(name: str) -> Callable[[Deed], Deed]:
     return register
 
 
+LAST_WORD = "dies"  # of a victim that dies as planned: not of a fault, nor for want of memory
+HANGS = 30  # seconds after which a victim hangs
+
+
 def nurse(link: Link) -> None:
-    """Fork victims: hear what each is to do and when to die, tell None if it died, else the steps that it took."""
+    """Fork victims: hear what each is to do and when to die, tell None if it died so, else the steps that it took."""
     while (task := link.hear()) is not None:
-        directory, kind, name, at = task
         reading, writing_ = os.pipe()
         pid = os.fork()
         if pid == 0:
-            status = 1
-            try:
-                os.write(writing_, "\n".join(DEEDS[name](directory, kind, make_mortal(at))).encode())
-                status = 0
-            except BaseException as error:
-                os.write(writing_, repr(error).encode())
-            finally:
-                os._exit(status)
+            _be_victim(writing_, *task)
         os.close(writing_)
         with os.fdopen(reading) as pipe:
             told = pipe.read()
         _, status = os.waitpid(pid, 0)
-        if os.WIFSIGNALED(status):
-            link.tell(None)
-        elif status:
-            link.tell(told)
-        else:
-            link.tell(told.splitlines())
+        link.tell(_outcome(told, os.waitstatus_to_exitcode(status), at=task[-1]))
+
+
+def _be_victim(pipe: int, directory: Path, kind: str, name: str, at: int) -> NoReturn:
+    status = 1
+    signal.alarm(HANGS)
+    try:
+        dying = make_mortal(at, lambda: os.write(pipe, LAST_WORD.encode()))
+        os.write(pipe, "\n".join(DEEDS[name](directory, kind, dying)).encode())
+        status = 0
+    except BaseException as error:
+        os.write(pipe, repr(error).encode())
+    finally:
+        os._exit(status)
+
+
+def _outcome(told: str, status: int, at: int) -> list[str] | str | None:
+    """Return None for a victim that died as planned, its steps for one that outlived the deed, else what is wrong."""
+    if status == -signal.SIGKILL and told == LAST_WORD and at >= 0:
+        return None
+    if status == -signal.SIGALRM:
+        return f"it hangs, {HANGS} s now"
+    if status < 0:
+        return f"it ended by {signal.Signals(-status).name} before its time"
+    steps = told.splitlines()
+    if status:
+        return told
+    if not steps:
+        return "it has no steps to die at"
+    return f"it has outlived step {at} of {len(steps)}" if 0 <= at < len(steps) else steps
 
 
 def victims(nurse_: Worker, directory: Path, kind: str, name: str) -> Iterator[int]:
@@ -72,7 +92,7 @@ def victims(nurse_: Worker, directory: Path, kind: str, name: str) -> Iterator[i
         steps = die(nurse_, directory, kind, name, at)
         if steps is not None:
             # What there is to do may depend on what deaths before have left: fewer steps than the last time, for one.
-            assert 2 < len(steps) <= at, "the deed has no steps to die at"
+            assert len(steps) > 2, "the deed has no steps to die at"
             return
         yield at
 
@@ -97,10 +117,12 @@ def _stream(cache: Cache) -> None:
 DEED_WRITES = {**WRITES, "set piece by piece": Write(_stream, LARGE)}
 
 
-def _write(write: Write, all_slots: bool, directory: Path, kind: str, dying: Death) -> list[str]:
+def _write(
+    write: Write, directory: Path, kind: str, dying: Death, all_slots: bool = False, **settings: Any
+) -> list[str]:
     if all_slots:
         holding.ALL_SLOTS = -1  # type: ignore[attr-defined]  # every change marks all slots, as one of thousands of keys does
-    cache = opened(directory, kind)
+    cache = opened(directory, kind, **settings)
     cache.get("anything")
     dying.counts = True
     with contextlib.suppress(ZeroDivisionError):
@@ -111,10 +133,12 @@ def _write(write: Write, all_slots: bool, directory: Path, kind: str, dying: Dea
 
 
 MARKING_ALL = ", marking all slots"
+SYNCING = ", syncing"  # as durability="power" has it
 
 for _name, _each in DEED_WRITES.items():
-    DEEDS[_name] = functools.partial(_write, _each, False)
-    DEEDS[_name + MARKING_ALL] = functools.partial(_write, _each, True)
+    DEEDS[_name] = functools.partial(_write, _each)
+    DEEDS[_name + MARKING_ALL] = functools.partial(_write, _each, all_slots=True)
+    DEEDS[_name + SYNCING] = functools.partial(_write, _each, durability="power")
 
 ALL_MARKING = ["delete", "touch", "evict", "clear", "delete_many", "set_many"]
 
@@ -208,16 +232,19 @@ def do_make_room(directory: Path, kind: str, dying: Death) -> list[str]:
 # -- transactions over several shards ------------------------------------------------------------------------------------
 
 
-@deed("across shards")
-def do_across_shards(directory: Path, kind: str, dying: Death) -> list[str]:
+def _across_shards(directory: Path, kind: str, dying: Death, **settings: Any) -> list[str]:
     journal.CHUNK_BYTES = 300  # so that there are pieces beside its head
-    cache = opened(directory, kind)
+    cache = opened(directory, kind, **settings)
     cache.get("anything")
     dying.counts = True
     across.change(cache)
     dying.counts = False
     cache.close()
     return dying.steps
+
+
+DEEDS["across shards"] = _across_shards
+DEEDS["across shards" + SYNCING] = functools.partial(_across_shards, durability="power")
 
 
 @deed("complete")
@@ -233,15 +260,14 @@ def do_complete(directory: Path, kind: str, dying: Death) -> list[str]:
 
 
 @deed("cut off")
-def do_cut_off(directory: Path, kind: str, _: Death) -> list[str]:
+def do_cut_off(directory: Path, kind: str, dying: Death) -> list[str]:
     """Die just after a transaction over several shards is decided."""
     journal.CHUNK_BYTES = 300
     decide = journal.decide
 
     def die_decided(stores: Sequence[holding.Holder]) -> list[holding.Holder]:
         decide(stores)
-        os.kill(os.getpid(), signal.SIGKILL)
-        raise AssertionError("unreachable")
+        dying.die()
 
     journal.decide = die_decided
     across.change(opened(directory, kind))
@@ -252,7 +278,7 @@ def cut_off(nurse_: Worker, directory: Path, kind: str) -> None:
     """Leave a cache whose last transaction was cut off just after it was decided."""
     with opened(directory, kind) as cache:
         across.prepare(cache)
-    assert die(nurse_, directory, kind, "cut off", -1) is None
+    assert die(nurse_, directory, kind, "cut off", 0) is None
 
 
 # -- opening ----------------------------------------------------------------------------------------------------------

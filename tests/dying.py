@@ -9,7 +9,7 @@ import re
 import signal
 import sqlite3
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from diskcache_like import files
 from diskcache_like.coherence import board, generations, words
@@ -17,18 +17,25 @@ from diskcache_like.coherence.lock import WriteLock
 
 
 class Death:
-    """Kill this process at its n-th step; `steps` tells which there were."""
+    """Kill this process at its n-th step, after a word about it; `steps` tells which there were."""
 
-    def __init__(self, at: int) -> None:
+    def __init__(self, at: int, announce: Callable[[], object] = lambda: None) -> None:
         self.at = at
+        self._announce = announce
         self.steps: list[str] = []
         self.counts = False
 
     def __call__(self, step: str) -> None:
         if self.counts:
             if len(self.steps) == self.at:
-                os.kill(os.getpid(), signal.SIGKILL)
+                self.die()
             self.steps.append(step)
+
+    def die(self) -> NoReturn:
+        """Kill this process."""
+        self._announce()
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError("unreachable")
 
     def around(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return `function` with a step before and a step after it."""
@@ -109,10 +116,10 @@ def _real(target: Any) -> Any:
     return getattr(target, "real", target)
 
 
-def make_mortal(at: int) -> Death:
+def make_mortal(at: int, announce: Callable[[], object]) -> Death:
     """Have this process die at its n-th step once `counts` is set: of SQL, of shared words, of files, of the lock."""
     global death
-    death = Death(at)
+    death = Death(at, announce)
     raw, fill, write_all = words.raw, words.fill, files._write_all
     names = itertools.cycle(("header", "slot"))
 

@@ -35,6 +35,9 @@ class Gone(AssertionError):
     """The other side has ended."""
 
 
+LOST = (EOFError, BrokenPipeError, ConnectionResetError)  # what a pipe says when nobody has its other end
+
+
 class Link:
     """One end of the pipe between a test and a worker."""
 
@@ -69,14 +72,18 @@ class Worker:
         self.pid: int = self.process.pid
 
     def tell(self, message: object = None) -> None:
-        """Send a message to the worker."""
-        self.link.tell(message)
+        """Send a message to the worker; fail as `hear` does if it has ended."""
+        try:
+            self.link.tell(message)
+        except LOST:
+            while True:
+                self.hear()
 
     def hear(self) -> Any:
         """Return the worker's next message; fail with its traceback if it failed instead."""
         try:
             kind, message = self.link.hear()
-        except (EOFError, ConnectionResetError):
+        except LOST:
             raise Gone(f"worker {self.pid} ended without a word") from None
         if kind == "failed":
             raise AssertionError(f"worker {self.pid} failed:\n{message}")
@@ -165,15 +172,25 @@ class Crew:
             worker.dismiss()
 
 
+class _TestEnded(Exception):
+    """The test that a worker works for has ended; not what the work itself raises of another pipe, or of a file."""
+
+
 class _WorkerLink(Link):
     """The worker's end: what it tells is marked as a message, so that a failure can be told from one."""
 
     def tell(self, message: object = None) -> None:
-        super().tell(("message", message))
+        try:
+            super().tell(("message", message))
+        except LOST:
+            raise _TestEnded from None
 
     def hear(self) -> Any:
         signal.alarm(int(2 * PATIENCE))
-        return super().hear()
+        try:
+            return super().hear()
+        except LOST:
+            raise _TestEnded from None
 
 
 def ready(link: Link) -> None:
@@ -187,8 +204,8 @@ def _run(connection: Connection, work: Callable[..., object], *arguments: object
     link = _WorkerLink(connection)
     try:
         found = work(link, *arguments)
-    except (EOFError, BrokenPipeError):
-        return  # the test has ended
+    except _TestEnded:
+        return
     except BaseException:
         with contextlib.suppress(BrokenPipeError):
             Link.tell(link, ("failed", traceback.format_exc()))
@@ -197,7 +214,7 @@ def _run(connection: Connection, work: Callable[..., object], *arguments: object
 
 
 @contextlib.contextmanager
-def forked(work: Callable[[Link], object]) -> Iterator[Worker]:
+def forked(work: Callable[[Link], object]) -> Iterator[Forked]:
     """Run `work` in a child made by `os.fork` from here, with all that this process has open; dismiss it at the end."""
     child = fork_worker(work)
     try:
@@ -206,7 +223,7 @@ def forked(work: Callable[[Link], object]) -> Iterator[Worker]:
         child.dismiss()
 
 
-def fork_worker(work: Callable[[Link], object]) -> Worker:
+def fork_worker(work: Callable[[Link], object]) -> Forked:
     """Do as `forked` does, for a caller who dismisses the child."""
     ours, theirs = multiprocessing.Pipe()
     pid = os.fork()
@@ -217,32 +234,61 @@ def fork_worker(work: Callable[[Link], object]) -> Worker:
         finally:
             os._exit(0)
     theirs.close()
-    return _Forked(ours, pid)
+    return Forked(ours, pid)
 
 
-class _Forked(Worker):
+class Forked(Worker):
     """A worker that was made by `os.fork`."""
 
     def __init__(self, connection: Connection, pid: int) -> None:
         self.link = Link(connection)
         self.pid = pid
-        self._ended = False
+        self._status: int | None = None  # how it ended, as `Process.exitcode` has it
+        self._is_struck = False
+
+    def _has_ended(self) -> bool:
+        if self._status is None:
+            ended, status = os.waitpid(self.pid, os.WNOHANG)
+            self._status = os.waitstatus_to_exitcode(status) if ended else None
+        return self._status is not None
+
+    def kill(self) -> None:
+        """Kill the process as `kill -9` does, and wait until it is gone; fail if anything else has ended it."""
+        self.strike()
+        self.fall()
+
+    def strike(self) -> None:
+        """Kill the process without waiting until it is gone, as `fall` does."""
+        self._is_struck = not self._has_ended()
+        if self._is_struck:
+            os.kill(self.pid, signal.SIGKILL)
+
+    def fall(self) -> None:
+        """Wait until the process is gone that was struck; fail if it failed before, or if anything else has ended it."""
+        self.join()
+        with contextlib.suppress(Gone):
+            while self.link.asked():
+                self.hear()
+        if not self._is_struck or self._status != -signal.SIGKILL:
+            raise Gone(f"worker {self.pid} has ended by itself, with status {self._status}")
 
     def join(self) -> None:
-        """Wait until the process has ended; it has closed its pipe by then, so this is brief."""
-        with contextlib.suppress(EOFError, ConnectionResetError):
-            if not self.link.connection.poll(PATIENCE):
+        """Wait until the process has ended; what it told can still be heard."""
+        if self._has_ended():
+            return
+        descriptor = os.pidfd_open(self.pid)
+        try:
+            if not wait([descriptor], PATIENCE):
                 raise Silence(f"forked child {self.pid} did not end within {PATIENCE:.0f} s")
-            self.link.connection.recv()
-        os.waitpid(self.pid, 0)
-        self._ended = True
+        finally:
+            os.close(descriptor)
+        assert self._has_ended()
 
     def dismiss(self) -> None:
         """Kill the process if it is still there, and free what it held here."""
-        if not self._ended:
+        if not self._has_ended():
             os.kill(self.pid, signal.SIGKILL)
-            os.waitpid(self.pid, 0)
-            self._ended = True
+            self.join()
         self.link.connection.close()
 
 
@@ -410,6 +456,7 @@ __all__ = [
     "PATIENCE",
     "WRITES",
     "Crew",
+    "Forked",
     "Gone",
     "Link",
     "Silence",

@@ -6,18 +6,18 @@ import mmap
 import os
 import random
 import select
-import signal
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from diskcache_like import Timeout
+from diskcache_like import Cache, Timeout
 from diskcache_like.coherence import native
 from diskcache_like.coherence.generations import GenerationFile
 from diskcache_like.coherence.lock import WriteLock
-from tests.processes import PATIENCE, Link, Worker, fork_worker
+from tests.processes import PATIENCE, Forked, Link, Worker, fork_worker
 from tests.wholeness import mend, opened
 
 from .proof import Proof, Trial
@@ -26,6 +26,24 @@ CONTENDERS = 4
 ROUNDS = 12
 APART = 0.0003  # seconds between two kills at most
 OWNER, BREACHES, DEAD_OWNERS, TURNS = 0, 1, 2, 8  # words that the contenders share
+STALL = 10.0  # seconds for which a death may keep others waiting on a machine with much else to do
+
+
+# -- survivors --------------------------------------------------------------------------------------------------------
+
+
+def hear_from(worker: Worker, who: str) -> Any:
+    """Return the next word of one who must not wait for long."""
+    assert worker.link.connection.poll(STALL), f"{who} has said nothing for {STALL:.0f} s"
+    return worker.hear()
+
+
+def go_on(worker: Worker, who: str) -> None:
+    """Wait until one has done more than it had: until the second word from now, for the first may be of before."""
+    while worker.link.asked():
+        worker.hear()
+    for _ in range(2):
+        hear_from(worker, who)
 
 
 # -- dead -------------------------------------------------------------------------------------------------------------
@@ -60,7 +78,7 @@ class Contenders:
         self.words = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("Q")
         self._path, self._mode = path, mode
         GenerationFile.open(path.with_name("cache.gen"), 16).close()
-        self._workers: dict[int, Worker] = {}
+        self._workers: dict[int, Forked] = {}
 
     def fill(self) -> None:
         """Start those who are missing."""
@@ -73,32 +91,35 @@ class Contenders:
 
     def kill_two(self, chance: random.Random) -> None:
         """Kill the one who has the lock, or had it a moment ago, and soon after another."""
-        deadline, pids = time.monotonic() + PATIENCE, {worker.pid for worker in self._workers.values()}
+        deadline, pids = time.monotonic() + STALL, {worker.pid for worker in self._workers.values()}
         while (owner := self.words[OWNER]) not in pids:
-            assert time.monotonic() < deadline, "nobody gets the lock"
+            assert time.monotonic() < deadline, f"nobody gets the lock, for {STALL:.0f} s now"
             os.sched_yield()
         numbers = chance.sample(sorted(self._workers), CONTENDERS)
         numbers = sorted(numbers, key=lambda number: self._workers[number].pid != owner)[:2]
         victims = [self._workers.pop(number) for number in numbers]
-        os.kill(victims[0].pid, signal.SIGKILL)
+        victims[0].strike()
         until = time.perf_counter() + chance.random() * APART
         while time.perf_counter() < until:
             pass
-        os.kill(victims[1].pid, signal.SIGKILL)
+        victims[1].strike()
         for victim in victims:
+            victim.fall()
             victim.dismiss()
 
-    def all_get_turns(self) -> None:
-        """Wait until everybody who lives has had the lock again."""
+    def all_get_turns(self) -> float:
+        """Wait until everybody who lives has had the lock again; return how many seconds that took."""
         before = list(self.words)
-        deadline = time.monotonic() + PATIENCE
+        began = time.monotonic()
         for number, worker in self._workers.items():
             while self.words[TURNS + number] == before[TURNS + number]:
                 if worker.link.asked():
                     worker.hear()  # which fails, since it tells only of failures
-                assert time.monotonic() < deadline, f"contender {number} waits for a lock that nobody gives back"
+                waited = time.monotonic() - began
+                assert waited < STALL, f"contender {number} waits for the lock, for {STALL:.0f} s now"
                 os.sched_yield()
         assert not self.words[BREACHES], "two had the lock at once"
+        return time.monotonic() - began
 
     def dismiss(self) -> None:
         """Kill everybody."""
@@ -119,7 +140,7 @@ def dead_owners(trial: Trial) -> None:
                 contenders.fill()
                 contenders.kill_two(chance)
                 trial.count("kills", 2)
-                contenders.all_get_turns()
+                trial.most("longest until all who live had their turns", 1000 * contenders.all_get_turns(), " ms")
             trial.count("dead owners", contenders.words[DEAD_OWNERS])
             trial.count("turns", sum(contenders.words[TURNS : TURNS + CONTENDERS]))
         finally:
@@ -130,7 +151,8 @@ def dead_owners(trial: Trial) -> None:
 
 # -- frozen -----------------------------------------------------------------------------------------------------------
 
-SLOWEST = 5.0  # seconds that a timeout may come late on a machine with much else to do
+SLOWEST = 2.0  # seconds that a timeout may come late on a machine with much else to do
+SLOWEST_READ = 1.0  # seconds that a read may take on such a machine: it waits for nothing
 ENOUGH = 20  # reads while the owner is frozen
 
 
@@ -162,6 +184,7 @@ class Onlookers:
         self.hot = stack.enter_context(opened(directory, kind))
         self._cold = stack.enter_context(opened(directory, kind, hot_size_limit=0))
         self._hasty = stack.enter_context(opened(directory, kind, timeout=timeout))
+        self._patient = stack.enter_context(opened(directory, kind, timeout=STALL))
         self._apart = 0 if kind == "one" else 1  # in several shards a transaction is committed in several steps
         self.hot.set_many({"one": 0, "two": 0})
 
@@ -169,10 +192,24 @@ class Onlookers:
         """Read from everywhere, without waiting for the lock."""
         for _ in range(ENOUGH):
             for cache in (self.hot, self._cold):
-                pair = cache.get("one"), cache.get("two")
+                pair = self._read(cache, "one"), self._read(cache, "two")
                 assert abs(pair[0] - pair[1]) <= self._apart, f"half a transaction: {pair}"
                 self._trial.count("reads meanwhile", 2)
         assert self.hot.get("one") == self._cold.get("one"), "a stale value"
+
+    def _read(self, cache: Cache, key: str) -> int:
+        began = time.monotonic()
+        value: int = cache.get(key)
+        took = time.monotonic() - began
+        self._trial.most("longest read", 1000 * took, " ms")
+        assert took <= SLOWEST_READ, f"a read took {took:.3f} s, as if it had waited for the lock"
+        return value
+
+    def writers_go_on(self) -> None:
+        """Write, however often the owner takes the lock anew just when it has given it back."""
+        began = time.monotonic()
+        assert self._patient.set("one more", 2)
+        self._trial.most("longest wait for the lock afterwards", 1000 * (time.monotonic() - began), " ms")
 
     def writers_time_out(self) -> float:
         """Write with a timeout; return how many seconds late it came, 0 if the lock was free after all."""
@@ -197,13 +234,6 @@ def _stop(owner: Worker, chance: random.Random) -> None:
     owner.stop()
 
 
-def _goes_on(worker: Worker) -> None:
-    """Wait for another word than those that were said already."""
-    while worker.link.asked():
-        worker.hear()
-    worker.hear()
-
-
 def _freeze(trial: Trial, chance: random.Random, stack: ExitStack) -> float:
     """Do one case; return how late the timeout came."""
     directory, kind = trial.fresh(), chance.choice(["one", "fanout"])
@@ -221,10 +251,9 @@ def _freeze(trial: Trial, chance: random.Random, stack: ExitStack) -> float:
         owner.kill()
     else:
         owner.go_on()
-        _goes_on(owner)
-    _goes_on(patient)
-    # Without a limit: the owner takes the lock anew as soon as it has given it back, and the lock is not a queue.
-    assert onlookers.hot.set("one more", 2, retry=True)
+        go_on(owner, "the owner that was stopped")
+    go_on(patient, "one who waited for the lock")
+    onlookers.writers_go_on()
     for worker in workers:
         worker.dismiss()
     onlookers.readers_answer()  # two reads are not one: while somebody writes they may be of two moments

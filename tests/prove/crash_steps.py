@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import os
 import random
+import resource
+import signal
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -22,7 +25,21 @@ from diskcache_like.migration import Migration
 from diskcache_like.storage import holding, journal, store
 from tests import across
 from tests.aftermath import BYSTANDERS, look_after, look_after_making_room, look_after_opening, prepare
-from tests.deeds import ALL_MARKING, DEED_WRITES, FILLERS, MARKING_ALL, NEW, OLD, SAMPLES, UPKEEP, cut_off, die, nurse
+from tests.deeds import (
+    ALL_MARKING,
+    DEED_WRITES,
+    DEEDS,
+    FILLERS,
+    MARKING_ALL,
+    NEW,
+    OLD,
+    SAMPLES,
+    SYNCING,
+    UPKEEP,
+    cut_off,
+    die,
+    nurse,
+)
 from tests.processes import LARGE, MISSING, Worker, Write, fork_worker
 from tests.wholeness import mend, opened
 
@@ -223,7 +240,12 @@ WRITING = [
     ),
     Deed("make room", "one", judge_room),
     Deed("make room", "sealed", judge_room),
+    *(
+        Deed(name + SYNCING, "one", partial(judge_write, DEED_WRITES[name]))
+        for name in ("set to a file", "set from a file", "transact")
+    ),
     *(Deed("across shards", kind, judge_across) for kind in ("fanout", "sealed fanout")),
+    Deed("across shards" + SYNCING, "fanout", judge_across),
     *(Deed("complete", kind, judge_completing) for kind in ("fanout", "sealed fanout")),
 ]
 OPENING = [
@@ -299,7 +321,10 @@ def everywhere(trial: Trial, deeds: Sequence[Deed], only: str = "") -> None:
             round_.die(number, at - 1)
             return
         round_.run()
-        trial.reach("steps of what was begun", round_.done, round_.known)
+        if round_.known:
+            trial.reach("steps of what was begun", round_.done, round_.known)
+        elif not trial.findings.violations:
+            trial.violation("nothing has a step to die at")
 
 
 def lengthy(trial: Trial) -> None:
@@ -321,6 +346,18 @@ def undecided(trial: Trial) -> None:
     """Die between the commits of a transaction that has no journal."""
     journal.decide = lambda stores: []
     everywhere(trial, [deed for deed in WRITING if deed.name == "across shards"], "after COMMIT")
+
+
+def fault_prone(trial: Trial) -> None:
+    """Die of a fault, as of one in what is written in C, before the time to die."""
+
+    def die_of_a_fault(*_: object) -> list[str]:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        os.kill(os.getpid(), signal.SIGSEGV)
+        return []
+
+    DEEDS["add"] = die_of_a_fault
+    everywhere(trial, [deed for deed in WRITING if deed.name == "add"])
 
 
 PROOFS: dict[str, Proof] = {
@@ -355,5 +392,12 @@ PROOFS: dict[str, Proof] = {
         undecided,
         share=0.3,
         finds="AssertionError: half of a transaction",
+    ),
+    "crash-control-fault": Proof(
+        3,
+        "writers die of a fault of their own, before they are killed",
+        fault_prone,
+        share=0.3,
+        finds="AssertionError: a victim failed: it ended by SIGSEGV before its time",
     ),
 }
