@@ -220,7 +220,7 @@ def stand_back(link: Link, number: int, kind: str, directory: Path, words: Words
     acquire = WriteLock.acquire
 
     def wait(lock: WriteLock, timeout: float | None = None) -> None:
-        while not words[0] and sum(words.words[1:]):
+        while not words[0] and any(words.words[1:]):
             time.sleep(LOOK)
         acquire(lock, timeout)
 

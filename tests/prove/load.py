@@ -170,7 +170,7 @@ def read(link: Link, crowd: Crowd, places: Places, words: Words) -> int:
 
 def pace(link: Link, crowd: Crowd, places: Places, words: Words) -> float:
     """Write to the full cache now and then; return the seconds that 99 of 100 writes took at most."""
-    took = []
+    took: list[float] = []
     kept, limited = places.open(crowd)
     with kept, limited:
         ready(link)
