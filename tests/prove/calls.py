@@ -241,13 +241,17 @@ def largest(weights: Weights) -> int:
 
 
 def call_in_threads(
-    callers: list[Caller], goes_on: Callable[[], bool], after_each: Callable[[int], object] = lambda number: None
+    callers: list[Caller],
+    goes_on: Callable[[], bool],
+    after_each: Callable[[int], object] = lambda number: None,
+    before: Callable[[int], object] = lambda number: None,
 ) -> None:
     """Have each caller call in a thread of its own while `goes_on()`; raise the first error of any."""
     errors: list[BaseException] = []
 
     def run(number: int) -> None:
         try:
+            before(number)
             while goes_on() and not errors:
                 callers[number].step()
                 after_each(number)

@@ -45,6 +45,7 @@ class Waits:
         self._longest: dict[int, float] = {}  # of each thread, which alone changes it
         self._passed: dict[int, int] = {}
         self._turns: Counter[Path] = Counter()  # of each lock, whose owner alone changes it
+        self._told: dict[int, tuple[Words, int]] = {}  # where the turns of each thread are told to others
 
     @property
     def longest(self) -> float:
@@ -60,6 +61,11 @@ class Waits:
         """Begin anew."""
         self._longest.clear()
         self._passed.clear()
+        self._told.clear()
+
+    def tell(self, words: Words, number: int) -> None:
+        """Count the turns of the calling thread in a word that others see."""
+        self._told[get_ident()] = words, number
 
     @contextmanager
     def noted(self) -> Iterator[None]:
@@ -74,6 +80,9 @@ class Waits:
                 self._longest[me] = max(self._longest.get(me, 0.0), time.perf_counter() - began)
             self._passed[me] = max(self._passed.get(me, 0), turns[lock.path] - before)
             turns[lock.path] += 1
+            if me in self._told:
+                words, number = self._told[me]
+                words[number] += 1
 
         with mock.patch.object(WriteLock, "acquire", timed):
             yield

@@ -51,8 +51,8 @@ LONGEST_TURN = 0.2
 PASSED = 30
 GROWTH = 96 * MIB  # by which a process may grow from its first calls on: connections' page caches, hot layers, buffers
 STACK = MIB // 4  # and for each thread that begins then: its stack, and memory that it allocated last
-FAIR = 0.02  # of the average number of writes is what the slowest writer must have made, and one at least
-LATEST = 75.0  # seconds from its beginning for which a run goes on for those who have not written yet
+FAIR = 0.02  # of the average number of turns at a lock is what each caller must have had, and one at least
+LATEST = 75.0  # seconds from its beginning for which a run goes on for those who had no turn yet
 LONG = 10.0  # seconds from which on a run is a long one, with all processes and threads
 # Database and WAL for each of the readers and the writer; -shm, the lock, the mapped generations and board; and two
 # directories that are looked through, or made durable.
@@ -72,7 +72,7 @@ class Crowd(NamedTuple):
     policy: str = "least-recently-used"
     weights: calls.Weights = calls.EVERYTHING
     readers: int = 2
-    least: int = 1  # writes of each caller, for which the run goes on
+    least: int = 0  # calls of each caller, however long they take
 
     @property
     def callers(self) -> int:
@@ -121,8 +121,10 @@ def work(link: Link, number: int, crowd: Crowd, places: Places, seed: str, words
         for each in range(crowd.threads)
     ]
 
+    first = 1 + number * crowd.threads
+
     def look(each: int) -> None:
-        words[1 + number * crowd.threads + each] = callers[each].accounts["writes"]
+        words[first + each + crowd.callers] = callers[each].accounts["calls"]
         if callers[each].accounts["calls"] % 50 == 0:
             for cache in (kept, limited):
                 look_at_hot_layer(cache)
@@ -130,7 +132,7 @@ def work(link: Link, number: int, crowd: Crowd, places: Places, seed: str, words
     with kept, limited:
         ready(link)
         WAITS.forget()
-        calls.call_in_threads(callers, lambda: not words[0], look)
+        calls.call_in_threads(callers, lambda: not words[0], look, lambda each: WAITS.tell(words, first + each))
         waits = {"wait": WAITS.longest, "passed": WAITS.passed}
     gc.collect()  # what maps a file may be part of a cycle, such as an exception's
     for directory in places:
@@ -217,7 +219,8 @@ def watch(link: Link, crowd: Crowd, places: Places, words: Words) -> Largest:
 def run(trial: Trial, crowd: Crowd, share: float) -> None:
     """Let a crowd work for its share of the time, watch its processes meanwhile, and audit what it has done."""
     deadline = time.monotonic() + trial.seconds * share - AROUND
-    places, words = Places(trial.fresh("kept"), trial.fresh("limited")), Words(1 + crowd.callers)  # the end; writes
+    places = Places(trial.fresh("kept"), trial.fresh("limited"))
+    words = Words(1 + 2 * crowd.callers)  # the end; the turns of each at a lock; the calls of each
     seed = f"{trial.seed} {crowd.kind} {crowd.policy}"
     control = played(partial(found, crowd, places))
     with short_logs(), WAITS.noted(), Stage() as stage:
@@ -232,22 +235,22 @@ def run(trial: Trial, crowd: Crowd, share: float) -> None:
         began = time.monotonic()
         deadline = max(deadline, began + LEAST)
         guard(trial, crowd, everyone, places, partial(goes_on, crowd, words, deadline, began + LATEST))
-        writes = list(words.words[1:])
+        turns = list(words.words[1 : 1 + crowd.callers])
         words[0] = 1
         *results, paced, seen = Crew.results(everyone)
     callers = [caller for result in results[: len(workers)] for caller in result]
     trial.count("reads without a pause", sum(results[len(workers) :]))
     trial.most(f"p99 of one set each {1e3 * PACED:.0f} ms", 1e3 * paced, " ms")
-    judge(trial, crowd, callers, writes)
+    judge(trial, crowd, callers, turns)
     trial.count("looks at the size", seen.looks)
     judge_disk(trial, seen, control)
     played(partial(close_books, crowd, places, callers))
 
 
 def goes_on(crowd: Crowd, words: Words, deadline: float, latest: float) -> bool:
-    """Tell whether a run goes on: until the deadline, and until the latest for those who have not written yet."""
-    now = time.monotonic()
-    return now < deadline or (now < latest and min(words.words[1:]) < crowd.least)
+    """Tell whether a run goes on: until the deadline, and until the latest for those who had no turn yet."""
+    now, turns, made = time.monotonic(), words.words[1 : 1 + crowd.callers], words.words[1 + crowd.callers :]
+    return now < deadline or min(made) < crowd.least or (now < latest and not all(turns))
 
 
 def found(crowd: Crowd, places: Places) -> int:
@@ -281,8 +284,8 @@ def guard(trial: Trial, crowd: Crowd, everyone: list[Worker], places: Places, go
     trial.most("most memory gained", growth / MIB, " MiB")
 
 
-def judge(trial: Trial, crowd: Crowd, callers: list[dict[str, Any]], writes: Sequence[int]) -> None:
-    """Compare each writer's share with the others', and what it waited for that with the limits."""
+def judge(trial: Trial, crowd: Crowd, callers: list[dict[str, Any]], turns: Sequence[int]) -> None:
+    """Compare each caller's turns at the locks with the others', and what it waited for them with the limits."""
     trial.count("calls", sum(caller["accounts"]["calls"] for caller in callers))
     trial.count("writes", sum(caller["accounts"]["writes"] for caller in callers))
     longest, call = max(caller["longest"] for caller in callers)
@@ -291,11 +294,10 @@ def judge(trial: Trial, crowd: Crowd, callers: list[dict[str, Any]], writes: Seq
     trial.most("longest wait for a lock", wait * 1e3, " ms")
     if crowd.threads > 1:
         trial.most("most turns of other threads in a wait", passed)
-    fair = sum(writes) / len(writes)
-    trial.figure("fewest writes of one", f"{min(writes):,} of {fair:,.0f} on average")
-    none = list(writes).count(0)
-    assert not none, f"a writer starved: {none} of {len(writes)} have not written at all, and {fair:.0f} is the average"
-    assert min(writes) >= FAIR * fair - 1, f"a writer starved: {min(writes)} writes, and {fair:.0f} on average"
+    fair, none = sum(turns) / len(turns), list(turns).count(0)
+    trial.figure("fewest turns of one", f"{min(turns):,} of {fair:,.0f} on average")
+    assert not none, f"a writer starved: {none} of {len(turns)} had no turn at all, and {fair:.0f} is the average"
+    assert min(turns) >= FAIR * fair - 1, f"a writer starved: {min(turns)} turns, and {fair:.0f} on average"
     if crowd.threads == 1:
         assert wait <= LONGEST_WAIT + LONGEST_TURN * (crowd.processes - 1), (
             f"a writer starved: it waited {wait:.1f} s for the lock"
@@ -419,14 +421,14 @@ def checkpointing_nothing(trial: Trial) -> None:
 PROOFS: dict[str, Proof] = {
     "load-processes": Proof(
         5,
-        "every call mixed in 64 processes (8 in a short run), beside readers that never pause, until each has written: no"
+        "every call mixed in 64 processes (8 in a short run), beside readers that never pause, until each had its turn: no"
         f" wait for a lock above {LONGEST_WAIT:.0f} s and {LONGEST_TURN} s for each other",
         many_processes,
         bulk=8,
     ),
     "load-threads": Proof(
         5,
-        "every call mixed in 256 threads of one process (32 in a short run), until each has written: none waits for a"
+        "every call mixed in 256 threads of one process (32 in a short run), until each had its turn: none waits for a"
         f" lock while the others have more than {PASSED} turns each",
         many_threads,
         bulk=8,
