@@ -235,14 +235,23 @@ FLOOD: Weights = {Caller.flood: 9, Caller.fill: 9, Caller.find: 1, Caller.count:
 READS = frozenset({Caller.read_own, Caller.look, Caller.recall, Caller.find})
 
 
+def largest(weights: Weights) -> int:
+    """Return the bytes of the largest value that these calls store, as far as they are of here."""
+    return LARGE + 100 if weights is EVERYTHING else 4 * LARGE + 100
+
+
 def call_in_threads(
-    callers: list[Caller], goes_on: Callable[[], bool], after_each: Callable[[int], object] = lambda number: None
+    callers: list[Caller],
+    goes_on: Callable[[], bool],
+    after_each: Callable[[int], object] = lambda number: None,
+    before: Callable[[int], object] = lambda number: None,
 ) -> None:
     """Have each caller call in a thread of its own while `goes_on()`; raise the first error of any."""
     errors: list[BaseException] = []
 
     def run(number: int) -> None:
         try:
+            before(number)
             while goes_on() and not errors:
                 callers[number].step()
                 after_each(number)

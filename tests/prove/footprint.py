@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -35,6 +36,34 @@ class Footprint(NamedTuple):
     def widest(self, other: Footprint) -> Footprint:
         """Return what is the larger of two in each respect."""
         return Footprint(*map(max, self, other))
+
+
+class Held(NamedTuple):
+    """What a process has open in a directory."""
+
+    descriptors: int  # that one of the directory itself included
+    removed: dict[tuple[int, int], int]  # bytes of each file that has no name, or none any more, by device and number
+
+    @classmethod
+    def of(cls, directory: Path, pid: int | str = "self") -> Held:
+        """Look through the descriptors of a process; what it closes meanwhile counts for nothing."""
+        descriptors, removed = 0, {}
+        for number in os.listdir(f"/proc/{pid}/fd"):
+            link = f"/proc/{pid}/fd/{number}"
+            with suppress(FileNotFoundError):
+                name = os.readlink(link)
+                if name != str(directory) and not name.startswith(f"{directory}/"):
+                    continue
+                descriptors += 1
+                if name.endswith(" (deleted)"):
+                    status = os.stat(link)
+                    removed[status.st_dev, status.st_ino] = status.st_size
+        return cls(descriptors, removed)
+
+    @staticmethod
+    def together(held: Iterable[Held]) -> dict[tuple[int, int], int]:
+        """Return the files without a name of several processes, each once."""
+        return {file: size for each in held for file, size in each.removed.items()}
 
 
 def _kind(name: str) -> str:

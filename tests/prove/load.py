@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import random
 import threading
 import time
@@ -10,19 +12,19 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 from unittest import mock
 
 from benchmarks.usage import usage_of
-from diskcache_like import EVICTION_POLICY, Cache
+from diskcache_like import EVICTION_POLICY, Cache, files
 from diskcache_like.hot import COST
 from diskcache_like.storage import room
 from diskcache_like.storage.connection import MAX_READERS, PAGE_SIZE
 
-from ..processes import Crew, Link, Worker, cache_descriptors, ready
+from ..processes import Crew, Link, Worker, ready
 from . import calls
 from .fairness import WAITS
-from .footprint import Footprint
+from .footprint import Footprint, Held
 from .proof import Proof, Trial
 from .stage import KINDS, SHARDS, Stage, Words, opened, played, soundness
 
@@ -39,18 +41,26 @@ WAL_BOUND = 16 * CHECKPOINT
 # nothing to do with the limit, which is small here.
 PENDING = 3 * MIB // 2
 LOG_INDEX = 32 << 10  # bytes of a -shm for each 4,096 pages of a WAL
-LONGEST_WAIT = 5.0  # seconds that a write may wait for its lock, however many processes want it
-# What each thread of a process adds to that: one that reads without a pause keeps the interpreter for 5 ms each time, and
-# a write asks for it again after each of the twenty calls that give it away.
-LONGEST_TURN = 0.1
+# Seconds that a write may wait for its lock, and how much longer for each other process that wants it. One that has it
+# may itself wait for those of other shards.
+LONGEST_WAIT = 5.0
+LONGEST_TURN = 0.2
+# Turns that each other thread of its process may have meanwhile, on average. That bounds no time, for those that read
+# keep the interpreter for 5 ms each time. The lock among threads is no queue: each of 256 passes one wait in ten thousand
+# five times, and a bound that chance does not reach is a multiple of that.
+PASSED = 30
 GROWTH = 96 * MIB  # by which a process may grow from its first calls on: connections' page caches, hot layers, buffers
-FAIR = 0.02  # of the average number of writes is what the slowest writer must have made
+STACK = MIB // 4  # and for each thread that begins then: its stack, and memory that it allocated last
+FAIR = 0.02  # of the average number of turns at a lock is what each caller must have had, and one at least
+LATEST = 75.0  # seconds from its beginning for which a run goes on for those who had no turn yet
 LONG = 10.0  # seconds from which on a run is a long one, with all processes and threads
 # Database and WAL for each of the readers and the writer; -shm, the lock, the mapped generations and board; and two
 # directories that are looked through, or made durable.
 DESCRIPTORS = 2 * (MAX_READERS + 1) + 4 + 2
+STREAMS = 3  # what a call has open beside that: a new file, and the two directories between which it finds its place
 AROUND, LEAST = 0.3, 1.0  # seconds for the end of a run, and for the run itself at least
 PACE = 0.002  # seconds between two looks, which hold up the writers
+PACED = 0.01  # seconds between two writes of one that has time
 
 
 class Crowd(NamedTuple):
@@ -62,7 +72,17 @@ class Crowd(NamedTuple):
     policy: str = "least-recently-used"
     weights: calls.Weights = calls.EVERYTHING
     readers: int = 2
-    least: int = 0  # calls of each process, however long they take
+    least: int = 0  # calls of each caller, however long they take
+
+    @property
+    def callers(self) -> int:
+        """How many threads call, in all processes together."""
+        return self.processes * self.threads
+
+    @property
+    def unnamed(self) -> int:
+        """The bytes of files without a name that are open at one time: one for everybody who reads or writes one."""
+        return (self.callers + self.readers + 1) * calls.largest(self.weights)
 
 
 class Places(NamedTuple):
@@ -101,19 +121,24 @@ def work(link: Link, number: int, crowd: Crowd, places: Places, seed: str, words
         for each in range(crowd.threads)
     ]
 
+    first = 1 + number * crowd.threads
+
     def look(each: int) -> None:
-        words[1 + number] = callers[0].accounts["calls"]
+        words[first + each + crowd.callers] = callers[each].accounts["calls"]
         if callers[each].accounts["calls"] % 50 == 0:
             for cache in (kept, limited):
                 look_at_hot_layer(cache)
 
     with kept, limited:
         ready(link)
-        WAITS.longest = 0.0
-        calls.call_in_threads(callers, lambda: not words[0], look)
-    return [
-        {"accounts": each.accounts, "longest": (each.longest, each.slowest), "wait": WAITS.longest} for each in callers
-    ]
+        WAITS.forget()
+        calls.call_in_threads(callers, lambda: not words[0], look, lambda each: WAITS.tell(words, first + each))
+        waits = {"wait": WAITS.longest, "passed": WAITS.passed}
+    gc.collect()  # what maps a file may be part of a cycle, such as an exception's
+    for directory in places:
+        left = Held.of(directory).descriptors
+        assert not left, f"{left} descriptors are left when everything is closed"
+    return [{"accounts": each.accounts, "longest": (each.longest, each.slowest), **waits} for each in callers]
 
 
 def look_at_hot_layer(cache: Cache) -> None:
@@ -143,6 +168,20 @@ def read(link: Link, crowd: Crowd, places: Places, words: Words) -> int:
                 reads += len(list(iterator))
             del held[:-6]
     return reads
+
+
+def pace(link: Link, crowd: Crowd, places: Places, words: Words) -> float:
+    """Write to the full cache now and then; return the seconds that 99 of 100 writes took at most."""
+    took: list[float] = []
+    kept, limited = places.open(crowd)
+    with kept, limited:
+        ready(link)
+        while not (words[0] and took):
+            time.sleep(PACED)
+            began = time.perf_counter()
+            limited.set("paced", calls.content("paced", calls.SMALL), retry=True)
+            took.append(time.perf_counter() - began)
+    return sorted(took)[int(0.99 * len(took))]
 
 
 @dataclass
@@ -180,7 +219,8 @@ def watch(link: Link, crowd: Crowd, places: Places, words: Words) -> Largest:
 def run(trial: Trial, crowd: Crowd, share: float) -> None:
     """Let a crowd work for its share of the time, watch its processes meanwhile, and audit what it has done."""
     deadline = time.monotonic() + trial.seconds * share - AROUND
-    places, words = Places(trial.fresh("kept"), trial.fresh("limited")), Words(1 + crowd.processes)  # the end; calls
+    places = Places(trial.fresh("kept"), trial.fresh("limited"))
+    words = Words(1 + 2 * crowd.callers)  # the end; the turns of each at a lock; the calls of each
     seed = f"{trial.seed} {crowd.kind} {crowd.policy}"
     control = played(partial(found, crowd, places))
     with short_logs(), WAITS.noted(), Stage() as stage:
@@ -188,18 +228,29 @@ def run(trial: Trial, crowd: Crowd, share: float) -> None:
             stage.play(partial(work, number=number, crowd=crowd, places=places, seed=seed, words=words))
             for number in range(crowd.processes)
         ]
-        looking = [stage.play(partial(read, crowd=crowd, places=places, words=words)) for _ in range(crowd.readers)]
-        everyone = [*workers, *looking, stage.play(partial(watch, crowd=crowd, places=places, words=words))]
+        others = [*[read] * crowd.readers, pace, watch]
+        looking = [stage.play(partial(other, crowd=crowd, places=places, words=words)) for other in others]
+        everyone = [*workers, *looking]
         Crew.together(everyone)
-        deadline = max(deadline, time.monotonic() + LEAST)
-        guard(trial, everyone, places, lambda: time.monotonic() < deadline or min(words.words[1:]) < crowd.least)
+        began = time.monotonic()
+        deadline = max(deadline, began + LEAST)
+        guard(trial, crowd, everyone, places, partial(goes_on, crowd, words, deadline, began + LATEST))
+        turns = list(words.words[1 : 1 + crowd.callers])
         words[0] = 1
-        *results, seen = Crew.results(everyone)
+        *results, paced, seen = Crew.results(everyone)
     callers = [caller for result in results[: len(workers)] for caller in result]
     trial.count("reads without a pause", sum(results[len(workers) :]))
-    judge(trial, crowd, callers, seen)
+    trial.most(f"p99 of one set each {1e3 * PACED:.0f} ms", 1e3 * paced, " ms")
+    judge(trial, crowd, callers, turns)
+    trial.count("looks at the size", seen.looks)
     judge_disk(trial, seen, control)
     played(partial(close_books, crowd, places, callers))
+
+
+def goes_on(crowd: Crowd, words: Words, deadline: float, latest: float) -> bool:
+    """Tell whether a run goes on: until the deadline, and until the latest for those who had no turn yet."""
+    now, turns, made = time.monotonic(), words.words[1 : 1 + crowd.callers], words.words[1 + crowd.callers :]
+    return now < deadline or min(made) < crowd.least or (now < latest and not all(turns))
 
 
 def found(crowd: Crowd, places: Places) -> int:
@@ -211,40 +262,48 @@ def found(crowd: Crowd, places: Places) -> int:
         return Footprint.of(places.limited).control
 
 
-def guard(trial: Trial, everyone: list[Worker], places: Places, goes_on: Callable[[], bool]) -> None:
+def guard(trial: Trial, crowd: Crowd, everyone: list[Worker], places: Places, goes_on: Callable[[], bool]) -> None:
     """While it goes on and nobody fails, see that no process holds or takes up too much."""
     first = {worker.pid: usage_of(worker.pid).resident for worker in everyone}
-    most, growth = 0, 0
+    most, unnamed, growth = 0, 0, 0
+    bound = DESCRIPTORS * (1 if crowd.kind == "Cache" else SHARDS) + STREAMS * crowd.threads
+    larger = GROWTH + STACK * (crowd.threads - 1)
     while goes_on() and not any(worker.link.asked() for worker in everyone):
+        for directory in places:
+            held = [Held.of(directory, worker.pid) for worker in everyone]
+            most = max(most, *(each.descriptors for each in held))
+            unnamed = max(unnamed, sum(Held.together(held).values()))
+            assert most <= bound, f"a process has {most} descriptors, more than {bound}"
+            assert unnamed <= crowd.unnamed, f"files without a name take {unnamed:,} bytes"
         for worker in everyone:
-            for directory in places:
-                held = len([name for name in cache_descriptors(directory, worker.pid) if ".val" not in name])
-                stores = SHARDS if (directory / "000").exists() else 1
-                most = max(most, held)
-                assert held <= DESCRIPTORS * stores, f"a process has {held} descriptors for {stores} shards"
             growth = max(growth, usage_of(worker.pid).resident - first[worker.pid])
-            assert growth <= GROWTH, f"a process grew by {growth / MIB:.0f} MiB"
+            assert growth <= larger, f"a process grew by {growth / MIB:.0f} MiB"
         time.sleep(0.02)
     trial.most("most descriptors for a cache", most)
+    trial.most("bytes of files without a name", unnamed)
     trial.most("most memory gained", growth / MIB, " MiB")
 
 
-def judge(trial: Trial, crowd: Crowd, callers: list[dict[str, Any]], seen: Largest) -> None:
-    """Compare what was seen with the limits, and each writer's share with the others'."""
+def judge(trial: Trial, crowd: Crowd, callers: list[dict[str, Any]], turns: Sequence[int]) -> None:
+    """Compare each caller's turns at the locks with the others', and what it waited for them with the limits."""
     trial.count("calls", sum(caller["accounts"]["calls"] for caller in callers))
-    trial.count("looks at the size", seen.looks)
+    trial.count("writes", sum(caller["accounts"]["writes"] for caller in callers))
     longest, call = max(caller["longest"] for caller in callers)
     trial.most("longest call", longest * 1e3, f" ms ({call})")
-    writes = [caller["accounts"]["writes"] for caller in callers]
-    fair = sum(writes) / len(writes)
-    trial.count("writes", sum(writes))
-    trial.most("largest volume", 100 * seen.volume / LIMIT, " % of the limit")
-    wait = max(caller["wait"] for caller in callers)
+    wait, passed = (max(caller[what] for caller in callers) for what in ("wait", "passed"))
     trial.most("longest wait for a lock", wait * 1e3, " ms")
-    trial.figure("fewest writes of one", f"{min(writes):,} of {fair:,.0f} on average")
-    assert min(writes) >= FAIR * fair - 1, f"a writer starved: {min(writes)} writes, and {fair:.0f} on average"
-    longest = LONGEST_WAIT + LONGEST_TURN * (crowd.threads - 1)
-    assert wait <= longest, f"a writer starved: it waited {wait:.1f} s for the lock"
+    if crowd.threads > 1:
+        trial.most("most turns of other threads in a wait", passed)
+    fair, none = sum(turns) / len(turns), list(turns).count(0)
+    trial.figure("fewest turns of one", f"{min(turns):,} of {fair:,.0f} on average")
+    assert not none, f"a writer starved: {none} of {len(turns)} had no turn at all, and {fair:.0f} is the average"
+    assert min(turns) >= FAIR * fair - 1, f"a writer starved: {min(turns)} turns, and {fair:.0f} on average"
+    if crowd.threads == 1:
+        assert wait <= LONGEST_WAIT + LONGEST_TURN * (crowd.processes - 1), (
+            f"a writer starved: it waited {wait:.1f} s for the lock"
+        )
+    most = PASSED * crowd.threads
+    assert passed <= most, f"a writer starved: the other {crowd.threads - 1} had {passed:,} turns while it waited"
 
 
 def judge_disk(trial: Trial, seen: Largest, control: int) -> None:
@@ -325,6 +384,28 @@ def unlinking_nothing(trial: Trial) -> None:
         trial.repeat(lambda chance: run(trial, Crowd(KINDS[0], 2, weights={store_file: 1}, readers=0, least=40), 1.0))
 
 
+def read_file(caller: calls.Caller) -> None:
+    """Read an entry that has a file, and remove it."""
+    key, kept = ("file", caller.name), caller.kept
+    kept.set(key, calls.content(key, calls.LARGE), retry=True)
+    with kept.read(key) as file:
+        assert file.read() == calls.content(key, calls.LARGE)
+    kept.delete(key, retry=True)
+
+
+def closing_nothing(trial: Trial) -> None:
+    """Read files where a descriptor of each stays open."""
+
+    def dup(root: str, name: str) -> BinaryIO:
+        reader = open_read(root, name)
+        os.dup(reader.fileno())
+        return reader
+
+    open_read = files.open_read
+    with mock.patch.object(files, "open_read", dup):
+        trial.repeat(lambda chance: run(trial, Crowd(KINDS[0], 2, weights={read_file: 1}, readers=0, least=40), 1.0))
+
+
 def store_batch(caller: calls.Caller) -> None:
     """Replace many entries at once."""
     key = caller.draw.getrandbits(64)
@@ -340,12 +421,17 @@ def checkpointing_nothing(trial: Trial) -> None:
 PROOFS: dict[str, Proof] = {
     "load-processes": Proof(
         5,
-        "every call mixed in 64 processes (8 in a short run), beside readers that never pause",
+        "every call mixed in 64 processes (8 in a short run), beside readers that never pause, until each had its turn: no"
+        f" wait for a lock above {LONGEST_WAIT:.0f} s and {LONGEST_TURN} s for each other",
         many_processes,
         bulk=8,
     ),
     "load-threads": Proof(
-        5, "every call mixed in 256 threads of one process (32 in a short run)", many_threads, bulk=8
+        5,
+        "every call mixed in 256 threads of one process (32 in a short run), until each had its turn: none waits for a"
+        f" lock while the others have more than {PASSED} turns each",
+        many_threads,
+        bulk=8,
     ),
     "load-eviction": Proof(5, "several processes fill a full cache with large and small values", evicting, bulk=3),
     "load-limit-ignored": Proof(
@@ -357,6 +443,13 @@ PROOFS: dict[str, Proof] = {
         unlinking_nothing,
         share=0.5,
         finds="AssertionError: the files took ",
+    ),
+    "load-files-open": Proof(
+        5,
+        "what is read stays open",
+        closing_nothing,
+        share=0.5,
+        finds="AssertionError: (a process has .* descriptors|files without a name take |.* descriptors are left )",
     ),
     "load-no-checkpoint": Proof(
         5, "no checkpoint is made", checkpointing_nothing, share=0.5, finds="AssertionError: a WAL was "
