@@ -98,7 +98,8 @@ def begin(store: Store, sealer: Sealer, new: Master) -> bytes:
 
     A rotation to the same secret that was interrupted goes on where it was.
     """
-    if store.txn is not None and store.txn.reads_here():
+    txn = store.txn  # once: another thread may end it at any time
+    if txn is not None and txn.reads_here():
         raise TransactionError(f"{store.directory!r}: rotate() cannot run within transact()")
     with store.locked(None):
         sealer.reload()
