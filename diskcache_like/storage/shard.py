@@ -102,13 +102,16 @@ class Shard:
     def rest(self, resting: list[WriteLock | ReaderPool]) -> None:
         """Keep other threads out of SQLite for the time of a fork; what has to be resumed after it goes to `resting`.
 
-        Raises Timeout soon if that is not possible now.
+        It does so before it is brought to rest, for a signal handler may raise just after that. Raises Timeout soon if
+        that is not possible now.
         """
         if not self.inherited():
-            if self.lock.rest():
-                resting.append(self.lock)
-            self._pool.rest()
-            resting.append(self._pool)
+            lock, pool = self.lock, self._pool
+            if not lock.locked_by_me():
+                resting.append(lock)
+                lock.rest()
+            resting.append(pool)
+            pool.rest()
 
     def after_fork(self, complete: bool) -> None:
         """Rid the child of what is open; `complete` says that no thread was opening anything just then."""
