@@ -733,7 +733,7 @@ class Cache(Queues, Streams):
         for name, effective in changed.items():
             if update or effective != first.settings.get(name):
                 for store in self._shards.stores:
-                    store.change_setting(name, effective, update, None)
+                    store.change_setting(name, effective, update, None, self._apply)
             self._apply(name, effective)
         return changed[key]
 
