@@ -75,4 +75,4 @@ def test_other_threads_go_on_wherever_a_handler_raises(
             assert cache["key"] == numbers
             assert cache.set("key", -numbers)
         assert numbers > 20
-        assert ignored == [KeyboardInterrupt] * numbers
+        assert ignored.count(KeyboardInterrupt) == numbers
