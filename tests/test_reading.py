@@ -343,6 +343,12 @@ def test_what_get_notes_goes_by_these_numbers() -> None:
     assert (NO_MARKS, RECENCY, COUNTED, FREQUENCY) == (0, 1, 2, 3), "Cache.get has them written out"
 
 
+def there_once(transactions: list[Transaction]) -> property:
+    """Return an attribute that is a transaction when it is looked at first, and None from then on."""
+    seen = iter(transactions)
+    return property(lambda _: next(seen, None))
+
+
 def test_a_read_does_not_stumble_over_a_transaction_that_another_thread_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -354,7 +360,6 @@ def test_a_read_does_not_stumble_over_a_transaction_that_another_thread_ends(
         thread.join()
         reads: list[Callable[[], object]] = [lambda: cache["key"], lambda: list(cache), lambda: len(cache)]
         for read in reads:
-            seen = iter(others)
-            with monkeypatch.context() as patch:  # there when it is looked at first, and gone from then on
-                patch.setattr(Shard, "txn", property(lambda _, seen=seen: next(seen, None)), raising=False)
+            with monkeypatch.context() as patch:
+                patch.setattr(Shard, "txn", there_once(others), raising=False)
                 assert read() in ("value", ["key"], 1)
