@@ -462,6 +462,7 @@ class Cache(Queues, Streams):
 
         def decide(blob: bytes | None) -> Change:
             nonlocal touched
+            touched = False  # this may be the second try, and the entry have been removed since the first
             record = self._verified_here(target, blob)
             if record is None or not self._is_live(record):
                 return None
@@ -511,6 +512,7 @@ class Cache(Queues, Streams):
 
         def decide(blob: bytes | None) -> Change:
             nonlocal result
+            result = missing  # this may be the second try, and the entry have been popped since the first
             found = self._current(*target, blob)
             if found is None:
                 return None
@@ -731,7 +733,7 @@ class Cache(Queues, Streams):
         for name, effective in changed.items():
             if update or effective != first.settings.get(name):
                 for store in self._shards.stores:
-                    store.change_setting(name, effective, update, None)
+                    store.change_setting(name, effective, update, None, self._apply)
             self._apply(name, effective)
         return changed[key]
 

@@ -97,6 +97,7 @@ def test_a_new_file_makes_writers_look_for_themselves(make: Make) -> None:
     header = make().header
     assert header[Header.NEXT_EXPIRE] == 0
     assert (header[Header.FILES], header[Header.DISPLACED]) == (1, 1)
+    assert header[Header.JOINT] != 0
 
 
 def test_two_mappings_are_one_memory(make: Make, reopen: Callable[[], bool], opened: list[GenerationFile]) -> None:

@@ -10,6 +10,7 @@ import threading
 import time
 import uuid
 from collections import OrderedDict
+from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
@@ -19,6 +20,8 @@ import pytest
 
 from diskcache_like import Cache, Entry
 from diskcache_like.hot import COUNTED, FREQUENCY, NO_MARKS, RECENCY
+from diskcache_like.storage.shard import Shard
+from diskcache_like.storage.transaction import Transaction
 
 from .conftest import Opener
 from .kinds import Clock, exact, few
@@ -338,3 +341,25 @@ def test_a_replaced_time_is_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_what_get_notes_goes_by_these_numbers() -> None:
     assert (NO_MARKS, RECENCY, COUNTED, FREQUENCY) == (0, 1, 2, 3), "Cache.get has them written out"
+
+
+def there_once(transactions: list[Transaction]) -> property:
+    """Return an attribute that is a transaction when it is looked at first, and None from then on."""
+    seen = iter(transactions)
+    return property(lambda _: next(seen, None))
+
+
+def test_a_read_does_not_stumble_over_a_transaction_that_another_thread_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Cache(tmp_path / "cache", hot_size_limit=0) as cache:
+        cache["key"] = "value"
+        others: list[Transaction] = []
+        thread = threading.Thread(target=lambda: others.append(Transaction()))
+        thread.start()
+        thread.join()
+        reads: list[Callable[[], object]] = [lambda: cache["key"], lambda: list(cache), lambda: len(cache)]
+        for read in reads:
+            with monkeypatch.context() as patch:
+                patch.setattr(Shard, "txn", there_once(others), raising=False)
+                assert read() in ("value", ["key"], 1)

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from diskcache_like import Cache, FanoutCache, SecretError, SettingError
-from diskcache_like.errors import KeyringError, TransactionError
+from diskcache_like.errors import DiskFull, KeyringError, TransactionError
 from diskcache_like.record import Record
-from diskcache_like.storage import rekeying
+from diskcache_like.storage import rekeying, writing
 
 from .deeds import NEW, OLD, nurse, victims
 from .forging import plant, value_files
@@ -319,6 +319,31 @@ def test_what_was_sealed_just_before_a_rotation_is_sealed_again(
         other["key 1"] = VALUES["key 1"]
         mend(other)
     assert_rotated(tmp_path, Cache)
+
+
+def test_a_value_file_that_is_sealed_again_survives_a_write_that_is_refused_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Cache(tmp_path, secret=OLD, **SEALED) as cache, Cache(tmp_path, secret=OLD) as other:
+        (store,) = cache._shards.stores
+        upsert, bind, refusals = store.upsert, writing._blob, iter([DiskFull("no room", store.path)])
+
+        def late(*args: Any, **kwargs: Any) -> int:
+            monkeypatch.setattr(store, "upsert", upsert)
+            other.rotate(OLD)
+            monkeypatch.setattr(writing, "_blob", refused)
+            return upsert(*args, **kwargs)
+
+        def refused(content: bytes) -> bytearray:
+            for error in refusals:
+                raise error
+            return bind(content)
+
+        monkeypatch.setattr(store, "upsert", late)
+        cache["key"] = LARGE
+        assert next(refusals, None) is None
+        assert other["key"] == LARGE
+        assert cache.check() == []
 
 
 def test_an_entry_that_changes_meanwhile_keeps_its_newest_value(

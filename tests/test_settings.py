@@ -281,3 +281,55 @@ def test_the_signatures_are_those_of_diskcache(ours: type, name: str) -> None:
     for attribute, value in inspect.getmembers(theirs):
         if isinstance(value, property) and not attribute.startswith("_"):
             assert isinstance(getattr(ours, attribute), property), attribute
+
+
+def synchronous(cache: Cache) -> set[int]:
+    """Return what the writing connections of all shards have for PRAGMA synchronous."""
+    for number in range(50):
+        cache.set(("a key in each shard", number), 1)
+    return {store.writer.execute("PRAGMA synchronous").fetchone()[0] for store in cache._shards.stores}
+
+
+@few
+def test_durability_that_is_reset_within_a_transaction_is_in_force_after_it(open_cache: Opener) -> None:
+    cache = open_cache(durability="system")
+    assert synchronous(cache) == {1}
+    with cache.transact():
+        cache.reset("durability", "power")
+        cache["key"] = 1
+    assert synchronous(cache) == {3}
+    with cache.transact(), cache.transact():
+        cache.reset("durability", "process", update=False)
+    assert synchronous(cache) == {0}
+    assert open_cache().reset("durability") == "power"
+
+
+@few
+def test_a_setting_whose_transaction_is_rolled_back_is_what_it_was(open_cache: Opener) -> None:
+    cache = open_cache(durability="system")
+    before = {name: getattr(cache, name) for name in DEFAULT_SETTINGS}
+    with pytest.raises(KeyError), cache.transact():
+        cache.reset("cull_limit", 0)
+        cache.reset("durability", "power")
+        cache.reset("eviction_policy", "least-frequently-used")
+        assert (cache.reset("cull_limit"), cache.durability) == (0, "power")  # type: ignore[attr-defined]
+        raise KeyError
+    assert {name: getattr(cache, name) for name in DEFAULT_SETTINGS} == before
+    assert {name: cache.reset(name) for name in DEFAULT_SETTINGS} == before
+    assert synchronous(cache) == {1}
+    for store in cache._shards.stores:
+        assert {name: store.settings[name] for name in before} == before
+        assert store.policy.name == "least-recently-stored"
+
+
+@few
+def test_a_setting_is_what_the_transaction_round_one_that_was_rolled_back_made_it(open_cache: Opener) -> None:
+    cache = open_cache(cull_limit=7)  # this handle's; 10 is stored, or 7 where it makes the cache
+    with cache.transact():
+        cache.reset("size_limit", 1 << 20)
+        with pytest.raises(KeyError), cache.transact():
+            cache.reset("size_limit", 1 << 25)
+            cache.reset("cull_limit", 3)
+            raise KeyError
+    assert (cache.size_limit, cache.cull_limit) == (1 << 20, 7)  # type: ignore[attr-defined]
+    assert cache.reset("size_limit") == 1 << 20

@@ -14,7 +14,7 @@ from diskcache_like import Cache
 from diskcache_like.codecs import encode_value
 from diskcache_like.coherence.generations import Header
 from diskcache_like.errors import CacheError, CorruptDatabaseWarning, DiskFull, StorageError
-from diskcache_like.storage import journal
+from diskcache_like.storage import journal, opening
 from diskcache_like.storage.holding import Holder
 from diskcache_like.storage.transaction import Transaction
 
@@ -72,6 +72,20 @@ def test_completing_may_be_cut_short_at_any_step(nurse_: Worker, tmp_path: Path)
             assert across.found(cache) == (across.AFTER, across.REQUEUED)
             mend(cache)
     assert deaths > 12
+
+
+def test_a_header_whose_maker_died_has_others_look_for_a_transaction(
+    nurse_: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut_off(nurse_, tmp_path, KIND)
+    for path in tmp_path.glob("*/cache.gen"):
+        path.unlink()
+    monkeypatch.setattr(opening, "_renew", lambda *_: None)  # what comes just after the header is made
+    with opened(tmp_path, KIND) as cache:
+        assert across.found(cache) == (across.AFTER, across.REQUEUED)
+    monkeypatch.undo()
+    with opened(tmp_path, KIND) as cache:
+        mend(cache)
 
 
 def test_a_rotation_begins_with_completing(nurse_: Worker, tmp_path: Path) -> None:

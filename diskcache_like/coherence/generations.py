@@ -303,6 +303,7 @@ class GenerationFile:
             Header.FILES: 1,
             Header.COUNT: UNKNOWN,
             Header.SETTLED: tick,
+            Header.JOINT: UNKNOWN,
         }
         for index in range(Header.READY):
             header[index] = values.get(index, 0)

@@ -261,9 +261,10 @@ class WriteLock:
         return False
 
     def resume(self) -> None:
-        """Let the other threads go on after `rest` or `idle_here`."""
-        self._rester = 0
-        self._thread.release()
+        """Let the other threads go on after `rest` or `idle_here`; do nothing if these did not get the lock."""
+        if self.locked_by_me():
+            self._rester = 0
+            self._thread.release()
 
     def _refused(self, error: BaseException, wait: _Wait) -> _Wait:
         """Go on after the first attempt failed with the thread lock held: return with both locks, or raise."""

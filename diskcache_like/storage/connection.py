@@ -256,10 +256,11 @@ class ReaderPool:
         self._room = threading.Condition(self._guard)
         # Those that live: one that a signal handler kept its reader from giving back dies with what was raised.
         self._made: weakref.WeakSet[sqlite3.Cursor] = weakref.WeakSet([self.free[0]])
-        self._making = 0
+        self._making: list[None] = []  # one for each that is being opened; its append and pop are atomic
         self._waiting = 0
         self._closed = False
-        self._resting: list[sqlite3.Cursor] = []  # out of use while this process forks
+        self._rester = 0  # the thread that keeps the others away while it forks
+        self._resting: list[sqlite3.Cursor] = []  # out of use meanwhile
         self.watched = False  # someone waits for a connection, or the pool is closed: call `settle` after a give
 
     def take(self) -> sqlite3.Cursor:
@@ -278,17 +279,17 @@ class ReaderPool:
             with self._guard:
                 if self._resting:
                     return self._resting.pop()  # a signal handler reads while its thread forks: all others wait outside
-                while len(self._made) + self._making >= MAX_READERS:
+                while len(self._made) + len(self._making) >= MAX_READERS:
                     if (free := self._wait_for_free()) is not None:
                         return free
-                self._making += 1
-                making = True
+                making = True  # before, since a signal handler may raise after it
+                self._making.append(None)
             cursor = connect(self.path, self._settings, self._timeout, reader=True).cursor()
             self._made.add(cursor)
             return cursor
         finally:
             if making:
-                self._making -= 1
+                self._making.pop()
                 with self._guard:
                     self._room.notify()
 
@@ -356,28 +357,46 @@ class ReaderPool:
 
     def rest(self) -> None:
         """Take every connection out of use until `resume`, for the time of a fork; raise Timeout if one is in use."""
-        if not self._room.acquire(timeout=REST_SECONDS):
-            raise Timeout(f"{self.path!r} is being opened by another thread")
+        me, inside = threading.get_ident(), self._is_mine()  # inside: it is a signal handler that forks
+        try:
+            if not self._guard.acquire(timeout=REST_SECONDS):
+                raise Timeout(f"{self.path!r} is being opened by another thread")
+            self._rester = me
+            self._take_all()
+        except BaseException:
+            if self._rester == me:
+                self.resume()
+            elif not inside and self._is_mine():
+                self._guard.release()
+            raise
+
+    def _take_all(self) -> None:
         self.watched = True  # who gives a connection back comes to `settle`, and there waits for the end of the fork
         deadline = time.monotonic() + REST_SECONDS
-        while len(self._resting) < len(self._made) + self._making:
+        while len(self._resting) < len(self._made) + len(self._making):
             if self.free:
                 self._resting.append(self.free.pop())
             elif time.monotonic() > deadline:
-                self.resume()
                 raise Timeout(f"{self.path!r} is being read by another thread")
             else:
                 time.sleep(50e-6)  # a reader has its connection for one statement only
 
+    def _is_mine(self) -> bool:
+        owned: bool = self._guard._is_owned()  # type: ignore[attr-defined]  # of CPython's, for its Condition
+        return owned
+
     def resume(self) -> None:
-        """Put the connections that `rest` took back into use."""
-        self.free.extend(self._resting)
-        self._resting.clear()
+        """Put the connections that `rest` took back into use; do nothing if this thread has not taken them."""
+        if self._rester != threading.get_ident():
+            return
+        while self._resting:
+            self.free.append(self._resting.pop())
         self.watched = self._waiting > 0 or self._closed
         self._room.notify_all()
-        self._room.release()
+        self._rester = 0
+        self._guard.release()
 
     def inherited(self) -> tuple[list[sqlite3.Connection], bool]:
         """Return, in a forked child, the connections that no thread was using, and whether these are all."""
         connections = [cursor.connection for cursor in (*self._resting, *self.free)]
-        return connections, len(connections) == len(self._made) + self._making
+        return connections, len(connections) == len(self._made) + len(self._making)

@@ -37,6 +37,7 @@ class _Fork(threading.local):
 
     def __init__(self) -> None:
         self.mutex: threading.RLock | None = None
+        self.alone = False  # no other thread is opening anything
         self.resting: list[WriteLock | ReaderPool] = []
 
 
@@ -74,12 +75,23 @@ def give_up(directory: str, connections: list[object]) -> None:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
 
 
+# Whatever a signal handler raises in one of these, Python prints it and forks, or goes on, all the same. So what is
+# taken is noted first, and what gives it back does nothing where there is nothing to give.
+
+
 def _before() -> None:
     if not _shards:
         return
-    mutex = opening.mutex()  # nobody is opening a connection either
-    _fork.mutex = mutex if mutex.acquire(timeout=PATIENCE) else None
-    deadline = time.monotonic() + PATIENCE
+    try:
+        _fork.mutex = opening.mutex()  # nobody is opening a connection either
+        _fork.alone = _fork.mutex.acquire(timeout=PATIENCE)
+        _rest_all(time.monotonic() + PATIENCE)
+    except BaseException:
+        _resume()
+        raise
+
+
+def _rest_all(deadline: float) -> None:
     while time.monotonic() < deadline:
         try:
             for _, shard in sorted(_shards.items()):
@@ -92,22 +104,24 @@ def _before() -> None:
 
 def _resume() -> None:
     while _fork.resting:
-        _fork.resting.pop().resume()
+        _fork.resting[-1].resume()
+        _fork.resting.pop()
 
 
 def _after_in_parent() -> None:
-    try:
-        _resume()
-    finally:
-        mutex, _fork.mutex = _fork.mutex, None
-        if mutex is not None:
-            mutex.release()
+    _resume()
+    mutex = _fork.mutex
+    if mutex is not None and mutex._is_owned():  # type: ignore[attr-defined]  # as in `lock`
+        _fork.mutex = None
+        mutex.release()
+    _fork.mutex, _fork.alone = None, False
 
 
 def _after_in_child() -> None:
-    complete, _fork.mutex = _fork.mutex is not None, None
+    complete, _fork.mutex, _fork.alone = _fork.alone, None, False
     for _, shard in sorted(_shards.items()):
         shard.after_fork(complete)
 
 
 os.register_at_fork(before=_before, after_in_parent=_after_in_parent, after_in_child=_after_in_child)
+os.register_at_fork(after_in_parent=_after_in_parent)  # the first one may have been ended by what a handler raised

@@ -131,6 +131,8 @@ class Holder(Reader):
         """Release the write lock, then unlink what housekeeping found in the trash."""
         if self.txn is not None:
             self._abort()  # a signal handler kept it from its end
+        if self.unsettled is not None:
+            self.unsettled()
         header = self.header
         header[_SETTLED] = header[_TICK]  # last: what this holder did to slots and count is complete
         self.lock.release()

@@ -27,7 +27,8 @@ class Reader(Shard):
             self.open()
         if self.header[_EPOCH] != self.epoch:
             self.follow()
-        if self.txn is not None and self.txn.reads_here():
+        txn = self.txn  # once: another thread may end it at any time
+        if txn is not None and txn.reads_here():
             rows = self.select_writer(sql.SELECT_V, (h,))
             return rows[0][0] if rows else None
         pool = self._pool
@@ -75,7 +76,8 @@ class Reader(Shard):
         self.ready()
         if self.header[Header.EPOCH] != self.epoch:
             self.follow()
-        if self.txn is not None and self.txn.reads_here():
+        txn = self.txn  # as in `read`
+        if txn is not None and txn.reads_here():
             return self.select_writer(statement, parameters)
         pool = self._pool
         try:

@@ -30,7 +30,8 @@ BATCH = 100  # entries per transaction of a rotation
 def present_row(store: Holder, sealer: Sealer, stored: bytes, row: Row) -> Row:
     """Return the row as the present data key seals it; the write lock is held.
 
-    It is what it was, but for a row that was sealed just before another data key came.
+    It is what it was, but for a row that was sealed just before another data key came. Then its file is another too,
+    and the caller removes the one that no row needs.
     """
     reserve(store, sealer)
     epoch = sealer.current().epoch
@@ -38,10 +39,8 @@ def present_row(store: Holder, sealer: Sealer, stored: bytes, row: Row) -> Row:
     if is_present and (row.file is None or sealer.open(stored, row.v).payload == epoch):
         return row
     renewed = _renewed(store, sealer, stored, row)
-    if renewed.file != row.file and row.file is not None:
-        room.unlink_unused(store, [row.file])
-        if store.txn is not None and renewed.file is not None:
-            store.txn.files.append(renewed.file)
+    if store.txn is not None and renewed.file is not None and renewed.file != row.file:
+        store.txn.files.append(renewed.file)
     return renewed
 
 
@@ -98,7 +97,8 @@ def begin(store: Store, sealer: Sealer, new: Master) -> bytes:
 
     A rotation to the same secret that was interrupted goes on where it was.
     """
-    if store.txn is not None and store.txn.reads_here():
+    txn = store.txn  # once: another thread may end it at any time
+    if txn is not None and txn.reads_here():
         raise TransactionError(f"{store.directory!r}: rotate() cannot run within transact()")
     with store.locked(None):
         sealer.reload()

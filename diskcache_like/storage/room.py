@@ -416,7 +416,8 @@ def flush_trash(store: Holder, everything: bool) -> None:
     if not everything:
         sweep(store)
         unlink_doomed(store, SWEEP_FILES)
-    rows = store.select_writer(sql.SELECT_ALL_TRASH) if everything else [(column,) for column in store.unlinked]
+    unlinked = list(store.unlinked)  # at once: another thread may be adding to it, after its release
+    rows = store.select_writer(sql.SELECT_ALL_TRASH) if everything else [(column,) for column in unlinked]
     for (column,) in rows if everything else []:
         _unlink(store, column)
     if rows:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from collections.abc import Callable
 from typing import Any, Never
 
 from ..coherence import native
@@ -49,6 +50,7 @@ class Shard:
         self.doomed: list[object] = []  # columns of trashed files to unlink after the lock is released
         self.unlinked: set[object] = set()  # columns of trashed files that are unlinked; their rows go next round
         self.txn: Transaction | None = None
+        self.unsettled: Callable[[], None] | None = None  # for the end of a transaction in which settings were changed
         self.slot_prime = 1
         self.siblings: tuple[Any, ...] = ()  # the other shards of the cache, set by the shards once all are open
         self.disk: Disk  # set by the shards once the settings are known
@@ -80,6 +82,7 @@ class Shard:
         opened = opening.open_shard(self)
         self.generations: GenerationFile = opened.generations
         self.settings = opened.settings
+        self.unsettled = None
         self.identity = opened.identity
         self.policy = policy_named(self.settings["eviction_policy"])
         # The rowid that the writer inserted last. SQLite tells an insert from an update by nothing else: after an
@@ -102,13 +105,16 @@ class Shard:
     def rest(self, resting: list[WriteLock | ReaderPool]) -> None:
         """Keep other threads out of SQLite for the time of a fork; what has to be resumed after it goes to `resting`.
 
-        Raises Timeout soon if that is not possible now.
+        It does so before it is brought to rest, for a signal handler may raise just after that. Raises Timeout soon if
+        that is not possible now.
         """
         if not self.inherited():
-            if self.lock.rest():
-                resting.append(self.lock)
-            self._pool.rest()
-            resting.append(self._pool)
+            lock, pool = self.lock, self._pool
+            if not lock.locked_by_me():
+                resting.append(lock)
+                lock.rest()
+            resting.append(pool)
+            pool.rest()
 
     def after_fork(self, complete: bool) -> None:
         """Rid the child of what is open; `complete` says that no thread was opening anything just then."""
@@ -135,7 +141,7 @@ class Shard:
             connections.append(self._writer)
             idle = idle and not self._writer.in_transaction
         self._writer = self._cursor = None
-        self.txn = None
+        self.txn = self.unsettled = None
         self._token = NOT_OPEN
         if idle and not self.lock.torn:
             for connection in connections:

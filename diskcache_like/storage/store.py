@@ -8,13 +8,14 @@ the batches in `room` and `check`. What the operations of a cache mean is decide
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Literal
 
 from ..coherence import sleepers
 from ..coherence.forks import process_token
 from ..coherence.generations import UNKNOWN, Header
-from ..errors import DirectoryError, DiskFull, KeyringError, StorageError, Timeout, TransactionError
+from ..errors import CacheError, DirectoryError, DiskFull, KeyringError, StorageError, Timeout, TransactionError
 from ..policies import policy_named
 from ..settings import DURABILITY, HANDLE_ONLY, OPTIONAL_SETTINGS, checked
 from . import opening, room, schema
@@ -27,6 +28,8 @@ from .shard import CLOSED, NOT_OPEN
 PAGE_OF_ENTRIES = 512  # removed entries from which on free pages are given back
 Selection = Literal["any", "tagged", "expired"]
 _SELECTIONS = {"any": sql.SELECT_ANY, "tagged": sql.SELECT_TAGGED, "expired": sql.SELECT_EXPIRED}
+_OF_THE_WRITER = ("durability", "sqlite_synchronous", "sqlite_cache_size")
+Told = Callable[[str, Any], None]
 _EPOCH, _TICK, _COUNT, _SETTLED = Header.EPOCH, Header.TICK, Header.COUNT, Header.SETTLED
 
 
@@ -176,31 +179,62 @@ class Store(Computer):
             for _, stored, blob in page:
                 yield stored, blob
 
-    def change_setting(self, name: str, value: Any, update: bool, timeout: float | None) -> None:
-        """Make a setting effective for this handle and, with `update`, store it for those that open later."""
+    def change_setting(self, name: str, value: Any, update: bool, timeout: float | None, told: Told) -> None:
+        """Make a setting effective for this handle and, with `update`, store it for those that open later.
+
+        `told` is called with name and value of each setting that goes back with a transaction that is rolled back.
+        """
         for attempt in self.attempts():
             with attempt, self.locked(timeout):
-                self._change_setting(name, value, update)
+                self._change_setting(name, value, update, told)
 
-    def _change_setting(self, name: str, value: Any, update: bool) -> None:
-        if update and name not in HANDLE_ONLY:
-            self.put_setting(name, value)
+    def _change_setting(self, name: str, value: Any, update: bool, told: Told) -> None:
         before = self.settings.get(name)
+        stored = update and name not in HANDLE_ONLY
+        if self.txn is not None:
+            if self.unsettled is None:
+                self._tried = []
+                self.unsettled = partial(self._settle_settings, {**self.settings}, told)
+            self._tried += [(name, value)] if stored else []
+        if stored:
+            self.put_setting(name, value)
+        self._take_setting(name, value)
+        if name == "eviction_policy" and update and before != value:
+            self.rank_anew()
+        if self.txn is None and name in _OF_THE_WRITER:
+            self._close_writer()
+
+    def _take_setting(self, name: str, value: Any) -> None:
+        """Make a setting effective for this handle, but for those of the writing connection."""
         self.settings[name] = value
         self.header[Header.MARK] = 0  # limits may have changed: the next write looks at the volume
         if name == "eviction_policy":
             self.policy = policy_named(value)
             self._special = self.policy.marks_frequency
-            if update and before != value:
-                self.rank_anew()
         elif name == "durability":
             self.settings["sqlite_synchronous"] = DURABILITY[value]
-        if name in ("durability", "sqlite_synchronous", "sqlite_cache_size"):
+
+    def _settle_settings(self, before: dict[str, Any], told: Told) -> None:
+        """Make what a transaction changed effective for the writing connection, and take back what was rolled back.
+
+        The transaction has ended, one way or the other, and the write lock is held.
+        """
+        tried, self._tried, self.unsettled = self._tried, [], None
+        present = {**self.settings}  # one of them may bring another with it
+        with contextlib.suppress(CacheError):  # of a damaged database: whoever uses it next is told
+            for name in dict(tried):
+                stored = self.select_writer(sql.SELECT_SETTING, (name,))
+                kept = [value for other, value in tried if other == name and [(value,)] == stored]
+                value = kept[-1] if kept else before.get(name)
+                if value != present.get(name):
+                    self._take_setting(name, value)
+                    told(name, value)
+        if any(before[name] != self.settings[name] for name in _OF_THE_WRITER):
             self._close_writer()
 
     def _close_writer(self) -> None:
-        """Have the next write open a connection with the present settings; the write lock is held."""
-        if self._writer is not None and self.txn is None:
+        """Have the next write open a connection with the present settings; within the lock, outside a transaction."""
+        if self._writer is not None:
             self._writer.close()
             self._writer = self._cursor = None
 

@@ -159,7 +159,8 @@ class Writer(Holder):
             if plain and not self._special and not header[_DISPLACED]:
                 added = self._upsert_at(h, stored, tick, row, known)  # type: ignore[arg-type]
             else:
-                added = self._upsert_row(h, stored, Row(row) if plain else row, tick, slot, again)  # type: ignore[arg-type]
+                write = self._upsert_row if self.disk.sealer is None else self._upsert_sealed
+                added = write(h, stored, Row(row) if plain else row, tick, slot, again)  # type: ignore[arg-type]
             if added:
                 self._count(added)
             if (again or header[_SHARED]) and locked and incoming <= ROOM and self.board is not None:
@@ -211,6 +212,19 @@ class Writer(Holder):
                 self.txn.files.append(row.file)
         return len(row.v) + row.size
 
+    def _upsert_sealed(self, h: int, stored: bytes, row: Row, tick: int, slot: int, again: bool) -> int:
+        """Do `_upsert_row` as the present data key seals it; where that made another value file, one of them goes."""
+        present = rekeying.present_row(self, self.disk.sealer, stored, row)  # type: ignore[arg-type]
+        if present.file == row.file:
+            return self._upsert_row(h, stored, present, tick, slot, again)
+        unneeded = present.file
+        try:
+            added = self._upsert_row(h, stored, present, tick, slot, again)
+            unneeded = row.file  # not before, since a second try needs it
+            return added
+        finally:
+            room.unlink_unused(self, [unneeded] if unneeded is not None else [])
+
     def _upsert_row(
         self, h: int, stored: bytes, row: Row, tick: int, slot: int, again: bool = False, placed: bool = False
     ) -> int:
@@ -218,8 +232,6 @@ class Writer(Holder):
 
         `placed`: the place was looked for already. If it is taken all the same, rows are not where they belong.
         """
-        if self.disk.sealer is not None:
-            row = rekeying.present_row(self, self.disk.sealer, stored, row)
         if self.header[_DISPLACED]:
             h = self._place(h, stored)
         if again and self._replace_value(h, stored, row, tick):
