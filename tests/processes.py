@@ -1,7 +1,8 @@
 """Other processes for tests: start, instruct, stop and kill them, and hear what they found.
 
 Worker processes come from a fork server, so that they share nothing with the test's process, and quickly. A worker's
-function gets a `Link` to the test first. Nothing here waits without a deadline: one that passes fails the test.
+function gets a `Link` to the test first; it fails by what it raises, and by what any thread of its process raises that
+nobody catches. Nothing here waits without a deadline: one that passes fails the test.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import multiprocessing
 import os
 import signal
 import sqlite3
+import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -175,6 +178,11 @@ class _WorkerLink(Link):
         signal.alarm(int(2 * PATIENCE))
         return super().hear()
 
+    def fail(self, error: BaseException | None) -> None:
+        """Have the next `hear` of the other side fail with an error."""
+        with contextlib.suppress(BrokenPipeError):
+            super().tell(("failed", "".join(traceback.format_exception(error))))
+
 
 def ready(link: Link) -> None:
     """Say that this worker is ready and wait until all others are; the test calls `Crew.together`."""
@@ -182,16 +190,30 @@ def ready(link: Link) -> None:
     link.hear()
 
 
+_links: list[_WorkerLink] = []  # the last is that of this process, the others came by fork
+
+
+def _fail_by(raised: threading.ExceptHookArgs | sys.UnraisableHookArgs) -> None:
+    """Fail at once by what a thread has raised: the work may end by a kill."""
+    _links[-1].fail(raised.exc_value)
+
+
+def hear_unraisable() -> None:
+    """Have this process, and those that it forks, fail also by what Python only prints: errors in finalizers and hooks."""
+    sys.unraisablehook = _fail_by
+
+
 def _run(connection: Connection, work: Callable[..., object], *arguments: object) -> None:
     signal.alarm(int(2 * PATIENCE))  # a worker whose test was killed must not stay
     link = _WorkerLink(connection)
+    _links.append(link)
+    threading.excepthook = _fail_by
     try:
         found = work(link, *arguments)
     except (EOFError, BrokenPipeError):
         return  # the test has ended
-    except BaseException:
-        with contextlib.suppress(BrokenPipeError):
-            Link.tell(link, ("failed", traceback.format_exc()))
+    except BaseException as error:
+        link.fail(error)
     else:
         Link.tell(link, ("done", found))
 
@@ -226,7 +248,7 @@ class _Forked(Worker):
     def __init__(self, connection: Connection, pid: int) -> None:
         self.link = Link(connection)
         self.pid = pid
-        self._ended = False
+        self.status: int | None = None  # once it has ended; below 0 the signal that killed it
 
     def join(self) -> None:
         """Wait until the process has ended; it has closed its pipe by then, so this is brief."""
@@ -234,16 +256,17 @@ class _Forked(Worker):
             if not self.link.connection.poll(PATIENCE):
                 raise Silence(f"forked child {self.pid} did not end within {PATIENCE:.0f} s")
             self.link.connection.recv()
-        os.waitpid(self.pid, 0)
-        self._ended = True
+        self._reap()
 
     def dismiss(self) -> None:
         """Kill the process if it is still there, and free what it held here."""
-        if not self._ended:
+        if self.status is None:
             os.kill(self.pid, signal.SIGKILL)
-            os.waitpid(self.pid, 0)
-            self._ended = True
+            self._reap()
         self.link.connection.close()
+
+    def _reap(self) -> None:
+        self.status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
 
 class Watched:
@@ -420,6 +443,7 @@ __all__ = [
     "descriptors",
     "fork_worker",
     "forked",
+    "hear_unraisable",
     "is_change",
     "posix_locks",
     "problems",
