@@ -219,7 +219,7 @@ def _run(connection: Connection, work: Callable[..., object], *arguments: object
 
 
 @contextlib.contextmanager
-def forked(work: Callable[[Link], object]) -> Iterator[Worker]:
+def forked(work: Callable[[Link], object]) -> Iterator[Forked]:
     """Run `work` in a child made by `os.fork` from here, with all that this process has open; dismiss it at the end."""
     child = fork_worker(work)
     try:
@@ -228,7 +228,7 @@ def forked(work: Callable[[Link], object]) -> Iterator[Worker]:
         child.dismiss()
 
 
-def fork_worker(work: Callable[[Link], object]) -> Worker:
+def fork_worker(work: Callable[[Link], object]) -> Forked:
     """Do as `forked` does, for a caller who dismisses the child."""
     ours, theirs = multiprocessing.Pipe()
     pid = os.fork()
@@ -239,10 +239,10 @@ def fork_worker(work: Callable[[Link], object]) -> Worker:
         finally:
             os._exit(0)
     theirs.close()
-    return _Forked(ours, pid)
+    return Forked(ours, pid)
 
 
-class _Forked(Worker):
+class Forked(Worker):
     """A worker that was made by `os.fork`."""
 
     def __init__(self, connection: Connection, pid: int) -> None:
@@ -433,6 +433,7 @@ __all__ = [
     "PATIENCE",
     "WRITES",
     "Crew",
+    "Forked",
     "Gone",
     "Link",
     "Silence",

@@ -30,7 +30,7 @@ class Handles(NamedTuple):
     cache: Cache
     lock: Lock
     deque: Deque
-    index: Index
+    mapping: Index
     within: Cache | None  # a fanout cache
 
 
@@ -44,18 +44,18 @@ def handles_of(cache: Cache) -> Handles:
 
 def use_handles(handles: Handles, number: int) -> None:
     """Use what came from another process; `number` tells this one from the others."""
-    cache, lock, deque, index, within = handles
+    cache, lock, deque, mapping, within = handles
     assert cache.get("of the parent") == "value"
     with lock:
         cache.set("guarded", cache.get("guarded", 0) + 1, retry=True)
     with cache.transact(retry=True):
         cache.incr("travelled", retry=True)
     cache.set(("large", number), b"x" * LARGE, retry=True)
-    assert deque[0] == "of the parent" == index["first"]
+    assert deque[0] == "of the parent" == mapping["first"]
     deque.append(number)
-    index[number] = number
-    with index.transact():
-        index["travelled"] += 1
+    mapping[number] = number
+    with mapping.transact():
+        mapping["travelled"] += 1
     if within is not None:
         within.incr("travelled", retry=True)
 
@@ -66,7 +66,7 @@ def start_by(method: str, scene: Scene) -> None:
     with scene.open() as cache:
         handles = handles_of(cache)
         handles.deque.append("of the parent")
-        handles.index.update({"first": "of the parent", "travelled": 0})
+        handles.mapping.update({"first": "of the parent", "travelled": 0})
         scene.accounts[SENDER].use(cache)
         started = [context.Process(target=use_handles, args=(handles, each)) for each in range(STARTED)]
         for process in started:
@@ -80,13 +80,14 @@ def start_by(method: str, scene: Scene) -> None:
 
 def look_at(handles: Handles) -> None:
     """Assert that all that was sent wrote to the same places as here."""
-    cache, _, deque, index, within = handles
+    cache, _, deque, mapping, within = handles
     numbers = list(range(STARTED))
     assert cache.get("travelled") == cache.get("guarded") == STARTED
     assert deque.popleft() == "of the parent"
     assert sorted(deque) == numbers
-    assert index == {"first": "of the parent", "travelled": STARTED, **dict(zip(numbers, numbers, strict=True))}
-    for each in (deque.cache, index.cache, *([] if within is None else [within])):
+    stored: dict[object, object] = {"first": "of the parent", "travelled": STARTED}
+    assert mapping == stored | {number: number for number in numbers}
+    for each in (deque.cache, mapping.cache, *([] if within is None else [within])):
         assert problems(each) == []
     assert within is None or within["travelled"] == STARTED
 
