@@ -1,7 +1,8 @@
 """Other processes for tests: start, instruct, stop and kill them, and hear what they found.
 
 Worker processes come from a fork server, so that they share nothing with the test's process, and quickly. A worker's
-function gets a `Link` to the test first. Nothing here waits without a deadline: one that passes fails the test.
+function gets a `Link` to the test first; it fails by what it raises, and by what any thread of its process raises that
+nobody catches. Nothing here waits without a deadline: one that passes fails the test.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import multiprocessing
 import os
 import signal
 import sqlite3
+import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -192,6 +195,11 @@ class _WorkerLink(Link):
         except LOST:
             raise _TestEnded from None
 
+    def fail(self, error: BaseException | None) -> None:
+        """Have the next `hear` of the other side fail with an error."""
+        with contextlib.suppress(BrokenPipeError):
+            super().tell(("failed", "".join(traceback.format_exception(error))))
+
 
 def ready(link: Link) -> None:
     """Say that this worker is ready and wait until all others are; the test calls `Crew.together`."""
@@ -199,16 +207,30 @@ def ready(link: Link) -> None:
     link.hear()
 
 
+_links: list[_WorkerLink] = []  # the last is that of this process, the others came by fork
+
+
+def _fail_by(raised: threading.ExceptHookArgs | sys.UnraisableHookArgs) -> None:
+    """Fail at once by what a thread has raised: the work may end by a kill."""
+    _links[-1].fail(raised.exc_value)
+
+
+def hear_unraisable() -> None:
+    """Have this process, and those that it forks, fail also by what Python only prints: errors in finalizers and hooks."""
+    sys.unraisablehook = _fail_by
+
+
 def _run(connection: Connection, work: Callable[..., object], *arguments: object) -> None:
     signal.alarm(int(2 * PATIENCE))  # a worker whose test was killed must not stay
     link = _WorkerLink(connection)
+    _links.append(link)
+    threading.excepthook = _fail_by
     try:
         found = work(link, *arguments)
     except _TestEnded:
         return
-    except BaseException:
-        with contextlib.suppress(BrokenPipeError):
-            Link.tell(link, ("failed", traceback.format_exc()))
+    except BaseException as error:
+        link.fail(error)
     else:
         Link.tell(link, ("done", found))
 
@@ -243,14 +265,14 @@ class Forked(Worker):
     def __init__(self, connection: Connection, pid: int) -> None:
         self.link = Link(connection)
         self.pid = pid
-        self._status: int | None = None  # how it ended, as `Process.exitcode` has it
+        self.status: int | None = None  # once it has ended; below 0 the signal that killed it
         self._is_struck = False
 
     def _has_ended(self) -> bool:
-        if self._status is None:
+        if self.status is None:
             ended, status = os.waitpid(self.pid, os.WNOHANG)
-            self._status = os.waitstatus_to_exitcode(status) if ended else None
-        return self._status is not None
+            self.status = os.waitstatus_to_exitcode(status) if ended else None
+        return self.status is not None
 
     def kill(self) -> None:
         """Kill the process as `kill -9` does, and wait until it is gone; fail if anything else has ended it."""
@@ -269,8 +291,8 @@ class Forked(Worker):
         with contextlib.suppress(Gone):
             while self.link.asked():
                 self.hear()
-        if not self._is_struck or self._status != -signal.SIGKILL:
-            raise Gone(f"worker {self.pid} has ended by itself, with status {self._status}")
+        if not self._is_struck or self.status != -signal.SIGKILL:
+            raise Gone(f"worker {self.pid} has ended by itself, with status {self.status}")
 
     def join(self) -> None:
         """Wait until the process has ended; what it told can still be heard."""
@@ -467,6 +489,7 @@ __all__ = [
     "descriptors",
     "fork_worker",
     "forked",
+    "hear_unraisable",
     "is_change",
     "posix_locks",
     "problems",

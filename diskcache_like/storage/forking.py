@@ -121,6 +121,7 @@ def _after_in_child() -> None:
     complete, _fork.mutex, _fork.alone = _fork.alone, None, False
     for _, shard in sorted(_shards.items()):
         shard.after_fork(complete)
+    _fork.resting.clear()  # or the next fork would resume what only the parent has to
 
 
 os.register_at_fork(before=_before, after_in_parent=_after_in_parent, after_in_child=_after_in_child)

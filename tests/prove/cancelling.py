@@ -15,7 +15,7 @@ from diskcache_like.coherence.sleepers import pauses
 
 from ..processes import PATIENCE
 from .proof import Proof, Trial
-from .scene import Life, Scene, live_all
+from .scene import Life, Scene, joined, live_all
 from .stage import BRIEF
 
 LOCK = ("lock", "cancelled")
@@ -191,7 +191,7 @@ def hindered(cache: Cache, what: Cancellable, hindrance: Hindrance) -> Iterator[
         ended = True
         may_begin.set()
         may_go.set()
-        thread.join(PATIENCE)
+        joined(thread)
 
 
 # -- a life -----------------------------------------------------------------------------------------------------------

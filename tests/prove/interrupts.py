@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import count
 from types import FrameType
 from typing import Any
 
@@ -20,6 +21,7 @@ from .scene import LARGE, Account, Life, Scene, live_all
 MAIN, HANDLER = 0, 1  # who counts up what
 PACKAGE = os.path.dirname(diskcache_like.__file__)
 PATIENCE = 3.0  # seconds after which a handler that waits for the call it interrupts gives up, which is a violation
+PARTS = 16  # of the lines of one call, each a life
 SIGNALS = 150  # at any time, in one life
 SHORTEST, LONGEST = 20e-6, 2e-3  # seconds between them
 
@@ -39,6 +41,10 @@ class Handler:
         except BaseException as error:
             error.add_note(f"in a handler that interrupted {where}")
             self.errors.append(error)
+
+    def told(self) -> dict[str, int]:
+        """Return how often it was called and refused."""
+        return {"interruptions": self.calls, "refused by TransactionError": self.refused}
 
     def _use(self) -> None:
         cache = self._cache
@@ -68,6 +74,7 @@ class AtLine:
         if event == "line":
             self.lines += 1
             if self.lines == self._number:
+                sys.settrace(None)
                 self._handler(f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}")
         return self._line
 
@@ -144,6 +151,9 @@ CALLS: dict[str, Callable[[Cache, Account], None]] = {
 }
 
 
+READS = ("cold reads", "iteration")  # calls that neither write nor open anything: no handler is ever refused
+
+
 def judge(cache: Cache, handler: Handler) -> None:
     """Raise what went wrong in the handler, and see that the cache still counts its entries rightly."""
     if handler.errors:
@@ -151,20 +161,21 @@ def judge(cache: Cache, handler: Handler) -> None:
     assert len(cache) == len(list(cache)), f"{len(list(cache))} entries are counted as {len(cache)}"
 
 
-def interrupt_everywhere(call: Callable[[Cache, Account], None], scene: Scene) -> dict[str, int]:
-    """Interrupt a call at its first line, at its second, and so on."""
+def interrupt_everywhere(name: str, part: int, scene: Scene) -> dict[str, int]:
+    """Interrupt a call at every `PARTS`-th line, from that numbered `part` on."""
+    call = CALLS[name]
     with scene.open(timeout=PATIENCE) as cache:
         handler = Handler(cache, scene.accounts[HANDLER])
         call(cache, scene.accounts[MAIN])
-        number = 0
-        while True:
-            number += 1
+        for number in count(1 + part, PARTS):
             tracer = AtLine(number, handler)
             with traced(tracer):
                 call(cache, scene.accounts[MAIN])
             judge(cache, handler)
+            assert name not in READS or not handler.refused, "a handler that interrupts a read is refused a write"
             if tracer.lines < number:
-                return {"interruptions": handler.calls, "refused by TransactionError": handler.refused}
+                break
+    return handler.told()
 
 
 def interrupt_at_any_time(scene: Scene) -> dict[str, int]:
@@ -183,20 +194,29 @@ def interrupt_at_any_time(scene: Scene) -> dict[str, int]:
             scene.draw.choice(list(CALLS.values()))(cache, scene.accounts[MAIN])
         signal.setitimer(signal.ITIMER_REAL, 0)
         judge(cache, handler)
-    return {"interruptions": handler.calls, "refused by TransactionError": handler.refused}
+    return handler.told()
 
 
 LIVES = [
-    *(Life(f"{name} interrupted at every line", partial(interrupt_everywhere, call)) for name, call in CALLS.items()),
-    Life("calls interrupted at any time", interrupt_at_any_time),
+    Life(f"{name} interrupted at every line, part {part} of {PARTS}", partial(interrupt_everywhere, name, part))
+    for name in CALLS
+    for part in range(PARTS)
 ]
 
 
 def interrupt(trial: Trial) -> None:
-    """Interrupt everything."""
+    """Interrupt every call at every line."""
     live_all(trial, LIVES)
 
 
+def at_any_time(trial: Trial) -> None:
+    """Interrupt calls at random."""
+    live_all(trial, [Life("calls interrupted at any time", interrupt_at_any_time)])
+
+
 PROOFS: dict[str, Proof] = {
-    "lives-signals": Proof(6, "signal handlers use the cache in the middle of its calls", interrupt),
+    "lives-signals": Proof(
+        6, "signal handlers use the cache at every line of its calls", interrupt, share=0.7, bulk=4.0, parallel=True
+    ),
+    "lives-signals-any-time": Proof(6, "the same at any time", at_any_time, share=0.3),
 }

@@ -1,16 +1,14 @@
-"""Lives of processes: forked in every state, started in every way, ended in every way, with handles that travel."""
+"""Lives of processes: forked in every state, ended in every way."""
 
 from __future__ import annotations
 
 import ctypes
-import multiprocessing
 import os
-import pickle
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,9 +19,10 @@ from diskcache_like.coherence import forks, lock
 from diskcache_like.storage import forking, shard
 
 from ..endings import ABRUPT, ENDINGS, end
-from ..processes import PATIENCE, Link, forked, posix_locks
+from ..processes import PATIENCE, Gone, Link, forked, posix_locks
+from . import handles
 from .proof import Proof, Trial
-from .scene import LARGE, UNDONE, Account, Life, Scene, live_all
+from .scene import LARGE, UNDONE, Account, Life, Scene, joined, live_all
 
 PARENT, CHILD, OTHER = range(3)  # who counts up what
 MANY = 200
@@ -117,15 +116,12 @@ def closed(scene: Scene, cache: Cache) -> Iterator[GoOn]:
 
 @contextmanager
 def beside_threads(work: Callable[[Cache, threading.Event], object], cache: Cache, number: int = 3) -> Iterator[GoOn]:
-    """Have threads work until the end; raise what they raise."""
-    ended, errors = threading.Event(), []
+    """Have threads work until the end."""
+    ended = threading.Event()
 
     def run() -> None:
-        try:
-            while not ended.is_set():
-                work(cache, ended)
-        except BaseException as error:
-            errors.append(error)
+        while not ended.is_set():
+            work(cache, ended)
 
     threads = [threading.Thread(target=run) for _ in range(number)]
     for thread in threads:
@@ -134,9 +130,7 @@ def beside_threads(work: Callable[[Cache, threading.Event], object], cache: Cach
         yield idle
     finally:
         ended.set()
-        for thread in threads:
-            thread.join(PATIENCE)
-    assert errors == [], errors
+        joined(*threads)
 
 
 def write_much(cache: Cache, ended: threading.Event) -> None:
@@ -237,16 +231,16 @@ def fork_beside_a_transaction(scene: Scene) -> None:
             with cache.transact(retry=True):
                 scene.accounts[OTHER].count(cache)
                 inside.set()
-                may_end.wait(PATIENCE)
+                assert may_end.wait(PATIENCE)
                 scene.accounts[OTHER].count(cache)
 
         thread = threading.Thread(target=transact)
         thread.start()
-        inside.wait(PATIENCE)
+        assert inside.wait(PATIENCE)
         with mock.patch.object(forking, "PATIENCE", 0.05), forked(lambda link: be_refused(scene, cache)) as child:
             child.result()
         may_end.set()
-        thread.join(PATIENCE)
+        joined(thread)
         scene.accounts[PARENT].use(cache)
 
 
@@ -261,7 +255,7 @@ def fork_from_c(scene: Scene) -> None:
             try:
                 scene.accounts[CHILD].use(cache)
                 has_locks_of_its_own(cache)
-                told = b""
+                told = b"ok"
             except BaseException as error:
                 told = repr(error).encode()
             finally:
@@ -269,10 +263,10 @@ def fork_from_c(scene: Scene) -> None:
                 os._exit(0)
         os.close(writing)
         scene.accounts[PARENT].use(cache)
-        os.waitpid(pid, 0)
+        _, status = os.waitpid(pid, 0)
         with open(reading, "rb") as pipe:
             told = pipe.read()
-        assert told == b"", told.decode()
+        assert (told, os.waitstatus_to_exitcode(status)) == (b"ok", 0), f"the child ended with {status}: {told!r}"
         scene.accounts[PARENT].use(cache)
 
 
@@ -316,20 +310,30 @@ def fork_and_be_killed(scene: Scene) -> None:
         os.write(told_child, b"x")
 
 
-def children_that_end(how: Callable[[], object], scene: Scene) -> None:
+ENDS: tuple[tuple[str, Callable[[], object], int], ...] = (  # and the status that each is known by
+    ("ends by os._exit", lambda: os._exit(7), 7),
+    ("is killed", lambda: os.kill(os.getpid(), signal.SIGKILL), -signal.SIGKILL),
+    ("becomes another program", lambda: os.execlp("sh", "sh", "-c", "exit 8"), 8),
+)
+
+
+def children_that_end(how: Callable[[], object], status: int, scene: Scene) -> None:
     """Have a child end in some way, while it writes, and go on without it."""
     with scene.open() as cache:
-        pid = os.fork()
-        if pid == 0:
-            try:
-                scene.accounts[CHILD].use(cache)
-                threading.Thread(target=lambda: write_for_ever(scene.accounts[CHILD], cache), daemon=True).start()
-                scene.accounts[OTHER].use(cache)
-                how()
-            finally:
-                os._exit(1)
-        while os.waitpid(pid, os.WNOHANG)[0] == 0:
-            scene.accounts[PARENT].use(cache)
+
+        def be_the_child(link: Link) -> None:
+            scene.accounts[CHILD].use(cache)
+            threading.Thread(target=write_for_ever, args=(scene.accounts[CHILD], cache), daemon=True).start()
+            scene.accounts[OTHER].use(cache)
+            how()
+
+        with forked(be_the_child) as child:
+            while not child.link.asked():
+                scene.accounts[PARENT].use(cache)
+            with suppress(Gone):  # unless it failed, it says nothing
+                child.hear()
+            child.join()
+            assert child.status == status, f"a child ended with {child.status}, not with {status}"
         scene.accounts[PARENT].use(cache)
 
 
@@ -340,64 +344,6 @@ def write_for_ever(account: Account, cache: Cache) -> None:
         cache.set("endless", b"x" * LARGE, retry=True)
 
 
-# -- handles that travel ----------------------------------------------------------------------------------------------
-
-
-def use_handle(cache: Cache, plain: Lock, number: int) -> None:
-    """Use what came from another process; `number` tells this one from the others."""
-    assert cache.get("of the parent") == "value"
-    with plain:
-        cache.set("guarded", cache.get("guarded", 0) + 1, retry=True)
-    with cache.transact(retry=True):
-        cache.incr("travelled", retry=True)
-    cache.set(("large", number), b"x" * LARGE, retry=True)
-
-
-def start_by(method: str, scene: Scene) -> None:
-    """Send handles to processes that are started by one method, while this one goes on."""
-    context: Any = multiprocessing.get_context(method)
-    with scene.open() as cache:
-        scene.accounts[PARENT].use(cache)
-        started = [
-            context.Process(target=use_handle, args=(cache, Lock(cache, ("lock", 0)), each)) for each in range(2)
-        ]
-        for process in started:
-            process.start()
-        scene.accounts[PARENT].use(cache)
-        for process in started:
-            process.join(PATIENCE)
-            assert process.exitcode == 0, f"a process started by {method!r} ended with {process.exitcode}"
-        assert cache.get("travelled") == cache.get("guarded") == len(started)
-
-
-def travel_between_threads(scene: Scene) -> None:
-    """Give threads the handle itself, and copies that were pickled: before, and within a transaction of the sender."""
-    with scene.open() as cache:
-        copies = [pickle.loads(pickle.dumps(cache)) for _ in range(2)]
-        with cache.transact(retry=True):
-            copies.append(pickle.loads(pickle.dumps(cache)))
-            scene.accounts[PARENT].count(cache)
-        errors: list[BaseException] = []
-
-        def use(account: Account, handle: Cache) -> None:
-            try:
-                for _ in range(5):
-                    account.use(handle)
-                handle.close()
-            except BaseException as error:
-                errors.append(error)
-
-        threads = [
-            threading.Thread(target=use, args=(scene.accounts[each], handle))
-            for each, handle in enumerate([cache, cache, *copies], 1)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(PATIENCE)
-        assert errors == [], errors
-
-
 # -- endings ----------------------------------------------------------------------------------------------------------
 
 
@@ -406,12 +352,34 @@ def end_interpreter(name: str, scene: Scene) -> None:
     done = end(name, scene.directory, "one" if scene.kind == "Cache" else "fanout", PATIENCE)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", ""), done
     with scene.open() as cache:
+        acknowledged = ACKNOWLEDGED.get(name, {})
+        assert cache.get_many(acknowledged) == acknowledged, "what the program had written is not there"
+        assert len(cache) >= SEEN.get(name, 1), f"the program saw {SEEN[name]} entries, now there are {len(cache)}"
         assert cache.get(UNDONE) is None
         for number in range(4):
             left, right = cache.get(("left", number), 0), cache.get(("right", number), 0)
             assert left == right, f"half of a transaction: {left} and {right}"
             for name in ("left", "right", "large", "count"):
                 cache.delete((name, number), retry=True)  # the program's numbers, not those of the scene
+
+
+ACKNOWLEDGED: dict[str, dict[Any, Any]] = {  # before the end of the program
+    "with an open handle": {"key": 1},
+    "in the middle of an iteration": dict.fromkeys(range(500), 1),
+    "with an open value file": {"key": b"x" * LARGE},
+    "with threads still writing": {(number, count): count for number in range(4) for count in range(200)},
+    "by an exception": {"key": 1},
+    "in a forked child": {"key": 2, "child": 1},
+    "in a forked child that did nothing": {"key": 2},
+    "using the cache at exit": {"key": 1, "at exit": 1, "count": 2},
+    "using the cache in a finalizer": {"key": 1, "count": 1},
+    "with a pool of threads at work": {number: number for number in range(300)},
+}
+SEEN = {  # how many entries there were when the program came to its end
+    "with daemon threads writing": 4,
+    "with daemon threads in transactions": 12,
+    "at once, in the middle of writes": 8,
+}
 
 
 LIVES = [
@@ -422,13 +390,8 @@ LIVES = [
     Life("forked from C", fork_from_c),
     Life("forked by a forked child", fork_generations),
     Life("killed within a transaction, with a child that lives on", fork_and_be_killed, abrupt=True),
-    Life("a child ends by os._exit", partial(children_that_end, lambda: os._exit(0)), abrupt=True),
-    Life("a child is killed", partial(children_that_end, lambda: os.kill(os.getpid(), signal.SIGKILL)), abrupt=True),
-    Life(
-        "a child becomes another program", partial(children_that_end, lambda: os.execvp("true", ["true"])), abrupt=True
-    ),
-    *(Life(f"started by {method}", partial(start_by, method)) for method in ("fork", "forkserver", "spawn")),
-    Life("handles sent to threads", travel_between_threads),
+    *(Life(f"a child {name}", partial(children_that_end, how, status), abrupt=True) for name, how, status in ENDS),
+    *handles.LIVES,
     *(Life(f"ended {name}", partial(end_interpreter, name), abrupt=name in ABRUPT) for name in ENDINGS),
 ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 
 from diskcache_like import Cache
 
+from ..processes import PATIENCE, hear_unraisable
 from .proof import Trial
 from .stage import KINDS, Words, opened, played, soundness
 
@@ -110,6 +112,13 @@ class Scene:
             assert locks == [], f"{locks} are still held"
 
 
+def joined(*threads: threading.Thread) -> None:
+    """Wait until threads have ended; what they raise is told by the process, which fails by it."""
+    for thread in threads:
+        thread.join(PATIENCE)
+        assert not thread.is_alive(), "a thread does not end"
+
+
 class Life(NamedTuple):
     """One life, by name; `live` runs in a process of its own, and may return how often it did what it does."""
 
@@ -128,12 +137,18 @@ def told(name: str) -> Iterator[None]:
         raise
 
 
+def lived(life: Life, scene: Scene) -> dict[str, int] | None:
+    """Live a life, of which nothing may go wrong where Python can only print it."""
+    hear_unraisable()
+    return life.live(scene)
+
+
 def live(trial: Trial, life: Life, kind: str, draw: random.Random) -> None:
     """Live one life in a process of its own; look at what it left in another."""
     scene = Scene(kind, trial.fresh(), draw)
     with told(f"{life.name}, {kind}"):
         played(scene.prepare)
-        done = played(partial(life.live, scene)) or {}
+        done = played(partial(lived, life, scene)) or {}
         played(scene.verify)
         played(partial(soundness, kind, scene.directory, life.abrupt))
     for what, number in done.items():

@@ -15,6 +15,7 @@ from typing import Any
 from diskcache_like import Cache, FanoutCache
 
 from ..processes import Link, Worker, forked, problems
+from ..wholeness import mend
 
 KINDS = ("Cache", "FanoutCache")
 SHARDS = 4
@@ -59,13 +60,14 @@ def played(work: Callable[[], object]) -> Any:
 def soundness(kind: str, directory: Path, abrupt: bool = False, **settings: Any) -> None:
     """Assert, in a process that has nothing to do with what happened, that a cache works and nobody holds a lock.
 
-    `abrupt`: a process was killed, which may leave a file without its entry behind for `check(fix=True)`.
+    `abrupt`: a process was killed, which may leave what `mend` takes away, and nothing else that is wrong.
     """
     with opened(kind, directory, **{**settings, "timeout": BRIEF}) as cache:
         with cache.transact(retry=False):  # Timeout, if anybody holds a lock of any shard
             cache.set("sound", 1)
         assert cache.incr("sound", retry=True) == cache["sound"] == 2
         assert cache.delete("sound", retry=True)
-        problems(cache, fix=abrupt)
+        if abrupt:
+            mend(cache)
         found = problems(cache)
         assert found == [], f"check() finds {found}"

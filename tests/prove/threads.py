@@ -14,7 +14,7 @@ from diskcache_like import Cache, Lock, Timeout, TransactionError
 from ..in_thread import in_thread
 from ..processes import PATIENCE, cache_descriptors
 from .proof import Proof, Trial
-from .scene import LARGE, UNDONE, Life, Scene, live_all
+from .scene import LARGE, UNDONE, Life, Scene, joined, live_all
 from .stage import BRIEF
 
 MAIN, OTHER = range(2)  # who counts up what
@@ -148,8 +148,7 @@ def collected_elsewhere(what: Callable[[Cache], object], scene: Scene) -> None:
         writer.start()
         in_thread(gc.collect)
         gc.enable()
-        writer.join(PATIENCE)
-        assert not writer.is_alive(), "a writer waits for what was collected"
+        joined(writer)
         go_on(scene, cache)
         with scene.open() as other:
             go_on(scene, other)
