@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from array import array
 from collections.abc import Callable
 from contextlib import closing
 from functools import partial
@@ -16,6 +15,7 @@ import pytest
 
 from diskcache_like import Cache, FanoutCache
 from diskcache_like.coherence.generations import WORD, Header
+from diskcache_like.coherence.words import fill as fill_words
 from diskcache_like.errors import DecodeError
 
 from .forging import ENTRIES, fill, value_files
@@ -243,7 +243,7 @@ def test_a_number_of_writes_that_changes_in_use_is_mended_by_the_next_write(
 
 
 COUNTS = ("TICK", "WRITTEN", "CHECKPOINTED", "MARK", "COUNT", "HITS", "MISSES", "GROWTH", "CLAIM", "DICTIONARY")
-LIMITS = {"size_limit": 1 << 18, "statistics": True, "hot_size_limit": 0}
+LIMITS: dict[str, Any] = {"size_limit": 1 << 18, "statistics": True, "hot_size_limit": 0}
 
 
 def use_at_the_end(cache: Cache, spoil: Callable[[], object]) -> None:
@@ -283,7 +283,7 @@ def use_at_the_end(cache: Cache, spoil: Callable[[], object]) -> None:
 def test_a_count_that_is_at_its_end_fails_no_call(tmp_path: Path, word: str | tuple[str, ...], policy: str) -> None:
     def spoil(number: int) -> None:
         if word == "uses":
-            store.uses[:] = array("Q", [number]) * len(store.uses)  # type: ignore[index]
+            fill_words(store.uses, number)
         else:
             for name in (word,) if isinstance(word, str) else word:
                 store.header[getattr(Header, name)] = number
