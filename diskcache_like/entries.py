@@ -89,7 +89,7 @@ class Entries(Packing):
         if self._marks == RECENCY:
             uses[slot] = 2 * header[_TICK] + 1 & WORD  # between the ranks of the last write and the next
         elif self._marks == FREQUENCY:
-            uses[slot] += 1
+            uses[slot] = (uses[slot] + 1) & WORD
         if self._counts:
             self._counters[0] += 1
 

@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable, Hashable
 from typing import Any, Final
 
+from .coherence.generations import WORD
 from .coherence.words import Words
 
 OVERHEAD = 350  # bytes that an entry costs beside key and value: objects, dictionary slot, order
@@ -46,7 +47,7 @@ def note_often(visited: list[int], uses: Words, slot: int) -> None:
     """
     if len(visited) == 1:
         visited.append(1)
-    uses[slot] = noted = uses[slot] + (visited[1] if visited[0] == 1 else 1)
+    uses[slot] = noted = (uses[slot] + (visited[1] if visited[0] == 1 else 1)) & WORD
     visited[0] = visited[1] = 1 if noted < 16 else noted >> 3 if noted < 512 else 64
 
 

@@ -7,13 +7,15 @@ import shutil
 import sys
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from diskcache_like import Cache, FanoutCache
-from diskcache_like.coherence.generations import Header
+from diskcache_like.coherence.generations import WORD, Header
+from diskcache_like.coherence.words import fill as fill_words
 from diskcache_like.errors import DecodeError
 
 from .forging import ENTRIES, fill, value_files
@@ -238,6 +240,86 @@ def test_a_number_of_writes_that_changes_in_use_is_mended_by_the_next_write(
         assert len(list(cache)) == len(list(other)) == ENTRIES
         cache["more"] = 1
         assert list(other)[-1] == "more"
+
+
+COUNTS = ("TICK", "WRITTEN", "CHECKPOINTED", "MARK", "COUNT", "HITS", "MISSES", "GROWTH", "CLAIM", "DICTIONARY")
+LIMITS: dict[str, Any] = {"size_limit": 1 << 18, "statistics": True, "hot_size_limit": 0}
+
+
+def use_at_the_end(cache: Cache, spoil: Callable[[], object]) -> None:
+    """Do what adds to a count, each time after that was spoiled; none of it fails."""
+    for number in range(40):
+        spoil()
+        cache[number % 7] = "x" * 4000
+    spoil()
+    cache.set_many({number: number for number in range(50, 60)})
+    spoil()
+    assert cache.incr("counter") == 1
+    assert cache["counter"] == 1
+    spoil()
+    assert cache.touch("counter", 60)
+    spoil()
+    assert cache.pop("counter") == 1
+    with cache.transact():
+        spoil()
+        cache["inside"] = "y" * 4000
+        cache["beside"] = 1
+        del cache["beside"]
+        spoil()
+    spoil()
+    cache.set("tagged", 1, tag="tag")
+    spoil()
+    assert cache.evict("tag") == 1
+    for call in (cache.cull, cache.expire, cache.stats, cache.volume, lambda: cache.check(fix=True)):
+        spoil()
+        call()
+    assert cache.get("inside") == "y" * 4000
+    assert cache.check() == []
+    cache.clear()
+
+
+@pytest.mark.parametrize("policy", ["least-recently-stored", "least-recently-used", "least-frequently-used"])
+@pytest.mark.parametrize("word", [*COUNTS, ("TICK", "SETTLED"), "uses"], ids=str)
+def test_a_count_that_is_at_its_end_fails_no_call(tmp_path: Path, word: str | tuple[str, ...], policy: str) -> None:
+    def spoil(number: int) -> None:
+        if word == "uses":
+            fill_words(store.uses, number)
+        else:
+            for name in (word,) if isinstance(word, str) else word:
+                store.header[getattr(Header, name)] = number
+
+    with closing(Cache(tmp_path / "cache", eviction_policy=policy, **QUICK, **LIMITS)) as cache:
+        (store,) = cache._shards.stores
+        for number in (WORD, WORD - 1, 1 << 63):
+            use_at_the_end(cache, partial(spoil, number))
+
+
+def test_a_keyring_changes_where_its_count_is_at_its_end(tmp_path: Path) -> None:
+    secrets = ["the first of many secrets", "the other of the secrets"]
+    with (
+        closing(Cache(tmp_path / "cache", secret=secrets[0], encrypt=True, **QUICK)) as cache,
+        closing(Cache(tmp_path / "cache", secret=secrets[0], encrypt=True, **QUICK)) as other,
+    ):
+        for number in (WORD, WORD - 1):
+            cache["a"] = other["b"] = number
+            cache._shards.stores[0].header[Header.KEYS] = number
+            cache.rotate(secrets[1])
+            assert cache._shards.stores[0].header[Header.KEYS] not in (0, number)
+            assert cache["b"] == number
+            secrets.reverse()
+            other.close()
+            other = Cache(tmp_path / "cache", secret=secrets[0], encrypt=True, **QUICK)
+            assert other["a"] == number
+        other.close()
+
+
+def test_a_wal_is_emptied_again_after_its_count_was_at_its_end(tmp_path: Path) -> None:
+    with closing(Cache(tmp_path / "cache", **QUICK, hot_size_limit=0, disk_min_file_size=1 << 20)) as cache:
+        (store,) = cache._shards.stores
+        store.header[Header.WRITTEN] = store.header[Header.CHECKPOINTED] = store.header[Header.MARK] = WORD - 5000
+        for number in range(100):
+            cache[number % 5] = bytes(500_000)
+        assert os.path.getsize(tmp_path / "cache" / "cache.db-wal") < 25 << 20
 
 
 @pytest.mark.parametrize("how", ["deleted", "cut to nothing", "cut to an odd size", "longer", "all ones", "noise"])

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -416,3 +417,15 @@ def test_named_children_are_rotated_with_their_cache(tmp_path: Path) -> None:
     for name in ("cache", "deque", "index"):  # whose files are not the parent's
         shutil.rmtree(tmp_path / name)
     assert_rotated(tmp_path, FanoutCache)
+
+
+def test_a_reader_that_holds_up_the_checkpoint_of_a_young_cache_hinders_no_rotation(tmp_path: Path) -> None:
+    with opened(tmp_path / "cache", "sealed", secret=OLD) as cache:
+        cache["a"] = 1
+        with closing(sqlite3.connect(tmp_path / "cache" / "cache.db")) as reader:
+            reader.execute("BEGIN")
+            reader.execute("SELECT count(*) FROM entry").fetchone()
+            cache["a"] = 2
+            cache.rotate(NEW)
+            reader.execute("ROLLBACK")
+            assert cache["a"] == 2

@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from .processes import descriptors
 
 PATHS = {"open", "sqlite3.connect", "os.listdir", "os.scandir"} | {
     f"os.{name}"
@@ -70,6 +73,40 @@ class Watch:
         for path in set(self.seen) - {"r", "w", "rb", "wb"}:
             plain = "/" not in path and path not in (".", "..", "outside")
             assert plain or path.startswith(inside), path
+
+
+class Openings:
+    """See what this process itself opens of a database that it has open through SQLite, while it is on.
+
+    Closing any descriptor of such a file drops all locks that SQLite has on it, which belong to the process.
+    """
+
+    NAMES = (".db", "-wal", "-shm", "-journal")
+
+    def __init__(self) -> None:
+        self.on = False
+        self.seen: list[str] = []
+        sys.addaudithook(self)  # SQLite's own openings raise no event
+
+    def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if not self.on or event != "open" or not isinstance(arguments[0], str | bytes):
+            return
+        name, flags = os.fsdecode(arguments[0]), arguments[2]
+        if flags & os.O_EXCL or not name.endswith(self.NAMES):
+            return
+        if any(path == name or path.endswith(f"/{name}") for path in descriptors()):  # or relative to a directory
+            self.seen.append(f"{name} is opened while SQLite has it open:\n{''.join(traceback.format_stack(limit=6))}")
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Assert that the body opens none."""
+        self.seen.clear()
+        self.on = True
+        try:
+            yield
+        finally:
+            self.on = False
+        assert not self.seen, self.seen[0]
 
 
 class Outside:

@@ -41,7 +41,7 @@ _MAGIC: Final = int.from_bytes(b"dcl-gen\0", "big")
 _READY: Final = int.from_bytes(b"complete", "big")
 
 # A tick this large was never counted, only read from a damaged file; 2 * tick + 2 must stay below 2**64.
-_TICK_LIMIT: Final = 2**62
+TICK_LIMIT: Final = 2**62
 
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
@@ -219,12 +219,15 @@ class GenerationFile:
         """Count one more write. The caller holds the write lock, so nobody else counts."""
         # Stored before any slot is marked with it: a holder that is killed leaves a number that is never used again.
         tick = self.header[Header.TICK] + 1
+        if tick > TICK_LIMIT:
+            self.count_on()
+            tick = self.header[Header.TICK] + 1
         self.header[Header.TICK] = tick
         return tick
 
     def latest(self) -> int:
         """Return a number that no write can have gone beyond, though the count of them may have been damaged."""
-        return max(min(self.header[Header.TICK], _TICK_LIMIT), time.time_ns() // 1000)
+        return max(min(self.header[Header.TICK], TICK_LIMIT), time.time_ns() // 1000)
 
     def begin(self, slot_indices: Iterable[int], tick: int) -> None:
         """Mark slots as being written: before COMMIT, under the write lock."""
@@ -263,11 +266,11 @@ class GenerationFile:
     def count_on(self) -> None:
         """Correct a count that no holder can have left, so that no number is given to a second write.
 
-        Only damage to the file leaves one behind the last that was settled, or beyond all counting. Call it right after
-        the write lock was got.
+        Only damage to the file leaves one behind the last that was settled, or beyond all counting. The write lock is
+        held.
         """
         header = self.header
-        counted = [tick for tick in (header[Header.TICK], header[Header.SETTLED]) if tick < _TICK_LIMIT]
+        counted = [tick for tick in (header[Header.TICK], header[Header.SETTLED]) if tick < TICK_LIMIT]
         header[Header.TICK] = max(counted, default=time.time_ns() // 1000)
 
     def close(self) -> None:
@@ -468,6 +471,6 @@ def _map(descriptor: int, size: int, path: Path) -> mmap.mmap:
 def _tick_beyond(counted: int, slots: memoryview[int]) -> int:
     """Return the least tick whose generation is larger than any that the file shows."""
     highest = max(slots)
-    if highest >= 2 * _TICK_LIMIT:
-        highest = max((slot for slot in slots if slot < 2 * _TICK_LIMIT), default=0)
-    return max(highest // 2, counted + 1 if 0 < counted < _TICK_LIMIT else 0)
+    if highest >= 2 * TICK_LIMIT:
+        highest = max((slot for slot in slots if slot < 2 * TICK_LIMIT), default=0)
+    return max(highest // 2, counted + 1 if 0 < counted < TICK_LIMIT else 0)

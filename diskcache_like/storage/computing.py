@@ -5,7 +5,7 @@ from __future__ import annotations
 from zlib import crc32
 
 from ..coherence.board import NO_ENTRY, ROOM
-from ..coherence.generations import UNKNOWN, Header, microseconds
+from ..coherence.generations import TICK_LIMIT, UNKNOWN, Header, microseconds
 from ..errors import CorruptDatabase, DiskFull
 from ..record import RESIDUE
 from . import rekeying
@@ -15,7 +15,7 @@ from .holding import WRITE_COST
 from .rows import Decide, Remove, Row, Touch
 from .writing import Writer
 
-_TICK, _WRITTEN, _COUNT = Header.TICK, Header.WRITTEN, Header.COUNT  # for the hot path
+_TICK, _COUNT = Header.TICK, Header.COUNT  # for the hot path
 _DISPLACED, _NEXT_EXPIRE = Header.DISPLACED, Header.NEXT_EXPIRE
 
 
@@ -82,8 +82,10 @@ class Computer(Writer):
         if locked:
             self.tidy()
         header = self.header
-        header[_WRITTEN] += 2 * WRITE_COST
+        self.note_written(2 * WRITE_COST)
         tick = header[_TICK] + 1
+        if tick > TICK_LIMIT:
+            tick = self.generations.next_tick()
         header[_TICK] = tick
         slot = h % self.slot_prime
         self.slots[slot] = 2 * tick + 1  # odd before, even after the commit, as in _upsert

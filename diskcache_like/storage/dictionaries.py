@@ -9,7 +9,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from ..coherence.generations import Header
+from ..coherence.generations import WORD, Header
 from ..errors import DecodeError
 from . import statements as sql
 
@@ -51,7 +51,7 @@ def add(store: Store, version: int, content: bytes, timeout: float | None) -> bo
                 return False
             sealer = store.disk.sealer
             store.put_setting(name, content if sealer is None else sealer.seal_setting(name, content))
-            store.header[Header.DICTIONARY] += 1
+            _note_change(store)
     return True
 
 
@@ -60,7 +60,11 @@ def remove(store: Store, version: int, timeout: float | None) -> None:
     for attempt in store.attempts():
         with attempt, store.locked(timeout):
             store.drop_setting(f"{PREFIX}{version}")
-            store.header[Header.DICTIONARY] += 1
+            _note_change(store)
+
+
+def _note_change(store: Store) -> None:
+    store.header[Header.DICTIONARY] = (store.header[Header.DICTIONARY] + 1) & WORD
 
 
 def seal_again(store: Store) -> None:

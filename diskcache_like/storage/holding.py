@@ -231,11 +231,8 @@ class Holder(Reader):
 
         The caller holds the write lock: `locked` says whether for this step alone or for its transaction.
         """
-        header = self.header
-        tick = header[Header.TICK] + 1
-        header[Header.TICK] = tick
-        written = header[_WRITTEN] + WRITE_COST * (1 + len(places))
-        header[_WRITTEN] = written
+        tick = self.generations.next_tick()
+        self.note_written(WRITE_COST * (1 + len(places)))
         slots = {(place & HOME) % self.slot_prime for place in places}
         everything = len(slots) > ALL_SLOTS
         if everything:
@@ -258,6 +255,10 @@ class Holder(Reader):
             else:
                 self.generations.settle(slots, tick)
 
+    def note_written(self, size: int) -> None:
+        """Add to the bytes written into the WAL, up to the number at which the next write finds that all is due."""
+        self.header[_WRITTEN] = min(self.header[_WRITTEN] + size, WORD)
+
     def note_inserted(self) -> None:
         """Ask SQLite which rowid it inserted last: it remembers that of failed statements and other tables."""
         with suppress(sqlite3.Error):  # it reads no page, so this is a writer that can do nothing any more
@@ -273,7 +274,7 @@ class Holder(Reader):
     def _count_on(self, added: int) -> None:
         if self.header[_COUNT] != UNKNOWN:
             count = self.header[_COUNT] + added
-            self.header[_COUNT] = count if count >= 0 else UNKNOWN  # less than none is damage
+            self.header[_COUNT] = count if 0 <= count < UNKNOWN else UNKNOWN  # less than none is damage
 
     def count_uses(self, hits: int, misses: int) -> None:
         """Add to the shared counters; the write lock is held."""
@@ -445,9 +446,7 @@ class Holder(Reader):
         finally:
             # A handler may have raised as ROLLBACK began: then `leave` does what is left.
             if not txn.ended and not self.inherited() and not (self._writer and self._writer.in_transaction):
-                tick = self.header[Header.TICK] + 1
-                self.header[Header.TICK] = tick
-                self.generations.settle(txn.slots, tick)
+                self.generations.settle(txn.slots, self.generations.next_tick())
                 self.txn = None
 
     def drop_journal(self) -> None:

@@ -126,7 +126,7 @@ def _write(first: Holder, parts: Sequence[tuple[Holder, Transaction]]) -> None:
 
 
 def _put(store: Holder, name: str, content: bytes) -> None:
-    store.header[Header.WRITTEN] += len(content) + room.FRAME
+    store.note_written(len(content) + room.FRAME)
     store.put_setting(name, content)
 
 

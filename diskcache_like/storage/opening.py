@@ -412,7 +412,7 @@ def _renew(generations: GenerationFile, epoch: int, displaced: int, joint: bool)
     Every slot gets a new even number: whatever a crash left odd or unwritten is settled, and no stamp of before counts.
     """
     header = generations.header
-    tick = max(header[Header.TICK] + 1, time.time_ns() // 1000)  # microseconds: no count of writes overtakes them
+    tick = max(generations.next_tick(), time.time_ns() // 1000)  # microseconds: no count of writes overtakes them
     header[Header.TICK] = tick
     header[Header.COUNT] = UNKNOWN
     header[Header.NEXT_EXPIRE] = 0  # the next write looks for the real one
@@ -488,8 +488,7 @@ def _next_database(
         if isinstance(error, FAILURES):
             raise mapped(error, path) from error
         raise
-    tick = header[Header.TICK] + 1
-    header[Header.TICK] = tick
+    tick = generations.next_tick()
     generations.begin_all(tick)
     header[Header.EPOCH] = following  # from here on every operation of every process follows to the new database
     header[Header.NEXT_EXPIRE] = NEVER

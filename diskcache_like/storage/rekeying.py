@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .. import files
-from ..coherence.generations import Header
+from ..coherence.generations import WORD, Header
 from ..errors import DecodeError, SecretError, TransactionError
 from ..keyring import MAX_SEALS, RESERVED, Keyring, Master, Sealer
 from ..record import Record
@@ -69,12 +69,12 @@ def _change_keyring(store: Holder, sealer: Sealer, keyring: Keyring, master: Mas
     Shards that a power loss took back to different keyrings might have no secret in common.
     """
     sealed = keyring.sealed()
-    store.header[Header.KEYS] += 1  # before: who is killed in between leaves a word that makes everybody look
+    _note_change(store)  # before: who is killed in between leaves a word that makes everybody look
     with room.durably(store):
         with store.batch():
             store.writer.execute(sql.SET_SETTING, ("keyring", sealed))
             store.writer.execute(sql.SET_SETTING, ("sealed", 0))
-        store.header[Header.KEYS] += 1  # after: who looked too early looks again
+        _note_change(store)  # after: who looked too early looks again
         sealer.left = min(sealer.left, -1)
         sealer.master = master or sealer.master
         sealer.reload()
@@ -83,10 +83,15 @@ def _change_keyring(store: Holder, sealer: Sealer, keyring: Keyring, master: Mas
 def replace_keyring(store: Store, keyring: Keyring, timeout: float | None) -> None:
     """Store the keyring of another shard in place of one that is damaged, for good."""
     with store.locked(timeout):
-        store.header[Header.KEYS] += 1  # as in `_change_keyring`
+        _note_change(store)  # as in `_change_keyring`
         with room.durably(store), store.batch():
             store.writer.execute(sql.SET_SETTING, ("keyring", keyring.sealed()))
-        store.header[Header.KEYS] += 1
+        _note_change(store)
+
+
+def _note_change(store: Holder, changes: int = 1) -> None:
+    """Make the word another number, but never 0, which says that nothing is encrypted."""
+    store.header[Header.KEYS] = (store.header[Header.KEYS] + changes - 1) % WORD + 1
 
 
 # ------------------------------------------------------------------------------------------------------------ rotation
@@ -107,7 +112,7 @@ def begin(store: Store, sealer: Sealer, new: Master) -> bytes:
         if not under_way:
             _change_keyring(store, sealer, keyring.opened_by_both(sealer.master, new))
         else:
-            store.header[Header.KEYS] += 2  # the one before may have been killed while it changed the word
+            _note_change(store, 2)  # the one before may have been killed while it changed the word
         return sealer.keyring.epoch
 
 
@@ -175,7 +180,7 @@ def _try_renewed(store: Store, sealer: Sealer, row: Sequence[Any]) -> Row | None
 def _replace(store: Store, row: Sequence[Any], new: Row, written: list[bytes | str]) -> None:
     """Write a renewed row unless the entry was written since; the file that is needed no more goes."""
     parameters = (new.v, new.spelling, new.file, new.size, row[0], row[1], row[10])
-    store.header[Header.WRITTEN] += len(new.v)
+    store.note_written(len(new.v))
     done = store.writer.execute(sql.UPDATE_SEALED, parameters).rowcount
     if not done and new.file is not None and new.file in written:
         written.remove(new.file)

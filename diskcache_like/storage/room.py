@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from .. import files
-from ..coherence.generations import NEVER, UNKNOWN, Header, microseconds
+from ..coherence.generations import NEVER, UNKNOWN, WORD, Header, microseconds
 from ..errors import CacheError, DecodeError, DiskFull
 from . import schema, share
 from . import statements as sql
@@ -67,9 +67,9 @@ def _between_checkpoints(store: Holder) -> int:
 
 
 def checkpoint_is_due(store: Holder) -> bool:
-    """Tell whether the WAL has grown enough; the lock is held."""
+    """Tell whether the WAL has grown enough, or damage to the counts keeps that from being known; the lock is held."""
     header = store.header
-    return header[Header.WRITTEN] - header[Header.CHECKPOINTED] > _between_checkpoints(store)
+    return not 0 <= header[Header.WRITTEN] - header[Header.CHECKPOINTED] <= _between_checkpoints(store)
 
 
 def _look_at_volume(store: Holder, incoming: int) -> None:
@@ -83,7 +83,7 @@ def _look_at_volume(store: Holder, incoming: int) -> None:
     if evicts(store):
         # Looked at again when the shard's part of what is left may be used up, and at least after half a percent.
         due = min(due, written + _room_for(store, incoming))
-    header[Header.MARK] = max(due, written)
+    header[Header.MARK] = min(max(due, written), WORD)
 
 
 def _room_for(store: Holder, incoming: int) -> int:
@@ -140,7 +140,7 @@ def _given_by(store: Holder, wanted: int) -> int:
         volume = make_room(store, least)
         give_back(store, 0, share.slack(store))
         share.claim(store, volume, 0)
-        store.header[Header.MARK] = store.header[Header.WRITTEN] + share.slack(store)
+        store.header[Header.MARK] = min(store.header[Header.WRITTEN] + share.slack(store), WORD)
         return max(before - store.header[Header.CLAIM], 0)
 
 
@@ -223,11 +223,11 @@ def _second_look(store: Holder, rows: Sequence[tuple[int, int, int]]) -> tuple[l
         return [], [h for h, _, _ in rows]
     fresh, doomed = [], []
     for h, rank, base in rows:
-        mark = store.uses[(h & ~3) % store.slot_prime]
+        mark = store.uses[(h & ~3) % store.slot_prime] & NEVER  # which is what SQLite takes
         if policy.marks_recency and mark > rank:
             fresh.append((mark, 0, h))
         elif policy.marks_frequency and mark > base:
-            fresh.append((rank + mark - base, mark, h))
+            fresh.append((min(rank + mark - base, NEVER), mark, h))
         else:
             doomed.append(h)
     return fresh, doomed
@@ -442,7 +442,8 @@ def checkpoint(store: Holder, shrink: bool = False) -> None:
         counted = max(header[Header.WRITTEN] - header[Header.CHECKPOINTED], 1)
         header[Header.GROWTH] = min(16 * frames * FRAME // counted, MOST_GROWTH)
     # Where a reader held the checkpoint up it is tried again after half the usual amount, not at every write.
-    header[Header.CHECKPOINTED] = header[Header.WRITTEN] - (_between_checkpoints(store) // 2 if done < frames else 0)
+    early = _between_checkpoints(store) // 2 if done < frames else 0
+    header[Header.CHECKPOINTED] = max(header[Header.WRITTEN] - early, 0)
 
 
 @scope

@@ -9,7 +9,7 @@ from typing import Any
 
 from .. import files
 from ..coherence.board import NO_ENTRY, ROOM
-from ..coherence.generations import UNKNOWN, Header, microseconds
+from ..coherence.generations import NEVER, TICK_LIMIT, UNKNOWN, WORD, Header, microseconds
 from ..errors import (
     CorruptDatabase,
     DecodeError,
@@ -82,12 +82,13 @@ class Writer(Holder):
         """Do `upsert_many` with one prepared statement; return False when a place belongs to another key."""
         header = self.header
         incoming = sum(len(v) for _, _, v in rows)
-        header[_WRITTEN] += incoming + len(rows) * PAGE_SIZE
-        if header[_WRITTEN] > header[_MARK]:
+        written = header[_WRITTEN] + incoming + len(rows) * PAGE_SIZE
+        header[_WRITTEN] = written & WORD
+        if written > header[_MARK]:
             room.housekeeping(self, incoming)
         with self.changing([h for h, _, _ in rows], locked=False):
-            first = header[_TICK] + 1
-            header[_TICK] += len(rows)
+            first = self.generations.next_tick()
+            header[_TICK] = first + len(rows) - 1
             parameters = [(h, _blob(stored), first + i, _blob(v)) for i, (h, stored, v) in enumerate(rows)]
             parameters.sort(key=itemgetter(0))  # stable: of equal keys the last one stays the last
             return self._write_sorted(parameters)
@@ -148,10 +149,12 @@ class Writer(Holder):
         plain = type(row) is bytes
         incoming = len(row) if plain else self._announced(row)  # type: ignore[arg-type]
         written = header[_WRITTEN] + WRITE_COST + incoming
-        header[_WRITTEN] = written
+        header[_WRITTEN] = written & WORD
         if written > header[_MARK]:
             room.housekeeping(self, incoming)
         tick = header[_TICK] + 1
+        if tick > TICK_LIMIT:
+            tick = self.generations.next_tick()
         header[_TICK] = tick
         slot = h % self.slot_prime
         self.slots[slot] = 2 * tick + 1  # odd before the commit: no reader keeps what it reads from here on
@@ -238,7 +241,7 @@ class Writer(Holder):
             return 0
         same = h == self._inserted
         exists = same and self.writer.execute(sql.SELECT_V, (h,)).fetchone() is not None
-        rank, base = (0, self.uses[slot]) if self.policy.marks_frequency else (2 * tick, 0)
+        rank, base = (0, self.uses[slot] & NEVER) if self.policy.marks_frequency else (2 * tick, 0)
         v, expire, tag, size, file, spelling, queue, num = row
         columns = (h, _blob(stored), tick, rank, base, expire, tag, size, file, spelling, queue, num, _blob(v))
         done = self.writer.execute(sql.UPSERT, columns)
@@ -333,11 +336,10 @@ class Writer(Holder):
                 rows = self.select_writer(sql.SELECT_PROBES, (h,))
                 h = next((place for place, key, _ in rows if key == stored), h)
             written = header[_WRITTEN] + WRITE_COST
-            header[_WRITTEN] = written
+            header[_WRITTEN] = written & WORD
             if written > header[_MARK]:
                 room.housekeeping(self, 0)
-            tick = header[_TICK] + 1
-            header[_TICK] = tick
+            tick = self.generations.next_tick()
             self.slots[slot] = 2 * tick + 1  # odd before, even after the commit, as in _upsert
             try:
                 cursor = self._cursor or self._open_cursor()

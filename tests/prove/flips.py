@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
-from diskcache_like import Cache, entries, record
+from diskcache_like import Cache, entries, files, record
+from diskcache_like.coherence.generations import Header
 from diskcache_like.errors import CacheError
 
 from .proof import Proof, Trial
@@ -52,6 +53,26 @@ class Place(NamedTuple):
             os.pwrite(descriptor, bytes(min(SECTOR, len(content) - offset)), offset)
         else:
             os.pwrite(descriptor, bytes((content[offset] ^ 1 << self.bit(),)), offset)
+
+    def may_cost(self) -> set[Any]:
+        """Return the keys whose entries may be missing then."""
+        entries, content = self.sample.entries, self.sample.files[self.file]
+        if self.file.endswith(files.SUFFIX):
+            return {key for key, entry in entries.items() if entry.file == self.file}
+        if not self.may_empty():
+            return set()
+        there = {key for key, entry in entries.items() if self.file.startswith(entry.shard)}
+        if self.how == "flip" and self.file.endswith(".db"):
+            for key in there:
+                if 0 <= self.offset() - content.find(entries[key].record) < len(entries[key].record):
+                    return {key}
+        return there
+
+    def may_empty(self) -> bool:
+        """Tell whether it may have the database refused or set aside, with all entries of its shard."""
+        if self.file.endswith("cache.gen"):  # without a whole header the files tell which database is the newest
+            return self.how == "flip" and self.offset() // 8 == Header.EPOCH
+        return self.file.endswith((".db", "-wal")) or (self.open and self.file.endswith("-shm"))  # else made anew
 
     def bit(self) -> int:
         """Return the number of the bit to flip."""
@@ -117,7 +138,7 @@ def _cuts_of(sample: Sample, file: str) -> Iterator[tuple[Sample, str, Sequence[
 
 def try_place(trial: Trial, bench: Workbench, place: Place) -> None:
     """Damage a copy of the sample, use it in every way, and see that nothing wrong was read."""
-    chance, judge = random.Random(repr((place.sample.name, *place[1:]))), Judge()
+    chance, judge, refused = random.Random(repr((place.sample.name, *place[1:]))), Judge(), ""
     more = {} if chance.random() < 0.5 else {"hot_size_limit": 0}
     with bench.copy(place.sample) as directory, held(place.sample, directory) as descriptors, deadline():
         harm = partial(place.damage, descriptors[place.file])
@@ -127,18 +148,29 @@ def try_place(trial: Trial, bench: Workbench, place: Place) -> None:
             with place.sample.open(directory, **more) as handle:
                 _use(handle, judge, harm if place.open else lambda: None, chance)
         except Refused:
-            trial.count("refused in use")
+            refused = "refused in use"
             _try_again(place.sample, directory, judge)
         except CacheError:
-            trial.count("refused at opening")
-        else:
-            trial.count("some missing" if judge.missed else "all there")
+            refused = "refused at opening"
+        aside = len(list(directory.rglob("cache.*.db")))
+    trial.count(refused or ("some missing" if judge.lost else "all there"))
+    trial.count("databases set aside", aside)
     if judge.older and place.file.endswith(("-wal", "-shm")):  # commits behind a damaged one have not been made
         trial.count("older values")
         judge.older = 0
     what = f"{place.sample.name}, {place.file} at {place.offset()}, {place.how}"
     assert not judge.wrong, f"{what}: {judge.wrong}"
     assert not judge.older, f"{what}: an overwritten value is back"
+    _assert_little_lost(place, what, judge.lost, aside, refused)
+
+
+def _assert_little_lost(place: Place, what: str, lost: set[Any], aside: int, refused: str) -> None:
+    """Assert that the damage costs no entry but what it hit: that of one record or file, or those of one shard."""
+    cost = place.may_cost()
+    assert lost <= cost, f"{what}: entries that were not hit are missing: {lost - cost}"
+    empties = place.may_empty() and len(cost) > 1
+    assert aside <= empties, f"{what}: {aside} databases were set aside"
+    assert empties or not refused, f"{what}: {refused}"
 
 
 def _use(handle: Cache, judge: Judge, harm: Callable[[], None], chance: random.Random) -> None:

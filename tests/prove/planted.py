@@ -196,7 +196,11 @@ def try_item(trial: Trial, bench: Workbench, payloads: dict[str, Payload], item:
     with bench.copy(item.sample) as directory:
         outside, around = _surround(directory)
         with deadline():
-            _plant(item, directory, payloads[item.payload], around)
+            changed = _plant(item, directory, payloads[item.payload], around)
+            trial.count("rows changed", changed)
+            if not changed:
+                trial.count("plants that SQLite takes for no row")
+                return
             judge = Judge(_forgeable(item), keys=item.table != "entry" or item.column not in ("k", "spelling", "v"))
             _use(trial, item.sample, directory, judge, **options)
         what = f"{item.payload!r} as {item.table}.{item.column} of {item.sample.name}"
@@ -223,8 +227,9 @@ def _forgeable(item: Item) -> frozenset[Any]:
     return frozenset({*VALUES, DATED[0], TAGGED[0], "item"})
 
 
-def _plant(item: Item, directory: Path, payload: Payload, around: Around) -> None:
-    """Put the payload into the column of the rows, as far as SQLite takes it."""
+def _plant(item: Item, directory: Path, payload: Payload, around: Around) -> int:
+    """Put the payload into the column of the rows, as far as SQLite takes it; return how many rows that changed."""
+    changed = 0
     key = {"entry": "h", "totals": "id", "trash": "file", "setting": "name"}[item.table]
     with database(directory) as connection:
         connection.execute("PRAGMA ignore_check_constraints = ON")
@@ -239,8 +244,9 @@ def _plant(item: Item, directory: Path, payload: Payload, around: Around) -> Non
         for row, of in rows:
             with suppress(sqlite3.IntegrityError, OverflowError):  # a row's place is always a number
                 statement = f"UPDATE OR IGNORE {item.table} SET {item.column} = ? WHERE {key} = ?"
-                connection.execute(statement, (payload(around, of), row))
+                changed += connection.execute(statement, (payload(around, of), row)).rowcount
         connection.execute("COMMIT")
+    return changed
 
 
 def _use(trial: Trial, sample: Sample, directory: Path, judge: Judge, **options: Any) -> None:

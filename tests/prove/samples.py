@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from unittest import mock
 
 import numpy as np
 
-from diskcache_like import Cache, FanoutCache
+from diskcache_like import Cache, FanoutCache, files
 from diskcache_like.coherence.generations import Header
 from diskcache_like.errors import CacheError
 from diskcache_like.storage import connection
@@ -62,6 +62,14 @@ def clock() -> float:
     return NOW
 
 
+class Entry(NamedTuple):
+    """Where an entry of a sample lies."""
+
+    shard: str  # what the names of its files begin with
+    file: str  # that of its value, "" if that lies in the record
+    record: bytes
+
+
 @dataclass(frozen=True)
 class Sample:
     """The files of a small cache."""
@@ -69,6 +77,7 @@ class Sample:
     name: str
     options: dict[str, Any]
     files: dict[str, bytes] = field(repr=False)
+    entries: dict[Any, Entry] = field(repr=False)  # by key; the queue's item by its prefix
 
     @property
     def proved(self) -> bool:
@@ -155,10 +164,10 @@ def make(name: str, place: Path, live: bool = False) -> Sample:
         cache = kind(directory, clock=clock, **SMALL, **options)
         try:
             _fill(cache, trained="compressor" in options)
-            files = _files_of(directory)
+            found, entries = _files_of(directory), _entries_of(cache)
         finally:
             cache.close()
-    return Sample(directory.name, options, files if live else _files_of(directory))
+    return Sample(directory.name, options, found if live else _files_of(directory), entries)
 
 
 def _fill(cache: Cache, trained: bool) -> None:
@@ -183,6 +192,18 @@ def _files_of(directory: Path) -> dict[str, bytes]:
             words = memoryview(bytearray(found[name])).cast("Q")
             words[Header.SHARED] = 1
             found[name] = words.tobytes()
+    return found
+
+
+def _entries_of(cache: Cache) -> dict[Any, Entry]:
+    known = {cache._locate(key)[0]: key for key in (*VALUES, DATED[0], TAGGED[0])}
+    found = {}
+    for store in cache._shards.stores:
+        shard = "" if store.directory == cache.directory else f"{Path(store.directory).name}/"
+        for stored, record, file in store.select("SELECT k, v, file FROM entry"):
+            name = "" if file is None else shard + files.from_column(file)
+            found[known.get(stored, PREFIX)] = Entry(shard, name, record)
+    assert found.keys() == {*known.values(), PREFIX}
     return found
 
 
@@ -218,7 +239,8 @@ class Judge:
         """
         self.spared, self.keys, self.maps = spared, keys, maps
         self.wrong: list[str] = []
-        self.missed = self.older = 0
+        self.lost: set[Any] = set()  # keys that `look` did not find in some way
+        self.older = 0
 
     def everything(self, cache: Cache) -> None:
         """Read, change and mend a cache."""
@@ -231,8 +253,9 @@ class Judge:
         for key, value in VALUES.items():
             self._expect(key, attempt(partial(cache.get, key, MISSING)), value)
         self._metadata(cache)
-        for key, found in (attempt(lambda: cache.get_many(VALUES)) or {}).items():
-            self._expect(key, found, VALUES[key])
+        together = attempt(lambda: cache.get_many(VALUES)) or {}
+        for key, value in VALUES.items():
+            self._expect(key, together.get(key), value)
         self._readers(cache)
         self._listed(cache)
         for call in (cache.volume, cache.stats, partial(len, cache)):
@@ -280,7 +303,7 @@ class Judge:
 
     def _expect(self, key: Any, found: Any, value: Any) -> None:
         if found is None or same(found, MISSING):
-            self.missed += 1
+            self.lost.add(key)
         elif key in OLDER and same(found, OLDER[key]):
             self.older += 1
         elif key not in self.spared and not same(found, value):
@@ -294,10 +317,12 @@ class Judge:
         for key, *whole in (DATED, TAGGED):
             found = attempt(partial(cache.get, key, MISSING, expire_time=True, tag=True))
             if found is None or found == (MISSING, None, None):
-                self.missed += 1
+                self.lost.add(key)
             elif key not in self.spared and found != tuple(whole):
                 self.wrong.append(f"{key!r} reads as {found!r}")
         item = (attempt(lambda: cache.peek(prefix=PREFIX)) or (None, None))[1]
+        if item is None:
+            self.lost.add(PREFIX)
         if "item" not in self.spared:
             self._is("peek", item, ITEM)
 
