@@ -433,14 +433,15 @@ class Holder(Reader):
             if not txn.committed:
                 self.commit(txn)
             self._count_on(txn.added)
-        except BaseException:
+        except BaseException as error:
             if self.inherited() or txn.ended:
                 raise
             self.header[_COUNT] = UNKNOWN  # a signal handler may have raised just after the commit
             self.has_rank_index = self._has_seq_index = False  # may have been made in this transaction
             if self._writer is not None and self._writer.in_transaction:
                 self._run("ROLLBACK")
-            if not txn.decided:
+            # Files of a damaged database stay, for a second try in the next one.
+            if not txn.decided and not isinstance(error, CorruptDatabase):
                 room.unlink_unused(self, txn.files)
             raise
         finally:
