@@ -214,7 +214,7 @@ def judge_migration(death: Death) -> Steps:
         for key, value in wanted.items():
             theirs.set(key, value, tag="tag")
     steps = death.happen()
-    if (new / "migration").exists() or not new.exists():
+    if _is_unfinished(new):
         assert steps is None, "the copy is not finished"
         with Migration(old, new) as running:
             summary = running.run()
@@ -226,6 +226,12 @@ def judge_migration(death: Death) -> Steps:
     with diskcache.Cache(old) as theirs:
         assert {key: theirs[key] for key in theirs} == wanted
     return steps
+
+
+def _is_unfinished(new: Path) -> bool:
+    """Tell whether a migration can go on here: nothing of it is there, or its mark still is."""
+    begun = {path.name for path in new.iterdir()} if new.exists() else set()
+    return begun <= {"migration"} or (new / "migration" / "state.json").exists()
 
 
 # -- every step -------------------------------------------------------------------------------------------------------
