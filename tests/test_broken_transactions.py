@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -164,6 +165,36 @@ def test_a_rollback_that_is_interrupted_is_made_all_the_same(cache: Cache, after
     assert stored(cache) == dict.fromkeys(KEYS, "old")
     write(cache, "after")
     assert stored(cache) == dict.fromkeys(KEYS, "after"), "what is acknowledged is committed, and no lock is held"
+
+
+class Failing:
+    """A writing connection on a disk that fails as a transaction is rolled back."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    def execute(self, statement: str, *parameters: Any) -> sqlite3.Cursor:
+        if statement == "ROLLBACK":
+            raise sqlite3.OperationalError("disk I/O error")
+        return self._connection.execute(statement, *parameters)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
+
+
+def test_a_rollback_that_the_disk_refuses_leaves_neither_lock_nor_transaction(cache: Cache) -> None:
+    def change() -> None:
+        write(cache, "new")
+        for store in cache._shards.stores:
+            store._writer = Failing(store.writer)  # type: ignore[assignment]
+        raise LookupError
+
+    with pytest.raises(LookupError), cache.transact():
+        change()
+    assert not any(store.lock.locked_by_me() for store in cache._shards.stores)
+    assert stored(cache) == dict.fromkeys(KEYS, "old")
+    write(cache, "after")
+    assert stored(cache) == dict.fromkeys(KEYS, "after")
 
 
 def test_a_timeout_is_one_deadline_for_all_shards(tmp_path: Path) -> None:

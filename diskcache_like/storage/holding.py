@@ -129,10 +129,14 @@ class Holder(Reader):
 
     def leave(self) -> None:
         """Release the write lock, then unlink what housekeeping found in the trash."""
-        if self.txn is not None:
-            self._abort()  # a signal handler kept it from its end
-        if self.unsettled is not None:
-            self.unsettled()
+        try:
+            if self.txn is not None:
+                self._abort()  # a signal handler kept it from its end
+            if self.unsettled is not None:
+                self.unsettled()
+        except BaseException:
+            self.lock.release()  # SETTLED stays behind, so that the next holder mends what is left
+            raise
         header = self.header
         header[_SETTLED] = header[_TICK]  # last: what this holder did to slots and count is complete
         self.lock.release()
@@ -152,17 +156,19 @@ class Holder(Reader):
         if txn is not None and txn.entered:
             txn.stepping = False
             return
-        self._abort()
-        lock.let_go()
+        try:
+            self._abort()
+        finally:
+            lock.let_go()
 
     def _abort(self) -> None:
         """Roll back the transaction of a call that an exception ended, and settle what it had begun to write."""
         txn, self.txn = self.txn, None
         self.header[_COUNT] = UNKNOWN
         self.has_rank_index = self._has_seq_index = False
-        if self._writer is not None and self._writer.in_transaction:
-            self._run("ROLLBACK")
-        self.note_inserted()
+        self._roll_back()
+        if self._writer is not None:
+            self.note_inserted()
         self.generations.recover()
         if txn is not None:
             txn.ended = True
@@ -190,6 +196,17 @@ class Holder(Reader):
                 f"{self.path!r}: SQLite has rolled this transaction back after an earlier error, which was let pass; "
                 "nothing of it is stored, run it again"
             )
+
+    def _roll_back(self) -> None:
+        """End the transaction of the writer, if it has one."""
+        writer = self._writer
+        if writer is None or not writer.in_transaction:
+            return
+        try:
+            self._run("ROLLBACK")
+        except CacheError:  # as where the directory is gone; closing ends it too, and the next write opens another
+            self._writer = self._cursor = None
+            writer.close()
 
     def leave_step(self) -> None:
         """End a step within the calling task's own transaction."""
@@ -438,8 +455,7 @@ class Holder(Reader):
                 raise
             self.header[_COUNT] = UNKNOWN  # a signal handler may have raised just after the commit
             self.has_rank_index = self._has_seq_index = False  # may have been made in this transaction
-            if self._writer is not None and self._writer.in_transaction:
-                self._run("ROLLBACK")
+            self._roll_back()
             # Files of a damaged database stay, for a second try in the next one.
             if not txn.decided and not isinstance(error, CorruptDatabase):
                 room.unlink_unused(self, txn.files)
