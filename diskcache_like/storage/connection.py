@@ -389,8 +389,11 @@ class ReaderPool:
         """Put the connections that `rest` took back into use; do nothing if this thread has not taken them."""
         if self._rester != threading.get_ident():
             return
-        while self._resting:
-            self.free.append(self._resting.pop())
+        with contextlib.suppress(
+            IndexError
+        ):  # not a look first: a signal handler that comes after it may take the last one
+            while True:
+                self.free.append(self._resting.pop())
         self.watched = self._waiting > 0 or self._closed
         self._room.notify_all()
         self._rester = 0

@@ -234,7 +234,11 @@ def _swap(path: Path) -> None:
     with closing(Cache(path.with_name("other"), **OPTIONS)) as other:
         other["anothers"] = ANOTHERS
     path.rename(path.with_name("moved"))
-    path.with_name("other").rename(path)
+    while path.with_name("other").exists():
+        with suppress(OSError):  # a thread has made the directory anew just now
+            path.with_name("other").rename(path)
+            return
+        _remove(path)
 
 
 def _move(path: Path) -> None:
