@@ -295,6 +295,7 @@ PROOFS: dict[str, Proof] = {
         f"{CROWD} processes ({SMALL_CROWD} in a short run) write as fast as they can until each had {TURNS} turns: none"
         f" is without a turn for {CROWDED:.0f} s",
         crowded,
+        bulk=2.0,
     ),
     "fairness-no-turns": Proof(
         5,
