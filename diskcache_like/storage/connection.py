@@ -389,9 +389,8 @@ class ReaderPool:
         """Put the connections that `rest` took back into use; do nothing if this thread has not taken them."""
         if self._rester != threading.get_ident():
             return
-        with contextlib.suppress(
-            IndexError
-        ):  # not a look first: a signal handler that comes after it may take the last one
+        # No look whether there is one: a signal handler that came after it might take the last.
+        with contextlib.suppress(IndexError):
             while True:
                 self.free.append(self._resting.pop())
         self.watched = self._waiting > 0 or self._closed

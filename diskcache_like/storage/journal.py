@@ -185,7 +185,7 @@ def _complete(stores: Sequence[Holder], deadline: float | None) -> None:
         problems = _complete_due(stores, due, deadline)
     except BaseException:
         for store in due:
-            store.let_go()  # as in `Shards.transaction`
+            store.let_go()  # as `Shards._let_go` does
         raise
     for problem in problems:
         warnings.warn(problem, CorruptDatabaseWarning, stacklevel=2)
