@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import threading
@@ -18,6 +19,7 @@ from diskcache_like.coherence.lock import (
     GRACE,
     LONGEST_PAUSE,
     LONGEST_SLICE,
+    OFFERS,
     PATIENCE,
     SPINS,
     WriteLock,
@@ -132,6 +134,42 @@ def test_who_waits_tries_many_times_before_the_first_pause(
     assert not waiter.contended(), "nobody need wake who does not sleep"
 
 
+def test_who_waits_longer_offers_its_processor_before_the_first_pause(
+    holder: WriteLock, waiter: WriteLock, waiting: Waiting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offers: list[None] = []
+
+    def offered() -> None:
+        offers.append(None)
+        if len(offers) == OFFERS // 2:
+            holder.release()
+
+    monkeypatch.setattr(lock, "_yield", offered)
+    waiter.acquire(1.0)
+    waiter.release()
+    assert len(offers) == OFFERS // 2
+    assert not waiting.pauses
+
+
+@pytest.mark.parametrize("timeout", [PATIENCE / 3, None])
+def test_who_gets_the_processor_back_late_offers_it_no_more(
+    holder: WriteLock, waiter: WriteLock, waiting: Waiting, monkeypatch: pytest.MonkeyPatch, timeout: float | None
+) -> None:
+    offers: list[None] = []
+
+    def offered() -> None:
+        offers.append(None)
+        waiting.now += PATIENCE / 2
+
+    monkeypatch.setattr(lock, "_yield", offered)
+    waiting.at = {1: holder.release}
+    with contextlib.nullcontext() if timeout is None else pytest.raises(Timeout):
+        waiter.acquire(timeout)
+    assert len(offers) == (2 if timeout is None else 1)
+    if timeout is None:
+        waiter.release()
+
+
 def test_zero_seconds_are_one_attempt(holder: WriteLock, waiter: WriteLock, monkeypatch: pytest.MonkeyPatch) -> None:
     attempts: list[int] = []
 
@@ -220,12 +258,17 @@ def test_a_turn_that_another_has_claimed_since_is_left_alone(
 
 
 def test_a_newcomer_queues_while_a_turn_is_claimed(waiter: WriteLock, waiting: Waiting) -> None:
-    waiting.header[Header.TURN] = int((waiting.now + LONGEST_SLICE) * 1e6)
     taken: list[bool] = []
-    waiting.at = dict.fromkeys(range(1000), lambda: taken.append(waiter.locked_by_me()))
+
+    def claim() -> None:
+        waiting.header[Header.TURN] = int((waiting.now + LONGEST_SLICE) * 1e6)
+        taken.append(waiter.locked_by_me())
+
+    claim()
+    waiting.at = dict.fromkeys(range(1000), claim)
     waiter.acquire(None)
     waiter.release()
-    assert taken
+    assert len(taken) > 1
     assert not any(taken)
     assert waiting.now - 1000.0 == pytest.approx(PATIENCE, abs=1e-3), "and no longer than that"
 

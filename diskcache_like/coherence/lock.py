@@ -48,14 +48,15 @@ LONGEST_SLICE: Final = 20e-3
 # would take the interpreter from the one that holds it.
 LONGEST_THREAD_SLICE: Final = 0.5
 
-# Attempts in a row before the first pause, about 100 microseconds together: two to three times as long as a small write
-# holds the lock, and about what it costs to fall asleep and be woken. Eight processes on two cores are a quarter faster
-# in all with it; more attempts gain nothing, and repeating them after each pause takes the processor from the holder.
-SPINS: Final = 100
+# Attempts in a row before the first pause. The first ones take about 50 microseconds together, as long as a small write
+# holds the lock. Who has it for longer has most likely lost its processor, so the others offer theirs first, and cost
+# little more than falling asleep and being woken. Repeating them after each pause would take it from the holder.
+SPINS: Final = 50
+OFFERS: Final = 50
 
 # Seconds of waiting after which a turn is claimed, and for which at most a newcomer queues before its first attempt.
 # Long against what a write holds the lock: a queue costs switches between processes that going on at once does not.
-PATIENCE: Final = 10e-3
+PATIENCE: Final = 20e-3
 
 # Seconds for which a claim outlives the pause of who made it, so that it stands when the lock is released just before
 # the pause ends. Also what is lost at most, once for each newcomer, if the claimant is killed.
@@ -307,7 +308,7 @@ class WriteLock:
         """Try until the deadline, with the thread lock held; whatever is raised, neither lock is held after it."""
         pause, longest = (FIRST_PAUSE, LONGEST_PAUSE) if self._helper is None else (FIRST_SLICE, LONGEST_SLICE)
         try:
-            if wait.deadline > wait.started and self._spin():
+            if wait.deadline > wait.started and (self._spin() or self._offer(wait)):
                 return
             if self._is_interrupted():
                 raise self._mine()
@@ -337,6 +338,17 @@ class WriteLock:
             except (OSError, ValueError) as error:
                 raise self._unusable(error) from error
             return True
+        return False
+
+    def _offer(self, wait: _Wait) -> bool:
+        """Try some times more, having offered the processor to others each time; for no longer than PATIENCE."""
+        end = min(wait.deadline, wait.started + PATIENCE)  # others may keep the processor for long: then claim a turn
+        for _ in range(OFFERS):
+            _yield()
+            if self._attempt():
+                return True
+            if self._clock() >= end:
+                break
         return False
 
     def _attempt(self) -> bool:
@@ -457,6 +469,11 @@ class WriteLock:
         return DirectoryError(code, f"the file system grants no lock, and a cache needs locks ({error})", self.path)
 
 
+def _nothing() -> None:
+    """Stand for what this platform does not have."""
+
+
+_yield: Final[Callable[[], object]] = getattr(os, "sched_yield", _nothing)
 _STEPS = frozenset(
     step.__code__
     for step in (

@@ -289,8 +289,9 @@ class Holder(Reader):
             self._count_on(added)
 
     def _count_on(self, added: int) -> None:
-        if self.header[_COUNT] != UNKNOWN:
-            count = self.header[_COUNT] + added
+        count = self.header[_COUNT]
+        if count != UNKNOWN:
+            count += added
             self.header[_COUNT] = count if 0 <= count < UNKNOWN else UNKNOWN  # less than none is damage
 
     def count_uses(self, hits: int, misses: int) -> None:

@@ -317,7 +317,14 @@ class Writer(Holder):
         Else the slot's new generation, under which the key is known to have no entry, or 1 if nothing may be kept hot.
         """
         try:
-            return self._remove_locked(h, stored, timeout)
+            locked = self.enter(timeout)
+            try:
+                return self._remove(h, stored, locked)
+            finally:
+                if locked:
+                    self.leave()
+                else:
+                    self.leave_step()
         except (CorruptDatabase, DiskFull) as error:
             if again:
                 raise
@@ -327,44 +334,41 @@ class Writer(Holder):
             raise
         return self.remove(h, stored, timeout, again=True)
 
-    def _remove_locked(self, h: int, stored: bytes, timeout: float | None) -> int:
-        locked = self.enter(timeout)
-        try:
-            header = self.header
-            slot = h % self.slot_prime
-            if header[_DISPLACED]:
-                rows = self.select_writer(sql.SELECT_PROBES, (h,))
-                h = next((place for place, key, _ in rows if key == stored), h)
-            written = header[_WRITTEN] + WRITE_COST
-            header[_WRITTEN] = written & WORD
-            if written > header[_MARK]:
-                room.housekeeping(self, 0)
+    def _remove(self, h: int, stored: bytes, locked: bool) -> int:
+        """Do what `remove` does, under the lock."""
+        header = self.header
+        slot = h % self.slot_prime
+        if header[_DISPLACED]:
+            rows = self.select_writer(sql.SELECT_PROBES, (h,))
+            h = next((place for place, key, _ in rows if key == stored), h)
+        written = header[_WRITTEN] + WRITE_COST
+        header[_WRITTEN] = written & WORD
+        if written > header[_MARK]:
+            room.housekeeping(self, 0)
+        tick = header[_TICK] + 1
+        if tick > TICK_LIMIT:
             tick = self.generations.next_tick()
-            self.slots[slot] = 2 * tick + 1  # odd before, even after the commit, as in _upsert
-            try:
-                cursor = self._cursor or self._open_cursor()
-                removed = cursor.execute(sql.DELETE, (h, _blob(stored), self.config.clock())).rowcount
-                if not removed:
-                    self._remove_unsound(h, stored)
-                    return 0
-                self._count(-1)
-                if not locked:
-                    return 1
-                if header[_SHARED] and self.board is not None:
-                    self.board.post(h, 2 * tick + 2, NO_ENTRY)
-                return 2 * tick + 2
-            except BaseException as error:
-                header[_COUNT] = UNKNOWN
-                if isinstance(error, FAILURES):
-                    self.failed(error)
-                raise
-            finally:
-                if locked:
-                    self.slots[slot] = 2 * tick + 2
-                else:
-                    self.txn.touch(slot, h)  # type: ignore[union-attr]
+        header[_TICK] = tick
+        self.slots[slot] = 2 * tick + 1  # odd before, even after the commit, as in _upsert
+        try:
+            cursor = self._cursor or self._open_cursor()
+            removed = cursor.execute(sql.DELETE, (h, _blob(stored), self.config.clock())).rowcount
+            if not removed:
+                self._remove_unsound(h, stored)
+                return 0
+            self._count(-1)
+            if not locked:
+                return 1
+            if header[_SHARED] and self.board is not None:
+                self.board.post(h, 2 * tick + 2, NO_ENTRY)
+            return 2 * tick + 2
+        except BaseException as error:
+            header[_COUNT] = UNKNOWN
+            if isinstance(error, FAILURES):
+                self.failed(error)
+            raise
         finally:
             if locked:
-                self.leave()
+                self.slots[slot] = 2 * tick + 2
             else:
-                self.leave_step()
+                self.txn.touch(slot, h)  # type: ignore[union-attr]
