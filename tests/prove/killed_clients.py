@@ -1,0 +1,193 @@
+"""Clients whose process may be killed at any moment: what they called and were answered is in a file outside of it."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from diskcache_like import Cache
+from diskcache_like.coherence.words import Words
+
+from ..processes import Link
+from .clients import THREADS, Gate, Handle, Handles, answer_of, play
+from .histories import PENDING, Call, Recorded
+
+HESITATE = 0.02  # seconds for which a process that has told its moment stays there, or until it is killed
+DONE, NOW = "done", "now"  # what a process tells: it has played its part; it may be killed
+
+
+# -- diaries ----------------------------------------------------------------------------------------------------------
+
+
+class Diary:
+    """What a client called and was answered, each written down as it happens."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("wb", buffering=0)
+
+    def note(self, what: object) -> None:
+        """Write down the moment of a call, or (answer, moment of return)."""
+        self._file.write(pickle.dumps(what))
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def recorded(path: Path, client: int, calls: Sequence[Call], gone: int) -> Iterator[Recorded]:
+    """Yield the calls of a client that are in its diary; the last is pending if it was `gone` before that returned.
+
+    A note that a kill has cut off was not made: that call had not begun, or was not acknowledged.
+    """
+    with path.open("rb") as file:
+        for call in calls:
+            called = _next(file)
+            if called is None:
+                return
+            answer, returned = _next(file) or (PENDING, gone)
+            yield Recorded(client, call, called, answer, returned)
+
+
+def _next(file: Any) -> Any:
+    try:
+        return pickle.load(file)
+    except (EOFError, pickle.UnpicklingError):
+        return None
+
+
+# -- when to be killed ------------------------------------------------------------------------------------------------
+
+
+class End(NamedTuple):
+    """When a process tells that it may be killed."""
+
+    client: int
+    call: int  # of that client
+    step: int  # 0: just before it is made; else before (odd) or after (even) so many changes of a generation in it
+
+
+class Fuse:
+    """Tells once that the process may be killed."""
+
+    def __init__(self, tell: Callable[[], None]) -> None:
+        self._tell = tell
+        self._steps = 0  # that are left
+
+    def light(self, steps: int) -> None:
+        """Tell now, or at such a step from here."""
+        self._steps = steps
+        if not steps:
+            self._tell()
+
+    def step(self) -> None:
+        """Count a step, and tell if it is the one."""
+        self._steps -= 1
+        if self._steps == 0:
+            self._tell()
+            time.sleep(HESITATE)
+
+    def out(self) -> None:
+        """Tell unless it is done: there were fewer steps."""
+        if self._steps > 0:
+            self._steps = 0
+            self._tell()
+
+
+class Stepped:
+    """Words whose changes are steps of a fuse."""
+
+    def __init__(self, words: Words, fuse: Fuse) -> None:
+        self._words = words
+        self._fuse = fuse
+
+    def __getitem__(self, index: int, /) -> int:
+        return self._words[index]
+
+    def __setitem__(self, index: int, value: int, /) -> None:
+        self._fuse.step()
+        self._words[index] = value
+        self._fuse.step()
+
+    def __len__(self) -> int:
+        return len(self._words)
+
+
+# -- processes --------------------------------------------------------------------------------------------------------
+
+
+class Role(NamedTuple):
+    """What one process does in one history."""
+
+    handle: Handle
+    moment: int  # of the gate
+    clients: tuple[int, ...]  # of all processes
+    calls: Mapping[int, tuple[list[Call], list[Call]]]  # of its own clients: what comes before, and then
+    end: End | None = None
+
+
+class Look(NamedTuple):
+    """Calls that one process makes by itself, whose answers it tells."""
+
+    handle: Handle
+    calls: Sequence[Call]
+
+
+def diary_of(directory: Path, client: int) -> Path:
+    """Return the path of a client's diary of the present history."""
+    return directory / f"diary {client}"
+
+
+def live(link: Link, directory: Path, shards: int, spoil: Callable[[Cache], None]) -> None:
+    """Play roles, and look, until the other side ends or this process is killed."""
+    fuse = Fuse(lambda: link.tell(NOW))
+
+    handles = Handles(directory, shards, partial(prepare, spoil=spoil, fuse=fuse))
+    with contextlib.closing(Gate(directory / "gate")) as gate, ThreadPoolExecutor(THREADS) as pool:
+        while (told := link.hear()) is not None:
+            cache = handles[told.handle]
+            if isinstance(told, Look):
+                link.tell(play(cache, told.calls))
+                continue
+            for part in [pool.submit(take_part, cache, gate, directory, told, client, fuse) for client in told.calls]:
+                part.result()
+            link.tell(DONE)
+    handles.close()
+
+
+def prepare(cache: Cache, spoil: Callable[[Cache], None], fuse: Fuse) -> None:
+    """Spoil a handle; if it lingers at changes of generations, have them burn the fuse."""
+    spoil(cache)
+    for store in cache._shards.stores:
+        if not isinstance(store.slots, memoryview):
+            store.slots = store.generations.slots = Stepped(store.slots, fuse)
+
+
+def take_part(cache: Cache, gate: Gate, directory: Path, role: Role, client: int, fuse: Fuse) -> None:
+    """Play one client's part of a history."""
+    before, calls = role.calls[client]
+    with contextlib.closing(Diary(diary_of(directory, client))) as diary:
+        for call in before:
+            _note(cache, call, diary)
+        gate.wait(client, role.moment, role.clients)
+        for number, call in enumerate(calls):
+            end = role.end if role.end and role.end[:2] == (client, number) else None
+            _note(cache, call, diary, partial(fuse.light, end.step) if end else nothing)
+            if end:
+                fuse.out()
+
+
+def nothing() -> None:
+    """Do nothing between the note of a call and the call."""
+
+
+def _note(cache: Cache, call: Call, diary: Diary, begin: Callable[[], None] = nothing) -> None:
+    diary.note(time.monotonic_ns())
+    begin()
+    answer = answer_of(cache, call)
+    diary.note((answer, time.monotonic_ns()))
