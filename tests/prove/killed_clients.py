@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from diskcache_like import Cache
 from diskcache_like.coherence.words import Words
@@ -19,7 +19,7 @@ from .clients import THREADS, Gate, Handle, Handles, answer_of, play
 from .histories import PENDING, Call, Recorded
 
 HESITATE = 0.02  # seconds for which a process that has told its moment stays there, or until it is killed
-DONE, NOW = "done", "now"  # what a process tells: it has played its part; it may be killed
+READY, NOW, DONE = "ready", "now", "done"  # what a process tells: it can begin; it may be killed; it is at the end
 
 
 # -- diaries ----------------------------------------------------------------------------------------------------------
@@ -121,6 +121,10 @@ class Stepped:
 # -- processes --------------------------------------------------------------------------------------------------------
 
 
+def nothing() -> None:
+    """Do nothing between the note of a call and the call."""
+
+
 class Role(NamedTuple):
     """What one process does in one history."""
 
@@ -154,8 +158,12 @@ def live(link: Link, directory: Path, shards: int, spoil: Callable[[Cache], None
             if isinstance(told, Look):
                 link.tell(play(cache, told.calls))
                 continue
-            for part in [pool.submit(take_part, cache, gate, directory, told, client, fuse) for client in told.calls]:
-                part.result()
+            with contextlib.ExitStack() as stack:
+                parts = [stack.enter_context(Part(cache, directory, told, client, fuse)) for client in told.calls]
+                link.tell(READY)
+                link.hear()  # while others open a handle, nobody keeps a processor busy at the gate
+                for played in [pool.submit(part.play, gate) for part in parts]:
+                    played.result()
             link.tell(DONE)
     handles.close()
 
@@ -168,26 +176,35 @@ def prepare(cache: Cache, spoil: Callable[[Cache], None], fuse: Fuse) -> None:
             store.slots = store.generations.slots = Stepped(store.slots, fuse)
 
 
-def take_part(cache: Cache, gate: Gate, directory: Path, role: Role, client: int, fuse: Fuse) -> None:
-    """Play one client's part of a history."""
-    before, calls = role.calls[client]
-    with contextlib.closing(Diary(diary_of(directory, client))) as diary:
+class Part:
+    """One client's part of a history, written down in its diary."""
+
+    def __init__(self, cache: Cache, directory: Path, role: Role, client: int, fuse: Fuse) -> None:
+        self._cache, self._role, self._client, self._fuse = cache, role, client, fuse
+        self._diary = Diary(diary_of(directory, client))
+        before, self._calls = role.calls[client]
         for call in before:
-            _note(cache, call, diary)
-        gate.wait(client, role.moment, role.clients)
-        for number, call in enumerate(calls):
-            end = role.end if role.end and role.end[:2] == (client, number) else None
-            _note(cache, call, diary, partial(fuse.light, end.step) if end else nothing)
-            if end:
-                fuse.out()
+            self._note(call)
 
+    def __enter__(self) -> Self:
+        return self
 
-def nothing() -> None:
-    """Do nothing between the note of a call and the call."""
+    def __exit__(self, *_: object) -> None:
+        self._diary.close()
 
+    def play(self, gate: Gate) -> None:
+        """Make the calls, as soon as all clients are at the gate."""
+        gate.wait(self._client, self._role.moment, self._role.clients)
+        for number, call in enumerate(self._calls):
+            end = self._role.end
+            if end is None or end[:2] != (self._client, number):
+                self._note(call)
+            else:
+                self._note(call, partial(self._fuse.light, end.step))
+                self._fuse.out()
 
-def _note(cache: Cache, call: Call, diary: Diary, begin: Callable[[], None] = nothing) -> None:
-    diary.note(time.monotonic_ns())
-    begin()
-    answer = answer_of(cache, call)
-    diary.note((answer, time.monotonic_ns()))
+    def _note(self, call: Call, begin: Callable[[], None] = nothing) -> None:
+        self._diary.note(time.monotonic_ns())
+        begin()
+        answer = answer_of(self._cache, call)
+        self._diary.note((answer, time.monotonic_ns()))

@@ -21,20 +21,22 @@ from diskcache_like import Cache
 from diskcache_like.coherence import native
 from diskcache_like.storage import journal
 
-from ..processes import PATIENCE, Forked, Silence, fork_worker, problems
+from ..processes import PATIENCE, Crew, Forked, Silence, fork_worker, problems
 from ..sabotage import sabotage
 from .clients import THREADS, Handle, opened, play
 from .histories import NO_ORDER, NOTHING, PENDING, Call, Recorded
 from .killed_clients import NOW, End, Look, Role, diary_of, live, recorded
-from .linearizability import FANOUT, WHOLE, Draw, History, Weights, judge, places_of, unspoiled
+from .linearizability import FANOUT, TORN, WHOLE, Draw, History, Weights, judge, places_of, unspoiled
 from .proof import Proof, Trial
 
 PROCESSES = (4, 8)
 BATCH = 6  # histories of a case
 LENGTH = (6, 20)  # operations of a client
-STEPS = 5  # at which a call may be cut off by the change of a generation
+STEPS = {"transact": 8, "set_many": 6, "clear": 6, "evict": 6}  # changes of generations at which a call may be cut off
+FEW = 4  # of any other call
+LURE = {"get": 1, "get_many": 1, "peek": 1, "touch": 2, "transact": 12}  # how often a client is killed in such a call
+USUAL = 4  # in any other
 LATEST = 4  # the longest delay of a kill is 10 ** LATEST turns of an empty loop
-READS = ("get", "get_many", "peek")
 FRESH = -1  # stands for the client whose handle was opened when all were done
 
 
@@ -64,10 +66,12 @@ class Crowd:
 
     def play(self, roles: Sequence[Role], deaths: Sequence[Death]) -> dict[int, int]:
         """Have the first processes play their roles; return the moments at which the dead ones were gone."""
-        told = {self.workers[process].link.connection: process for process in range(len(roles))}
+        workers = self.workers[: len(roles)]
+        for worker, role in zip(workers, roles, strict=True):
+            worker.tell(role)
+        Crew.together(workers)
+        told = {worker.link.connection: process for process, worker in enumerate(workers)}
         gone: dict[int, int] = {}
-        for process, role in enumerate(roles):
-            self.workers[process].tell(role)
         while told:
             ready = wait(list(told), PATIENCE)
             if not ready:
@@ -158,6 +162,7 @@ class LinearizabilityWithKills:
     shards: int = 1
     weights: Weights = field(default_factory=lambda: WHOLE)
     spoil: Callable[[Cache], None] = unspoiled
+    slow: float = 0.5  # how many of the handles linger at generations, so that calls are cut off there
     least: int = 1  # cases, however short the time
 
     def __call__(self, trial: Trial) -> None:
@@ -168,7 +173,7 @@ class LinearizabilityWithKills:
 
     def _case(self, trial: Trial, crowd: Crowd, moments: Iterator[int], source: random.Random) -> None:
         """Have a batch of histories played, judge each, and see that the cache is whole."""
-        cast = drawn_cast(source)
+        cast = drawn_cast(source, self.slow)
         try:
             for number in range(BATCH):
                 draw = Draw(source, f"{trial.case}-{number}", self.weights, LENGTH)
@@ -200,13 +205,13 @@ class LinearizabilityWithKills:
         judge(trial, found, places, cast.handles)
 
 
-def drawn_cast(source: random.Random) -> Cast:
+def drawn_cast(source: random.Random, slow: float) -> Cast:
     """Draw who takes part."""
     place = source.choice(("slots", "slots", "slots", "few", "few", "files"))
     implementations = ("python", "native") if native.load() else ("python",)
     processes = source.randint(*PROCESSES)
     handles = [
-        Handle(place, source.choice(implementations), source.random() < 0.8, source.random() < 0.4)
+        Handle(place, source.choice(implementations), source.random() < 0.8, source.random() < slow)
         for _ in range(processes)
     ]
     threads = [source.choice((1, 1, 1, THREADS)) for _ in handles]
@@ -221,12 +226,12 @@ def drawn_deaths(source: random.Random, cast: Cast, history: History) -> list[De
 
 
 def drawn_end(source: random.Random, cast: Cast, history: History, process: int) -> End:
-    """Draw when a process tells that it may be killed: more often in a write than in a read."""
+    """Draw when a process tells that it may be killed."""
     position = source.choice(cast.own(process))
     calls = history.clients[position]
-    writes = [number for number, call in enumerate(calls) if call[0] not in READS]
-    number = source.choice(writes) if writes and source.random() < 0.8 else source.randrange(len(calls))
-    return End(cast.clients[position], number, source.randint(0, STEPS) if cast.handles[process].slow else 0)
+    (number,) = source.choices(range(len(calls)), [LURE.get(call[0], USUAL) for call in calls])
+    steps = STEPS.get(calls[number][0], FEW) if cast.handles[process].slow else 0
+    return End(cast.clients[position], number, source.randint(0, steps))
 
 
 def delay(source: random.Random) -> int:
@@ -288,14 +293,14 @@ PROOFS: dict[str, Proof] = {
     "linearizability-kills-late-generation": Proof(
         1,
         "generations change only after the commit, and writers are killed between them",
-        LinearizabilityWithKills(spoil=bump_late, least=10),
+        LinearizabilityWithKills(spoil=bump_late, slow=1.0, least=10),
         share=0.3,
         finds=NO_ORDER,
     ),
     "linearizability-kills-no-journal": Proof(
         3,
         "transactions over several shards have no journal, and are killed between their commits",
-        LinearizabilityWithKills(FANOUT, spoil=keep_no_journal, least=10),
+        LinearizabilityWithKills(FANOUT, {**TORN, "transact": 60}, keep_no_journal, slow=1.0, least=10),
         share=0.3,
         finds=NO_ORDER,
     ),
