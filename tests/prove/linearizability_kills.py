@@ -163,6 +163,7 @@ class LinearizabilityWithKills:
     weights: Weights = field(default_factory=lambda: WHOLE)
     spoil: Callable[[Cache], None] = unspoiled
     slow: float = 0.5  # how many of the handles linger at generations, so that calls are cut off there
+    batch: int = BATCH  # histories of a case
     least: int = 1  # cases, however short the time
 
     def __call__(self, trial: Trial) -> None:
@@ -175,7 +176,7 @@ class LinearizabilityWithKills:
         """Have a batch of histories played, judge each, and see that the cache is whole."""
         cast = drawn_cast(source, self.slow)
         try:
-            for number in range(BATCH):
+            for number in range(self.batch):
                 draw = Draw(source, f"{trial.case}-{number}", self.weights, LENGTH)
                 self._history(trial, crowd, cast, draw, next(moments), source)
         except BaseException:
@@ -285,22 +286,22 @@ PROOFS: dict[str, Proof] = {
         f"{_WHO}: all operations have an order, those cut off made or not",
         LinearizabilityWithKills(),
         share=1.5,
-        bulk=1.5,
+        bulk=5.0,
     ),
     "linearizability-kills-fanout": Proof(
-        3, f"{_WHO}, over {FANOUT} shards", LinearizabilityWithKills(FANOUT), share=1.5, bulk=1.5
+        3, f"{_WHO}, over {FANOUT} shards", LinearizabilityWithKills(FANOUT), share=1.5, bulk=5.0
     ),
     "linearizability-kills-late-generation": Proof(
         1,
         "generations change only after the commit, and writers are killed between them",
-        LinearizabilityWithKills(spoil=bump_late, slow=1.0, least=10),
+        LinearizabilityWithKills(spoil=bump_late, slow=1.0, batch=2, least=30),
         share=0.3,
         finds=NO_ORDER,
     ),
     "linearizability-kills-no-journal": Proof(
         3,
         "transactions over several shards have no journal, and are killed between their commits",
-        LinearizabilityWithKills(FANOUT, {**TORN, "transact": 60}, keep_no_journal, slow=1.0, least=10),
+        LinearizabilityWithKills(FANOUT, {**TORN, "transact": 60}, keep_no_journal, slow=1.0, batch=2, least=30),
         share=0.3,
         finds=NO_ORDER,
     ),
