@@ -32,8 +32,13 @@ from .proof import Proof, Trial
 PROCESSES = (4, 8)
 BATCH = 6  # histories of a case
 LENGTH = (6, 20)  # operations of a client
-STEPS = {"transact": 8, "set_many": 6, "clear": 6, "evict": 6}  # changes of generations at which a call may be cut off
-FEW = 4  # of any other call
+STEPS: dict[str, Sequence[int]] = {  # 0: as it begins; else before and after each change of a generation in it
+    "transact": (0, 1, 2, 3, 4, 5, 5, 5, 6, 6, 6, 7, 8),  # 5 and 6 are between the commits of two shards
+    "set_many": range(9),
+    "clear": range(9),
+    "evict": range(9),
+}
+FEW = range(5)  # of any other call
 LURE = {"get": 1, "get_many": 1, "peek": 1, "touch": 2, "transact": 12}  # how often a client is killed in such a call
 USUAL = 4  # in any other
 LATEST = 4  # the longest delay of a kill is 10 ** LATEST turns of an empty loop
@@ -164,6 +169,7 @@ class LinearizabilityWithKills:
     spoil: Callable[[Cache], None] = unspoiled
     slow: float = 0.5  # how many of the handles linger at generations, so that calls are cut off there
     batch: int = BATCH  # histories of a case
+    draw: type[Draw] = Draw
     least: int = 1  # cases, however short the time
 
     def __call__(self, trial: Trial) -> None:
@@ -177,7 +183,7 @@ class LinearizabilityWithKills:
         cast = drawn_cast(source, self.slow)
         try:
             for number in range(self.batch):
-                draw = Draw(source, f"{trial.case}-{number}", self.weights, LENGTH)
+                draw = self.draw(source, f"{trial.case}-{number}", self.weights, LENGTH)
                 self._history(trial, crowd, cast, draw, next(moments), source)
         except BaseException:
             crowd.restart()
@@ -231,8 +237,8 @@ def drawn_end(source: random.Random, cast: Cast, history: History, process: int)
     position = source.choice(cast.own(process))
     calls = history.clients[position]
     (number,) = source.choices(range(len(calls)), [LURE.get(call[0], USUAL) for call in calls])
-    steps = STEPS.get(calls[number][0], FEW) if cast.handles[process].slow else 0
-    return End(cast.clients[position], number, source.randint(0, steps))
+    step = source.choice(STEPS.get(calls[number][0], FEW)) if cast.handles[process].slow else 0
+    return End(cast.clients[position], number, step)
 
 
 def delay(source: random.Random) -> int:
@@ -274,6 +280,13 @@ def bump_late(cache: Cache) -> None:
     sabotage(cache, "late")
 
 
+class Pairs(Draw):
+    """Draws transactions that write to a key and a queue."""
+
+    def _transaction(self) -> tuple[Call, ...]:
+        return self._call("set", self.keys[0]), self._call("push", self.keys[0])
+
+
 def keep_no_journal(_: Cache) -> None:
     """Commit a transaction over several shards shard by shard, with nothing that would complete it."""
     journal.decide = lambda stores: []
@@ -301,7 +314,7 @@ PROOFS: dict[str, Proof] = {
     "linearizability-kills-no-journal": Proof(
         3,
         "transactions over several shards have no journal, and are killed between their commits",
-        LinearizabilityWithKills(FANOUT, {**TORN, "transact": 60}, keep_no_journal, slow=1.0, batch=2, least=30),
+        LinearizabilityWithKills(FANOUT, {**TORN, "transact": 60}, keep_no_journal, 1.0, batch=2, draw=Pairs, least=30),
         share=0.3,
         finds=NO_ORDER,
     ),
