@@ -26,7 +26,7 @@ from ..sabotage import sabotage
 from .clients import THREADS, Handle, opened, play
 from .histories import NO_ORDER, NOTHING, PENDING, Call, Recorded
 from .killed_clients import NOW, End, Look, Role, diary_of, live, recorded
-from .linearizability import FANOUT, TORN, WHOLE, Draw, History, Weights, judge, places_of, unspoiled
+from .linearizability import FANOUT, WHOLE, Draw, History, Weights, judge, places_of, unspoiled
 from .proof import Proof, Trial
 
 PROCESSES = (4, 8)
@@ -69,13 +69,12 @@ class Crowd:
         for worker in self.workers:
             worker.dismiss()
 
-    def play(self, roles: Sequence[Role], deaths: Sequence[Death]) -> dict[int, int]:
-        """Have the first processes play their roles; return the moments at which the dead ones were gone."""
-        workers = self.workers[: len(roles)]
-        for worker, role in zip(workers, roles, strict=True):
-            worker.tell(role)
-        Crew.together(workers)
-        told = {worker.link.connection: process for process, worker in enumerate(workers)}
+    def play(self, roles: Mapping[int, Role], deaths: Sequence[Death]) -> dict[int, int]:
+        """Have processes play their roles; return the moments at which the dead ones were gone."""
+        for process, role in roles.items():
+            self.workers[process].tell(role)
+        Crew.together([self.workers[process] for process in roles])
+        told = {self.workers[process].link.connection: process for process in roles}
         gone: dict[int, int] = {}
         while told:
             ready = wait(list(told), PATIENCE)
@@ -122,23 +121,19 @@ class Crowd:
 class Cast(NamedTuple):
     """Who takes part in the histories of a case."""
 
-    handles: list[Handle]  # of each process
+    place: str  # the directory
+    handles: dict[int, Handle]  # of each process
     clients: tuple[int, ...]  # of all processes
-
-    @property
-    def place(self) -> str:
-        """The directory."""
-        return self.handles[0].place
 
     def own(self, process: int) -> list[int]:
         """Return the positions of a process' clients."""
         return [position for position, client in enumerate(self.clients) if client // THREADS == process]
 
-    def roles(self, moment: int, history: History, deaths: Sequence[Death]) -> list[Role]:
+    def roles(self, moment: int, history: History, deaths: Sequence[Death]) -> dict[int, Role]:
         """Return what each process does in a history."""
         ends = {death.processes[0]: death.end for death in deaths}
-        return [
-            Role(
+        return {
+            process: Role(
                 handle,
                 moment,
                 self.clients,
@@ -148,8 +143,8 @@ class Cast(NamedTuple):
                 },
                 ends.get(process),
             )
-            for process, handle in enumerate(self.handles)
-        ]
+            for process, handle in self.handles.items()
+        }
 
     def recorded(self, directory: Path, history: History, gone: Mapping[int, int]) -> list[Recorded]:
         """Return the operations of all clients, as their diaries have them."""
@@ -167,7 +162,7 @@ class LinearizabilityWithKills:
     shards: int = 1
     weights: Weights = field(default_factory=lambda: WHOLE)
     spoil: Callable[[Cache], None] = unspoiled
-    slow: float = 0.5  # how many of the handles linger at generations, so that calls are cut off there
+    slow: bool = False  # all handles linger at generations, not half of them, so that every call may be cut off there
     batch: int = BATCH  # histories of a case
     draw: type[Draw] = Draw
     least: int = 1  # cases, however short the time
@@ -198,7 +193,7 @@ class LinearizabilityWithKills:
         gone = crowd.play(cast.roles(moment, history, deaths), deaths)
         found = cast.recorded(crowd.directory, history, gone)
         pending = [one for one in found if one.answer is PENDING]
-        survivors = {process: handle for process, handle in enumerate(cast.handles) if process not in gone}
+        survivors = {process: handle for process, handle in cast.handles.items() if process not in gone}
         look = [*(("get", key) for key in draw.keys), *(("peek", draw.queue, side) for side in ("front", "back"))]
         with opened(crowd.directory, Handle(cast.place, "python", True), self.shards) as cache:
             places = places_of(cache, draw)
@@ -209,25 +204,28 @@ class LinearizabilityWithKills:
         crowd.replace(gone)
         trial.count("kills", len(gone))
         trial.count("of them in an operation", len({one.client // THREADS for one in pending}))
-        judge(trial, found, places, cast.handles)
+        judge(trial, found, places, [*cast.handles.values()])
 
 
-def drawn_cast(source: random.Random, slow: float) -> Cast:
-    """Draw who takes part."""
+def drawn_cast(source: random.Random, slow: bool) -> Cast:
+    """Draw who takes part; each process has the same kind of handle in every case, so that it need not open many."""
     place = source.choice(("slots", "slots", "slots", "few", "few", "files"))
-    implementations = ("python", "native") if native.load() else ("python",)
-    processes = source.randint(*PROCESSES)
-    handles = [
-        Handle(place, source.choice(implementations), source.random() < 0.8, source.random() < slow)
-        for _ in range(processes)
-    ]
-    threads = [source.choice((1, 1, 1, THREADS)) for _ in handles]
-    return Cast(handles, tuple(THREADS * each + one for each, number in enumerate(threads) for one in range(number)))
+    processes = source.sample(range(PROCESSES[1]), source.randint(*PROCESSES))
+    handles = {process: handle_of(process, place, slow) for process in processes}
+    threads = [source.choice((1, 1, 1, THREADS)) for _ in processes]
+    clients = (THREADS * each + one for each, number in zip(processes, threads, strict=True) for one in range(number))
+    return Cast(place, handles, tuple(clients))
+
+
+def handle_of(process: int, place: str, slow: bool) -> Handle:
+    """Return the handle of a process: of either implementation, six of eight hot, every other pair lingering."""
+    implementation = "native" if process % 2 and native.load() else "python"
+    return Handle(place, implementation, hot=process < 6, slow=slow or process % 4 < 2)
 
 
 def drawn_deaths(source: random.Random, cast: Cast, history: History) -> list[Death]:
     """Draw one or two processes that are killed, and when; two of them at once or each at its own time."""
-    victims = source.sample(range(len(cast.handles)), source.choice((1, 1, 2)))
+    victims = source.sample([*cast.handles], source.choice((1, 1, 2)))
     groups = [tuple(victims)] if source.random() < 0.5 else [(victim,) for victim in victims]
     return [Death(group, drawn_end(source, cast, history, group[0]), delay(source)) for group in groups]
 
@@ -281,10 +279,10 @@ def bump_late(cache: Cache) -> None:
 
 
 class Pairs(Draw):
-    """Draws transactions that write to a key and a queue."""
+    """Draws transactions that count in a key and in a queue, so that no other hides a half of one."""
 
     def _transaction(self) -> tuple[Call, ...]:
-        return self._call("set", self.keys[0]), self._call("push", self.keys[0])
+        return self._call("incr", self.keys[0]), self._call("push", self.keys[0])
 
 
 def keep_no_journal(_: Cache) -> None:
@@ -307,14 +305,14 @@ PROOFS: dict[str, Proof] = {
     "linearizability-kills-late-generation": Proof(
         1,
         "generations change only after the commit, and writers are killed between them",
-        LinearizabilityWithKills(spoil=bump_late, slow=1.0, batch=2, least=30),
+        LinearizabilityWithKills(spoil=bump_late, slow=True, batch=2, least=30),
         share=0.3,
         finds=NO_ORDER,
     ),
     "linearizability-kills-no-journal": Proof(
         3,
         "transactions over several shards have no journal, and are killed between their commits",
-        LinearizabilityWithKills(FANOUT, {**TORN, "transact": 60}, keep_no_journal, 1.0, batch=2, draw=Pairs, least=30),
+        LinearizabilityWithKills(FANOUT, {"get": 20, "transact": 60}, keep_no_journal, True, 2, Pairs, least=30),
         share=0.3,
         finds=NO_ORDER,
     ),
