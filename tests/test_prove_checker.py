@@ -215,7 +215,6 @@ PENDING_LEGAL = {
     "all of a transaction": (KILLED_BOTH, (7, 8, LAST, (1, 1))),
     "nothing of a transaction": (KILLED_BOTH, (7, 8, LAST, (None, None))),
     "clear": ((0, 1, SET, True), (2, DEATH, ("clear",), PENDING), (7, 8, GET, None)),
-    "clear that found nothing": ((0, 1, SET, True), (2, DEATH, ("clear",), PENDING), (7, 8, GET, 1)),
     "evict": (
         (0, 1, ("set", "k", 1, "t"), True), (1, 2, SET_L, True), (2, DEATH, ("evict", "t"), PENDING),
         (7, 8, LAST, (None, 1)),
@@ -234,7 +233,6 @@ PENDING_ILLEGAL = {
     "an effect before, and behind, another write": (
         KILLED_SET, (3, 4, GET, 1), (5, 9, SET_2, True), (10, 11, GET, 1),
     ),
-    "an effect of no operation": (KILLED_SET, (7, 8, GET, 2)),
     "what was acknowledged before is lost": ((0, 1, SET_2, True), (2, DEATH, ("touch", "k"), PENDING), (7, 8, GET, None)),
     "two items pulled by one": (
         PUSHED, (1, 2, ("push", "q", 2, "back", None), QUEUE_START + 1), (3, DEATH, ("pull", "q", "front"), PENDING),

@@ -14,11 +14,10 @@ from typing import Any, NamedTuple, Self
 from diskcache_like import Cache
 from diskcache_like.coherence.words import Words
 
-from ..processes import Link
+from ..processes import PATIENCE, Link
 from .clients import THREADS, Gate, Handle, Handles, answer_of, play
 from .histories import PENDING, Call, Recorded
 
-HESITATE = 0.02  # seconds for which a process that has told its moment stays there, or until it is killed
 READY, NOW, DONE = "ready", "now", "done"  # what a process tells: it can begin; it may be killed; it is at the end
 
 
@@ -73,10 +72,10 @@ class End(NamedTuple):
 
 
 class Fuse:
-    """Tells once that the process may be killed."""
+    """Tells once that the process may be killed; at a step it waits there for that."""
 
-    def __init__(self, tell: Callable[[], None]) -> None:
-        self._tell = tell
+    def __init__(self, tell: Callable[[], None], wait: Callable[[], None]) -> None:
+        self._tell, self._wait = tell, wait
         self._steps = 0  # that are left
 
     def light(self, steps: int) -> None:
@@ -90,7 +89,7 @@ class Fuse:
         self._steps -= 1
         if self._steps == 0:
             self._tell()
-            time.sleep(HESITATE)
+            self._wait()
 
     def out(self) -> None:
         """Tell unless it is done: there were fewer steps."""
@@ -149,7 +148,7 @@ def diary_of(directory: Path, client: int) -> Path:
 
 def live(link: Link, directory: Path, shards: int, spoil: Callable[[Cache], None]) -> None:
     """Play roles, and look, until the other side ends or this process is killed."""
-    fuse = Fuse(lambda: link.tell(NOW))
+    fuse = Fuse(partial(link.tell, NOW), partial(time.sleep, PATIENCE))
 
     handles = Handles(directory, shards, partial(prepare, spoil=spoil, fuse=fuse))
     with contextlib.closing(Gate(directory / "gate")) as gate, ThreadPoolExecutor(THREADS) as pool:
