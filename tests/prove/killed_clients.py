@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, Self
 from diskcache_like import Cache
 from diskcache_like.coherence.words import Words
 
-from ..processes import PATIENCE, Link
-from .clients import THREADS, Gate, Handle, Handles, answer_of, play
+from ..processes import PATIENCE, Link, watch
+from .clients import THREADS, Gate, Handle, Handles, Lingering, answer_of, play
 from .histories import PENDING, Call, Recorded
 
 READY, NOW, DONE = "ready", "now", "done"  # what a process tells: it can begin; it may be killed; it is at the end
@@ -68,7 +68,7 @@ class End(NamedTuple):
 
     client: int
     call: int  # of that client
-    step: int  # 0: just before it is made; else before (odd) or after (even) so many changes of a generation in it
+    step: int  # 0: just before it is made; else before (odd) or after (even) a change of a generation or a COMMIT in it
 
 
 class Fuse:
@@ -90,6 +90,11 @@ class Fuse:
         if self._steps == 0:
             self._tell()
             self._wait()
+
+    def commit(self, statement: str) -> None:
+        """Count a COMMIT."""
+        if statement == "COMMIT":
+            self.step()
 
     def out(self) -> None:
         """Tell unless it is done: there were fewer steps."""
@@ -168,10 +173,12 @@ def live(link: Link, directory: Path, shards: int, spoil: Callable[[Cache], None
 
 
 def prepare(cache: Cache, spoil: Callable[[Cache], None], fuse: Fuse) -> None:
-    """Spoil a handle; if it lingers at changes of generations, have them burn the fuse."""
+    """Spoil a handle; if it lingers at changes of generations, have these and commits burn the fuse."""
+    lingers = isinstance(cache._shards.stores[0].slots, Lingering)
     spoil(cache)
-    for store in cache._shards.stores:
-        if not isinstance(store.slots, memoryview):
+    if lingers:
+        watch(cache, fuse.commit, fuse.commit)
+        for store in cache._shards.stores:
             store.slots = store.generations.slots = Stepped(store.slots, fuse)
 
 

@@ -32,8 +32,8 @@ from .proof import Proof, Trial
 PROCESSES = (4, 8)
 BATCH = 6  # histories of a case
 LENGTH = (6, 20)  # operations of a client
-STEPS: dict[str, Sequence[int]] = {  # 0: as it begins; else before and after each change of a generation in it
-    "transact": (0, 1, 2, 3, 4, 5, 5, 5, 6, 6, 6, 7, 8),  # 5 and 6 are between the commits of two shards
+STEPS: dict[str, Sequence[int]] = {  # 0: as it begins; else before and after changes of generations and commits in it
+    "transact": (*range(13), *(6, 7, 8, 9) * 3),  # most of these are between the commits of two shards
     "set_many": range(9),
     "clear": range(9),
     "evict": range(9),
