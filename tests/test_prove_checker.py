@@ -268,8 +268,8 @@ def test_an_operation_of_a_killed_client_has_no_other_effect(name: str) -> None:
 def test_shards_complete_a_transaction_whose_client_was_killed_before_anything_else_is_written() -> None:
     for seen in ((1, 1), (None, None)):
         assert is_legal(KILLED_BOTH, (7, 8, LAST, seen), shards=TWO)
-    for seen in ((1, None), (None, 1)):
-        assert not is_legal(KILLED_BOTH, (7, 8, LAST, seen), shards=TWO)
+    for torn in ((1, None), (None, 1)):
+        assert not is_legal(KILLED_BOTH, (7, 8, LAST, torn), shards=TWO)
     half = KILLED_BOTH, (6, 7, GET, 1), (8, 9, ("get", "l"), None)
     assert is_legal(*half, shards=TWO), "a reader outside of a transaction waits for nobody"
     assert is_legal(*half, (10, 11, ("incr", "l", 1, 0), 2), shards=TWO)

@@ -10,8 +10,8 @@ import pytest
 from .prove.clients import Handle
 from .prove.histories import PENDING, Call, Recorded
 from .prove.killed_clients import Diary, End, Fuse, Role, Stepped, diary_of, recorded
-from .prove.linearizability import Draw, unspoiled
-from .prove.linearizability_kills import FRESH, PROCESSES, WHOLE, Crowd, Death, drawn_cast, drawn_deaths, looked
+from .prove.linearizability import WHOLE, Draw, unspoiled
+from .prove.linearizability_kills import FRESH, PROCESSES, Crowd, Death, drawn_cast, drawn_deaths, looked
 
 CALLS: list[Call] = [("get", "k"), ("set", "k", 1, None), ("delete", "k")]
 GONE = 99
@@ -50,7 +50,7 @@ def test_a_fuse_tells_once_at_its_step_or_when_there_are_no_more(step: int, told
     seen: list[list[int]] = []
     words = [0, 0]
     fuse = Fuse(lambda: seen.append([*words]), lambda: None)
-    stepped = Stepped(words, fuse)  # type: ignore[arg-type]
+    stepped = Stepped(words, fuse)
     stepped[0] = 5
     assert not seen, "it was not lit"
     fuse.light(step)
