@@ -297,10 +297,10 @@ PROOFS: dict[str, Proof] = {
         f"{_WHO}: all operations have an order, those cut off made or not",
         LinearizabilityWithKills(),
         share=1.5,
-        bulk=5.0,
+        bulk=8.0,
     ),
     "linearizability-kills-fanout": Proof(
-        3, f"{_WHO}, over {FANOUT} shards", LinearizabilityWithKills(FANOUT), share=1.5, bulk=5.0
+        3, f"{_WHO}, over {FANOUT} shards", LinearizabilityWithKills(FANOUT), share=1.5, bulk=8.0
     ),
     "linearizability-kills-late-generation": Proof(
         1,
