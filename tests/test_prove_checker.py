@@ -18,7 +18,7 @@ from diskcache_like.queues import QUEUE_START
 
 from .prove.checker import Operation, State, refuted
 from .prove.clients import RUN, Handle, Raised, opened, play
-from .prove.histories import Call, Piece, Recorded, parts, violations
+from .prove.histories import PENDING, Call, Piece, Recorded, changes, parts, violations
 from .prove.linearizability import EVERYDAY, WHOLE, Draw, Weights, places_of
 
 ONE = {"k": 0, "l": 0, "q": 0}
@@ -176,6 +176,146 @@ def test_a_refusal_tells_what_could_not_be_placed() -> None:
     assert [line.rpartition("  ")[2] for line in text.splitlines() if line.startswith(">")] == ["get(k) = None"]
 
 
+# -- operations whose client was killed --------------------------------------------------------------------------------
+
+DEATH = 5  # when the clients of the pending operations were gone
+KILLED_SET = (2, DEATH, SET, PENDING)
+SET_2 = ("set", "k", 2, None)
+SET_L = ("set", "l", 1, None)
+BOTH = ("transact", (SET, SET_L), False)
+KILLED_BOTH = (2, DEATH, BOTH, PENDING)
+LAST = ("transact", (GET, ("get", "l")), False)  # as of a handle that was opened when all had ended
+PUSHED = (0, 1, ("push", "q", 1, "back", None), QUEUE_START)
+
+PENDING_LEGAL = {
+    "it took effect": (KILLED_SET, (7, 8, GET, 1)),
+    "it took none": (KILLED_SET, (7, 8, GET, None)),
+    "it took effect while it ran": (KILLED_SET, (3, 4, GET, 1), (7, 8, GET, 1)),
+    "it is seen late": (KILLED_SET, (6, 7, GET, None), (8, 9, GET, 1)),
+    "it took effect, and was overwritten": (KILLED_SET, (6, 7, SET_2, True), (8, 9, GET, 2)),
+    "it took effect before one that was called while its client lived": (
+        KILLED_SET, (4, 9, SET_2, True), (10, 11, GET, 1),
+    ),
+    "a count with or without it": (
+        (0, 1, SET, True), (2, DEATH, ("incr", "k", 5, 0), PENDING), (2, DEATH, ("decr", "k", 2, 0), PENDING),
+        (7, 8, GET, 6), (9, 10, ("incr", "k", 1, 0), 7),
+    ),
+    "an add that did nothing": ((0, 1, SET_2, True), (2, DEATH, ("add", "k", 1, None), PENDING), (7, 8, GET, 2)),
+    "who was expired by it": (
+        (0, 1, SET, True), (2, DEATH, ("expire", "k"), PENDING), (6, 7, GET, None), (8, 9, ("clear",), 1),
+    ),
+    "an item that it pulled": (PUSHED, (2, DEATH, ("pull", "q", "front"), PENDING), (7, 8, ("pull", "q", "front"), (None, None))),
+    "an item that it pushed": (
+        (2, DEATH, ("push", "q", 1, "back", None), PENDING), (7, 8, ("pull", "q", "front"), (QUEUE_START, 1)),
+    ),
+    "reads": (
+        (2, DEATH, GET, PENDING), (2, DEATH, ("get_many", ("k", "l")), PENDING), (2, DEATH, ("peek", "q", "front"), PENDING),
+        (2, DEATH, ("transact", (GET,), False), PENDING), (7, 8, GET, None),
+    ),
+    "all of a transaction": (KILLED_BOTH, (7, 8, LAST, (1, 1))),
+    "nothing of a transaction": (KILLED_BOTH, (7, 8, LAST, (None, None))),
+    "clear": ((0, 1, SET, True), (2, DEATH, ("clear",), PENDING), (7, 8, GET, None)),
+    "evict": (
+        (0, 1, ("set", "k", 1, "t"), True), (1, 2, SET_L, True), (2, DEATH, ("evict", "t"), PENDING),
+        (7, 8, LAST, (None, 1)),
+    ),
+}  # fmt: skip
+
+PENDING_ILLEGAL = {
+    "an effect before its call": ((0, 1, GET, 1), KILLED_SET),
+    "an effect that is gone again": (KILLED_SET, (6, 7, GET, 1), (8, 9, GET, None)),
+    "an effect behind a write that was called when its client was gone": (
+        KILLED_SET, (6, 7, SET_2, True), (8, 9, GET, 1),
+    ),
+    "an effect twice": (
+        (2, DEATH, ("incr", "k", 1, 0), PENDING), (6, 7, GET, 1), (8, 9, GET, 2),
+    ),
+    "an effect before, and behind, another write": (
+        KILLED_SET, (3, 4, GET, 1), (5, 9, SET_2, True), (10, 11, GET, 1),
+    ),
+    "what was acknowledged before is lost": ((0, 1, SET_2, True), (2, DEATH, ("touch", "k"), PENDING), (7, 8, GET, None)),
+    "two items pulled by one": (
+        PUSHED, (1, 2, ("push", "q", 2, "back", None), QUEUE_START + 1), (3, DEATH, ("pull", "q", "front"), PENDING),
+        (7, 8, ("pull", "q", "front"), (None, None)),
+    ),
+    "an item of its pull that came back": (
+        PUSHED, (2, DEATH, ("pull", "q", "front"), PENDING), (6, 7, ("peek", "q", "front"), (None, None)),
+        (8, 9, ("pull", "q", "front"), (QUEUE_START, 1)),
+    ),
+    "half of a transaction": (KILLED_BOTH, (7, 8, LAST, (1, None))),
+    "the other half": (KILLED_BOTH, (7, 8, LAST, (None, 1))),
+    "an undone transaction": ((2, DEATH, ("transact", (SET,), True), PENDING), (7, 8, GET, 1)),
+    "an evict of another tag": (
+        (0, 1, ("set", "k", 1, "u"), True), (2, DEATH, ("evict", "t"), PENDING), (7, 8, GET, None),
+    ),
+    "half a set_many": ((2, DEATH, ("set_many", {"k": 1, "l": 1}, None), PENDING), (7, 8, LAST, (1, None))),
+    "half a clear": (
+        (0, 1, BOTH, (True, True)), (2, DEATH, ("clear",), PENDING), (7, 8, LAST, (1, None)),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PENDING_LEGAL)
+def test_an_operation_of_a_killed_client_has_an_effect_or_none(name: str) -> None:
+    assert is_legal(*PENDING_LEGAL[name])
+
+
+@pytest.mark.parametrize("name", PENDING_ILLEGAL)
+def test_an_operation_of_a_killed_client_has_no_other_effect(name: str) -> None:
+    assert not is_legal(*PENDING_ILLEGAL[name])
+
+
+def test_shards_complete_a_transaction_whose_client_was_killed_before_anything_else_is_written() -> None:
+    for seen in ((1, 1), (None, None)):
+        assert is_legal(KILLED_BOTH, (7, 8, LAST, seen), shards=TWO)
+    for torn in ((1, None), (None, 1)):
+        assert not is_legal(KILLED_BOTH, (7, 8, LAST, torn), shards=TWO)
+    half = KILLED_BOTH, (6, 7, GET, 1), (8, 9, ("get", "l"), None)
+    assert is_legal(*half, shards=TWO), "a reader outside of a transaction waits for nobody"
+    assert is_legal(*half, (10, 11, ("incr", "l", 1, 0), 2), shards=TWO)
+    assert not is_legal(*half, (10, 11, ("incr", "l", 1, 0), 1), shards=TWO)
+    assert not is_legal(*half, (10, 11, LAST, (1, None)), shards=TWO)
+    assert not is_legal(*half, (10, 11, LAST, (1, 1)), (12, 13, ("get", "l"), None), shards=TWO)
+    assert not is_legal(KILLED_BOTH, (6, 7, SET_2, True), (8, 9, LAST, (1, 1)), shards=TWO), "begun after a later write"
+
+
+def test_shards_have_parts_of_their_own_of_what_a_killed_client_did() -> None:
+    for call in (("set_many", {"k": 1, "l": 1}, None), ("clear",)):
+        before = (0, 1, ("set_many", {"k": 7, "l": 7}, None), 2)
+        new = None if call == ("clear",) else 1
+        found = [
+            seen
+            for seen in itertools.product((7, new), repeat=2)
+            if is_legal(before, (2, DEATH, call, PENDING), (7, 8, LAST, seen), shards=TWO)
+        ]
+        assert found == ([(7, 7), (None, 7), (None, None)] if new is None else [(7, 7), (7, 1), (1, 7), (1, 1)])
+
+
+def test_a_write_to_another_shard_closes_nothing() -> None:
+    """What a killed client has committed to one shard may be seen late, until somebody writes there."""
+    late = (0, 1, LAST, (None, None)), KILLED_SET, (6, 7, SET_L, True), (8, 9, GET, None), (10, 11, GET, 1)
+    assert is_legal(*late, shards=TWO)
+    assert not is_legal(*late, shards=ONE)
+    both = (0, 1, ("set_many", {"k": 7, "l": 7}, None), 2)
+    cleared = (
+        both,
+        (2, DEATH, ("clear",), PENDING),
+        (6, 7, SET_2, True),
+        (8, 9, ("get", "l"), 7),
+        (10, 11, ("get", "l"), None),
+    )
+    assert is_legal(*cleared, shards=TWO)
+    assert not is_legal(*cleared, shards=ONE)
+
+
+def test_a_refusal_tells_what_was_pending() -> None:
+    (text,) = violations(
+        told(*PENDING_ILLEGAL["an effect behind a write that was called when its client was gone"]), ONE
+    )
+    assert "at most 1 of 2" in text
+    assert [line[0] for line in text.splitlines() if "set(" in line] == ["?", " "]
+
+
 # -- against all orders -----------------------------------------------------------------------------------------------
 
 
@@ -255,13 +395,25 @@ def history_of(made: Sequence[Call], source: random.Random) -> list[Recorded]:
 def orders(history: Sequence[Recorded]) -> Iterator[tuple[Recorded, ...]]:
     """Yield every order in which nothing precedes what had returned before it was called."""
     for order in itertools.permutations(history):
-        if all(one.called <= other.returned for one, other in itertools.combinations(order, 2)):
+        if not any(is_amiss(one, other) for one, other in itertools.combinations(order, 2)):
             yield order
 
 
+def is_amiss(one: Recorded, other: Recorded) -> bool:
+    """Tell whether `one` cannot come before `other`."""
+    if other.answer is not PENDING:
+        return one.called > other.returned
+    return one.answer is not PENDING and one.called > other.returned and changes(one.call, one.answer)
+
+
 def has_order(history: Sequence[Recorded]) -> bool:
-    """Judge a history by trying all orders."""
-    for order in orders(history):
+    """Judge a history by trying all orders, of all or without some of what is pending."""
+    pending = [one for one in history if one.answer is PENDING]
+    answered = [one for one in history if one.answer is not PENDING]
+    chosen = itertools.chain.from_iterable(
+        itertools.combinations(pending, number) for number in range(len(pending) + 1)
+    )
+    for order in itertools.chain.from_iterable(orders([*answered, *some]) for some in chosen):
         state: dict[str, Any] | None = {"k": None, "l": None, "q": ()}
         for one in order:
             state = None if state is None else applied(state, one.call, one.answer)
@@ -281,6 +433,17 @@ def test_an_altered_answer_is_judged_as_all_orders_judge_it(made: list[Call], so
     number = source.randrange(len(history))
     others = [one.answer for one in history] + [None, True, False, (None, None), QUEUE_START]
     history[number] = history[number]._replace(answer=source.choice(others))
+    assert (violations(history, ONE) == []) == has_order(history)
+
+
+@given(made=calls().filter(bool), source=st.randoms(use_true_random=False))
+def test_a_lost_answer_is_judged_as_all_orders_judge_it(made: list[Call], source: random.Random) -> None:
+    history = history_of(made, source)
+    for number in source.sample(range(len(history)), min(2, len(history))):
+        history[number] = history[number]._replace(answer=PENDING)
+    if source.random() < 0.5:
+        number = source.randrange(len(history))
+        history[number] = history[number]._replace(answer=source.choice([one.answer for one in history]))
     assert (violations(history, ONE) == []) == has_order(history)
 
 

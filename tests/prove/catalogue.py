@@ -11,6 +11,7 @@ from . import (
     hostile,
     interrupts,
     linearizability,
+    linearizability_kills,
     lives,
     load,
     posix_locks,
@@ -26,6 +27,7 @@ from .proof import Proof
 
 PROOFS: dict[str, Proof] = {
     **linearizability.PROOFS,
+    **linearizability_kills.PROOFS,
     **crash.PROOFS,
     **wal_reset.PROOFS,
     **posix_locks.PROOFS,

@@ -78,15 +78,19 @@ Answered = tuple[int, Any, int]  # when it was called, what it answered, when it
 def play(cache: Cache, calls: Sequence[Call]) -> list[Answered]:
     """Make the calls and return what came of each; an exception is an answer too."""
     clock, found = time.monotonic_ns, []
-    for name, *arguments in calls:
-        run = RUN[name]
+    for call in calls:
         called = clock()
-        try:
-            answer = run(cache, *arguments)
-        except Exception as error:
-            answer = Raised(repr(error))
-        found.append((called, answer, clock()))
+        found.append((called, answer_of(cache, call), clock()))
     return found
+
+
+def answer_of(cache: Cache, call: Call) -> Any:
+    """Make a call and return its answer."""
+    name, *arguments = call
+    try:
+        return RUN[name](cache, *arguments)
+    except Exception as error:
+        return Raised(repr(error))
 
 
 # -- handles ----------------------------------------------------------------------------------------------------------
@@ -119,6 +123,27 @@ def opened(directory: Path, handle: Handle, shards: int) -> Cache:
     for store in cache._shards.stores if handle.slow else []:
         store.slots = store.generations.slots = Lingering(store.slots)
     return cache
+
+
+class Handles:
+    """The handles that a process has open, on the directories of one proof; each is `spoil`ed when it is opened."""
+
+    def __init__(self, directory: Path, shards: int, spoil: Callable[[Cache], None]) -> None:
+        self._directory, self._shards, self._spoil = directory, shards, spoil
+        self._open: dict[Handle, Cache] = {}
+
+    def __getitem__(self, handle: Handle) -> Cache:
+        if handle not in self._open:
+            if len(self._open) == HANDLES:
+                self._open.pop(next(iter(self._open))).close()
+            self._open[handle] = opened(self._directory, handle, self._shards)
+            self._spoil(self._open[handle])
+        return self._open[handle]
+
+    def close(self) -> None:
+        """Close all of them."""
+        for cache in self._open.values():
+            cache.close()
 
 
 class Lingering:
@@ -187,20 +212,14 @@ class Batch(NamedTuple):
 
 def serve(link: Link, number: int, directory: Path, shards: int, spoil: Callable[[Cache], None]) -> None:
     """Take part in histories until the other side ends, with the handles that it names; `spoil` them on opening."""
-    handles: dict[Handle, Cache] = {}
+    handles = Handles(directory, shards, spoil)
     with contextlib.closing(Gate(directory / "gate")) as gate, ThreadPoolExecutor(THREADS) as pool:
         link.tell("ready")
         while (batch := link.hear()) is not None:
-            if batch.handle not in handles:
-                if len(handles) == HANDLES:
-                    handles.pop(next(iter(handles))).close()
-                handles[batch.handle] = opened(directory, batch.handle, shards)
-                spoil(handles[batch.handle])
             cache = handles[batch.handle]
             mine = [client for client in batch.clients if client // THREADS == number]
             link.tell(list(pool.map(partial(take_part, cache, gate, batch), mine)))
-    for cache in handles.values():
-        cache.close()
+    handles.close()
 
 
 def take_part(cache: Cache, gate: Gate, batch: Batch, client: int) -> list[list[Answered]]:

@@ -10,6 +10,11 @@ than one step. Modelled is what is promised, step by step:
 - A `transact` over several shards has all their locks when it begins, and commits shard by shard: a reader without a
   transaction may meet one part before another, a writer or another transaction may not.
 
+An operation that is `PENDING` was called by a client who was killed before it answered. Each of its parts takes effect
+or does not: a transaction as a whole, of `clear` and `evict` as many steps as were made. What was committed may be seen
+late, if the client died between a commit and what makes it known, but not after somebody else has written to the same
+shard: that takes its place. So a write that is called when the client is gone closes what is pending in its shard.
+
 An entry is (value, tag), with `EXPIRED` for the value of one that is there but dead: nobody sees it, except that
 `clear` and `evict` may count it. A queue is a tuple of items (number, value, tag).
 """
@@ -24,11 +29,13 @@ from diskcache_like.queues import QUEUE_START
 from .checker import Effect, Operation, State, refuted
 
 Cell = Any
+Outcome = tuple[Any, Cell]  # what an operation answers on one place, and what is there then
 Call = tuple[Any, ...]  # name and arguments; the first argument is the place, where there is one
 
 EXPIRED = -1
 WRONG = "wrong"  # stands for the cell after an operation that cannot have answered what it did
 NOTHING = (None, None)  # what a queue answers that is empty
+PENDING = "pending"  # stands for the answer that never came
 
 
 class Recorded(NamedTuple):
@@ -38,7 +45,7 @@ class Recorded(NamedTuple):
     call: Call
     called: int
     answer: Any
-    returned: int
+    returned: int  # of one that is pending: when its client was known to be gone
 
 
 # -- one place --------------------------------------------------------------------------------------------------------
@@ -48,79 +55,61 @@ def _value(entry: Cell) -> int | None:
     return None if entry is None or entry[0] == EXPIRED else entry[0]
 
 
-def _get(entry: Cell, answer: Any) -> Cell:
-    return entry if _value(entry) == answer else WRONG
+def _get(entry: Cell) -> Outcome:
+    return _value(entry), entry
 
 
-def _set(_: Cell, answer: Any, value: int, tag: str | None) -> Cell:
-    return (value, tag) if answer is True else WRONG
+def _set(_: Cell, value: int, tag: str | None) -> Outcome:
+    return True, (value, tag)
 
 
-def _add(entry: Cell, answer: Any, value: int, tag: str | None) -> Cell:
-    if answer is not (_value(entry) is None):
-        return WRONG
-    return (value, tag) if answer else entry
+def _add(entry: Cell, value: int, tag: str | None) -> Outcome:
+    return (True, (value, tag)) if _value(entry) is None else (False, entry)
 
 
-def _incr(entry: Cell, answer: Any, delta: int, default: int) -> Cell:
+def _incr(entry: Cell, delta: int, default: int) -> Outcome:
     value = _value(entry)
     total, tag = (default + delta, None) if value is None else (value + delta, entry[1])
-    return (total, tag) if answer == total else WRONG
+    return total, (total, tag)
 
 
-def _decr(entry: Cell, answer: Any, delta: int, default: int) -> Cell:
-    return _incr(entry, answer, -delta, default)
+def _decr(entry: Cell, delta: int, default: int) -> Outcome:
+    return _incr(entry, -delta, default)
 
 
-def _pop(entry: Cell, answer: Any) -> Cell:
-    if _value(entry) != answer:
-        return WRONG
-    return entry if answer is None else None
+def _pop(entry: Cell) -> Outcome:
+    value = _value(entry)
+    return value, entry if value is None else None
 
 
-def _found(entry: Cell, answer: Any) -> bool:
-    return answer is (_value(entry) is not None)
+def _delete(entry: Cell) -> Outcome:
+    return (False, entry) if _value(entry) is None else (True, None)
 
 
-def _delete(entry: Cell, answer: Any) -> Cell:
-    if not _found(entry, answer):
-        return WRONG
-    return None if answer else entry
+def _touch(entry: Cell) -> Outcome:
+    return _value(entry) is not None, entry
 
 
-def _touch(entry: Cell, answer: Any) -> Cell:
-    return entry if _found(entry, answer) else WRONG
+def _expire(entry: Cell) -> Outcome:
+    return (False, entry) if _value(entry) is None else (True, (EXPIRED, entry[1]))
 
 
-def _expire(entry: Cell, answer: Any) -> Cell:
-    if not _found(entry, answer):
-        return WRONG
-    return (EXPIRED, entry[1]) if answer else entry
-
-
-def _push(queue: Cell, answer: Any, value: int, side: str, tag: str | None) -> Cell:
+def _push(queue: Cell, value: int, side: str, tag: str | None) -> Outcome:
     back = side == "back"
-    beside = queue[-1][0] + 1 if queue and back else queue[0][0] - 1 if queue else QUEUE_START
-    if answer != beside:
-        return WRONG
-    item = (beside, value, tag)
-    return (*queue, item) if back else (item, *queue)
+    number = queue[-1][0] + 1 if queue and back else queue[0][0] - 1 if queue else QUEUE_START
+    item = (number, value, tag)
+    return number, (*queue, item) if back else (item, *queue)
 
 
-def _pull(queue: Cell, answer: Any, side: str) -> Cell:
-    if _peek(queue, answer, side) is WRONG:
-        return WRONG
-    return queue[1:] if side == "front" else queue[:-1]
+def _pull(queue: Cell, side: str) -> Outcome:
+    return _peek(queue, side)[0], queue[1:] if side == "front" else queue[:-1]
 
 
-def _peek(queue: Cell, answer: Any, side: str) -> Cell:
-    if not queue:
-        return queue if answer == NOTHING else WRONG
-    number, value, _ = queue[0 if side == "front" else -1]
-    return queue if answer == (number, value) else WRONG
+def _peek(queue: Cell, side: str) -> Outcome:
+    return queue[0 if side == "front" else -1][:2] if queue else NOTHING, queue
 
 
-RULES: dict[str, Callable[..., Cell]] = {
+RULES: dict[str, Callable[..., Outcome]] = {
     "get": _get,
     "set": _set,
     "add": _add,
@@ -134,13 +123,20 @@ RULES: dict[str, Callable[..., Cell]] = {
     "pull": _pull,
     "peek": _peek,
 }
+_READS = ("get", "peek", "touch")
 _NO_CHANGE: dict[str, Any] = {"add": False, "pop": None, "delete": False, "expire": False, "pull": NOTHING}
 
 
+def followed(cell: Cell, call: Call, answer: Any) -> Cell:
+    """Return a place after a call there, `WRONG` if that cannot have given this answer."""
+    right, changed = RULES[call[0]](cell, *call[2:])
+    return changed if answer is PENDING or (answer == right and type(answer) is type(right)) else WRONG
+
+
 def changes(call: Call, answer: Any) -> bool:
-    """Tell whether an operation on one place, having given this answer, changes that place in any state."""
+    """Tell whether an operation on one place, having given this answer or none, may change that place."""
     name = call[0]
-    return name not in ("get", "peek", "touch") and not (name in _NO_CHANGE and answer == _NO_CHANGE[name])
+    return name not in _READS and not (name in _NO_CHANGE and answer == _NO_CHANGE[name])
 
 
 # -- parts of operations ----------------------------------------------------------------------------------------------
@@ -156,27 +152,40 @@ class Part(NamedTuple):
     undone: bool = False  # rolled back after its steps
 
     @property
+    def changed(self) -> set[str]:
+        """The places that it may change by its steps."""
+        return set() if self.undone else {call[1] for call, answer in self.steps if changes(call, answer)}
+
+    @property
     def changes(self) -> bool:
         """Tell whether any state is another after this part."""
-        return self.removes or (not self.undone and any(changes(call, answer) for call, answer in self.steps))
+        return self.removes or bool(self.changed)
+
+    @property
+    def pending(self) -> bool:
+        """Tell whether it was never answered."""
+        return self.whole.answer is PENDING
 
 
 def parts(recorded: Recorded, shards: Mapping[str, int]) -> Iterator[Part]:
     """Yield the parts of an operation on a cache that has the places in these shards."""
     (name, *arguments), answer = recorded.call, recorded.answer
+    pending = answer is PENDING
     if name == "get_many":
         for key in arguments[0]:
-            yield Part(recorded, (key,), ((("get", key), answer.get(key)),))
+            yield Part(recorded, (key,), ((("get", key), PENDING if pending else answer.get(key)),))
     elif name == "set_many":
         items, tag = arguments
         for shard in sorted({shards[key] for key in items}):
             mine = [key for key in items if shards[key] == shard]
-            steps = tuple((("set", key, items[key], tag), answer == len(items)) for key in mine)
+            done = PENDING if pending else answer == len(items)
+            steps = tuple((("set", key, items[key], tag), done) for key in mine)
             yield Part(recorded, tuple(mine), steps)
     elif name == "transact":
         calls, undone = arguments
         places = tuple(dict.fromkeys(call[1] for call in calls))
-        yield Part(recorded, places, tuple(zip(calls, answer, strict=True)), undone=undone)
+        answers = [PENDING] * len(calls) if pending else answer
+        yield Part(recorded, places, tuple(zip(calls, answers, strict=True)), undone=undone)
     elif name in ("clear", "evict"):
         yield Part(recorded, tuple(shards), removes=True)
     else:
@@ -215,20 +224,37 @@ class Piece:
             else:
                 effect = self._step(part, alone=several or part.whole.call[0] == "transact")
             progress += part.removes or several
-            operations.append(Operation(part.whole.called, part.whole.returned, effect, part.changes))
+            closed_by = self._closing(part) if part.pending else None
+            operations.append(Operation(part.whole.called, part.whole.returned, effect, part.changes, closed_by))
         queues = {call[1] for part in self.parts for call, _ in part.steps if call[0] in ("push", "pull", "peek")}
         cells = [() if place in queues else None for place in self._index]
         refutation = refuted(operations, (*cells, 0, *([None] * (progress - self._held - 1))))
         return None if refutation is None else self._told(refutation.placed, refutation.state)
 
+    def _closing(self, pending: Part) -> frozenset[int]:
+        """Return the parts after which a pending one takes no effect.
+
+        The last commit of a removal may be to any of its shards, so only where there is one it is closed at all.
+        """
+        mine = {self._shards[place] for place in (pending.places if pending.removes else pending.changed)}
+        if pending.removes and len(mine) > 1:
+            return frozenset()
+        return frozenset(
+            index
+            for index, part in enumerate(self.parts)
+            if not part.pending
+            and part.whole.called > pending.whole.returned
+            and not mine.isdisjoint(self._shards[place] for place in part.changed)
+        )
+
     def _applied(self, part: Part) -> Callable[[State], State | None]:
         """Return what turns a state into the one after all steps of a part, or into None where an answer is wrong."""
-        steps = [(self._index[call[1]], RULES[call[0]], call[2:], answer) for call, answer in part.steps]
+        steps = [(self._index[call[1]], call, answer) for call, answer in part.steps]
 
         def apply(state: State) -> State | None:
             cells = list(state)
-            for index, rule, arguments, answer in steps:
-                cells[index] = rule(cells[index], answer, *arguments)
+            for index, call, answer in steps:
+                cells[index] = followed(cells[index], call, answer)
                 if cells[index] is WRONG:
                     return None
             return tuple(cells)
@@ -294,24 +320,29 @@ class Piece:
                 cells[index], here, expired = _without(cells[index], tags)
                 live, dead = live + here, dead + expired
             for found in range(max(live, 1), live + dead + 1):  # who expired may have been removed for that before
-                if removed + found <= total:
-                    cells[progress] = (turn, removed + found)
+                if total is PENDING or removed + found <= total:
+                    cells[progress] = (turn, 0 if total is PENDING else removed + found)
                     yield tuple(cells), False
             if not live:
                 last = turn + 1 == len(order)
                 if not last:
                     yield (*state[:progress], (turn + 1, removed), *state[progress + 1 :]), False
-                elif removed == total:
+                elif removed == total:  # one that is pending need not end
                     yield state, True
 
         return effect
 
     def _told(self, placed: frozenset[int], state: State) -> list[str]:
-        """Return the history as lines; marked is what could not be placed where the search came furthest."""
+        """Return the history as lines; marked is what could not be placed where the search came furthest.
+
+        Of what is pending, "?" marks what has no effect there.
+        """
         start = min(part.whole.called for part in self.parts)
-        lines = [f"{NO_ORDER}; at most {len(placed)} of {len(self.parts)} (µs, client):"]
+        answered = {index for index, part in enumerate(self.parts) if not part.pending}
+        lines = [f"{NO_ORDER}; at most {len(placed & answered)} of {len(answered)} (µs, client):"]
         for index in sorted(range(len(self.parts)), key=lambda index: self.parts[index].whole.called):
-            part, mark = self.parts[index], " " if index in placed else ">"
+            part = self.parts[index]
+            mark = " " if index in placed else "?" if part.pending else ">"
             began, ended = ((moment - start) / 1000 for moment in (part.whole.called, part.whole.returned))
             shown = ", ".join(f"{_spelled(call)} = {answer}" for call, answer in part.steps)
             if not part.steps:
@@ -349,7 +380,7 @@ def pieces(history: Sequence[Recorded], shards: Mapping[str, int]) -> list[Piece
             place = root[place]
         return place
 
-    found = [part for recorded in history for part in parts(recorded, shards)]
+    found = [part for recorded in history for part in parts(recorded, shards) if part.changes or not part.pending]
     for part in found:
         for place in part.places:
             root[find(place)] = find(part.places[0])
