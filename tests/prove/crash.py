@@ -114,6 +114,7 @@ class Crowd:
             for worker in workers:
                 worker.dismiss()
         self._trial.count("kills", len(workers))
+        self._trial.count(f"of them under {self._bystander.durability}", len(workers))
         if len(self._bystander._shards.stores) > 1:
             with self._bystander.transact():
                 pass  # who takes the locks completes what was cut off
