@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from functools import cache, partial
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 from unittest import mock
 
 from diskcache_like import Cache, entries, files, record
@@ -160,10 +160,10 @@ def try_place(trial: Trial, bench: Workbench, place: Place) -> None:
             harm()
         try:
             with place.sample.open(directory, **more) as handle:
-                _use(handle, judge, harm if place.open else lambda: None, chance)
+                use(handle, judge, harm if place.open else lambda: None, chance)
         except Refused:
             refused = "refused in use"
-            _try_again(place.sample, directory, judge)
+            try_again(place.sample, directory, judge)
         except CacheError:
             refused = "refused at opening"
         aside = len(list(directory.rglob("cache.*.db")))
@@ -172,14 +172,24 @@ def try_place(trial: Trial, bench: Workbench, place: Place) -> None:
     trial.count("values of before the damage back", len(judge.back))
     if judge.older and place.file.endswith(("-wal", "-shm")):  # commits behind a damaged one have not been made
         trial.count("older values")
-        judge.older = 0
+        judge.older.clear()
     what = f"{place.sample.name}, {place.file} at {place.offset()}, {place.how}"
     assert not judge.wrong, f"{what}: {judge.wrong}"
     assert not judge.older, f"{what}: an overwritten value is back"
-    _assert_little_lost(place, what, judge.lost, aside, refused)
+    assert_little_lost(place, what, judge.lost, aside, refused)
 
 
-def _assert_little_lost(place: Place, what: str, lost: set[Any], aside: int, refused: str) -> None:
+class Damage(Protocol):
+    """What was done to a sample."""
+
+    def may_cost(self) -> set[Any]:
+        """Return the keys whose entries may be missing then."""
+
+    def may_empty(self) -> bool:
+        """Tell whether it may have the database refused or set aside, with all entries of its shard."""
+
+
+def assert_little_lost(place: Damage, what: str, lost: set[Any], aside: int, refused: str) -> None:
     """Assert that the damage costs no entry but what it hit: that of one record or file, or those of one shard."""
     cost = place.may_cost()
     assert lost <= cost, f"{what}: entries that were not hit are missing: {lost - cost}"
@@ -188,14 +198,14 @@ def _assert_little_lost(place: Place, what: str, lost: set[Any], aside: int, ref
     assert empties or not refused, f"{what}: {refused}"
 
 
-def _use(handle: Cache, judge: Judge, harm: Callable[[], None], chance: random.Random) -> None:
+def use(handle: Cache, judge: Judge, harm: Callable[[], None], chance: random.Random) -> None:
     """Read, write and mend a cache that is harmed first, if it is to be while it is open."""
     attempt(lambda: handle.get_many([key for key in VALUES if chance.random() < 0.5]))
     harm()
     judge.everything(handle)
 
 
-def _try_again(sample: Sample, directory: Path, judge: Judge) -> None:
+def try_again(sample: Sample, directory: Path, judge: Judge) -> None:
     """Open a cache again that could not be mended: what is then opened has to work, and what is refused is told."""
     with suppress(Refused, CacheError), sample.open(directory) as handle:
         judge.mended(handle)
