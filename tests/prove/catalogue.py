@@ -19,6 +19,7 @@ from . import (
     power_two,
     raising,
     refusals,
+    soak,
     threads,
     wal_reset,
 )
@@ -37,6 +38,7 @@ PROOFS: dict[str, Proof] = {
     **clocks.PROOFS,
     **hostile.PROOFS,
     **load.PROOFS,
+    **soak.PROOFS,
     **fairness.PROOFS,
     **lives.PROOFS,
     **threads.PROOFS,
