@@ -53,8 +53,10 @@ Values = Mapping[Any, Any]
 
 def another(value: Any, number: int) -> Any:
     """Return a value of the same type and size that is another one for each number."""
-    if isinstance(value, str | bytes):
-        return (str(number) if isinstance(value, str) else b"%d" % number) + value[1:]
+    if isinstance(value, str):
+        return f"{number}{value[1:]}"
+    if isinstance(value, bytes):
+        return b"%d%b" % (number, value[1:])
     if isinstance(value, dict):
         return {**value, "number": number}
     return value + np.array(number, value.dtype) if isinstance(value, np.ndarray) else value and value + number
@@ -85,7 +87,8 @@ class History(NamedTuple):
 
 def history(name: str, place: Path) -> History:
     """Make a cache that is filled, left, opened again and changed."""
-    options, directory, found = OPTIONS[name], place / f"{name} with a past", []
+    options, directory = OPTIONS[name], place / f"{name} with a past"
+    found: list[Sample] = []
     with the_same_names(directory.name):
         for values in (FORMER, NEWEST):
             cache = new(directory, options) if values is FORMER else found[0].open(directory)
@@ -179,7 +182,7 @@ Source = tuple[str, bytes, tuple[str, ...]]  # what is told of it, the content, 
 
 def swaps(made: Sequence[History], twins: Sequence[tuple[Sample, Sample]]) -> list[Swap]:
     """Return everything that can be swapped."""
-    found = []
+    found: list[Swap] = []
     for past in made:
         for sample, former, live in ((past.newest, past.former, 0), (past.newest_live, past.former_live, 1)):
             for file in sorted(_in_use(sample)):
