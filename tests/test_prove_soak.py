@@ -1,4 +1,4 @@
-"""How a soak measures: times in constant memory, and growth from the first third to the last."""
+"""How a soak measures: times in constant memory, growth from the first third to the last; and what kills are told by."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from .processes import PATIENCE
+from .prove.crash import SCENES
+from .prove.load import Pulse
 from .prove.proof import Trial
 from .prove.soak import MORE_DESCRIPTORS, MORE_MEMORY, Thirds, Times
+from .prove.stage import Words
 
 
 def test_times_tell_what_a_part_of_the_calls_took_at_most_and_the_longest() -> None:
@@ -31,6 +35,20 @@ def test_a_time_beyond_all_measure_is_noted_all_the_same() -> None:
     assert times.longest == 1e9
 
 
+def test_who_works_stays_while_the_proof_goes_on_and_ends_soon_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    alarms: list[int] = []
+    monkeypatch.setattr("signal.alarm", alarms.append)
+    words = Words(3)
+    pulse = Pulse(words)
+    pulse.follow()
+    assert alarms == []
+    Pulse.give(words)
+    pulse.follow()
+    pulse.follow()
+    assert alarms == [2 * PATIENCE]
+    assert list(words.words[:2]) == [0, 0]
+
+
 @pytest.mark.parametrize(
     ("descriptors", "memory", "problem"),
     [
@@ -50,3 +68,7 @@ def test_what_is_more_in_the_last_third_than_in_the_first_has_grown(
         else:
             with pytest.raises(AssertionError, match=problem):
                 thirds.judge(trial)
+
+
+def test_writers_are_killed_under_each_durability() -> None:
+    assert {scene.durability for scene in SCENES} == {"process", "system", "power"}

@@ -202,6 +202,7 @@ def tell(trial: Trial, sets: Sets, reads: int) -> None:
     trial.count("sets at a pace", sets.paced.number)
     trial.count("as fast as can be", sets.saturated.number)
     trial.count("reads", reads)
+    trial.most("median of a set at a pace", 1e3 * sets.paced.within(0.5), " ms")
     trial.most("p99 of a set at a pace", 1e3 * sets.paced.within(0.99), " ms")
     trial.most("longest set at a pace", 1e3 * sets.paced.longest, " ms")
     trial.most("longest set when saturated", 1e3 * sets.saturated.longest, " ms")
