@@ -15,6 +15,7 @@ import pytest
 from diskcache_like import Cache, FanoutCache
 from diskcache_like.coherence.generations import Header
 from diskcache_like.errors import CorruptDatabase, CorruptDatabaseWarning
+from diskcache_like.storage import check
 from diskcache_like.storage.writing import Writer
 
 from .forging import DAMAGE, ENTRIES, STEPS, Step, damage, database, fill, plant, rewrite_schema, snapshot, value_files
@@ -392,6 +393,19 @@ def test_an_entry_that_a_column_calls_expired_is_gone_after_its_deletion(directo
         cache.delete("a")
         assert "a" not in cache
         assert len(cache) == ENTRIES - 1
+
+
+def test_check_ends_where_only_this_handle_finds_the_database_damaged(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not set aside if it can be read anew, such as one that another took the place of under the handle."""
+    monkeypatch.setattr(check, "_flaws", lambda store, found: ["a flaw"])
+    with Cache(directory) as cache:
+        with pytest.raises(CorruptDatabase, match="a flaw"):
+            cache.check(fix=True)
+        monkeypatch.undo()
+        assert cache.check(fix=True) == []
+    assert not (directory / "cache.1.db").exists()
 
 
 def test_check_raises_for_damaged_structure_where_an_empty_cache_is_not_wanted(directory: Path) -> None:

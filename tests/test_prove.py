@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 from .prove import __main__ as command
 from .prove import report
 from .prove.catalogue import PROOFS as KNOWN
-from .prove.proof import ENOUGH, Findings, Proof, Trial, Unreachable, scattered
+from .prove.proof import ENOUGH, WHOLE, Findings, Part, Proof, Trial, Unreachable, scattered
 from .prove.runner import Outcome, Runner
 from .sample_proofs import BAD, DEADLY, PROOFS
 
@@ -33,10 +34,10 @@ def run(runner: Runner, name: str, only: int | None = None) -> Outcome:
     return runner.run(name, PROOFS[name], BRIEF, only)
 
 
-def shared(monkeypatch: pytest.MonkeyPatch, items: int, processors: int) -> Outcome:
+def shared(monkeypatch: pytest.MonkeyPatch, items: int, processors: int, share: Part = WHOLE) -> Outcome:
     """Run the proof whose parts are shared among processes, with as many items as the seed says."""
     monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(processors)))
-    with Runner(items, catalogue=SAMPLES) as made:
+    with Runner(items, catalogue=SAMPLES, share=share) as made:
         return run(made, "shared")
 
 
@@ -89,6 +90,53 @@ def test_the_parts_of_a_proof_do_every_case_once(monkeypatch: pytest.MonkeyPatch
     assert outcome.findings.counts == {f"item {number}": 1 for number in range(40)}
     assert "40 cases" in report.how_often(outcome)
     assert "items: all 40, largest item: 39" in report.how_often(outcome)
+
+
+def test_the_shares_of_a_proof_do_every_case_once_whatever_processors_each_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts: Counter[str] = Counter()
+    for share, processors, known in ((Part(0, 3), 1, 14), (Part(1, 3), 3, 13), (Part(2, 3), 2, 13)):
+        outcome = shared(monkeypatch, 40, processors, share)
+        assert outcome.findings.reached == {"items": (known, known)}, "of this share"
+        counts.update(outcome.findings.counts)
+    assert counts == {f"item {number}": 1 for number in range(40)}
+
+
+@pytest.mark.parametrize("of", [1, 2, 3, 7])
+@pytest.mark.parametrize("items", [1, 5, 100])
+def test_shares_and_their_parts_are_disjoint_and_complete(of: int, items: int) -> None:
+    seen: list[int] = []
+    for number in range(of):
+        for part in range(number + 1):  # each share on another number of processors
+            with Trial(SEED, 60, part=Part(number, of).split(part, number + 1)) as trial:
+                trial.each(range(items), seen.append, "items")
+    assert sorted(seen) == list(range(items))
+
+
+def test_each_share_of_cases_at_random_draws_others() -> None:
+    seen: list[float] = []
+    for share in (WHOLE, Part(1, 3), Part(2, 3)):
+        with Trial(SEED, 0, part=share) as trial:
+            trial.repeat(lambda chance: seen.append(chance.random()), least=5)
+    assert len(set(seen)) == 15
+
+
+def test_what_a_share_finds_is_repeated_by_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [outcome for number in range(3) if not (outcome := shared(monkeypatch, 60, 2, Part(number, 3))).held]
+    (outcome,) = found
+    (text,) = report.failures(found, 60)
+    assert f"--case {BAD} " in text
+    assert f"--share {outcome.share}" in text
+    with Runner(60, catalogue=SAMPLES, share=outcome.share) as again:
+        assert [case for case, _ in run(again, "shared", only=BAD).findings.violations] == [BAD]
+
+
+def test_a_share_without_a_case_says_so_and_controls_are_run_whole() -> None:
+    with Runner(SEED, catalogue=SAMPLES, share=Part(8, 9)) as made:
+        nothing, control = run(made, "raises"), run(made, "finds")
+    assert nothing.held
+    assert report.how_often(nothing) == "0 cases, items: none in this share"
+    assert control.share == WHOLE
+    assert control.held
 
 
 def test_what_one_part_finds_is_told_with_what_the_others_did(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,6 +309,29 @@ def test_the_command_ends_with_1_on_a_violation_and_0_without(
     assert "| 2 | half of it |" in page.read_text()
     assert "old" not in page.read_text()
     assert "--only breaks --seed 3 --case" in capsys.readouterr().out
+
+
+def test_the_command_names_the_share_that_it_ran(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("<!-- proofs:begin --> <!-- proofs:end -->")
+    asked = ("--only", "raises", "--seconds", "0.1", "--seed", "3", "--share", "2/2")
+    use(monkeypatch, *asked, "--docs", str(page), "--json", str(tmp_path / "found.json"))
+    command.main()
+    assert "seed 3, share 2/2" in capsys.readouterr().out
+    assert "--seed 3 --share 2/2" in page.read_text()
+    assert json.loads((tmp_path / "found.json").read_text())["share"] == "2/2"
+
+
+@pytest.mark.parametrize("text", ["0/3", "4/3", "x", "1/0", "2", "-1/3", "1/3/5", "1.5/3", "1/1000000000"])
+def test_what_is_no_share_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    use(monkeypatch, f"--share={text}")
+    with pytest.raises(SystemExit):
+        command.main()
+    assert f"argument --share: expected K/N with 1 <= K <= N, such as 2/3, not '{text}'" in capsys.readouterr().err
 
 
 def test_a_case_goes_with_one_proof(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

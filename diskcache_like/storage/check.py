@@ -26,17 +26,19 @@ if TYPE_CHECKING:
     from .store import Store
 
 PAGE = 256
+LOOKS = 3  # another process may set a database aside between two of them
 _OWN = re.compile(r"cache\.(\d+\.)?(db|gen|board|lock)(-wal|-shm|-journal)?")
 CheckRecord = Callable[["Store", int, bytes, bytes], Record]
 
 
 def check_store(
-    store: Store, check_record: CheckRecord, fix: bool, timeout: float | None
+    store: Store, check_record: CheckRecord, fix: bool, timeout: float | None, looks: int = LOOKS
 ) -> list[warnings.WarningMessage]:
     """Return a list of warnings about one shard; with `fix`, mend what they say.
 
     What is wrong with the database's own structure cannot be mended in place: the database is set aside, as one that
-    cannot be read is, or CorruptDatabase raised where that is not wanted.
+    cannot be read is, or CorruptDatabase raised where that is not wanted, and where it is damaged for this handle only,
+    which looks at it `looks` times.
     """
     found = _Findings()
     flaws = _flaws(store, found)
@@ -44,9 +46,9 @@ def check_store(
     _check_rows(store, check_record, fix, timeout, found)
     if fix and flaws and (left := _flaws(store, _Findings())):  # more than a row that has gone by now
         problem = corrupt(f"{store.path!r}: {left[0]}", store.path)
-        if not store.recovered(problem):
+        if looks == 1 or not store.recovered(problem):
             raise problem
-        return [*found.warnings, *check_store(store, check_record, fix, timeout)]
+        return [*found.warnings, *check_store(store, check_record, fix, timeout, looks - 1)]
     _check_trash(store, fix, timeout, found)
     _check_files(store, fix, timeout, found)
     _check_directories(store, fix, found)

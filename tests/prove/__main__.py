@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from benchmarks.page import marked, put
 
 from . import report
 from .catalogue import PROOFS
+from .proof import WHOLE, Part
 from .runner import Outcome, Runner
 
 CATALOGUE = "tests.prove.catalogue"
@@ -34,13 +36,27 @@ def parser() -> argparse.ArgumentParser:
     add("--seed", type=int, help="what every case is drawn from (drawn itself, and printed)")
     add_only(made, "proof", PROOFS)
     add("--case", type=int, help="run only this case of the one proof chosen")
+    add(
+        "--share", type=share, default=WHOLE, metavar="K/N", help="run the K-th of N equal parts of what can be counted"
+    )
     add("--list", action="store_true", help="list the proofs and end")
     add("--json", type=Path, metavar="FILE", help="write everything that was found to FILE")
     add("--docs", type=Path, metavar="PAGE", help="put the table into PAGE, between its marks")
     return made
 
 
-def prove(names: Sequence[str], seed: int, time: float, case: int | None, console: Console) -> list[Outcome]:
+def share(text: str) -> Part:
+    """Read K/N, the K-th of N parts; with the same seed all N together are everything once."""
+    asked = re.fullmatch("([0-9]{1,9})/([0-9]{1,9})", text)
+    number, of = map(int, asked.groups()) if asked else (0, 0)
+    if not 1 <= number <= of:
+        raise argparse.ArgumentTypeError(f"expected K/N with 1 <= K <= N, such as 2/3, not {text!r}")
+    return Part(number - 1, of)
+
+
+def prove(
+    names: Sequence[str], seed: int, time: float, case: int | None, part: Part, console: Console
+) -> list[Outcome]:
     """Run the proofs; what one leaves of its time goes to those after it."""
     outcomes: list[Outcome] = []
     with Status("", console=console) as status:
@@ -48,7 +64,7 @@ def prove(names: Sequence[str], seed: int, time: float, case: int | None, consol
         def note(outcome: Outcome) -> None:
             status.update(escape(f"{outcome.name}: {report.how_often(outcome)}"))
 
-        with Runner(seed, note, CATALOGUE) as runner:
+        with Runner(seed, note, CATALOGUE, share=part) as runner:
             for number, name in enumerate(names):
                 left = time - sum(outcome.seconds for outcome in outcomes)
                 shares = sum(PROOFS[each].weight(time) for each in names[number:])
@@ -86,9 +102,9 @@ def main() -> int:
     if asked.case is not None and len(names) != 1:
         arguments.error("--case goes with one --only")
     seed = random.SystemRandom().getrandbits(32) if asked.seed is None else asked.seed
-    console.print(f"seed {seed}", markup=False)
+    console.print(f"seed {seed}" + (f", share {asked.share}" if asked.share != WHOLE else ""), markup=False)
     try:
-        outcomes = prove(names, seed, asked.seconds, asked.case, console)
+        outcomes = prove(names, seed, asked.seconds, asked.case, asked.share, console)
     except KeyboardInterrupt:
         console.print("interrupted", markup=False)
         return INTERRUPTED
@@ -96,9 +112,9 @@ def main() -> int:
     for text in report.failures(outcomes, seed):
         console.print(text, markup=False, highlight=False)
     if asked.json:
-        asked.json.write_text(report.as_json(outcomes, seed), encoding="utf-8")
+        asked.json.write_text(report.as_json(outcomes, seed, asked.share), encoding="utf-8")
     if asked.docs:
-        put(asked.docs, MARK, report.page(outcomes, seed, asked.seconds))
+        put(asked.docs, MARK, report.page(outcomes, seed, asked.seconds, asked.share))
     return _status(outcomes)
 
 

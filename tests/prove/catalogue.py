@@ -20,6 +20,7 @@ from . import (
     power_two,
     raising,
     refusals,
+    soak,
     threads,
     wal_reset,
 )
@@ -39,6 +40,7 @@ PROOFS: dict[str, Proof] = {
     **clocks.PROOFS,
     **hostile.PROOFS,
     **load.PROOFS,
+    **soak.PROOFS,
     **fairness.PROOFS,
     **lives.PROOFS,
     **threads.PROOFS,

@@ -16,7 +16,7 @@ from diskcache_like.storage import room
 from diskcache_like.storage.holding import Holder
 from tests.diaries import KEYS, Change, change_set, look, verify, version_of, work
 from tests.processes import Forked, Link, fork_worker
-from tests.wholeness import known_files, mend, opened, value_files
+from tests.wholeness import SMALL, known_files, mend, opened, value_files
 
 from .crash_locks import PROOFS as LOCK_PROOFS
 from .crash_locks import STALL, go_on, hear_from
@@ -44,6 +44,11 @@ class Scene(NamedTuple):
     def evicting(self) -> bool:
         """Whether entries may go for room."""
         return bool(self.settings["eviction_policy"] != "none")
+
+    @property
+    def durability(self) -> str:
+        """What its writes survive."""
+        return str({**SMALL, **self.settings}["durability"])
 
     def open(self, directory: Path, **settings: Any) -> Cache:
         """Open the cache."""
@@ -114,6 +119,7 @@ class Crowd:
             for worker in workers:
                 worker.dismiss()
         self._trial.count("kills", len(workers))
+        self._trial.count(f"kills under {self._scene.durability}", len(workers))
         if len(self._bystander._shards.stores) > 1:
             with self._bystander.transact():
                 pass  # who takes the locks completes what was cut off

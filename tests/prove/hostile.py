@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import flips, planted, planted_links
+from . import flips, planted, planted_links, swapped
 from .proof import Proof
 
-PROOFS: dict[str, Proof] = {**flips.PROOFS, **planted.PROOFS, **planted_links.PROOFS}
+PROOFS: dict[str, Proof] = {**flips.PROOFS, **swapped.PROOFS, **planted.PROOFS, **planted_links.PROOFS}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import random
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +22,7 @@ from diskcache_like.hot import COST
 from diskcache_like.storage import room
 from diskcache_like.storage.connection import MAX_READERS, PAGE_SIZE
 
-from ..processes import Crew, Link, Worker, ready
+from ..processes import PATIENCE, Crew, Link, Worker, ready
 from . import calls
 from .fairness import WAITS
 from .footprint import Footprint, Held
@@ -110,6 +111,24 @@ def short_logs() -> Iterator[None]:
         yield
 
 
+class Pulse:
+    """Keeps a child for as long as the proof goes on: of itself it ends soon, lest it outlive one that was killed."""
+
+    def __init__(self, words: Words) -> None:
+        self._words, self._beat = words, 0
+
+    @staticmethod
+    def give(words: Words) -> None:
+        """Tell the children, by the last of their words, that the proof goes on."""
+        words[-1] += 1
+
+    def follow(self) -> None:
+        """Stay for another while if there was a beat."""
+        if self._words[-1] != self._beat:
+            self._beat = self._words[-1]
+            signal.alarm(int(2 * PATIENCE))
+
+
 # -- what the children do ---------------------------------------------------------------------------------------------
 
 
@@ -121,9 +140,10 @@ def work(link: Link, number: int, crowd: Crowd, places: Places, seed: str, words
         for each in range(crowd.threads)
     ]
 
-    first = 1 + number * crowd.threads
+    first, pulse = 1 + number * crowd.threads, Pulse(words)
 
     def look(each: int) -> None:
+        pulse.follow()
         words[first + each + crowd.callers] = callers[each].accounts["calls"]
         if callers[each].accounts["calls"] % 50 == 0:
             for cache in (kept, limited):
@@ -153,12 +173,13 @@ def look_at_hot_layer(cache: Cache) -> None:
 
 def read(link: Link, crowd: Crowd, places: Places, words: Words) -> int:
     """Read without a pause, always with iterators open; return how many reads there were."""
-    reads = 0
+    reads, pulse = 0, Pulse(words)
     with ExitStack() as stack:
         caches = [stack.enter_context(cache) for cache in places.open(crowd, hot_size_limit=0)]
         held: list[Iterator[Any]] = []
         ready(link)
         while not words[0]:
+            pulse.follow()
             for cache in caches:
                 cache.get_many(range(100))
                 held.append(iter(cache))
@@ -173,10 +194,12 @@ def read(link: Link, crowd: Crowd, places: Places, words: Words) -> int:
 def pace(link: Link, crowd: Crowd, places: Places, words: Words) -> float:
     """Write to the full cache now and then; return the seconds that 99 of 100 writes took at most."""
     took: list[float] = []
+    pulse = Pulse(words)
     kept, limited = places.open(crowd)
     with kept, limited:
         ready(link)
         while not (words[0] and took):
+            pulse.follow()
             time.sleep(PACED)
             began = time.perf_counter()
             limited.set("paced", calls.content("paced", calls.SMALL), retry=True)
@@ -196,12 +219,13 @@ class Largest:
 
 def watch(link: Link, crowd: Crowd, places: Places, words: Words) -> Largest:
     """Look at the size of the limited cache, and of all WALs, again and again; at the volume between two writes."""
-    seen = Largest()
+    seen, pulse = Largest(), Pulse(words)
     kept, limited = places.open(crowd, hot_size_limit=0)
     wals = [Path(f"{store.path}-wal") for cache in (kept, limited) for store in cache._shards.stores]
     with kept, limited:
         ready(link)
         while not words[0]:
+            pulse.follow()
             with limited.transact(retry=True):  # so that nothing moves from one shard to another under the sum
                 volume = limited.volume()
             seen.volume = max(seen.volume, volume)
@@ -220,7 +244,7 @@ def run(trial: Trial, crowd: Crowd, share: float) -> None:
     """Let a crowd work for its share of the time, watch its processes meanwhile, and audit what it has done."""
     deadline = time.monotonic() + trial.seconds * share - AROUND
     places = Places(trial.fresh("kept"), trial.fresh("limited"))
-    words = Words(1 + 2 * crowd.callers)  # the end; the turns of each at a lock; the calls of each
+    words = Words(2 + 2 * crowd.callers)  # the end; the turns of each at a lock; the calls of each; the beat
     seed = f"{trial.seed} {crowd.kind} {crowd.policy}"
     control = played(partial(found, crowd, places))
     with short_logs(), WAITS.noted(), Stage() as stage:
@@ -234,7 +258,7 @@ def run(trial: Trial, crowd: Crowd, share: float) -> None:
         Crew.together(everyone)
         began = time.monotonic()
         deadline = max(deadline, began + LEAST)
-        guard(trial, crowd, everyone, places, partial(goes_on, crowd, words, deadline, began + LATEST))
+        guard(trial, crowd, everyone, places, words, partial(goes_on, crowd, words, deadline, began + LATEST))
         turns = list(words.words[1 : 1 + crowd.callers])
         words[0] = 1
         *results, paced, seen = Crew.results(everyone)
@@ -249,7 +273,7 @@ def run(trial: Trial, crowd: Crowd, share: float) -> None:
 
 def goes_on(crowd: Crowd, words: Words, deadline: float, latest: float) -> bool:
     """Tell whether a run goes on: until the deadline, and until the latest for those who had no turn yet."""
-    now, turns, made = time.monotonic(), words.words[1 : 1 + crowd.callers], words.words[1 + crowd.callers :]
+    now, turns, made = time.monotonic(), words.words[1 : 1 + crowd.callers], words.words[1 + crowd.callers : -1]
     return now < deadline or min(made) < crowd.least or (now < latest and not all(turns))
 
 
@@ -262,13 +286,16 @@ def found(crowd: Crowd, places: Places) -> int:
         return Footprint.of(places.limited).control
 
 
-def guard(trial: Trial, crowd: Crowd, everyone: list[Worker], places: Places, goes_on: Callable[[], bool]) -> None:
+def guard(
+    trial: Trial, crowd: Crowd, everyone: list[Worker], places: Places, words: Words, goes_on: Callable[[], bool]
+) -> None:
     """While it goes on and nobody fails, see that no process holds or takes up too much."""
     first = {worker.pid: usage_of(worker.pid).resident for worker in everyone}
     most, unnamed, growth = 0, 0, 0
     bound = DESCRIPTORS * (1 if crowd.kind == "Cache" else SHARDS) + STREAMS * crowd.threads
     larger = GROWTH + STACK * (crowd.threads - 1)
     while goes_on() and not any(worker.link.asked() for worker in everyone):
+        Pulse.give(words)
         for directory in places:
             held = [Held.of(directory, worker.pid) for worker in everyone]
             most = max(most, *(each.descriptors for each in held))

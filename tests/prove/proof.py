@@ -71,10 +71,21 @@ class Proof:
 
 
 class Part(NamedTuple):
-    """Which of the processes that share a proof's cases this is."""
+    """Which of those that share a proof's cases this is: machines or nights, and the processes of each."""
 
     number: int = 0
     of: int = 1
+
+    def split(self, number: int, of: int) -> Part:
+        """Return one of `of` parts of this part; together they are what it is."""
+        return Part(self.number + self.of * number, self.of * of)
+
+    def __str__(self) -> str:
+        """Return it as it is asked for: K/N."""
+        return f"{self.number + 1}/{self.of}"
+
+
+WHOLE = Part()
 
 
 @dataclass
@@ -111,12 +122,12 @@ class Trial:
         seconds: float,
         only: int | None = None,
         enough: int = ENOUGH,
-        part: Part = Part(),  # noqa: B008 - it cannot be changed
+        part: Part = WHOLE,
         note: Callable[[int, Findings], None] = lambda case, findings: None,
     ) -> None:
         """Take `seconds` or so for cases drawn from `seed`, or run the case `only`; `note` hears of each beforehand.
 
-        Of several processes that share them each has its `part`.
+        Of several that share them each has its `part`.
         """
         self.part = part
         self.seed, self.seconds, self.only, self.enough = seed, seconds, only, enough

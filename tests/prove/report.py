@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from .proof import WHOLE, Part
 from .runner import Outcome
 
 HEADS = ("promise", "what was done to it", "how often", "violations")
@@ -29,6 +30,8 @@ def how_often(outcome: Outcome) -> str:
 
 
 def _reached(done: int, known: int) -> str:
+    if not known:
+        return "none in this share"
     return f"{done:,} of {known:,}" if done < known else f"all {done:,}"
 
 
@@ -64,11 +67,11 @@ def markdown(outcomes: Sequence[Outcome]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def page(outcomes: Sequence[Outcome], seed: int, seconds: float) -> str:
+def page(outcomes: Sequence[Outcome], seed: int, seconds: float, share: Part = WHOLE) -> str:
     """Return the table with what it depends on, for the documentation."""
     facts = ", ".join(f"{name} {value}" for name, value in machine().items())
     took = sum(outcome.seconds for outcome in outcomes)
-    told = f'`make prove ARGS="--seconds {seconds:.0f} --seed {seed}"`, {took:.0f} s: {facts}.'
+    told = f'`make prove ARGS="--seconds {seconds:.0f} --seed {seed}{_shared(share)}"`, {took:.0f} s: {facts}.'
     return f"{told}\n\n{markdown(outcomes)}"
 
 
@@ -81,9 +84,13 @@ def failures(outcomes: Sequence[Outcome], seed: int) -> Iterator[str]:
             yield f"{outcome.name}: found nothing, although the cache was broken on purpose; seed {seed}"
         for case, text in outcome.unwanted:
             asked = f"--only {outcome.name} --seed {seed} --case {case} --seconds {outcome.asked:.2f}"
-            command = f'make prove ARGS="{asked}"'
+            command = f'make prove ARGS="{asked}{_shared(outcome.share)}"'
             kind = " (not what this control is to find)" if outcome.proof.control else ""
             yield f"{outcome.name}: case {case}{kind}\n{text}\nrepeat it with: {command}"
+
+
+def _shared(share: Part) -> str:
+    return "" if share == WHOLE else f" --share {share}"
 
 
 def machine() -> dict[str, str]:
@@ -96,7 +103,7 @@ def machine() -> dict[str, str]:
     }
 
 
-def as_json(outcomes: Sequence[Outcome], seed: int) -> str:
+def as_json(outcomes: Sequence[Outcome], seed: int, share: Part = WHOLE) -> str:
     """Return everything that was found, for programs."""
     proofs: list[dict[str, Any]] = [
         {
@@ -111,4 +118,4 @@ def as_json(outcomes: Sequence[Outcome], seed: int) -> str:
         }
         for one in outcomes
     ]
-    return json.dumps({"seed": seed, "machine": machine(), "proofs": proofs}, indent=1) + "\n"
+    return json.dumps({"seed": seed, "share": str(share), "machine": machine(), "proofs": proofs}, indent=1) + "\n"

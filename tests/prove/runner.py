@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from .proof import CannotRun, Findings, Proof, Unreachable
+from .proof import WHOLE, CannotRun, Findings, Part, Proof, Unreachable
 
 LOOK_SECONDS = 1.0  # between looks whether a silent proof is still there
 PATIENCE = 120.0  # seconds beyond its time after which a proof counts as hung
@@ -30,6 +30,7 @@ class Outcome:
     proof: Proof
     seconds: float = 0.0
     asked: float = 0.0  # seconds, by which some proofs draw how many take part
+    share: Part = WHOLE
     findings: Findings = field(default_factory=Findings)
     skipped: str = ""
     excused: bool = False  # of a skipped one: nothing that should be there is lacking
@@ -121,7 +122,10 @@ class Inner:
 
 
 class Runner:
-    """Runs proofs of one catalogue, a module, with the same seed; `note` hears how far the present one is."""
+    """Runs proofs of one catalogue, a module, with the same seed; `note` hears how far the present one is.
+
+    Of what can be counted it runs its `share`. Controls are run whole: each run has to show that it is not blind.
+    """
 
     def __init__(
         self,
@@ -129,8 +133,10 @@ class Runner:
         note: Callable[[Outcome], None] = lambda outcome: None,
         catalogue: str = "tests.prove.catalogue",
         patience: float = PATIENCE,
+        share: Part = WHOLE,
     ) -> None:
         self._seed, self._note, self._catalogue, self._patience = seed, note, catalogue, patience
+        self._share = share
         self._space = tempfile.TemporaryDirectory(prefix="prove-")
         self._layers: dict[Callable[[Path], Path], Path] = {}
 
@@ -142,7 +148,8 @@ class Runner:
 
     def run(self, name: str, proof: Proof, seconds: float, only: int | None = None) -> Outcome:
         """Run one proof for `seconds`, or its one case `only`."""
-        outcome = Outcome(name, proof, asked=seconds)
+        share = WHOLE if proof.control else self._share
+        outcome = Outcome(name, proof, asked=seconds, share=share)
         try:
             environment = self._environment(proof)
         except CannotRun as reason:
@@ -153,7 +160,8 @@ class Runner:
         asked = [self._catalogue, name, str(self._seed), str(seconds), "" if only is None else str(only)]
         with ExitStack() as stack:
             inners = [
-                stack.enter_context(Inner([*asked, str(number), str(parts)], environment)) for number in range(parts)
+                stack.enter_context(Inner([*asked, *map(str, share.split(number, parts))], environment))
+                for number in range(parts)
             ]
             self._follow(inners, outcome, began + seconds + self._patience)
         outcome.seconds = time.monotonic() - began

@@ -8,7 +8,8 @@ import shutil
 import signal
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -51,7 +52,9 @@ VALUES: dict[Any, Any] = {
     "twice": "the second value",
 }
 OLDER: dict[Any, Any] = {"twice": "the first value"}  # what was overwritten is still authentic
+OLDS = {"older values": OLDER}
 DATED, TAGGED = ("dated", 1.5, 4e9, None), ("tagged", "value", None, "a tag")
+METADATA: dict[Any, tuple[Any, Any, Any]] = {DATED[0]: DATED[1:], TAGGED[0]: TAGGED[1:]}  # value, expiry, tag
 PREFIX, ITEM = "queue", "an item"
 
 Answer = TypeVar("Answer")
@@ -158,34 +161,52 @@ class Workbench:
 def make(name: str, place: Path, live: bool = False) -> Sample:
     """Make a sample of that name; a live one as it lies there while a process has it open, with its -wal file."""
     options, directory = OPTIONS[name], place / f"{name}{' in use' if live else ''}"
-    kind: Callable[..., Cache] = FanoutCache if "shards" in options else Cache
-    same = random.Random(name).randbytes  # file names, keys and nonces
-    with mock.patch("os.urandom", same), mock.patch("random._urandom", same):
-        cache = kind(directory, clock=clock, **SMALL, **options)
+    with the_same_names(name):
+        cache = new(directory, options)
         try:
-            _fill(cache, trained="compressor" in options)
-            found, entries = _files_of(directory), _entries_of(cache)
+            fill(cache, VALUES, METADATA, OLDER, trained="compressor" in options)
+            found, entries = files_of(directory), entries_of(cache)
         finally:
             cache.close()
-    return Sample(directory.name, options, found if live else _files_of(directory), entries)
+    return Sample(directory.name, options, found if live else files_of(directory), entries)
 
 
-def _fill(cache: Cache, trained: bool) -> None:
+def new(directory: Path, options: dict[str, Any]) -> Cache:
+    """Make a new cache of samples' size."""
+    kind: Callable[..., Cache] = FanoutCache if "shards" in options else Cache
+    return kind(directory, clock=clock, **SMALL, **options)
+
+
+@contextmanager
+def the_same_names(seed: str) -> Iterator[None]:
+    """Have file names, keys and nonces be the same each time."""
+    same = random.Random(seed).randbytes
+    with mock.patch("os.urandom", same), mock.patch("random._urandom", same):
+        yield
+
+
+def fill(
+    cache: Cache,
+    values: Mapping[Any, Any],
+    metadata: Mapping[Any, tuple[Any, Any, Any]],
+    older: Mapping[Any, Any],
+    trained: bool = False,
+) -> None:
+    """Store what is in a sample, having stored what is `older`."""
     if trained:
         training = {number: f"a word and word {number} and another word" for number in range(64)}
         cache.set_many(training)
         cache.train(1 << 10)
         cache.delete_many(training)
-    for key, value in OLDER.items():
+    for key, value in (*older.items(), *values.items()):
         cache[key] = value
-    for key, value in VALUES.items():
-        cache[key] = value
-    cache.set(DATED[0], DATED[1], expire=DATED[2] - NOW)
-    cache.set(TAGGED[0], TAGGED[1], tag=TAGGED[3])
+    for key, (value, expire, tag) in metadata.items():
+        cache.set(key, value, expire=None if expire is None else expire - NOW, tag=tag)
     cache.push(ITEM, prefix=PREFIX)
 
 
-def _files_of(directory: Path) -> dict[str, bytes]:
+def files_of(directory: Path) -> dict[str, bytes]:
+    """Return the content of all files by their names."""
     found = {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
     for name in found:
         if name.endswith("cache.gen"):  # as if another process had been there: writers then use the board
@@ -195,8 +216,9 @@ def _files_of(directory: Path) -> dict[str, bytes]:
     return found
 
 
-def _entries_of(cache: Cache) -> dict[Any, Entry]:
-    known = {cache._locate(key)[0]: key for key in (*VALUES, DATED[0], TAGGED[0])}
+def entries_of(cache: Cache, values: Mapping[Any, Any] = VALUES) -> dict[Any, Entry]:
+    """Return where the entries of a sample lie."""
+    known = {cache._locate(key)[0]: key for key in (*values, *METADATA)}
     found = {}
     for store in cache._shards.stores:
         shard = "" if store.directory == cache.directory else f"{Path(store.directory).name}/"
@@ -233,19 +255,28 @@ class Judge:
     """Reads all of a cache and remembers what was not as it was stored, but neither missing nor an error."""
 
     def __init__(
-        self, spared: frozenset[Any] = frozenset(), keys: bool = True, maps: bool = False, disorder: bool = False
+        self,
+        spared: frozenset[Any] = frozenset(),
+        keys: bool = True,
+        maps: bool = False,
+        disorder: bool = False,
+        values: Mapping[Any, Any] = VALUES,
+        olds: Mapping[str, Mapping[Any, Any]] = OLDS,
     ) -> None:
         """Say nothing of the keys `spared`, whose entries may be forged, and with `keys=False` of keys listed.
 
         With `maps` read arrays also as they lie in their files, whose content is then not compared (docs/arrays.md).
         With `disorder` rows may not be where SQLite looks for them: one that was missing when its key was written
         anew may be found later, until the database has been mended.
+        Instead of `values` others of the same key that are as authentic may be found, which are counted: those of
+        `olds`, by what they are called.
         """
         self.spared, self.keys, self.maps, self.disorder = spared, keys, maps, disorder
+        self._values, self._olds = values, olds
         self.back: set[Any] = set()  # keys whose row of before the damage was found after a change
         self.wrong: list[str] = []
         self.lost: set[Any] = set()  # keys that `look` did not find in some way
-        self.older = 0
+        self.older: Counter[str] = Counter()
 
     def everything(self, cache: Cache) -> None:
         """Read, change and mend a cache."""
@@ -255,11 +286,12 @@ class Judge:
 
     def look(self, cache: Cache) -> None:
         """Read everything in every way there is."""
-        for key, value in VALUES.items():
+        for key, value in self._values.items():
             self._expect(key, attempt(partial(cache.get, key, MISSING)), value)
         self._metadata(cache)
-        together = attempt(lambda: cache.get_many(VALUES)) or {}
-        for key, value in VALUES.items():
+        self._removed(cache)
+        together = attempt(lambda: cache.get_many(self._values)) or {}
+        for key, value in self._values.items():
             self._expect(key, together.get(key), value)
         self._readers(cache)
         self._listed(cache)
@@ -309,10 +341,13 @@ class Judge:
     def _expect(self, key: Any, found: Any, value: Any) -> None:
         if found is None or same(found, MISSING):
             self.lost.add(key)
-        elif key in OLDER and same(found, OLDER[key]):
-            self.older += 1
+        elif self._is_old(key, found):
+            self.older.update(name for name, old in self._olds.items() if key in old and same(found, old[key]))
         elif key not in self.spared and not same(found, value):
             self.wrong.append(f"{key!r} reads as {found!r}")
+
+    def _is_old(self, key: Any, found: Any) -> bool:
+        return any(key in old and same(found, old[key]) for old in self._olds.values())
 
     def _is(self, what: str, found: Any, *allowed: Any) -> None:
         if found is not None and not any(same(found, one) for one in (*allowed, MISSING)):
@@ -320,30 +355,34 @@ class Judge:
 
     def _changed(self, cache: Cache, key: Any, value: Any) -> None:
         found = attempt(partial(cache.get, key, MISSING))
-        if self.disorder and key in VALUES and same(found, VALUES[key]):
+        if self.disorder and key in self._values and (same(found, self._values[key]) or self._is_old(key, found)):
             self.back.add(key)
         else:
             self._is(key, found, value)
 
     def _metadata(self, cache: Cache) -> None:
-        for key, *whole in (DATED, TAGGED):
+        for key, whole in METADATA.items():
             found = attempt(partial(cache.get, key, MISSING, expire_time=True, tag=True))
-            if found is None or found == (MISSING, None, None):
-                self.lost.add(key)
-            elif key not in self.spared and found != tuple(whole):
-                self.wrong.append(f"{key!r} reads as {found!r}")
+            self._expect(key, None if found == (MISSING, None, None) else found, whole)
         item = (attempt(lambda: cache.peek(prefix=PREFIX)) or (None, None))[1]
         if item is None:
             self.lost.add(PREFIX)
         if "item" not in self.spared:
             self._is("peek", item, ITEM)
 
+    def _removed(self, cache: Cache) -> None:
+        for key in {key for old in self._olds.values() for key in old} - self._values.keys() - METADATA.keys():
+            found = attempt(partial(cache.get, key, MISSING))
+            if not same(found, MISSING):
+                self._expect(key, found, MISSING)
+                self.lost.discard(key)
+
     def _readers(self, cache: Cache) -> None:
         for key in ("file", "text"):
-            self._expect(key, attempt(partial(self._read, cache, key)), VALUES[key])
+            self._expect(key, attempt(partial(self._read, cache, key)), self._values[key])
         if self.maps:
             for key in ("array in a file", "array"):
-                self._expect(key, attempt(partial(self._mapped, cache, key)), VALUES[key])
+                self._expect(key, attempt(partial(self._mapped, cache, key)), self._values[key])
 
     @staticmethod
     def _read(cache: Cache, key: str) -> str | None:
@@ -360,7 +399,7 @@ class Judge:
         return found.copy() if isinstance(found, np.ndarray) else found
 
     def _listed(self, cache: Cache) -> None:
-        known = {*VALUES, DATED[0], TAGGED[0]}
+        known = {*self._values, *METADATA, *(key for old in self._olds.values() for key in old)}
         for listed in (cache.__iter__, cache.__reversed__, cache.iterkeys):
             keys: list[Any] = attempt(partial(list, listed())) or []
             for key in keys:
@@ -368,8 +407,8 @@ class Judge:
                 if self.keys and not queued and key not in known:
                     self.wrong.append(f"the key {key!r} is listed")
         last: Any = attempt(cache.peekitem)
-        if last is not None and last[0] in VALUES:
-            self._expect(last[0], last[1], VALUES[last[0]])
+        if last is not None and last[0] in self._values:
+            self._expect(last[0], last[1], self._values[last[0]])
 
 
 def _problems(cache: Cache, fix: bool = False) -> list[str]:

@@ -178,8 +178,10 @@ class Meeting(NamedTuple):
 def meet(trial: Trial, meeting: Meeting) -> None:
     """Let processes commit, checkpoint and close as often as they can."""
     refuse_another()
+    worked = 0.0  # seconds in all cases
 
     def case(chance: random.Random) -> None:
+        nonlocal worked
         words = Words(1 + 2 * WRITERS)
         kind, between = chance.choice(meeting.kinds), chance.choice(meeting.between)
         plot = Plot(trial.fresh(), kind, between, words, meeting.breakage)
@@ -189,15 +191,18 @@ def meet(trial: Trial, meeting: Meeting) -> None:
             with Stage() as stage:
                 workers = [stage.play(partial(work, number=number, plot=plot, seed=seed)) for number in range(WRITERS)]
                 Crew.together(workers)
-                deadline = time.monotonic() + max(min(trial.left, CASE), meeting.least)
+                began = time.monotonic()
+                deadline = began + max(min(trial.left, CASE), meeting.least)
                 while time.monotonic() < deadline and not any(worker.link.asked() for worker in workers):
                     time.sleep(0.01)
                 words[END] = 1
+                worked += time.monotonic() - began
                 states = Crew.results(workers)
             played(partial(audit, plot, states))
         finally:
             trial.count("commits", sum(words.words[COMMITS:CHECKPOINTS]))
             trial.count("checkpoints", sum(words.words[CHECKPOINTS:]))
+            trial.figure(f"time that {WRITERS} processes worked at once", f"{worked:.0f} s")
 
     trial.repeat(case)
 
