@@ -225,7 +225,24 @@ def test_each_goes_through_all_items_or_says_how_many() -> None:
         assert seen[51:] == [17]
 
 
-@pytest.mark.parametrize("number", [1, 2, 3, 10, 97, 5040])
+@pytest.mark.parametrize("of", [1, 3])
+@pytest.mark.parametrize("first", [1, 20, 50])
+def test_the_items_of_one_cache_come_before_the_others(first: int, of: int) -> None:
+    everything: list[int] = []
+    for number in range(of):
+        seen: list[int] = []
+        with Trial(SEED, 60, part=Part(number, of)) as trial:
+            trial.each(range(50), seen.append, "items", first=first)
+        (known, done), whole = trial.findings.reached["items of one of the caches"], trial.findings.reached["items"]
+        assert known == done
+        assert all(item < first for item in seen[:done])
+        assert all(item >= first for item in seen[done:])
+        assert whole == (len(seen), len(seen))
+        everything += seen
+    assert sorted(everything) == list(range(50))
+
+
+@pytest.mark.parametrize("number", [0, 1, 2, 3, 10, 97, 5040])
 def test_items_are_scattered_as_the_seed_has_it(number: int) -> None:
     orders = [list(scattered(number, seed)) for seed in range(20)]
     assert all(sorted(order) == list(range(number)) for order in orders)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from functools import cache
 
-from .prove.flips import SPARSE, SPARSELY, WHOLE_BYTES, Place, cuts
+from .prove.flips import SPARSE, SPARSELY, WHOLE_BYTES, Place, cuts, flips
 from .prove.samples import Sample
 
 SMALL, LARGE = WHOLE_BYTES - 1, 5 * WHOLE_BYTES
@@ -48,3 +48,10 @@ def test_in_use_small_files_are_cut_at_every_byte_and_others_at_every_eighth_tha
         tried = [cut(sample, file, True) for sample in SAMPLES]
         assert [numbers[0] for numbers in tried] == list(range(len(SAMPLES)))
         assert all(numbers == list(range(numbers[0], len(FILES[file]), SPARSELY)) for numbers in tried)
+
+
+def test_the_first_sample_is_told_apart() -> None:
+    for places in (cuts(SAMPLES), flips(SAMPLES, False)):
+        of_first = places.of_first
+        assert 0 < of_first < len(places)
+        assert all((place.sample is SAMPLES[0]) == (number < of_first) for number, place in enumerate(places))

@@ -328,7 +328,7 @@ def _control(durability: str, what: str, broken: Broken, finds: str) -> Proof:
 
 PROOFS: dict[str, Proof] = {
     **{
-        f"power-{name}": Proof(3, what, partial(power_goes, name), 2.0, bulk=12.0, preload=build, parallel=True)
+        f"power-{name}": Proof(3, what, partial(power_goes, name), 2.0, bulk=9.0, preload=build, parallel=True)
         for name, what in WHAT.items()
     },
     **{f"power-no-{name}": _control(*how) for name, how in BROKEN.items()},

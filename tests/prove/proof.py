@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import NamedTuple, Self, TypeVar
 
@@ -175,19 +175,30 @@ class Trial:
             if self.only is not None:
                 return
 
-    def each(self, items: Sequence[Item], case: Callable[[Item], None], what: str, least: int = 1) -> None:
+    def each(
+        self, items: Sequence[Item], case: Callable[[Item], None], what: str, least: int = 1, first: int = 0
+    ) -> None:
         """Run a case for each item of this part, scattered as the seed has it, until the time is up; say how many.
 
-        `least` of them are run however long they take.
+        `least` of them are run however long they take. The `first` so many, those of one cache, come before the others,
+        and are told of by themselves: so a run that has no time for all has gone through something to its end.
         """
-        done = 0
-        for number in self.share_of(scattered(len(items), self.seed)) if self.only is None else [self.only]:
-            if self.over and self.only is None and done >= least:
+        done = [0, 0]
+        ordered = chain(
+            scattered(first, self.seed), (first + other for other in scattered(len(items) - first, self.seed))
+        )
+        for number in self.share_of(ordered) if self.only is None else [self.only]:
+            if self.over and self.only is None and sum(done) >= least:
                 break
             with self.judged(number):
                 case(items[number])
-            done += 1
-        self.reach(what, done, sum(1 for _ in self.share_of(range(len(items)))))
+            done[number >= first] += 1
+        if first:
+            self.reach(f"{what} of one of the caches", done[0], self._number_of(first))
+        self.reach(what, sum(done), self._number_of(len(items)))
+
+    def _number_of(self, known: int) -> int:
+        return sum(1 for _ in self.share_of(range(known)))
 
     def share_of(self, items: Iterable[Item]) -> Iterator[Item]:
         """Yield those of the items that are this part's."""
@@ -239,11 +250,13 @@ class Trial:
 
 def scattered(number: int, seed: int) -> Iterator[int]:
     """Yield each number below `number` once, far from the one before; a hundred thousand are not worth shuffling."""
+    if not number:
+        return
     chance = random.Random(seed)
     step, start = chance.randrange(number) + 1, chance.randrange(number)
     while math.gcd(step, number) > 1:
         step += 1
-    return ((start + step * turn) % number for turn in range(number))
+    yield from ((start + step * turn) % number for turn in range(number))
 
 
 def _told(error: Exception) -> str:

@@ -153,7 +153,7 @@ PROOFS: dict[str, Proof] = {
         "a write cut short, in a workload of a hundred operations",
         _refuse,
         share=3,
-        bulk=10,
+        bulk=6,
         preload=build,
         parallel=True,
     ),
