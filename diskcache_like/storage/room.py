@@ -498,5 +498,8 @@ def vacuum(store: Holder, most: int = VACUUM_PAGES) -> bool:
     if store.settings["sqlite_auto_vacuum"] != 2 or store.txn is not None:
         return False
     # executescript steps the pragma to its end on every version of Python; execute frees one page on some.
-    store.writer.executescript(f"PRAGMA incremental_vacuum({min(most, VACUUM_PAGES)})")
+    try:
+        store.writer.executescript(f"PRAGMA incremental_vacuum({min(most, VACUUM_PAGES)})")
+    except FAILURES as error:
+        store.failed(error)
     return True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Callable
+from time import monotonic
 from typing import Any, Never
 
 from ..coherence import native
@@ -16,7 +17,17 @@ from ..disk import Disk
 from ..errors import CorruptDatabase
 from ..policies import policy_named
 from . import forking, opening
-from .connection import FAILURES, Failure, ReaderPool, connect_writer, is_read_only, mapped
+from .connection import (
+    FAILURES,
+    Failure,
+    ReaderPool,
+    connect_writer,
+    corrupt,
+    flaw_in,
+    is_read_only,
+    is_unexplained,
+    mapped,
+)
 from .transaction import Transaction
 
 
@@ -95,6 +106,8 @@ class Shard:
         self.slot_prime = opening.prime_below(len(opened.generations.slots))
         self._pool = ReaderPool(self.path, self.settings, self.config.timeout, opened.connection)
         self._writer = None
+        self._flaw: str | None = None  # of the database, when SQLite last called it full though there was room
+        self._look_again = 0.0
         self.header = opened.generations.header
         self.slots = opened.generations.slots
         self.uses = opened.generations.uses
@@ -252,7 +265,24 @@ class Shard:
 
     def failed(self, error: Failure) -> Never:
         """Raise the package's error for an error of SQLite."""
-        raise mapped(error, self.path) from error
+        raise self._damage_behind(error) or mapped(error, self.path) from error
+
+    def _damage_behind(self, error: Failure) -> CorruptDatabase | None:
+        """Return the damage for which SQLite calls a database full though there is room, if it is damaged.
+
+        A page that a damaged one refers to may have a number that is too high, which is what SQLite then says. To look
+        takes as long as the database is large, so the answer stands for a hundred times as long: who tries again and
+        again spends a hundredth of the time on it.
+        """
+        writer = self._writer
+        if writer is None or not self.lock.locked_by_me() or not is_unexplained(error, writer, self.path):
+            return None
+        began = monotonic()
+        if began >= self._look_again:
+            self._flaw = flaw_in(writer, self.path)
+            ended = monotonic()
+            self._look_again = ended + 100 * (ended - began)
+        return None if self._flaw is None else corrupt(f"{self.path!r}: {error}: {self._flaw}", self.path)
 
     def recovered(self, error: CorruptDatabase) -> bool:
         """Set a database aside if it is corrupt and that is configured; tell whether the operation may be tried again.
