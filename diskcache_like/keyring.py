@@ -174,8 +174,7 @@ def _taken_apart(sealed: bytes, place: str) -> tuple[bytes, tuple[bytes, ...]]:
 
 def _damaged(place: str) -> KeyringError:
     return KeyringError(
-        f"{place!r}: the keyring of this encrypted cache is damaged, and without it no entry can be read; put back a"
-        " copy of the directory, or remove it and begin anew"
+        f"{place!r}: the keyring of this encrypted cache is damaged, and without it no entry can be read"
     )
 
 

@@ -27,7 +27,7 @@ from unittest import mock
 
 from diskcache_like import Cache, EmptyDirWarning, UnknownFileWarning
 from diskcache_like.coherence import generations
-from diskcache_like.errors import CorruptDatabaseWarning, KeyringError, SecretError
+from diskcache_like.errors import CorruptDatabaseWarning, SecretError
 from diskcache_like.storage import connection, journal
 from diskcache_like.value_files import _Digest
 
@@ -75,7 +75,7 @@ def power_goes(durability: str, trial: Trial, broken: Broken | None = None, join
                 for number, (end, image) in enumerate(drawn(recording, random)):
                     point = recording.point(end)
                     judge = Judge(durability, recording, point, image, random)
-                    with explained(recording, point, image), _torn_keyrings(trial, durability, recording.kind):
+                    with explained(recording, point, image):
                         directory = Path(space, str(number))
                         write(image, directory)
                         judge(directory / PLACE)
@@ -100,17 +100,6 @@ def drawn(recording: Recording, random: Random, number: int = IMAGES) -> Iterato
                 seen = [seen for when, seen in recording.maps.get(path, ()) if when <= end]
                 image[path] = mapped(len(content), seen, random)
         yield end, image
-
-
-@contextlib.contextmanager
-def _torn_keyrings(trial: Trial, durability: str, kind: str) -> Iterator[None]:
-    """Count, and let pass, that a keyring is torn where that is not promised against (docs/reliability.md)."""
-    try:
-        yield
-    except KeyringError:
-        if durability != "process" or not kind.startswith("sealed"):
-            raise
-        trial.count("torn or lost keyrings")
 
 
 @contextlib.contextmanager
