@@ -221,6 +221,15 @@ class Sealer:
         self._seen = seen
         self._current = keys[keyring.epoch]
 
+    def belongs_to(self, sealed: bytes | None) -> bool:
+        """Tell whether keys are blinded here as under another keyring; True if it cannot be opened."""
+        if sealed is None:
+            return False
+        try:
+            return Keyring.opened(sealed, self.master, self._place).blinding == self.keyring.blinding
+        except (KeyringError, SecretError):
+            return True
+
     def current(self) -> DataKey:
         """Return the key to seal with."""
         if self._version() != self._seen:

@@ -375,6 +375,29 @@ def test_who_does_not_want_an_empty_cache_is_told_of_a_damaged_keyring(tmp_path:
     assert not (tmp_path / "cache.1.db").exists()
 
 
+@pytest.mark.parametrize("harm", ["database", "keyring"])
+def test_a_handle_is_of_no_use_where_the_cache_has_begun_anew_under_other_keys(tmp_path: Path, harm: str) -> None:
+    """It would store what no other finds, and find nothing that others store."""
+    with Cache(tmp_path, **SEALED) as cache:
+        cache["key"] = "value"
+        if harm == "database":
+            damage(tmp_path / "cache.db", "header")
+        else:
+            plant(tmp_path, DAMAGED_KEYRING)
+        with pytest.warns(CorruptDatabaseWarning):
+            new = Cache(tmp_path, **SEALED)
+        with new:
+            new["key"] = "new"
+            for use in (cache.get, cache.get, cache.delete, cache.incr, lambda key: cache.set(key, 1), cache.pop):
+                with pytest.raises(KeyringError, match="open it again"):
+                    use("key")
+                cache.close()
+            assert new["key"] == "new"
+            assert new.check() == []
+    with Cache(tmp_path, **SEALED) as cache:
+        assert cache["key"] == "new"
+
+
 @pytest.mark.filterwarnings("ignore::diskcache_like.SignatureWarning")
 def test_a_shard_whose_keyring_is_damaged_gets_that_of_another(tmp_path: Path) -> None:
     with FanoutCache(tmp_path, shards=2, **SEALED) as cache:

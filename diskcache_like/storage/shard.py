@@ -14,7 +14,7 @@ from ..coherence.generations import GenerationFile, Header
 from ..coherence.lock import WriteLock
 from ..coherence.words import Words
 from ..disk import Disk
-from ..errors import CorruptDatabase
+from ..errors import CorruptDatabase, KeyringError
 from ..policies import policy_named
 from . import forking, opening
 from .connection import (
@@ -91,6 +91,7 @@ class Shard:
 
     def _load(self) -> None:
         opened = opening.open_shard(self)
+        self._refuse_other_keys(opened)
         self.generations: GenerationFile = opened.generations
         self.settings = opened.settings
         self.unsettled = None
@@ -114,6 +115,18 @@ class Shard:
         self.epoch = opened.epoch
         self.board = opening.open_board(self)
         self._sign_in()
+
+    def _refuse_other_keys(self, opened: opening.Opened) -> None:
+        """Raise KeyringError where the cache has begun anew, and keys are blinded otherwise than in this handle."""
+        disk: Disk | None = getattr(self, "disk", None)  # which comes after the first opening
+        if disk is None or disk.sealer is None or disk.sealer.belongs_to(opened.identity.get("keyring")):
+            return
+        opened.connection.close()
+        opened.generations.close()
+        raise KeyringError(
+            f"{self.directory!r}: its database was damaged, and another process has made it anew under other keys than"
+            " those of this handle; open it again"
+        )
 
     def rest(self, resting: list[WriteLock | ReaderPool]) -> None:
         """Keep other threads out of SQLite for the time of a fork; what has to be resumed after it goes to `resting`.
