@@ -142,7 +142,7 @@ class Judge:
                 seen = look(cache, self.lanes)
                 self.judge(seen)
                 if self._random.random() < 0.3:
-                    _use(cache)
+                    self._use_unmended(cache)
                 self._mend(cache)
                 _use(cache)
                 left = look(cache, self.lanes)
@@ -240,6 +240,16 @@ class Judge:
         is_excused = self._durability == "system" and seen is MISSING and is_in_file(wanted)
         return is_excused or bool(seen == wanted)
 
+    def _use_unmended(self, cache: Cache) -> None:
+        """Use a cache before it is checked; where a database is damaged, what is written may not be found in it."""
+        before = _databases(cache)
+        try:
+            _use(cache)
+        except (KeyError, AssertionError):
+            self._mend(cache)
+            if not self._is_excused or _databases(cache) == before:
+                raise
+
     def _mend(self, cache: Cache) -> None:
         for problem in cache.check(fix=True):
             text = str(problem.message)
@@ -256,6 +266,11 @@ def look(cache: Cache, lanes: Sequence[Lane] = LANES[:1]) -> State:
     found = {key: cache.get(key, MISSING) for key in keys}
     seen = {key: value for key, value in found.items() if value is not MISSING}
     return {**seen, **{lane.queue: tuple(item for _, item in cache.iterqueue(lane.prefix)) for lane in lanes}}
+
+
+def _databases(cache: Cache) -> list[str]:
+    """Return the databases in use, which are others where some were set aside."""
+    return [store.path for store in cache._shards.stores]
 
 
 def _use(cache: Cache) -> None:
