@@ -91,7 +91,7 @@ def is_unexplained(error: Failure, writer: sqlite3.Connection, path: str) -> boo
         (pages,), (most,) = writer.execute(sql.PAGE_COUNT).fetchone(), writer.execute(sql.MOST_PAGES).fetchone()
     except (OSError, *FAILURES):
         return False
-    return min(disk.f_bavail * disk.f_frsize, (most - pages) * PAGE_SIZE) >= SPARE
+    return min(disk.f_bavail * disk.f_frsize, (int(most) - int(pages)) * PAGE_SIZE) >= SPARE
 
 
 def corrupt(text: str, path: str) -> CorruptDatabase:
