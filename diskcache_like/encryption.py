@@ -15,9 +15,9 @@ from typing import Any
 from . import files, signing
 from .disk import KEEP_NOT, Disk
 from .errors import CorruptDatabaseWarning, KeyringError, SecretError, SettingError
-from .keyring import Master, Sealer
+from .keyring import Keyring, Master, Sealer
 from .record import Record
-from .storage import check, rekeying
+from .storage import check, opening, rekeying
 from .storage.opening import Config
 from .storage.shards import Shards
 from .storage.store import Row, Store
@@ -56,26 +56,50 @@ def _sealers(stores: Sequence[Store], master: Master) -> list[Sealer]:
     """Return what seals in each store.
 
     A shard whose keyring is damaged gets that of another, if the cache may go on with less than it had: entries there
-    that were sealed with a key which the other shard has not are missing then.
+    that were sealed with a key which the other shard has not are missing then. Where none is left it begins anew, if it
+    must be encrypted.
     """
-    found: list[Sealer | None] = []
-    problem: KeyringError | None = None
-    for store in stores:
-        try:
-            found.append(_sealer(store, master))
-        except KeyringError as error:
-            problem = error
-            found.append(None)
-    if problem is None:
-        return [sealer for sealer in found if sealer is not None]
-    sound = next((sealer for sealer in found if sealer is not None), None)
-    if sound is None or not stores[0].config.recover:
-        raise problem
+    config = stores[0].config
+    found = [_sealer_or_problem(store, master) for store in stores]
+    sound = next((each.keyring for each in found if isinstance(each, Sealer)), None)
+    if sound is None and config.recover and config.encrypt:
+        return _begun_anew(stores, master)
+    return [
+        each if isinstance(each, Sealer) else _mended(store, master, each, sound if config.recover else None)
+        for store, each in zip(stores, found, strict=True)
+    ]
+
+
+def _sealer_or_problem(store: Store, master: Master) -> Sealer | KeyringError:
+    try:
+        return _sealer(store, master)
+    except KeyringError as problem:
+        return problem
+
+
+def _keyring_problem(store: Store, master: Master) -> KeyringError | None:
+    found = _sealer_or_problem(store, master)
+    return found if isinstance(found, KeyringError) else None
+
+
+def _mended(store: Store, master: Master, problem: KeyringError, keyring: Keyring | None) -> Sealer:
+    """Return what seals in a shard that got another's keyring in place of its own; raise its problem if none did."""
+    if keyring is None:
+        raise KeyringError(f"{problem}; put back a copy of the directory, or open it with encrypt=True to begin anew")
     warnings.warn(f"{problem}: it goes on with the keyring of another shard", CorruptDatabaseWarning, stacklevel=2)
-    for store, sealer in zip(stores, found, strict=True):
-        if sealer is None:
-            rekeying.replace_keyring(store, sound.keyring, store.config.timeout)
-    return [sealer or _sealer(store, master) for store, sealer in zip(stores, found, strict=True)]
+    rekeying.replace_keyring(store, keyring, store.config.timeout)
+    return _sealer(store, master)
+
+
+def _begun_anew(stores: Sequence[Store], master: Master) -> list[Sealer]:
+    """Return what seals in the databases that take the places of those whose keyrings are damaged."""
+    sealers: list[Sealer] = []
+    keyring = Keyring.new(master)
+    for store in stores:
+        opening.set_keys_aside(store, keyring.sealed(), partial(_keyring_problem, store, master))
+        sealers.append(_sealer(store, master))
+        keyring = sealers[0].keyring  # another one, if another process was first
+    return sealers
 
 
 def _sealer(store: Store, master: Master) -> Sealer:

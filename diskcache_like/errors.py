@@ -88,7 +88,7 @@ class SecretError(CacheError, ValueError):
 
 
 class KeyringError(CacheError):
-    """The keyring of an encrypted cache is damaged, so that none of its entries can be read."""
+    """The keyring of an encrypted cache is damaged or another one now, so that its entries cannot be read."""
 
 
 class DirectoryError(CacheError, OSError):

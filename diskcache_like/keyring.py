@@ -174,8 +174,7 @@ def _taken_apart(sealed: bytes, place: str) -> tuple[bytes, tuple[bytes, ...]]:
 
 def _damaged(place: str) -> KeyringError:
     return KeyringError(
-        f"{place!r}: the keyring of this encrypted cache is damaged, and without it no entry can be read; put back a"
-        " copy of the directory, or remove it and begin anew"
+        f"{place!r}: the keyring of this encrypted cache is damaged, and without it no entry can be read"
     )
 
 
@@ -221,6 +220,15 @@ class Sealer:
         self.keyring = keyring
         self._seen = seen
         self._current = keys[keyring.epoch]
+
+    def belongs_to(self, sealed: bytes | None) -> bool:
+        """Tell whether keys are blinded here as under another keyring; True if it cannot be opened."""
+        if sealed is None:
+            return False
+        try:
+            return Keyring.opened(sealed, self.master, self._place).blinding == self.keyring.blinding
+        except (KeyringError, SecretError):
+            return True
 
     def current(self) -> DataKey:
         """Return the key to seal with."""

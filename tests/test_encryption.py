@@ -9,6 +9,7 @@ import shutil
 import warnings
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ from diskcache_like.signing import Signer
 from diskcache_like.storage import rekeying
 
 from .conftest import Opener
-from .forging import database, plant, value_files
+from .forging import damage, database, plant, value_files
 from .kinds import Clock
 from .processes import Crew, Link
 
@@ -326,6 +327,75 @@ def test_a_damaged_keyring_is_not_a_wrong_secret(tmp_path: Path, kept: Any) -> N
     plant(tmp_path, "UPDATE setting SET value = ? WHERE name = 'keyring'", whole)
     with Cache(tmp_path, secret=SECRET) as cache:
         assert cache["key"] == "value"
+
+
+DAMAGED_KEYRING = "UPDATE setting SET value = zeroblob(60) WHERE name = 'keyring'"
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_cache_that_must_be_encrypted_begins_anew_where_every_keyring_is_damaged(tmp_path: Path, shards: int) -> None:
+    make = Cache if shards == 1 else partial(FanoutCache, shards=shards)
+    with make(tmp_path, **SEALED) as cache:
+        cache["key"] = "value"
+        made = [Path(store.path) for store in cache._shards.stores]
+    for path in made:
+        plant(path.parent, DAMAGED_KEYRING)
+    before = made[0].read_bytes()
+    with pytest.raises(KeyringError, match="encrypt=True"):
+        make(tmp_path, secret=SECRET)
+    with pytest.warns(CorruptDatabaseWarning, match=r"keyring.*goes on empty in .*cache\.1\.db"):
+        cache = make(tmp_path, **SEALED)
+    with cache, make(tmp_path, secret=SECRET) as other:
+        assert cache.get("key") is None
+        for number in range(20):
+            cache[number] = number
+        assert [other[number] for number in range(20)] == [*range(20)]
+        cache.check(fix=True)
+        assert other.check() == []
+    with pytest.raises(SecretError):
+        make(tmp_path, secret=OTHER)
+    with make(tmp_path, secret=SECRET) as cache:
+        assert [cache[number] for number in range(20)] == [*range(20)]
+        cache.rotate(OTHER)
+    assert made[0].read_bytes() == before
+
+
+class Strict(Cache):
+    """A cache whose entries are not to be replaced by nothing."""
+
+    _RECOVER = False
+
+
+def test_who_does_not_want_an_empty_cache_is_told_of_a_damaged_keyring(tmp_path: Path) -> None:
+    with Strict(tmp_path, **SEALED) as cache:
+        cache["key"] = "value"
+    plant(tmp_path, DAMAGED_KEYRING)
+    with pytest.raises(KeyringError):
+        Strict(tmp_path, **SEALED)
+    assert not (tmp_path / "cache.1.db").exists()
+
+
+@pytest.mark.parametrize("harm", ["database", "keyring"])
+def test_a_handle_is_of_no_use_where_the_cache_has_begun_anew_under_other_keys(tmp_path: Path, harm: str) -> None:
+    """It would store what no other finds, and find nothing that others store."""
+    with Cache(tmp_path, **SEALED) as cache:
+        cache["key"] = "value"
+        if harm == "database":
+            damage(tmp_path / "cache.db", "header")
+        else:
+            plant(tmp_path, DAMAGED_KEYRING)
+        with pytest.warns(CorruptDatabaseWarning):
+            new = Cache(tmp_path, **SEALED)
+        with new:
+            new["key"] = "new"
+            for use in (cache.get, cache.get, cache.delete, cache.incr, lambda key: cache.set(key, 1), cache.pop):
+                with pytest.raises(KeyringError, match="open it again"):
+                    use("key")
+                cache.close()
+            assert new["key"] == "new"
+            assert new.check() == []
+    with Cache(tmp_path, **SEALED) as cache:
+        assert cache["key"] == "new"
 
 
 @pytest.mark.filterwarnings("ignore::diskcache_like.SignatureWarning")

@@ -170,5 +170,6 @@ def test_a_rotation_is_durable_step_by_step(directory: Path) -> None:
     for number, statement in enumerate(ran):
         level = statement.split()[-1] if "synchronous" in statement else level
         if "'keyring'" in statement:
-            syncs.append((level, ran[number + 2], "wal_checkpoint" in ran[number + 3]))
-    assert syncs == [("3", "COMMIT", True)] * 4  # each shard opened by both secrets, then by one
+            syncs.append((level, ran[number + 2], "wal_checkpoint" in ran[number + 3], ran[number + 4]))
+    anew = "PRAGMA user_version = 1"  # a commit that begins the -wal file anew, before anything is written unsynced
+    assert syncs == [("3", "COMMIT", True, anew)] * 4  # each shard opened by both secrets, then by one

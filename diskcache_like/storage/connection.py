@@ -42,6 +42,7 @@ MAX_READERS = 8
 READER_CACHE_KIB = 4096
 SUPER_TAIL = 16  # bytes at least at the end of a journal that names a super-journal
 _JOURNAL_MAGIC = bytes.fromhex("d9d505f920a163d7")
+SPARE = 1 << 20  # bytes; where so much is left, a page that found no place was none that a sound database asks for
 REST_SECONDS = 0.05  # that `rest` waits for a connection in use
 
 _CORRUPT = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
@@ -70,6 +71,27 @@ def mapped(error: Failure, path: str) -> CacheError:
     if code in _READ_ONLY:
         return DirectoryError(errno.EACCES, f"the database cannot be opened or written ({error})", path)
     return StorageError(text)
+
+
+def flaw_in(connection: sqlite3.Connection, path: str) -> str | None:
+    """Return the first thing that is wrong with a database itself, None if nothing is or that cannot be seen now."""
+    try:
+        ((found,),) = connection.execute(f"{sql.INTEGRITY_CHECK}(1)").fetchall()
+    except FAILURES as error:
+        return str(error) if isinstance(mapped(error, path), CorruptDatabase) else None
+    return None if found == "ok" else str(found)
+
+
+def is_unexplained(error: Failure, writer: sqlite3.Connection, path: str) -> bool:
+    """Tell whether SQLite calls a database full that neither the disk nor the limit of its pages keeps from growing."""
+    if getattr(error, "sqlite_errorcode", None) != sqlite3.SQLITE_FULL:
+        return False
+    try:
+        disk = os.statvfs(os.path.dirname(path))
+        (pages,), (most,) = writer.execute(sql.PAGE_COUNT).fetchone(), writer.execute(sql.MOST_PAGES).fetchone()
+    except (OSError, *FAILURES):
+        return False
+    return min(disk.f_bavail * disk.f_frsize, (int(most) - int(pages)) * PAGE_SIZE) >= SPARE
 
 
 def corrupt(text: str, path: str) -> CorruptDatabase:

@@ -22,7 +22,15 @@ from ..coherence.board import Board
 from ..coherence.generations import NEVER, UNKNOWN, GenerationFile, Header, boot_stamp, check_private
 from ..coherence.lock import WriteLock
 from ..coherence.words import Implementation
-from ..errors import CacheError, CorruptDatabase, CorruptDatabaseWarning, ForeignDatabase, SettingError, refused
+from ..errors import (
+    CacheError,
+    CorruptDatabase,
+    CorruptDatabaseWarning,
+    ForeignDatabase,
+    KeyringError,
+    SettingError,
+    refused,
+)
 from ..settings import DEFAULT_SETTINGS, HANDLE_ONLY, MAX_SHARDS, checked_all
 from . import schema
 from . import statements as sql
@@ -437,12 +445,26 @@ def set_aside(store: Shard, problem: CorruptDatabase) -> None:
 
     Renaming or unlinking would leave other holders writing into a file that nobody reads any more.
     """
+
+    def look() -> CorruptDatabase | None:
+        in_use = problem.path in (None, store.path)
+        return problem if in_use and not _is_sound(store.path, store.config) else None
+
+    _begin_anew(store, store.identity, look)
+
+
+def set_keys_aside(store: Shard, keyring: bytes, look: Callable[[], KeyringError | None]) -> None:
+    """Do what `set_aside` does if `look` returns what is wrong with the keyring, and go on with this one."""
+    _begin_anew(store, {**store.identity, "keyring": keyring, "sealed": 0}, look)
+
+
+def _begin_anew(store: Shard, identity: dict[str, Any], look: Callable[[], CacheError | None]) -> None:
+    """Go on with the next database if `look`, under the lock, says what is wrong with this one."""
     store.lock.acquire(store.config.timeout)
     try:
-        present = store.header[Header.EPOCH] == store.epoch and problem.path in (None, store.path)
-        if present and not _is_sound(store.path, store.config):
+        if store.header[Header.EPOCH] == store.epoch and (problem := look()):
             stored = {name: value for name, value in store.settings.items() if name not in HANDLE_ONLY}
-            _next_database(store, store.generations, store.epoch, problem, stored, store.identity)
+            _next_database(store, store.generations, store.epoch, problem, stored, identity)
     finally:
         store.lock.release()
     store.follow()

@@ -448,11 +448,16 @@ def checkpoint(store: Holder, shrink: bool = False) -> None:
 
 @scope
 def durably(store: Holder) -> Generator[None, None, None]:
-    """Have what the body commits outlast a power loss, whatever the cache's durability; no transaction is open."""
+    """Have what the body commits outlast a power loss, whatever the cache's durability; no transaction is open.
+
+    One more commit, which changes nothing, begins the -wal file anew while it is synced. Where the next one did so that
+    is not, a loss could bring back the head of the file with some of its first pages, of before the body.
+    """
     store.writer.execute(synchronous(FULL))
     try:
         yield
         checkpoint(store)
+        store.writer.execute(f"PRAGMA user_version = {schema.VERSION}")
     finally:
         store.writer.execute(synchronous(store.settings["sqlite_synchronous"]))
 
@@ -498,5 +503,8 @@ def vacuum(store: Holder, most: int = VACUUM_PAGES) -> bool:
     if store.settings["sqlite_auto_vacuum"] != 2 or store.txn is not None:
         return False
     # executescript steps the pragma to its end on every version of Python; execute frees one page on some.
-    store.writer.executescript(f"PRAGMA incremental_vacuum({min(most, VACUUM_PAGES)})")
+    try:
+        store.writer.executescript(f"PRAGMA incremental_vacuum({min(most, VACUUM_PAGES)})")
+    except FAILURES as error:
+        store.failed(error)
     return True

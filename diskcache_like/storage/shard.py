@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Callable
+from time import monotonic
 from typing import Any, Never
 
 from ..coherence import native
@@ -13,10 +14,20 @@ from ..coherence.generations import GenerationFile, Header
 from ..coherence.lock import WriteLock
 from ..coherence.words import Words
 from ..disk import Disk
-from ..errors import CorruptDatabase
+from ..errors import CorruptDatabase, KeyringError
 from ..policies import policy_named
 from . import forking, opening
-from .connection import FAILURES, Failure, ReaderPool, connect_writer, is_read_only, mapped
+from .connection import (
+    FAILURES,
+    Failure,
+    ReaderPool,
+    connect_writer,
+    corrupt,
+    flaw_in,
+    is_read_only,
+    is_unexplained,
+    mapped,
+)
 from .transaction import Transaction
 
 
@@ -80,6 +91,7 @@ class Shard:
 
     def _load(self) -> None:
         opened = opening.open_shard(self)
+        self._refuse_other_keys(opened)
         self.generations: GenerationFile = opened.generations
         self.settings = opened.settings
         self.unsettled = None
@@ -95,12 +107,26 @@ class Shard:
         self.slot_prime = opening.prime_below(len(opened.generations.slots))
         self._pool = ReaderPool(self.path, self.settings, self.config.timeout, opened.connection)
         self._writer = None
+        self._flaw: str | None = None  # of the database, when SQLite last called it full though there was room
+        self._look_again = 0.0
         self.header = opened.generations.header
         self.slots = opened.generations.slots
         self.uses = opened.generations.uses
         self.epoch = opened.epoch
         self.board = opening.open_board(self)
         self._sign_in()
+
+    def _refuse_other_keys(self, opened: opening.Opened) -> None:
+        """Raise KeyringError where the cache has begun anew, and keys are blinded otherwise than in this handle."""
+        disk: Disk | None = getattr(self, "disk", None)  # which comes after the first opening
+        if disk is None or disk.sealer is None or disk.sealer.belongs_to(opened.identity.get("keyring")):
+            return
+        opened.connection.close()
+        opened.generations.close()
+        raise KeyringError(
+            f"{self.directory!r}: its database was damaged, and another process has made it anew under other keys than"
+            " those of this handle; open it again"
+        )
 
     def rest(self, resting: list[WriteLock | ReaderPool]) -> None:
         """Keep other threads out of SQLite for the time of a fork; what has to be resumed after it goes to `resting`.
@@ -252,7 +278,24 @@ class Shard:
 
     def failed(self, error: Failure) -> Never:
         """Raise the package's error for an error of SQLite."""
-        raise mapped(error, self.path) from error
+        raise self._damage_behind(error) or mapped(error, self.path) from error
+
+    def _damage_behind(self, error: Failure) -> CorruptDatabase | None:
+        """Return the damage for which SQLite calls a database full though there is room, if it is damaged.
+
+        A page that a damaged one refers to may have a number that is too high, which is what SQLite then says. To look
+        takes as long as the database is large, so the answer stands for a hundred times as long: who tries again and
+        again spends a hundredth of the time on it.
+        """
+        writer = self._writer
+        if writer is None or not self.lock.locked_by_me() or not is_unexplained(error, writer, self.path):
+            return None
+        began = monotonic()
+        if began >= self._look_again:
+            self._flaw = flaw_in(writer, self.path)
+            ended = monotonic()
+            self._look_again = ended + 100 * (ended - began)
+        return None if self._flaw is None else corrupt(f"{self.path!r}: {error}: {self._flaw}", self.path)
 
     def recovered(self, error: CorruptDatabase) -> bool:
         """Set a database aside if it is corrupt and that is configured; tell whether the operation may be tried again.

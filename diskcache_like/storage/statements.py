@@ -93,6 +93,7 @@ SET_SETTING = (
 )
 DROP_SETTING = "DELETE FROM setting WHERE name = ?"
 PAGE_COUNT = "PRAGMA page_count"
+MOST_PAGES = "PRAGMA max_page_count"
 FREE_PAGES = "PRAGMA freelist_count"
 JOURNAL_MODE = "PRAGMA journal_mode"
 CHECKPOINT = "PRAGMA wal_checkpoint(PASSIVE)"

@@ -27,7 +27,7 @@ from unittest import mock
 
 from diskcache_like import Cache, EmptyDirWarning, UnknownFileWarning
 from diskcache_like.coherence import generations
-from diskcache_like.errors import CorruptDatabaseWarning, KeyringError, SecretError
+from diskcache_like.errors import CorruptDatabaseWarning, SecretError
 from diskcache_like.storage import connection, journal
 from diskcache_like.value_files import _Digest
 
@@ -75,7 +75,7 @@ def power_goes(durability: str, trial: Trial, broken: Broken | None = None, join
                 for number, (end, image) in enumerate(drawn(recording, random)):
                     point = recording.point(end)
                     judge = Judge(durability, recording, point, image, random)
-                    with explained(recording, point, image), _torn_keyrings(trial, durability, recording.kind):
+                    with explained(recording, point, image):
                         directory = Path(space, str(number))
                         write(image, directory)
                         judge(directory / PLACE)
@@ -100,17 +100,6 @@ def drawn(recording: Recording, random: Random, number: int = IMAGES) -> Iterato
                 seen = [seen for when, seen in recording.maps.get(path, ()) if when <= end]
                 image[path] = mapped(len(content), seen, random)
         yield end, image
-
-
-@contextlib.contextmanager
-def _torn_keyrings(trial: Trial, durability: str, kind: str) -> Iterator[None]:
-    """Count, and let pass, that a keyring is torn where that is not promised against (docs/reliability.md)."""
-    try:
-        yield
-    except KeyringError:
-        if durability != "process" or not kind.startswith("sealed"):
-            raise
-        trial.count("torn or lost keyrings")
 
 
 @contextlib.contextmanager
@@ -153,7 +142,7 @@ class Judge:
                 seen = look(cache, self.lanes)
                 self.judge(seen)
                 if self._random.random() < 0.3:
-                    _use(cache)
+                    self._use_unmended(cache)
                 self._mend(cache)
                 _use(cache)
                 left = look(cache, self.lanes)
@@ -251,6 +240,16 @@ class Judge:
         is_excused = self._durability == "system" and seen is MISSING and is_in_file(wanted)
         return is_excused or bool(seen == wanted)
 
+    def _use_unmended(self, cache: Cache) -> None:
+        """Use a cache before it is checked; where a database is damaged, what is written may not be found in it."""
+        before = _databases(cache)
+        try:
+            _use(cache)
+        except (KeyError, AssertionError):
+            self._mend(cache)
+            if not self._is_excused or _databases(cache) == before:
+                raise
+
     def _mend(self, cache: Cache) -> None:
         for problem in cache.check(fix=True):
             text = str(problem.message)
@@ -267,6 +266,11 @@ def look(cache: Cache, lanes: Sequence[Lane] = LANES[:1]) -> State:
     found = {key: cache.get(key, MISSING) for key in keys}
     seen = {key: value for key, value in found.items() if value is not MISSING}
     return {**seen, **{lane.queue: tuple(item for _, item in cache.iterqueue(lane.prefix)) for lane in lanes}}
+
+
+def _databases(cache: Cache) -> list[str]:
+    """Return the databases in use, which are others where some were set aside."""
+    return [store.path for store in cache._shards.stores]
 
 
 def _use(cache: Cache) -> None:
