@@ -398,6 +398,24 @@ def test_a_handle_is_of_no_use_where_the_cache_has_begun_anew_under_other_keys(t
         assert cache["key"] == "new"
 
 
+def test_a_handle_that_does_not_follow_to_other_keys_is_closed_all_the_same(tmp_path: Path) -> None:
+    clock = Clock()
+    with Cache(tmp_path, clock=clock, **SEALED) as cache:
+        cache["key"] = b"value" * BIG
+        cache["key"] = b"other" * BIG  # the first is in the trash
+    cache["key"] = b"third" * BIG  # opened anew
+    clock.advance(60)  # and may be unlinked by now
+    plant(tmp_path, DAMAGED_KEYRING)
+    with Cache(tmp_path, clock=clock, **SEALED) as new:
+        new["key"] = "new"
+        with pytest.raises(KeyringError):
+            cache.get("key")
+        before = (tmp_path / "cache.db").read_bytes()
+        cache.close()
+        assert (tmp_path / "cache.db").read_bytes() == before
+        assert new["key"] == "new"
+
+
 @pytest.mark.filterwarnings("ignore::diskcache_like.SignatureWarning")
 def test_a_shard_whose_keyring_is_damaged_gets_that_of_another(tmp_path: Path) -> None:
     with FanoutCache(tmp_path, shards=2, **SEALED) as cache:
