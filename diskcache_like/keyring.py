@@ -19,7 +19,7 @@ from hmac import compare_digest
 from typing import Any, Final, NamedTuple, Self
 from zlib import crc32
 
-from .errors import DecodeError, KeyringError, SecretError, SignatureError
+from .errors import DecodeError, KeyringError, NewerFormat, SecretError, SignatureError
 from .record import Record
 from .sealing import (
     EPOCH_SIZE,
@@ -163,9 +163,14 @@ def _new_key() -> tuple[bytes, bytes]:
 
 
 def _taken_apart(sealed: bytes, place: str) -> tuple[bytes, tuple[bytes, ...]]:
-    """Return head and wraps of a sealed keyring."""
+    """Return head and wraps of a sealed keyring; one that is whole and of a newer format is not damaged."""
     if len(sealed) < 2 + _CRC.size or _CRC.pack(crc32(sealed[: -_CRC.size])) != sealed[-_CRC.size :]:
         raise _damaged(place)
+    if sealed[0] > _FORMAT:
+        raise NewerFormat(
+            f"{place!r}: the keyring of this encrypted cache has format {sealed[0]}, this version of diskcache_like"
+            f" reads up to {_FORMAT}: upgrade the package"
+        )
     end = 2 + sealed[1] * _WRAP.size
     if sealed[0] != _FORMAT or not 0 < sealed[1] <= _MAX_WRAPS or len(sealed) <= end + NONCE_SIZE:
         raise _damaged(place)
@@ -227,7 +232,7 @@ class Sealer:
             return False
         try:
             return Keyring.opened(sealed, self.master, self._place).blinding == self.keyring.blinding
-        except (KeyringError, SecretError):
+        except (KeyringError, NewerFormat, SecretError):
             return True
 
     def current(self) -> DataKey:

@@ -6,12 +6,14 @@ import gc
 import pickle
 import random
 import shutil
+import struct
 import warnings
 from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
 
@@ -31,7 +33,14 @@ from diskcache_like import (
     throttle,
 )
 from diskcache_like.coherence.board import NO_ENTRY
-from diskcache_like.errors import CacheError, CorruptDatabase, CorruptDatabaseWarning, DecodeError, KeyringError
+from diskcache_like.errors import (
+    CacheError,
+    CorruptDatabase,
+    CorruptDatabaseWarning,
+    DecodeError,
+    KeyringError,
+    NewerFormat,
+)
 from diskcache_like.persistent import KeptCache
 from diskcache_like.record import MODE_RAW, Record, pack, pack_simple
 from diskcache_like.signing import Signer
@@ -358,6 +367,21 @@ def test_a_cache_that_must_be_encrypted_begins_anew_where_every_keyring_is_damag
         assert [cache[number] for number in range(20)] == [*range(20)]
         cache.rotate(OTHER)
     assert made[0].read_bytes() == before
+
+
+def test_a_keyring_of_a_newer_format_is_not_a_damaged_one(tmp_path: Path) -> None:
+    with Cache(tmp_path, **SEALED) as cache:
+        cache["key"] = "value"
+    with database(tmp_path) as connection:
+        (kept,) = connection.execute("SELECT value FROM setting WHERE name = 'keyring'").fetchone()
+    newer = b"\x02" + kept[1:-4]
+    plant(tmp_path, "UPDATE setting SET value = ? WHERE name = 'keyring'", newer + struct.pack("<I", crc32(newer)))
+    for options in (SEALED, {"secret": SECRET}):
+        with pytest.raises(NewerFormat, match="upgrade"):
+            Cache(tmp_path, **options)
+    plant(tmp_path, "UPDATE setting SET value = ? WHERE name = 'keyring'", kept)
+    with Cache(tmp_path, **SEALED) as cache:
+        assert cache["key"] == "value"
 
 
 class Strict(Cache):
