@@ -6,9 +6,10 @@ import gc
 import pickle
 import random
 import shutil
+import sqlite3
 import struct
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -40,6 +41,7 @@ from diskcache_like.errors import (
     DecodeError,
     KeyringError,
     NewerFormat,
+    StorageError,
 )
 from diskcache_like.persistent import KeptCache
 from diskcache_like.record import MODE_RAW, Record, pack, pack_simple
@@ -840,6 +842,30 @@ def test_a_data_key_is_followed_by_another_before_it_has_sealed_too_much(
     with Cache(tmp_path, secret=SECRET) as cache:
         assert sum(1 for _ in cache) == 150
         assert cache.get_many(range(150)) == {number: number for number in range(150)}
+
+
+def refuse_versions(action: int, name: str | None, *_: str | None) -> int:
+    """Refuse, as an SQLite authorizer, to write the number by which a change of the keyring ends."""
+    return sqlite3.SQLITE_DENY if (action, name) == (sqlite3.SQLITE_PRAGMA, "user_version") else sqlite3.SQLITE_OK
+
+
+@pytest.mark.parametrize(
+    "write", [lambda cache: cache.set(1, 2), lambda cache: cache.set_many({1: 2}), lambda cache: cache.push(2)]
+)
+def test_an_error_at_the_end_of_a_change_of_keys_is_one_of_the_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[[Cache], object]
+) -> None:
+    monkeypatch.setattr(rekeying, "MAX_SEALS", 1)
+    with Cache(tmp_path, **SEALED) as cache:
+        (store,) = cache._shards.stores
+        assert cache._sealer is not None
+        cache._sealer.left = -1  # what is sealed next has to be counted first
+        store.writer.set_authorizer(refuse_versions)
+        with pytest.raises(StorageError):
+            write(cache)
+        store.writer.set_authorizer(None)
+        cache["key"] = "value"
+        assert cache["key"] == "value"
 
 
 def test_seals_are_counted_ahead_over_handles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -458,6 +458,8 @@ def durably(store: Holder) -> Generator[None, None, None]:
         yield
         checkpoint(store)
         store.writer.execute(f"PRAGMA user_version = {schema.VERSION}")
+    except FAILURES as error:
+        store.failed(error)
     finally:
         store.writer.execute(synchronous(store.settings["sqlite_synchronous"]))
 
