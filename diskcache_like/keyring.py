@@ -162,9 +162,14 @@ def _new_key() -> tuple[bytes, bytes]:
     return os.urandom(EPOCH_SIZE), os.urandom(KEY_SIZE)
 
 
+def is_whole(sealed: bytes) -> bool:
+    """Tell whether a sealed keyring is what somebody wrote, as far as its checksum tells."""
+    return len(sealed) >= 2 + _CRC.size and _CRC.pack(crc32(sealed[: -_CRC.size])) == sealed[-_CRC.size :]
+
+
 def _taken_apart(sealed: bytes, place: str) -> tuple[bytes, tuple[bytes, ...]]:
     """Return head and wraps of a sealed keyring; one that is whole and of a newer format is not damaged."""
-    if len(sealed) < 2 + _CRC.size or _CRC.pack(crc32(sealed[: -_CRC.size])) != sealed[-_CRC.size :]:
+    if not is_whole(sealed):
         raise _damaged(place)
     if sealed[0] > _FORMAT:
         raise NewerFormat(

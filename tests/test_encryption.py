@@ -424,6 +424,25 @@ def test_a_handle_is_of_no_use_where_the_cache_has_begun_anew_under_other_keys(t
         assert cache["key"] == "new"
 
 
+@pytest.mark.parametrize("harm", [lambda path: damage(path, "header"), Path.unlink])
+def test_a_handle_that_begins_the_cache_anew_goes_on_with_its_own_keys(
+    tmp_path: Path, harm: Callable[[Path], object]
+) -> None:
+    with Cache(tmp_path, **SEALED) as cache:
+        cache["key"] = "value"
+    with Cache(tmp_path, **SEALED) as cache:  # which did not make it
+        cache.rotate(OTHER)
+    harm(tmp_path / "cache.db")
+    with pytest.warns(CorruptDatabaseWarning):
+        cache["key"] = "new"
+    for value in range(2):
+        cache["key"] = value
+        assert cache["key"] == value
+        cache.close()
+    with Cache(tmp_path, secret=OTHER) as cache:
+        assert cache["key"] == 1
+
+
 def test_a_handle_that_does_not_follow_to_other_keys_is_closed_all_the_same(tmp_path: Path) -> None:
     clock = Clock()
     with Cache(tmp_path, clock=clock, **SEALED) as cache:
