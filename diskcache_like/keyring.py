@@ -221,9 +221,16 @@ class Sealer:
         self._blind_queue = blake2b(key=blinding, person=b"dcl queue", digest_size=16)
 
     def reload(self) -> None:
-        """Read the keyring anew. Keys that were known stay known, since what a reader holds may be older."""
+        """Read the keyring anew. Keys that were known stay known, since what a reader holds may be older.
+
+        Raises KeyringError where it took the place of a damaged one: nobody else would look for what is stored here.
+        """
         seen = self._version()  # before the keyring: what changes in between is noticed next time
         keyring = Keyring.opened(self._load(), self.master, self._place)
+        if self._keys and keyring.blinding != self.keyring.blinding:
+            raise KeyringError(
+                f"{self._place!r}: its keyring is another one now than that of this handle; open it again"
+            )
         keys = {epoch: self._keys.get(epoch) or DataKey(epoch, key) for epoch, key in keyring.data}
         self._keys = {**self._keys, **keys}
         self._openers = {key.plain_head: key.decrypt for key in self._keys.values()}

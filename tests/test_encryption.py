@@ -43,6 +43,7 @@ from diskcache_like.errors import (
     NewerFormat,
     StorageError,
 )
+from diskcache_like.keyring import Keyring
 from diskcache_like.persistent import KeptCache
 from diskcache_like.record import MODE_RAW, Record, pack, pack_simple
 from diskcache_like.signing import Signer
@@ -422,6 +423,21 @@ def test_a_handle_is_of_no_use_where_the_cache_has_begun_anew_under_other_keys(t
             assert new.check() == []
     with Cache(tmp_path, **SEALED) as cache:
         assert cache["key"] == "new"
+
+
+def test_a_handle_is_of_no_use_where_its_shard_got_the_keyring_of_one_that_has_begun_anew(tmp_path: Path) -> None:
+    """As where whoever set all shards with damaged keyrings aside was killed after the first."""
+    with Cache(tmp_path, **SEALED) as cache:
+        cache["key"] = "value"
+        (store,) = cache._shards.stores
+        rekeying.replace_keyring(store, Keyring.new(cache._master()), None)
+        for _ in range(2):
+            with pytest.raises(KeyringError, match="open it again"):
+                cache["key"] = "other"
+    with Cache(tmp_path, **SEALED) as cache:
+        assert len(cache) == 1
+        cache.check(fix=True)
+        assert len(cache) == 0
 
 
 @pytest.mark.parametrize("harm", [lambda path: damage(path, "header"), Path.unlink])
