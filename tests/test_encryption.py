@@ -459,7 +459,7 @@ def test_a_handle_that_begins_the_cache_anew_goes_on_with_its_own_keys(
         assert cache["key"] == 1
 
 
-def test_a_handle_that_does_not_follow_to_other_keys_is_closed_all_the_same(tmp_path: Path) -> None:
+def test_a_handle_that_does_not_follow_to_other_keys_leaves_nothing_and_can_be_closed(tmp_path: Path) -> None:
     clock = Clock()
     with Cache(tmp_path, clock=clock, **SEALED) as cache:
         cache["key"] = b"value" * BIG
@@ -471,6 +471,10 @@ def test_a_handle_that_does_not_follow_to_other_keys_is_closed_all_the_same(tmp_
         new["key"] = "new"
         with pytest.raises(KeyringError):
             cache.get("key")
+        files = value_files(tmp_path)
+        with pytest.raises(KeyringError):
+            cache["key"] = b"fourth" * BIG
+        assert value_files(tmp_path) == files
         before = (tmp_path / "cache.db").read_bytes()
         cache.close()
         assert (tmp_path / "cache.db").read_bytes() == before
