@@ -459,6 +459,26 @@ def test_a_handle_that_begins_the_cache_anew_goes_on_with_its_own_keys(
         assert cache["key"] == 1
 
 
+def test_a_handle_of_before_a_rotation_begins_the_cache_anew_under_the_new_secret(tmp_path: Path) -> None:
+    with Cache(tmp_path, **SEALED) as cache:
+        cache["key"] = "value"
+        with Cache(tmp_path, **SEALED) as other:
+            other.rotate(OTHER)
+        (store,) = cache._shards.stores
+        store.writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        with (tmp_path / "cache.db").open("r+b") as file:  # it claims free pages that it does not have
+            file.seek(36)
+            file.write(struct.pack(">I", 3))
+        with pytest.warns(CorruptDatabaseWarning):
+            assert store.recovered(CorruptDatabase("damaged"))
+        with pytest.raises(SecretError):
+            cache["key"] = "other"
+    with pytest.raises(SecretError):
+        Cache(tmp_path, **SEALED)
+    with Cache(tmp_path, secret=OTHER) as cache:
+        assert len(cache) == 0
+
+
 def test_a_handle_that_does_not_follow_to_other_keys_leaves_nothing_and_can_be_closed(tmp_path: Path) -> None:
     clock = Clock()
     with Cache(tmp_path, clock=clock, **SEALED) as cache:
