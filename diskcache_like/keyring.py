@@ -19,7 +19,7 @@ from hmac import compare_digest
 from typing import Any, Final, NamedTuple, Self
 from zlib import crc32
 
-from .errors import DecodeError, KeyringError, SecretError, SignatureError
+from .errors import DecodeError, KeyringError, NewerFormat, SecretError, SignatureError
 from .record import Record
 from .sealing import (
     EPOCH_SIZE,
@@ -162,10 +162,20 @@ def _new_key() -> tuple[bytes, bytes]:
     return os.urandom(EPOCH_SIZE), os.urandom(KEY_SIZE)
 
 
+def is_whole(sealed: bytes) -> bool:
+    """Tell whether a sealed keyring is what somebody wrote, as far as its checksum tells."""
+    return len(sealed) >= 2 + _CRC.size and _CRC.pack(crc32(sealed[: -_CRC.size])) == sealed[-_CRC.size :]
+
+
 def _taken_apart(sealed: bytes, place: str) -> tuple[bytes, tuple[bytes, ...]]:
-    """Return head and wraps of a sealed keyring."""
-    if len(sealed) < 2 + _CRC.size or _CRC.pack(crc32(sealed[: -_CRC.size])) != sealed[-_CRC.size :]:
+    """Return head and wraps of a sealed keyring; one that is whole and of a newer format is not damaged."""
+    if not is_whole(sealed):
         raise _damaged(place)
+    if sealed[0] > _FORMAT:
+        raise NewerFormat(
+            f"{place!r}: the keyring of this encrypted cache has format {sealed[0]}, this version of diskcache_like"
+            f" reads up to {_FORMAT}: upgrade the package"
+        )
     end = 2 + sealed[1] * _WRAP.size
     if sealed[0] != _FORMAT or not 0 < sealed[1] <= _MAX_WRAPS or len(sealed) <= end + NONCE_SIZE:
         raise _damaged(place)
@@ -211,9 +221,16 @@ class Sealer:
         self._blind_queue = blake2b(key=blinding, person=b"dcl queue", digest_size=16)
 
     def reload(self) -> None:
-        """Read the keyring anew. Keys that were known stay known, since what a reader holds may be older."""
+        """Read the keyring anew. Keys that were known stay known, since what a reader holds may be older.
+
+        Raises KeyringError where it took the place of a damaged one: nobody else would look for what is stored here.
+        """
         seen = self._version()  # before the keyring: what changes in between is noticed next time
         keyring = Keyring.opened(self._load(), self.master, self._place)
+        if self._keys and keyring.blinding != self.keyring.blinding:
+            raise KeyringError(
+                f"{self._place!r}: its keyring is another one now than that of this handle; open it again"
+            )
         keys = {epoch: self._keys.get(epoch) or DataKey(epoch, key) for epoch, key in keyring.data}
         self._keys = {**self._keys, **keys}
         self._openers = {key.plain_head: key.decrypt for key in self._keys.values()}
@@ -227,7 +244,7 @@ class Sealer:
             return False
         try:
             return Keyring.opened(sealed, self.master, self._place).blinding == self.keyring.blinding
-        except (KeyringError, SecretError):
+        except (KeyringError, NewerFormat, SecretError):
             return True
 
     def current(self) -> DataKey:

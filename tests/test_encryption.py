@@ -6,12 +6,15 @@ import gc
 import pickle
 import random
 import shutil
+import sqlite3
+import struct
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
 
@@ -31,7 +34,16 @@ from diskcache_like import (
     throttle,
 )
 from diskcache_like.coherence.board import NO_ENTRY
-from diskcache_like.errors import CacheError, CorruptDatabase, CorruptDatabaseWarning, DecodeError, KeyringError
+from diskcache_like.errors import (
+    CacheError,
+    CorruptDatabase,
+    CorruptDatabaseWarning,
+    DecodeError,
+    KeyringError,
+    NewerFormat,
+    StorageError,
+)
+from diskcache_like.keyring import Keyring
 from diskcache_like.persistent import KeptCache
 from diskcache_like.record import MODE_RAW, Record, pack, pack_simple
 from diskcache_like.signing import Signer
@@ -360,6 +372,21 @@ def test_a_cache_that_must_be_encrypted_begins_anew_where_every_keyring_is_damag
     assert made[0].read_bytes() == before
 
 
+def test_a_keyring_of_a_newer_format_is_not_a_damaged_one(tmp_path: Path) -> None:
+    with Cache(tmp_path, **SEALED) as cache:
+        cache["key"] = "value"
+    with database(tmp_path) as connection:
+        (kept,) = connection.execute("SELECT value FROM setting WHERE name = 'keyring'").fetchone()
+    newer = b"\x02" + kept[1:-4]
+    plant(tmp_path, "UPDATE setting SET value = ? WHERE name = 'keyring'", newer + struct.pack("<I", crc32(newer)))
+    for options in (SEALED, {"secret": SECRET}):
+        with pytest.raises(NewerFormat, match="upgrade"):
+            Cache(tmp_path, **options)
+    plant(tmp_path, "UPDATE setting SET value = ? WHERE name = 'keyring'", kept)
+    with Cache(tmp_path, **SEALED) as cache:
+        assert cache["key"] == "value"
+
+
 class Strict(Cache):
     """A cache whose entries are not to be replaced by nothing."""
 
@@ -396,6 +423,82 @@ def test_a_handle_is_of_no_use_where_the_cache_has_begun_anew_under_other_keys(t
             assert new.check() == []
     with Cache(tmp_path, **SEALED) as cache:
         assert cache["key"] == "new"
+
+
+def test_a_handle_is_of_no_use_where_its_shard_got_the_keyring_of_one_that_has_begun_anew(tmp_path: Path) -> None:
+    """As where whoever set all shards with damaged keyrings aside was killed after the first."""
+    with Cache(tmp_path, **SEALED) as cache:
+        cache["key"] = "value"
+        (store,) = cache._shards.stores
+        rekeying.replace_keyring(store, Keyring.new(cache._master()), None)
+        for _ in range(2):
+            with pytest.raises(KeyringError, match="open it again"):
+                cache["key"] = "other"
+    with Cache(tmp_path, **SEALED) as cache:
+        assert len(cache) == 1
+        cache.check(fix=True)
+        assert len(cache) == 0
+
+
+@pytest.mark.parametrize("harm", [lambda path: damage(path, "header"), Path.unlink])
+def test_a_handle_that_begins_the_cache_anew_goes_on_with_its_own_keys(
+    tmp_path: Path, harm: Callable[[Path], object]
+) -> None:
+    with Cache(tmp_path, **SEALED) as cache:
+        cache["key"] = "value"
+    with Cache(tmp_path, **SEALED) as cache:  # which did not make it
+        cache.rotate(OTHER)
+    harm(tmp_path / "cache.db")
+    with pytest.warns(CorruptDatabaseWarning):
+        cache["key"] = "new"
+    for value in range(2):
+        cache["key"] = value
+        assert cache["key"] == value
+        cache.close()
+    with Cache(tmp_path, secret=OTHER) as cache:
+        assert cache["key"] == 1
+
+
+def test_a_handle_of_before_a_rotation_begins_the_cache_anew_under_the_new_secret(tmp_path: Path) -> None:
+    with Cache(tmp_path, **SEALED) as cache:
+        cache["key"] = "value"
+        with Cache(tmp_path, **SEALED) as other:
+            other.rotate(OTHER)
+        (store,) = cache._shards.stores
+        store.writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        with (tmp_path / "cache.db").open("r+b") as file:  # it claims free pages that it does not have
+            file.seek(36)
+            file.write(struct.pack(">I", 3))
+        with pytest.warns(CorruptDatabaseWarning):
+            assert store.recovered(CorruptDatabase("damaged"))
+        with pytest.raises(SecretError):
+            cache["key"] = "other"
+    with pytest.raises(SecretError):
+        Cache(tmp_path, **SEALED)
+    with Cache(tmp_path, secret=OTHER) as cache:
+        assert len(cache) == 0
+
+
+def test_a_handle_that_does_not_follow_to_other_keys_leaves_nothing_and_can_be_closed(tmp_path: Path) -> None:
+    clock = Clock()
+    with Cache(tmp_path, clock=clock, **SEALED) as cache:
+        cache["key"] = b"value" * BIG
+        cache["key"] = b"other" * BIG  # the first is in the trash
+    cache["key"] = b"third" * BIG  # opened anew
+    clock.advance(60)  # and may be unlinked by now
+    plant(tmp_path, DAMAGED_KEYRING)
+    with Cache(tmp_path, clock=clock, **SEALED) as new:
+        new["key"] = "new"
+        with pytest.raises(KeyringError):
+            cache.get("key")
+        files = value_files(tmp_path)
+        with pytest.raises(KeyringError):
+            cache["key"] = b"fourth" * BIG
+        assert value_files(tmp_path) == files
+        before = (tmp_path / "cache.db").read_bytes()
+        cache.close()
+        assert (tmp_path / "cache.db").read_bytes() == before
+        assert new["key"] == "new"
 
 
 @pytest.mark.filterwarnings("ignore::diskcache_like.SignatureWarning")
@@ -798,6 +901,30 @@ def test_a_data_key_is_followed_by_another_before_it_has_sealed_too_much(
     with Cache(tmp_path, secret=SECRET) as cache:
         assert sum(1 for _ in cache) == 150
         assert cache.get_many(range(150)) == {number: number for number in range(150)}
+
+
+def refuse_versions(action: int, name: str | None, *_: str | None) -> int:
+    """Refuse, as an SQLite authorizer, to write the number by which a change of the keyring ends."""
+    return sqlite3.SQLITE_DENY if (action, name) == (sqlite3.SQLITE_PRAGMA, "user_version") else sqlite3.SQLITE_OK
+
+
+@pytest.mark.parametrize(
+    "write", [lambda cache: cache.set(1, 2), lambda cache: cache.set_many({1: 2}), lambda cache: cache.push(2)]
+)
+def test_an_error_at_the_end_of_a_change_of_keys_is_one_of_the_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[[Cache], object]
+) -> None:
+    monkeypatch.setattr(rekeying, "MAX_SEALS", 1)
+    with Cache(tmp_path, **SEALED) as cache:
+        (store,) = cache._shards.stores
+        assert cache._sealer is not None
+        cache._sealer.left = -1  # what is sealed next has to be counted first
+        store.writer.set_authorizer(refuse_versions)
+        with pytest.raises(StorageError):
+            write(cache)
+        store.writer.set_authorizer(None)
+        cache["key"] = "value"
+        assert cache["key"] == "value"
 
 
 def test_seals_are_counted_ahead_over_handles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,6 +31,7 @@ from ..errors import (
     SettingError,
     refused,
 )
+from ..keyring import is_whole
 from ..settings import DEFAULT_SETTINGS, HANDLE_ONLY, MAX_SHARDS, checked_all
 from . import schema
 from . import statements as sql
@@ -447,10 +448,22 @@ def set_aside(store: Shard, problem: CorruptDatabase) -> None:
     """
 
     def look() -> CorruptDatabase | None:
-        in_use = problem.path in (None, store.path)
-        return problem if in_use and not _is_sound(store.path, store.config) else None
+        if problem.path not in (None, store.path) or _is_sound(store.path, store.config):
+            return None
+        if "keyring" in store.identity and _is_there(store.path, store.config.shared):
+            _note_keyring(store)
+        return problem
 
     _begin_anew(store, store.identity, look)
+
+
+def _note_keyring(store: Shard) -> None:
+    """Note the keyring as it is now, if it can be read: under that of before a rotation the old secret would open."""
+    with contextlib.suppress(CacheError, *FAILURES):
+        with contextlib.closing(connect(store.path, DEFAULT_SETTINGS, store.config.timeout, reader=True)) as connection:
+            rows = connection.execute(sql.SELECT_SETTING, ("keyring",)).fetchall()
+        if rows and type(rows[0][0]) is bytes and is_whole(rows[0][0]):
+            store.identity["keyring"] = rows[0][0]
 
 
 def set_keys_aside(store: Shard, keyring: bytes, look: Callable[[], KeyringError | None]) -> None:

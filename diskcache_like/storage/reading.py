@@ -9,7 +9,7 @@ from typing import Any
 from .. import files
 from ..coherence.forks import token_word
 from ..coherence.generations import NEVER, Header
-from ..errors import CorruptDatabase
+from ..errors import CorruptDatabase, KeyringError
 from . import statements as sql
 from .connection import FAILURES, PAGE_SIZE, Failure, corrupt, mapped
 from .shard import Shard
@@ -159,7 +159,10 @@ class Reader(Shard):
 
     def refers_to(self, file: str) -> bool:
         """Tell whether an entry, or the trash, has this value file."""
-        return bool(self.select(sql.KNOWN_FILE, (files.to_column(file),)))
+        try:
+            return bool(self.select(sql.KNOWN_FILE, (files.to_column(file),)))
+        except KeyringError:
+            return False  # the handle cannot follow to the next database, which has no row for it
 
     @property
     def displaced(self) -> bool:

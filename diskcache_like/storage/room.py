@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from .. import files
 from ..coherence.generations import NEVER, UNKNOWN, WORD, Header, microseconds
-from ..errors import CacheError, DecodeError, DiskFull
+from ..errors import CacheError, DecodeError, DiskFull, KeyringError
 from . import schema, share
 from . import statements as sql
 from .connection import FAILURES, FULL, NORMAL, PAGE_SIZE, mapped, synchronous
@@ -395,7 +395,11 @@ def unlink_unused(store: Holder, columns: Iterable[object]) -> None:
     """
     for column in columns:
         with contextlib.suppress(OSError, CacheError):
-            if not store.select(sql.KNOWN_FILE, (column,)):
+            try:
+                known = store.select(sql.KNOWN_FILE, (column,))
+            except KeyringError:
+                known = []  # the handle cannot follow to the next database, which has no row for it
+            if not known:
                 _unlink(store, column)
 
 
@@ -411,8 +415,8 @@ def flush_trash(store: Holder, everything: bool) -> None:
 
     A reader that loses its file this way reads its row again. The caller holds the lock and no transaction is open.
     """
-    if not store.header[Header.FILES]:
-        return
+    if not store.header[Header.FILES] or store.header[Header.EPOCH] != store.epoch:
+        return  # none, or that of a database left behind, by a handle that cannot follow
     if not everything:
         sweep(store)
         unlink_doomed(store, SWEEP_FILES)
@@ -458,6 +462,8 @@ def durably(store: Holder) -> Generator[None, None, None]:
         yield
         checkpoint(store)
         store.writer.execute(f"PRAGMA user_version = {schema.VERSION}")
+    except FAILURES as error:
+        store.failed(error)
     finally:
         store.writer.execute(synchronous(store.settings["sqlite_synchronous"]))
 

@@ -16,6 +16,7 @@ from ..coherence import sleepers
 from ..coherence.forks import process_token
 from ..coherence.generations import UNKNOWN, Header
 from ..errors import CacheError, DirectoryError, DiskFull, KeyringError, StorageError, Timeout, TransactionError
+from ..keyring import is_whole
 from ..policies import policy_named
 from ..settings import DURABILITY, HANDLE_ONLY, OPTIONAL_SETTINGS, checked
 from . import opening, room, schema
@@ -243,8 +244,12 @@ class Store(Computer):
         rows = self.select(sql.SELECT_SETTING, ("keyring",))
         if not rows or type(rows[0][0]) is not bytes:
             raise KeyringError(f"{self.path!r}: the keyring of this encrypted cache is gone; no entry can be read")
-        self.identity["keyring"] = rows[0][0]  # for the database that takes the place of this one, should it break
-        return rows[0][0]
+        sealed: bytes = rows[0][0]
+        if is_whole(sealed):  # for the database that takes the place of this one, should it break
+            self.identity["keyring"] = sealed
+            if "keyring" in self.config.identity:  # or be gone, or found broken, when this handle opens it again
+                self.config.identity["keyring"] = sealed
+        return sealed
 
     def keys_version(self) -> tuple[int, int]:
         """Return what is another value whenever the keyring may be; exact under the write lock."""
