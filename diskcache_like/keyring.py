@@ -212,6 +212,7 @@ class Sealer:
         self._load = load
         self._version = version
         self._keys: dict[bytes, DataKey] = {}
+        self.keyring: Keyring
         self.siblings: tuple[Sealer, ...] = ()  # of the cache's other shards, whose keyrings change at the same time
         self.left = 0  # records that may be sealed before the next are reserved; below 0 they are due
         self.reload()

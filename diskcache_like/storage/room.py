@@ -454,8 +454,9 @@ def checkpoint(store: Holder, shrink: bool = False) -> None:
 def durably(store: Holder) -> Generator[None, None, None]:
     """Have what the body commits outlast a power loss, whatever the cache's durability; no transaction is open.
 
-    One more commit, which changes nothing, begins the -wal file anew while it is synced. Where the next one did so that
-    is not, a loss could bring back the head of the file with some of its first pages, of before the body.
+    One more commit, which changes nothing, begins the -wal file anew while it is synced, unless one reads just then.
+    Where the next one did so that is not, a loss could bring back the head of the file with some of its first pages, of
+    before the body.
     """
     store.writer.execute(synchronous(FULL))
     try:
