@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import sqlite3
 import sys
+import warnings
 from collections.abc import Callable
 from contextlib import closing
 from functools import partial
@@ -16,9 +18,10 @@ import pytest
 from diskcache_like import Cache, FanoutCache
 from diskcache_like.coherence.generations import WORD, Header
 from diskcache_like.coherence.words import fill as fill_words
-from diskcache_like.errors import DecodeError
+from diskcache_like.errors import CorruptDatabaseWarning, DecodeError
 
 from .forging import ENTRIES, fill, value_files
+from .wholeness import mend
 
 QUICK: dict[str, Any] = {"durability": "process", "generation_slots": 1 << 10}
 MAKERS = pytest.mark.parametrize("make", [Cache, FanoutCache])
@@ -61,6 +64,41 @@ FILES: dict[str, Callable[[Path], object]] = {
     "FIFO": _fifo,
     "linked directory": lambda path: _link(path.parent, "moved"),
 }
+
+
+USES: dict[str, Callable[[Cache], object]] = {
+    "evict": lambda cache: cache.evict("a tag"),
+    "expire": Cache.expire,
+    "clear": Cache.clear,
+    "cull": Cache.cull,
+    "iterate": list,
+    "pull": lambda cache: cache.pull(prefix="queue"),
+}
+
+
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
+@pytest.mark.parametrize("make", [Cache, partial(FanoutCache, shards=2)], ids=["Cache", "FanoutCache"])
+def test_a_schema_damaged_in_use_so_that_rows_have_no_place(
+    tmp_path: Path, make: Callable[..., Cache], use: Callable[[Cache], object]
+) -> None:
+    with closing(make(tmp_path, cull_limit=0, **QUICK)) as cache:
+        for number in range(30):
+            cache.set(number, bytes(1000), tag="a tag", expire=0)
+            cache.push(number, prefix="queue")
+        assert list(cache)
+        cache.reset("size_limit", 20_000)
+        for path in tmp_path.rglob("cache.db"):
+            with closing(sqlite3.connect(path, isolation_level=None)) as other:
+                ((version,),) = other.execute("PRAGMA schema_version")
+                other.execute("PRAGMA writable_schema = ON")
+                other.execute("UPDATE sqlite_master SET sql = replace(sql, 'h INTEGER', 'h INTEGAR')")
+                other.execute(f"PRAGMA schema_version = {version + 1}")
+        with pytest.warns(CorruptDatabaseWarning):
+            use(cache)
+        with warnings.catch_warnings(action="ignore", category=CorruptDatabaseWarning):  # of a shard not used above
+            cache["key"] = "value"
+            assert "key" in list(cache)
+        mend(cache)
 
 
 @pytest.mark.parametrize("how", FILES)

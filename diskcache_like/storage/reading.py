@@ -111,6 +111,27 @@ class Reader(Shard):
             position = rows[-1][0]
             yield rows
 
+    def _select_placed(self, statement: str, parameters: Sequence[object]) -> list[Any]:
+        """Do `select` for rows that begin with their place, and set the database aside where one has none."""
+        rows = self.select(statement, parameters)
+        try:
+            self.places(rows)
+        except CorruptDatabase as problem:
+            if not self.recovered(problem):
+                raise
+            rows = self.select(statement, parameters)
+        return rows
+
+    def places(self, rows: Sequence[Sequence[Any]]) -> list[int]:
+        """Return the places of rows, their first column; raise CorruptDatabase where one is no number.
+
+        So it is where damage to the schema, under a handle that is open, makes an ordinary column of `h`.
+        """
+        found = [row[0] for row in rows]
+        if not all(type(place) is int for place in found):
+            raise corrupt(f"{self.path!r}: a row has no number for its place", self.path)
+        return found
+
     def find(self, h: int, stored: bytes) -> bytes | None:
         """Return the record of the key, looking at every place that a hash collision may have sent it to."""
         for _, key, v in self.select(sql.SELECT_PROBES, (h,)):
@@ -137,7 +158,7 @@ class Reader(Shard):
         return self._rows(sql.IN_REVERSE if reverse else sql.IN_ORDER, last)
 
     def _rows(self, order: str, last: int) -> Iterator[tuple[int, bytes, bytes | None]]:
-        places = array("q", (h for (h,) in self.select(order, (last,))))
+        places = array("q", self.places(self._select_placed(order, (last,))))
         for start in range(0, len(places), sql.MANY):
             page = list(places[start : start + sql.MANY])
             padded = page + page[-1:] * (sql.MANY - len(page))
@@ -155,7 +176,7 @@ class Reader(Shard):
         self, queue: bytes, last: bool, low: int, high: int, limit: int, skip: int = 0
     ) -> list[tuple[int, bytes, int, bytes]]:
         """Return (place, stored key, number, record) of items numbered `low` to `high`, from one end of a queue."""
-        return self.select(sql.QUEUE_BACKWARD if last else sql.QUEUE_FORWARD, (queue, low, high, limit, skip))
+        return self._select_placed(sql.QUEUE_BACKWARD if last else sql.QUEUE_FORWARD, (queue, low, high, limit, skip))
 
     def refers_to(self, file: str) -> bool:
         """Tell whether an entry, or the trash, has this value file."""

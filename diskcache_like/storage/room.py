@@ -156,7 +156,7 @@ def make_room(store: Holder, target: int) -> int:
     if locked:
         flush_trash(store, everything=True)
     volume = live_volume(store)
-    expired = [h for (h,) in store.select_writer(sql.SELECT_EXPIRED, (store.now(), BATCH))] if volume > target else []
+    expired = store.places(store.select_writer(sql.SELECT_EXPIRED, (store.now(), BATCH))) if volume > target else []
     while volume > target:
         doomed = expired or victims(store, volume - target, locked)
         if not doomed:
@@ -193,6 +193,7 @@ def victims(store: Holder, excess: int, locked: bool) -> list[int]:
     wanted = min(max(excess // average + 1, 1), BATCH, max(count // 2, 1))
     for _ in range(count // wanted + 2):  # each round gives a hit entry its true rank, so this ends
         rows = store.select_writer(sql.SELECT_VICTIMS, (wanted,))
+        places = store.places(rows)
         fresh, doomed = _second_look(store, rows)
         try:
             if fresh:
@@ -202,7 +203,7 @@ def victims(store: Holder, excess: int, locked: bool) -> list[int]:
             break
         if doomed or not rows:
             return doomed
-    return [h for h, _, _ in rows]
+    return places
 
 
 def known_count(store: Holder) -> int:
@@ -303,7 +304,7 @@ def cull_due(store: Holder) -> None:
     now = store.now()
     if limit == 0 or now * 1e6 < header[Header.NEXT_EXPIRE]:
         return
-    places = [h for (h,) in store.select_writer(sql.SELECT_EXPIRED, (now, limit))]
+    places = store.places(store.select_writer(sql.SELECT_EXPIRED, (now, limit)))
     if places:
         delete_rows(store, places, locked=True)
     ((earliest,),) = store.select_writer(sql.MIN_EXPIRE)
@@ -321,7 +322,7 @@ def remove_selected(store: Holder, select: str, parameters: tuple[object, ...], 
             with store.locked(timeout) as locked:
                 if locked:
                     store.tidy()
-                places = [h for (h,) in store.select_writer(select, (*parameters, BATCH))]
+                places = store.places(store.select_writer(select, (*parameters, BATCH)))
                 if not places:
                     if removed:
                         _give_up_claim(store, live_volume(store))
