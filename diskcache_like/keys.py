@@ -37,6 +37,7 @@ __all__ = [
     "encode_long",
     "encode_tag",
     "is_direct",
+    "is_prime",
     "key_hash",
     "new_modulus",
     "queue_key",
@@ -252,12 +253,12 @@ def new_modulus() -> int:
     """Choose a random prime between 2**59 and 2**60, so that nobody can prepare keys that share a place."""
     while True:
         candidate = (1 << 59) + secrets.randbelow(1 << 59) | 1
-        if _is_prime(candidate):
+        if is_prime(candidate):
             return candidate
 
 
-def _is_prime(number: int) -> bool:
-    """Decide by Miller and Rabin, which with these bases errs for no number below 2**64."""
+def is_prime(number: int) -> bool:
+    """Tell whether a number above 37 is a prime, by Miller and Rabin; these bases err for none below 2**64."""
     twos = ((number - 1) & -(number - 1)).bit_length() - 1
     for base in _PRIMES:
         power = pow(base, number >> twos, number)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import shutil
+import sqlite3
 import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -466,3 +468,22 @@ def test_an_item_of_a_queue_whose_number_was_changed_is_passed_over(tmp_path: Pa
         assert cache.peek() == (keys[0], "first")
         assert len(cache.check()) == 1
         assert [cache.pull(), cache.pull(), cache.pull()] == [(keys[0], "first"), (keys[2], "third"), (None, None)]
+
+
+@pytest.mark.parametrize("make", [Cache, partial(FanoutCache, shards=2)], ids=["Cache", "FanoutCache"])
+def test_a_flipped_bit_in_the_number_that_places_keys_costs_its_own_shard(
+    tmp_path: Path, make: Callable[..., Cache]
+) -> None:
+    with make(tmp_path) as cache:
+        cache.set_many({f"a key that is as long as it has to be {number}": number for number in range(40)})
+        (path, *_), others = [store.path for store in cache._shards.stores], cache._shards.stores[1:]
+        left = sum(store.count() for store in others)
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("UPDATE setting SET value = value + 1 WHERE name = 'modulus'")
+        connection.commit()
+    with pytest.warns(CorruptDatabaseWarning, match="modulus"):
+        cache = make(tmp_path)
+    with cache:
+        assert len(list(cache)) == len(cache) == left
+        assert len(cache.get_many(list(cache))) == left
+        assert cache.check() == []

@@ -32,6 +32,7 @@ from ..errors import (
     refused,
 )
 from ..keyring import is_whole
+from ..keys import is_prime
 from ..settings import DEFAULT_SETTINGS, HANDLE_ONLY, MAX_SHARDS, checked_all
 from . import schema
 from . import statements as sql
@@ -327,6 +328,8 @@ def read_settings(connection: sqlite3.Connection, path: str) -> tuple[dict[str, 
     for name, (low, high) in _RANGES.items():
         if not low <= identity.get(name, low if name in _OPTIONAL else -1) <= high:
             raise ForeignDatabase(f"{path!r}: setting {name!r} is missing or out of range; the cache is not opened")
+    if not is_prime(identity["modulus"]):  # with another one nothing would be found, of no shard
+        raise corrupt(f"{path!r}: setting 'modulus' is no prime, as it was when it was written", path)
     try:
         return identity, checked_all(settings)
     except SettingError as error:
@@ -493,6 +496,8 @@ def _is_sound(path: str, config: Config) -> bool:
     try:
         with contextlib.closing(connect(path, DEFAULT_SETTINGS, config.timeout, reader=True)) as connection:
             schema.verify(connection, path)
+            with contextlib.suppress(ForeignDatabase):  # which is no damage
+                read_settings(connection, path)
             return bool(connection.execute(sql.INTEGRITY_CHECK).fetchall() == [("ok",)])
     except (*FAILURES, CacheError):
         return False
