@@ -158,7 +158,7 @@ class Reader(Shard):
         return self._rows(sql.IN_REVERSE if reverse else sql.IN_ORDER, last)
 
     def _rows(self, order: str, last: int) -> Iterator[tuple[int, bytes, bytes | None]]:
-        places = array("q", self.places(self._select_placed(order, (last,))))
+        places = array("q", (h for (h,) in self._select_placed(order, (last,))))
         for start in range(0, len(places), sql.MANY):
             page = list(places[start : start + sql.MANY])
             padded = page + page[-1:] * (sql.MANY - len(page))
@@ -180,8 +180,12 @@ class Reader(Shard):
 
     def refers_to(self, file: str) -> bool:
         """Tell whether an entry, or the trash, has this value file."""
+        return self.refers_to_column(files.to_column(file))
+
+    def refers_to_column(self, column: object) -> bool:
+        """Do the same for a file as rows spell it."""
         try:
-            return bool(self.select(sql.KNOWN_FILE, (files.to_column(file),)))
+            return bool(self.select(sql.KNOWN_FILE, (column,)))
         except KeyringError:
             return False  # the handle cannot follow to the next database, which has no row for it
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from .. import files
 from ..coherence.generations import NEVER, UNKNOWN, WORD, Header, microseconds
-from ..errors import CacheError, DecodeError, DiskFull, KeyringError
+from ..errors import CacheError, DecodeError, DiskFull
 from . import schema, share
 from . import statements as sql
 from .connection import FAILURES, FULL, NORMAL, PAGE_SIZE, mapped, synchronous
@@ -396,11 +396,7 @@ def unlink_unused(store: Holder, columns: Iterable[object]) -> None:
     """
     for column in columns:
         with contextlib.suppress(OSError, CacheError):
-            try:
-                known = store.select(sql.KNOWN_FILE, (column,))
-            except KeyringError:
-                known = []  # the handle cannot follow to the next database, which has no row for it
-            if not known:
+            if not store.refers_to_column(column):
                 _unlink(store, column)
 
 
