@@ -198,11 +198,17 @@ def fill(
         cache.set_many(training)
         cache.train(1 << 10)
         cache.delete_many(training)
-    for key, value in (*older.items(), *values.items()):
+    put_all(cache, older, {})
+    put_all(cache, values, metadata)
+    cache.push(ITEM, prefix=PREFIX)
+
+
+def put_all(cache: Cache, values: Mapping[Any, Any], metadata: Mapping[Any, tuple[Any, Any, Any]]) -> None:
+    """Store values, and those that have an expiry or a tag."""
+    for key, value in values.items():
         cache[key] = value
     for key, (value, expire, tag) in metadata.items():
         cache.set(key, value, expire=None if expire is None else expire - NOW, tag=tag)
-    cache.push(ITEM, prefix=PREFIX)
 
 
 def files_of(directory: Path) -> dict[str, bytes]:

@@ -22,7 +22,6 @@ from .proof import Proof, Trial
 from .samples import (
     DATED,
     METADATA,
-    NOW,
     OLDER,
     OPTIONS,
     PREFIX,
@@ -39,6 +38,7 @@ from .samples import (
     held,
     new,
     own_surroundings,
+    put_all,
     the_same_names,
 )
 
@@ -97,10 +97,7 @@ def history(name: str, place: Path) -> History:
                     fill(cache, *_parted(values), {}, trained="compressor" in options)
                 else:
                     del cache["removed"]
-                    for key, value in values.items():
-                        cache[key] = value
-                    for key, (value, expire, tag) in METADATA.items():
-                        cache.set(key, value, expire=None if expire is None else expire - NOW, tag=tag)
+                    put_all(cache, values, METADATA)
                 live, entries = files_of(directory), entries_of(cache, _parted(values)[0])
             found += [
                 Sample(name, options, files_of(directory), entries),
