@@ -239,7 +239,9 @@ def _pickled(key: object) -> bytes | None:
 # ----------------------------------------------------------------------------------------------------- placing
 
 SHORT: Final = 64  # bytes from which on a key is digested before it is divided, since division is quadratic
+MODULUS_BITS: Final = 61  # that a modulus may have in a file: bit 60 is 0, but no range shows that it was flipped
 _PRIMES: Final = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37)
+_PRIMORIAL: Final = math.prod(_PRIMES)  # a factor in common with it rules out seven odd numbers in ten
 
 
 def key_hash(stored: bytes, modulus: int) -> int:
@@ -250,11 +252,22 @@ def key_hash(stored: bytes, modulus: int) -> int:
 
 
 def new_modulus() -> int:
-    """Choose a random prime between 2**59 and 2**60, so that nobody can prepare keys that share a place."""
+    """Choose a random prime between 2**59 and 2**60, so that nobody can prepare keys that share a place.
+
+    One of which no flipped bit makes another prime: with that all keys would be looked for in the wrong places, and
+    what is no prime is noticed. About one prime in eighteen is like that.
+    """
     while True:
         candidate = (1 << 59) + secrets.randbelow(1 << 59) | 1
+        if not _may_be_prime(candidate) or any(_may_be_prime(candidate ^ 1 << bit) for bit in range(MODULUS_BITS)):
+            continue
         if is_prime(candidate):
             return candidate
+
+
+def _may_be_prime(number: int) -> bool:
+    """Tell whether a number may be a prime, by Fermat: true for every one above 37 and for very few others."""
+    return math.gcd(number, _PRIMORIAL) == 1 and pow(2, number - 1, number) == 1
 
 
 def is_prime(number: int) -> bool:

@@ -376,6 +376,11 @@ def test_a_modulus_is_a_prime_of_its_size_and_not_the_same_twice() -> None:
         assert all(modulus % divisor for divisor in range(3, 10_000, 2))
 
 
+def test_no_flipped_bit_makes_another_prime_of_a_modulus() -> None:
+    for modulus in {new_modulus() for _ in range(5)}:
+        assert not [bit for bit in range(61) if keys_module.is_prime(modulus ^ 1 << bit)]  # more are out of range
+
+
 @pytest.mark.parametrize("number", [2047, 3215031751, 341550071728321, 3825123056546413051])
 def test_strong_pseudoprimes_are_not_taken_for_primes(number: int) -> None:
     assert not keys_module.is_prime(number)

@@ -24,7 +24,6 @@ from .samples import OPTIONS, VALUES, Judge, Refused, Sample, Workbench, attempt
 SECTOR = 512
 SPARSE = 1_500  # bytes tried of a file that is nearly all zeros: those in use first, then any
 WHOLE_BYTES, SPARSELY = 1 << 10, 8  # cut in use at each byte if smaller than that, else at each so manieth
-FIRST, MODULUS = "000/cache.db", b"\x06modulus"
 LIVE = ("plain", "sealed")  # samples that are taken also as they lie while in use
 MAPPED = ("cache.gen", "cache.board", "-shm")  # cutting one ends who has it mapped: planted_links.py tries that
 
@@ -63,8 +62,6 @@ class Place(NamedTuple):
             return {key for key, entry in entries.items() if entry.file == self.file}
         if not self.may_empty():
             return set()
-        if self.how == "flip" and self.file == FIRST and 0 <= self.offset() - content.find(MODULUS) < len(MODULUS) + 8:
-            return set(entries)  # the number by which the keys of all shards are placed, if it is still a prime
         there = {key for key, entry in entries.items() if self.file.startswith(entry.shard)}
         if self.how == "flip" and self.file.endswith(".db"):
             for key in there:
