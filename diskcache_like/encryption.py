@@ -17,8 +17,8 @@ from .disk import KEEP_NOT, Disk
 from .errors import CorruptDatabaseWarning, KeyringError, SecretError, SettingError
 from .keyring import Keyring, Master, Sealer
 from .record import Record
-from .storage import check, opening, rekeying
-from .storage.opening import Config
+from .storage import check, rekeying, succession
+from .storage.layout import Config
 from .storage.shards import Shards
 from .storage.store import Row, Store
 from .value_files import Stored
@@ -96,7 +96,7 @@ def _begun_anew(stores: Sequence[Store], master: Master) -> list[Sealer]:
     sealers: list[Sealer] = []
     keyring = Keyring.new(master)
     for store in stores:
-        opening.set_keys_aside(store, keyring.sealed(), partial(_keyring_problem, store, master))
+        succession.set_keys_aside(store, keyring.sealed(), partial(_keyring_problem, store, master))
         sealers.append(_sealer(store, master))
         keyring = sealers[0].keyring  # another one, if another process was first
     return sealers

@@ -25,7 +25,7 @@ from .pipeline import Codec, new_codec
 from .policies import policy_named
 from .settings import DEFAULT_SETTINGS
 from .storage.holding import Holder
-from .storage.opening import UNSAID, Config
+from .storage.layout import UNSAID, Config
 from .storage.shards import Shards, ensure_directory
 from .storage.store import Store
 

@@ -15,7 +15,7 @@ from . import signing
 from .errors import SettingError
 from .keyring import Master, Sealer
 from .storage import rekeying
-from .storage.opening import DATABASE
+from .storage.layout import DATABASE
 from .storage.store import Store
 
 if TYPE_CHECKING:

@@ -214,11 +214,11 @@ def test_the_successor_of_a_damaged_database_numbers_on(tmp_path: Path, monkeypa
         store = cache._shards.stores[0]
         before = rows.next_version(store)
         from diskcache_like.errors import CorruptDatabase
-        from diskcache_like.storage import opening
+        from diskcache_like.storage import succession
 
-        monkeypatch.setattr(opening, "_is_sound", lambda path, config: False)
+        monkeypatch.setattr(succession, "_is_sound", lambda path, config: False)
         with pytest.warns(match="goes on empty"):
-            opening.set_aside(store, CorruptDatabase("a test says so"))
+            succession.set_aside(store, CorruptDatabase("a test says so"))
         cache[1] = ANSWERS[1]
         assert used(cache, 1) == 0
         assert rows.next_version(store) > before + 200

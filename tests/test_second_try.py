@@ -16,7 +16,7 @@ import pytest
 
 from diskcache_like import Cache, Index
 from diskcache_like.errors import CorruptDatabase, CorruptDatabaseWarning, DiskFull
-from diskcache_like.storage import opening, shard
+from diskcache_like.storage import shard, succession
 from diskcache_like.storage import statements as sql
 from diskcache_like.storage.computing import Computer
 from diskcache_like.storage.holding import Holder
@@ -80,7 +80,7 @@ def test_a_value_file_is_kept_for_the_database_that_takes_the_place_of_a_damaged
         commit(store, *arguments)
 
     with (
-        mock.patch.object(opening, "_is_sound", return_value=False),
+        mock.patch.object(succession, "_is_sound", return_value=False),
         mock.patch.object(Holder, "commit", committed),
         pytest.warns(CorruptDatabaseWarning),
     ):

@@ -16,7 +16,7 @@ from ..coherence.words import Words
 from ..disk import Disk
 from ..errors import CorruptDatabase, KeyringError
 from ..policies import policy_named
-from . import forking, opening
+from . import forking, opening, succession
 from .connection import (
     FAILURES,
     Failure,
@@ -28,6 +28,7 @@ from .connection import (
     is_unexplained,
     mapped,
 )
+from .layout import Config
 from .transaction import Transaction
 
 
@@ -51,7 +52,7 @@ NOT_OPEN = -1  # equal to no process token, and not to the 0 that a wiped page s
 class Shard:
     """Hold what a process needs to use one shard."""
 
-    def __init__(self, directory: str, config: opening.Config) -> None:
+    def __init__(self, directory: str, config: Config) -> None:
         self.directory = directory
         self.config = config
         self.settings: dict[str, Any] = {}
@@ -304,5 +305,5 @@ class Shard:
         """
         if not self.config.recover or self.lock.locked_by_me():
             return False
-        opening.set_aside(self, error)
+        succession.set_aside(self, error)
         return True

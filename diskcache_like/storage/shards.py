@@ -34,7 +34,7 @@ from ..settings import DEFAULT_SETTINGS
 from . import journal, room, schema
 from .connection import FAILURES, connect
 from .holding import Holder
-from .opening import (
+from .layout import (
     DATABASE,
     GENERATIONS,
     LOCK,
@@ -44,8 +44,8 @@ from .opening import (
     names_in,
     newest_epoch,
     read_settings,
-    refuse_foreign,
 )
+from .opening import refuse_foreign
 from .scopes import scope
 from .store import Store
 from .transaction import Transaction

@@ -1,0 +1,140 @@
+"""What lies in a shard's directory, what its database says about itself, and what a handle was opened with."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sqlite3
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ..coherence.generations import check_private
+from ..coherence.words import Implementation
+from ..errors import ForeignDatabase, SettingError, refused
+from ..keys import is_prime
+from ..settings import HANDLE_ONLY, MAX_SHARDS, checked_all
+from . import statements as sql
+from .connection import corrupt
+
+if TYPE_CHECKING:
+    from .holding import Holder
+
+DATABASE, GENERATIONS, BOARD, LOCK = "cache.db", "cache.gen", "cache.board", "cache.lock"
+_NUMBERED = re.compile(r"cache\.(\d{1,9})\.db")
+
+# What a database says about itself beside the settings: name -> accepted type.
+IDENTITY: dict[str, type] = {
+    "modulus": int,
+    "shards": int,
+    "codec": str,
+    "serializer": str,
+    "compressor": str,
+    "key_check": bytes,
+    "displaced": int,
+    "keyring": bytes,
+    "sealed": int,
+}
+UNSAID = {"serializer": "msgpack", "compressor": "none"}
+"""What a cache is that says nothing about it: one made before there was a choice, or without making one."""
+
+MODULUS_RANGE = (1 << 20, 1 << 61)
+_RANGES = {"modulus": MODULUS_RANGE, "shards": (1, MAX_SHARDS), "displaced": (0, 1), "sealed": (0, 1 << 62)}
+_OPTIONAL = frozenset({"shards", "displaced", "sealed"})
+MAX_EPOCH = 999_999_999  # databases are numbered with up to nine digits
+
+
+@dataclass
+class Config:
+    """What a handle was opened with; shared by its shards."""
+
+    given: dict[str, Any]
+    identity: dict[str, Any]  # for a database that is made now
+    timeout: float
+    clock: Callable[[], float]
+    implementation: Implementation
+    slots: int = 1 << 16
+    recover: bool = True  # set a corrupt database aside and go on empty, instead of raising
+    shared: bool = False  # files may belong to, and be written by, others
+    claimed: Callable[[], None] = field(default=lambda: None)  # called under the lock before a database is made
+    on_write: Callable[[Holder], None] | None = None  # called with the lock held when it was taken for a write
+    encrypt: bool | None = None  # whether the cache must be encrypted, or must not be; None: as it was made
+    keyless: bool = False  # for a look at what needs no secret: it is not compared
+
+    @property
+    def syncs(self) -> bool:
+        """Tell whether what is made for this handle has to outlast a power loss."""
+        return self.given.get("durability") == "power"
+
+
+def database_path(directory: str, epoch: int) -> str:
+    """Return the path of the database with that number."""
+    return os.path.join(directory, f"cache.{epoch}.db" if epoch else DATABASE)
+
+
+def names_in(directory: str) -> list[str]:
+    """Return the names in a directory of the cache, which may have been removed in the meantime."""
+    try:
+        return os.listdir(directory)
+    except OSError as error:
+        raise refused(error, directory) from error
+
+
+def newest_epoch(directory: str) -> int:
+    """Return the highest number of a database in the directory, 0 if there is none."""
+    numbers = (_NUMBERED.fullmatch(name) for name in names_in(directory))
+    return max((int(match[1]) for match in numbers if match), default=0)
+
+
+def is_there(path: str, shared: bool) -> bool:
+    """Tell whether there is a database with anything in it; refuse one that others own, may write, or linked here."""
+    try:
+        status = os.lstat(path)
+    except FileNotFoundError:
+        return False
+    check_private(status, path, shared)
+    return status.st_size > 0
+
+
+def read_settings(connection: sqlite3.Connection, path: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return (identity, settings) as stored, every value checked by type and range."""
+    identity: dict[str, Any] = dict(UNSAID)
+    settings: dict[str, Any] = {}
+    for name, value in connection.execute(sql.SELECT_SETTINGS).fetchall():
+        if name in IDENTITY:
+            if type(value) is not IDENTITY[name]:
+                raise ForeignDatabase(f"{path!r}: setting {name!r} holds a {type(value).__name__}")
+            identity[name] = value
+        elif isinstance(name, str) and name not in HANDLE_ONLY:
+            settings[name] = value
+    for name, (low, high) in _RANGES.items():
+        if not low <= identity.get(name, low if name in _OPTIONAL else -1) <= high:
+            raise ForeignDatabase(f"{path!r}: setting {name!r} is missing or out of range; the cache is not opened")
+    if not is_prime(identity["modulus"]):  # with another one nothing would be found, of no shard
+        raise corrupt(f"{path!r}: setting 'modulus' is no prime, as it was when it was written", path)
+    try:
+        return identity, checked_all(settings)
+    except SettingError as error:
+        raise ForeignDatabase(f"{path!r} holds a setting that no cache writes, and is not opened: {error}") from error
+
+
+@contextlib.contextmanager
+def corrupt_if_damaged(connection: sqlite3.Connection, path: str) -> Iterator[None]:
+    """Raise CorruptDatabase where the body refuses the database as foreign, and SQLite finds it damaged.
+
+    Without syncs a power loss may leave some of its pages as they were, or never were, and what then looks altered
+    was not altered by anybody.
+    """
+    try:
+        yield
+    except ForeignDatabase as refusal:
+        ((found,),) = connection.execute(f"{sql.INTEGRITY_CHECK}(1)").fetchall()
+        if found == "ok":
+            raise
+        raise corrupt(f"{path!r}: {found}", path) from refusal
+
+
+def storable(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings that are stored in the database; the others belong to a handle."""
+    return {name: value for name, value in settings.items() if name not in HANDLE_ONLY}
