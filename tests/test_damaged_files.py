@@ -360,6 +360,38 @@ def test_a_wal_is_emptied_again_after_its_count_was_at_its_end(tmp_path: Path) -
         assert os.path.getsize(tmp_path / "cache" / "cache.db-wal") < 25 << 20
 
 
+COUNTS = {
+    "mark far ahead": {Header.MARK: 1 << 60},
+    "mark at its end": {Header.MARK: WORD},
+    "nothing written": {Header.WRITTEN: 0},
+    "nothing written since a checkpoint far ahead": {Header.WRITTEN: 1 << 30, Header.CHECKPOINTED: 1 << 60},
+}
+WRITES: dict[str, Callable[[Cache, int], object]] = {
+    "set": lambda cache, number: cache.set(number, bytes(20_000)),
+    "set_many": lambda cache, number: cache.set_many({(number, part): bytes(10_000) for part in range(2)}),
+    "delete": lambda cache, number: cache.set(number, bytes(20_000)) and cache.delete(number),
+}
+
+
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("damage", COUNTS)
+def test_the_limit_and_the_wal_hold_whatever_the_counts_say(tmp_path: Path, damage: str, write: str) -> None:
+    limit = 4 << 20
+    with closing(Cache(tmp_path / "cache", **QUICK, size_limit=limit, disk_min_file_size=1 << 20)) as cache:
+        (store,) = cache._shards.stores
+        for number in range(2_000):
+            if number % 1_000 == 500:
+                store.header[Header.WRITTEN] += 1 << 40
+                store.header[Header.CHECKPOINTED] = store.header[Header.WRITTEN]
+                store.header[Header.MARK] = store.header[Header.WRITTEN] + 10_000
+                for word, value in COUNTS[damage].items():
+                    store.header[word] = value
+            WRITES[write](cache, number)
+            if not number % 10:
+                assert cache.volume() <= limit * 1.01
+        assert os.path.getsize(tmp_path / "cache" / "cache.db-wal") < 25 << 20
+
+
 @pytest.mark.parametrize("how", ["deleted", "cut to nothing", "cut to an odd size", "longer", "all ones", "noise"])
 def test_a_board_that_is_not_as_written_changes_no_answer(directory: Path, how: str) -> None:
     change, path = GENERATIONS[how], directory / "cache.board"

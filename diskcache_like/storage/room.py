@@ -75,7 +75,8 @@ def checkpoint_is_due(store: Holder) -> bool:
 def _look_at_volume(store: Holder, incoming: int) -> None:
     """Make room if that is due, and set the mark at which this is looked at again.
 
-    The mark counts bytes written into the WAL, which is more than the database grows by.
+    The mark counts bytes written into the WAL, which is more than the database grows by. It is never set further ahead
+    than CHECKPOINT_BYTES, so that a write takes one that is for damaged.
     """
     header = store.header
     written = header[Header.WRITTEN]
@@ -83,7 +84,12 @@ def _look_at_volume(store: Holder, incoming: int) -> None:
     if evicts(store):
         # Looked at again when the shard's part of what is left may be used up, and at least after half a percent.
         due = min(due, written + _room_for(store, incoming))
-    header[Header.MARK] = min(max(due, written), WORD)
+    _mark(store, due)
+
+
+def _mark(store: Holder, due: int) -> None:
+    written = store.header[Header.WRITTEN]
+    store.header[Header.MARK] = min(max(due, written), written + CHECKPOINT_BYTES, WORD)
 
 
 def _room_for(store: Holder, incoming: int) -> int:
@@ -140,7 +146,7 @@ def _given_by(store: Holder, wanted: int) -> int:
         volume = make_room(store, least)
         give_back(store, 0, share.slack(store))
         share.claim(store, volume, 0)
-        store.header[Header.MARK] = min(store.header[Header.WRITTEN] + share.slack(store), WORD)
+        _mark(store, store.header[Header.WRITTEN] + share.slack(store))
         return max(before - store.header[Header.CLAIM], 0)
 
 

@@ -22,6 +22,7 @@ from . import rekeying, room
 from . import statements as sql
 from .connection import FAILURES, PAGE_SIZE, corrupt
 from .holding import WRITE_COST, Holder
+from .room import CHECKPOINT_BYTES  # the mark is never further ahead, unless one of the two counts was damaged
 from .rows import Row
 
 _TICK, _MARK, _WRITTEN, _COUNT = Header.TICK, Header.MARK, Header.WRITTEN, Header.COUNT  # for the hot paths
@@ -84,7 +85,7 @@ class Writer(Holder):
         incoming = sum(len(v) for _, _, v in rows)
         written = header[_WRITTEN] + incoming + len(rows) * PAGE_SIZE
         header[_WRITTEN] = written & WORD
-        if written > header[_MARK]:
+        if not written <= header[_MARK] <= written + CHECKPOINT_BYTES:
             room.housekeeping(self, incoming)
         with self.changing([h for h, _, _ in rows], locked=False):
             first = self.generations.next_tick()
@@ -150,7 +151,7 @@ class Writer(Holder):
         incoming = len(row) if plain else self._announced(row)  # type: ignore[arg-type]
         written = header[_WRITTEN] + WRITE_COST + incoming
         header[_WRITTEN] = written & WORD
-        if written > header[_MARK]:
+        if not written <= header[_MARK] <= written + CHECKPOINT_BYTES:
             room.housekeeping(self, incoming)
         tick = header[_TICK] + 1
         if tick > TICK_LIMIT:
@@ -343,7 +344,7 @@ class Writer(Holder):
             h = next((place for place, key, _ in rows if key == stored), h)
         written = header[_WRITTEN] + WRITE_COST
         header[_WRITTEN] = written & WORD
-        if written > header[_MARK]:
+        if not written <= header[_MARK] <= written + CHECKPOINT_BYTES:
             room.housekeeping(self, 0)
         tick = header[_TICK] + 1
         if tick > TICK_LIMIT:
