@@ -59,8 +59,11 @@ KEEPS: dict[str, Any] = {"eviction_policy": "none"}
 FULL: dict[str, Any] = {"eviction_policy": "least-recently-used", "size_limit": 700_000}
 SCENES = [
     Scene("one", KEEPS),
-    Scene("one", {**KEEPS, "durability": "system"}, writers=3),
-    Scene("one", {**KEEPS, "durability": "power"}, writers=3),
+    *(
+        Scene(kind, {**KEEPS, "durability": durability}, writers=3)
+        for kind in ("one", "fanout")
+        for durability in ("system", "power")
+    ),
     Scene("fanout", KEEPS),
     Scene("one", FULL),
     Scene("fanout", {**FULL, "eviction_policy": "least-recently-stored"}),
@@ -185,12 +188,18 @@ def read_on(link: Link, scene: Scene, directory: Path) -> int:
                 reads += 1
 
 
+def drawn(chance: random.Random, scenes: Sequence[Scene]) -> Scene:
+    """Return one of the scenes; each durability is as likely as the others, however many scenes have it."""
+    durability = chance.choice(sorted({scene.durability for scene in scenes}))
+    return chance.choice([scene for scene in scenes if scene.durability == durability])
+
+
 def anywhen(trial: Trial, scenes: Sequence[Scene], least: int = LEAST) -> None:
     """Kill one writer, or two at once, again and again; `least` times in a case, however short the time."""
 
     def case(chance: random.Random) -> None:
         room.CHECKPOINT_BYTES = 300_000
-        with Crowd(trial, chance, chance.choice(scenes)) as crowd:
+        with Crowd(trial, chance, drawn(chance, scenes)) as crowd:
             for number in range(KILLS):
                 if number >= least and trial.over and trial.only is None:
                     break
