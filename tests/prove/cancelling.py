@@ -289,7 +289,9 @@ def keep_locks(trial: Trial) -> None:
 
 
 PROOFS: dict[str, Proof] = {
-    "lives-cancellation": Proof(6, "asyncio tasks are cancelled at every single await", cancel_all, share=1.5),
+    "lives-cancellation": Proof(
+        6, "asyncio tasks are cancelled at every single await", cancel_all, share=1.5, bulk=1.5
+    ),
     "lives-lock-kept": Proof(
         6, "a cancelled task keeps its lock", keep_locks, share=0.5, finds=r"AssertionError: \[.*\] are still held"
     ),

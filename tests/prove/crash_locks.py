@@ -276,7 +276,7 @@ PROOFS: dict[str, Proof] = {
         3,
         "kill -9 of the write lock's owner and of a contender within 0.3 ms: the others go on",
         dead_owners,
-        bulk=17.0,
+        bulk=11.0,
     ),
     "crash-frozen-owner": Proof(
         3, "SIGSTOP of the write lock's owner: readers answer, writers time out, then all go on", frozen_owner

@@ -372,7 +372,7 @@ PROOFS: dict[str, Proof] = {
         "kill -9 before and after each step of each kind of write, of upkeep and of closing",
         partial(everywhere, deeds=WRITING),
         share=3.0,
-        bulk=8.0,
+        bulk=14.5,
         parallel=True,
     ),
     "crash-opening": Proof(
@@ -383,7 +383,7 @@ PROOFS: dict[str, Proof] = {
         parallel=True,
     ),
     "crash-lengthy": Proof(
-        3, "the same in rotate(), train() and a migration, which then go on", lengthy, 1.5, bulk=2.0, parallel=True
+        3, "the same in rotate(), train() and a migration, which then go on", lengthy, 1.5, bulk=2.5, parallel=True
     ),
     "crash-control-settling": Proof(
         3,

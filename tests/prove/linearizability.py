@@ -312,7 +312,7 @@ PROOFS: dict[str, Proof] = {
         f"{_WHO}: the same in histories of more than a thousand operations",
         Linearizability(EVERYDAY, batch=1, length=LONG),
         share=1.5,
-        bulk=24.0,
+        bulk=17.0,
     ),
     "linearizability-late-generation": _control(bump_late, 1, "generations change only after the commit"),
     "linearizability-unchecked-hit": _control(trust_hits, 1, "hits do not look at their generation"),

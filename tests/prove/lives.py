@@ -420,7 +420,7 @@ def share_connections(trial: Trial) -> None:
 
 
 PROOFS: dict[str, Proof] = {
-    "lives-processes": Proof(2, "forked in every state, started and ended in every way", live_on, share=2),
+    "lives-processes": Proof(2, "forked in every state, started and ended in every way", live_on, share=2, bulk=1.5),
     "lives-shared-connections": Proof(
         2,
         "a child uses its parent's connections",

@@ -423,7 +423,7 @@ PROOFS: dict[str, Proof] = {
         " every table, with right checksums (plain, signed, encrypted, compressed)",
         prove_columns,
         2.0,
-        bulk=16.0,
+        bulk=21.5,
         parallel=True,
     ),
     "planted-schema": Proof(

@@ -371,6 +371,7 @@ PROOFS: dict[str, Proof] = {
         "links, hard links, FIFOs, sockets, devices and directories planted for every file and directory of a cache, at"
         " rest and in use",
         prove_links,
+        bulk=1.5,
         parallel=True,
     ),
     "planted-generations": Proof(
