@@ -360,7 +360,7 @@ def test_a_wal_is_emptied_again_after_its_count_was_at_its_end(tmp_path: Path) -
         assert os.path.getsize(tmp_path / "cache" / "cache.db-wal") < 25 << 20
 
 
-COUNTS = {
+MARKS = {
     "mark far ahead": {Header.MARK: 1 << 60},
     "mark at its end": {Header.MARK: WORD},
     "nothing written": {Header.WRITTEN: 0},
@@ -374,7 +374,7 @@ WRITES: dict[str, Callable[[Cache, int], object]] = {
 
 
 @pytest.mark.parametrize("write", WRITES)
-@pytest.mark.parametrize("damage", COUNTS)
+@pytest.mark.parametrize("damage", MARKS)
 def test_the_limit_and_the_wal_hold_whatever_the_counts_say(tmp_path: Path, damage: str, write: str) -> None:
     limit = 4 << 20
     with closing(Cache(tmp_path / "cache", **QUICK, size_limit=limit, disk_min_file_size=1 << 20)) as cache:
@@ -384,7 +384,7 @@ def test_the_limit_and_the_wal_hold_whatever_the_counts_say(tmp_path: Path, dama
                 store.header[Header.WRITTEN] += 1 << 40
                 store.header[Header.CHECKPOINTED] = store.header[Header.WRITTEN]
                 store.header[Header.MARK] = store.header[Header.WRITTEN] + 10_000
-                for word, value in COUNTS[damage].items():
+                for word, value in MARKS[damage].items():
                     store.header[word] = value
             WRITES[write](cache, number)
             if not number % 10:

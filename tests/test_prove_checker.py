@@ -16,10 +16,12 @@ from hypothesis import strategies as st
 from diskcache_like import Cache
 from diskcache_like.queues import QUEUE_START
 
+from .prove import structures
 from .prove.checker import Operation, State, refuted
 from .prove.clients import RUN, Handle, Raised, opened, play
 from .prove.histories import PENDING, Call, Piece, Recorded, changes, parts, violations
 from .prove.linearizability import EVERYDAY, WHOLE, Draw, Weights, places_of
+from .prove.linearizability_structures import DEQUE, INDEX
 
 ONE = {"k": 0, "l": 0, "q": 0}
 TWO = {"k": 0, "l": 1, "q": 0}  # places in two shards
@@ -496,5 +498,7 @@ def test_an_exception_is_an_answer(tmp_path: Path) -> None:
 
 
 def test_every_kind_of_operation_is_drawn_and_played() -> None:
-    assert set(WHOLE) - {"undone"} == set(RUN)
+    assert set(WHOLE) - {"undone"} == set(RUN) - set(structures.RUN)
+    drawn = {f"deque.{name}" for name in DEQUE} | {f"index.{name}" for name in INDEX}
+    assert drawn | {"deque.limit"} == set(structures.RUN)
     assert set(EVERYDAY) < set(RUN)

@@ -12,6 +12,7 @@ from . import (
     interrupts,
     linearizability,
     linearizability_kills,
+    linearizability_structures,
     lives,
     load,
     posix_locks,
@@ -28,6 +29,7 @@ from .proof import Proof
 
 PROOFS: dict[str, Proof] = {
     **linearizability.PROOFS,
+    **linearizability_structures.PROOFS,
     **linearizability_kills.PROOFS,
     **crash.PROOFS,
     **wal_reset.PROOFS,

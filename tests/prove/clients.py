@@ -17,6 +17,7 @@ from diskcache_like import Cache, FanoutCache
 from diskcache_like.coherence.words import Words
 
 from ..processes import FAR, PATIENCE, Link
+from . import structures
 from .histories import Call
 
 THREADS = 2  # of a process, at most
@@ -63,6 +64,7 @@ RUN: dict[str, Callable[..., Any]] = {
     "evict": lambda cache, tag: cache.evict(tag, retry=True),
     "clear": lambda cache: cache.clear(retry=True),
     "transact": _transact,
+    **structures.RUN,
 }
 
 

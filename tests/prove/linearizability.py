@@ -125,6 +125,9 @@ class Draw:
 Where = Callable[[str], Callable[[Draw], Mapping[str, int]]]  # directory, then history: the shards of its places
 
 
+Finder = Callable[[Sequence[Recorded], Mapping[str, int]], list[str]]
+
+
 def unspoiled(_: Cache) -> None:
     """Leave a handle as it is."""
 
@@ -139,6 +142,8 @@ class Linearizability:
     least: int = 1  # cases, however short the time
     batch: int = BATCH  # histories of a case
     length: tuple[int, int] = LENGTH  # operations of a client
+    draw: Callable[[random.Random, str, Weights, tuple[int, int]], Any] = Draw
+    find: Finder = violations
 
     def __call__(self, trial: Trial) -> None:
         """Run the proof."""
@@ -163,12 +168,12 @@ class Linearizability:
         ]
         threads = [source.choice((1, 1, THREADS)) for _ in workers]
         clients = [THREADS * process + each for process, number in enumerate(threads) for each in range(number)]
-        draws = [Draw(source, f"{trial.case}-{number}", self.weights, self.length) for number in range(self.batch)]
+        draws = [self.draw(source, f"{trial.case}-{number}", self.weights, self.length) for number in range(self.batch)]
         histories = [draw.history(len(clients)) for draw in draws]
         answers = played(workers, batched(handles, next(moments), clients, histories))
         for number, (draw, history) in enumerate(zip(draws, histories, strict=True)):
             recorded = put_together(history, clients, [each[number] for each in answers])
-            judge(trial, recorded, where(place)(draw), handles)
+            judge(trial, recorded, where(place)(draw), handles, self.find)
 
     def _where(self, directory: Path, stack: contextlib.ExitStack, place: str) -> Callable[[Draw], dict[str, int]]:
         """Return what tells the shards of a history's places in one of the directories."""
@@ -223,13 +228,19 @@ def at_once(recorded: Sequence[Recorded]) -> int:
     return sum(later.called < latest for latest, later in zip(ended, ordered[1:], strict=False))
 
 
-def judge(trial: Trial, recorded: Sequence[Recorded], places: Mapping[str, int], handles: Sequence[Handle]) -> None:
+def judge(
+    trial: Trial,
+    recorded: Sequence[Recorded],
+    places: Mapping[str, int],
+    handles: Sequence[Handle],
+    find: Finder = violations,
+) -> None:
     """Count a history, and note in which of its pieces there is no order."""
     trial.count("histories")
     trial.count("operations", len(recorded))
     trial.count("of them begun while another ran", at_once(recorded))
     raised = [f"{each.call} raised {each.answer.error}" for each in recorded if isinstance(each.answer, Raised)]
-    for text in raised or violations(recorded, places):
+    for text in raised or find(recorded, places):
         trial.violation(f"{text}\nhandles: {', '.join(map(str, handles))}\nshards: {dict(places)}")
 
 
