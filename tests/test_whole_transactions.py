@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ import pytest
 
 from diskcache_like import Cache
 from diskcache_like.codecs import encode_value
+from diskcache_like.coherence import generations
 from diskcache_like.coherence.generations import Header
 from diskcache_like.errors import CacheError, CorruptDatabaseWarning, DiskFull, StorageError
 from diskcache_like.storage import journal, opening
@@ -23,6 +25,7 @@ from .deeds import cut_off, die, nurse, victims
 from .processes import PATIENCE, Crew, Worker, problems, watch
 from .wholeness import mend, opened
 
+LATER = [f"late {number}" for number in range(20)]
 KIND = "fanout"  # tests/prove does the same to encrypted ones
 
 
@@ -251,12 +254,47 @@ def plant(cache: Cache, shard: int, rows: dict[str, object]) -> None:
 def kept_journal(nurse_: Worker, directory: Path) -> tuple[int, dict[str, bytes]]:
     """Return the journal of a transaction that was cut off, and the number of its shard."""
     cut_off(nurse_, directory, "fanout")
+    return journal_in(directory)
+
+
+def journal_in(directory: Path) -> tuple[int, dict[str, bytes]]:
+    """Return the journal that lies in a directory, and the number of its shard."""
     for number in range(2):
         with contextlib.closing(sqlite3.connect(directory / f"{number:03d}" / "cache.db")) as database:
             rows = dict(database.execute("SELECT name, value FROM setting WHERE name LIKE 'joint.redo.%'").fetchall())
         if rows:
             return number, rows
     raise AssertionError("no journal is there")
+
+
+@pytest.mark.parametrize("restarted", [True, False])
+def test_a_shard_has_no_later_write_without_an_earlier_one_after_a_power_loss(
+    nurse_: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restarted: bool
+) -> None:
+    """Commits that are not synced may be lost in the one shard and not in the one with the journal."""
+    directory = tmp_path / "cache"
+    with opened(directory, KIND) as cache:
+        across.prepare(cache)
+    shutil.copytree(directory, tmp_path / "lost")
+    with opened(directory, KIND) as cache:
+        cache.set_many(dict.fromkeys(LATER, "later"))
+    assert die(nurse_, directory, KIND, "cut off", 0) is None
+    shard, _ = journal_in(directory)
+    other = f"{1 - shard:03d}"
+    if restarted:
+        shutil.rmtree(directory / other)
+        shutil.copytree(tmp_path / "lost" / other, directory / other)
+        (tmp_path / "boot_id").write_text("5eed5eed-5eed-5eed-5eed-5eed5eed5eed")
+        monkeypatch.setattr(generations, "_BOOT_ID", tmp_path / "boot_id")
+    with opened(directory, KIND) as cache:
+        values, _ = across.found(cache)
+        for key in (*across.BEFORE, *across.AFTER):
+            if cache._target(key).store.directory.endswith(other):
+                wanted = across.BEFORE if restarted else across.AFTER
+                assert values.get(key) == wanted.get(key)
+        there = [cache.get(key) for key in LATER if cache._target(key).store.directory.endswith(other)]
+        assert there == [None if restarted else "later"] * len(there) != []
+        mend(cache)
 
 
 def test_an_old_journal_does_nothing(nurse_: Worker, tmp_path: Path) -> None:
@@ -274,7 +312,7 @@ def test_an_old_journal_does_nothing(nurse_: Worker, tmp_path: Path) -> None:
 def damaged(rows: dict[str, bytes]) -> Iterator[dict[str, object]]:
     """Yield journals that are damaged or planted."""
     head = rows[journal.HEAD]
-    identifier, (part,), _ = journal._head(head)
+    identifier, (part,), *_ = journal._head(head)
     for other in (head[:-1], b"", "text", 1):
         yield {**rows, journal.HEAD: other}
     yield {journal.HEAD: head}  # pieces are missing
@@ -285,16 +323,17 @@ def damaged(rows: dict[str, bytes]) -> Iterator[dict[str, object]]:
     for planted in PLANTED:
         body = encode_value(planted)
         told = [part.shard, part.before, 0, 1, journal._digest(body)]
-        yield {journal.HEAD: sealed([journal.FORMAT, identifier, [told], [body]])}
-        yield {journal.HEAD: sealed([journal.FORMAT, identifier, [told], []]), journal.CHUNK.format(0): body}
+        yield {journal.HEAD: sealed([journal.FORMAT, identifier, [told], [body], 0])}
+        yield {journal.HEAD: sealed([journal.FORMAT, identifier, [told], [], 0]), journal.CHUNK.format(0): body}
     for lie in (
         [part.shard, part.before, 0, 1 << 60, b""],
         [part.shard, part.before, -5, 2, b""],
         [part.shard, part.before],
         "part",
     ):
-        yield {**rows, journal.HEAD: sealed([journal.FORMAT, identifier, [lie], [1, None]])}
-    yield {journal.HEAD: sealed([journal.FORMAT + 1, identifier, [], []])}
+        yield {**rows, journal.HEAD: sealed([journal.FORMAT, identifier, [lie], [1, None], 0])}
+    yield {journal.HEAD: sealed([journal.FORMAT + 1, identifier, [], [], 0])}
+    yield {journal.HEAD: sealed([journal.FORMAT, identifier, [], []])}
 
 
 def sealed(head: object) -> bytes:
@@ -331,7 +370,7 @@ def test_a_damaged_or_planted_journal_changes_nothing_and_goes(nurse_: Worker, t
     with opened(tmp_path / "cache", "fanout") as cache:
         across.prepare(cache)
         other = cache._shards.stores[1 - shard]
-        _, parts, _ = journal._head(rows[journal.HEAD])
+        _, parts, *_ = journal._head(rows[journal.HEAD])
         for number, planted in enumerate(damaged(rows)):
             with other.locked(None):
                 other.put_setting(journal.MARK, parts[0].before)  # the shard waits for its part
@@ -347,7 +386,7 @@ def test_a_journal_for_a_shard_that_is_none_goes(tmp_path: Path) -> None:
     (tmp_path / "outside").mkdir()
     with opened(tmp_path / "cache", "fanout") as cache:
         parts = [["../../outside", None, 0, 1, b""], ["", None, 0, 1, b""]]
-        plant(cache, 0, {journal.HEAD: sealed([journal.FORMAT, b"1", parts, []])})
+        plant(cache, 0, {journal.HEAD: sealed([journal.FORMAT, b"1", parts, [], 0])})
         assert cache.set("k", 1)
         assert journal_of(cache) == {}
         mend(cache)

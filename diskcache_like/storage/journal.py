@@ -33,6 +33,7 @@ from ..coherence.generations import NEVER, UNKNOWN, Header
 from ..errors import CacheError, CorruptDatabase, CorruptDatabaseWarning, DecodeError, DiskFull
 from . import room
 from . import statements as sql
+from .connection import FULL
 from .transaction import HOME, Transaction
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 COMMITTING = 1  # what JOINT says of a shard: its part of a transaction may be missing, or its last commit be seen late
 UNKNOWN_STATE = 2  # its header is new, so that only its database can tell
 MARK, BURNT, HEAD, CHUNK = "joint.mark", "joint.burnt", "joint.redo.head", "joint.redo.{:08d}"
-FORMAT = 1
+FORMAT = 2
 DIGEST_SIZE = 16
 CHUNK_PLACES = 1000  # and
 CHUNK_BYTES = 256 << 10  # of rows that are in memory at a time
@@ -121,7 +122,8 @@ def _write(first: Holder, parts: Sequence[tuple[Holder, Transaction]]) -> None:
             number += 1
         written.append([_name(store), _mark(store), start, number - start, digest.digest()])
         store.put_setting(MARK, identifier)
-    head = encode_value([FORMAT, identifier, written, pieces])
+    synced = all(store.settings["sqlite_synchronous"] >= FULL for store in (first, *(store for store, _ in parts)))
+    head = encode_value([FORMAT, identifier, written, pieces, 0 if synced else first.header[Header.BOOT]])
     _put(first, HEAD, _digest(head) + head)
 
 
@@ -241,16 +243,17 @@ def _with_room(store: Holder, step: Callable[[], object]) -> None:
 def _replay(source: Holder, shards: dict[str, Holder]) -> list[str]:
     """Give each shard its part of the journal in `source`, where it has not got it yet, and remove the journal.
 
-    A shard that is not among `shards` has its part: it was completed, or made anew, since. Returns what is wrong with
-    the journal, if anything is.
+    A shard that is not among `shards` has its part: it was completed, or made anew, since. After a restart of the
+    machine the journal is of use only if commits are synced: else the shard may have lost some of before, and with this
+    part it would have a later write without an earlier one. Returns what is wrong with the journal, if anything is.
     """
     content = _setting(source, HEAD)
     if content is None:
         return []
     problems = []
     try:
-        identifier, parts, pieces = _head(content)
-        for part in parts:
+        identifier, parts, pieces, boot = _head(content)
+        for part in parts if boot in (0, source.header[Header.BOOT]) else ():
             store = shards.get(part.shard)
             if store is not None and store is not source and _mark(store) == part.before:
                 _apply(store, part, identifier, partial(_piece, source, pieces))
@@ -355,13 +358,13 @@ def _is_setting(item: object) -> bool:
     return False
 
 
-def _head(content: object) -> tuple[bytes, list[Part], list[object]]:
-    """Return identifier, parts and first chunks of a journal, or raise DecodeError."""
+def _head(content: object) -> tuple[bytes, list[Part], list[object], int]:
+    """Return identifier, parts, first chunks and boot of a journal, 0 for any boot, or raise DecodeError."""
     if not isinstance(content, bytes) or content[:DIGEST_SIZE] != _digest(content[DIGEST_SIZE:]):
         raise DecodeError("it does not match its checksum")
     match decode_value(content[DIGEST_SIZE:]):
-        case [1, bytes() as identifier, list() as parts, list() as pieces]:
-            return identifier, [_part(part) for part in parts], pieces
+        case [2, bytes() as identifier, list() as parts, list() as pieces, int() as boot]:
+            return identifier, [_part(part) for part in parts], pieces, boot
     raise DecodeError("it does not have the form of one")
 
 
