@@ -151,20 +151,23 @@ def key_maker(
     except (TypeError, ValueError):
         return _bounded(_any_signature(name, typed, frozenset(ignore)))
     ignored = frozenset(ignore)
-    namespace: dict[str, Any] = {"__name": name, "__type": type, "__types": _types_of}
-    heads, parts = _parameters(signature, ignored, namespace)
+    mark = "__"  # begins the names of what is not a parameter: no parameter's name begins with it
+    while any(parameter.startswith(mark) for parameter in signature.parameters):
+        mark += "_"
+    namespace: dict[str, Any] = {f"{mark}name": name, f"{mark}type": type, f"{mark}types": _types_of}
+    heads, parts = _parameters(signature, ignored, namespace, mark)
     # Each parameter is one field, *args and **kwargs too, or else an argument of one could pass for one of the other.
     fields = "".join(f"{part}, " for part, _ in parts)
     types_ = ", ".join(part_types for _, part_types in parts)
     tail = f", ({types_},)" if typed and parts else ""
-    source = f"def __key__({', '.join(heads)}):\n    return (__name, ({fields}){tail})"
+    source = f"def __key__({', '.join(heads)}):\n    return ({mark}name, ({fields}){tail})"
     exec(compile(source, f"<key of {name}>", "exec"), namespace)  # noqa: S102 - built from identifiers only
     maker: Callable[..., tuple[Any, ...]] = namespace["__key__"]
     return _bounded(maker, plain=not typed and len(parts) <= FEW)
 
 
 def _parameters(
-    signature: inspect.Signature, ignored: frozenset[int | str], namespace: dict[str, Any]
+    signature: inspect.Signature, ignored: frozenset[int | str], namespace: dict[str, Any], mark: str
 ) -> tuple[list[str], list[tuple[str, str]]]:
     """Return the parameter list of the key function, and the expressions that make up the key, each with its types'.
 
@@ -185,18 +188,20 @@ def _parameters(
         if kind is parameter.VAR_POSITIONAL:
             seen_star = True
             heads.append(f"*{name}")
-            namespace["__rest"] = _rest(position, ignored)
-            parts += [(f"__rest({name})", f"__types(__rest({name}))")] if kept else []
+            namespace[f"{mark}rest"] = _rest(position, ignored)
+            parts += [(f"{mark}rest({name})", f"{mark}types({mark}rest({name}))")] if kept else []
         elif kind is parameter.VAR_KEYWORD:
             heads.append(f"**{name}")
-            namespace["__named"] = _named(ignored)
-            parts += [(f"__named({name})", f"__types(value for _, value in __named({name}))")] if kept else []
+            namespace[f"{mark}named"] = _named(ignored)
+            parts += (
+                [(f"{mark}named({name})", f"{mark}types(value for _, value in {mark}named({name}))")] if kept else []
+            )
         else:
             default = parameter.default is not parameter.empty
-            namespace[f"__default_{name}"] = parameter.default
-            heads.append(f"{name}=__default_{name}" if default else name)
+            namespace[f"{mark}default_{name}"] = parameter.default
+            heads.append(f"{name}={mark}default_{name}" if default else name)
             kept = kept and (position not in ignored or kind is parameter.KEYWORD_ONLY)
-            parts += [(name, f"__type({name}).__qualname__")] if kept else []
+            parts += [(name, f"{mark}type({name}).__qualname__")] if kept else []
     return [*heads, "/"] if slash_due else heads, parts
 
 

@@ -110,6 +110,23 @@ def test_functions_that_share_a_name_do_not_share_results(cache: Cache) -> None:
 
 
 @exact
+@pytest.mark.parametrize("typed", [False, True])
+def test_parameters_may_have_any_name(cache: Cache, typed: bool) -> None:
+    def first(__name: str, *__rest: int, __type: str = "t", **__named: int) -> Any:  # noqa: PYI063
+        return "first", __name, __rest, __type, __named
+
+    def second(__name: str, __default___name: int = 2, __types: int = 3, ___name: int = 4) -> Any:  # noqa: PYI063
+        return "second", __name, __default___name, __types, ___name
+
+    one, two = cache.memoize("one", typed)(first), cache.memoize("two", typed)(second)
+    for _ in range(2):
+        assert one("x", 1, 2, a=3) == first("x", 1, 2, a=3)
+        assert two("x") == second("x")
+        assert two("x", 1, ___name=5) == second("x", 1, ___name=5)
+        assert one("x") == first("x")
+
+
+@exact
 def test_a_method_depends_on_its_instance(cache: Cache, calls: Counted) -> None:
     class Scaled(tuple[int]):
         __slots__ = ()
