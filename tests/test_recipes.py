@@ -355,6 +355,31 @@ def test_a_wait_has_a_limit_if_asked(cache: Cache, monkeypatch: pytest.MonkeyPat
 
 
 @one
+@each_lock
+def test_a_wait_for_who_writes_something_else_has_that_limit_too(cache: Cache, make: Maker) -> None:
+    lock = make(cache, "lock")
+    writes, done = threading.Event(), threading.Event()
+
+    def write() -> None:
+        with cache.transact(retry=True):
+            writes.set()
+            done.wait(10)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        assert writes.wait(PATIENCE)
+        assert lock.try_acquire(0) is False
+        assert lock.try_acquire(0.001) is False
+        assert writer.is_alive(), "the writer was waited for"
+    finally:
+        done.set()
+        writer.join(PATIENCE)
+    assert lock.try_acquire() is True
+    lock.release()
+
+
+@one
 def test_a_wake_up_is_for_everyone_on_the_slot(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[Any] = []
 
