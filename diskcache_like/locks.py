@@ -318,7 +318,10 @@ class RLock(_Shared):
 
     def _state(self) -> tuple[str | None, int]:
         """Return the owner and how many times it has acquired."""
-        found = self._cache.get(self._key)
+        return self._told(self._cache.get(self._key))
+
+    def _told(self, found: Any) -> tuple[str | None, int]:
+        """Return what an entry's value, or None, says of owner and count."""
         if found is None:
             return None, 0
         try:
@@ -334,20 +337,21 @@ class RLock(_Shared):
             owner, count = self._state()
             if owner not in (None, holder.name):
                 return False
-            self._store(holder.name, count + 1)
+            self._store(holder.name, count + 1, self._expire)
         self._took(holder, holder.name)
         return True
 
-    def _store(self, owner: str, count: int) -> None:
-        self._cache.set(self._key, (owner, count), expire=self._expire, tag=self._tag, retry=True)
+    def _store(self, owner: str, count: int, expire: Expiry | None) -> None:
+        self._cache.set(self._key, (owner, count), expire=expire, tag=self._tag, retry=True)
 
     def _give(self, token: str, wait: float | None) -> bool:
         with self._place.atomic(wait):
-            owner, count = self._state()
+            found, until = self._cache.get(self._key, expire_time=True)
+            owner, count = self._told(found)
             if owner != token:
                 return False
-            if count > 1:
-                self._store(token, count - 1)
+            if count > 1:  # and the lease is left as it is
+                self._store(token, count - 1, None if until is None else max(until - self._cache._clock(), 0.0))
             else:
                 self._cache.delete(self._key, retry=True)
             return True

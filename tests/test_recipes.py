@@ -164,6 +164,19 @@ def test_an_rlock_is_acquired_again_by_its_owner_alone(cache: Cache, clock: Cloc
     assert in_thread(lock.try_acquire) is True
 
 
+def test_to_release_an_rlock_once_of_twice_leaves_its_lease_alone(cache: Cache, clock: Clock) -> None:
+    lock = RLock(cache, "lock", expire=10)
+    with lock:
+        with lock:
+            lock.extend(1000)
+        clock.advance(900)
+        assert lock.held()
+        with RLock(cache, "lock", expire=5), RLock(cache, "lock"):
+            pass
+        clock.advance(900)
+        assert lock.held(), "the last acquisition was without a lease"
+
+
 def test_a_semaphore_has_as_many_slots_as_it_says(cache: Cache, clock: Clock) -> None:
     semaphore = BoundedSemaphore(cache, "semaphore", 3, expire=10)
     for _ in range(2):
