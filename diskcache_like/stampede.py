@@ -14,6 +14,7 @@ import inspect
 import math
 import os
 import random
+import sys
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, ParamSpec, TypeVar
@@ -81,6 +82,11 @@ class Flight(Lock):
         """End the computation; that it took too long to be waited for is nobody's error."""
         self._give(self._pop(holder), None)
         self._place.wake()
+
+    def abandon(self, holder: Holder) -> None:
+        """End a computation that was never begun; of one that was, this has been done."""
+        if self._last(holder) is not None:
+            self.land(holder)
 
     async def aland(self, holder: Holder) -> None:
         """Like `land`, without blocking the event loop."""
@@ -198,12 +204,20 @@ class _Threads(_Results):
                 return self._wait(key, args, kwargs)
             self.hits += 1
             if self.is_due(found) and (begun := self.early(key, found)):
-                threading.Thread(
-                    target=self._renew, args=(key, args, kwargs, *begun), name=RENEWAL, daemon=True
-                ).start()
+                self._start(key, args, kwargs, *begun)
             return found.value
 
         return wrapper
+
+    def _start(self, key: Any, args: Any, kwargs: Any, flight: Flight, holder: Holder) -> None:
+        """Make a result anew in the background; where no thread can be started, say so, and let another call do it."""
+        try:
+            threading.Thread(
+                target=self._renew, args=(key, args, kwargs, flight, holder), name=RENEWAL, daemon=True
+            ).start()
+        except Exception:
+            flight.land(holder)
+            threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), None)))
 
     def _wait(self, key: Any, args: Any, kwargs: Any) -> Any:
         """Return the result that was missing: somebody else's, or a new one."""
@@ -263,10 +277,14 @@ class _Tasks(_Results):
             if self.is_due(found) and (begun := self.early(key, found)):
                 task = asyncio.ensure_future(self._renew(key, args, kwargs, *begun))
                 self._renewing.add(task)
-                task.add_done_callback(self._renewing.discard)
+                task.add_done_callback(functools.partial(self._ended, *begun))
             return found.value
 
         return wrapper
+
+    def _ended(self, flight: Flight, holder: Holder, task: object) -> None:
+        self._renewing.discard(task)
+        flight.abandon(holder)  # a task that is cancelled before its first step does not even begin
 
     async def _wait(self, key: Any, args: Any, kwargs: Any) -> Any:
         import asyncio

@@ -379,6 +379,59 @@ def test_a_beta_of_nothing_makes_nothing_anew(cache: Cache, clock: Clock, chance
     assert len(calls) == 2
 
 
+@few
+def test_where_no_thread_starts_the_result_is_made_anew_later(
+    cache: Cache, clock: Clock, chance: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[None] = []
+    told: list[Any] = []
+    monkeypatch.setattr(threading, "excepthook", lambda arguments: told.append(arguments.exc_type))
+
+    @memoize_stampede(cache, expire=100)
+    def work() -> int:
+        calls.append(None)
+        clock.advance(1)
+        return len(calls)
+
+    def refused(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    work()
+    clock.advance(98)
+    chance.append(0.9)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refused)
+        assert work() == 1, "there is a result"
+    assert told == [RuntimeError]
+    assert list(cache) == [work.__cache_key__()], "nobody is at it"
+    assert work() == 1
+    background()
+    assert work() == 2
+
+
+@few
+def test_a_task_that_is_cancelled_at_once_is_not_waited_for(cache: Cache, clock: Clock, chance: list[float]) -> None:
+    calls: list[None] = []
+
+    @memoize_stampede(cache, expire=100)
+    async def work() -> int:
+        calls.append(None)
+        clock.advance(1)
+        return len(calls)
+
+    async def main() -> None:
+        await work()
+        clock.advance(98)
+        chance.append(0.9)
+        assert await work() == 1
+        (renewal,) = asyncio.all_tasks() - {asyncio.current_task()}
+        renewal.cancel()  # before its first step
+        await asyncio.wait([renewal])
+        assert list(cache) == [work.__cache_key__()], "nobody is at it"
+
+    asyncio.run(main())
+
+
 @one
 def test_what_fails_in_the_background_is_told_and_tried_again(
     cache: Cache, clock: Clock, chance: list[float], monkeypatch: pytest.MonkeyPatch
