@@ -455,12 +455,24 @@ class Index(_InCache, abc.MutableMapping[Any, Any]):
         if isinstance(other, Index | OrderedDict):
             pairs = zip_longest(self.items(), other.items(), fillvalue=_END)
             return all(mine == theirs for mine, theirs in pairs)
-        return all(other.get(key, ENOVAL) == value for key, value in self.items())
+        return all(_value_of(other, key) == value for key, value in self.items())
 
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.directory!r})"
+
+
+def _value_of(mapping: Mapping[Any, Any], key: Any) -> Any:
+    """Return the value of `key`, or ENOVAL; a key that cannot be hashed is in no mapping that wants to hash it."""
+    try:
+        return mapping.get(key, ENOVAL)
+    except TypeError:
+        try:
+            hash(key)
+        except TypeError:
+            return ENOVAL
+        raise
 
 
 def _pairs(index: Index, keys: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
@@ -481,6 +493,10 @@ class _Keys(_View, abc.KeysView[Any]):
 
 
 class _Values(_View, abc.ValuesView[Any]):
+    def __contains__(self, value: object) -> bool:
+        # Not the base class's, which raises KeyError where an entry goes, or expires, before its turn comes.
+        return any(found is value or found == value for found in self)
+
     def __iter__(self) -> Iterator[Any]:
         return (value for _, value in _pairs(self._mapping, self._mapping))
 

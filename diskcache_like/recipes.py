@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import time
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar, cast
@@ -100,10 +101,12 @@ def throttle(
     A call that comes too early waits with `sleep_func`; after a pause, up to `count` calls may follow at once.
     `time_func` must tell the same time in all processes. `name`: key instead of one made from the function's name.
     `expire` and `tag` are the entry's. Coroutine functions wait with `asyncio.sleep`, or with a `sleep_func` of their
-    own, which may be one too. Raises ValueError unless `count` is 1 or more and `seconds` more than 0.
+    own, which may be one too. Raises ValueError unless `count` is 1 or more and `seconds` more than 0 and finite.
     """
-    if not (count >= 1 and seconds > 0):
-        raise ValueError(f"count is {count!r} and seconds is {seconds!r}, expected 1 or more and more than 0")
+    if not (count >= 1 and 0 < seconds < math.inf):
+        raise ValueError(
+            f"count is {count!r} and seconds is {seconds!r}, expected 1 or more, and more than 0 and finite"
+        )
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         key = (function_name(function), "throttle") if name is None else name

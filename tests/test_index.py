@@ -20,7 +20,7 @@ from diskcache_like import Cache, Deque, FanoutCache, Index, JSONDisk, SettingEr
 from diskcache_like.errors import CacheError, CorruptDatabase, DecodeError, KeyEncodeError, ValueEncodeError
 
 from .forging import DAMAGE, damage, plant, snapshot
-from .kinds import SECRET
+from .kinds import SECRET, Clock
 from .processes import Crew, Link, is_change, ready, watch
 
 BIG = "x" * 100_000  # goes to a value file
@@ -209,6 +209,26 @@ def test_what_goes_during_a_walk_is_left_out(entries: Index) -> None:
         entries.clear()
 
 
+def test_a_value_is_looked_for_in_what_is_there(tmp_path: Path) -> None:
+    clock = Clock()
+    with Cache(tmp_path / "cache", clock=clock) as cache:
+        cache.set("a", 1, expire=5)
+        entries = Index.fromcache(cache, b=2)
+        clock.advance(10)
+        assert (1 in entries.values(), 2 in entries.values()) == (False, True)
+
+        class Removing:
+            def __eq__(self, other: object) -> bool:
+                entries.pop("c", None)  # as another process may
+                return False
+
+            __hash__ = None  # type: ignore[assignment]
+
+        entries["c"] = 3
+        assert Removing() not in entries.values()
+        assert list(entries.values()) == [2]
+
+
 def test_comparison(entries: Index) -> None:
     pairs = [("a", 1), ("b", 2)]
     entries.update(pairs)
@@ -225,6 +245,8 @@ def test_comparison(entries: Index) -> None:
         assert (entries == different) is False
     with pytest.raises(TypeError):
         hash(entries)
+    entries[["b"]] = entries.pop("b")
+    assert entries != dict(pairs), "no dictionary has such a key"
     discard(other)
 
 

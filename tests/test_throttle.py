@@ -83,7 +83,7 @@ def test_a_throttled_coroutine_function_waits_without_blocking(cache: Cache, clo
 
 
 @one
-@pytest.mark.parametrize(("count", "seconds"), [(0, 1), (-1, 1), (1, 0), (1, -1), (float("nan"), 1)])
+@pytest.mark.parametrize(("count", "seconds"), [(0, 1), (-1, 1), (1, 0), (1, -1), (float("nan"), 1), (1, float("inf"))])
 def test_a_throttle_that_lets_nothing_through_is_refused(cache: Cache, count: float, seconds: float) -> None:
     with pytest.raises(ValueError, match="expected"):
         throttle(cache, count, seconds)
