@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 import warnings
 from collections.abc import Sequence
@@ -14,6 +15,8 @@ from . import __version__, demo
 from .cache import Cache
 from .encryption import check_without_secret
 from .errors import CacheError, SecretError
+
+_DATABASE = re.compile(r"cache(\.[0-9]{1,9})?\.db")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -154,7 +157,9 @@ def existing(directory: str) -> Cache:
     path = Path(directory)
     if not path.exists():
         raise FileNotFoundError(2, "no such directory", directory)
-    if path.is_dir() and not any((*path.glob("*.db"), *path.glob("*/*.db"))):
+    # Not any database: what lies beside one of another program's, or above a cache, is no cache, and would become one.
+    databases = (name for each in (path, *path.glob("[0-9][0-9][0-9]")) for name in each.glob("cache*.db"))
+    if path.is_dir() and not any(_DATABASE.fullmatch(name.name) for name in databases):
         raise FileNotFoundError(2, "no cache in this directory", directory)
     return Cache(directory)
 

@@ -188,7 +188,7 @@ def test_check_finds_and_fixes(filled: Path, capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.parametrize("name", ["stats", "check", "clear"])
-@pytest.mark.parametrize("kind", ["nothing", "file", "empty"])
+@pytest.mark.parametrize("kind", ["nothing", "file", "empty", "another program's", "above a cache"])
 def test_what_is_no_cache_is_named_and_left_alone(
     name: str, kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -197,12 +197,18 @@ def test_what_is_no_cache_is_named_and_left_alone(
         path.touch()
     elif kind == "empty":
         path.mkdir()
+    elif kind == "another program's":
+        path.mkdir()
+        (path / "songs.db").touch()
+    elif kind == "above a cache":
+        Cache(path / "cache").close()
+    before = list(path.iterdir()) if path.is_dir() else []
     assert cli.main([name, str(path)]) == 2
     shown = capsys.readouterr()
     assert shown.out == ""
     assert re.fullmatch(rf"diskcache_like: .*{re.escape(str(path))}.*\n", shown.err)
     assert path.exists() == (kind != "nothing")
-    assert kind != "empty" or list(path.iterdir()) == []
+    assert not path.is_dir() or list(path.iterdir()) == before
 
 
 def test_demo_in_a_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
