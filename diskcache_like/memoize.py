@@ -99,14 +99,20 @@ def function_name(function: Callable[..., Any]) -> str:
 
     Functions that share a module and qualified name but not their code or closure get different names.
     """
+    return _name(function, [])
+
+
+def _name(function: Callable[..., Any], met: list[Callable[..., Any]]) -> str:
+    """Return the name of a function, `met` being those on the way to it: nested functions may close over themselves."""
     name = full_name(function)
     code = getattr(function, "__code__", None)
     if code is None or ("<lambda>" not in name and "<locals>" not in name):
         return name
+    met.append(function)
     digest = blake2b(digest_size=16)
     _digest_code(code, digest.update)
     for variable, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-        digest.update(variable.encode() + _digest_of_cell(cell))
+        digest.update(variable.encode() + _digest_of_cell(cell, met))
     return f"{name}:{digest.hexdigest()}"
 
 
@@ -123,18 +129,28 @@ def _digest_code(code: types.CodeType, update: Callable[[bytes], None]) -> None:
             update(repr((type(constant).__name__, constant)).encode())
 
 
-def _digest_of_cell(cell: types.CellType) -> bytes:
+def _digest_of_cell(cell: types.CellType, met: list[Callable[..., Any]]) -> bytes:
     """Return bytes for a closed-over value: the value where it can be a key, else a function's code or the type."""
     try:
         value = cell.cell_contents
     except ValueError:
         return b"empty"  # the function's own name, not bound yet
+    while _is_memoized(value):
+        value = value.__wrapped__  # its wrapper closes over counts, which change
     if isinstance(value, types.FunctionType):
-        return function_name(value).encode()
+        number = next((number for number, each in enumerate(met) if each is value), None)
+        return (_name(value, met) if number is None else f"function {number}").encode()
     try:
         return keys.encode_key(value)
     except (KeyEncodeError, ValueError):
         return f"{type(value).__module__}.{type(value).__qualname__}".encode()
+
+
+def _is_memoized(value: Any) -> bool:
+    """Tell whether a value is what a decorator of this package returned, and not what another one made of that."""
+    if not (isinstance(value, types.FunctionType) and hasattr(value, "__wrapped__")):
+        return False
+    return value.__globals__["__name__"] in (__name__, f"{__package__}.stampede")
 
 
 def key_maker(

@@ -126,6 +126,48 @@ def test_parameters_may_have_any_name(cache: Cache, typed: bool) -> None:
         assert one("x") == first("x")
 
 
+@few
+def test_nested_functions_may_call_themselves_and_each_other(cache: Cache) -> None:
+    def make(base: int) -> tuple[Callable[[int], int], Callable[[int], bool]]:
+        def factorial(number: int) -> int:
+            return base if number < 1 else number * factorial(number - 1)
+
+        def even(number: int) -> bool:
+            return base == number or odd(number - 1)
+
+        def odd(number: int) -> bool:
+            return base != number and even(number - 1)
+
+        return factorial, even
+
+    for _ in range(2):
+        for base in (1, 2):
+            factorial, even = (cache.memoize()(function) for function in make(base))
+            assert (factorial(3), even(base + 2)) == (6 * base, True)
+
+
+@few
+def test_calls_of_a_memoized_function_do_not_change_the_name_of_its_caller(cache: Cache) -> None:
+    @cache.memoize()
+    def rate(day: int) -> int:
+        return 2 * day
+
+    def price(day: int) -> int:
+        return 10 * rate(day)
+
+    def rounded(digits: int) -> Callable[[int], float]:
+        @functools.wraps(rate)
+        def wrapper(day: int) -> float:
+            return round(rate(day), digits)
+
+        return cache.memoize()(lambda day: wrapper(day))
+
+    before = cache.memoize()(price).__cache_key__(1)
+    rate(1)
+    assert cache.memoize()(price).__cache_key__(1) == before
+    assert rounded(1).__cache_key__(1) != rounded(-1).__cache_key__(1)  # type: ignore[attr-defined]
+
+
 @exact
 def test_a_method_depends_on_its_instance(cache: Cache, calls: Counted) -> None:
     class Scaled(tuple[int]):
