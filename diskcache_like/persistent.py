@@ -77,10 +77,11 @@ class Deque(_InCache, abc.MutableSequence[Any]):
     """A sequence on disk that is quick at both ends, shared by threads and processes.
 
     Every operation is atomic but for those that say otherwise, and waits for other writers without limit; reads never
-    wait. Values are copies: a change to one of them is stored by assigning it. `directory`: made if missing, a
-    temporary one if None. `maxlen`: when the deque is full, adding at one end drops at the other; kept across
-    reopening, None for what is kept there. Raises what `Cache` raises, CorruptDatabase for a damaged database and
-    DecodeError for a damaged item.
+    wait. `in`, `count`, `index` and comparisons look at one item after another, as iteration does, and may miss one
+    that is moved meanwhile: use them within `transact()` where others rotate, reverse or insert. Values are copies: a
+    change to one of them is stored by assigning it. `directory`: made if missing, a temporary one if None. `maxlen`:
+    when the deque is full, adding at one end drops at the other; kept across reopening, None for what is kept there.
+    Raises what `Cache` raises, CorruptDatabase for a damaged database and DecodeError for a damaged item.
     """
 
     def __init__(
