@@ -7,6 +7,7 @@ zones, indexes of several levels. A column of objects is data if it is text, or 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from datetime import time
 from typing import Any, Final
@@ -25,6 +26,10 @@ Arrays = list[Any]
 
 _Numbers: Final = type(pd.Series([1]).to_numpy())  # NumPy's array
 _NUMBERS: Final = frozenset("?bhilBHILefdFDmM")  # NumPy's characters for the types of a column
+_NUMPYS: Final = re.compile(r"[<>|][biufcmM]\d{1,2}(\[\d{0,9}[A-Za-z]{1,2}\])?", re.ASCII)
+"""How NumPy spells these. Other names of types pandas looks up among extensions; that of a time zone may be a file."""
+_LONGEST_RANGE: Final = 1 << 24  # of an axis, for which there are no bytes
+_LONGEST_ENDS: Final = 1 << 12  # of intervals, which pandas compares one by one
 _INLINE: Final = 256  # labels up to which an axis of text needs no table of its own
 _MASKED: Final = {
     dtype.name: dtype
@@ -82,6 +87,8 @@ def unpack_frame(kind: bytes, table: Any, copy: bool) -> Any:
 
 
 def _frame(values: list[Any], rows: Any, labels: Any, copy: bool) -> Any:
+    if len(values) != len(labels):  # for columns that are not there pandas would make missing values
+        raise DecodeError(f"a frame has {len(values)} columns and {len(labels)} names for them")
     if not values:
         return pd.DataFrame(index=rows, columns=labels)
     # Objects as a series with a stated dtype: a frame would take those that are text for its own type of text.
@@ -130,7 +137,7 @@ def _unpack_index(form: list[Any], arrays: Iterator[Any], copy: bool) -> Any:
         return pd.RangeIndex(start, stop, step, name=name)
     if form[0] == "levels":
         _, levels, names, sortorder = form
-        codes = [next(arrays).to_numpy(zero_copy_only=False) for _ in levels]
+        codes = [_codes(next(arrays)) for _ in levels]
         return pd.MultiIndex([_unpack_axis(level) for level in levels], codes, sortorder=sortorder, names=names)
     _, described, name, steps = form
     values = _unpack_values(described, arrays)
@@ -140,8 +147,17 @@ def _unpack_index(form: list[Any], arrays: Iterator[Any], copy: bool) -> Any:
     return index
 
 
+def _codes(array: Any) -> Any:
+    """Return the numbers by which a column refers to levels or categories; nulls, of any number, would become some."""
+    if not pa.types.is_integer(array.type):
+        raise DecodeError(f"places of labels are stored as {array.type}")
+    return array.to_numpy(zero_copy_only=False)
+
+
 def _pack_axis(index: Any) -> list[Any]:
     """Return the form of an index that has a length of its own: labels of columns, levels, categories."""
+    if type(index) is pd.RangeIndex and len(index) > _LONGEST_RANGE:
+        raise NotData(f"an axis of {len(index)} labels that are only counted is not data")
     arrays: Arrays = []
     form = _pack_index(index, arrays, inline=len(index) <= _INLINE)
     table = pa.Table.from_arrays(arrays, names=[str(number) for number in range(len(arrays))])
@@ -151,7 +167,10 @@ def _pack_axis(index: Any) -> list[Any]:
 def _unpack_axis(packed: list[Any]) -> Any:
     form, content = packed
     columns = [] if content is None else arrow.read(content, trusted=False)[1].columns
-    return _unpack_index(form, map(_single, columns), copy=True)
+    index = _unpack_index(form, map(_single, columns), copy=True)
+    if type(index) is pd.RangeIndex and len(index) > _LONGEST_RANGE:
+        raise DecodeError(f"an axis claims {len(index)} labels")
+    return index
 
 
 # -- columns ----------------------------------------------------------------------------------------------------------
@@ -197,6 +216,8 @@ def _pack_numbers(numbers: Any, dtype: Any, arrays: Arrays) -> list[Any]:
 
 
 def _read_numbers(form: list[Any], arrays: Iterator[Any]) -> Any:
+    if not _NUMPYS.fullmatch(form[1]):
+        raise DecodeError(f"a column of numbers is of the type {form[1]!r:.40}")
     dtype = pd.Series([], dtype=form[1]).dtype
     array = next(arrays)
     if array.null_count:
@@ -279,7 +300,7 @@ def _pack_categories(values: Any, dtype: Any, arrays: Arrays) -> list[Any]:
 def _read_categories(form: list[Any], arrays: Iterator[Any]) -> Any:
     _, categories, ordered = form
     dtype = pd.CategoricalDtype(_unpack_axis(categories), ordered)
-    return pd.Categorical.from_codes(next(arrays).to_numpy(zero_copy_only=False), dtype=dtype)
+    return pd.Categorical.from_codes(_codes(next(arrays)), dtype=dtype)
 
 
 def _pack_zoned(values: Any, dtype: Any, arrays: Arrays) -> list[Any]:
@@ -307,12 +328,21 @@ def _read_periods(form: list[Any], arrays: Iterator[Any]) -> Any:
 
 def _pack_intervals(values: Any, dtype: Any, arrays: Arrays) -> list[Any]:
     left, right = _pack_index(values.left, arrays), _pack_index(values.right, arrays)
+    if _is_long(values.left, values.right):
+        raise NotData(f"a column of {len(values)} intervals between numbers that are only counted is not data")
     return ["intervals", left, right, dtype.closed]
+
+
+def _is_long(*ends: Any) -> bool:
+    """Tell whether ends of intervals are ranges, for which there are no bytes, and longer than those may be."""
+    return any(type(one) is pd.RangeIndex and len(one) > _LONGEST_ENDS for one in ends)
 
 
 def _read_intervals(form: list[Any], arrays: Iterator[Any]) -> Any:
     _, left, right, closed = form
     ends = _unpack_index(left, arrays, copy=True), _unpack_index(right, arrays, copy=True)
+    if _is_long(*ends):
+        raise DecodeError(f"intervals claim {len(ends[0])} ends")
     return pd.arrays.IntervalArray.from_arrays(*ends, closed=closed)
 
 

@@ -268,6 +268,7 @@ def frame(*header: Any, **columns: Any) -> bytes:
 
 
 RANGE = ["range", 0, 1, 1, None]
+FAR = ["range", 0, 1 << 25, 1, None]
 LABELS = [["values", ["labels", ["a"]], None, None], None]
 HOSTILE_FRAMES = {
     "fewer columns": frame("DataFrame", [["numbers", "<i8"]] * 2, LABELS, RANGE, {}, True, a=[1]),
@@ -286,6 +287,12 @@ HOSTILE_FRAMES = {
     "steps": frame("Series", [["numbers", "<i8"]], None, ["values", ["numbers", "<M8[ns]"], None, "X"], {}, True, a=[1], b=[1]),
     "masked as text": frame("Series", [["masked", "Int8"]], None, RANGE, {}, True, a=["x"]), "period": frame("Series", [["periods", "x"]], None, RANGE, {}, True, a=[1]),
     "intervals": frame("Series", [["intervals", RANGE, RANGE, "nowhere"]], None, RANGE, {}, True),
+    "a zone elsewhere": frame("Series", [["numbers", "datetime64[ns, dateutil//etc/passwd]"]], None, RANGE, {}, True, a=[1]),
+    "names without columns": frame("DataFrame", [], LABELS, FAR, {}, True), "a range of names": frame("DataFrame", [], [FAR, None], RANGE, {}, True),
+    "a range of intervals": frame("Series", [["intervals", FAR, FAR, "left"]], None, FAR, {}, True),
+    "a range of a level": frame("DataFrame", [], [["range", 0, 0, 1, None], None], ["levels", [[FAR, None]], [None], None], {}, True, a=[1]),
+    "a range of categories": frame("Series", [["categories", [FAR, None], False]], None, RANGE, {}, True, a=[0]),
+    "nothing for codes": frame("DataFrame", [], [["range", 0, 0, 1, None], None], ["levels", [LABELS], [None], None], {}, True, a=pa.nulls(1 << 20)),
 }  # fmt: skip
 
 
@@ -293,6 +300,26 @@ HOSTILE_FRAMES = {
 def test_a_hostile_frame_is_an_error(content: bytes) -> None:
     with pytest.raises(DecodeError):
         bulk.unpack(MODE_ARROW, content)
+
+
+def test_no_frame_opens_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the name of a type pandas looks for a time zone, which dateutil takes for a path."""
+    opened: list[Any] = []
+    monkeypatch.setattr("builtins.open", lambda path, *_rest, **_named: opened.append(path))
+    with pytest.raises(DecodeError):
+        bulk.unpack(MODE_ARROW, HOSTILE_FRAMES["a zone elsewhere"])
+    assert not opened
+
+
+@pytest.mark.parametrize("name", ["names without columns", "a range of intervals", "nothing for codes"])
+def test_no_frame_takes_memory_for_what_is_not_there(name: str) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(DecodeError):
+            bulk.unpack(MODE_ARROW, HOSTILE_FRAMES[name])
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_frames_are_made_only_from_forms_that_are_known() -> None:
