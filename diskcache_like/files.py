@@ -358,14 +358,47 @@ def _prune(root: str, parents: list[str]) -> None:
                 os.close(handle)
 
 
-def walk(root: str) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield (relative name, lstat) of every file below the first level of `root`, never following links."""
+def unlink_found(root: str, name: str) -> None:
+    """Unlink what was found under any name below `root`; raise FileNotFoundError if it is gone, or elsewhere now."""
+    *parents, last = name.split("/")
+    with _found_parent(root, parents, name) as handle:
+        os.unlink(last, dir_fd=handle)
+
+
+def rmdir_found(root: str, name: str) -> None:
+    """Remove an empty directory that was found below `root`, in the same way."""
+    *parents, last = name.split("/")
+    with _found_parent(root, parents, name) as handle:
+        os.rmdir(last, dir_fd=handle)
+
+
+@contextmanager
+def _found_parent(root: str, parents: list[str], name: str) -> Iterator[int]:
+    """Open where something was found. Not by its path: another program may have put a link into that since."""
+    try:
+        handle = _parent(root, parents, create=False)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENOTDIR):
+            raise
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.path.join(root, name)) from error
+    try:
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def names_below(root: str) -> Iterator[str]:
+    """Yield the relative name of every file below `root`, never following links."""
     for path, directories, names in os.walk(root, followlinks=False):
         directories.sort()
         relative = os.path.relpath(path, root)
-        for name in names:
-            inner = name if relative == "." else f"{relative}/{name}"
-            try:
-                yield inner, os.lstat(os.path.join(root, inner))
-            except FileNotFoundError:
-                continue
+        yield from (name if relative == "." else f"{relative}/{name}" for name in names)
+
+
+def walk(root: str) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield (relative name, lstat) of every file below `root`, never following links."""
+    for name in names_below(root):
+        try:
+            yield name, os.lstat(os.path.join(root, name))
+        except FileNotFoundError:
+            continue

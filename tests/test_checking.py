@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sqlite3
 import threading
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from diskcache_like import Cache, EmptyDirWarning, StorageError, UnknownFileWarning
+from diskcache_like.storage import check as checking
 
 from .conftest import Opener
 from .kinds import exact, one, only
@@ -204,3 +206,59 @@ def test_a_large_value_does_not_flood_the_hot_layer(open_cache: Opener) -> None:
     assert cache["large"] == cache["large"] == "x" * 30_000
     assert "large" not in cache._hot.entries
     assert len(cache._hot.entries) == 100
+
+
+@one
+def test_mending_removes_nothing_behind_a_link_that_was_put_there_meanwhile(
+    open_cache: Opener, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = open_cache()
+    outside = tmp_path_factory.mktemp("outside")
+    Path(outside, "inner").mkdir()
+    Path(outside, "file").write_text("somebody else's")
+    found = Path(cache.directory, "found")
+    Path(found, "inner").mkdir(parents=True)
+    Path(found, "file").write_text("unknown")
+
+    def swap() -> None:
+        if not found.is_symlink():
+            found.rename(found.with_name("moved"))
+            found.symlink_to(outside)
+
+    is_known, listdir = checking._is_known, os.listdir
+    monkeypatch.setattr(checking, "_is_known", lambda store, name: is_known(store, name) or bool(swap()))
+    cache.check(fix=True)
+    assert Path(outside, "file").exists()
+    found.unlink()
+    found.with_name("moved").rename(found)
+    Path(found, "inner").mkdir(exist_ok=True)
+    monkeypatch.setattr(checking, "_is_known", is_known)
+
+    def listed(path: str) -> list[str]:
+        names = listdir(path)
+        if str(path) == str(found / "inner"):
+            swap()
+        return names
+
+    monkeypatch.setattr(os, "listdir", listed)
+    cache.check(fix=True)
+    assert found.is_symlink()
+    assert Path(outside, "inner").is_dir()
+    monkeypatch.undo()
+    cache.check(fix=True)
+
+
+@one
+def test_directories_deeper_than_a_path_can_say_are_looked_at_as_far_as_it_can(open_cache: Opener) -> None:
+    cache = open_cache()
+    part, handle = "x" * 250, os.open(cache.directory, os.O_RDONLY)
+    for _ in range(20):
+        os.mkdir(part, dir_fd=handle)
+        inner = os.open(part, os.O_RDONLY, dir_fd=handle)
+        os.close(handle)
+        os.close(os.open("f" * 250, os.O_CREAT | os.O_WRONLY, dir_fd=inner))
+        handle = inner
+    os.close(handle)
+    while found := messages(cache, fix=True):  # each round reaches what the one before could not
+        assert any("unknown file" in message for message in found)
+        shutil.rmtree(Path(cache.directory, part))

@@ -213,7 +213,7 @@ def _check_trash(store: Store, fix: bool, timeout: float | None, found: _Finding
 
 def _check_files(store: Store, fix: bool, timeout: float | None, found: _Findings) -> None:
     """Report files that neither a row nor the trash knows; those of other shards and children are not looked at."""
-    for name, _ in list(_own_files(store)):
+    for name in _own_files(store):
         if _is_known(store, name):
             continue
         with store.locked(timeout):  # a writer may have made the file and not yet its row
@@ -222,17 +222,13 @@ def _check_files(store: Store, fix: bool, timeout: float | None, found: _Finding
             if fix:  # under the lock, where a writer that has made the file looks for it before it writes the row
                 path = os.path.join(store.directory, name)
                 with contextlib.suppress(FileNotFoundError), files.naming(path, FileNotFoundError):
-                    os.unlink(path)
+                    files.unlink_found(store.directory, name)
         found.add(f"unknown file: {os.path.join(store.directory, name)}", UnknownFileWarning)
 
 
-def _own_files(store: Store) -> list[tuple[str, os.stat_result]]:
+def _own_files(store: Store) -> list[str]:
     shard = re.compile(r"(\d{3}|cache|deque|index)/")
-    return [
-        (name, status)
-        for name, status in files.walk(store.directory)
-        if not _OWN.fullmatch(name) and not shard.match(name)
-    ]
+    return [name for name in files.names_below(store.directory) if not _OWN.fullmatch(name) and not shard.match(name)]
 
 
 def _is_known(store: Store, name: str) -> bool:
@@ -250,7 +246,7 @@ def _check_directories(store: Store, fix: bool, found: _Findings) -> None:
             if not names and path != store.directory and not os.listdir(path):
                 found.add(f"empty directory: {path}", EmptyDirWarning)
                 if fix:
-                    os.rmdir(path)
+                    files.rmdir_found(store.directory, os.path.relpath(path, store.directory))
 
 
 def _check_totals(store: Store, fix: bool, timeout: float | None, found: _Findings) -> None:
