@@ -13,6 +13,7 @@ from typing import Any
 
 from . import __version__, demo
 from .cache import Cache
+from .demo_report import shown
 from .encryption import check_without_secret
 from .errors import CacheError, SecretError
 
@@ -34,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("interrupted", file=sys.stderr)
         return 130
     except (CacheError, OSError) as error:
-        print(f"diskcache_like: {describe(error, getattr(options, 'directory', None))}", file=sys.stderr)
+        print(shown(f"diskcache_like: {describe(error, getattr(options, 'directory', None))}"), file=sys.stderr)
         return 2
 
 
@@ -130,7 +131,7 @@ def check(options: argparse.Namespace) -> int:
             raise
         found = check_without_secret(options.directory)
     for warning in found:
-        print(warning.message)
+        print(shown(str(warning.message)))
     if not found:
         print("nothing found")
     elif options.fix:

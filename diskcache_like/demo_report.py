@@ -21,6 +21,14 @@ REDRAW_SECONDS = 0.1
 NAME_WIDTH = 24  # bars of several passes begin at one column
 
 
+def shown(text: str) -> str:
+    """Return one line of text with whatever is not printable spelled out.
+
+    What names it may have been made by anyone: as it is, it could steer the terminal, or look like lines of ours.
+    """
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+
+
 @dataclass
 class Tally:
     """How many look-ups were hits, and how many nanoseconds each call took."""

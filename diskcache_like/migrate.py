@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from .demo_report import Progress
+from .demo_report import Progress, shown
 from .migration import Migration, Summary
 
 
@@ -36,9 +36,9 @@ def run(options: argparse.Namespace) -> int:
 def report(summary: Summary, dry_run: bool) -> None:
     """Print what was skipped, then what there is to note, then the numbers."""
     for key, reason in summary.skipped:
-        print(f"skipped {key}: {reason}")
+        print(shown(f"skipped {key}: {reason}"))
     for note in summary.notes:
-        print(f"note: {note}")
+        print(shown(f"note: {note}"))
     there = f", {summary.present:,} there already" if summary.present else ""
     print(
         f"{summary.copied:,} {'can be copied' if dry_run else 'copied'}{there}, {summary.expired:,} expired and left"

@@ -6,13 +6,17 @@ import os
 import pty
 import re
 import signal
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from diskcache_like import Cache, cli, demo, demo_report
+from diskcache_like.migrate import report
+from diskcache_like.migration import Skipped, Summary
 
 TIMEOUT = 120
 
@@ -224,3 +228,21 @@ def test_wrong_usage_is_explained(arguments: list[str], capsys: pytest.CaptureFi
         cli.main(arguments)
     assert raised.value.code == 2
     assert "usage: " in capsys.readouterr().err
+
+
+def test_names_made_by_anyone_neither_steer_the_terminal_nor_end_a_line(
+    filled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in (b"\x1b]0;title\x07", b"line\nnothing found", b"\xff", b"\xe2\x80\xae"):
+        Path(os.fsdecode(os.fsencode(filled) + b"/" + name)).touch()
+    assert cli.main(["check", str(filled)]) == 1
+    told = capsys.readouterr().out
+    assert told.replace("\n", "").isprintable()
+    assert told.count("unknown file") == len(told.splitlines()) == 4
+    (tmp_path / "old").mkdir()
+    with closing(sqlite3.connect(tmp_path / "old" / "cache.db")) as connection:
+        connection.execute('CREATE TABLE Cache ("\x1b[2J" INTEGER)')
+    assert cli.main(["migrate", str(tmp_path / "old"), str(tmp_path / "new")]) == 2
+    assert capsys.readouterr().err.rstrip("\n").isprintable()
+    report(Summary(skipped=[Skipped("key", "pickle that calls os\x1b[2J.system")], notes=["\x1b"]), True)
+    assert capsys.readouterr().out.replace("\n", "").isprintable()
