@@ -93,6 +93,7 @@ def read(content: Any, trusted: bool) -> tuple[bytes, Any]:
             table = reader.read_all()
         table.validate()  # of lengths, without which Arrow ends the process where a column is taken apart
         _check_sizes(table, data.size)
+        _check_buffers(table, data.size)
         if not trusted:
             for column in table.columns:
                 _check_values(column)
@@ -110,6 +111,26 @@ def _check_sizes(table: Any, size: int) -> None:
     claimed = max(table.num_rows, sum(_nulls_within(chunk) for column in table.columns for chunk in column.chunks))
     if claimed > max(8 * size, _ROWS_WITHOUT_BYTES):
         raise DecodeError(f"a table claims {claimed} values in {size} bytes")
+
+
+def _check_buffers(table: Any, size: int) -> None:
+    """Refuse columns that share their bytes, by which a small table claims, and whoever copies it takes, any memory."""
+    claimed = sum(_bytes_of(column.chunks) for column in table.columns)
+    if claimed > size:
+        raise DecodeError(f"a table of {size} bytes claims {claimed} bytes in its columns")
+
+
+def _bytes_of(chunks: list[Any]) -> int:
+    """Return the bytes of a column, those of a dictionary once for all pieces that it has in common."""
+    dictionaries = {}
+    total = 0
+    for chunk in chunks:
+        buffers = [one for one in chunk.buffers() if one is not None]
+        total += sum(one.size for one in buffers)
+        if pa.types.is_dictionary(chunk.type):
+            values = chunk.dictionary
+            dictionaries[tuple(one.address for one in values.buffers() if one is not None)] = values
+    return total + (_bytes_of(list(dictionaries.values())) if dictionaries else 0)
 
 
 def _nulls_within(array: Any) -> int:

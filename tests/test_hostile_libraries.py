@@ -195,6 +195,26 @@ def lists_of_nulls(count: int) -> Any:
     return pa.ListArray.from_arrays(pa.array([0, count], pa.int32()), pa.nulls(count))
 
 
+def sharing(column: Any, count: int) -> bytes:
+    """Return a file of as many columns that all have the bytes of the first one."""
+    content = bytearray(ipc(pa.table({str(number): column for number in range(count)})))
+    schema = 16 + int.from_bytes(content[12:16], "little")  # behind it the only batch
+    start, size = schema + 8, int.from_bytes(content[schema + 4 : schema + 8], "little")
+    meta = memoryview(content)[start : start + size]
+    message = int.from_bytes(meta[:4], "little")
+    batch = arrow._table_at(meta, arrow._field(meta, message, arrow._MESSAGE_HEADER))
+    buffers = arrow._table_at(meta, arrow._field(meta, batch, 2))
+    each = 16 * int.from_bytes(meta[buffers : buffers + 4], "little") // count
+    first = bytes(meta[buffers + 4 : buffers + 4 + each])
+    meta[buffers + 4 : buffers + 4 + each * count] = first * count
+    ends = [int.from_bytes(first[at : at + 8], "little") + int.from_bytes(first[at + 8 : at + 16], "little") for at in range(0, each, 16)]  # fmt: skip
+    body = (max(ends) + 63) // 64 * 64
+    length = arrow._field(meta, message, 3)
+    meta[length : length + 8] = i64(body)
+    meta.release()
+    return bytes(content[: start + size + body]) + b"\xff" * 4 + bytes(4)
+
+
 CATEGORIES = pa.table({"a": pa.array(["x", "y", "z"]).dictionary_encode()})
 _TURNS = pa.array([0, 1] * 8, pa.int8())
 UNION = pa.table({"a": pa.UnionArray.from_sparse(_TURNS, [pa.array(range(16)), pa.array(["a"] * 16)])})
@@ -218,6 +238,7 @@ HOSTILE_TABLES = {
     "structures longer than their fields": forged(pa.table({"a": [{"x": None}] * 3}), i64(3, 3), i64(-3, 3)),
     "union of no type": forged(UNION, bytes([0, 1] * 8), bytes([0, 7] * 8)),
     "runs": forged(pa.table({"a": pa.RunEndEncodedArray.from_arrays([2, 3], ["x", "y"])}), i64(2, 3), i64(9, 3)),
+    "columns that share their bytes": sharing(pa.array([True] * 100_000), 50), "columns that share their text": sharing(pa.array(["x" * 10_000] * 3), 50),
     "compressed": ipc(pa.table({"a": [0] * 100_000}), compression="zstd"), "compressed, LZ4": ipc(pa.table({"a": [0] * 100_000}), compression="lz4"),
     "compressed dictionary": ipc(pa.table({"a": pa.array(["x" * 10_000] * 10).dictionary_encode()}), compression="zstd"),
     "rows of nothing": ipc(pa.table({"a": pa.Array.from_buffers(pa.null(), 1 << 40, [None])}), allow_64bit=True), "lists of nothing": ipc(pa.table({"a": lists_of_nulls(1 << 25)})), "deeper lists of nothing": ipc(pa.table({"a": pa.StructArray.from_arrays([lists_of_nulls(1 << 25)], ["x"])})),
