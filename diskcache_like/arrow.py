@@ -255,10 +255,12 @@ def _check_messages(stream: Any) -> None:
             raise DecodeError(f"message {number} of a table is a {message.type}")
         if number and _is_compressed(memoryview(message.metadata), message.type == _DICTIONARY):
             raise DecodeError("a table has compressed buffers")
+        if message.type == _DICTIONARY and _is_delta(memoryview(message.metadata)):
+            raise DecodeError("a table has a dictionary in pieces, which is put together anew for each batch")
 
 
 # The metadata of a message is a flatbuffer: tables of fields behind offsets. These are the numbers of the fields.
-_MESSAGE_HEADER, _DICTIONARY_DATA, _BATCH_COMPRESSION = 2, 1, 3
+_MESSAGE_HEADER, _DICTIONARY_DATA, _DICTIONARY_DELTA, _BATCH_COMPRESSION = 2, 1, 2, 3
 
 
 def _is_compressed(metadata: memoryview, is_dictionary: bool) -> bool:
@@ -268,6 +270,13 @@ def _is_compressed(metadata: memoryview, is_dictionary: bool) -> bool:
     if is_dictionary:
         table = _table_at(metadata, _field(metadata, table, _DICTIONARY_DATA))
     return _field(metadata, table, _BATCH_COMPRESSION) != 0
+
+
+def _is_delta(metadata: memoryview) -> bool:
+    """Tell whether a dictionary's values are to be added to those before."""
+    (root,) = struct.unpack_from("<I", metadata)
+    place = _field(metadata, _table_at(metadata, _field(metadata, root, _MESSAGE_HEADER)), _DICTIONARY_DELTA)
+    return bool(place and metadata[place])
 
 
 def _field(metadata: memoryview, table: int, number: int) -> int:

@@ -215,6 +215,18 @@ def sharing(column: Any, count: int) -> bytes:
     return bytes(content[: start + size + body]) + b"\xff" * 4 + bytes(4)
 
 
+def dictionary_in_pieces(count: int) -> bytes:
+    """Return a file in which each batch is preceded by another value of its dictionary."""
+    sink, values = pa.BufferOutputStream(), ["x" * 100_000]
+    schema = pa.schema({"a": pa.dictionary(pa.int8(), pa.string())}, {"diskcache_like": "Table"})
+    with pa.ipc.new_stream(sink, schema, options=pa.ipc.IpcWriteOptions(emit_dictionary_deltas=True)) as writer:
+        for number in range(count):
+            column = pa.DictionaryArray.from_arrays(pa.array([number], pa.int8()), pa.array(values))
+            writer.write_batch(pa.record_batch([column], schema=schema))
+            values.append(str(number))
+    return b"ARROW1\0\0" + bytes(sink.getvalue().to_pybytes())
+
+
 CATEGORIES = pa.table({"a": pa.array(["x", "y", "z"]).dictionary_encode()})
 _TURNS = pa.array([0, 1] * 8, pa.int8())
 UNION = pa.table({"a": pa.UnionArray.from_sparse(_TURNS, [pa.array(range(16)), pa.array(["a"] * 16)])})
@@ -239,6 +251,7 @@ HOSTILE_TABLES = {
     "union of no type": forged(UNION, bytes([0, 1] * 8), bytes([0, 7] * 8)),
     "runs": forged(pa.table({"a": pa.RunEndEncodedArray.from_arrays([2, 3], ["x", "y"])}), i64(2, 3), i64(9, 3)),
     "columns that share their bytes": sharing(pa.array([True] * 100_000), 50), "columns that share their text": sharing(pa.array(["x" * 10_000] * 3), 50),
+    "dictionary in pieces": dictionary_in_pieces(50),
     "compressed": ipc(pa.table({"a": [0] * 100_000}), compression="zstd"), "compressed, LZ4": ipc(pa.table({"a": [0] * 100_000}), compression="lz4"),
     "compressed dictionary": ipc(pa.table({"a": pa.array(["x" * 10_000] * 10).dictionary_encode()}), compression="zstd"),
     "rows of nothing": ipc(pa.table({"a": pa.Array.from_buffers(pa.null(), 1 << 40, [None])}), allow_64bit=True), "lists of nothing": ipc(pa.table({"a": lists_of_nulls(1 << 25)})), "deeper lists of nothing": ipc(pa.table({"a": pa.StructArray.from_arrays([lists_of_nulls(1 << 25)], ["x"])})),
@@ -259,6 +272,11 @@ def test_a_hostile_table_is_an_error(content: bytes, large: int, monkeypatch: py
     with pytest.raises(DecodeError):
         bulk.unpack(MODE_ARROW, content)
     assert pa.total_allocated_bytes() - before < 1 << 20
+
+
+def test_no_dictionary_is_put_together_for_each_batch() -> None:
+    with pytest.raises(DecodeError, match="in pieces"):
+        bulk.unpack(MODE_ARROW, HOSTILE_TABLES["dictionary in pieces"])
 
 
 def test_a_type_registered_by_others_is_refused() -> None:
