@@ -6,16 +6,26 @@ import os
 import pickle
 import shutil
 import sqlite3
+import struct
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-from diskcache_like import Cache, CacheError, DirectoryError, FanoutCache, ForeignDatabase, StorageError
+from diskcache_like import (
+    Cache,
+    CacheError,
+    CorruptDatabase,
+    DirectoryError,
+    FanoutCache,
+    ForeignDatabase,
+    StorageError,
+)
 from diskcache_like.migration import Migration
 
 from .test_migrate import BIG, migrate, reasons, snapshot
@@ -309,3 +319,37 @@ def test_an_unfinished_copy_with_a_planted_link_is_refused(
     with pytest.raises((OSError, CacheError)):
         Migration(old, new)
     assert list(victim.iterdir()) == []
+
+
+def test_pages_that_lead_to_one_page_many_times_are_damage(tmp_path: Path, new: Path) -> None:
+    """Six levels of them have more rows than could be counted in a lifetime."""
+    old = tmp_path / "old"
+    old.mkdir()
+    path = old / "cache.db"
+    columns = (
+        "key BLOB, raw INTEGER, store_time REAL, expire_time REAL, access_time REAL, access_count INTEGER, tag BLOB"
+    )
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE Settings (key TEXT NOT NULL UNIQUE, value)")
+        connection.execute(
+            f"CREATE TABLE Cache (rowid INTEGER PRIMARY KEY, {columns}, size INTEGER, mode INTEGER, filename TEXT, value)"
+        )
+        connection.execute("INSERT INTO Cache (rowid, key, raw, mode, value) VALUES (1, 'a', 1, 1, 1)")
+        connection.commit()
+        (root,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'Cache'").fetchone()
+    content = bytearray(path.read_bytes())
+    size = int.from_bytes(content[16:18], "big")
+    leaf = slice((root - 1) * size, root * size)
+    levels = [bytes(content[leaf])]
+    for child in range(len(content) // size + 1, len(content) // size + 7):
+        page, place = bytearray(size), size - 8
+        page[:12] = struct.pack(">BHHHBI", 5, 0, 600, place, 0, child)
+        page[12 : 12 + 2 * 600] = struct.pack(">H", place) * 600
+        page[place : place + 5] = struct.pack(">IB", child, 1)
+        levels.append(bytes(page))
+    content[leaf] = levels.pop()
+    content += b"".join(levels)
+    content[28:32] = (len(content) // size).to_bytes(4, "big")
+    path.write_bytes(content)
+    with pytest.raises(CorruptDatabase, match="more rows than room"):
+        Migration(old, new, dry_run=True)

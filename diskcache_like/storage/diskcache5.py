@@ -37,6 +37,8 @@ _ROWS = """SELECT rowid, key, raw, expire_time, tag, size, mode, filename, value
     FROM Cache NOT INDEXED ORDER BY rowid"""
 _ROW = _ROWS.replace("ORDER BY rowid", "WHERE rowid = ?")
 _ROWS_BEHIND = "SELECT rowid FROM Cache NOT INDEXED WHERE rowid > ? ORDER BY rowid DESC"
+_COUNT = "SELECT count(*) FROM (SELECT 1 FROM Cache NOT INDEXED LIMIT ?)"
+_LEAST_ROW = 6  # bytes that a row takes of its page, as SQLite counts
 _NO_ITEM = """SELECT 1 FROM Cache NOT INDEXED
     WHERE typeof(key) <> 'integer' OR key NOT BETWEEN ? AND ? OR raw <> 1 LIMIT 1"""
 _PRAGMAS = ("trusted_schema = OFF", "cell_size_check = ON", "mmap_size = 0", "query_only = ON", "temp_store = MEMORY")
@@ -87,7 +89,11 @@ class OldDatabase:
         """Count the rows, and look whether all of them are items of the queue without prefix."""
         self.count, self.holds_queue_only = 0, False
         try:
-            (self.count,) = connection.execute("SELECT count(*) FROM Cache NOT INDEXED").fetchone()
+            # Pages that lead to one page several times, which SQLite does not notice, would have rows without end.
+            most = sum(size for size, _ in self._state.values()) // _LEAST_ROW
+            (self.count,) = connection.execute(_COUNT, (most + 1,)).fetchone()
+            if self.count > most:
+                raise CorruptDatabase(f"{self.path!r} is damaged: it has more rows than room for them")
             outside = connection.execute(_NO_ITEM, (QUEUE_START - QUEUE_SPAN, QUEUE_START + QUEUE_SPAN))
             self.holds_queue_only = self.count > 0 and outside.fetchone() is None
         except sqlite3.DatabaseError as error:
@@ -104,6 +110,8 @@ class OldDatabase:
                 connection.set_authorizer(_authorize)
                 try:
                     for row in connection.execute(_ROWS):
+                        if row[0] <= last:
+                            raise sqlite3.DatabaseError("its rows are out of order")
                         last = row[0]
                         yield OldRow(*row)
                 except sqlite3.DatabaseError:
@@ -199,6 +207,8 @@ def _rows_behind(connection: sqlite3.Connection, last: int) -> Iterator[OldRow]:
     found = []
     with suppress(sqlite3.DatabaseError):
         for (rowid,) in connection.execute(_ROWS_BEHIND, (last,)):
+            if found and rowid >= found[-1]:
+                break
             found.append(rowid)
     for rowid in reversed(found):
         with suppress(sqlite3.DatabaseError):
