@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
+import struct
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -319,3 +320,33 @@ def test_an_item_that_another_policy_may_read_stays(tmp_path: Path) -> None:
     with closing(Cache(tmp_path / "cache")) as cache:
         assert cache["last"] is complex
         assert cache.pull()[1] is complex
+
+
+def test_settings_without_end_are_damage(tmp_path: Path) -> None:
+    """Six levels of pages that lead to one page hundreds of times have more rows than could be read in a lifetime."""
+    with Cache(tmp_path) as cache:
+        cache["key"] = 1
+    path = tmp_path / "cache.db"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA journal_mode = DELETE").fetchall()
+        connection.execute("INSERT INTO setting VALUES ('zz', x'00')")
+        connection.commit()
+        (root,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'setting'").fetchone()
+        (size,) = connection.execute("PRAGMA page_size").fetchone()
+    content = bytearray(path.read_bytes())
+    leaf = slice((root - 1) * size, root * size)
+    levels = [bytes(content[leaf])]
+    last = struct.unpack_from(">H", levels[0], 8 + 2 * (struct.unpack_from(">H", levels[0], 3)[0] - 1))[0]
+    cell = levels[0][last : last + 1 + levels[0][last]]
+    for child in range(len(content) // size + 1, len(content) // size + 7):
+        page, place = bytearray(size), size - 4 - len(cell)
+        page[:12] = struct.pack(">BHHHBI", 2, 0, 300, place, 0, child)
+        page[12 : 12 + 2 * 300] = struct.pack(">H", place) * 300
+        page[place:] = child.to_bytes(4, "big") + cell
+        levels.append(bytes(page))
+    content[leaf] = levels.pop()
+    content += b"".join(levels)
+    content[28:32] = (len(content) // size).to_bytes(4, "big")
+    path.write_bytes(content)
+    with pytest.warns(CorruptDatabaseWarning), Cache(tmp_path) as cache:
+        assert len(cache) == 0

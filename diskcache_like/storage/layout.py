@@ -81,6 +81,9 @@ def names_in(directory: str) -> list[str]:
         raise refused(error, directory) from error
 
 
+_BESIDE = ("dictionary.", "joint.")  # what begins so lies beside the settings
+
+
 def newest_epoch(directory: str) -> int:
     """Return the highest number of a database in the directory, 0 if there is none."""
     numbers = (_NUMBERED.fullmatch(name) for name in names_in(directory))
@@ -101,13 +104,18 @@ def read_settings(connection: sqlite3.Connection, path: str) -> tuple[dict[str, 
     """Return (identity, settings) as stored, every value checked by type and range."""
     identity: dict[str, Any] = dict(UNSAID)
     settings: dict[str, Any] = {}
-    for name, value in connection.execute(sql.SELECT_SETTINGS).fetchall():
-        if name in IDENTITY:
-            if type(value) is not IDENTITY[name]:
-                raise ForeignDatabase(f"{path!r}: setting {name!r} holds a {type(value).__name__}")
-            identity[name] = value
-        elif isinstance(name, str) and name not in HANDLE_ONLY:
-            settings[name] = value
+    seen: set[object] = set()
+    with contextlib.closing(connection.execute(sql.SELECT_SETTINGS)) as rows:
+        for name, value in rows:
+            if name in seen:  # of pages that lead to one page several times, SQLite would give rows without end
+                raise corrupt(f"{path!r}: setting {name!r} is there twice", path)
+            seen.add(name)
+            if name in IDENTITY:
+                if type(value) is not IDENTITY[name]:
+                    raise ForeignDatabase(f"{path!r}: setting {name!r} holds a {type(value).__name__}")
+                identity[name] = value
+            elif isinstance(name, str) and name not in HANDLE_ONLY and not name.startswith(_BESIDE):
+                settings[name] = value
     for name, (low, high) in _RANGES.items():
         if not low <= identity.get(name, low if name in _OPTIONAL else -1) <= high:
             raise ForeignDatabase(f"{path!r}: setting {name!r} is missing or out of range; the cache is not opened")

@@ -83,8 +83,9 @@ RESTORE_TRASH = "INSERT INTO trash (file, size, at) VALUES (?, ?, ?) ON CONFLICT
 FALSELY_TRASHED = "SELECT file FROM trash WHERE file IN (SELECT file FROM entry WHERE file IS NOT NULL)"
 KNOWN_FILE = "SELECT 1 FROM entry WHERE file = ?1 UNION ALL SELECT 1 FROM trash WHERE file = ?1"
 # Dictionaries are large, and read when an entry needs one; journals are for those who complete a transaction.
-SELECT_SETTINGS = """SELECT name, value FROM setting
-    WHERE name NOT BETWEEN 'dictionary.' AND 'dictionary/' AND name NOT BETWEEN 'joint.' AND 'joint/'"""
+# The name of every row, so that who reads them notices pages without end.
+SELECT_SETTINGS = """SELECT name, CASE WHEN name NOT BETWEEN 'dictionary.' AND 'dictionary/'
+    AND name NOT BETWEEN 'joint.' AND 'joint/' THEN value END FROM setting"""
 SELECT_DICTIONARY_NAMES = "SELECT name FROM setting WHERE name BETWEEN 'dictionary.' AND 'dictionary/'"
 DROP_JOURNAL = "DELETE FROM setting WHERE name BETWEEN 'joint.redo.' AND 'joint.redo/'"
 SELECT_SETTING = "SELECT value FROM setting WHERE name = ?"
