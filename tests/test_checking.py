@@ -220,13 +220,14 @@ def test_mending_removes_nothing_behind_a_link_that_was_put_there_meanwhile(
     Path(found, "inner").mkdir(parents=True)
     Path(found, "file").write_text("unknown")
 
-    def swap() -> None:
+    def swap() -> bool:
         if not found.is_symlink():
             found.rename(found.with_name("moved"))
             found.symlink_to(outside)
+        return False
 
     is_known, listdir = checking._is_known, os.listdir
-    monkeypatch.setattr(checking, "_is_known", lambda store, name: is_known(store, name) or bool(swap()))
+    monkeypatch.setattr(checking, "_is_known", lambda store, name: is_known(store, name) or swap())
     cache.check(fix=True)
     assert Path(outside, "file").exists()
     found.unlink()

@@ -204,7 +204,7 @@ class OldDatabase:
 
 def _rows_behind(connection: sqlite3.Connection, last: int) -> Iterator[OldRow]:
     """Yield what can be read behind a damaged page, which is found from the other end."""
-    found = []
+    found: list[int] = []
     with suppress(sqlite3.DatabaseError):
         for (rowid,) in connection.execute(_ROWS_BEHIND, (last,)):
             if found and rowid >= found[-1]:

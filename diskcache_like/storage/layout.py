@@ -42,6 +42,7 @@ UNSAID = {"serializer": "msgpack", "compressor": "none"}
 MODULUS_RANGE = (1 << 20, 1 << 61)
 _RANGES = {"modulus": MODULUS_RANGE, "shards": (1, MAX_SHARDS), "displaced": (0, 1), "sealed": (0, 1 << 62)}
 _OPTIONAL = frozenset({"shards", "displaced", "sealed"})
+_BESIDE = ("dictionary.", "joint.")  # what begins so lies beside the settings
 MAX_EPOCH = 999_999_999  # databases are numbered with up to nine digits
 
 
@@ -79,9 +80,6 @@ def names_in(directory: str) -> list[str]:
         return os.listdir(directory)
     except OSError as error:
         raise refused(error, directory) from error
-
-
-_BESIDE = ("dictionary.", "joint.")  # what begins so lies beside the settings
 
 
 def newest_epoch(directory: str) -> int:
