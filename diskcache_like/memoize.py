@@ -130,11 +130,16 @@ def _digest_code(code: types.CodeType, update: Callable[[bytes], None]) -> None:
 
 
 def _digest_of_cell(cell: types.CellType, met: list[Callable[..., Any]]) -> bytes:
-    """Return bytes for a closed-over value: the value where it can be a key, else a function's code or the type."""
+    """Return bytes for a closed-over value."""
     try:
         value = cell.cell_contents
     except ValueError:
         return b"empty"  # the function's own name, not bound yet
+    return _digest_of(value, met)
+
+
+def _digest_of(value: Any, met: list[Callable[..., Any]]) -> bytes:
+    """Return bytes for a value: the value where it can be a key, else a function's code or the type."""
     while _is_memoized(value):
         value = value.__wrapped__  # its wrapper closes over counts, which change
     if isinstance(value, types.FunctionType):
@@ -290,7 +295,7 @@ def call_key(
     """Return a function that makes the key of a call of `function` from its arguments; parameters as for `memoize`."""
     if callable(name):
         raise TypeError("name cannot be a function: write the decorator with its arguments in parentheses")
-    base = function_name(function) if name is None else name
+    base = function_name(function) + _owner(function) if name is None else name
     if key is None:
         ignored = (ignore,) if isinstance(ignore, int | str) else tuple(ignore)
         return key_maker(function, base, typed, ignored)
@@ -300,6 +305,16 @@ def call_key(
         return (base, given(*args, **kwargs))
 
     return _bounded(make)
+
+
+def _owner(function: Callable[..., Any]) -> str:
+    """Return what tells a bound method from the same one of another object or class; nothing for a function."""
+    owner = getattr(function, "__self__", None)
+    if owner is None or isinstance(owner, types.ModuleType):  # a function, of C in a module
+        return ""
+    if isinstance(owner, type):
+        return f" of {owner.__module__}.{owner.__qualname__}"
+    return f" of {blake2b(_digest_of(owner, []), digest_size=16).hexdigest()}"
 
 
 def finish(

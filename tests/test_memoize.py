@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
 import inspect
 import threading
@@ -493,3 +494,30 @@ def test_a_coroutine_whose_result_cannot_be_stored_yet_stops_nobody(cache: Cache
     locked.wait(60)
     assert asyncio.run(main()) == 42
     thread.join()
+
+
+@dataclasses.dataclass
+class Scale:
+    """Something whose method is memoized."""
+
+    factor: int
+
+    def times(self, number: int) -> int:
+        return self.factor * number
+
+    @classmethod
+    def named(cls, number: int) -> str:
+        return cls.__name__ * number
+
+
+class Other(Scale):
+    """Something else with the same methods."""
+
+
+def test_bound_methods_do_not_share_results_with_those_of_another_object(cache: Cache) -> None:
+    decorate = cache.memoize()
+    assert [decorate(Scale(factor).times)(5) for factor in (1, 2, 1)] == [5, 10, 5]
+    assert len(cache) == 2
+    assert [decorate(kind.named)(1) for kind in (Scale, Other)] == ["Scale", "Other"]
+    shared = cache.memoize(name="by name")
+    assert [shared(Scale(factor).times)(5) for factor in (1, 2)] == [5, 5]
