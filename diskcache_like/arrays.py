@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from .codecs import NotData
 from .errors import DecodeError, missing
+from .interrupts import let_through
 
 try:
     import numpy as np
@@ -190,6 +191,7 @@ def read_array(content: Any, copy: bool) -> np.ndarray[Any, Any]:
     except (DecodeError, MemoryError):
         raise
     except Exception as error:
+        let_through(error)
         raise DecodeError(f"not an array: {error}") from error
 
 
@@ -259,4 +261,5 @@ def read_scalar(data: Any) -> Any:
     except (DecodeError, MemoryError):
         raise
     except Exception as error:
+        let_through(error)
         raise DecodeError(f"not a scalar: {error}") from error

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from .codecs import NotData
 from .errors import DecodeError, missing
+from .interrupts import let_through
 
 try:
     import pyarrow as pa
@@ -103,6 +104,7 @@ def read(content: Any, trusted: bool) -> tuple[bytes, Any]:
     except (DecodeError, MemoryError):
         raise
     except Exception as error:
+        let_through(error)
         raise DecodeError(f"not a table: {error}") from error
 
 

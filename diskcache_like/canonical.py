@@ -32,6 +32,7 @@ from uuid import UUID
 
 from .codecs import BIN_HEADS, SMALL_INTS, STR_HEADS, int_to_bytes
 from .errors import CacheError, KeyEncodeError, KeyTooLarge
+from .interrupts import let_through
 
 KEY_SIZE_LIMIT: Final = 64 * 1024
 """Bytes that a stored key may take."""
@@ -425,6 +426,7 @@ def _reduce(value: Any) -> Any:
     except (MemoryError, RecursionError, CacheError):
         raise
     except Exception as exc:
+        let_through(exc)
         raise KeyEncodeError(
             f"a key of type {_name_of(kind)} has no stable form ({exc}); use text, bytes, a number or a tuple of such"
             f" that identifies it, or define its __reduce__"

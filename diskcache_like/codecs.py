@@ -44,6 +44,7 @@ from zoneinfo import ZoneInfo
 from msgpack import ExtType, Packer
 
 from .errors import DecodeError
+from .interrupts import let_through
 from .structure import MAX_DEPTH, SLIPS, Format, Mark, Marks, Scalars, check_structure, decoder, is_plain, kinds_in
 
 TUPLE, SET, FROZENSET, RANGE, FRACTION = range(1, 6)
@@ -107,7 +108,8 @@ def _is_by_name(zone: ZoneInfo) -> bool:
     """Tell whether the name alone gives this very object, which one from `no_cache` or `from_file` does not."""
     try:
         return bool(_ZONE_NAME.fullmatch(zone.key)) and ZoneInfo(zone.key) is zone
-    except (TypeError, LookupError, ValueError, OSError):
+    except (TypeError, LookupError, ValueError, OSError) as error:
+        let_through(error)
         return False
 
 

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
 from .errors import DecodeError, DictionaryError, SettingError, TrainingError, missing
+from .interrupts import let_through
 
 STORED: Final = b"\x00"
 COMPRESSED: Final = b"\x01"
@@ -252,6 +253,7 @@ class Packing:
         except (DecodeError, MemoryError):
             raise
         except Exception as error:
+            let_through(error)
             raise DecodeError(f"a compressed value of {len(payload)} bytes cannot be expanded: {error}") from error
 
     def dictionary_of(self, head: bytes) -> int:
@@ -260,7 +262,8 @@ class Packing:
             return 0
         try:
             return self._compressor.dictionary_of(memoryview(head)[1:])
-        except Exception:
+        except Exception as error:
+            let_through(error)
             return 0  # not a frame: reading it fails without a dictionary too
 
     def with_dictionary(self, version: int, content: bytes) -> Packing:

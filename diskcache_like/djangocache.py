@@ -21,6 +21,7 @@ from django.core.signals import request_started
 
 from .cache import Cache
 from .fanout import FanoutCache
+from .interrupts import let_through
 from .memoize import function_name
 from .persistent import Deque, Index
 
@@ -66,7 +67,8 @@ class Handles:
         for key, (cache, directory) in tuple(self._open.items()):
             try:
                 there = os.path.samestat(os.stat(cache.directory), directory)
-            except OSError:
+            except OSError as error:
+                let_through(error)
                 there = False
             if not there:
                 del self._open[key]

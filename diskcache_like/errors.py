@@ -11,6 +11,8 @@ import errno
 import os
 import pickle
 
+from .interrupts import let_through
+
 
 class CacheError(Exception):
     """Stand above every error that is particular to this package."""
@@ -123,6 +125,7 @@ _ADVICE = {
 
 def refused(error: OSError, path: str | os.PathLike[str]) -> DirectoryError | DiskFull:
     """Return the package's error for one that the system raised for a file of the cache."""
+    let_through(error)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return DiskFull("no room for the file", path)
     code = error.errno or errno.EIO

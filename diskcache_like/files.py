@@ -13,11 +13,12 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from .errors import CacheError, DecodeError, UnsafeDirectory, refused
+from .interrupts import let_through, suppress
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -226,7 +227,7 @@ class NewFile:
 
 def _open_unnamed(root: str) -> int:
     """Return the descriptor of a new file without a name, -1 where there are none or they cannot be given one."""
-    if not os.path.isdir("/proc/self/fd"):
+    if not is_directory("/proc/self/fd"):
         return -1
     try:
         return os.open(root, _UNNAMED, 0o600)
@@ -351,7 +352,8 @@ def _prune(root: str, parents: list[str]) -> None:
         try:
             handle = _parent(root, parents[: depth - 1], create=False)
             os.rmdir(parents[depth - 1], dir_fd=handle)
-        except OSError:
+        except OSError as error:
+            let_through(error)
             return  # not empty, or gone already: both are the wished-for end
         finally:
             if handle is not None:
@@ -387,9 +389,45 @@ def _found_parent(root: str, parents: list[str], name: str) -> Iterator[int]:
         os.close(handle)
 
 
+def mode_of(path: str | os.PathLike[str], follow: bool = True) -> int:
+    """Return the mode of what is at a path, 0 if nothing is or it cannot be seen.
+
+    `os.path` tells less: its functions take what a signal handler raises for an error of the system.
+    """
+    try:
+        return os.stat(path, follow_symlinks=follow).st_mode
+    except (OSError, ValueError) as error:
+        let_through(error)
+        return 0
+
+
+def is_directory(path: str) -> bool:
+    """Tell whether a path leads to a directory."""
+    return stat.S_ISDIR(mode_of(path))
+
+
+def is_link(path: str) -> bool:
+    """Tell whether a path is a symbolic link."""
+    return stat.S_ISLNK(mode_of(path, follow=False))
+
+
+def folders(root: str) -> Iterator[tuple[str, list[str], list[str]]]:
+    """Yield what `os.walk` does, never following links, and pass on what a signal handler raises."""
+    inner: list[str] = []
+    names: list[str] = []
+    with suppress(OSError), os.scandir(root) as entries:
+        for entry in entries:
+            is_folder = is_directory(entry.path) if entry.is_symlink() else entry.is_dir()
+            (inner if is_folder else names).append(entry.name)
+    yield root, inner, names
+    for path in [os.path.join(root, name) for name in inner]:
+        if not is_link(path):
+            yield from folders(path)
+
+
 def names_below(root: str) -> Iterator[str]:
     """Yield the relative name of every file below `root`, never following links."""
-    for path, directories, names in os.walk(root, followlinks=False):
+    for path, directories, names in folders(root):
         directories.sort()
         relative = os.path.relpath(path, root)
         yield from (name if relative == "." else f"{relative}/{name}" for name in names)

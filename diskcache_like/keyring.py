@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple, Self
 from zlib import crc32
 
 from .errors import DecodeError, KeyringError, NewerFormat, SecretError, SignatureError
+from .interrupts import let_through
 from .record import Record
 from .sealing import (
     EPOCH_SIZE,
@@ -324,7 +325,8 @@ class Sealer:
             return None
         try:
             return decrypt(blob[5:17], memoryview(blob)[17:], head + stored)
-        except Exception:  # whatever is wrong, `open` will tell
+        except Exception as error:  # whatever is wrong, `open` will tell
+            let_through(error)
             return None
 
     def seal_key(self, stored: bytes, canonical: bytes, spelling: bytes | None) -> bytes:

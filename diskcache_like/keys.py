@@ -23,6 +23,7 @@ from . import canonical as form
 from .canonical import KEY_DEPTH, KEY_SIZE_LIMIT, PrefixedQueueKey, QueueKey, encode_key, encode_long
 from .codecs import NotData, decode_value, encode_value, int_from_bytes
 from .errors import DecodeError, KeyEncodeError, KeyTooLarge, ValueEncodeError
+from .interrupts import let_through
 from .pickles import dumps_pickle
 from .structure import NESTED, Format, Mark
 
@@ -191,6 +192,7 @@ def _decode(stored: bytes) -> Any:
     except (DecodeError, MemoryError):
         raise
     except Exception as exc:
+        let_through(exc)
         raise DecodeError(f"a stored key of {len(stored)} bytes cannot be decoded: {exc}") from exc
     raise DecodeError(f"a stored key of {len(stored)} bytes is not in its canonical form")
 

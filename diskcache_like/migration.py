@@ -21,11 +21,11 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Final, NamedTuple, Self
 
-from . import keys
+from . import files, keys
 from .cache import Cache
 from .disk import Disk
 from .errors import (
@@ -41,6 +41,7 @@ from .errors import (
     ValueTooLarge,
 )
 from .fanout import FanoutCache
+from .interrupts import suppress
 from .json_disk import JSONDisk
 from .migration_source import MAX_IN_MEMORY, Decoder, Place, checked_text, find_layout, is_json
 from .pickles import dumps_pickle
@@ -188,7 +189,7 @@ class Migration:
 
     def _claim(self, identity: dict[str, Any]) -> None:
         """Make the new directory and mark it as a copy that is being made, or find the mark of an earlier run."""
-        self._made = not os.path.exists(self.new)
+        self._made = not files.mode_of(self.new)
         ensure_directory(self.new, False)
         folder = os.path.join(self.new, _FOLDER)
         path = os.path.join(folder, _STATE)
@@ -472,7 +473,7 @@ def _is_claimed(folder: str, alone: bool) -> bool:
         inner = set(os.listdir(folder))
     except (FileNotFoundError, NotADirectoryError):
         return False
-    return not os.path.islink(folder) and (_STATE in inner or (alone and not inner)) and inner <= {_STATE, _SCRATCH}
+    return not files.is_link(folder) and (_STATE in inner or (alone and not inner)) and inner <= {_STATE, _SCRATCH}
 
 
 def _parsed(text: bytes) -> dict[str, Any] | None:

@@ -115,13 +115,13 @@ class Decoder:
 
 def find_layout(old: str, kind: str) -> list[Place]:
     """Return the caches in the old directory: the one that it is, and those that a FanoutCache has by name."""
-    if not os.path.isdir(old):
+    if not files.is_directory(old):
         raise FileNotFoundError(errno.ENOENT, "no such directory", old)
-    alone = os.path.lexists(os.path.join(old, DATABASE))
+    alone = files.mode_of(os.path.join(old, DATABASE), follow=False) != 0
     shards = [
         os.path.join(old, name)
         for name in sorted(os.listdir(old))
-        if _SHARD.fullmatch(name) and os.path.lexists(os.path.join(old, name, DATABASE))
+        if _SHARD.fullmatch(name) and files.mode_of(os.path.join(old, name, DATABASE), follow=False)
     ]
     if kind == "auto" and alone and shards:
         raise SettingError(f"{old!r} holds a Cache and a FanoutCache: say which with --kind cache or --kind fanout")
@@ -137,9 +137,9 @@ def find_layout(old: str, kind: str) -> list[Place]:
 def _named(old: str, kind: str) -> Iterator[Place]:
     """Yield the caches, deques or indexes that a FanoutCache made by name."""
     top = os.path.join(old, kind)
-    for folder, inner, names in os.walk(top, followlinks=False):
+    for folder, inner, names in files.folders(top):
         inner.sort()
-        if DATABASE in names and folder != top and not os.path.islink(top):
+        if DATABASE in names and folder != top and not files.is_link(top):
             yield Place(kind, os.path.relpath(folder, top), (folder,))
 
 

@@ -15,6 +15,7 @@ from typing import Any, Final
 from . import arrow
 from .codecs import NotData, decode_value, encode_value
 from .errors import DecodeError, missing
+from .interrupts import let_through
 
 try:
     import pandas as pd
@@ -61,6 +62,7 @@ def pack_frame(value: Any) -> Any:
     except (NotData, MemoryError):
         raise
     except Exception as error:
+        let_through(error)
         raise NotData(f"a {type(value).__name__} of pandas is not data: {error}") from error
 
 
@@ -83,6 +85,7 @@ def unpack_frame(kind: bytes, table: Any, copy: bool) -> Any:
     except (DecodeError, MemoryError):
         raise
     except Exception as error:
+        let_through(error)
         raise DecodeError(f"not a frame of pandas: {error}") from error
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Final, Literal, cast
 
 from .errors import DecodeError, SettingError, ValueEncodeError
+from .interrupts import let_through
 
 PicklePolicy = Literal["signed", "never", "trusted"]
 
@@ -33,6 +34,7 @@ def dumps_pickle(value: object, protocol: int = pickle.HIGHEST_PROTOCOL) -> byte
     except MemoryError:
         raise
     except Exception as exc:
+        let_through(exc)
         kind = type(value)
         raise ValueEncodeError(
             f"a value of type {kind.__module__}.{kind.__qualname__} is neither plain data nor can it be pickled"
@@ -46,4 +48,5 @@ def loads_pickle(data: bytes | memoryview) -> Any:
     try:
         return pickle.loads(data)  # noqa: S301 - the caller has authenticated the bytes or was told to trust them
     except Exception as exc:
+        let_through(exc)
         raise DecodeError(f"stored pickle of {len(data)} bytes cannot be loaded ({type(exc).__name__}: {exc})") from exc

@@ -21,6 +21,7 @@ from zoneinfo import ZoneInfo
 
 from .codecs import FRACTION_BITS
 from .errors import DecodeError
+from .interrupts import let_through
 from .structure import MAX_DEPTH
 
 MAX_OPERATIONS: Final = 10_000_000
@@ -81,6 +82,7 @@ def loads_plain(data: bytes) -> Any:
     except MemoryError:
         raise NotPlain("pickle of something that does not fit into memory") from None
     except Exception as error:
+        let_through(error)
         raise NotPlain(f"broken pickle ({type(error).__name__}: {str(error)[:80]})") from error
     return value
 

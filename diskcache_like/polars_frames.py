@@ -7,6 +7,7 @@ from typing import Any
 from . import arrow
 from .codecs import NotData
 from .errors import DecodeError, missing
+from .interrupts import let_through
 
 try:
     import polars as pl
@@ -34,6 +35,7 @@ def unpack_frame(kind: bytes, table: Any) -> Any:
     try:
         frame = _frame(table)
     except (Exception, pl.exceptions.PanicException) as error:
+        let_through(error)
         raise DecodeError(f"not a frame of polars: {error}") from error
     if kind == _FRAME:
         return frame

@@ -6,7 +6,6 @@ without reading what lies between.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -14,6 +13,7 @@ from . import keys
 from .disk import UNKNOWN
 from .entries import GONE, Entries
 from .errors import CacheError, DecodeError, DiskFull, Timeout, ValueTooLarge
+from .interrupts import suppress
 from .packing import Expiry, Target, metadata
 from .record import Record
 from .storage.reading import QUEUE_BOUND
@@ -201,7 +201,7 @@ def discard(store: Store, encoded: Stored) -> None:
     """
     file = encoded[2]
     if file is not None:
-        with contextlib.suppress(OSError, CacheError):  # it stays, an unknown file to `check`
+        with suppress(OSError, CacheError):  # it stays, an unknown file to `check`
             if not store.refers_to(file):
                 store.disk.remove(file)
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from . import signing
 from .errors import SettingError
+from .files import folders
 from .keyring import Master, Sealer
 from .storage import rekeying
 from .storage.layout import DATABASE
@@ -73,6 +74,6 @@ def children_of(directory: str) -> Iterator[tuple[str, str]]:
     """Yield kind and name of the named children in the directory of a FanoutCache."""
     for kind in CHILDREN:
         top = os.path.join(directory, kind)
-        for path, _, names in os.walk(top, followlinks=False):
+        for path, _, names in folders(top):
             if DATABASE in names and path != top:
                 yield kind, os.path.relpath(path, top)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, BinaryIO, Final
 
 from . import files
 from .errors import DecodeError, SignatureError, missing
+from .interrupts import let_through
 from .record import HAS_EXPIRE, HAS_TAG, MODE_RAW, Record
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ def decrypted(cipher: AESGCM, sealed: bytes, start: int, associated: bytes) -> b
     try:
         return cipher.decrypt(sealed[start:body], sealed[body:], associated)
     except Exception as error:  # InvalidTag, or ValueError for too few bytes: either way not what was sealed
+        let_through(error)
         raise SignatureError("what is sealed here was changed, or moved here from another place") from error
 
 
@@ -308,6 +310,7 @@ class SealedFile(io.RawIOBase):
         try:
             return self._cipher.decrypt(_CHUNK_NONCE.pack(number, number == self._last), sealed, None)
         except Exception as error:
+            let_through(error)
             raise SignatureError(f"chunk {number} of value file {self.name!r} was changed") from error
 
     def close(self) -> None:

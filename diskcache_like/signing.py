@@ -20,7 +20,9 @@ from hmac import compare_digest
 from pathlib import Path
 from typing import Final, Protocol
 
+from . import files
 from .errors import SecretError, SettingError
+from .interrupts import let_through
 from .pickles import PicklePolicy, resolve_pickle_policy
 
 __all__ = ["SECRET_VARIABLE", "TAG_SIZE", "PicklePolicy", "Secret", "Signer", "load_secret", "resolve_pickle_policy"]
@@ -110,7 +112,7 @@ class Secret:
         """
         if self._signer is None:
             try:
-                if not os.path.lexists(secret_path(self._environ)):
+                if not files.mode_of(secret_path(self._environ), follow=False):
                     return None
                 return self.signer
             except SecretError:
@@ -162,6 +164,7 @@ def _user_secret(environ: Mapping[str, str]) -> bytes:
                 _create(directory, path)
                 return _read(directory, path)
     except OSError as exc:
+        let_through(exc)
         raise SecretError(
             f"the secret in {path} can be neither read nor made ({exc.strerror or exc}); give the cache a secret or set"
             f" {SECRET_VARIABLE}"

@@ -25,6 +25,8 @@ from .coherence.generations import boot_stamp
 from .coherence.sleepers import pauses, slices
 from .entries import ENOVAL
 from .errors import Timeout
+from .files import mode_of
+from .interrupts import let_through
 from .locks import Lock
 from .memoize import Memoized, call_key, finish, seconds_of, when_free
 from .packing import Expiry
@@ -103,7 +105,8 @@ def _process(token: int) -> str:
     pid = os.getpid()
     try:
         namespace = os.readlink("/proc/self/ns/pid")
-    except OSError:
+    except OSError as error:
+        let_through(error)
         namespace = "unknown"
     return f"{boot_stamp()} {namespace} {pid} {_start_of(pid)}"
 
@@ -125,8 +128,9 @@ def _start_of(pid: int) -> str:
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             state, *rest = file.read().rpartition(")")[2].split()
-    except OSError:
-        return "" if os.path.exists("/proc/self/stat") else "unknown"
+    except OSError as error:
+        let_through(error)
+        return "" if mode_of("/proc/self/stat") else "unknown"
     return "" if state in "ZX" else rest[18]
 
 
@@ -215,8 +219,9 @@ class _Threads(_Results):
             threading.Thread(
                 target=self._renew, args=(key, args, kwargs, flight, holder), name=RENEWAL, daemon=True
             ).start()
-        except Exception:
+        except Exception as error:
             flight.land(holder)
+            let_through(error)
             threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), None)))
 
     def _wait(self, key: Any, args: Any, kwargs: Any) -> Any:

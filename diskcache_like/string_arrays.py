@@ -14,6 +14,7 @@ from typing import Any, Final
 from .arrays import np
 from .codecs import NotData, decode_value, encode_value
 from .errors import DecodeError
+from .interrupts import let_through
 
 MAGIC: Final = b"\x93STRING\x01"
 STRINGS: Final[Any] = getattr(np.dtypes, "StringDType", None)
@@ -59,6 +60,7 @@ def read_strings(content: Any, copy: bool) -> np.ndarray[Any, Any]:
     except (DecodeError, MemoryError):
         raise
     except Exception as error:
+        let_through(error)
         raise DecodeError(f"not an array of texts: {error}") from error
     array.flags.writeable = copy
     return array

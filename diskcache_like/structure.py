@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple
 from msgpack import ExtType, Timestamp, Unpacker, unpackb
 
 from .errors import DecodeError, MissingDependency
+from .interrupts import let_through
 
 MAX_DEPTH: Final = 400
 """Containers within containers: a deeper value is `NotData`, a deeper payload a `DecodeError`."""
@@ -96,7 +97,8 @@ def _is_plain(value: Any) -> bool:
         plain = True
     except _StrangerError:
         plain = False
-    except Exception:  # such as one of too much depth, after which a walker still counts itself as that deep
+    except Exception as error:  # such as one of too much depth, after which a walker still counts itself as that deep
+        let_through(error)
         return False
     _walkers.append(walker)
     return plain
@@ -242,6 +244,7 @@ def decoder(form: Format) -> Callable[[Buffer], Any]:
         except (DecodeError, MemoryError, MissingDependency):
             raise
         except Exception as exc:
+            let_through(exc)
             raise DecodeError(f"a stored value of {len(payload)} bytes cannot be decoded: {exc}") from exc
 
     return decode

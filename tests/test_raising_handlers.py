@@ -5,13 +5,18 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import datetime as dt
 import fcntl
 import random
+import re
 import signal
 import sqlite3
 import threading
+from collections.abc import Iterator
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -19,21 +24,26 @@ from unittest import mock
 
 import pytest
 
-from diskcache_like import Cache, FanoutCache
+import diskcache_like
+from diskcache_like import Cache, Deque, FanoutCache
 from diskcache_like.coherence import lock
 from diskcache_like.coherence.generations import GenerationFile
 from diskcache_like.coherence.lock import WriteLock
-from diskcache_like.errors import TransactionError
+from diskcache_like.errors import DecodeError, KeyEncodeError, TransactionError
+from diskcache_like.interrupts import is_interruption, let_through, suppress
 from diskcache_like.storage import forking, schema
 from diskcache_like.storage.connection import MAX_READERS
 from diskcache_like.storage.holding import Holder
 from diskcache_like.storage.scopes import _Scope
 
+from .kinds import NEEDS_CIPHER, SECRET
 from .prove.raising import CALLS, interrupt_part
 from .prove.stage import KINDS, opened, played
-from .prove.stepping import Stepper, carry_out, interrupted, places_in
+from .prove.stepping import Alarm, Late, Stepper, carry_out, interrupted, places_in
+from .sample_objects import Point
 
 LARGE = b"x" * 40_000
+PLACES = 100  # at most, of one call
 
 
 def test_handlers_run_where_a_result_would_be_lost() -> None:
@@ -200,6 +210,186 @@ def test_a_transaction_that_a_call_cut_short_was_ending_does_not_outlive_it(tmp_
         assert GenerationFile.settle is settle
         assert cache.set("key", 2)
         assert cache.check() == []
+
+
+# -- what a handler raises is not taken for an error of what it interrupts --------------------------------------------
+
+
+def interrupt(call: Any, kinds: tuple[type[BaseException], ...] = (Alarm, Late)) -> None:
+    """Interrupt a call at many of its places, by each kind of exception; nothing else comes out of it."""
+    call()
+    places = places_in(call)
+    for number in range(1, places + 1, places // PLACES + 1):
+        for kind in kinds:
+            interrupted(call, number, kind)
+
+
+def values() -> Iterator[Any]:
+    yield pytest.param((1, [2.5, "three"], {dt.datetime(2026, 1, 1), None}), {}, id="containers")
+    yield pytest.param({n: (n, str(n)) for n in range(40)}, {}, id="a map of many pairs")
+    yield pytest.param("text\ud800", {}, id="lone surrogates")
+    yield pytest.param([str(n) for n in range(3000)], {"compressor": "zlib"}, id="compressed")
+    yield pytest.param({"a": [1, 2]}, {"serializer": "json"}, id="json")
+    yield pytest.param({"a": (1, 2)}, {"serializer": "pickle", "pickle": "trusted"}, id="pickled")
+    yield pytest.param((1, 2), {"secret": SECRET, "encrypt": True}, id="encrypted", marks=NEEDS_CIPHER)
+    for library in ("numpy", "pandas", "polars", "pyarrow"):
+        needed = pytest.mark.skipif(find_spec(library) is None, reason=f"{library} is not installed")
+        yield pytest.param(library, {}, id=library, marks=needed)
+
+
+def of_library(name: str) -> Any:
+    """Return a value of a library."""
+    column = {"column": ["a", None, "c"], "number": [1, 2, 3]}
+    if name == "numpy":
+        return pytest.importorskip(name).array(["a", "bc"])
+    return pytest.importorskip(name).table(column) if name == "pyarrow" else pytest.importorskip(name).DataFrame(column)
+
+
+@pytest.mark.parametrize(("value", "settings"), list(values()))
+def test_a_key_that_exists_is_never_missing_where_a_handler_raises(
+    tmp_path: Path, value: Any, settings: dict[str, Any]
+) -> None:
+    stored = of_library(value) if type(value) is str and find_spec(value) else value
+    with Cache(tmp_path, hot_size_limit=0, **settings) as cache:
+        cache[1, "key"] = stored
+
+        def get() -> None:
+            assert cache.get((1, "key")) is not None
+            assert len(cache.get_many([(1, "key")])) == 1
+            assert list(cache) == [(1, "key")]
+
+        interrupt(get)
+        assert type(cache[1, "key"]) is type(stored)
+
+
+def test_an_item_of_a_deque_is_not_called_damaged_where_a_handler_raises(tmp_path: Path) -> None:
+    with Cache(tmp_path, hot_size_limit=0) as cache:
+        deque = Deque.fromcache(cache, [(1, 2), (3, 4)])
+
+        def read() -> None:
+            assert deque[0] == (1, 2)
+            assert list(deque) == [(1, 2), (3, 4)]
+
+        interrupt(read)
+
+
+def test_a_key_is_not_refused_where_a_handler_raises(tmp_path: Path) -> None:
+    with Cache(tmp_path, hot_size_limit=0) as cache:
+        cache[Point(1, 2)] = 1
+
+        def get() -> None:
+            assert cache.get(Point(1, 2)) == 1
+
+        interrupt(get)
+
+
+@pytest.mark.parametrize("value", [1, LARGE])
+def test_a_directory_is_not_called_unusable_where_a_handler_raises(tmp_path: Path, value: Any) -> None:
+    def write() -> None:
+        with Cache(tmp_path) as cache:
+            cache["key"] = value
+            cache.delete("key")
+            assert cache.check() == []
+
+    played(partial(interrupt, write, (Late,)))  # in a process of its own, since opening may leave a descriptor open
+
+
+def raise_alarm(number: int, frame: FrameType | None, kind: type[BaseException] = Alarm) -> None:
+    raise kind
+
+
+class Callable:
+    def __call__(self, *signal_and_frame: Any) -> None:
+        raise_alarm(0, None)
+
+    def method(self, number: int, frame: FrameType | None) -> None:
+        self()
+
+
+@pytest.mark.parametrize(
+    "handler",
+    [raise_alarm, Callable(), Callable().method, partial(raise_alarm, kind=Late), lambda *_: Callable()()],
+    ids=["function", "object", "method", "partial", "lambda"],
+)
+def test_what_a_handler_raises_is_told_from_other_errors_however_it_is_written(handler: Any) -> None:
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        with pytest.raises((Alarm, Late)) as raised:
+            signal.raise_signal(signal.SIGUSR1)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert is_interruption(raised.value)
+    with pytest.raises((Alarm, Late)), suppress(Exception):
+        raise raised.value
+    try:
+        raise DecodeError("of a library") from raised.value
+    except DecodeError as error:
+        with pytest.raises((Alarm, Late)):
+            let_through(error)
+
+
+def test_other_errors_are_no_interruptions() -> None:
+    with suppress(Exception):
+        Callable()()
+    error = Alarm()
+    error.__cause__ = error
+    let_through(error)
+
+
+def test_a_call_in_the_answer_to_an_alarm_is_not_interrupted_by_it(tmp_path: Path) -> None:
+    class Bad:
+        def __reduce__(self) -> str:
+            raise ValueError
+
+    before = signal.signal(signal.SIGUSR1, raise_alarm)
+    try:
+        with Cache(tmp_path) as cache:
+            try:
+                signal.raise_signal(signal.SIGUSR1)
+            except Alarm:
+                with pytest.raises(KeyEncodeError):
+                    cache.get(Bad())
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+BROAD = {"Exception", "OSError", "TimeoutError"}
+ASKS = {"let_through", "refused", "_unusable"}  # whether a handler raised it
+FORGETFUL = {"os.walk", *(f"os.path.{name}" for name in ("exists", "lexists", "isdir", "isfile", "islink"))}
+COMMANDS = {"cli.py", "demo.py", "demo_report.py"}  # whose processes are their own
+
+
+def named(node: ast.AST) -> set[str]:
+    """Return the names in a node."""
+    return {found.id for found in ast.walk(node) if isinstance(found, ast.Name)}
+
+
+def called(node: ast.AST) -> set[str]:
+    """Return the names of the functions and methods that are called in a node."""
+    return {ast.unparse(found.func).rpartition(".")[2] for found in ast.walk(node) if isinstance(found, ast.Call)}
+
+
+def takes_unasked(node: ast.AST, ours: bool) -> bool:
+    """Tell whether code takes errors of any kind, or of the system, and neither raises them again nor asks whose."""
+    if isinstance(node, ast.ExceptHandler) and node.type is not None:
+        again = any(isinstance(found, ast.Raise) and found.exc is None for found in ast.walk(node))
+        return bool(BROAD & named(node.type)) and not again and not ASKS & called(node)
+    if not isinstance(node, ast.Call):
+        return False
+    function = ast.unparse(node.func)
+    ignores = function == "contextlib.suppress" or (function == "suppress" and not ours)
+    return function in FORGETFUL or (ignores and any(BROAD & named(kind) for kind in node.args))
+
+
+def test_whatever_catches_errors_of_any_kind_asks_whether_a_handler_raised_them() -> None:
+    package = Path(diskcache_like.__file__).parent
+    unasked = []
+    for path in package.rglob("*.py"):
+        text = path.read_text()
+        ours = re.search(r"^from \.+interrupts import .*suppress$", text, re.MULTILINE) is not None
+        lines = [node.lineno for node in ast.walk(ast.parse(text)) if takes_unasked(node, ours)]  # type: ignore[attr-defined]
+        unasked += [f"{path.relative_to(package)}:{line}" for line in lines if path.name not in COMMANDS]
+    assert unasked == []
 
 
 # -- handlers that write, beside what raises --------------------------------------------------------------------------

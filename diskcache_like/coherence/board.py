@@ -26,6 +26,8 @@ from typing import Final
 from diskcache_like.coherence.generations import open_private
 from diskcache_like.errors import DirectoryError, DiskFull, UnsafeDirectory
 
+from ..interrupts import let_through
+
 CELL: Final = 256  # bytes
 CELLS: Final = 2039  # a prime: short keys have regular hashes
 SIZE: Final = CELL * 2048
@@ -55,7 +57,8 @@ class Board:
             # Allocated, not only sized: storing into a hole on a full disk kills the process.
             os.posix_fallocate(descriptor, 0, SIZE)
             return cls(mmap.mmap(descriptor, SIZE, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE))
-        except OSError:
+        except OSError as error:
+            let_through(error)
             return None
         finally:
             os.close(descriptor)

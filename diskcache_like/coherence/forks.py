@@ -7,6 +7,8 @@ import os
 import sys
 import threading
 
+from ..interrupts import let_through
+
 # Linux: the page reads as zeros in a child of fork, whoever calls fork. `os.register_at_fork` alone misses forks made
 # from C (application servers), and asking for the process id is a system call of some 140 ns.
 _MADV_WIPEONFORK = 18
@@ -64,7 +66,8 @@ def _wipe_on_fork(page: mmap.mmap) -> bool:
         return False
     try:
         page.madvise(_MADV_WIPEONFORK)
-    except OSError:
+    except OSError as error:
+        let_through(error)
         return False
     return True
 

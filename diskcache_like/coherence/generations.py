@@ -24,6 +24,8 @@ from diskcache_like.coherence import words
 from diskcache_like.coherence.words import Implementation, Words
 from diskcache_like.errors import DirectoryError, UnsafeDirectory, refused
 
+from ..interrupts import let_through
+
 PAGE: Final = 4096
 HEADER_WORDS: Final = PAGE // 8
 MIN_SLOTS: Final = 2**4
@@ -325,7 +327,8 @@ def boot_stamp() -> int:
     """Return a number that is another after each start of the machine, or 0 if the system does not tell."""
     try:
         return int(_BOOT_ID.read_text(encoding="ascii").replace("-", "").strip()[:16], 16)
-    except (OSError, ValueError):
+    except (OSError, ValueError) as error:
+        let_through(error)
         return 0
 
 

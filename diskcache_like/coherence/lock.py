@@ -8,7 +8,6 @@ long claims a turn, and those who come after queue behind it.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import sys
@@ -27,6 +26,8 @@ from diskcache_like.coherence.generations import Header, open_private
 from diskcache_like.coherence.native import NativeModule
 from diskcache_like.coherence.words import Words
 from diskcache_like.errors import DirectoryError, NotOwner, Timeout, TransactionError
+
+from ..interrupts import let_through, suppress
 
 _TRY: Final = LOCK_EX | LOCK_NB
 _WAITERS: Final = Header.WAITERS
@@ -171,7 +172,7 @@ class WriteLock:
             if header is not None and header[_WAITERS]:
                 self._wake(header)
         except BaseException:  # of a signal handler, which may come before the call itself where there is an audit hook
-            with contextlib.suppress(OSError, ValueError):
+            with suppress(OSError, ValueError):
                 flock(self._descriptor, LOCK_UN)
             raise
         finally:
@@ -439,7 +440,7 @@ class WriteLock:
     def _give_up(self) -> None:
         # An interrupt may come between the kernel granting the lock and our seeing it; unlocking what is not locked
         # does nothing, and this descriptor is locked by nobody else while we have the thread lock.
-        with contextlib.suppress(OSError, ValueError):
+        with suppress(OSError, ValueError):
             flock(self._descriptor, LOCK_UN)
         self._owner = 0
         self._free_thread()
@@ -463,6 +464,7 @@ class WriteLock:
         return Timeout(f"write lock {self.path} was not free within {self._clock() - wait.started:.3f} s")
 
     def _unusable(self, error: OSError | ValueError) -> DirectoryError:
+        let_through(error)
         if self._descriptor < 0:
             return DirectoryError(errno.EBADF, "the write lock is closed", self.path)
         code = getattr(error, "errno", None) or errno.ENOLCK

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from .. import files, keys
 from ..coherence.generations import UNKNOWN, Header
 from ..errors import DecodeError, EmptyDirWarning, UnknownFileWarning
+from ..interrupts import let_through, suppress
 from ..keyring import Sealer
 from ..record import Record
 from . import room
@@ -106,6 +107,7 @@ def _outer_problem(store: Store, row: Sequence[Any]) -> str | None:
     except FileNotFoundError:
         return "file not found"
     except (DecodeError, OSError) as error:
+        let_through(error)
         return str(error)
     return None if there == size else f"value file has {there} bytes instead of {size}"
 
@@ -162,6 +164,7 @@ def _problem(store: Store, check_record: CheckRecord, row: Sequence[Any]) -> str
     except DecodeError as error:
         return str(error)
     except OSError as error:
+        let_through(error)
         return _Unread(error)
     sealer = store.disk.sealer
     wanted = record.tag if sealer is None or record.tag is None else sealer.blind_tag(record.tag)
@@ -240,9 +243,9 @@ def _is_known(store: Store, name: str) -> bool:
 
 
 def _check_directories(store: Store, fix: bool, found: _Findings) -> None:
-    for path, _, names in os.walk(store.directory, topdown=False, followlinks=False):
+    for path, _, names in reversed(list(files.folders(store.directory))):
         # Listed anew: mending has just removed what was below, and may have left this one empty.
-        with contextlib.suppress(OSError):  # a writer removed it, or has put a file there by now
+        with suppress(OSError):  # a writer removed it, or has put a file there by now
             if not names and path != store.directory and not os.listdir(path):
                 found.add(f"empty directory: {path}", EmptyDirWarning)
                 if fix:

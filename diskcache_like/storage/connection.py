@@ -27,6 +27,7 @@ from ..errors import (
     UnsafeDirectory,
     refused,
 )
+from ..interrupts import let_through
 from . import statements as sql
 
 CACHED_STATEMENTS = 64  # more than there are statements in this package, so that each is prepared once
@@ -89,7 +90,8 @@ def is_unexplained(error: Failure, writer: sqlite3.Connection, path: str) -> boo
     try:
         disk = os.statvfs(os.path.dirname(path))
         (pages,), (most,) = writer.execute(sql.PAGE_COUNT).fetchone(), writer.execute(sql.MOST_PAGES).fetchone()
-    except (OSError, *FAILURES):
+    except (OSError, *FAILURES) as error:
+        let_through(error)
         return False
     return min(disk.f_bavail * disk.f_frsize, (int(most) - int(pages)) * PAGE_SIZE) >= SPARE
 
@@ -198,7 +200,8 @@ def is_open_here(path: str) -> bool:
     for name in os.listdir("/dev/fd"):
         try:
             status = os.fstat(int(name))
-        except OSError:  # the descriptor that listed the directory
+        except OSError as error:  # the descriptor that listed the directory
+            let_through(error)
             continue
         if (status.st_dev, status.st_ino) == (wanted.st_dev, wanted.st_ino):
             return True

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from contextlib import closing, suppress
 from typing import Any, NamedTuple
 
+from .. import files
 from ..errors import CacheError, CorruptDatabase, DirectoryError, DiskFull, ForeignDatabase, StorageError
 from .connection import is_open_here, mapped
 from .schema import APPLICATION_ID
@@ -131,7 +132,7 @@ class OldDatabase:
 
     def _look(self) -> dict[str, tuple[int, int]]:
         """Return size and time of change of the database's files, after making sure that they may be opened."""
-        if os.path.islink(self.directory):
+        if files.is_link(self.directory):
             raise DirectoryError(errno.ELOOP, "is a link; nothing outside the old directory is read", self.directory)
         state = {}
         for name in (self.path, f"{self.path}-wal", f"{self.path}-journal"):

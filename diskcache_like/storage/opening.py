@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from .. import files
 from ..coherence.board import Board
 from ..coherence.generations import UNKNOWN, GenerationFile, Header, boot_stamp
 from ..coherence.lock import WriteLock
@@ -152,7 +153,7 @@ def refuse_foreign(directory: str, named: str) -> None:
     A directory with generations is ours, and is verified when it is opened. `named`: what the message calls it.
     """
     path = os.path.join(directory, DATABASE)
-    if os.path.exists(os.path.join(directory, GENERATIONS)) or not is_there(path, True):
+    if files.mode_of(os.path.join(directory, GENERATIONS)) or not is_there(path, True):
         return
     connection = look(path)
     try:

@@ -5,13 +5,13 @@ Every function here runs under the store's write lock unless it says otherwise.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from .. import files
 from ..coherence.generations import NEVER, UNKNOWN, WORD, Header, microseconds
 from ..errors import CacheError, DecodeError, DiskFull
+from ..interrupts import suppress
 from . import schema, share
 from . import statements as sql
 from .connection import FAILURES, FULL, NORMAL, PAGE_SIZE, mapped, synchronous
@@ -179,7 +179,7 @@ def make_room(store: Holder, target: int) -> int:
 
 def unlink_removed(store: Holder) -> None:
     """Unlink the files of what was removed, now that it is committed; a failure is none of the removal's."""
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         flush_trash(store, everything=True)
 
 
@@ -390,7 +390,7 @@ def unlink_doomed(store: Holder, most: int = UNLINK_FILES) -> None:
     doomed = store.doomed
     store.doomed = doomed[most:]
     for column in doomed[:most]:
-        with contextlib.suppress(OSError):  # the write is committed; the row in the trash has it tried again
+        with suppress(OSError):  # the write is committed; the row in the trash has it tried again
             _unlink(store, column)
             store.unlinked.add(column)
 
@@ -401,7 +401,7 @@ def unlink_unused(store: Holder, columns: Iterable[object]) -> None:
     A signal handler may have raised just after the commit, so that what looks like a rollback is none.
     """
     for column in columns:
-        with contextlib.suppress(OSError, CacheError):
+        with suppress(OSError, CacheError):
             if not store.refers_to_column(column):
                 _unlink(store, column)
 

@@ -29,6 +29,7 @@ from ..errors import (
     UnsafeDirectory,
     refused,
 )
+from ..interrupts import let_through
 from ..keys import new_modulus
 from ..settings import DEFAULT_SETTINGS
 from . import journal, room, schema
@@ -75,6 +76,7 @@ def ensure_directory(path: str, shared: bool, sync: bool = False) -> None:
     except NotADirectoryError as error:
         raise DirectoryError(errno.ENOTDIR, "a parent of the cache directory is a file", path) from error
     except OSError as error:
+        let_through(error)
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise DiskFull("no room to make the cache directory", path) from error
         raise DirectoryError(
@@ -93,12 +95,12 @@ def ensure_directory(path: str, shared: bool, sync: bool = False) -> None:
 def _make_private(path: str, sync: bool) -> None:
     """Make a directory, and the missing ones above it, each 0700; `os.makedirs` gives that mode to the last only."""
     parent = os.path.dirname(path)
-    if not os.path.lexists(parent):
+    if not files.mode_of(parent, follow=False):
         _make_private(parent, sync)
     try:
         os.mkdir(path, 0o700)
     except FileExistsError:  # perhaps another process made it just now
-        if not os.path.isdir(path):
+        if not files.is_directory(path):
             raise
         return
     if sync:
@@ -111,8 +113,8 @@ def _refuse_links(path: str) -> None:
     while part != os.path.dirname(part):
         try:
             status = os.lstat(part)
-        except OSError:  # not there yet, or not to be seen: making the directory will tell
-            pass
+        except OSError as error:  # not there yet, or not to be seen: making the directory will tell
+            let_through(error)
         else:
             if stat.S_ISLNK(status.st_mode) and status.st_uid not in (os.geteuid(), 0):
                 raise UnsafeDirectory(f"the cache directory is reached by a link of user {status.st_uid}", part)
@@ -121,7 +123,7 @@ def _refuse_links(path: str) -> None:
 
 def refuse_link(path: str) -> None:
     """Refuse a link within a cache directory, whoever made it: one that came in an archive may lead anywhere."""
-    if os.path.islink(path):
+    if files.is_link(path):
         raise UnsafeDirectory("is a symbolic link within a cache directory; replace it by what it leads to", path)
 
 
@@ -199,12 +201,12 @@ class Shards:
 
     def _stored_layout(self) -> int | None:
         """Return the number of shards that the directory was made with, None where there is no cache yet."""
-        if any(os.path.exists(os.path.join(self.directory, name)) for name in (DATABASE, GENERATIONS)):
+        if any(files.mode_of(os.path.join(self.directory, name)) for name in (DATABASE, GENERATIONS)):
             return 1
         present = self._numbers()
         for number in present:
             refuse_link(self._path(number))
-        made = [number for number in present if os.path.exists(os.path.join(self._path(number), DATABASE))]
+        made = [number for number in present if files.mode_of(os.path.join(self._path(number), DATABASE))]
         if not made or (made == [0] and _is_unfinished(self._path(0))):
             return None
         for number in made:
@@ -226,7 +228,7 @@ class Shards:
     def _numbers(self) -> list[int]:
         """Return the numbers of the shards whose directories are there; after a power loss any may be missing."""
         numbers = sorted(int(name) for name in names_in(self.directory) if _SHARD_NAME.fullmatch(name))
-        return [number for number in numbers if os.path.isdir(self._path(number))]
+        return [number for number in numbers if files.is_directory(self._path(number))]
 
     def _claim(self, wanted: int) -> int:
         """Decide the layout of a new cache. The directory's lock makes it one process's decision."""
@@ -399,14 +401,15 @@ def new_disk(kind: type[Disk], directory: str, settings: dict[str, Any]) -> Disk
 def _is_unfinished(directory: str) -> bool:
     """Tell whether the first shard of a new cache is still being made, or its maker was killed or met a full disk."""
     path = os.path.join(directory, DATABASE)
-    if os.path.exists(os.path.join(directory, GENERATIONS)):
+    if files.mode_of(os.path.join(directory, GENERATIONS)):
         return False
     try:
         if os.stat(path).st_size == 0:
             return True
         with contextlib.closing(connect(path, _PEEKING, 1.0)) as connection:
             return schema.is_empty(connection)
-    except (*FAILURES, CacheError, OSError):
+    except (*FAILURES, CacheError, OSError) as error:
+        let_through(error)
         return False
 
 
@@ -414,7 +417,7 @@ def _peek(directory: str) -> dict[str, Any] | None:
     """Return the identity of the newest readable database of a shard, None if it cannot be read."""
     try:
         path = database_path(directory, newest_epoch(directory))
-        if not os.path.exists(path):
+        if not files.mode_of(path):
             return None
         connection = connect(path, _PEEKING, 1.0)
         try:
@@ -422,5 +425,6 @@ def _peek(directory: str) -> dict[str, Any] | None:
             return read_settings(connection, path)[0]
         finally:
             connection.close()
-    except (*FAILURES, CacheError, OSError):
+    except (*FAILURES, CacheError, OSError) as error:
+        let_through(error)
         return None

@@ -209,7 +209,7 @@ class Writer(Holder):
                 self.header[_NEXT_EXPIRE] = due
         if row.file is not None:
             name = files.from_column(row.file)
-            if not os.path.exists(os.path.join(self.directory, name)):
+            if not files.mode_of(os.path.join(self.directory, name)):
                 raise StorageError(f"{self.path!r}: a check removed value file {name!r} before its row was written")
             self.header[_FILES] = 1
             if self.txn is not None:

@@ -22,7 +22,7 @@ from ..wholeness import mend
 from .proof import Proof, Trial
 from .scene import LARGE, told
 from .stage import BRIEF, KINDS, Stage, Words, opened, played, soundness
-from .stepping import Interrupted, interrupted, places_in
+from .stepping import RAISED, interrupted, places_in
 
 PARTS = 32  # of the places of one call, each a case
 OLD, NEW = b"o" * LARGE, b"n" * LARGE
@@ -205,11 +205,14 @@ def interrupt_part(call: Call, kind: str, directory: Path, part: int, draw: rand
         numbers = range(1 + part, places + 1, PARTS)
         for number in sorted(draw.sample(numbers, min(len(numbers), MOST))):
             prepare(call, cache)
-            where = str(interrupted(lambda: call.run(cache), number))  # the traceback is dropped, as by `except`
+            raised, where = draw.choice(RAISED), ""
             try:
+                where = str(
+                    interrupted(lambda: call.run(cache), number, raised)
+                )  # without the traceback, as of `except`
                 judge(call, cache, other)
             except BaseException as problem:
-                problem.add_note(f"interrupted at place {number} of {places}, {where}")
+                problem.add_note(f"{raised.__name__} at place {number} of {places}, {where}")
                 raise
             done += 1
         mend(cache)
@@ -225,7 +228,7 @@ def interrupt_at_any_time(kind: str, directory: Path, draw: random.Random) -> in
     with Stage() as stage, opened(kind, directory, timeout=BRIEF) as cache:
         neighbour = stage.play(lambda link: write_until(words, kind, directory))
         write(cache, 0)
-        before = signal.signal(signal.SIGALRM, _raise)
+        before = signal.signal(signal.SIGALRM, partial(_raise, draw))
         begun = done = cache["count"]
         hit = 0
         try:
@@ -237,7 +240,7 @@ def interrupt_at_any_time(kind: str, directory: Path, draw: random.Random) -> in
                         begun += 1
                         write(cache, begun)
                         done += 1
-                except Interrupted:
+                except RAISED:
                     signal.setitimer(signal.ITIMER_REAL, 0)
                     hit += 1
                 assert done <= cache["count"] <= begun, f"{cache['count']} is counted: {begun} begun, {done} done"
@@ -277,8 +280,8 @@ def write_until(words: Words, kind: str, directory: Path) -> int:
         return number
 
 
-def _raise(number: int, frame: FrameType | None) -> None:
-    raise Interrupted
+def _raise(draw: random.Random, number: int, frame: FrameType | None) -> None:
+    raise draw.choice(RAISED)
 
 
 # -- proofs -----------------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import CodeType, FrameType
 from typing import Any
+from unittest.mock import patch
 
 _LOOKS = frozenset(number for name, number in dis.opmap.items() if name.startswith("CALL") or "JUMP_BACKWARD" in name)
 
@@ -34,14 +35,26 @@ class _Trace:
 
 
 class Interrupted(KeyboardInterrupt):
-    """What the handler raises."""
+    """What a handler raises, as Ctrl-C does."""
+
+
+class Alarm(Exception):
+    """The same as an error like any other."""
+
+
+class Late(TimeoutError):
+    """The same as an error of the system's, as alarms that limit the time raise."""
+
+
+RAISED: tuple[type[BaseException], ...] = (Interrupted, Alarm, Late)
 
 
 class Stepper:
     """Note a signal before the `number`-th place where its handler may run; with 0, count the places."""
 
-    def __init__(self, number: int = 0) -> None:
+    def __init__(self, number: int = 0, kind: type[BaseException] = Interrupted) -> None:
         self._number = number
+        self._kind = kind
         self._flag: Any = _Flag()
         self._trace: Any = _Trace()
         self._codes: dict[CodeType, bytes] = {}
@@ -80,7 +93,7 @@ class Stepper:
         assert frame is not None
         self.where = f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_qualname}"
         assert frame.f_code.co_filename != __file__ or frame.f_code in (carry_out.__code__, interrupted.__code__)
-        raise Interrupted(self.where)
+        raise self._kind(self.where)
 
     @contextmanager
     def traced(self) -> Iterator[None]:
@@ -108,14 +121,21 @@ def places_in(call: Callable[[], object]) -> int:
     return stepper.places
 
 
-def interrupted(call: Callable[[], object], number: int) -> Interrupted | None:
-    """Interrupt a call at the `number`-th place; return what was raised, None if the call came to its end before."""
-    stepper = Stepper(number)
-    with stepper.traced():
+def interrupted(
+    call: Callable[[], object], number: int, kind: type[BaseException] = Interrupted
+) -> BaseException | None:
+    """Interrupt a call at the `number`-th place; return what was raised, None if the call came to its end before.
+
+    Nothing else may come of a call that was interrupted, neither another error nor a result; but CPython itself ignores
+    what is raised in a finalizer.
+    """
+    stepper, ignored = Stepper(number, kind), list[str]()
+    with stepper.traced(), patch.object(sys, "unraisablehook", lambda lost: ignored.append(str(lost.exc_value))):
         try:
             carry_out(stepper, call)
             for _ in range(2):
                 pass
-        except Interrupted as error:
+        except kind as error:
             return error
+        assert stepper.where in ("", *ignored), f"a call went on in which a handler raised, {stepper.where}"
     return None
