@@ -332,7 +332,7 @@ KEPT = r".*(TransactionError|Timeout): "
 PROOFS: dict[str, Proof] = {
     "raising": Proof(
         6,
-        "Ctrl-C at every place of every call where CPython can raise it",
+        "Ctrl-C or an alarm at every place of every call where CPython can raise it",
         everywhere,
         share=2.0,
         bulk=8.0,
