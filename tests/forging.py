@@ -9,6 +9,7 @@ import pickle
 import random
 import sqlite3
 import stat
+import struct
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -60,6 +61,79 @@ def rewrite_schema(directory: Path, statement: str) -> None:
 def stored_of(cache: Cache, key: object) -> bytes:
     """Return the bytes under which the database holds a key."""
     return cache.disk.stored_key(key)
+
+
+TREES = (
+    "entry",
+    "entry_seq",
+    "entry_expire",
+    "entry_queue",
+    "entry_file",
+    "entry_tag",
+    "entry_rank",
+    "trash",
+    "setting",
+    "totals",
+    "sqlite_schema",
+)
+INDEX_LEAF = 10  # the first byte of such a page, where that of a table has 13
+
+
+def make_endless(directory: Path, tree: str) -> None:
+    """Put pages above the last leaf of a table or an index that all lead to one page, hundreds of times.
+
+    They are sound to SQLite, and have more rows than could be read in a lifetime.
+    """
+    path = directory / "cache.db"
+    with database(directory) as connection:
+        connection.execute("PRAGMA journal_mode = DELETE").fetchall()
+        (size,) = connection.execute("PRAGMA page_size").fetchone()
+        roots = connection.execute("SELECT rootpage FROM sqlite_schema WHERE name = ?", (tree,)).fetchall()
+    content = bytearray(path.read_bytes())
+    number = roots[0][0] if roots else 1
+    head = 0 if roots else 100
+    while content[(number - 1) * size + head] in (2, 5):
+        (number,) = struct.unpack_from(">I", content, (number - 1) * size + head + 8)
+        head = 0
+    place = slice((number - 1) * size, number * size)
+    page = bytes(content[place])
+    kind, _, cells = struct.unpack_from(">BHH", page, head)
+    assert cells, f"{tree} is empty"
+    leaf = page[head : head + 8 + 2 * cells].ljust(head + 8 + 2 * cells, b"\0") + page[head + 8 + 2 * cells :]
+    levels = [leaf, *(_fork(b"", len(content) // size + 1 + n, _last_key(page, head), kind - 8, size) for n in range(7))]
+    top = _fork(page[:head], len(content) // size + len(levels), _last_key(page, head), kind - 8, size)
+    content[place] = top
+    content += b"".join(levels)
+    content[28:32] = (len(content) // size).to_bytes(4, "big")
+    path.write_bytes(content)
+    for name in ("cache.gen", "cache.board"):
+        (directory / name).unlink(missing_ok=True)
+
+
+def _last_key(page: bytes, head: int) -> bytes:
+    """Return what a page above a leaf would have of its last row: the number, or for an index all of it."""
+    kind, _, cells = struct.unpack_from(">BHH", page, head)
+    (begin,) = struct.unpack_from(">H", page, head + 8 + 2 * (cells - 1))
+    if kind == INDEX_LEAF:
+        return page[begin : begin + 1 + page[begin]]
+    begin += _varint(page, begin)
+    return page[begin : begin + _varint(page, begin)]
+
+
+def _varint(page: bytes, at: int) -> int:
+    """Return the length of the number that begins there."""
+    return next(length for length in range(1, 10) if length == 9 or page[at + length - 1] < 0x80)
+
+
+def _fork(head: bytes, child: int, key: bytes, kind: int, size: int) -> bytes:
+    """Return a page whose cells, of one key, all lead to one child; `head` comes before it."""
+    page, place, cells = bytearray(size), size - 4 - len(key), 300
+    begin = len(head)
+    page[:begin] = head
+    page[begin : begin + 12] = struct.pack(">BHHHBI", kind, 0, cells, place, 0, child)
+    page[begin + 12 : begin + 12 + 2 * cells] = struct.pack(">H", place) * cells
+    page[place:] = child.to_bytes(4, "big") + key
+    return bytes(page)
 
 
 class Bomb:
@@ -211,6 +285,7 @@ __all__ = [
     "ENTRIES",
     "NAMES",
     "STEPS",
+    "TREES",
     "Bomb",
     "Snapshot",
     "Step",
@@ -219,6 +294,7 @@ __all__ = [
     "database",
     "fill",
     "forged",
+    "make_endless",
     "plant",
     "rewrite_schema",
     "run_steps",

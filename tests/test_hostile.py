@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import resource
 import shutil
 import sqlite3
-import struct
+import warnings
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,31 @@ from typing import Any
 import pytest
 
 from diskcache_like import Cache, Disk, FanoutCache, JSONDisk
-from diskcache_like.errors import CorruptDatabaseWarning, ForeignDatabase, NewerFormat, SettingError, SignatureWarning
+from diskcache_like.errors import (
+    CacheError,
+    CorruptDatabaseWarning,
+    ForeignDatabase,
+    NewerFormat,
+    SettingError,
+    SignatureWarning,
+)
 
-from .forging import ENTRIES, bomb, database, fill, plant, rewrite_schema, run_steps, snapshot, stored_of
+from .forging import (
+    ENTRIES,
+    STEPS,
+    TREES,
+    bomb,
+    database,
+    fill,
+    make_endless,
+    plant,
+    rewrite_schema,
+    run_steps,
+    snapshot,
+    stored_of,
+)
 from .planting import BAD_SETTINGS, PLACES, TAMPERED, values
+from .processes import Crew, Link
 
 QUICK: dict[str, Any] = {"durability": "process", "generation_slots": 1 << 10}
 
@@ -322,31 +344,78 @@ def test_an_item_that_another_policy_may_read_stays(tmp_path: Path) -> None:
         assert cache.pull()[1] is complex
 
 
-def test_settings_without_end_are_damage(tmp_path: Path) -> None:
-    """Six levels of pages that lead to one page hundreds of times have more rows than could be read in a lifetime."""
-    with Cache(tmp_path) as cache:
-        cache["key"] = 1
-    path = tmp_path / "cache.db"
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("PRAGMA journal_mode = DELETE").fetchall()
-        connection.execute("INSERT INTO setting VALUES ('zz', x'00')")
-        connection.commit()
-        (root,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'setting'").fetchone()
-        (size,) = connection.execute("PRAGMA page_size").fetchone()
-    content = bytearray(path.read_bytes())
-    leaf = slice((root - 1) * size, root * size)
-    levels = [bytes(content[leaf])]
-    last = struct.unpack_from(">H", levels[0], 8 + 2 * (struct.unpack_from(">H", levels[0], 3)[0] - 1))[0]
-    cell = levels[0][last : last + 1 + levels[0][last]]
-    for child in range(len(content) // size + 1, len(content) // size + 7):
-        page, place = bytearray(size), size - 4 - len(cell)
-        page[:12] = struct.pack(">BHHHBI", 2, 0, 300, place, 0, child)
-        page[12 : 12 + 2 * 300] = struct.pack(">H", place) * 300
-        page[place:] = child.to_bytes(4, "big") + cell
-        levels.append(bytes(page))
-    content[leaf] = levels.pop()
-    content += b"".join(levels)
-    content[28:32] = (len(content) // size).to_bytes(4, "big")
-    path.write_bytes(content)
-    with pytest.warns(CorruptDatabaseWarning), Cache(tmp_path) as cache:
+# -- pages that lead to one page several times ------------------------------------------------------------------------
+
+
+def use_endless(link: Link, directory: Path, scratch: Path) -> None:
+    """Run each operation on a copy of its own, with little memory, and tell what went wrong with it."""
+    resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))
+    warnings.simplefilter("ignore", CorruptDatabaseWarning)
+    for step in STEPS:
+        copy = scratch / step.name
+        shutil.copytree(directory, copy)
+        problem = ""
+        try:
+            with closing(Cache(copy)) as cache:
+                step.run(cache)
+        except (CacheError, KeyError):
+            pass
+        except Exception as error:
+            problem = repr(error)
+        link.tell((step.name, problem))
+
+
+@pytest.mark.parametrize("tree", TREES)
+def test_no_operation_reads_rows_without_end(tmp_path: Path, tree: str) -> None:
+    """A few levels of pages that lead to one page hundreds of times have more rows than are read in a lifetime."""
+    directory = tmp_path / "cache"
+    with closing(Cache(directory, eviction_policy="least-recently-used", tag_index=True, **QUICK)) as cache:
+        fill(cache)
+        cache.reset("size_limit", 100_000)
+        cache.cull()  # which makes the index on ranks
+        cache.reset("size_limit", 1 << 30)
+        fill(cache)
+        cache["file"] = b"z" * 50_000  # so that there is trash
+    make_endless(directory, tree)
+    with Crew() as crew:
+        worker = crew.start(use_endless, directory, tmp_path / "copies")
+        found = dict(worker.hear() for _ in STEPS)
+    assert set(found) == {step.name for step in STEPS}
+    assert {name: problem for name, problem in found.items() if problem} == {}
+
+
+@pytest.mark.parametrize("tree", ["entry_seq", "setting"])
+def test_what_is_read_without_end_is_damage(directory: Path, tree: str) -> None:
+    make_endless(directory, tree)
+    with pytest.warns(CorruptDatabaseWarning), closing(Cache(directory)) as cache:
+        assert list(cache) == []
+        cache["new"] = 1
+    with closing(Cache(directory)) as cache:
+        assert list(cache) == ["new"]
+
+
+def test_a_schema_that_names_an_index_without_end_is_damage(directory: Path) -> None:
+    """SQLite takes rows for an index that it knows as often as they come, and reads them before any statement."""
+    rewrite_schema(
+        directory,
+        """WITH RECURSIVE number (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM number WHERE n < 99)
+        INSERT INTO sqlite_schema SELECT type, name, tbl_name, rootpage, NULL FROM sqlite_schema, number
+        WHERE name = 'entry_seq'""",
+    )
+    make_endless(directory, "sqlite_schema")
+    with pytest.warns(CorruptDatabaseWarning), closing(Cache(directory)) as cache:
         assert len(cache) == 0
+
+
+def test_a_schema_with_something_twice_is_damage(directory: Path) -> None:
+    rewrite_schema(directory, "INSERT INTO sqlite_schema SELECT * FROM sqlite_schema WHERE name = 'entry_update'")
+    with pytest.warns(CorruptDatabaseWarning), closing(Cache(directory)) as cache:
+        assert len(cache) == 0
+
+
+def test_what_is_still_in_memory_is_read_to_its_end(tmp_path: Path) -> None:
+    """Rows of a transaction that fit into SQLite's own memory are in no file yet."""
+    with closing(Cache(tmp_path, sqlite_cache_size=1 << 16, **QUICK)) as cache, cache.transact():
+        for number in range(20_000):
+            cache[number] = number
+        assert list(cache) == list(range(20_000))

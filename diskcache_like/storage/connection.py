@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
+import itertools
 import os
 import pathlib
 import sqlite3
@@ -15,6 +17,7 @@ import threading
 import time
 import weakref
 from collections import deque
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from ..errors import (
@@ -44,6 +47,10 @@ READER_CACHE_KIB = 4096
 SUPER_TAIL = 16  # bytes at least at the end of a journal that names a super-journal
 _JOURNAL_MAGIC = bytes.fromhex("d9d505f920a163d7")
 SPARE = 1 << 20  # bytes; where so much is left, a page that found no place was none that a sound database asks for
+STEPS = 1 << 14  # of SQLite's machine between two looks whether it has gone on for too long
+SCHEMA_LOOKS = 4  # for thousands of tables, where a cache has four
+FOREIGN_LOOKS = 16
+LOOKS_PER_PAGE = 2  # ten times what the dearest statement of this package takes for a page full of the smallest rows
 REST_SECONDS = 0.05  # that `rest` waits for a connection in use
 
 _CORRUPT = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
@@ -62,6 +69,8 @@ def mapped(error: Failure, path: str) -> CacheError:
         return corrupt(f"{path!r}: malformed database schema", path)
     extended = getattr(error, "sqlite_errorcode", None) or 0
     code = extended & 0xFF
+    if code == sqlite3.SQLITE_INTERRUPT:
+        return corrupt(f"{path!r}: more is read than there is room for: pages lead to one page several times", path)
     text = f"{path!r}: {error}"
     if code in _CORRUPT or extended == sqlite3.SQLITE_IOERR_SHORT_READ or _is_emptied(code, path):
         return corrupt(text, path)
@@ -96,6 +105,39 @@ def is_unexplained(error: Failure, writer: sqlite3.Connection, path: str) -> boo
     return min(disk.f_bavail * disk.f_frsize, (int(most) - int(pages)) * PAGE_SIZE) >= SPARE
 
 
+@contextlib.contextmanager
+def bounded(connection: sqlite3.Connection, looks: int) -> Iterator[None]:
+    """Interrupt a statement of the body that goes on for more than so many times `STEPS`.
+
+    Pages that lead to one page several times, which SQLite does not notice, have rows without end.
+    """
+    # No function in Python: a signal's handler would run in it, and SQLite swallow what that raises.
+    answers = itertools.chain(itertools.repeat(0, looks), itertools.repeat(1))
+    try:
+        connection.set_progress_handler(functools.partial(next, answers), STEPS)
+        yield
+    finally:
+        connection.set_progress_handler(None, 0)
+
+
+def walked(connection: sqlite3.Connection, path: str, statement: str, parameters: Sequence[object] = ()) -> list[Any]:
+    """Run a statement that reads all of a table or an index to its end, or interrupt it where there is none."""
+    with bounded(connection, SCHEMA_LOOKS + LOOKS_PER_PAGE * _most_pages(connection, path)):
+        return connection.execute(statement, parameters).fetchall()
+
+
+def _most_pages(connection: sqlite3.Connection, path: str) -> int:
+    """Return how many pages the files have room for, and those that a transaction of this connection still keeps.
+
+    Not what the database says of itself, which in a -wal file may be any number.
+    """
+    size = 0
+    for name in (path, f"{path}-wal"):
+        with contextlib.suppress(OSError):
+            size += os.stat(name).st_size
+    return size // PAGE_SIZE + (connection.total_changes if connection.in_transaction else 0)
+
+
 def corrupt(text: str, path: str) -> CorruptDatabase:
     """Return the error for a damaged database."""
     problem = CorruptDatabase(text)
@@ -127,8 +169,9 @@ def connect(path: str, settings: dict[str, Any], timeout: float, reader: bool = 
     )
     connection.text_factory = _text
     try:
-        for statement in _pragmas(settings, reader):
-            connection.execute(statement).fetchall()
+        with bounded(connection, SCHEMA_LOOKS):  # with the first of them SQLite reads the schema
+            for statement in _pragmas(settings, reader):
+                connection.execute(statement).fetchall()
     except BaseException:
         connection.close()
         raise

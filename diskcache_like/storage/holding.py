@@ -17,7 +17,7 @@ from ..coherence.generations import NEVER, UNKNOWN, WORD, Header
 from ..errors import CacheError, CorruptDatabase, DirectoryError, DiskFull, StorageError, TransactionError
 from . import journal, rekeying, room
 from . import statements as sql
-from .connection import FAILURES, corrupt
+from .connection import FAILURES, corrupt, walked
 from .reading import Reader
 from .scopes import interrupts, left_over, scope
 from .transaction import ALL_SLOTS, HOME, Transaction
@@ -432,6 +432,13 @@ class Holder(Reader):
         except FAILURES as error:
             self.failed(error)
 
+    def walk(self, statement: str, parameters: tuple[object, ...] = ()) -> None:
+        """Run a statement that changes, or reads, all of a table or an index; the write lock is held."""
+        try:
+            walked(self.writer, self.path, statement, parameters)
+        except FAILURES as error:
+            self.failed(error)
+
     @scope
     def batch(self) -> Generator[Transaction, None, None]:
         """Run BEGIN IMMEDIATE, the body and COMMIT; the caller holds the write lock and no transaction is open.
@@ -469,11 +476,11 @@ class Holder(Reader):
 
     def drop_journal(self) -> None:
         """Remove the journal of a transaction over several shards; the write lock is held."""
-        self._run(sql.DROP_JOURNAL)
+        self.walk(sql.DROP_JOURNAL)
 
     def rank_anew(self) -> None:
         """Give every row the rank that it has under another policy to begin with; the write lock is held."""
-        self._run(sql.RESET_RANKS_TO_ZERO if self.policy.marks_frequency else sql.RESET_RANKS_BY_SEQ)
+        self.walk(sql.RESET_RANKS_TO_ZERO if self.policy.marks_frequency else sql.RESET_RANKS_BY_SEQ)
 
     def commit(self, txn: Transaction) -> None:
         """Commit the open transaction; what is left for its end is to settle the slots."""

@@ -11,7 +11,7 @@ from ..coherence.forks import token_word
 from ..coherence.generations import NEVER, Header
 from ..errors import CorruptDatabase, KeyringError
 from . import statements as sql
-from .connection import FAILURES, PAGE_SIZE, Failure, corrupt, mapped
+from .connection import FAILURES, PAGE_SIZE, Failure, corrupt, mapped, walked
 from .shard import Shard
 
 QUEUE_BOUND = 1 << 62  # of the numbers of a queue; what is beyond, or no number, was planted and is passed over
@@ -85,7 +85,10 @@ class Reader(Shard):
         except FAILURES as error:
             raise mapped(error, pool.path) from error
         try:
-            rows = cursor.execute(statement, parameters).fetchall()
+            if statement in sql.WALKS:
+                rows = walked(cursor.connection, pool.path, statement, parameters)
+            else:
+                rows = cursor.execute(statement, parameters).fetchall()
         except FAILURES as error:
             pool.discard(cursor)
             raise mapped(error, pool.path) from error
@@ -98,6 +101,8 @@ class Reader(Shard):
     def select_writer(self, statement: str, parameters: Sequence[object] = ()) -> list[Any]:
         """Run a SELECT to its end on the writing connection; the caller holds the write lock."""
         try:
+            if statement in sql.WALKS:
+                return walked(self.writer, self.path, statement, parameters)
             return self.writer.execute(statement, parameters).fetchall()
         except FAILURES as error:
             self.failed(error)

@@ -253,10 +253,7 @@ def _ensure_rank_index(store: Holder) -> None:
     """Make the index on rank the first time that somebody has to go."""
     if store.has_rank_index:
         return
-    try:
-        store.writer.execute(schema.CREATE_RANK_INDEX)
-    except FAILURES as error:
-        store.failed(error)
+    store.walk(schema.CREATE_RANK_INDEX)
     store.has_rank_index = True
 
 
@@ -374,7 +371,7 @@ def sweep(store: Holder) -> None:
     now = store.now()
     try:
         if store.select_writer(sql.HAS_UNDATED):
-            store.writer.execute(sql.DATE_TRASH, (now,))
+            store.walk(sql.DATE_TRASH, (now,))
         rows = [column for (column,) in store.select_writer(sql.SELECT_TRASH, (now - GRACE, SWEEP_FILES))]
         gone = [column for column in rows if column in store.unlinked]
         store.doomed = [column for column in rows if column not in store.unlinked]

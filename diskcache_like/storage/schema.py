@@ -62,7 +62,7 @@ CREATE_RANK_INDEX = RANK_INDEX.replace("INDEX", "INDEX IF NOT EXISTS", 1)
 DROP_TAG_INDEX = "DROP INDEX IF EXISTS entry_tag"
 
 HAS_SEQ_INDEX = "SELECT 1 FROM sqlite_master WHERE type = 'index' AND name = 'entry_seq'"
-SELECT_SCHEMA = "SELECT type, name, sql FROM sqlite_master"
+SELECT_SCHEMA = "SELECT type, name, sql FROM sqlite_master LIMIT 1000"  # more than a cache has; pages may have no end
 INSERT_TOTALS = "INSERT INTO totals (id, files) VALUES (1, 0)"
 
 # Statements that lead from version n to n + 1, at index n - 1.
@@ -92,8 +92,7 @@ def _roll_back(connection: sqlite3.Connection) -> None:
 
 def is_empty(connection: sqlite3.Connection) -> bool:
     """Tell whether the database holds nothing at all, as when its creator was killed before the first commit."""
-    (number,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-    return bool(number == 0)
+    return connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone() is None
 
 
 def verify(connection: sqlite3.Connection, path: str) -> int:
@@ -138,6 +137,8 @@ def _refuse_foreign(path: str, names: set[str], directory: str) -> None:
 
 def _compare(path: str, rows: list[tuple[str, str, str | None]]) -> None:
     """Refuse anything that is missing from, or was added to, the expected schema."""
+    if len(set(rows)) < len(rows):
+        raise CorruptDatabase(f"{path!r}: the schema holds something twice")
     present = {sql for _, name, sql in rows if not (sql is None and name.startswith("sqlite_autoindex_"))}
     missing = {*REQUIRED, *TRIGGERS} - present
     planted = present - {*REQUIRED, *TRIGGERS, *OPTIONAL}

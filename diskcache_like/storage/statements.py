@@ -5,7 +5,7 @@ from __future__ import annotations
 # -- one entry ---------------------------------------------------------------------------------------------------
 SELECT_V = "SELECT v FROM entry WHERE h = ?"
 # A key whose home `h` is taken by another key lives in one of the three places after it (schema: h is a multiple of 4).
-SELECT_PROBES = "SELECT h, k, v FROM entry WHERE h BETWEEN ?1 AND ?1 + 3 ORDER BY h"
+SELECT_PROBES = "SELECT h, k, v FROM entry WHERE h BETWEEN ?1 AND ?1 + 3 ORDER BY h LIMIT 4"
 UPSERT_PLAIN = """INSERT INTO entry (h, k, seq, rank, v) VALUES (?1, ?2, ?3, 2 * ?3, ?4)
     ON CONFLICT (h) DO UPDATE SET rank = excluded.rank, base = 0, expire = NULL, tag = NULL, size = 0, file = NULL,
     spelling = NULL, v = excluded.v WHERE k = excluded.k"""
@@ -28,9 +28,10 @@ UPDATE_EXPIRE = "UPDATE entry SET expire = ?, v = ? WHERE h = ?"
 DELETE = "DELETE FROM entry WHERE h = ? AND k = ? AND (expire IS NULL OR expire > ?)"
 DELETE_H = "DELETE FROM entry WHERE h = ?"
 CHANGE_NOTHING = "DELETE FROM entry WHERE 0"  # refused, as every change is, by a connection that can only read
-SELECT_FILE = "SELECT file FROM entry WHERE h BETWEEN ?1 AND ?1 + 3 AND k = ?2 AND file IS NOT NULL"
+SELECT_FILE = """SELECT file FROM (SELECT k, file FROM entry WHERE h BETWEEN ?1 AND ?1 + 3 LIMIT 4)
+    WHERE k = ?2 AND file IS NOT NULL"""
 SELECT_IMAGES = """SELECT h, k, seq, rank, base, expire, tag, size, file, spelling, queue, num, v FROM entry
-    WHERE h BETWEEN ?1 AND ?1 + 3"""
+    WHERE h BETWEEN ?1 AND ?1 + 3 LIMIT 4"""
 RESTORE = """INSERT INTO entry (h, k, seq, rank, base, expire, tag, size, file, spelling, queue, num, v)
     VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
     ON CONFLICT (h) DO UPDATE SET k = excluded.k, seq = excluded.seq, rank = excluded.rank, base = excluded.base,
@@ -67,7 +68,7 @@ RESET_RANKS_BY_SEQ = "UPDATE entry SET rank = 2 * seq, base = 0"
 RESET_RANKS_TO_ZERO = "UPDATE entry SET rank = 0, base = 0"
 
 # -- totals, trash, settings -------------------------------------------------------------------------------------
-COUNT = "SELECT count(*) FROM entry"
+COUNT = "SELECT count(1) FROM entry"  # count(*) is one step of SQLite's machine, which nothing interrupts
 # Cast, and summed by total(), because a column may hold anything that somebody planted there.
 FILE_TOTALS = """SELECT coalesce((SELECT CAST(files AS INTEGER) FROM totals WHERE id = 1), 0),
     (SELECT CAST(total(size) AS INTEGER) FROM trash)"""
@@ -81,7 +82,7 @@ DELETE_TRASH = "DELETE FROM trash WHERE file IN (?1, CAST(?1 AS TEXT))"  # text 
 SELECT_TRASHED = "SELECT file, size, at FROM trash WHERE file = ?"
 RESTORE_TRASH = "INSERT INTO trash (file, size, at) VALUES (?, ?, ?) ON CONFLICT (file) DO NOTHING"
 FALSELY_TRASHED = "SELECT file FROM trash WHERE file IN (SELECT file FROM entry WHERE file IS NOT NULL)"
-KNOWN_FILE = "SELECT 1 FROM entry WHERE file = ?1 UNION ALL SELECT 1 FROM trash WHERE file = ?1"
+KNOWN_FILE = "SELECT 1 FROM entry WHERE file = ?1 UNION ALL SELECT 1 FROM trash WHERE file = ?1 LIMIT 1"
 # Dictionaries are large, and read when an entry needs one; journals are for those who complete a transaction.
 # The name of every row, so that who reads them notices pages without end.
 SELECT_SETTINGS = """SELECT name, CASE WHEN name NOT BETWEEN 'dictionary.' AND 'dictionary/'
@@ -100,3 +101,29 @@ JOURNAL_MODE = "PRAGMA journal_mode"
 CHECKPOINT = "PRAGMA wal_checkpoint(PASSIVE)"
 CHECKPOINT_TRUNCATE = "PRAGMA wal_checkpoint(TRUNCATE)"
 INTEGRITY_CHECK = "PRAGMA integrity_check"
+
+# What reads all of a table or an index, or as much of it as does not fit a condition. Where an index is missing that
+# may be what looks one row up, and where one is damaged what has a LIMIT.
+WALKS = frozenset(
+    {
+        FIRST,
+        LAST,
+        LAST_SEQ,
+        QUEUE_FORWARD,
+        QUEUE_BACKWARD,
+        IN_ORDER,
+        IN_REVERSE,
+        MIN_EXPIRE,
+        SELECT_EXPIRED,
+        SELECT_TAGGED,
+        SELECT_VICTIMS,
+        COUNT,
+        FILE_TOTALS,
+        REAL_FILES,
+        SELECT_TRASH,
+        SELECT_ALL_TRASH,
+        HAS_UNDATED,
+        FALSELY_TRASHED,
+        SELECT_DICTIONARY_NAMES,
+    }
+)

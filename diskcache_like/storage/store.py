@@ -104,7 +104,7 @@ class Store(Computer):
         The caller has a transaction open: the first time, the index on insertion order is made in it.
         """
         if not self._has_seq_index:
-            self._run(schema.CREATE_SEQ_INDEX)
+            self.walk(schema.CREATE_SEQ_INDEX)
             self._has_seq_index = True
         rows = self.select(sql.LAST if last else sql.FIRST, (skip,))
         return rows[0] if rows else None
@@ -165,7 +165,7 @@ class Store(Computer):
         """Make or drop the index on tags."""
         for attempt in self.attempts():
             with attempt, self.locked(timeout):
-                self._run(schema.CREATE_TAG_INDEX if wanted else schema.DROP_TAG_INDEX)
+                self.walk(schema.CREATE_TAG_INDEX if wanted else schema.DROP_TAG_INDEX)
 
     def stored_setting(self, name: str) -> Any:
         """Return a setting as it is stored now; one that no row holds, as this handle has it."""
