@@ -74,7 +74,6 @@ TREES = (
     "trash",
     "setting",
     "totals",
-    "sqlite_schema",
 )
 INDEX_LEAF = 10  # the first byte of such a page, where that of a table has 13
 
@@ -90,8 +89,8 @@ def make_endless(directory: Path, tree: str) -> None:
         (size,) = connection.execute("PRAGMA page_size").fetchone()
         roots = connection.execute("SELECT rootpage FROM sqlite_schema WHERE name = ?", (tree,)).fetchall()
     content = bytearray(path.read_bytes())
-    number = roots[0][0] if roots else 1
-    head = 0 if roots else 100
+    assert roots or tree == "sqlite_schema", f"there is no {tree}"
+    number, head = (roots[0][0], 0) if roots else (1, 100)
     while content[(number - 1) * size + head] in (2, 5):
         (number,) = struct.unpack_from(">I", content, (number - 1) * size + head + 8)
         head = 0
@@ -100,7 +99,10 @@ def make_endless(directory: Path, tree: str) -> None:
     kind, _, cells = struct.unpack_from(">BHH", page, head)
     assert cells, f"{tree} is empty"
     leaf = page[head : head + 8 + 2 * cells].ljust(head + 8 + 2 * cells, b"\0") + page[head + 8 + 2 * cells :]
-    levels = [leaf, *(_fork(b"", len(content) // size + 1 + n, _last_key(page, head), kind - 8, size) for n in range(7))]
+    levels = [
+        leaf,
+        *(_fork(b"", len(content) // size + 1 + n, _last_key(page, head), kind - 8, size) for n in range(7)),
+    ]
     top = _fork(page[:head], len(content) // size + len(levels), _last_key(page, head), kind - 8, size)
     content[place] = top
     content += b"".join(levels)

@@ -371,7 +371,7 @@ def test_no_operation_reads_rows_without_end(tmp_path: Path, tree: str) -> None:
     directory = tmp_path / "cache"
     with closing(Cache(directory, eviction_policy="least-recently-used", tag_index=True, **QUICK)) as cache:
         fill(cache)
-        cache.reset("size_limit", 100_000)
+        cache.reset("size_limit", 1)
         cache.cull()  # which makes the index on ranks
         cache.reset("size_limit", 1 << 30)
         fill(cache)
@@ -384,11 +384,12 @@ def test_no_operation_reads_rows_without_end(tmp_path: Path, tree: str) -> None:
     assert {name: problem for name, problem in found.items() if problem} == {}
 
 
-@pytest.mark.parametrize("tree", ["entry_seq", "setting"])
+@pytest.mark.parametrize("tree", ["entry_seq", "setting", "sqlite_schema"])
 def test_what_is_read_without_end_is_damage(directory: Path, tree: str) -> None:
     make_endless(directory, tree)
     with pytest.warns(CorruptDatabaseWarning), closing(Cache(directory)) as cache:
         assert list(cache) == []
+    with closing(Cache(directory)) as cache:
         cache["new"] = 1
     with closing(Cache(directory)) as cache:
         assert list(cache) == ["new"]

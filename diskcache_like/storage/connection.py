@@ -129,13 +129,15 @@ def walked(connection: sqlite3.Connection, path: str, statement: str, parameters
 def _most_pages(connection: sqlite3.Connection, path: str) -> int:
     """Return how many pages the files have room for, and those that a transaction of this connection still keeps.
 
-    Not what the database says of itself, which in a -wal file may be any number.
+    Not what the database says of itself, which in a -wal file may be any number, unless somebody has removed it.
     """
     size = 0
     for name in (path, f"{path}-wal"):
         with contextlib.suppress(OSError):
             size += os.stat(name).st_size
-    return size // PAGE_SIZE + (connection.total_changes if connection.in_transaction else 0)
+    if not size:
+        return int(connection.execute(sql.PAGE_COUNT).fetchone()[0])
+    return size // PAGE_SIZE + (abs(connection.total_changes) if connection.in_transaction else 0)
 
 
 def corrupt(text: str, path: str) -> CorruptDatabase:
