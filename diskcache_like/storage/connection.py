@@ -47,10 +47,11 @@ READER_CACHE_KIB = 4096
 SUPER_TAIL = 16  # bytes at least at the end of a journal that names a super-journal
 _JOURNAL_MAGIC = bytes.fromhex("d9d505f920a163d7")
 SPARE = 1 << 20  # bytes; where so much is left, a page that found no place was none that a sound database asks for
-STEPS = 1 << 14  # of SQLite's machine between two looks whether it has gone on for too long
+# Of SQLite's machine, between two looks whether it has gone on for too long: ten times what the dearest statement of
+# this package takes for a page full of the smallest rows.
+STEPS = 1 << 14
 SCHEMA_LOOKS = 4  # for thousands of tables, where a cache has four
 FOREIGN_LOOKS = 16
-LOOKS_PER_PAGE = 2  # ten times what the dearest statement of this package takes for a page full of the smallest rows
 REST_SECONDS = 0.05  # that `rest` waits for a connection in use
 
 _CORRUPT = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
@@ -107,7 +108,7 @@ def is_unexplained(error: Failure, writer: sqlite3.Connection, path: str) -> boo
 
 @contextlib.contextmanager
 def bounded(connection: sqlite3.Connection, looks: int) -> Iterator[None]:
-    """Interrupt a statement of the body that goes on for more than so many times `STEPS`.
+    """Interrupt a statement of the body that goes on for longer than so many times `STEPS`.
 
     Pages that lead to one page several times, which SQLite does not notice, have rows without end.
     """
@@ -122,7 +123,7 @@ def bounded(connection: sqlite3.Connection, looks: int) -> Iterator[None]:
 
 def walked(connection: sqlite3.Connection, path: str, statement: str, parameters: Sequence[object] = ()) -> list[Any]:
     """Run a statement that reads all of a table or an index to its end, or interrupt it where there is none."""
-    with bounded(connection, SCHEMA_LOOKS + LOOKS_PER_PAGE * _most_pages(connection, path)):
+    with bounded(connection, SCHEMA_LOOKS + _most_pages(connection, path)):
         return connection.execute(statement, parameters).fetchall()
 
 
