@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from diskcache_like import Averager, Cache, FanoutCache, Lock
+from diskcache_like.storage.holding import Holder
 
 from .processes import Crew, Link, ready
 
@@ -29,6 +30,50 @@ def crew() -> Iterator[Crew]:
 @pytest.fixture(params=["one", "fanout"])
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
+
+
+CHANGES: dict[str, tuple[Callable[[Cache], object], int]] = {
+    "set": (lambda cache: cache.set("new", 1), 4),
+    "set_many": (lambda cache: cache.set_many({"new": 1, "newer": 1, "a": 1}), 5),
+    "add": (lambda cache: cache.add("new", 1), 4),
+    "incr": (lambda cache: cache.incr("new"), 4),
+    "pop": (lambda cache: cache.pop("a"), 2),
+    "delete": (lambda cache: cache.delete("a"), 2),
+    "evict": (lambda cache: cache.evict("tag"), 1),
+    "push": (lambda cache: cache.push(1), 4),
+    "transact": (lambda cache: _in_transaction(cache), 3),
+}
+
+
+def _in_transaction(cache: Cache) -> None:
+    with cache.transact():
+        cache["new"] = 1
+        cache["newer"] = 2
+        del cache["a"], cache["b"]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_nobody_counts_what_was_there_before_who_reads_what_is_there_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    """A write is committed a moment before the shared count has it."""
+    make, wanted = CHANGES[change]
+    counts: list[tuple[int, int]] = []
+    count_on = Holder._count_on
+
+    def looked_at(self: Holder, added: int) -> None:
+        counts.append((len(other), len([*other])))
+        count_on(self, added)
+
+    with Cache(tmp_path) as cache, Cache(tmp_path) as other:
+        for key in "abc":
+            cache.set(key, 0, tag="tag" if key in "ab" else None)
+        assert len(cache) == len(other) == 3  # from now on it is known
+        with monkeypatch.context() as patch:
+            patch.setattr(Holder, "_count_on", looked_at)
+            make(cache)
+        assert {*counts} == {(wanted, wanted)}
+        assert len(other) == len(cache) == wanted
 
 
 @pytest.fixture(params=[(PROCESSES, 1), THREADED], ids=["8-processes", "2-processes-of-8-threads"])

@@ -8,6 +8,7 @@ the batches in `room` and `check`. What the operations of a cache mean is decide
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Literal
@@ -15,6 +16,7 @@ from typing import Any, Literal
 from ..coherence import sleepers
 from ..coherence.forks import process_token
 from ..coherence.generations import UNKNOWN, Header
+from ..coherence.words import Words
 from ..errors import CacheError, DirectoryError, DiskFull, KeyringError, StorageError, Timeout, TransactionError
 from ..keyring import is_whole
 from ..policies import policy_named
@@ -26,6 +28,7 @@ from .rows import REMOVE, Change, Decide, Row, Touch
 from .scopes import left_over
 from .shard import CLOSED, NOT_OPEN
 
+LOOKS = 64  # for a moment between two writes; as long as a few writes take
 PAGE_OF_ENTRIES = 512  # removed entries from which on free pages are given back
 Selection = Literal["any", "tagged", "expired"]
 _SELECTIONS = {"any": sql.SELECT_ANY, "tagged": sql.SELECT_TAGGED, "expired": sql.SELECT_EXPIRED}
@@ -115,14 +118,30 @@ class Store(Computer):
         txn = self.txn
         if txn is not None and txn.reads_here():
             return header[_COUNT] + txn.added if header[_COUNT] != UNKNOWN else int(self.select(sql.COUNT)[0][0])
-        if header[_COUNT] == UNKNOWN or header[_SETTLED] != header[_TICK]:
-            # Either a writer is at work, and the count is that of before, or one died. Getting the lock tells.
+        number = self._settled_count(header)
+        if number is None:
+            # Either somebody writes all the time, or one died, or the count is not known. Getting the lock tells.
             for attempt in self.attempts():
                 with attempt, contextlib.suppress(Timeout, DiskFull), self.locked(0) as locked:
                     if locked and self.header[_COUNT] == UNKNOWN:
                         self.recount()
-            header = self.present_header()
-        return header[_COUNT] if header[_COUNT] < opening.MAX_COUNTED else int(self.select(sql.COUNT)[0][0])
+            number = self._settled_count(self.present_header())
+        return number if number is not None else int(self.select(sql.COUNT)[0][0])
+
+    def _settled_count(self, header: Words) -> int | None:
+        """Return the count at a moment at which nobody wrote; None if there was none, or the count is not known.
+
+        No lock: a write counts its tick first and settles last, so that the count between two looks at the same tick,
+        settled, is that of what readers see. While one is made they may see it before it is counted.
+        """
+        for _ in range(LOOKS):
+            tick = header[_TICK]
+            if header[_SETTLED] == tick:
+                number = header[_COUNT]
+                if header[_TICK] == tick:
+                    return number if number < opening.MAX_COUNTED else None
+            os.sched_yield()
+        return None
 
     def recount(self) -> None:
         """Bring the count in the header in line with the database; the write lock is held, no transaction is open."""
