@@ -17,7 +17,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from ..errors import (
@@ -30,7 +30,7 @@ from ..errors import (
     UnsafeDirectory,
     refused,
 )
-from ..interrupts import let_through
+from ..interrupts import let_through, suppress
 from . import statements as sql
 
 CACHED_STATEMENTS = 64  # more than there are statements in this package, so that each is prepared once
@@ -106,25 +106,28 @@ def is_unexplained(error: Failure, writer: sqlite3.Connection, path: str) -> boo
     return min(disk.f_bavail * disk.f_frsize, (int(most) - int(pages)) * PAGE_SIZE) >= SPARE
 
 
-@contextlib.contextmanager
-def bounded(connection: sqlite3.Connection, looks: int) -> Iterator[None]:
-    """Interrupt a statement of the body that goes on for longer than so many times `STEPS`.
+def bound(connection: sqlite3.Connection, looks: int) -> None:
+    """Have a statement interrupted that goes on for longer than so many times `STEPS`, as long as nobody ends that.
 
     Pages that lead to one page several times, which SQLite does not notice, have rows without end.
     """
+    connection.set_progress_handler(_counting(looks), STEPS)
+
+
+def _counting(looks: int) -> Callable[[], int]:
     # No function in Python: a signal's handler would run in it, and SQLite swallow what that raises.
-    answers = itertools.chain(itertools.repeat(0, looks), itertools.repeat(1))
-    try:
-        connection.set_progress_handler(functools.partial(next, answers), STEPS)
-        yield
-    finally:
-        connection.set_progress_handler(None, 0)
+    return functools.partial(next, itertools.chain(itertools.repeat(0, looks), itertools.repeat(1)))
 
 
 def walked(connection: sqlite3.Connection, path: str, statement: str, parameters: Sequence[object] = ()) -> list[Any]:
     """Run a statement that reads all of a table or an index to its end, or interrupt it where there is none."""
-    with bounded(connection, SCHEMA_LOOKS + _most_pages(connection, path)):
+    limit = _counting(SCHEMA_LOOKS + _most_pages(connection, path))
+    on_progress = connection.set_progress_handler  # no call in Python, in which a handler may raise, between these two
+    try:
+        on_progress(limit, STEPS)
         return connection.execute(statement, parameters).fetchall()
+    finally:
+        on_progress(None, 0)
 
 
 def _most_pages(connection: sqlite3.Connection, path: str) -> int:
@@ -134,7 +137,7 @@ def _most_pages(connection: sqlite3.Connection, path: str) -> int:
     """
     size = 0
     for name in (path, f"{path}-wal"):
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             size += os.stat(name).st_size
     if not size:
         return int(connection.execute(sql.PAGE_COUNT).fetchone()[0])
@@ -172,9 +175,10 @@ def connect(path: str, settings: dict[str, Any], timeout: float, reader: bool = 
     )
     connection.text_factory = _text
     try:
-        with bounded(connection, SCHEMA_LOOKS):  # with the first of them SQLite reads the schema
-            for statement in _pragmas(settings, reader):
-                connection.execute(statement).fetchall()
+        bound(connection, SCHEMA_LOOKS)  # with the first of them SQLite reads the schema
+        for statement in _pragmas(settings, reader):
+            connection.execute(statement).fetchall()
+        connection.set_progress_handler(None, 0)
     except BaseException:
         connection.close()
         raise

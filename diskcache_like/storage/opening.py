@@ -22,7 +22,7 @@ from ..coherence.words import Implementation
 from ..errors import CorruptDatabase, ForeignDatabase
 from ..settings import DEFAULT_SETTINGS
 from . import schema
-from .connection import FAILURES, FOREIGN_LOOKS, bounded, connect, look, mapped, prepare_file
+from .connection import FAILURES, FOREIGN_LOOKS, bound, connect, look, mapped, prepare_file
 from .journal import UNKNOWN_STATE, first_mark
 from .layout import (
     BOARD,
@@ -157,8 +157,8 @@ def refuse_foreign(directory: str, named: str) -> None:
         return
     connection = look(path)
     try:
-        with bounded(connection, FOREIGN_LOOKS):
-            schema.refuse_foreign(connection, path, named)
+        bound(connection, FOREIGN_LOOKS)
+        schema.refuse_foreign(connection, path, named)
     except FAILURES:
         return  # not a database at all, or a damaged one: it is set aside
     finally:
