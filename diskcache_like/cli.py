@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import sys
 import warnings
 from collections.abc import Sequence
@@ -16,8 +15,7 @@ from .cache import Cache
 from .demo_report import shown
 from .encryption import check_without_secret
 from .errors import CacheError, SecretError
-
-_DATABASE = re.compile(r"cache(\.[0-9]{1,9})?\.db")
+from .storage.layout import is_database
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -160,7 +158,7 @@ def existing(directory: str) -> Cache:
         raise FileNotFoundError(2, "no such directory", directory)
     # Not any database: what lies beside one of another program's, or above a cache, is no cache, and would become one.
     databases = (name for each in (path, *path.glob("[0-9][0-9][0-9]")) for name in each.glob("cache*.db"))
-    if path.is_dir() and not any(_DATABASE.fullmatch(name.name) for name in databases):
+    if path.is_dir() and not any(is_database(name.name) for name in databases):
         raise FileNotFoundError(2, "no cache in this directory", directory)
     return Cache(directory)
 

@@ -431,12 +431,3 @@ def names_below(root: str) -> Iterator[str]:
         directories.sort()
         relative = os.path.relpath(path, root)
         yield from (name if relative == "." else f"{relative}/{name}" for name in names)
-
-
-def walk(root: str) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield (relative name, lstat) of every file below `root`, never following links."""
-    for name in names_below(root):
-        try:
-            yield name, os.lstat(os.path.join(root, name))
-        except FileNotFoundError:
-            continue

@@ -38,6 +38,14 @@ def chance(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return found
 
 
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Return the list of what threads end by, instead of having it printed."""
+    found: list[Any] = []
+    monkeypatch.setattr(threading, "excepthook", lambda arguments: found.append(arguments.exc_type))
+    return found
+
+
 def run_threads(number: int, work: Callable[[int], object]) -> None:
     """Run `work(number)` in threads at once, and end when they have."""
     barrier = threading.Barrier(number)
@@ -381,11 +389,9 @@ def test_a_beta_of_nothing_makes_nothing_anew(cache: Cache, clock: Clock, chance
 
 @few
 def test_where_no_thread_starts_the_result_is_made_anew_later(
-    cache: Cache, clock: Clock, chance: list[float], monkeypatch: pytest.MonkeyPatch
+    cache: Cache, clock: Clock, chance: list[float], told: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[None] = []
-    told: list[Any] = []
-    monkeypatch.setattr(threading, "excepthook", lambda arguments: told.append(arguments.exc_type))
 
     @memoize_stampede(cache, expire=100)
     def work() -> int:
@@ -434,11 +440,9 @@ def test_a_task_that_is_cancelled_at_once_is_not_waited_for(cache: Cache, clock:
 
 @one
 def test_what_fails_in_the_background_is_told_and_tried_again(
-    cache: Cache, clock: Clock, chance: list[float], monkeypatch: pytest.MonkeyPatch
+    cache: Cache, clock: Clock, chance: list[float], told: list[Any]
 ) -> None:
     calls: list[None] = []
-    told: list[Any] = []
-    monkeypatch.setattr(threading, "excepthook", lambda arguments: told.append(arguments.exc_type))
 
     @memoize_stampede(cache, expire=100)
     def work() -> int:

@@ -26,7 +26,7 @@ def opened(directory: Path, kind: str = "one", **settings: Any) -> Cache:
 
 def value_files(directory: Path) -> set[str]:
     """Return every value file in the directory, as names relative to their shard."""
-    return {name for name, _ in files.walk(str(directory)) if name.endswith(files.SUFFIX)}
+    return {name for name in files.names_below(str(directory)) if name.endswith(files.SUFFIX)}
 
 
 def known_files(cache: Cache) -> set[str]:

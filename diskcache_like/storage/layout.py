@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .holding import Holder
 
 DATABASE, GENERATIONS, BOARD, LOCK = "cache.db", "cache.gen", "cache.board", "cache.lock"
-_NUMBERED = re.compile(r"cache\.(\d{1,9})\.db")
+_NUMBERED = re.compile(r"cache\.([0-9]{1,9})\.db")
 
 # What a database says about itself beside the settings: name -> accepted type.
 IDENTITY: dict[str, type] = {
@@ -72,6 +72,11 @@ class Config:
 def database_path(directory: str, epoch: int) -> str:
     """Return the path of the database with that number."""
     return os.path.join(directory, f"cache.{epoch}.db" if epoch else DATABASE)
+
+
+def is_database(name: str) -> bool:
+    """Tell whether a file of that name is, or was, the database of a shard."""
+    return name == DATABASE or _NUMBERED.fullmatch(name) is not None
 
 
 def names_in(directory: str) -> list[str]:
