@@ -16,14 +16,16 @@ from typing import Any
 
 import pytest
 
-from diskcache_like import Cache, Disk, FanoutCache
+from diskcache_like import Cache, Disk, FanoutCache, JSONDisk
 from diskcache_like.errors import (
     CacheError,
     DirectoryError,
     ExpiryError,
     KeyEncodeError,
     KeyTooLarge,
+    SecretError,
     SettingError,
+    UnsafeDirectory,
     ValueEncodeError,
     ValueTooLarge,
 )
@@ -418,6 +420,60 @@ def test_a_bad_argument_changes_nothing_in_a_cache_that_exists(tmp_path: Path, m
             make(tmp_path / "cache", **arguments)
     with closing(make(tmp_path / "cache")) as cache:
         assert cache["a"] == 1
+        assert cache.check() == []
+
+
+class Levelled(Disk):
+    """A disk with an argument of its own, which its cache remembers."""
+
+    def __init__(self, directory: str, level: int = 1, **settings: Any) -> None:
+        super().__init__(directory, **settings)
+
+
+def other_secret(directory: Path, make: type[Cache], clock: Clock) -> None:
+    with pytest.raises(SecretError, match="cannot be opened with this secret"):
+        make(directory, clock=clock, secret=b"another secret of 32 bytes or so")
+
+
+def other_codec(directory: Path, make: type[Cache], clock: Clock) -> None:
+    with pytest.raises(SettingError, match="pass the same disk class"):
+        make(directory, clock=clock, disk=JSONDisk)
+
+
+def other_disk(directory: Path, make: type[Cache], clock: Clock) -> None:
+    with pytest.raises(SettingError, match="level"):
+        make(directory, clock=clock)
+
+
+def unusable_shard(directory: Path, make: type[Cache], clock: Clock) -> None:
+    (directory / "007").chmod(0o777)
+    with pytest.raises(UnsafeDirectory, match="007"):
+        make(directory, clock=clock)
+    (directory / "007").chmod(0o700)
+
+
+@pytest.mark.parametrize(
+    ("make", "refused", "disk"),
+    [
+        *[(make, refused, Disk) for make in (Cache, FanoutCache) for refused in (other_secret, other_codec)],
+        *[(make, other_disk, Levelled) for make in (Cache, FanoutCache)],
+        (FanoutCache, unusable_shard, Disk),
+    ],
+)
+def test_a_handle_that_is_refused_leaves_replaced_files_to_others(
+    tmp_path: Path, clock: Clock, make: type[Cache], refused: Callable[..., None], disk: type[Disk]
+) -> None:
+    given: dict[str, Any] = {"disk": disk, "clock": clock, **({"disk_level": 2} if disk is Levelled else {})}
+    with closing(make(tmp_path / "cache", **given)) as cache:
+        for number in range(40):
+            cache[number] = b"x" * 40_000
+            del cache[number]
+    files = set((tmp_path / "cache").rglob("*.val"))
+    assert len(files) == 40
+    clock.advance(3600)  # all are due now to be unlinked by whoever closes next
+    refused(tmp_path / "cache", make, clock)
+    assert set((tmp_path / "cache").rglob("*.val")) == files
+    with closing(make(tmp_path / "cache", **given)) as cache:
         assert cache.check() == []
 
 

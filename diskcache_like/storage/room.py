@@ -415,8 +415,8 @@ def flush_trash(store: Holder, everything: bool) -> None:
 
     A reader that loses its file this way reads its row again. The caller holds the lock and no transaction is open.
     """
-    if not store.header[Header.FILES] or store.header[Header.EPOCH] != store.epoch:
-        return  # none, or that of a database left behind, by a handle that cannot follow
+    if not store.header[Header.FILES] or store.header[Header.EPOCH] != store.epoch or not store.has_disk():
+        return  # none, or that of a database left behind, by a handle that cannot follow or was refused as it opened
     if not everything:
         sweep(store)
         unlink_doomed(store, SWEEP_FILES)

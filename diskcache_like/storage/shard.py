@@ -65,7 +65,7 @@ class Shard:
         self.unsettled: Callable[[], None] | None = None  # for the end of a transaction in which settings were changed
         self.slot_prime = 1
         self.siblings: tuple[Any, ...] = ()  # the other shards of the cache, set by the shards once all are open
-        self.disk: Disk  # set by the shards once the settings are known
+        self.disk: Disk  # set by the shards once the settings are known, and the cache is seen to be the handle's
         self._token = NOT_OPEN  # of the process that opened
         self._writer: sqlite3.Connection | None = None
         self.lock: WriteLock
@@ -117,10 +117,14 @@ class Shard:
         self.board = opening.open_board(self)
         self._sign_in()
 
+    def has_disk(self) -> bool:
+        """Tell whether value files can be reached: not during the first opening, nor after one that was refused."""
+        return hasattr(self, "disk")
+
     def _refuse_other_keys(self, opened: opening.Opened) -> None:
         """Raise KeyringError where the cache has begun anew, and keys are blinded otherwise than in this handle."""
-        disk: Disk | None = getattr(self, "disk", None)  # which comes after the first opening
-        if disk is None or disk.sealer is None or disk.sealer.belongs_to(opened.identity.get("keyring")):
+        sealer = self.disk.sealer if self.has_disk() else None
+        if sealer is None or sealer.belongs_to(opened.identity.get("keyring")):
             return
         opened.connection.close()
         opened.generations.close()
