@@ -74,9 +74,9 @@ class Handle:
         try:
             self._adopt(self._shards)
         except BaseException:  # such as a stored codec whose package is not installed here
-            self._shards.close(None)
+            self._shards.close_soon()
             raise
-        self._finalizer = weakref.finalize(self, _finish, self._shards)
+        self._finalizer = weakref.finalize(self, self._shards.close_soon)
 
     def _configuration(self, timeout: float, disk: type[Disk]) -> Config:
         options = self._options
@@ -244,9 +244,3 @@ def _add_counts(counters: list[int], store: Holder) -> None:
     if hits or misses:
         counters[:] = [0, 0]
         store.count_uses(hits, misses)
-
-
-def _finish(shards: Shards) -> None:
-    """Close the stores of a cache that was dropped without `close`, without waiting for anyone."""
-    for store in shards.stores:
-        store.close_soon()

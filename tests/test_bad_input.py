@@ -477,6 +477,20 @@ def test_a_handle_that_is_refused_leaves_replaced_files_to_others(
         assert cache.check() == []
 
 
+@pytest.mark.parametrize("make", [Cache, FanoutCache])
+def test_a_handle_that_is_refused_waits_for_nobody(tmp_path: Path, clock: Clock, make: type[Cache]) -> None:
+    with closing(make(tmp_path / "cache", clock=clock)) as cache:
+        for refused in (other_secret, other_codec):
+            done = threading.Thread(target=refused, args=(tmp_path / "cache", make, clock))
+            with cache.transact():
+                cache["key"] = 1
+                done.start()
+                done.join(30)
+                assert not done.is_alive()
+        assert cache.check() == []
+    make(tmp_path / "cache", clock=clock).close()  # an opening closes what could not be closed before
+
+
 def test_an_impossible_number_of_shards(tmp_path: Path) -> None:
     numbers: list[Any] = [0, -1, 1000, 2.0, True, "8", None]
     for shards in numbers:

@@ -164,7 +164,7 @@ class Shards:
             for store in self.stores:
                 store.disk = new_disk(disk, store.directory, store.settings)
         except BaseException:
-            self.close(None)
+            self.close_soon()
             raise
         if len(self.stores) > 1 and journal.is_due(self.stores):
             # If that fails a transaction is at work, or who writes next is told why.
@@ -277,7 +277,7 @@ class Shards:
                 hint = "it needs one: pass secret= or set DISKCACHE_LIKE_SECRET"
             problem = SecretError(f"{self.directory!r} cannot be opened with this secret; {hint}")
         if problem is not None:
-            self.close(None)
+            self.close_soon()
             raise problem
 
     def of(self, h: int) -> Store:
@@ -360,6 +360,11 @@ class Shards:
         """Close every store."""
         for store in self.stores:
             store.close(timeout)
+
+    def close_soon(self) -> None:
+        """Close every store without waiting for anyone, for caches that were refused, or dropped without `close`."""
+        for store in self.stores:
+            store.close_soon()
 
 
 @scope
