@@ -95,6 +95,21 @@ def test_a_cull_limit_of_nothing_turns_that_off(cache: Cache, clock: Clock, kind
 
 
 @few
+@pytest.mark.parametrize("policy", EVICTING)
+def test_no_live_entry_goes_for_room_before_the_last_batch_of_expired_ones(
+    open_cache: Opener, clock: Clock, kind: Kind, policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "BATCH", 4)
+    cache = open_cache(size_limit=kind.shards * 3_000_000, eviction_policy=policy, cull_limit=1)
+    live = {f"live {number}": BIG for number in range(5)}
+    cache.set_many(live)
+    cache.set_many({f"expiring {number}": BIG for number in range(40 * kind.shards)}, expire=1)
+    clock.advance(1)
+    cache["large"] = b"x" * 2_000_000
+    assert cache.get_many(live) == live
+
+
+@few
 @every_policy
 def test_cull_removes_the_expired_and_makes_room_only_where_the_policy_does(
     cache: Cache, clock: Clock, kind: Kind, policy: str

@@ -162,12 +162,13 @@ def make_room(store: Holder, target: int) -> int:
     if locked:
         flush_trash(store, everything=True)
     volume = live_volume(store)
-    expired = store.places(store.select_writer(sql.SELECT_EXPIRED, (store.now(), BATCH))) if volume > target else []
+    more_expired = True  # as far as is known
     while volume > target:
-        doomed = expired or victims(store, volume - target, locked)
+        doomed = store.places(store.select_writer(sql.SELECT_EXPIRED, (store.now(), BATCH))) if more_expired else []
+        more_expired = len(doomed) == BATCH
+        doomed = doomed or victims(store, volume - target, locked)
         if not doomed:
             break
-        expired = []
         delete_rows(store, doomed, locked)
         if locked:
             flush_trash(store, everything=True)
