@@ -183,7 +183,7 @@ def _unpacked(payloads: list[tuple[Codec, bytes]]) -> list[bytes]:
     for codec, payload in payloads:
         with suppress(DecodeError):
             data = codec.unpack(payload)
-            left -= len(data)
-            if left >= 0 and 0 < len(data) <= DICTIONARY_REACH:
+            if 0 < len(data) <= min(DICTIONARY_REACH, left):
+                left -= len(data)
                 samples.append(data)
     return samples

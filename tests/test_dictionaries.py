@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from diskcache_like import Cache, DictionaryError, FanoutCache, TrainingError, TransactionError
+from diskcache_like import Cache, DictionaryError, FanoutCache, TrainingError, TransactionError, dictionaries
 from diskcache_like.codecs import encode_value
 from diskcache_like.compressors import COMPRESSED, DICTIONARY_REACH, Zstd, make_dictionary
 from diskcache_like.dictionaries import GRACE, Dictionaries
@@ -195,6 +195,16 @@ def test_what_cannot_be_trained_says_why(tmp_path: Path) -> None:
                 cache.train(size)  # type: ignore[arg-type]
         with cache.transact(), pytest.raises(TransactionError, match="undo"):
             cache.train()
+
+
+@pytest.mark.parametrize("more", [-1, 0, 1])
+def test_what_is_too_long_for_a_sample_takes_no_room_from_others(
+    more: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dictionaries, "SAMPLE_BYTES", sum(len(encode_value(answer)) for answer in ANSWERS) + more)
+    with filled(tmp_path / "cache", ["shrinks " * 3_000] * 100) as cache:
+        cache.set_many((f"answer {number}", answer) for number, answer in enumerate(ANSWERS))  # behind the others
+        assert cache.train().samples == len(ANSWERS) - (more < 0)
 
 
 def test_two_that_train_at_once_do_not_replace_each_others(tmp_path: Path) -> None:
