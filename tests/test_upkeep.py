@@ -5,14 +5,16 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from diskcache_like import Cache, CorruptDatabaseWarning, FanoutCache
-from diskcache_like.storage import room
+from diskcache_like import Cache, CorruptDatabaseWarning, FanoutCache, Timeout
+from diskcache_like.storage import room, store
 
 from .kinds import Clock
 
@@ -110,6 +112,49 @@ def test_removal_of_many_is_whole_though_a_shard_is_busy(name: str, tmp_path: Pa
         remover.join()
         assert len(cache) == 0
         assert removed[0] <= before
+
+
+@pytest.fixture
+def interrupted(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], Cache]]:
+    """Return a function: a cache of 7 expired entries whose lock is another's from the given time on that it wants it."""
+    monkeypatch.setattr(room, "BATCH", 3)
+    monkeypatch.setattr(store, "PAGE_OF_ENTRIES", 6)
+    with Cache(tmp_path, timeout=0, clock=clock) as cache, Cache(tmp_path) as other, ExitStack() as busy:
+
+        def make(turn: int) -> Cache:
+            cache.set_many(((number, number) for number in range(7)), expire=1, tag="tag")
+            clock.advance(1)
+            shard, turns = cache._shards.stores[0], count(1)
+            take = shard.locked
+
+            def take_in_turn(timeout: float | None) -> AbstractContextManager[bool]:
+                if next(turns) == turn:
+                    busy.enter_context(other._shards.stores[0].locked(None))
+                return take(timeout)
+
+            monkeypatch.setattr(shard, "locked", take_in_turn)
+            return cache
+
+        yield make
+
+
+@pytest.mark.parametrize(
+    ("name", "turn", "removed"), [("clear", 3, 6), ("evict", 2, 3), ("expire", 4, 7), ("cull", 5, 7)]
+)
+def test_a_timeout_between_two_batches_says_how_many_went(
+    name: str, turn: int, removed: int, interrupted: Callable[[int], Cache]
+) -> None:
+    cache = interrupted(turn)
+    with pytest.raises(Timeout) as caught:
+        getattr(cache, name)(*["tag"] if name == "evict" else [])
+    assert caught.value.args == (removed,)
+    assert len(cache) == 7 - removed
+
+
+def test_a_removal_is_whole_though_its_room_cannot_be_given_back_in_time(interrupted: Callable[[int], Cache]) -> None:
+    cache = interrupted(5)
+    assert cache.clear() == 7
+    assert len(cache) == 0
 
 
 def test_a_setting_read_anew_is_in_force(tmp_path: Path) -> None:

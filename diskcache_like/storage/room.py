@@ -353,18 +353,30 @@ def cull(store: Holder, timeout: float | None) -> int:
     """
     removed = remove_selected(store, sql.SELECT_EXPIRED, (store.now(),), timeout)
     while store.policy.evicts:
-        with store.locked(timeout) as locked:
-            if locked:
-                unlink_removed(store)
-            volume = live_volume(store)
-            excess = min(-share.left(store, volume), volume - store.limit)
-            doomed = victims(store, excess, locked) if excess > 0 else []
-            if not doomed:
-                _give_up_claim(store, volume)
-                return removed
-            delete_rows(store, doomed, locked)
-        removed += len(doomed)
+        try:
+            evicted = _evict_excess(store, timeout)
+        except Exception as error:
+            error.count = removed  # type: ignore[attr-defined]
+            raise
+        if not evicted:
+            break
+        removed += evicted
     return removed
+
+
+def _evict_excess(store: Holder, timeout: float | None) -> int:
+    """Remove a batch of live entries by rank if there is too much; return how many."""
+    with store.locked(timeout) as locked:
+        if locked:
+            unlink_removed(store)
+        volume = live_volume(store)
+        excess = min(-share.left(store, volume), volume - store.limit)
+        doomed = victims(store, excess, locked) if excess > 0 else []
+        if doomed:
+            delete_rows(store, doomed, locked)
+        else:
+            _give_up_claim(store, volume)
+    return len(doomed)
 
 
 def sweep(store: Holder) -> None:

@@ -162,7 +162,8 @@ class Store(Computer):
             with attempt:
                 removed = room.remove_selected(self, _SELECTIONS[which], parameters, timeout)
         if removed > PAGE_OF_ENTRIES:
-            with self.locked(timeout) as locked:
+            # What is removed is removed, though nobody can give the room back just now: its pages take the next rows.
+            with contextlib.suppress(Timeout, DiskFull), self.locked(timeout) as locked:
                 if locked:
                     room.vacuum(self)
         return removed
