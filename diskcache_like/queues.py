@@ -144,9 +144,10 @@ class Queues(Entries):
         queue = self._queue_column(prefix)
         low, high = -QUEUE_BOUND, QUEUE_BOUND
         rows = store.queue_page(queue, last, low, high, 1, skip)
-        end = store.queue_end(queue, not last) if rows else None
-        if end is not None:
-            low, high = (end[1], high) if last else (low, end[1])
+        if rows:
+            end = store.queue_end(queue, not last)
+            number = rows[0][2] if end is None else end[1]  # None where all has been removed since
+            low, high = (number, high) if last else (low, number)
         while rows:
             for h, stored, number, blob in rows:
                 key = keys.queue_key(prefix, number)

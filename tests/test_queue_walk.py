@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -44,6 +45,27 @@ def test_what_is_pushed_or_pulled_meanwhile_is_left_out(cache: Cache) -> None:
     for _ in range(150):
         cache.pull()
     assert [value for _, value in walk] == list(range(150, 250))
+
+
+@one
+def test_a_walk_ends_though_all_was_pulled_as_it_began(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(3):
+        cache.push(number)
+    shard = cache._shards.stores[0]
+    find_end = shard.queue_end
+
+    def pull_all(*arguments: Any) -> Any:
+        monkeypatch.setattr(shard, "queue_end", find_end)
+        while cache.pull() != (None, None):
+            pass
+        return find_end(*arguments)
+
+    monkeypatch.setattr(shard, "queue_end", pull_all)
+    seen = []
+    for _, value in islice(cache.iterqueue(side="back"), 10):
+        seen.append(value)
+        cache.push(value, side="front")
+    assert seen == [2]
 
 
 def test_expired_items_are_left_out_and_stay(cache: Cache, clock: Clock) -> None:
