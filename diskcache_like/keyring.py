@@ -47,7 +47,6 @@ _SALT_SIZE: Final = 16
 _CHECK_SIZE: Final = 8
 _WRAP: Final = struct.Struct(f"{_CHECK_SIZE}s{_CHECK_SIZE}s{_SALT_SIZE}s{NONCE_SIZE + KEY_SIZE + TAG_SIZE}s")
 _MAX_WRAPS: Final = 2
-_MAX_KEYS: Final = 1 << 12
 _CRC: Final = struct.Struct("<I")
 
 
@@ -114,7 +113,10 @@ class Keyring(NamedTuple):
 
     def with_new_key(self) -> Self:
         """Return a keyring that seals with a new data key and still opens what the old ones sealed."""
-        return self._replace(data=(*self.data, _new_key()))
+        key = _new_key()
+        while any(key[0] == epoch for epoch, _ in self.data):
+            key = _new_key()
+        return self._replace(data=(*self.data, key))
 
     def opened_by_both(self, master: Master, new: Master) -> Self:
         """Return a keyring for the time of a rotation: with a new data key, opened by the secret before and after."""
@@ -153,7 +155,7 @@ class Keyring(NamedTuple):
             raise _damaged(place) from error
         step = EPOCH_SIZE + KEY_SIZE
         pairs = [plain[start : start + step] for start in range(KEY_SIZE, len(plain), step)]
-        if not 0 < len(pairs) <= _MAX_KEYS or len(pairs[-1]) != step:
+        if not pairs or len(pairs[-1]) != step:  # of any number: handles that write little bring a new one soon
             raise _damaged(place)
         data = tuple((pair[:EPOCH_SIZE], pair[EPOCH_SIZE:]) for pair in pairs)
         return cls(plain[:KEY_SIZE], data, ring_key, wraps)
@@ -212,7 +214,10 @@ class Sealer:
         self._place = place
         self._load = load
         self._version = version
+        self._known: dict[bytes, bytes] = {}  # data keys by epoch
+        # Those of them that were in use: making one takes longer than reading an entry, and there may be thousands.
         self._keys: dict[bytes, DataKey] = {}
+        self._openers: dict[bytes, Callable[..., bytes]] = {}
         self.keyring: Keyring
         self.siblings: tuple[Sealer, ...] = ()  # of the cache's other shards, whose keyrings change at the same time
         self.left = 0  # records that may be sealed before the next are reserved; below 0 they are due
@@ -229,16 +234,14 @@ class Sealer:
         """
         seen = self._version()  # before the keyring: what changes in between is noticed next time
         keyring = Keyring.opened(self._load(), self.master, self._place)
-        if self._keys and keyring.blinding != self.keyring.blinding:
+        if self._known and keyring.blinding != self.keyring.blinding:
             raise KeyringError(
                 f"{self._place!r}: its keyring is another one now than that of this handle; open it again"
             )
-        keys = {epoch: self._keys.get(epoch) or DataKey(epoch, key) for epoch, key in keyring.data}
-        self._keys = {**self._keys, **keys}
-        self._openers = {key.plain_head: key.decrypt for key in self._keys.values()}
+        self._known = {**dict(keyring.data), **self._known}
         self.keyring = keyring
         self._seen = seen
-        self._current = keys[keyring.epoch]
+        self._current = self.key_of(keyring.epoch)
 
     def belongs_to(self, sealed: bytes | None) -> bool:
         """Tell whether keys are blinded here as under another keyring; True if it cannot be opened."""
@@ -265,11 +268,14 @@ class Sealer:
     def key_of(self, epoch: bytes) -> DataKey:
         """Return the data key of an epoch; raise SignatureError if there is none."""
         key = self._keys.get(epoch)
-        if key is None:
+        if key is not None:
+            return key
+        if epoch not in self._known:
             self._follow()
-            key = self._keys.get(epoch)
-            if key is None:
+            if epoch not in self._known:
                 raise SignatureError("entry was sealed with a key that this cache does not have")
+        key = self._keys[epoch] = DataKey(epoch, self._known[epoch])
+        self._openers[key.plain_head] = key.decrypt
         return key
 
     # -- blinding -----------------------------------------------------------------------------------------------------

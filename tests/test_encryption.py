@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import pickle
 import random
 import shutil
@@ -43,7 +44,7 @@ from diskcache_like.errors import (
     NewerFormat,
     StorageError,
 )
-from diskcache_like.keyring import Keyring
+from diskcache_like.keyring import Keyring, Master
 from diskcache_like.persistent import KeptCache
 from diskcache_like.record import MODE_RAW, Record, pack, pack_simple
 from diskcache_like.signing import Signer
@@ -901,6 +902,31 @@ def test_a_data_key_is_followed_by_another_before_it_has_sealed_too_much(
     with Cache(tmp_path, secret=SECRET) as cache:
         assert sum(1 for _ in cache) == 150
         assert cache.get_many(range(150)) == {number: number for number in range(150)}
+
+
+def test_a_cache_that_has_had_thousands_of_data_keys_goes_on(tmp_path: Path) -> None:
+    with Cache(tmp_path, **SEALED) as cache:
+        cache["first"] = 1
+        assert cache._sealer is not None
+        keyring = cache._sealer.keyring
+        first = keyring.epoch[0] ^ 1
+        others = [(bytes((first, 0, *divmod(number, 256))), os.urandom(32)) for number in range(1 << 12)]
+        keyring = keyring._replace(data=(*keyring.data, *others)).with_new_key()
+        rekeying.replace_keyring(cache._shards.stores[0], keyring, None)
+        cache["last"] = 2
+    with Cache(tmp_path, **SEALED) as cache:
+        assert cache.get_many(["first", "last"]) == {"first": 1, "last": 2}
+        assert cache.check() == []
+        cache.rotate(SECRET)
+        assert cache._sealer is not None
+        assert len(cache._sealer.keyring.data) == 1
+
+
+def test_no_data_key_has_the_epoch_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    ring = Keyring.new(Master(SECRET.encode(), ""))
+    drawn = iter([ring.epoch, b"k" * 32, b"next", b"k" * 32])
+    monkeypatch.setattr(os, "urandom", lambda _: next(drawn))
+    assert [epoch for epoch, _ in ring.with_new_key().data] == [ring.epoch, b"next"]
 
 
 def refuse_versions(action: int, name: str | None, *_: str | None) -> int:
