@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from diskcache_like import Cache, FanoutCache, SecretError, SettingError
+from diskcache_like.coherence.generations import Header
 from diskcache_like.errors import DiskFull, KeyringError, TransactionError
 from diskcache_like.record import Record
 from diskcache_like.storage import rekeying, writing
@@ -320,6 +321,26 @@ def test_what_was_sealed_just_before_a_rotation_is_sealed_again(
         other["key 1"] = VALUES["key 1"]
         mend(other)
     assert_rotated(tmp_path, Cache)
+
+
+@pytest.mark.parametrize("size", [16, 100, 300])  # with its file's record on the board, and too large for that
+def test_what_the_board_shows_of_a_write_that_a_rotation_overtook_is_its_row(
+    tmp_path: Path, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {**SEALED, "secret": OLD, "disk_min_file_size": 16}
+    with Cache(tmp_path, **options) as writer, Cache(tmp_path, **options) as other:
+        (store,) = writer._shards.stores
+        store.header[Header.SHARED] = 1  # as where another process has the cache open
+        upsert = store.upsert
+
+        def late(*args: Any, **kwargs: Any) -> int:
+            other.rotate(OLD)  # to another data key
+            return upsert(*args, **kwargs)
+
+        monkeypatch.setattr(store, "upsert", late)
+        writer["key"] = bytes(size)
+        assert other["key"] == bytes(size)
+        assert writer["key"] == bytes(size)
 
 
 def test_a_value_file_that_is_sealed_again_survives_a_write_that_is_refused_once(

@@ -162,9 +162,10 @@ class Writer(Holder):
         try:
             if plain and not self._special and not header[_DISPLACED]:
                 added = self._upsert_at(h, stored, tick, row, known)  # type: ignore[arg-type]
+            elif self.disk.sealer is None:
+                added = self._upsert_row(h, stored, Row(row) if plain else row, tick, slot, again)  # type: ignore[arg-type]
             else:
-                write = self._upsert_row if self.disk.sealer is None else self._upsert_sealed
-                added = write(h, stored, Row(row) if plain else row, tick, slot, again)  # type: ignore[arg-type]
+                added, row = self._upsert_sealed(h, stored, row, tick, slot, again)  # type: ignore[arg-type]
             if added:
                 self._count(added)
             if (again or header[_SHARED]) and locked and incoming <= ROOM and self.board is not None:
@@ -216,16 +217,19 @@ class Writer(Holder):
                 self.txn.files.append(row.file)
         return len(row.v) + row.size
 
-    def _upsert_sealed(self, h: int, stored: bytes, row: Row, tick: int, slot: int, again: bool) -> int:
-        """Do `_upsert_row` as the present data key seals it; where that made another value file, one of them goes."""
+    def _upsert_sealed(self, h: int, stored: bytes, row: Row, tick: int, slot: int, again: bool) -> tuple[int, Row]:
+        """Do `_upsert_row` as the present data key seals it, and return that row too.
+
+        Where that made another value file, one of them goes.
+        """
         present = rekeying.present_row(self, self.disk.sealer, stored, row)  # type: ignore[arg-type]
         if present.file == row.file:
-            return self._upsert_row(h, stored, present, tick, slot, again)
+            return self._upsert_row(h, stored, present, tick, slot, again), present
         unneeded = present.file
         try:
             added = self._upsert_row(h, stored, present, tick, slot, again)
             unneeded = row.file  # not before, since a second try needs it
-            return added
+            return added, present
         finally:
             room.unlink_unused(self, [unneeded] if unneeded is not None else [])
 
