@@ -87,6 +87,19 @@ def test_files_that_nothing_names_go(
         assert sum(path.is_file() for path in tmp_path.rglob("*.val")) < 200
 
 
+def test_handles_that_take_turns_forget_the_files_that_went(tmp_path: Path, clock: Clock) -> None:
+    with Cache(tmp_path, clock=clock, durability="process") as one, Cache(tmp_path, clock=clock) as other:
+        for number in range(40):
+            cache = (one, other)[number % 2]
+            cache["key"] = b"x" * 50_000
+            clock.advance(2 * room.GRACE)
+            store = cache._shards.stores[0]
+            with store.locked(None):
+                room.sweep(store)
+        assert sum(path.is_file() for path in tmp_path.rglob("*.val")) < 5
+        assert all(len(cache._shards.stores[0].unlinked) < 5 for cache in (one, other))
+
+
 @pytest.mark.parametrize("keys", [range(1000), range(10**6, 10**6 + 1000), [f"k{n}" for n in range(1000)]])
 def test_keys_that_differ_little_spread_over_the_shards(keys: list[object], tmp_path: Path) -> None:
     with FanoutCache(tmp_path, shards=8, durability="process") as cache:

@@ -390,7 +390,7 @@ def sweep(store: Holder) -> None:
         store.doomed = [column for column in rows if column not in store.unlinked]
         if gone:
             store.writer.executemany(sql.DELETE_TRASH, [(column,) for column in gone])
-            store.unlinked.difference_update(gone)
+        store.unlinked.clear()  # also of those whose rows others have dropped, or every file would be remembered
     except FAILURES as error:
         store.failed(error)
 
