@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import gc
 import multiprocessing
 import os
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -172,6 +174,34 @@ def test_a_signal_handler_that_interrupts_the_taking_is_refused(handle: Handle) 
     interrupt()
     handle.lock.resume()
     assert len(refused) == 5
+
+
+class Large:
+    """What a caller has at hand while it waits."""
+
+
+def test_waiting_keeps_nothing_that_its_callers_had_at_hand(path: Path) -> None:
+    holder = WriteLock(path)
+    waiter = WriteLock(path, sleep=lambda _: holder.release())
+    kept: list[weakref.ref[Large]] = []
+
+    def wait(timeout: float) -> None:
+        large = Large()
+        kept.append(weakref.ref(large))
+        waiter.acquire(timeout)
+        waiter.release()
+
+    gc.disable()  # what is left to a collection may stay for long
+    try:
+        holder.acquire(None)
+        with pytest.raises(Timeout):
+            wait(0)
+        wait(LIMIT)
+        assert [large() for large in kept] == [None, None]
+    finally:
+        gc.enable()
+        waiter.close()
+        holder.close()
 
 
 def test_releasing_what_is_not_held_is_an_error(handle: Handle) -> None:

@@ -271,6 +271,7 @@ class WriteLock:
     def _refused(self, error: BaseException, wait: _Wait) -> _Wait:
         """Go on after the first attempt failed with the thread lock held: return with both locks, or raise."""
         if isinstance(error, BlockingIOError):
+            error.__traceback__ = None  # before CPython 3.13 `_is_interrupted` makes a cycle of it and its frames
             self._wait_for_process(wait)
             return wait
         self._give_up()
