@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, TypeVar
 
 from .cache import Cache
@@ -14,7 +15,7 @@ from .disk import Disk
 from .errors import SecretError, SettingError
 from .persistent import Deque, Index, KeptCache
 from .rotation import children_of
-from .storage.shards import refuse_link
+from .storage.shards import close_each, refuse_link
 
 T = TypeVar("T")
 _NAME = re.compile(r"[^\x00]{1,200}")
@@ -154,9 +155,7 @@ class FanoutCache(Cache):
 
     def close(self) -> None:
         """Close every file of this cache and of its named children."""
-        for child in self._children.values():
-            _close(child)
-        super().close()
+        close_each([*(partial(_close, child) for child in list(self._children.values())), super().close])
 
 
 def _close(child: Cache | Deque | Index) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from diskcache_like import Cache, FanoutCache, Timeout
+from diskcache_like import Cache, FanoutCache, Timeout, TransactionError
 from diskcache_like.storage import room
 from diskcache_like.storage.connection import MAX_READERS, PAGE_SIZE
 
@@ -163,6 +163,22 @@ def test_close_closes_everything_and_the_next_operation_opens_it_again(tmp_path:
     with cache.transact():
         cache.set("key", 3)
     assert cache.get("key") == 3
+    cache.close()
+    assert cache_descriptors(directory) == []
+
+
+@pytest.mark.parametrize("stuck", ["shard", "child"])
+def test_what_cannot_be_closed_keeps_nothing_else_open(tmp_path: Path, stuck: str) -> None:
+    directory = tmp_path / "cache"
+    cache = opened(directory, "fanout")
+    child, index = cache.cache("child"), cache.index("index")  # type: ignore[attr-defined]
+    cache.set_many(dict.fromkeys(range(40)))
+    child["key"] = index["key"] = 1
+    used = cache._shards.stores[0] if stuck == "shard" else child._shards.stores[0]
+    with used.transaction(None), pytest.raises(TransactionError):
+        cache.close()
+    assert cache_descriptors(directory) != []
+    assert all(name.startswith(used.directory) for name in cache_descriptors(directory))
     cache.close()
     assert cache_descriptors(directory) == []
 

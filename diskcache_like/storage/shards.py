@@ -12,8 +12,9 @@ import os
 import re
 import stat
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from .. import files
@@ -357,14 +358,27 @@ class Shards:
             raise error
 
     def close(self, timeout: float | None) -> None:
-        """Close every store."""
-        for store in self.stores:
-            store.close(timeout)
+        """Close every store; wait for the locks of all together for `timeout` seconds."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        close_each(partial(store.close, journal.left(deadline)) for store in self.stores)
 
     def close_soon(self) -> None:
         """Close every store without waiting for anyone, for caches that were refused, or dropped without `close`."""
         for store in self.stores:
             store.close_soon()
+
+
+def close_each(steps: Iterable[Callable[[], object]]) -> None:
+    """Take steps that close something, those after one that raises too; its error is told when all are taken."""
+    left = iter(steps)
+    try:
+        for step in left:
+            step()
+    except CacheError:
+        for step in left:
+            with contextlib.suppress(CacheError):
+                step()
+        raise
 
 
 @scope
