@@ -19,7 +19,7 @@ from .coherence.generations import WORD, Header
 from .dictionaries import Training, train
 from .disk import Disk
 from .entries import ENOVAL, GONE, absent
-from .errors import DecodeError, DiskFull, ExpiryError, SettingError, StorageError, Timeout, ValueTooLarge
+from .errors import DecodeError, DiskFull, ExpiryError, SettingError, Timeout, ValueTooLarge
 from .hot import note_often
 from .packing import Expiry, Target, tag_of, with_metadata
 from .queues import Queues, discard
@@ -740,11 +740,6 @@ class Cache(Queues, Streams):
     def close(self) -> None:
         """Close every file; the next operation opens them again."""
         self._hot.clear()
-        if self._counts:
-            with contextlib.suppress(Timeout, DiskFull, StorageError):
-                store = self._shards.stores[0]
-                with store.locked(self._timeout):
-                    self._flush_counts(store)
         self._shards.close(max(self._timeout, 1.0))
 
     def __enter__(self) -> Self:

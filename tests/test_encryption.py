@@ -480,9 +480,12 @@ def test_a_handle_of_before_a_rotation_begins_the_cache_anew_under_the_new_secre
         assert len(cache) == 0
 
 
-def test_a_handle_that_does_not_follow_to_other_keys_leaves_nothing_and_can_be_closed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("statistics", [0, 1])
+def test_a_handle_that_does_not_follow_to_other_keys_leaves_nothing_and_can_be_closed(
+    tmp_path: Path, statistics: int
+) -> None:
     clock = Clock()
-    with Cache(tmp_path, clock=clock, **SEALED) as cache:
+    with Cache(tmp_path, clock=clock, statistics=statistics, **SEALED) as cache:
         cache["key"] = b"value" * BIG
         cache["key"] = b"other" * BIG  # the first is in the trash
     cache["key"] = b"third" * BIG  # opened anew

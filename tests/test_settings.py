@@ -138,6 +138,16 @@ def test_a_handle_that_closes_adds_its_counts(open_cache: Opener) -> None:
     assert cache.stats() == (1, 1)
 
 
+@pytest.mark.parametrize("make", [Cache, FanoutCache])
+def test_a_handle_that_counts_is_closed_again_where_its_directory_is_gone(tmp_path: Path, make: type[Cache]) -> None:
+    cache = make(tmp_path / "cache", statistics=1)
+    assert cache.get("missing") is None
+    cache.close()
+    shutil.rmtree(cache.directory)
+    cache.close()
+    assert not Path(cache.directory).exists()
+
+
 def test_every_operation_opens_a_closed_cache(cache: Cache) -> None:
     cache.set("key", b"value" if cache.disk.own_values else "value", tag="tag")
     operations: list[Callable[[], Any]] = [

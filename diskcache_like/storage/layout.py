@@ -59,7 +59,7 @@ class Config:
     recover: bool = True  # set a corrupt database aside and go on empty, instead of raising
     shared: bool = False  # files may belong to, and be written by, others
     claimed: Callable[[], None] = field(default=lambda: None)  # called under the lock before a database is made
-    on_write: Callable[[Holder], None] | None = None  # called with the lock held when it was taken for a write
+    on_write: Callable[[Holder], None] | None = None  # called with the lock held for a write, or to close
     encrypt: bool | None = None  # whether the cache must be encrypted, or must not be; None: as it was made
     keyless: bool = False  # for a look at what needs no secret: it is not compared
 

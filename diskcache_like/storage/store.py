@@ -61,10 +61,7 @@ class Store(Computer):
             self.close(timeout)
             return
         try:
-            # What a full disk or a damaged file leaves undone here is done, or met again, after the next opening; where
-            # the directory was removed under the cache, nothing is left to do.
-            with contextlib.suppress(DirectoryError, DiskFull, StorageError):
-                room.flush_trash(self, everything=False)
+            self._finish()
         except BaseException:
             self.let_go()
             raise
@@ -79,6 +76,15 @@ class Store(Computer):
             self._token = NOT_OPEN
             lock.close()
             raise
+
+    def _finish(self) -> None:
+        """Note what was counted, and unlink what is due; the write lock is held."""
+        if self.config.on_write is not None:
+            self.config.on_write(self)
+        # What a full disk or a damaged file leaves undone here is done, or met again, after the next opening; where
+        # the directory was removed under the cache, nothing is left to do.
+        with contextlib.suppress(DirectoryError, DiskFull, StorageError):
+            room.flush_trash(self, everything=False)
 
     def _note_closed(self) -> None:
         self._token = NOT_OPEN  # from here on another thread may open the store again
