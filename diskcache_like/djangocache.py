@@ -20,8 +20,9 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import request_started
 
 from .cache import Cache
+from .errors import CacheError
 from .fanout import FanoutCache
-from .interrupts import let_through
+from .interrupts import let_through, suppress
 from .memoize import function_name
 from .persistent import Deque, Index
 
@@ -72,7 +73,8 @@ class Handles:
                 there = False
             if not there:
                 del self._open[key]
-                cache.close()
+                with suppress(CacheError):  # of one in use, which is closed with its last backend
+                    cache.close()
 
     def note_request(self, **_: Any) -> None:
         """Note that this process answers requests."""

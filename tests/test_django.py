@@ -520,6 +520,17 @@ def test_a_directory_that_was_removed_is_another_cache(tmp_path: Path) -> None:
     made.close()
 
 
+def test_a_directory_that_was_removed_while_it_is_in_use_concerns_no_other(tmp_path: Path) -> None:
+    removed = DjangoCache(tmp_path / "cache", {})
+    with removed._cache.transact():
+        removed.set("key", 1)
+        shutil.rmtree(tmp_path / "cache")
+        other = DjangoCache(tmp_path / "other", {})
+    assert other.set("key", "value")
+    removed._cache.close()
+    other._cache.close()
+
+
 def test_close_closes_the_files_and_the_next_operation_opens_them(django: DjangoCache) -> None:
     django.set("key", "value")
     assert descriptors(django) != []
