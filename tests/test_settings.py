@@ -19,13 +19,14 @@ from diskcache_like import (
     EVICTION_POLICY,
     UNKNOWN,
     Cache,
+    DirectoryError,
     FanoutCache,
     JSONDisk,
     SettingError,
 )
 
 from .conftest import Opener
-from .kinds import Clock, Kind, few, one, only
+from .kinds import NEEDS_CIPHER, SECRET, Clock, Kind, few, one, only
 
 picklable = only(lambda kind: kind.name in ("plain", "few-slots", "json", "fanout-3"))  # a pickle carries no secret
 
@@ -136,6 +137,44 @@ def test_a_handle_that_closes_adds_its_counts(open_cache: Opener) -> None:
     assert other.get("missing") is None
     other.close()
     assert cache.stats() == (1, 1)
+
+
+OTHERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "its like": ({}, {}),
+    "signed": ({}, {"secret": SECRET}),
+    "compressed": ({}, {"compressor": "zlib"}),
+    "of another disk": ({}, {"disk": JSONDisk}),
+    "of several shards": ({"shards": 1}, {"shards": 3}),
+    "of one shard": ({"shards": 3}, {"shards": 1}),
+    "of more shards": ({"shards": 3}, {"shards": 5}),
+    "encrypted": ({}, {"encrypt": True, "secret": SECRET}),
+}
+
+
+@pytest.mark.parametrize(
+    "other", [pytest.param(name, marks=NEEDS_CIPHER if name == "encrypted" else ()) for name in OTHERS]
+)
+def test_a_closed_handle_does_not_go_on_in_another_cache(tmp_path: Path, other: str) -> None:
+    """Its keys would lie where nobody looks for them, and its values there as the other cache does not allow."""
+    given, theirs = OTHERS[other]
+    old = FanoutCache(tmp_path / "cache", **{"shards": 1, **given})
+    old["key"] = 1
+    old.close()
+    shutil.rmtree(tmp_path / "cache")
+    with FanoutCache(tmp_path / "cache", **{"shards": 1, **theirs}) as new:
+        new["key"] = 2
+        operations: tuple[Callable[[], object], ...] = (
+            lambda: old.set("key", 3),
+            lambda: old.get("key"),
+            lambda: list(old),
+            lambda: len(old),
+        )
+        for operation in operations:
+            with pytest.raises(DirectoryError):
+                operation()
+        old.close()
+        assert {key: new[key] for key in new} == {"key": 2}
+        assert new.check() == []
 
 
 @pytest.mark.parametrize("make", [Cache, FanoutCache])

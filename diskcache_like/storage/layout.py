@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import sqlite3
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..coherence.generations import check_private
 from ..coherence.words import Implementation
-from ..errors import ForeignDatabase, SettingError, refused
+from ..errors import DirectoryError, ForeignDatabase, SettingError, refused
 from ..keys import is_prime
 from ..settings import HANDLE_ONLY, MAX_SHARDS, checked_all
 from . import statements as sql
@@ -38,7 +39,6 @@ IDENTITY: dict[str, type] = {
 }
 UNSAID = {"serializer": "msgpack", "compressor": "none"}
 """What a cache is that says nothing about it: one made before there was a choice, or without making one."""
-
 MODULUS_RANGE = (1 << 20, 1 << 61)
 _RANGES = {"modulus": MODULUS_RANGE, "shards": (1, MAX_SHARDS), "displaced": (0, 1), "sealed": (0, 1 << 62)}
 _OPTIONAL = frozenset({"shards", "displaced", "sealed"})
@@ -67,6 +67,18 @@ class Config:
     def syncs(self) -> bool:
         """Tell whether what is made for this handle has to outlast a power loss."""
         return self.given.get("durability") == "power"
+
+
+def essence(identity: dict[str, Any]) -> list[object]:
+    """Return what stays as it is while a cache lives, and decides where its entries are and how they are written."""
+    return ["keyring" in identity, *map(identity.get, ("modulus", "codec", "key_check", *UNSAID))]
+
+
+def replaced(directory: str) -> DirectoryError:
+    """Return the error for a handle that finds another cache where its own was."""
+    return DirectoryError(
+        errno.ESTALE, "the directory holds another cache than when this handle was opened; make a new handle", directory
+    )
 
 
 def database_path(directory: str, epoch: int) -> str:

@@ -14,7 +14,7 @@ from ..coherence.generations import GenerationFile, Header
 from ..coherence.lock import WriteLock
 from ..coherence.words import Words
 from ..disk import Disk
-from ..errors import CorruptDatabase, KeyringError
+from ..errors import CorruptDatabase, DirectoryError, KeyringError
 from ..policies import policy_named
 from . import forking, opening, succession
 from .connection import (
@@ -28,7 +28,7 @@ from .connection import (
     is_unexplained,
     mapped,
 )
-from .layout import Config
+from .layout import Config, essence, replaced
 from .transaction import Transaction
 
 
@@ -92,7 +92,7 @@ class Shard:
 
     def _load(self) -> None:
         opened = opening.open_shard(self)
-        self._refuse_other_keys(opened)
+        self._refuse_another(opened)
         self.generations: GenerationFile = opened.generations
         self.settings = opened.settings
         self.unsettled = None
@@ -121,17 +121,32 @@ class Shard:
         """Tell whether value files can be reached: not during the first opening, nor after one that was refused."""
         return hasattr(self, "disk")
 
-    def _refuse_other_keys(self, opened: opening.Opened) -> None:
-        """Raise KeyringError where the cache has begun anew, and keys are blinded otherwise than in this handle."""
+    def _refuse_another(self, opened: opening.Opened) -> None:
+        """Raise where the database is not one of the cache that this handle was opened on, and do not keep it open."""
+        problem = self._other_keys(opened.identity) or self._other_cache(opened.identity)
+        if problem is not None:
+            opened.connection.close()
+            opened.generations.close()
+            raise problem
+
+    def _other_keys(self, found: dict[str, Any]) -> KeyringError | None:
+        """Return an error where the cache has begun anew, and keys are blinded otherwise than in this handle."""
         sealer = self.disk.sealer if self.has_disk() else None
-        if sealer is None or sealer.belongs_to(opened.identity.get("keyring")):
-            return
-        opened.connection.close()
-        opened.generations.close()
-        raise KeyringError(
+        if sealer is None or sealer.belongs_to(found.get("keyring")):
+            return None
+        return KeyringError(
             f"{self.directory!r}: its database was damaged, and another process has made it anew under other keys than"
             " those of this handle; open it again"
         )
+
+    def _other_cache(self, found: dict[str, Any]) -> DirectoryError | None:
+        """Return an error where keys are placed, or entries written, otherwise than this handle does.
+
+        It would find nothing of what others store, and they nothing of its own, which might have to be encrypted.
+        """
+        if not self.identity or essence(found) == essence(self.identity):
+            return None
+        return replaced(self.directory)
 
     def rest(self, resting: list[WriteLock | ReaderPool]) -> None:
         """Keep other threads out of SQLite for the time of a fork; what has to be resumed after it goes to `resting`.

@@ -46,6 +46,7 @@ from .layout import (
     names_in,
     newest_epoch,
     read_settings,
+    replaced,
 )
 from .opening import refuse_foreign
 from .scopes import scope
@@ -252,7 +253,7 @@ class Shards:
 
     def _refuse_other_layout(self) -> None:
         if self._stored_layout() not in (None, 1):
-            raise _LayoutChanged
+            raise replaced(self.directory) if hasattr(self, "stores") else _LayoutChanged
 
     def _compare(self, identity: dict[str, Any], given: dict[str, Any]) -> None:
         """Refuse a handle whose disk class, codec or secret is not the cache's."""
