@@ -217,7 +217,9 @@ class Trial:
         self.case = number
         self._note(number, self.findings)
         try:
-            with patch.object(room, "GRACE", random.Random(f"grace {self.seed} {number}").choice((room.GRACE, NO_GRACE))):
+            with patch.object(
+                room, "GRACE", random.Random(f"grace {self.seed} {number}").choice((room.GRACE, NO_GRACE))
+            ):
                 yield
         except CannotRun:
             raise
