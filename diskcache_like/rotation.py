@@ -16,7 +16,7 @@ from .errors import SettingError
 from .files import folders
 from .keyring import Master, Sealer
 from .storage import rekeying
-from .storage.layout import DATABASE
+from .storage.layout import is_database
 from .storage.store import Store
 
 if TYPE_CHECKING:
@@ -75,5 +75,5 @@ def children_of(directory: str) -> Iterator[tuple[str, str]]:
     for kind in CHILDREN:
         top = os.path.join(directory, kind)
         for path, _, names in folders(top):
-            if DATABASE in names and path != top:
+            if any(map(is_database, names)) and path != top:
                 yield kind, os.path.relpath(path, top)

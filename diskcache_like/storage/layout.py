@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from .. import files
 from ..coherence.generations import check_private
 from ..coherence.words import Implementation
 from ..errors import DirectoryError, ForeignDatabase, SettingError, refused
@@ -103,6 +104,11 @@ def newest_epoch(directory: str) -> int:
     """Return the highest number of a database in the directory, 0 if there is none."""
     numbers = (_NUMBERED.fullmatch(name) for name in names_in(directory))
     return max((int(match[1]) for match in numbers if match), default=0)
+
+
+def has_database(directory: str) -> bool:
+    """Tell whether a shard was made in a directory; the databases that were set aside may have been removed since."""
+    return files.mode_of(os.path.join(directory, DATABASE)) != 0 or newest_epoch(directory) > 0
 
 
 def is_there(path: str, shared: bool) -> bool:

@@ -43,6 +43,7 @@ from .layout import (
     UNSAID,
     Config,
     database_path,
+    has_database,
     names_in,
     newest_epoch,
     read_settings,
@@ -203,12 +204,12 @@ class Shards:
 
     def _stored_layout(self) -> int | None:
         """Return the number of shards that the directory was made with, None where there is no cache yet."""
-        if any(files.mode_of(os.path.join(self.directory, name)) for name in (DATABASE, GENERATIONS)):
+        if files.mode_of(os.path.join(self.directory, GENERATIONS)) or has_database(self.directory):
             return 1
         present = self._numbers()
         for number in present:
             refuse_link(self._path(number))
-        made = [number for number in present if files.mode_of(os.path.join(self._path(number), DATABASE))]
+        made = [number for number in present if has_database(self._path(number))]
         if not made or (made == [0] and _is_unfinished(self._path(0))):
             return None
         for number in made:
