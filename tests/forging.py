@@ -75,7 +75,7 @@ TREES = (
     "setting",
     "totals",
 )
-INDEX_LEAF = 10  # the first byte of such a page, where that of a table has 13
+INDEX_LEAF, TABLE_LEAF = 10, 13  # the first byte of such a page
 
 
 def make_endless(directory: Path, tree: str) -> None:
@@ -171,6 +171,33 @@ def _random_pages(data: bytes) -> bytes:
     return data[:4096] + random.Random(2).randbytes(len(data) - 4096)
 
 
+def _claims(data: bytes) -> bytes:
+    """Have each row claim to be longer than SQLite takes any."""
+    size = int.from_bytes(data[16:18], "big")
+    shortest = (size - 12) * 32 // 255 - 23  # of what a page keeps of a row that goes on elsewhere
+    length = shortest + 2_000_000_000 // (size - 4) * (size - 4)
+    content = length - 6
+    claim, column = _as_varint(length), b"\6" + _as_varint(12 + 2 * content)
+    rows = {INDEX_LEAF: claim + column, TABLE_LEAF: claim + b"\1" + column}
+    pages = [bytearray(data[begin : begin + size]) for begin in range(0, len(data), size)]
+    for page in pages[1:]:
+        row = rows.get(page[0])
+        if row is not None:
+            begin = size - shortest - 16
+            cells = int.from_bytes(page[3:5], "big")
+            page[8 : 8 + 2 * cells] = begin.to_bytes(2, "big") * cells
+            page[begin : begin + len(row)] = row
+    return b"".join(pages)
+
+
+def _as_varint(number: int) -> bytes:
+    """Return a number as SQLite writes it, seven bits a byte, the highest first."""
+    groups = [number & 0x7F]
+    while number := number >> 7:
+        groups.append(number & 0x7F | 0x80)
+    return bytes(reversed(groups))
+
+
 DAMAGE: dict[str, Callable[[bytes], bytes]] = {
     "header": _random_header,
     "everything": lambda data: random.Random(3).randbytes(len(data)),
@@ -179,6 +206,7 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
     "cut to nothing": lambda _: b"",
     "cut in the header": lambda data: data[:100],
     "cut to one page": lambda data: data[:4096],
+    "claims of length": _claims,
     "cut in a page": lambda data: data[: len(data) // 2 // 4096 * 4096 + 77],
 }
 

@@ -21,6 +21,7 @@ from diskcache_like.storage import check
 from diskcache_like.storage.writing import Writer
 
 from .forging import DAMAGE, ENTRIES, STEPS, Step, damage, database, fill, plant, rewrite_schema, snapshot, value_files
+from .kinds import NEEDS_CIPHER, SECRET
 from .processes import Crew, Link
 
 QUICK: dict[str, Any] = {"durability": "process", "generation_slots": 1 << 10}
@@ -101,6 +102,31 @@ def test_only_the_damaged_shard_is_emptied(tmp_path: Path) -> None:
         for number in range(200):
             cache[number] = -number
         assert [cache[number] for number in range(200)] == [-number for number in range(200)]
+        assert cache.check() == []
+
+
+@pytest.mark.parametrize("options", [{}, pytest.param({"secret": SECRET, "encrypt": True}, marks=NEEDS_CIPHER)])
+@pytest.mark.parametrize("lost", [[], ["000"]], ids=["all", "not the first"])
+def test_shards_are_found_of_which_what_was_set_aside_has_been_removed(
+    tmp_path: Path, lost: list[str], options: dict[str, Any]
+) -> None:
+    directory = tmp_path / "cache"
+    FanoutCache(directory, shards=2, **options, **QUICK).close()
+    for name in ("000", "001"):
+        damage(directory / name / "cache.db", "header")
+    with pytest.warns(CorruptDatabaseWarning):
+        cache = FanoutCache(directory, **options)
+    with closing(cache):
+        cache.set_many(dict.fromkeys(range(100), 1))
+    for name in ("000", "001"):
+        (directory / name / "cache.db").unlink()
+    for name in lost:  # as after a power loss
+        shutil.rmtree(directory / name)
+    with closing(FanoutCache(directory, shards=3, **options)) as cache:
+        assert not (directory / "002").exists()
+        assert len(cache.get_many(list(range(100)))) == len(cache) >= (20 if lost else 100)
+        cache[1] = 2
+        assert cache[1] == 2
         assert cache.check() == []
 
 

@@ -64,8 +64,11 @@ FAILURES: Final = (sqlite3.Error, UnicodeDecodeError)
 """What a statement of ours may raise; the second where SQLite quotes a damaged schema that Python cannot read."""
 
 
-def mapped(error: Failure, path: str) -> CacheError:
-    """Return the package's error for an error of SQLite."""
+def mapped(error: Failure, path: str, reads: bool = False) -> CacheError:
+    """Return the package's error for an error of SQLite.
+
+    `reads`: nothing was to be written, so that what SQLite finds too long to read was never stored.
+    """
     if isinstance(error, UnicodeDecodeError):
         return corrupt(f"{path!r}: malformed database schema", path)
     extended = getattr(error, "sqlite_errorcode", None) or 0
@@ -73,7 +76,8 @@ def mapped(error: Failure, path: str) -> CacheError:
     if code == sqlite3.SQLITE_INTERRUPT:
         return corrupt(f"{path!r}: more is read than there is room for: pages lead to one page several times", path)
     text = f"{path!r}: {error}"
-    if code in _CORRUPT or extended == sqlite3.SQLITE_IOERR_SHORT_READ or _is_emptied(code, path):
+    damaged = code in _CORRUPT or (reads and code == sqlite3.SQLITE_TOOBIG)
+    if damaged or extended == sqlite3.SQLITE_IOERR_SHORT_READ or _is_emptied(code, path):
         return corrupt(text, path)
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return Timeout(f"{path!r} is locked by a program that does not use the cache's own lock ({error})")
@@ -89,12 +93,17 @@ def flaw_in(connection: sqlite3.Connection, path: str) -> str | None:
     try:
         ((found,),) = connection.execute(f"{sql.INTEGRITY_CHECK}(1)").fetchall()
     except FAILURES as error:
-        return str(error) if isinstance(mapped(error, path), CorruptDatabase) else None
+        return str(error) if isinstance(mapped(error, path, reads=True), CorruptDatabase) else None
     return None if found == "ok" else str(found)
 
 
 def is_unexplained(error: Failure, writer: sqlite3.Connection, path: str) -> bool:
-    """Tell whether SQLite calls a database full that neither the disk nor the limit of its pages keeps from growing."""
+    """Tell whether SQLite calls a database full that neither the disk nor the limit of its pages keeps from growing.
+
+    Or something too long, which may be what was to be written, or a row of which damage says so.
+    """
+    if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_TOOBIG:
+        return True
     if getattr(error, "sqlite_errorcode", None) != sqlite3.SQLITE_FULL:
         return False
     try:

@@ -127,7 +127,7 @@ def _open_with(store: Shard, generations: GenerationFile) -> Opened:
             connection = connect(path, {**DEFAULT_SETTINGS, **config.given}, config.timeout, reader=True)
             identity, stored = _read_verified(connection, path)
         except FAILURES as error:
-            replace_unreadable(store, generations, epoch, mapped(error, path))
+            replace_unreadable(store, generations, epoch, mapped(error, path, reads=True))
             continue
         except CorruptDatabase as damage:
             replace_unreadable(store, generations, epoch, damage)
@@ -259,7 +259,7 @@ def _ensure_database(store: Shard, path: str) -> int:
     except CorruptDatabase:
         return 1  # the generations are made all the same; opening then sets the database aside through them
     except FAILURES as error:
-        problem = mapped(error, path)
+        problem = mapped(error, path, reads=True)  # of values it writes none that is long
         if isinstance(problem, CorruptDatabase):
             return 1
         raise problem from error

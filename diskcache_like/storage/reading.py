@@ -57,7 +57,7 @@ class Reader(Shard):
 
         `path` is the database that was read: another thread may have replaced it by now.
         """
-        problem = mapped(error, path)
+        problem = mapped(error, path, reads=True)
         if not isinstance(problem, CorruptDatabase) or not self.recovered(problem):
             raise problem from error
         rows = self._selected(sql.SELECT_V, (h,))
@@ -83,7 +83,7 @@ class Reader(Shard):
         try:
             cursor = pool.take()
         except FAILURES as error:
-            raise mapped(error, pool.path) from error
+            raise mapped(error, pool.path, reads=True) from error
         try:
             if statement in sql.WALKS:
                 rows = walked(cursor.connection, pool.path, statement, parameters)
@@ -91,7 +91,7 @@ class Reader(Shard):
                 rows = cursor.execute(statement, parameters).fetchall()
         except FAILURES as error:
             pool.discard(cursor)
-            raise mapped(error, pool.path) from error
+            raise mapped(error, pool.path, reads=True) from error
         except BaseException:
             pool.discard(cursor)
             raise
@@ -105,7 +105,7 @@ class Reader(Shard):
                 return walked(self.writer, self.path, statement, parameters)
             return self.writer.execute(statement, parameters).fetchall()
         except FAILURES as error:
-            self.failed(error)
+            self.failed(error, reads=True)
 
     def pages(self, statement: str, size: int) -> Iterator[list[Any]]:
         """Yield rows in order of their places, so many at a time, so that no read transaction stays open between."""

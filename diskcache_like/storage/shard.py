@@ -249,7 +249,7 @@ class Shard:
                 self._pool.drain()
                 self._writer = connect_writer(self.path, self.settings, self.config.timeout)
         except FAILURES as error:
-            self.failed(error)
+            self.failed(error, reads=True)
         self._inserted = 0
         self._cursor = None
         return self._writer
@@ -296,12 +296,12 @@ class Shard:
         """Return the present time in seconds since the Unix epoch, from the configured clock."""
         return self.config.clock()
 
-    def failed(self, error: Failure) -> Never:
-        """Raise the package's error for an error of SQLite."""
-        raise self._damage_behind(error) or mapped(error, self.path) from error
+    def failed(self, error: Failure, reads: bool = False) -> Never:
+        """Raise the package's error for an error of SQLite; `reads`: nothing was to be written."""
+        raise self._damage_behind(error) or mapped(error, self.path, reads) from error
 
     def _damage_behind(self, error: Failure) -> CorruptDatabase | None:
-        """Return the damage for which SQLite calls a database full though there is room, if it is damaged.
+        """Return the damage, if there is any, for which SQLite calls a database full that is not, or a value too long.
 
         A page that a damaged one refers to may have a number that is too high, which is what SQLite then says. To look
         takes as long as the database is large, so the answer stands for a hundred times as long: who tries again and

@@ -151,7 +151,8 @@ class Judge:
                 assert left == seen, f"check(fix=True) changes what is there: {_told(left, seen)}"
             if self._random.random() < 0.5:
                 with self.opened(directory) as cache:
-                    assert look(cache, self.lanes) == {**left, "after": "the restart"}
+                    again, wanted = look(cache, self.lanes), {**left, "after": "the restart"}
+                assert again == wanted, f"opened once more, other things are there: {_told(again, wanted)}"
         if self._durability != "process" and not self._recording.was_damaged:
             told = [str(warning.message) for warning in warned if warning.category is CorruptDatabaseWarning]
             assert not told, told
