@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 
 from diskcache_like import Cache, EmptyDirWarning, StorageError, UnknownFileWarning
+from diskcache_like.coherence.generations import Header
 from diskcache_like.storage import check as checking
+from diskcache_like.storage import room
 
 from .conftest import Opener
-from .kinds import exact, one, only
+from .kinds import Clock, exact, one, only
 
 BIG = "x" * 50_000
 
@@ -71,6 +73,53 @@ def test_a_file_that_an_entry_has_is_taken_out_of_the_trash(open_cache: Opener) 
         messages(cache, fix=True)
         assert messages(cache) == []
         assert cache["big"] == BIG
+
+
+@pytest.mark.parametrize("mends", [False, True], ids=["used", "used and checked"])
+@one
+def test_a_file_that_an_entry_has_is_never_unlinked(
+    open_cache: Opener, clock: Clock, monkeypatch: pytest.MonkeyPatch, mends: bool
+) -> None:
+    monkeypatch.setattr(room, "UNLINK_FILES", 0)  # what a write chose to unlink stays chosen for a while
+    with open_cache(hot_size_limit=0) as cache, open_cache(hot_size_limit=0) as other:
+        cache["big"] = BIG
+        tamper(cache, "INSERT INTO trash (file, size, at) SELECT file, size, 0 FROM entry")
+        for handle in (cache, other):
+            write_with_upkeep(handle)
+        if mends:
+            cache.check(fix=True)
+            assert messages(cache) == []
+        monkeypatch.undo()
+        for handle in (cache, other):
+            write_with_upkeep(handle)
+        cache.reset("size_limit", 1)
+        cache.reset("size_limit", 1 << 30)
+        assert other["big"] == cache["big"] == BIG
+    with open_cache() as cache:
+        assert cache["big"] == BIG
+        messages(cache, fix=True)
+
+
+@one
+def test_what_was_replaced_before_the_clock_was_set_back_is_unlinked_in_time(open_cache: Opener, clock: Clock) -> None:
+    cache = open_cache()
+    clock.advance(1e6)
+    cache["big"] = BIG
+    cache["big"] = 1
+    write_with_upkeep(cache)
+    clock.advance(-1e6)
+    write_with_upkeep(cache)
+    assert len(value_files(cache)) == 1
+    clock.advance(2 * room.GRACE)
+    write_with_upkeep(cache)
+    assert value_files(cache) == []
+
+
+def write_with_upkeep(cache: Cache) -> None:
+    """Write, housekeeping being due."""
+    for store in cache._shards.stores:
+        store.header[Header.MARK] = 0
+    cache["small"] = 1
 
 
 @one

@@ -280,6 +280,21 @@ def test_a_number_of_writes_that_changes_in_use_is_mended_by_the_next_write(
         assert list(other)[-1] == "more"
 
 
+@pytest.mark.parametrize("policy", ["none", "least-recently-stored", "least-recently-used", "least-frequently-used"])
+def test_a_number_of_writes_that_ends_in_use_begins_anew(tmp_path: Path, policy: str) -> None:
+    for before in range(7):
+        with closing(Cache(tmp_path / str(before), eviction_policy=policy)) as cache:
+            cache["a"] = 1
+            cache._shards.stores[0].header[Header.TICK] = (1 << 62) - before
+            for number in range(4):
+                cache[number] = number
+                assert cache[number] == cache.get_many([number])[number] == number
+                assert cache.incr("n", default=number) > number
+                assert cache.push(number)
+            cache.set_many({"a": 2, "b": 3})
+            assert (cache["a"], cache["b"]) == (2, 3)
+
+
 COUNTS = ("TICK", "WRITTEN", "CHECKPOINTED", "MARK", "COUNT", "HITS", "MISSES", "GROWTH", "CLAIM", "DICTIONARY")
 LIMITS: dict[str, Any] = {"size_limit": 1 << 18, "statistics": True, "hot_size_limit": 0}
 

@@ -213,6 +213,26 @@ def test_a_dropped_handle_is_collected_while_another_writes(tmp_path: Path) -> N
         assert len(cache_descriptors(directory)) < len(before)
 
 
+def test_what_a_dropped_handle_cannot_do_hinders_no_opening(tmp_path: Path) -> None:
+    broken = False
+
+    def clock() -> float:
+        if broken:
+            raise ArithmeticError("no time")
+        return 1e9
+
+    with opened(tmp_path / "one") as other:
+        cache = opened(tmp_path / "one", clock=clock)
+        cache.set("file", b"x" * 50_000)
+        cache.delete("file")
+        with other.transact():
+            del cache
+            gc.collect()
+        broken = True
+        opened(tmp_path / "two").close()
+    gc.collect()
+
+
 def test_threads_go_on_while_another_closes(tmp_path: Path, kind: str) -> None:
     """Who shares a handle may be in the middle of something when somebody closes it."""
     directory = tmp_path / "cache"

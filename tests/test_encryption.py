@@ -48,7 +48,7 @@ from diskcache_like.keyring import Keyring, Master
 from diskcache_like.persistent import KeptCache
 from diskcache_like.record import MODE_RAW, Record, pack, pack_simple
 from diskcache_like.signing import Signer
-from diskcache_like.storage import rekeying
+from diskcache_like.storage import rekeying, statements
 
 from .conftest import Opener
 from .forging import damage, database, plant, value_files
@@ -954,6 +954,30 @@ def test_an_error_at_the_end_of_a_change_of_keys_is_one_of_the_package(
         store.writer.set_authorizer(None)
         cache["key"] = "value"
         assert cache["key"] == "value"
+
+
+WRITES: list[Callable[[Cache], object]] = [
+    lambda cache: cache.set("a", 2),
+    lambda cache: cache.touch("a", 10),
+    lambda cache: cache.set_many({"a": 2, "b": 3}),
+]
+
+
+@pytest.mark.parametrize("write", WRITES, ids=["set", "touch", "set_many"])
+def test_an_error_as_seals_are_reserved_is_one_of_the_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[[Cache], object]
+) -> None:
+    with Cache(tmp_path, **SEALED) as cache:
+        cache["a"] = 1
+    with Cache(tmp_path, **SEALED) as cache:
+        with monkeypatch.context() as patch:
+            patch.setattr(statements, "SET_SETTING", "INSERT INTO unknown VALUES (?, ?)")
+            with pytest.raises(StorageError):
+                write(cache)
+            with pytest.raises(StorageError), cache.transact():
+                cache["a"] = 2
+        assert cache["a"] == 1
+        write(cache)
 
 
 def test_seals_are_counted_ahead_over_handles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

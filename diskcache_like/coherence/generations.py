@@ -42,8 +42,8 @@ _FORMAT: Final = 1
 _MAGIC: Final = int.from_bytes(b"dcl-gen\0", "big")
 _READY: Final = int.from_bytes(b"complete", "big")
 
-# A tick this large was never counted, only read from a damaged file; 2 * tick + 2 must stay below 2**64.
-TICK_LIMIT: Final = 2**62
+# A tick this large was never counted, only read from a damaged file; 2 * tick, a rank, must stay below 2**63.
+TICK_LIMIT: Final = 2**62 - 1
 
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 

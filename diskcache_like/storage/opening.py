@@ -20,6 +20,7 @@ from ..coherence.generations import UNKNOWN, GenerationFile, Header, boot_stamp
 from ..coherence.lock import WriteLock
 from ..coherence.words import Implementation
 from ..errors import CorruptDatabase, ForeignDatabase
+from ..interrupts import suppress
 from ..settings import DEFAULT_SETTINGS
 from . import schema
 from .connection import FAILURES, FOREIGN_LOOKS, bound, connect, look, mapped, prepare_file
@@ -97,9 +98,13 @@ def close_later(close: Callable[[], None]) -> None:
 
 
 def close_leftovers() -> None:
-    """Close what could not be closed when it was dropped; the caller has the mutex."""
+    """Close what could not be closed when it was dropped; the caller has the mutex.
+
+    What fails, as for a clock that raises or a directory that is gone, is none of the opening's that is under way.
+    """
     for close in [_unclosed.popleft() for _ in range(len(_unclosed))]:
-        close()
+        with suppress(Exception):
+            close()
 
 
 def open_shard(store: Shard) -> Opened:

@@ -18,6 +18,7 @@ from ..record import Record
 from ..sealing import epoch_of, epoch_of_key
 from . import dictionaries, room
 from . import statements as sql
+from .connection import FAILURES
 from .rows import Row
 
 if TYPE_CHECKING:
@@ -51,6 +52,13 @@ def reserve(store: Holder, sealer: Sealer) -> None:
     """
     if sealer.left >= 0 or store.txn is not None:
         return
+    try:
+        _reserve(store, sealer)
+    except FAILURES as error:
+        store.failed(error)
+
+
+def _reserve(store: Holder, sealer: Sealer) -> None:
     rows = store.select_writer(sql.SELECT_SETTING, ("sealed",))
     sealed = rows[0][0] if rows and type(rows[0][0]) is int else 0
     wanted = RESERVED - sealer.left

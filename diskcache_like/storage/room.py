@@ -383,7 +383,7 @@ def sweep(store: Holder) -> None:
     """Look into the trash: date what is new, forget what was unlinked, choose what to unlink after the release."""
     now = store.now()
     try:
-        if store.select_writer(sql.HAS_UNDATED):
+        if store.select_writer(sql.HAS_UNDATED, (now,)):
             store.walk(sql.DATE_TRASH, (now,))
         rows = [column for (column,) in store.select_writer(sql.SELECT_TRASH, (now - GRACE, SWEEP_FILES))]
         gone = [column for column in rows if column in store.unlinked]

@@ -74,10 +74,12 @@ FILE_TOTALS = """SELECT coalesce((SELECT CAST(files AS INTEGER) FROM totals WHER
     (SELECT CAST(total(size) AS INTEGER) FROM trash)"""
 REAL_FILES = "SELECT CAST(total(size) AS INTEGER) FROM entry WHERE file IS NOT NULL"
 SET_FILES = "INSERT OR REPLACE INTO totals (id, files) VALUES (1, ?)"
-DATE_TRASH = "UPDATE trash SET at = ? WHERE at IS NULL"
-SELECT_TRASH = "SELECT file FROM trash WHERE at IS NOT NULL AND at <= ? LIMIT ?"
-SELECT_ALL_TRASH = "SELECT file FROM trash"
-HAS_UNDATED = "SELECT 1 FROM trash WHERE at IS NULL LIMIT 1"
+# Of the future are those from before the clock was set back.
+HAS_UNDATED = "SELECT 1 FROM trash WHERE at IS NULL OR at > ? LIMIT 1"
+DATE_TRASH = "UPDATE trash SET at = ?1 WHERE at IS NULL OR at > ?1"
+# Whatever a damaged database says, a file that an entry refers to is not unlinked; `check` takes it out of the trash.
+SELECT_ALL_TRASH = "SELECT file FROM trash WHERE NOT EXISTS (SELECT 1 FROM entry WHERE entry.file = trash.file)"
+SELECT_TRASH = f"{SELECT_ALL_TRASH} AND at <= ? LIMIT ?"
 DELETE_TRASH = "DELETE FROM trash WHERE file IN (?1, CAST(?1 AS TEXT))"  # text that is not UTF-8 is read as bytes
 SELECT_TRASHED = "SELECT file, size, at FROM trash WHERE file = ?"
 RESTORE_TRASH = "INSERT INTO trash (file, size, at) VALUES (?, ?, ?) ON CONFLICT (file) DO NOTHING"
