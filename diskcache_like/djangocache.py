@@ -33,6 +33,23 @@ T = TypeVar("T")
 ENTRY_LIMITS = frozenset({"MAX_ENTRIES", "CULL_FREQUENCY"})
 
 
+class Shared:
+    """A cache that backends share, and whether `Handles` has to say first that its directory is still the same."""
+
+    def __init__(self, cache: FanoutCache) -> None:
+        self.cache = cache
+        self.is_stale = False
+        self._directory = os.stat(cache.directory)
+
+    def is_there(self) -> bool:
+        """Tell whether the directory is still the one that was opened."""
+        try:
+            return os.path.samestat(os.stat(self.cache.directory), self._directory)
+        except OSError as error:
+            let_through(error)
+            return False
+
+
 class Handles:
     """The open caches of this process, shared by all backends of the same settings.
 
@@ -42,10 +59,10 @@ class Handles:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._open: dict[Any, tuple[FanoutCache, os.stat_result]] = {}
+        self._open: dict[Any, Shared] = {}
         self.serving = False  # a request has come, so Django closes its caches after this one and every other
 
-    def get(self, directory: str | os.PathLike[str] | None, shards: int, timeout: float, options: Any) -> FanoutCache:
+    def get(self, directory: str | os.PathLike[str] | None, shards: int, timeout: float, options: Any) -> Shared:
         """Return the open cache with these settings, or open it."""
         if isinstance(options.get("allow"), list):  # as settings are written
             options = {**options, "allow": tuple(options["allow"])}
@@ -55,26 +72,22 @@ class Handles:
         except TypeError:  # an option that nothing can be told equal to
             key = None
         if key is None:
-            return FanoutCache(directory, shards, timeout, **options)
+            return Shared(FanoutCache(directory, shards, timeout, **options))
         with self._lock:  # also while it is opened, so that two threads do not open one each
             self._forget_removed()
             if key not in self._open:
-                cache = FanoutCache(directory, shards, timeout, **options)
-                self._open[key] = (cache, os.stat(cache.directory))
-            return self._open[key][0]
+                self._open[key] = Shared(FanoutCache(directory, shards, timeout, **options))
+            self._open[key].is_stale = False
+            return self._open[key]
 
     def _forget_removed(self) -> None:
         """Close the caches whose directories were removed: what is made at the same path is another cache."""
-        for key, (cache, directory) in tuple(self._open.items()):
-            try:
-                there = os.path.samestat(os.stat(cache.directory), directory)
-            except OSError as error:
-                let_through(error)
-                there = False
-            if not there:
+        for key, shared in tuple(self._open.items()):
+            if not shared.is_there():
+                shared.is_stale = True  # before it is closed: backends that have it get another one for their next call
                 del self._open[key]
                 with suppress(CacheError):  # of one in use, which is closed with its last backend
-                    cache.close()
+                    shared.cache.close()
 
     def note_request(self, **_: Any) -> None:
         """Note that this process answers requests."""
@@ -136,7 +149,14 @@ class DjangoCache(BaseCache):  # type: ignore[misc]  # Django has no types
         given = params.get("OPTIONS", {})
         options = {name: value for name, value in given.items() if name not in ENTRY_LIMITS}
         shards, timeout = params.get("SHARDS", 8), params.get("DATABASE_TIMEOUT", 0.010)
-        self._cache = handles.get(directory, shards, timeout, options)
+        self._made = directory, shards, timeout, options
+        self._shared = handles.get(*self._made)
+
+    @property
+    def _cache(self) -> FanoutCache:
+        if self._shared.is_stale:
+            self._shared = handles.get(*self._made)
+        return self._shared.cache
 
     @property
     def directory(self) -> str:
@@ -338,7 +358,9 @@ class DjangoCache(BaseCache):  # type: ignore[misc]  # Django has no types
         every request, while other threads are in the middle of theirs.
         """
         if not handles.serving:
-            self._cache.close()
+            self._shared.cache.close()
+            # Opened again, it might find what others made where its directory was removed; a temporary one is its own.
+            self._shared.is_stale = self._made[0] is not None
 
     def memoize(
         self,

@@ -239,9 +239,10 @@ class Sealer:
                 f"{self._place!r}: its keyring is another one now than that of this handle; open it again"
             )
         self._known = {**dict(keyring.data), **self._known}
+        present = self.key_of(keyring.epoch)
         self.keyring = keyring
-        self._seen = seen
-        self._current = self.key_of(keyring.epoch)
+        self._current = present
+        self._seen = seen  # last: who finds it to be the version seals with what is current
 
     def belongs_to(self, sealed: bytes | None) -> bool:
         """Tell whether keys are blinded here as under another keyring; True if it cannot be opened."""
@@ -270,11 +271,13 @@ class Sealer:
         key = self._keys.get(epoch)
         if key is not None:
             return key
-        if epoch not in self._known:
+        known = self._known.get(epoch)
+        if known is None:
             self._follow()
-            if epoch not in self._known:
+            known = self._known.get(epoch)
+            if known is None:
                 raise SignatureError("entry was sealed with a key that this cache does not have")
-        key = self._keys[epoch] = DataKey(epoch, self._known[epoch])
+        key = self._keys[epoch] = DataKey(epoch, known)
         self._openers[key.plain_head] = key.decrypt
         return key
 

@@ -514,10 +514,23 @@ def test_a_directory_that_was_removed_is_another_cache(tmp_path: Path) -> None:
     removed.set("key", "old")
     shutil.rmtree(tmp_path / "cache")
     made = DjangoCache(tmp_path / "cache", {})
-    assert made._cache is not removed._cache
     assert made.get("key") is None
     assert made.set("key", "new")
+    assert removed.get("key") == "new"
     made.close()
+
+
+def test_a_backend_that_was_closed_goes_on_in_what_others_made_of_its_directory(tmp_path: Path) -> None:
+    backend = DjangoCache(tmp_path / "cache", {})
+    backend.set("key", "old")
+    backend.close()
+    shutil.rmtree(tmp_path / "cache")
+    with FanoutCache(tmp_path / "cache", shards=3) as made:  # in another process
+        made["key"] = "of nobody's"
+    assert backend.get("key") is None
+    assert backend.set("key", "new")
+    assert DjangoCache(tmp_path / "cache", {}).get("key") == "new"
+    backend.close()
 
 
 def test_a_directory_that_was_removed_while_it_is_in_use_concerns_no_other(tmp_path: Path) -> None:

@@ -165,6 +165,8 @@ def test_a_closed_handle_does_not_go_on_in_another_cache(tmp_path: Path, other: 
         new["key"] = 2
         operations: tuple[Callable[[], object], ...] = (
             lambda: old.set("key", 3),
+            lambda: old.set("key", "in a file" * 10_000),
+            lambda: old.push("in a file" * 10_000),
             lambda: old.get("key"),
             lambda: list(old),
             lambda: len(old),
@@ -174,7 +176,26 @@ def test_a_closed_handle_does_not_go_on_in_another_cache(tmp_path: Path, other: 
                 operation()
         old.close()
         assert {key: new[key] for key in new} == {"key": 2}
+        assert list((tmp_path / "cache").rglob("*.val")) == []
+        new.check(fix=True)  # directories of value files that were not stored
         assert new.check() == []
+
+
+@pytest.mark.parametrize("given", [{}, {"compressor": "zlib"}, {"serializer": "json"}])
+def test_a_closed_handle_makes_its_own_cache_anew(tmp_path: Path, given: dict[str, Any]) -> None:
+    directory = tmp_path / "cache"
+    Cache(directory, **given).close()
+    with Cache(directory) as cache, Cache(directory) as other:  # not those who made it
+        cache["key"] = 1
+        other.close()
+        cache.close()
+        shutil.rmtree(directory)
+        directory.mkdir(0o700)
+        assert cache.get("key") is None
+        cache["key"] = 2
+        assert other["key"] == 2
+        with Cache(directory) as new:
+            assert new["key"] == 2
 
 
 @pytest.mark.parametrize("make", [Cache, FanoutCache])

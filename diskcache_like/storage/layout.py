@@ -40,6 +40,8 @@ IDENTITY: dict[str, type] = {
 }
 UNSAID = {"serializer": "msgpack", "compressor": "none"}
 """What a cache is that says nothing about it: one made before there was a choice, or without making one."""
+INHERITED = ("modulus", "codec", "key_check", *UNSAID)
+"""What stays as it is in all databases of a cache, beside whether it has a keyring, which may be rotated."""
 MODULUS_RANGE = (1 << 20, 1 << 61)
 _RANGES = {"modulus": MODULUS_RANGE, "shards": (1, MAX_SHARDS), "displaced": (0, 1), "sealed": (0, 1 << 62)}
 _OPTIONAL = frozenset({"shards", "displaced", "sealed"})
@@ -72,7 +74,7 @@ class Config:
 
 def essence(identity: dict[str, Any]) -> list[object]:
     """Return what stays as it is while a cache lives, and decides where its entries are and how they are written."""
-    return ["keyring" in identity, *map(identity.get, ("modulus", "codec", "key_check", *UNSAID))]
+    return ["keyring" in identity, *map(identity.get, INHERITED)]
 
 
 def replaced(directory: str) -> DirectoryError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from .. import files
 from ..coherence.forks import token_word
 from ..coherence.generations import NEVER, Header
-from ..errors import CorruptDatabase, KeyringError
+from ..errors import CorruptDatabase, DirectoryError, KeyringError
 from . import statements as sql
 from .connection import FAILURES, PAGE_SIZE, Failure, corrupt, mapped, walked
 from .shard import Shard
@@ -191,8 +192,10 @@ class Reader(Shard):
         """Do the same for a file as rows spell it."""
         try:
             return bool(self.select(sql.KNOWN_FILE, (column,)))
-        except KeyringError:
-            return False  # the handle cannot follow to the next database, which has no row for it
+        except (KeyringError, DirectoryError) as error:
+            if isinstance(error, DirectoryError) and error.errno != errno.ESTALE:
+                raise
+            return False  # the handle cannot follow to the next database, or cache, which has no row for it
 
     @property
     def displaced(self) -> bool:

@@ -39,6 +39,7 @@ from .holding import Holder
 from .layout import (
     DATABASE,
     GENERATIONS,
+    INHERITED,
     LOCK,
     UNSAID,
     Config,
@@ -161,6 +162,8 @@ class Shards:
         identity = self.stores[0].identity
         self.modulus: int = identity["modulus"]
         self._compare(identity, asked)
+        # Where all is removed under this handle it makes the same cache anew, as others that had it open would.
+        config.identity.update({name: identity[name] for name in INHERITED if name in identity})
         for store in self.stores:
             store.siblings = tuple(other for other in self.stores if other is not store)
         try:
@@ -422,7 +425,7 @@ def new_disk(kind: type[Disk], directory: str, settings: dict[str, Any]) -> Disk
 def _is_unfinished(directory: str) -> bool:
     """Tell whether the first shard of a new cache is still being made, or its maker was killed or met a full disk."""
     path = os.path.join(directory, DATABASE)
-    if files.mode_of(os.path.join(directory, GENERATIONS)):
+    if files.mode_of(os.path.join(directory, GENERATIONS)) or newest_epoch(directory):
         return False
     try:
         if os.stat(path).st_size == 0:
