@@ -276,6 +276,7 @@ def _vanish(trial: Trial, at: int, how: Callable[[Path], None]) -> None:
     finally:
         session.end()
     trial.count("operations refused", sum(session.refused.values()))
+    assert session.attempted > at, f"the script has no operation {at}: OPERATIONS is {OPERATIONS}"
     _assert_well(directory, how)
 
 

@@ -21,7 +21,7 @@ from diskcache_like.storage import shards
 from ..kinds import Clock
 from ..processes import FAR, MISSING, cache_descriptors, problems
 
-OPERATIONS = 106  # of the script
+OPERATIONS = 105  # of the script
 LARGE = 40_000  # bytes that go to a value file
 # A prime of which no flipped bit makes another, instead of one drawn anew: the same keys share pages and slots each time.
 MODULUS = (1 << 59) + 1_133
