@@ -34,7 +34,7 @@ ENTRY_LIMITS = frozenset({"MAX_ENTRIES", "CULL_FREQUENCY"})
 
 
 class Shared:
-    """A cache that backends share, and whether `Handles` has to say first that its directory is still the same."""
+    """A cache that backends share, and whether they have to ask `Handles` for another one before the next operation."""
 
     def __init__(self, cache: FanoutCache) -> None:
         self.cache = cache
@@ -77,7 +77,6 @@ class Handles:
             self._forget_removed()
             if key not in self._open:
                 self._open[key] = Shared(FanoutCache(directory, shards, timeout, **options))
-            self._open[key].is_stale = False
             return self._open[key]
 
     def _forget_removed(self) -> None:
@@ -88,6 +87,14 @@ class Handles:
                 del self._open[key]
                 with suppress(CacheError):  # of one in use, which is closed with its last backend
                     shared.cache.close()
+
+    def close(self, shared: Shared) -> None:
+        """Close a cache for good: opened again, it might find what others made where its directory was removed."""
+        with self._lock:
+            shared.is_stale = True
+            for key in [key for key, known in self._open.items() if known is shared]:
+                del self._open[key]
+        shared.cache.close()
 
     def note_request(self, **_: Any) -> None:
         """Note that this process answers requests."""
@@ -149,7 +156,7 @@ class DjangoCache(BaseCache):  # type: ignore[misc]  # Django has no types
         given = params.get("OPTIONS", {})
         options = {name: value for name, value in given.items() if name not in ENTRY_LIMITS}
         shards, timeout = params.get("SHARDS", 8), params.get("DATABASE_TIMEOUT", 0.010)
-        self._made = directory, shards, timeout, options
+        self._made: tuple[Any, int, float, dict[str, Any]] = directory, shards, timeout, options
         self._shared = handles.get(*self._made)
 
     @property
@@ -157,6 +164,10 @@ class DjangoCache(BaseCache):  # type: ignore[misc]  # Django has no types
         if self._shared.is_stale:
             self._shared = handles.get(*self._made)
         return self._shared.cache
+
+    @_cache.setter
+    def _cache(self, cache: FanoutCache) -> None:  # as tests do that have several backends share one cache
+        self._shared, self._made = Shared(cache), (None, *self._made[1:])
 
     @property
     def directory(self) -> str:
@@ -358,9 +369,10 @@ class DjangoCache(BaseCache):  # type: ignore[misc]  # Django has no types
         every request, while other threads are in the middle of theirs.
         """
         if not handles.serving:
-            self._shared.cache.close()
-            # Opened again, it might find what others made where its directory was removed; a temporary one is its own.
-            self._shared.is_stale = self._made[0] is not None
+            if self._made[0] is None:  # in a temporary directory, which nobody else makes, or not of this backend
+                self._shared.cache.close()
+            else:
+                handles.close(self._shared)
 
     def memoize(
         self,
