@@ -86,9 +86,11 @@ def _mended(store: Store, master: Master, problem: KeyringError, keyring: Keyrin
     """Return what seals in a shard that got another's keyring in place of its own; raise its problem if none did."""
     if keyring is None:
         raise KeyringError(f"{problem}; put back a copy of the directory, or open it with encrypt=True to begin anew")
-    warnings.warn(f"{problem}: it goes on with the keyring of another shard", CorruptDatabaseWarning, stacklevel=2)
     rekeying.replace_keyring(store, keyring, store.config.timeout)
-    return _sealer(store, master)
+    sealer = _sealer(store, master)
+    # Last: where warnings are errors, the next opening finds it mended.
+    warnings.warn(f"{problem}: it goes on with the keyring of another shard", CorruptDatabaseWarning, stacklevel=2)
+    return sealer
 
 
 def _begun_anew(stores: Sequence[Store], master: Master) -> list[Sealer]:

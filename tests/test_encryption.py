@@ -525,6 +525,18 @@ def test_a_shard_whose_keyring_is_damaged_gets_that_of_another(tmp_path: Path) -
         cache.rotate("another secret of sixteen bytes or more")
 
 
+def test_a_keyring_is_mended_also_where_warnings_are_errors(tmp_path: Path) -> None:
+    with FanoutCache(tmp_path, shards=2, **SEALED) as cache:
+        cache["key"] = "value"
+    plant(tmp_path / "001", "UPDATE setting SET value = zeroblob(60) WHERE name = 'keyring'")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(CorruptDatabaseWarning, match="keyring of another shard"):
+            FanoutCache(tmp_path, secret=SECRET)
+        with FanoutCache(tmp_path, secret=SECRET) as cache:
+            cache["other"] = "value"
+
+
 def test_shards_whose_keyrings_do_not_belong_together_are_refused(tmp_path: Path) -> None:
     for name in ("one", "two"):
         with FanoutCache(tmp_path / name, shards=2, **SEALED) as cache:

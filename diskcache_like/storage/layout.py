@@ -7,8 +7,9 @@ import errno
 import os
 import re
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 from .. import files
@@ -42,6 +43,7 @@ UNSAID = {"serializer": "msgpack", "compressor": "none"}
 """What a cache is that says nothing about it: one made before there was a choice, or without making one."""
 INHERITED = ("modulus", "codec", "key_check", *UNSAID)
 """What stays as it is in all databases of a cache, beside whether it has a keyring, which may be rotated."""
+KINDS = 1 << 61
 MODULUS_RANGE = (1 << 20, 1 << 61)
 _RANGES = {"modulus": MODULUS_RANGE, "shards": (1, MAX_SHARDS), "displaced": (0, 1), "sealed": (0, 1 << 62)}
 _OPTIONAL = frozenset({"shards", "displaced", "sealed"})
@@ -75,6 +77,13 @@ class Config:
 def essence(identity: dict[str, Any]) -> list[object]:
     """Return what stays as it is while a cache lives, and decides where its entries are and how they are written."""
     return ["keyring" in identity, *map(identity.get, INHERITED)]
+
+
+def kind_of(identity: Mapping[str, Any]) -> int:
+    """Return the number, below KINDS, that stands for how a cache's entries are written; the same in all processes."""
+    secret = None if "keyring" in identity else identity.get("key_check")  # the keyring recognises its own secret
+    kind = [identity["codec"], *({**UNSAID, **identity}[name] for name in UNSAID), secret]
+    return 1 + int.from_bytes(blake2b(repr(kind).encode(), digest_size=8).digest(), "big") % (KINDS - 1)
 
 
 def replaced(directory: str) -> DirectoryError:

@@ -35,6 +35,7 @@ from .layout import (
     corrupt_if_damaged,
     database_path,
     is_there,
+    kind_of,
     newest_epoch,
     read_settings,
     storable,
@@ -138,8 +139,9 @@ def _open_with(store: Shard, generations: GenerationFile) -> Opened:
             replace_unreadable(store, generations, epoch, damage)
             continue
         settings = {**DEFAULT_SETTINGS, **stored, **config.given}
-        if generations.header[Header.MODULUS] != identity["modulus"]:
-            generations.header[Header.MODULUS] = identity["modulus"]
+        for word, known in ((Header.MODULUS, identity["modulus"]), (Header.KIND, kind_of(identity))):
+            if generations.header[word] != known:
+                generations.header[word] = known
         if "keyring" in identity and not generations.header[Header.KEYS]:
             generations.header[Header.KEYS] = 2
         store.attach_lock(generations)

@@ -153,7 +153,7 @@ class Shards:
         asked = dict(config.identity)
         for _ in range(10):
             try:
-                self.stores = self._open(wanted)
+                self.stores = self._open(wanted, asked)
                 break
             except _LayoutChanged:
                 continue
@@ -161,7 +161,11 @@ class Shards:
             raise DirectoryError(errno.EBUSY, "two layouts are being made at once", directory)
         identity = self.stores[0].identity
         self.modulus: int = identity["modulus"]
-        self._compare(identity, asked)
+        try:
+            self._compare(identity, asked)
+        except CacheError:
+            self.close_soon()
+            raise
         # Where all is removed under this handle it makes the same cache anew, as others that had it open would.
         config.identity.update({name: identity[name] for name in INHERITED if name in identity})
         for store in self.stores:
@@ -177,12 +181,14 @@ class Shards:
             with contextlib.suppress(CacheError):
                 journal.complete(self.stores, _PATIENCE)
 
-    def _open(self, wanted: int) -> list[Store]:
+    def _open(self, wanted: int, asked: dict[str, Any]) -> list[Store]:
         layout = self._stored_layout()
         if layout is None:
             layout = self._claim(wanted)
         identity = self._config.identity
-        known = self._known_identity()  # a shard that has to be made anew must be like the others
+        known = self._known_identity() if layout > 1 else {}
+        if known:  # a shard that has to be made anew must be like the others: who asks for another kind makes none
+            self._compare(known, asked)
         identity.update({name: known[name] for name in UNSAID if name in known})
         _share_identity(identity, known)
         identity.setdefault("modulus", new_modulus())
@@ -263,28 +269,24 @@ class Shards:
         """Refuse a handle whose disk class, codec or secret is not the cache's."""
         stored, asked = identity.get("codec"), given["codec"]
         sealed, encrypt = "keyring" in identity, self._config.encrypt
-        problem: CacheError | None = None
         if stored != asked:
-            problem = SettingError(
+            raise SettingError(
                 f"{self.directory!r} was made with codec {stored!r} and opened with {asked!r}: pass the same disk class"
             )
-        elif other := [name for name in UNSAID if given.get(name, identity[name]) != identity[name]]:
+        if other := [name for name in UNSAID if given.get(name, identity[name]) != identity[name]]:
             name = other[0]
-            problem = SettingError(
+            raise SettingError(
                 f"{self.directory!r} was made with {name}={identity[name]!r} and opened with {name}={given[name]!r}: "
                 f"leave {name} out to use the cache's own, or make a new cache and copy the entries"
             )
-        elif encrypt is not None and encrypt != sealed:
+        if encrypt is not None and encrypt != sealed:
             made, hint = ("encrypted", "leave encrypt out") if sealed else ("without encryption", "make a new cache")
-            problem = SettingError(f"{self.directory!r} was made {made} and opened with encrypt={encrypt}: {hint}")
-        elif not sealed and not self._config.keyless and identity.get("key_check") != given.get("key_check"):
+            raise SettingError(f"{self.directory!r} was made {made} and opened with encrypt={encrypt}: {hint}")
+        if not sealed and not self._config.keyless and identity.get("key_check") != given.get("key_check"):
             hint = "it was made without one" if "key_check" not in identity else "it was made with another"
             if "key_check" not in given:
                 hint = "it needs one: pass secret= or set DISKCACHE_LIKE_SECRET"
-            problem = SecretError(f"{self.directory!r} cannot be opened with this secret; {hint}")
-        if problem is not None:
-            self.close_soon()
-            raise problem
+            raise SecretError(f"{self.directory!r} cannot be opened with this secret; {hint}")
 
     def of(self, h: int) -> Store:
         """Return the store that holds the key with this hash."""

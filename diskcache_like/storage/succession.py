@@ -10,17 +10,38 @@ import contextlib
 import os
 import warnings
 from collections.abc import Callable
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from ..coherence.generations import NEVER, GenerationFile, Header
-from ..errors import CacheError, CorruptDatabase, CorruptDatabaseWarning, ForeignDatabase, KeyringError
+from ..errors import (
+    CacheError,
+    CorruptDatabase,
+    CorruptDatabaseWarning,
+    ForeignDatabase,
+    KeyringError,
+    SettingError,
+)
 from ..keyring import is_whole
+from ..pipeline import COMPRESSORS
+from ..serializers import SERIALIZERS
 from ..settings import DEFAULT_SETTINGS, HANDLE_ONLY
 from . import schema
 from . import statements as sql
 from .connection import FAILURES, connect, mapped, prepare_file
 from .journal import first_mark
-from .layout import MODULUS_RANGE, Config, database_path, is_there, newest_epoch, read_settings, storable
+from .layout import (
+    KINDS,
+    MODULUS_RANGE,
+    UNSAID,
+    Config,
+    database_path,
+    is_there,
+    kind_of,
+    newest_epoch,
+    read_settings,
+    storable,
+)
 
 if TYPE_CHECKING:
     from .shard import Shard
@@ -37,15 +58,34 @@ def replace_unreadable(store: Shard, generations: GenerationFile, epoch: int, pr
         raise CorruptDatabase(
             f"{problem}; it was encrypted, so that the cache goes on empty only if it is opened with encrypt=True"
         )
-    low, high = MODULUS_RANGE
-    modulus = generations.header[Header.MODULUS]
-    identity = {**store.config.identity, **({"modulus": modulus} if low <= modulus <= high else {})}
+    identity = _as_noted(store, generations)
     store.lock.acquire(store.config.timeout)
     try:
         if not _is_sound(database_path(store.directory, epoch), store.config):
             _next_database(store, generations, epoch, problem, {**store.config.given}, identity)
     finally:
         store.lock.release()
+
+
+def _as_noted(store: Shard, generations: GenerationFile) -> dict[str, Any]:
+    """Return the identity of the next database: what this handle asks for, in the kind that the header has noted.
+
+    Raises SettingError where that kind needs another disk class or secret than this handle's: in place of the damaged
+    database it would leave one that nobody can use who could use the cache.
+    """
+    low, high = MODULUS_RANGE
+    modulus, kind = generations.header[Header.MODULUS], generations.header[Header.KIND]
+    identity = {**store.config.identity, **({"modulus": modulus} if low <= modulus <= high else {})}
+    if not 0 < kind < KINDS:
+        return identity
+    for named in product(SERIALIZERS, COMPRESSORS):
+        candidate = {**identity, **dict(zip(UNSAID, named, strict=True))}
+        if kind_of(candidate) == kind:
+            return candidate
+    raise SettingError(
+        f"{store.directory!r}: the database is damaged or gone, and the cache was made with another disk class or"
+        " secret than given: open it with those first, so that it goes on empty, or remove the directory"
+    )
 
 
 def set_aside(store: Shard, problem: CorruptDatabase) -> None:
