@@ -6,6 +6,7 @@ import os
 import shutil
 import sqlite3
 import sys
+import time
 import warnings
 from collections.abc import Callable
 from contextlib import closing
@@ -220,6 +221,35 @@ def test_generations_that_are_not_as_written_lose_nothing(tmp_path: Path, make: 
         assert cache.check(fix=True) is not None  # a count that was false is reported
         assert len(cache) == len(other) == 50
         assert cache.check() == []
+
+
+@MAKERS
+def test_generations_made_anew_after_the_clock_was_ahead_count_on_from_the_entries(
+    tmp_path: Path, make: type[Cache], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = time.time_ns
+    with monkeypatch.context() as ahead:
+        ahead.setattr(time, "time_ns", lambda: right() + 10 * 86_400 * 10**9)
+        with closing(make(tmp_path / "cache", **QUICK)) as cache:
+            cache.set_many(dict.fromkeys(range(50)))
+    for path in (tmp_path / "cache").rglob("cache.gen"):
+        path.unlink()
+    with closing(make(tmp_path / "cache")) as cache:
+        assert sorted(cache) == list(range(50))
+        for number in range(50, 100):
+            cache[number] = None
+        assert cache.check(fix=True) == []
+        assert sorted(cache) == list(range(100))
+        assert cache.peekitem(last=True)[0] >= 50 > cache.peekitem(last=False)[0]
+
+
+def test_generations_made_anew_do_not_count_on_from_a_damaged_entry(directory: Path) -> None:
+    with closing(sqlite3.connect(directory / "cache.db")) as database, database:
+        database.execute("UPDATE entry SET seq = seq | 1 << 61 WHERE h = (SELECT max(h) FROM entry)")
+    (directory / "cache.gen").unlink()
+    with closing(Cache(directory)) as cache:
+        assert len(list(cache)) == ENTRIES - 1
+        assert any("order of insertion" in str(problem.message) for problem in cache.check())
 
 
 def change_word(path: Path, word: int, change: Callable[[int], int]) -> None:

@@ -23,7 +23,8 @@ from ..errors import CorruptDatabase, ForeignDatabase
 from ..interrupts import suppress
 from ..settings import DEFAULT_SETTINGS
 from . import schema
-from .connection import FAILURES, FOREIGN_LOOKS, bound, connect, look, mapped, prepare_file
+from . import statements as sql
+from .connection import FAILURES, FOREIGN_LOOKS, bound, connect, look, mapped, prepare_file, walked
 from .journal import UNKNOWN_STATE, first_mark
 from .layout import (
     BOARD,
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from .shard import Shard
 
 MAX_COUNTED = 1 << 62
+FARTHEST = 1 << 53  # microseconds from 1970 to 2255: no clock was that far ahead, so an entry from then is damaged
 _COUNTED = (
     Header.TICK,
     Header.SETTLED,
@@ -222,12 +224,14 @@ def _under_lock(store: Shard) -> GenerationFile:
             epoch = max(epoch, newest_epoch(store.directory))
         path = database_path(store.directory, epoch)
         known = generations is not None and not is_there(path, store.config.shared)
-        displaced = 1 if known else _ensure_database(store, path)  # opening sets aside what is known and not there
+        lost = generations is None
+        displaced, last = (1, 0) if known else _ensure_database(store, path, lost)  # opening sets aside what is missing
         if generations is None:
             generations = GenerationFile.create(
                 _generation_path(store),
                 store.config.slots,
                 words_of(store.config),
+                tick=max(last + 1, time.time_ns() // 1000),  # the clock may have been ahead once, or be behind now
                 epoch=epoch,
                 shared=store.config.shared,
             )
@@ -241,10 +245,11 @@ def _under_lock(store: Shard) -> GenerationFile:
         store.lock.release()
 
 
-def _ensure_database(store: Shard, path: str) -> int:
+def _ensure_database(store: Shard, path: str, lost: bool) -> tuple[int, int]:
     """Make the database if it is missing or empty, migrate it if it is old.
 
-    Returns whether keys may live beside their home place.
+    Returns whether keys may live beside their home place, and where the count of writes is `lost` the last of those
+    that left an entry: to count from before it would put what is written next in front of what is there.
     """
     config = store.config
     if not is_there(path, config.shared):
@@ -260,15 +265,16 @@ def _ensure_database(store: Shard, path: str) -> int:
                 if version < schema.VERSION:
                     schema.migrate(connection, path, version)
                 identity, _ = read_settings(connection, path)
-            return int(identity.get("displaced", 0))
+            displaced = int(identity.get("displaced", 0))
+            return displaced, walked(connection, path, sql.LAST_SEQ, (FARTHEST,))[0][0] if lost else 0
         finally:
             connection.close()
     except CorruptDatabase:
-        return 1  # the generations are made all the same; opening then sets the database aside through them
+        return 1, 0  # the generations are made all the same; opening then sets the database aside through them
     except FAILURES as error:
         problem = mapped(error, path, reads=True)  # of values it writes none that is long
         if isinstance(problem, CorruptDatabase):
-            return 1
+            return 1, 0
         raise problem from error
 
 
