@@ -11,17 +11,20 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections import Counter
 from types import TracebackType
 from typing import Any
 
 from .cache import Cache
 from .coherence.sleepers import pauses, slices
 from .entries import ENOVAL
-from .errors import LeaseLost, NotOwner, Timeout, TransactionError
+from .errors import CacheError, LeaseLost, NotOwner, Timeout, TransactionError
+from .interrupts import suppress
 from .packing import Expiry
 from .places import Holder, Place, current_holder
 
 WRITE = 0.1  # seconds that a try may last longer, for those who write something else just now
+REMEMBERED = 1000  # leases that ran out whose owners may still come to hear of it; those before get a plain NotOwner
 
 
 class _Shared:
@@ -37,6 +40,7 @@ class _Shared:
         self._place = Place(cache, key)
         # What was acquired through this object and not given back yet, in that order. A list's own steps are atomic.
         self._held: list[tuple[Holder, str]] = []
+        self._most = 2 * REMEMBERED  # of them, until it is looked through for those that nobody gives back any more
 
     def __reduce__(self) -> Any:
         return (type(self), (self._cache, self._key, self._expire, self._tag))
@@ -57,6 +61,10 @@ class _Shared:
 
     def _owns(self, token: str) -> bool:
         """Tell whether `token` is an owner's."""
+        raise NotImplementedError
+
+    def _owners(self) -> Counter[str]:
+        """Return the token of each owner, and how many times it has acquired."""
         raise NotImplementedError
 
     def _until(self) -> float | None:
@@ -219,6 +227,23 @@ class _Shared:
 
     def _took(self, holder: Holder, token: str) -> None:
         self._held.append((holder, token))
+        if len(self._held) > self._most:
+            with suppress(CacheError, TypeError):  # it is taken, whatever is wrong with its entry
+                self._forget_lost()
+
+    def _forget_lost(self) -> None:
+        """Forget the oldest leases that ran out: who leaves each of them to run out would have them all kept."""
+        held = self._held[::-1]  # before the owners: what is added meanwhile is not looked at
+        owners, lost = self._owners(), 0
+        for each in held:
+            if owners[each[1]] > 0:
+                owners[each[1]] -= 1
+                continue
+            lost += 1
+            if lost > REMEMBERED:
+                with suppress(ValueError):  # given back just now
+                    self._held.remove(each)
+        self._most = 2 * max(len(self._held), REMEMBERED)
 
     def _gave(self, owned: bool) -> None:
         self._place.wake()
@@ -308,6 +333,9 @@ class Lock(_Shared):
     def _owns(self, token: str) -> bool:
         return bool(self._cache.get(self._key) == token)
 
+    def _owners(self) -> Counter[str]:
+        return Counter([str(self._cache.get(self._key))])
+
 
 class RLock(_Shared):
     """A lock like `Lock` that its owner, a thread or an asyncio task, may acquire again and again.
@@ -362,6 +390,10 @@ class RLock(_Shared):
 
     def _owns(self, token: str) -> bool:
         return self._state()[0] == token
+
+    def _owners(self) -> Counter[str]:
+        owner, count = self._state()
+        return Counter({str(owner): count})
 
     def _token(self, holder: Holder) -> str:
         if self._last(holder) is None and self._owns(holder.name):
@@ -443,6 +475,9 @@ class BoundedSemaphore(_Shared):
 
     def _owns(self, token: str) -> bool:
         return token in dict(self._slots())
+
+    def _owners(self) -> Counter[str]:
+        return Counter(token for token, _ in self._slots())
 
     def _releaser(self) -> Holder:
         # A thread or task that holds none gives back another's, as one may with `threading.BoundedSemaphore`.

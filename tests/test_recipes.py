@@ -23,6 +23,7 @@ from diskcache_like import (
     NotOwner,
     RLock,
     TransactionError,
+    locks,
     recipes,
 )
 from diskcache_like.coherence import native, sleepers
@@ -118,6 +119,40 @@ def test_a_lease_frees_itself_and_its_owner_learns_of_it(cache: Cache, clock: Cl
         late.release()
     assert type(found.value) is NotOwner, "what was lost is told once"
     assert in_thread(late.try_acquire) is False, "the next owner has kept it"
+
+
+@few
+@each_lock
+def test_leases_that_are_left_to_run_out_are_not_kept_for_ever(
+    cache: Cache, clock: Clock, make: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(locks, "REMEMBERED", 5)
+    lock = make(cache, "lock", expire=10)
+    for number in range(100):
+        assert in_thread(lock.try_acquire) if number % 2 else lock.try_acquire()
+        clock.advance(10)
+    assert len(lock._held) <= 12
+    with lock:
+        assert lock.held()
+        assert in_thread(lock.try_acquire) is False
+    with pytest.raises(LeaseLost):
+        lock.release()
+
+
+@few
+def test_what_is_held_is_never_forgotten(cache: Cache, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(locks, "REMEMBERED", 2)
+    again, slots = RLock(cache, "again", expire=10), BoundedSemaphore(cache, "slots", 30, expire=10)
+    for lock in (again, slots):
+        for _ in range(10):
+            assert lock.try_acquire()
+        clock.advance(10)
+        for _ in range(30):
+            assert lock.try_acquire()
+        for _ in range(30):
+            lock.release()
+        assert lock.try_acquire()
+        lock.release()
 
 
 @each_lock
