@@ -28,6 +28,10 @@ OTHERS: list[Any] = [
     pytest.param({}, {"secret": SECRET}, (SecretError, SettingError), id="secret for none"),
     pytest.param({"compressor": "zlib"}, {"compressor": "none"}, SettingError, id="compressor"),
     pytest.param({"serializer": "json"}, {"serializer": "msgpack"}, SettingError, id="serializer"),
+    pytest.param({}, {"encrypt": True, "secret": SECRET}, SettingError, id="encrypt", marks=NEEDS_CIPHER),
+    pytest.param(
+        {"secret": SECRET}, {"encrypt": True, "secret": SECRET}, SettingError, id="encrypt signed", marks=NEEDS_CIPHER
+    ),
 ]
 
 
@@ -71,7 +75,7 @@ def test_a_damaged_cache_stays_of_its_kind(
 
 
 @pytest.mark.parametrize(("kind", "first"), SHARDED)
-@pytest.mark.parametrize(("options", "other", "error"), OTHERS[:4])
+@pytest.mark.parametrize(("options", "other", "error"), [*OTHERS[:4], *OTHERS[6:]])
 def test_who_is_refused_makes_nothing(
     kind: type[Cache], first: str, options: dict[str, Any], other: dict[str, Any], error: Any, tmp_path: Path
 ) -> None:

@@ -69,9 +69,9 @@ class Header:
     # The prime that decides the places of keys, 0 if not noted yet: whoever replaces an unreadable database must take
     # the same, or it and those who have the cache open would look for a key in different places.
     MODULUS: Final = 8
-    # Says how entries are written: with which disk class, serializer, compressor and signing secret (`kind_of` in
-    # storage/layout.py); 0 if not noted yet. As with MODULUS, the next database must be of the same kind. All who write
-    # the two have verified the same database, so that they write the same.
+    # Says how entries are written: with which disk class, serializer, compressor and signing secret, or encrypted
+    # (`kind_of` in storage/layout.py); 0 if not noted yet. As with MODULUS, the next database must be of the same kind.
+    # All who write the two have verified the same database, so that they write the same.
     KIND: Final = 11
     # Another number after every change to the compression dictionaries. Write lock; readers compare it before they
     # compress, and one that looked just before the change uses an older dictionary, which stays for such cases.

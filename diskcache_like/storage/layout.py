@@ -81,8 +81,9 @@ def essence(identity: dict[str, Any]) -> list[object]:
 
 def kind_of(identity: Mapping[str, Any]) -> int:
     """Return the number, below KINDS, that stands for how a cache's entries are written; the same in all processes."""
-    secret = None if "keyring" in identity else identity.get("key_check")  # the keyring recognises its own secret
-    kind = [identity.get("codec"), *({**UNSAID, **identity}[name] for name in UNSAID), secret]
+    sealed = "keyring" in identity
+    secret = None if sealed else identity.get("key_check")  # the keyring recognises its own secret
+    kind = [identity.get("codec"), *({**UNSAID, **identity}[name] for name in UNSAID), secret, sealed]
     return 1 + int.from_bytes(blake2b(repr(kind).encode(), digest_size=8).digest(), "big") % (KINDS - 1)
 
 

@@ -70,8 +70,8 @@ def replace_unreadable(store: Shard, generations: GenerationFile, epoch: int, pr
 def _as_noted(store: Shard, generations: GenerationFile) -> dict[str, Any]:
     """Return the identity of the next database: what this handle asks for, in the kind that the header has noted.
 
-    Raises SettingError where that kind needs another disk class or secret than this handle's: in place of the damaged
-    database it would leave one that nobody can use who could use the cache.
+    Raises SettingError where that kind needs another disk class or secret than this handle's, or no encryption: in
+    place of the damaged database it would leave one that nobody can use who could use the cache.
     """
     low, high = MODULUS_RANGE
     modulus, kind = generations.header[Header.MODULUS], generations.header[Header.KIND]
@@ -83,8 +83,8 @@ def _as_noted(store: Shard, generations: GenerationFile) -> dict[str, Any]:
         if kind_of(candidate) == kind:
             return candidate
     raise SettingError(
-        f"{store.directory!r}: the database is damaged or gone, and the cache was made with another disk class or"
-        " secret than given: open it with those first, so that it goes on empty, or remove the directory"
+        f"{store.directory!r}: the database is damaged or gone, and the cache was made with another disk class,"
+        " secret or encrypt than given: open it with those first, so that it goes on empty, or remove the directory"
     )
 
 
