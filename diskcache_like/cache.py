@@ -19,7 +19,7 @@ from .coherence.generations import WORD, Header
 from .dictionaries import Training, train
 from .disk import Disk
 from .entries import ENOVAL, GONE, absent
-from .errors import DecodeError, DiskFull, ExpiryError, SettingError, Timeout, ValueTooLarge
+from .errors import CacheError, DecodeError, DiskFull, ExpiryError, SettingError, Timeout, ValueTooLarge
 from .hot import note_often
 from .packing import Expiry, Target, tag_of, with_metadata
 from .queues import Queues, discard
@@ -745,8 +745,10 @@ class Cache(Queues, Streams):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        # What ended the body is not hidden by what could not be closed, which goes with the handle's last reference.
+        with contextlib.suppress(*(() if kind is None else (CacheError,))):
+            self.close()
 
     def __reduce__(self) -> Any:
         # The secret is left out: a pickle is not the place for it. Give it in DISKCACHE_LIKE_SECRET, or open anew.

@@ -183,6 +183,18 @@ def test_what_cannot_be_closed_keeps_nothing_else_open(tmp_path: Path, stuck: st
     assert cache_descriptors(directory) == []
 
 
+def test_what_cannot_be_closed_does_not_hide_what_ended_the_body(tmp_path: Path, kind: str) -> None:
+    cache = opened(tmp_path / "cache", kind)
+    with cache._shards.stores[0].transaction(None):
+        with pytest.raises(KeyError, match="from the body"), cache:
+            raise KeyError("from the body")
+        with pytest.raises(TransactionError), cache:
+            pass
+    assert cache.set("key", 1)
+    cache.close()
+    assert cache_descriptors(tmp_path / "cache") == []
+
+
 def test_handles_dropped_without_close_are_collected(tmp_path: Path, kind: str) -> None:
     directory = tmp_path / "cache"
     for statistics in (0, 1):
