@@ -25,7 +25,7 @@ from .packing import Expiry, Target, tag_of, with_metadata
 from .queues import Queues, discard
 from .record import MODE_RAW, Record
 from .settings import DEFAULT_SETTINGS, OPTIONAL_SETTINGS, checked, checked_all
-from .storage.check import check_store
+from .storage.check import check_whole
 from .storage.shards import new_disk
 from .storage.store import REMOVE, Change, Row, Store, Touch
 from .streams import Streams
@@ -665,9 +665,7 @@ class Cache(Queues, Streams):
         """
         problems: list[Any] = []
         for store in self._shards.stores:
-            for attempt in store.attempts():
-                with attempt:
-                    problems += check_store(store, self._check_record, fix, self._wait(retry))
+            problems += check_whole(store, self._check_record, fix, self._wait(retry))
         return problems
 
     def stats(self, enable: bool = True, reset: bool = False) -> tuple[int, int]:

@@ -14,7 +14,7 @@ from . import __version__, demo
 from .cache import Cache
 from .demo_report import shown
 from .encryption import check_without_secret
-from .errors import CacheError, SecretError
+from .errors import CacheError, CorruptDatabaseWarning, SecretError
 from .storage.layout import is_database
 
 
@@ -121,9 +121,11 @@ def check(options: argparse.Namespace) -> int:
     Where it has a secret that is not given, what can be seen without it is looked at, and nothing is mended.
     """
     try:
-        with existing(options.directory) as cache, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what it warns of, it also returns
-            found = cache.check(fix=options.fix)
+        with warnings.catch_warnings(record=True) as met:
+            warnings.simplefilter("ignore")
+            warnings.simplefilter("always", CorruptDatabaseWarning)
+            with existing(options.directory) as cache:
+                found = [*met, *cache.check(fix=options.fix)]  # what it warns of, it also returns
     except SecretError:
         if options.fix:
             raise

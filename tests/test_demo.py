@@ -17,6 +17,9 @@ import pytest
 from diskcache_like import Cache, cli, demo, demo_report
 from diskcache_like.migrate import report
 from diskcache_like.migration import Skipped, Summary
+from diskcache_like.storage.connection import PAGE_SIZE
+
+from .forging import database
 
 TIMEOUT = 120
 
@@ -188,6 +191,27 @@ def test_check_finds_and_fixes(filled: Path, capsys: pytest.CaptureFixture[str])
     assert cli.main(["check", str(filled), "--fix"]) == 1
     capsys.readouterr()
     assert cli.main(["check", str(filled)]) == 0
+    assert capsys.readouterr().out == "nothing found\n"
+
+
+@pytest.mark.parametrize("tree", ["sqlite_schema", "entry"])
+def test_check_tells_of_a_database_that_cannot_be_read(
+    tree: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "cache" / "cache.db"
+    with Cache(path.parent) as cache:
+        cache["key"] = "value"
+    with database(path.parent) as connection:
+        roots = connection.execute("SELECT rootpage FROM sqlite_schema WHERE name = ?", (tree,)).fetchall()
+    begin = (roots[0][0] - 1) * PAGE_SIZE if roots else 0
+    data = bytearray(path.read_bytes())
+    data[begin : begin + PAGE_SIZE] = b"\xff" * PAGE_SIZE
+    path.write_bytes(data)
+    assert cli.main(["check", str(path.parent)]) == 1
+    (line,) = capsys.readouterr().out.splitlines()
+    assert str(path) in line
+    assert "goes on empty" in line
+    assert cli.main(["check", str(path.parent)]) == 0
     assert capsys.readouterr().out == "nothing found\n"
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import files, keys
 from ..coherence.generations import UNKNOWN, Header
-from ..errors import DecodeError, EmptyDirWarning, UnknownFileWarning
+from ..errors import CorruptDatabaseWarning, DecodeError, EmptyDirWarning, UnknownFileWarning
 from ..interrupts import let_through, suppress
 from ..keyring import Sealer
 from ..record import Record
@@ -30,6 +30,22 @@ PAGE = 256
 LOOKS = 3  # another process may set a database aside between two of them
 _OWN = re.compile(r"cache\.(\d+\.)?(db|gen|board|lock)(-wal|-shm|-journal)?")
 CheckRecord = Callable[["Store", int, bytes, bytes], Record]
+
+
+def check_whole(
+    store: Store, check_record: CheckRecord, fix: bool, timeout: float | None
+) -> list[warnings.WarningMessage]:
+    """Do what `check_store` does; of a database that is set aside meanwhile, since it cannot be read, say that too."""
+    found = _Findings()
+    store.present_header()
+    path = store.path
+    for attempt in store.attempts():
+        with attempt:
+            found.warnings += check_store(store, check_record, fix, timeout)
+    if store.path != path:
+        message = f"{path}: damaged; it stays where it is and the cache goes on empty in {store.path}"
+        found.add(message, CorruptDatabaseWarning)
+    return found.warnings
 
 
 def check_store(
