@@ -14,7 +14,7 @@ from . import __version__, demo
 from .cache import Cache
 from .demo_report import shown
 from .encryption import check_without_secret
-from .errors import CacheError, CorruptDatabaseWarning, SecretError
+from .errors import CacheError, CorruptDatabase, CorruptDatabaseWarning, SecretError
 from .storage.layout import is_database
 
 
@@ -108,7 +108,7 @@ def positive(text: str) -> int:
 
 def stats(options: argparse.Namespace) -> int:
     """Print the number of entries, the volume and the hits and misses counted so far."""
-    with existing(options.directory) as cache:
+    with existing(options.directory, _Look) as cache:
         hits, misses = cache.stats(enable=bool(cache.reset("statistics")))  # look, and switch nothing
         for name, number in (("entries", len(cache)), ("bytes", cache.volume()), ("hits", hits), ("misses", misses)):
             print(f"{name:<8}{number:>16,}")
@@ -120,23 +120,33 @@ def check(options: argparse.Namespace) -> int:
 
     Where it has a secret that is not given, what can be seen without it is looked at, and nothing is mended.
     """
-    try:
-        with warnings.catch_warnings(record=True) as met:
-            warnings.simplefilter("ignore")
-            warnings.simplefilter("always", CorruptDatabaseWarning)
-            with existing(options.directory) as cache:
-                found = [*met, *cache.check(fix=options.fix)]  # what it warns of, it also returns
-    except SecretError:
-        if options.fix:
-            raise
-        found = check_without_secret(options.directory)
-    for warning in found:
-        print(shown(str(warning.message)))
+    found = _findings(options.directory, options.fix)
+    for text in found:
+        print(shown(text))
     if not found:
         print("nothing found")
     elif options.fix:
         print("repaired what could be")
     return 1 if found else 0
+
+
+def _findings(directory: str, fix: bool) -> list[str]:
+    """Return what is wrong with the cache; one that cannot be read is set aside only to `fix` it."""
+    try:
+        with warnings.catch_warnings(record=True) as met:
+            warnings.simplefilter("ignore")
+            warnings.simplefilter("always", CorruptDatabaseWarning)
+            with existing(directory, Cache if fix else _Look) as cache:
+                found = [*met, *cache.check(fix=fix)]  # what it warns of, it also returns
+    except SecretError:
+        if fix:
+            raise
+        found = check_without_secret(directory)
+    except CorruptDatabase as damage:
+        if fix:
+            raise
+        return [str(damage)]
+    return [str(warning.message) for warning in found]
 
 
 def clear(options: argparse.Namespace) -> int:
@@ -153,7 +163,13 @@ def migrate(options: argparse.Namespace) -> int:
     return run(options)
 
 
-def existing(directory: str) -> Cache:
+class _Look(Cache):
+    """A cache for those who only look: what is damaged stays in use, or a `Deque` or `Index` would go on empty."""
+
+    _RECOVER = False
+
+
+def existing(directory: str, kind: type[Cache] = Cache) -> Cache:
     """Open the cache in `directory`, never making one where there is none."""
     path = Path(directory)
     if not path.exists():
@@ -162,7 +178,7 @@ def existing(directory: str) -> Cache:
     databases = (name for each in (path, *path.glob("[0-9][0-9][0-9]")) for name in each.glob("cache*.db"))
     if path.is_dir() and not any(is_database(name.name) for name in databases):
         raise FileNotFoundError(2, "no cache in this directory", directory)
-    return Cache(directory)
+    return kind(directory)
 
 
 def describe(error: Exception, directory: str | None) -> str:

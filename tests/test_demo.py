@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from diskcache_like import Cache, cli, demo, demo_report
+from diskcache_like import Cache, Index, cli, demo, demo_report
+from diskcache_like.errors import CorruptDatabase
 from diskcache_like.migrate import report
 from diskcache_like.migration import Skipped, Summary
 from diskcache_like.storage.connection import PAGE_SIZE
@@ -195,7 +196,7 @@ def test_check_finds_and_fixes(filled: Path, capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.parametrize("tree", ["sqlite_schema", "entry"])
-def test_check_tells_of_a_database_that_cannot_be_read(
+def test_a_look_at_a_database_that_cannot_be_read_tells_so_and_leaves_it_in_use(
     tree: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "cache" / "cache.db"
@@ -207,10 +208,17 @@ def test_check_tells_of_a_database_that_cannot_be_read(
     data = bytearray(path.read_bytes())
     data[begin : begin + PAGE_SIZE] = b"\xff" * PAGE_SIZE
     path.write_bytes(data)
-    assert cli.main(["check", str(path.parent)]) == 1
-    (line,) = capsys.readouterr().out.splitlines()
-    assert str(path) in line
-    assert "goes on empty" in line
+    with pytest.raises(CorruptDatabase):
+        list(Index(str(path.parent)).items())
+    for _ in range(2):
+        assert cli.main(["check", str(path.parent)]) == 1
+        assert str(path) in capsys.readouterr().out
+    assert cli.main(["stats", str(path.parent)]) in (0, 2)
+    with pytest.raises(CorruptDatabase):
+        list(Index(str(path.parent)).items())
+    capsys.readouterr()
+    assert cli.main(["check", str(path.parent), "--fix"]) == 1
+    assert re.search(rf"^.*{path}.*goes on empty", capsys.readouterr().out, re.MULTILINE)
     assert cli.main(["check", str(path.parent)]) == 0
     assert capsys.readouterr().out == "nothing found\n"
 
