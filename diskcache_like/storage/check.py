@@ -73,6 +73,9 @@ def check_store(
     if fix:
         with store.locked(timeout) as locked:
             if locked:
+                # Damage may have hidden an entry from lookups until a write to its neighbours put it in order again:
+                # whoever keeps hot that it is missing has to look once more.
+                store.generations.settle_all(store.generations.next_tick())
                 room.flush_trash(store, everything=True)
                 room.vacuum(store)
     return found.warnings
