@@ -245,7 +245,7 @@ def test_generations_made_anew_after_the_clock_was_ahead_count_on_from_the_entri
 
 def test_generations_made_anew_do_not_count_on_from_a_damaged_entry(directory: Path) -> None:
     with closing(sqlite3.connect(directory / "cache.db")) as database, database:
-        database.execute("UPDATE entry SET seq = seq | 1 << 61 WHERE h = (SELECT max(h) FROM entry)")
+        database.execute("UPDATE entry SET seq = seq | (1 << 61) WHERE h = (SELECT max(h) FROM entry)")
     (directory / "cache.gen").unlink()
     with closing(Cache(directory)) as cache:
         assert len(list(cache)) == ENTRIES - 1
