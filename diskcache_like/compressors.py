@@ -29,6 +29,7 @@ LEVELS: Final[dict[str, tuple[int, int]]] = {"zlib": (0, 9), "zstd": (-5, 19), "
 _DEFAULT_LEVELS: Final = {"zlib": 1, "zstd": 3, "lz4": 0}
 DICTIONARY_REACH: Final = 1 << 14
 """Bytes of the longest data that is compressed with a dictionary, which longer data gains nothing from."""
+_EXPANDERS: Final = 16  # dictionaries that values are read with whose contexts, of about their size, are kept
 _POOLED_SIZE: Final = 1 << 20  # a context keeps its tables, which for longer data take up to 100 MB at high levels
 _ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
 _ZSTD_HEADER: Final = 18  # bytes that the header of a frame has at most
@@ -148,7 +149,11 @@ class Zstd:
             raise DecodeError(f"a compressed value states no size, or one that is not from 1 to {limit} bytes")
         if head.dict_id and not shared:
             raise DecodeError("a compressed pickle names a dictionary, and none is made with one")
-        pool = self._expanders.setdefault(head.dict_id, [])
+        pool = self._expanders.get(head.dict_id)
+        if pool is None:
+            if len(self._expanders) >= _EXPANDERS:  # of most versions no entry is left
+                self._expanders.clear()
+            pool = self._expanders.setdefault(head.dict_id, [])
         try:
             context = pool.pop()
         except IndexError:

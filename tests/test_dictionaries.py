@@ -308,6 +308,29 @@ def test_a_frame_that_names_a_version_that_never_was(tmp_path: Path) -> None:
         assert cache.get("key") is None
 
 
+def test_of_many_dictionaries_a_few_are_kept_ready() -> None:
+    content = make_dictionary(4096, [encode_value(value) for value in ANSWERS], 1)
+    data = encode_value(ANSWERS[0])
+
+    class Many:
+        version = 1
+
+        def current(self) -> int:
+            return self.version
+
+        def find(self, version: int) -> bytes:
+            return content[:4] + version.to_bytes(4, "little") + content[8:]
+
+    dictionaries = Many()
+    frames = []
+    for dictionaries.version in range(1, 100):
+        frames.append(Zstd(3, dictionaries).compress(data, True))
+    zstd = Zstd(3, dictionaries)
+    for frame in [*frames, *frames]:
+        assert zstd.expand(memoryview(frame), 1 << 20, True) == data
+        assert len(zstd._expanders) < 20
+
+
 def test_no_pickle_is_made_or_read_with_a_dictionary(tmp_path: Path) -> None:
     """The signature of a pickle does not cover a dictionary: who exchanges that could choose what is unpickled."""
     directory = tmp_path / "cache"
