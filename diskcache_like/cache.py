@@ -661,7 +661,9 @@ class Cache(Queues, Streams):
     def check(self, fix: bool = False, retry: bool = False) -> list[Any]:
         """Compare database, value files and totals, and return a list of warnings; with `fix`, mend what is wrong.
 
-        Runs no stored code and touches no file outside the directory.
+        Runs no stored code and touches no file outside the directory. It may run beside writers: the file of a large
+        value whose entry is not committed yet is reported as an unknown one, and with `fix` that write stores nothing
+        and raises StorageError; it may be tried again.
         """
         problems: list[Any] = []
         for store in self._shards.stores:
