@@ -163,15 +163,10 @@ class Shards:
         self.modulus: int = identity["modulus"]
         try:
             self._compare(identity, asked)
-        except CacheError:
-            self.close_soon()
-            raise
-        # Where all is removed under this handle it makes the same cache anew, as others that had it open would.
-        config.identity.update({name: identity[name] for name in INHERITED if name in identity})
-        for store in self.stores:
-            store.siblings = tuple(other for other in self.stores if other is not store)
-        try:
+            # Where all is removed under this handle it makes the same cache anew, as others that had it open would.
+            config.identity.update({name: identity[name] for name in INHERITED if name in identity})
             for store in self.stores:
+                store.siblings = tuple(other for other in self.stores if other is not store)
                 store.disk = new_disk(disk, store.directory, store.settings)
         except BaseException:
             self.close_soon()
