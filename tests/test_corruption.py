@@ -513,3 +513,36 @@ def test_a_flipped_bit_in_the_number_that_places_keys_costs_its_own_shard(
         assert len(list(cache)) == len(cache) == left
         assert len(cache.get_many(list(cache))) == left
         assert cache.check() == []
+
+
+@pytest.mark.parametrize("shards", [2, 3, 8])
+@pytest.mark.parametrize("number", [0, 1], ids=["first", "second"])
+def test_a_flipped_bit_in_the_number_of_shards_costs_nothing(tmp_path: Path, shards: int, number: int) -> None:
+    made = {key: key for key in range(40)}
+    with FanoutCache(tmp_path / "cache", shards=shards, **QUICK) as cache:
+        cache.set_many(made)
+    directory = tmp_path / "cache"
+    for flipped in (shards ^ 1 << bit for bit in (0, 1, 6)):
+        if flipped == 0:
+            continue  # out of range
+        plant(directory / f"{number:03d}", "UPDATE setting SET value = ? WHERE name = 'shards'", flipped)
+        with FanoutCache(directory) as cache:
+            assert cache.get_many(made) == made
+            assert len(cache) == len(made)
+            assert cache.check() == []
+            assert [store.identity["shards"] for store in cache._shards.stores] == [shards] * shards
+        assert sorted(path.name for path in directory.glob("[0-9]*")) == [f"{each:03d}" for each in range(shards)]
+        with FanoutCache(directory, shards=5) as cache:
+            assert cache.get_many(made) == made
+
+
+def test_a_missing_shard_is_made_again_whatever_one_says_of_their_number(tmp_path: Path) -> None:
+    directory, made = tmp_path / "cache", {key: key for key in range(40)}
+    with FanoutCache(directory, shards=4, **QUICK) as cache:
+        cache.set_many(made)
+        lost = set(cache._shards.stores[3].select("SELECT k FROM entry"))
+    shutil.rmtree(directory / "003")
+    plant(directory / "000", "UPDATE setting SET value = 6 WHERE name = 'shards'")
+    with FanoutCache(directory) as cache:
+        assert len(cache.get_many(made)) == len(cache) == len(made) - len(lost)
+        assert len(cache._shards.stores) == 4

@@ -12,6 +12,7 @@ import os
 import re
 import stat
 import time
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -175,6 +176,8 @@ class Shards:
             # If that fails a transaction is at work, or who writes next is told why.
             with contextlib.suppress(CacheError):
                 journal.complete(self.stores, _PATIENCE)
+        for store in self.stores if len(self.stores) > 1 else ():
+            store.be_one_of(len(self.stores))
 
     def _open(self, wanted: int, asked: dict[str, Any]) -> list[Store]:
         layout = self._stored_layout()
@@ -218,11 +221,22 @@ class Shards:
             return None
         for number in made:
             refuse_foreign(self._path(number), self.directory)
+        return self._most_likely_layout(present)
+
+    def _most_likely_layout(self, present: Sequence[int]) -> int:
+        """Return the number of shards, of which those in `present` are there, though one may have it damaged.
+
+        With another number every key would be looked for in another shard, so what the first one says has to agree
+        with what is there, or else with the others.
+        """
+        said: Counter[int] = Counter()
         for number in present:
             identity = _peek(self._path(number))
             if identity is not None and "shards" in identity:
-                return int(identity["shards"])
-        return len(present)
+                said[int(identity["shards"])] += 1
+                if said[len(present)]:
+                    return len(present)
+        return max(said, key=lambda layout: (said[layout], layout > present[-1], -layout), default=len(present))
 
     def _known_identity(self) -> dict[str, Any]:
         """Return what the first shard that can be read says it is; nothing where none can."""

@@ -265,6 +265,14 @@ class Store(Computer):
             self._writer.close()
             self._writer = self._cursor = None
 
+    def be_one_of(self, shards: int) -> None:
+        """Store how many shards the cache has, where damage has this one say another number."""
+        if self.identity.get("shards") == shards:
+            return
+        self.identity["shards"] = shards
+        with contextlib.suppress(CacheError), self.locked(0):  # whoever opens it next finds that too
+            self.put_setting("shards", shards)
+
     def keyring(self) -> bytes:
         """Return the sealed keyring as it is stored now; raise KeyringError if there is none."""
         rows = self.select(sql.SELECT_SETTING, ("keyring",))
