@@ -18,7 +18,7 @@ from diskcache_like import Cache, dictionaries, migration
 from diskcache_like.coherence import generations
 from diskcache_like.errors import CorruptDatabaseWarning
 from diskcache_like.migration import Migration
-from diskcache_like.storage import holding, journal, rekeying, room
+from diskcache_like.storage import checkpoints, holding, journal, rekeying, room
 
 from . import across
 from .dying import Death, make_mortal
@@ -146,8 +146,8 @@ ALL_MARKING = ["delete", "touch", "evict", "clear", "delete_many", "set_many"]
 @deed("checkpoint")
 def do_checkpoint(directory: Path, kind: str, dying: Death) -> list[str]:
     cache = opened(directory, kind)
-    room.CHECKPOINT_BYTES = -1
-    room.WAL_LIMIT = -1
+    checkpoints.CHECKPOINT_BYTES = -1
+    checkpoints.WAL_LIMIT = -1
     for store in cache._shards.stores:
         store.header[generations.Header.MARK] = 0
     dying.counts = True

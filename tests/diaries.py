@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from diskcache_like import Cache
-from diskcache_like.storage import room
+from diskcache_like.storage import checkpoints, room
 
 from .processes import Link, ready
 from .wholeness import opened
@@ -155,7 +155,7 @@ def work(
     changes: Sequence[Change] = (),
 ) -> None:
     """Change the owner's keys in every way until killed; one word to the test for every few changes."""
-    room.CHECKPOINT_BYTES = 300_000  # so that there are checkpoints to be killed in
+    checkpoints.CHECKPOINT_BYTES = 300_000  # so that there are checkpoints to be killed in
     room.GRACE = 0.001
     chance = random.Random(seed)
     versions = itertools.count(Account.read(diary_path).latest + 1)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from diskcache_like import Cache, FanoutCache, Timeout, TransactionError
-from diskcache_like.storage import room
+from diskcache_like.storage import checkpoints
 from diskcache_like.storage.connection import MAX_READERS, PAGE_SIZE
 
 from .processes import PATIENCE, Crew, Link, Worker, cache_descriptors, problems, watch
@@ -284,8 +284,8 @@ SMALL = 200_000  # bytes between checkpoints in these tests
 
 @pytest.fixture
 def small_wal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "CHECKPOINT_BYTES", SMALL)
-    monkeypatch.setattr(room, "WAL_LIMIT", 4 * SMALL // PAGE_SIZE)
+    monkeypatch.setattr(checkpoints, "CHECKPOINT_BYTES", SMALL)
+    monkeypatch.setattr(checkpoints, "WAL_LIMIT", 4 * SMALL // PAGE_SIZE)
 
 
 def largest_wal(cache: Cache, writes: int, after_each: Callable[[int], object] = lambda number: None) -> int:

@@ -14,6 +14,7 @@ import pytest
 
 from diskcache_like import Cache, FanoutCache
 from diskcache_like.errors import CorruptDatabaseWarning, DiskFull
+from diskcache_like.storage import checkpoints
 
 from .forging import damage, value_files
 from .small_disks import MEBIBYTE, Disk, NotPermitted, mounted
@@ -292,3 +293,99 @@ def test_shards_fail_one_by_one(disk: Disk) -> None:
         assert len(cache) == 0
         cache["a"] = FILE
         assert cache["a"] == FILE
+
+
+SIZES = pytest.mark.parametrize("size", [200, 3_000, 30_000])
+GENTLE: dict[str, Callable[[Cache], object]] = {
+    **REMOVALS,
+    "pop": lambda cache: [cache.pop(number) for number in range(10)],
+    "transact": lambda cache: in_one_transaction(cache, 10),
+}
+
+
+def in_one_transaction(cache: Cache, number: int) -> None:
+    with cache.transact():
+        for key in range(number):
+            del cache[key]
+
+
+def full_of_rows(disk: Disk, size: int, **options: Any) -> Cache:
+    """Return a cache without files whose rows have filled the disk to the last page."""
+    cache = Cache(disk.path / "cache", **{**OPTIONS, **options})
+    with suppress(DiskFull):
+        for number in range(100_000):
+            cache.set(number, bytes([number % 256]) * size, tag="tag", expire=1e6)
+    disk.fill()
+    return cache
+
+
+@SIZES
+@pytest.mark.parametrize("removal", GENTLE)
+def test_what_has_no_files_can_be_removed_from_a_full_disk(disk: Disk, removal: str, size: int) -> None:
+    with closing(full_of_rows(disk, size)) as cache:
+        before = len(cache)
+        with pytest.raises(DiskFull):
+            cache["new"] = b"n" * 30_000
+        GENTLE[removal](cache)
+        assert len(cache) <= before - (1 if removal == "check" else 10)
+        assert 0 not in cache
+        for number in range(1 if removal == "check" else 3):
+            cache["new", number] = b"n" * (size // 2)  # in the room of what is removed
+        assert cache["new", 0] == b"n" * (size // 2)
+        assert all(cache[number] == bytes([number % 256]) * size for number in cache if isinstance(number, int))
+        assert [str(problem.message) for problem in cache.check()] == []
+
+
+@SIZES
+def test_eviction_makes_room_on_a_disk_full_of_rows(disk: Disk, size: int) -> None:
+    with closing(full_of_rows(disk, size, eviction_policy="least-recently-stored", size_limit=8 * MEBIBYTE)) as cache:
+        before = len(cache)
+        cache.reset("size_limit", cache.volume() // 2, update=False)
+        assert cache.cull() > before // 4
+        assert cache.volume() <= cache.size_limit
+        for number in range(100):
+            cache["new", number] = b"n" * size
+        assert cache["new", 99] == b"n" * size
+        assert cache.volume() <= 1.01 * cache.size_limit
+        assert cache.check() == []
+
+
+@SIZES
+@pytest.mark.parametrize("removal", ["clear", "evict", "expire"])
+def test_a_disk_that_others_fill_can_be_relieved(disk: Disk, removal: str, size: int) -> None:
+    with closing(Cache(disk.path / "cache", **OPTIONS)) as cache:
+        for number in range(300_000 // size):
+            cache.set(number, bytes(size), tag="tag", expire=1e6)  # all in the WAL, which finds no room in the database
+        disk.fill()
+        with pytest.raises(DiskFull):
+            for number in range(1000):
+                cache["new", number] = bytes(size)
+        before = disk.free()
+        REMOVALS[removal](cache)
+        assert len([number for number in cache if isinstance(number, int)]) == 0
+        assert disk.free() > before + 200_000
+        cache["new"] = bytes(size)
+        assert cache.check() == []
+
+
+def test_room_is_kept_for_removals_again_once_there_is_some(disk: Disk) -> None:
+    with closing(full_of_rows(disk, 3_000)) as cache:
+        held = (disk.path / "cache" / "cache.lock").stat
+        lock = cache._shards.stores[0].lock
+        with cache._shards.stores[0].taken(None):
+            assert lock.drop_ballast()
+            assert not lock.drop_ballast()
+        assert held().st_blocks == 0
+        cache.clear()
+        disk.empty()
+        cache.reset("size_limit", cache.size_limit)  # has the next write look
+        cache["a"] = 1
+        assert held().st_blocks * 512 >= checkpoints.BALLAST
+        disk.fill()
+        assert cache.clear() == 1
+
+
+def test_a_disk_is_used_to_the_last_part(disk: Disk) -> None:
+    with closing(full_of_rows(disk, 200)) as cache:
+        assert cache.volume() > 0.4 * 2 * MEBIBYTE  # what the control files leave; the WAL of before has its share
+        assert len(cache) > 3_000

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from diskcache_like import Cache, CorruptDatabaseWarning, FanoutCache, Timeout
-from diskcache_like.storage import room, store
+from diskcache_like.storage import checkpoints, room, store
 
 from .kinds import Clock
 
@@ -57,7 +57,7 @@ WRITES = [transactions, batches, queues, touches, pops, clearings]
 def test_the_wal_is_bounded_whatever_writes(
     write: Callable[[Cache, int], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(room, "CHECKPOINT_BYTES", 1 << 20)
+    monkeypatch.setattr(checkpoints, "CHECKPOINT_BYTES", 1 << 20)
     with Cache(tmp_path, durability="process") as cache:
         cache.set_many(dict.fromkeys(range(11), b"x" * 3000))
         for number in range(1500):
@@ -78,7 +78,7 @@ def queue(cache: Cache, number: int) -> None:
 def test_files_that_nothing_names_go(
     write: Callable[[Cache, int], None], tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(room, "CHECKPOINT_BYTES", 1 << 20)
+    monkeypatch.setattr(checkpoints, "CHECKPOINT_BYTES", 1 << 20)
     settings: dict[str, Any] = {"eviction_policy": "none", "disk_min_file_size": 1000, "durability": "process"}
     with Cache(tmp_path, clock=clock, **settings) as cache:
         for number in range(1000):
@@ -206,7 +206,7 @@ def test_a_cache_made_with_a_tag_index_has_one(tmp_path: Path) -> None:
 
 
 def test_the_journal_of_an_existing_cache_is_kept_in_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "CHECKPOINT_BYTES", 1 << 20)
+    monkeypatch.setattr(checkpoints, "CHECKPOINT_BYTES", 1 << 20)
     Cache(tmp_path).close()
     with Cache(tmp_path, sqlite_journal_mode="delete", durability="process") as cache:
         for number in range(2000):

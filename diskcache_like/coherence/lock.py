@@ -240,6 +240,23 @@ class WriteLock:
         self.torn = self.torn or self._owner not in (0, get_ident())
         self.close()
 
+    def keep_ballast(self, size: int) -> None:
+        """Have the file take up `size` bytes of the disk, for `drop_ballast` to give back; the lock is held.
+
+        Nobody reads them. They lie in this file because it is open, whoever needs the room.
+        """
+        with suppress(OSError, AttributeError):  # not every system can
+            if os.fstat(self._descriptor).st_blocks * 512 < size:
+                os.posix_fallocate(self._descriptor, 0, size)
+
+    def drop_ballast(self) -> bool:
+        """Give the disk back what `keep_ballast` has taken; tell whether there was anything. The lock is held."""
+        with suppress(OSError):
+            if os.fstat(self._descriptor).st_blocks:
+                os.ftruncate(self._descriptor, 0)
+                return True
+        return False
+
     def idle_here(self) -> bool:
         """Tell whether no thread of this process has the lock or waits for it; none gets it then until `resume`."""
         return not self.locked_by_me() and self._thread.acquire(False)

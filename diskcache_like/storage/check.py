@@ -19,7 +19,7 @@ from ..errors import CorruptDatabaseWarning, DecodeError, EmptyDirWarning, Unkno
 from ..interrupts import let_through, suppress
 from ..keyring import Sealer
 from ..record import Record
-from . import room
+from . import checkpoints, room
 from . import statements as sql
 from .connection import corrupt
 
@@ -77,7 +77,7 @@ def check_store(
                 # whoever keeps hot that it is missing has to look once more.
                 store.generations.settle_all(store.generations.next_tick())
                 room.flush_trash(store, everything=True)
-                room.vacuum(store)
+                checkpoints.vacuum(store)
     return found.warnings
 
 

@@ -8,7 +8,7 @@ from ..coherence.board import NO_ENTRY, ROOM
 from ..coherence.generations import TICK_LIMIT, UNKNOWN, Header, microseconds
 from ..errors import CorruptDatabase, DiskFull
 from ..record import RESIDUE
-from . import rekeying
+from . import rekeying, room
 from . import statements as sql
 from .connection import FAILURES
 from .holding import WRITE_COST
@@ -59,6 +59,8 @@ class Computer(Writer):
                 return 1
             if type(change) is bytes or type(change) is Row:
                 return self._upsert(h, stored, change, locked, v is not None, v is not None)
+            if locked and type(change) is Remove:
+                return self._removed(h, place, change)
             return self._change(h, place, change, locked)  # type: ignore[arg-type]
         finally:
             if locked:
@@ -76,6 +78,15 @@ class Computer(Writer):
             with self.changing([h], locked):
                 self._sound(rows)
         return h, None
+
+    def _removed(self, h: int, place: int, change: Remove) -> int:
+        """Do `_change` for a removal, on a full disk once more with the room that is kept for removals."""
+        try:
+            return self._change(h, place, change, locked=True)
+        except DiskFull:
+            if not room.relieve(self, [], removal=True):
+                raise
+        return self._change(h, place, change, locked=True)
 
     def _change(self, h: int, place: int, change: Touch | Remove, locked: bool) -> int:
         """Give the entry at `place` another expiry, or remove it; return what `compute` does."""

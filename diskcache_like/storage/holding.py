@@ -15,14 +15,14 @@ from contextlib import contextmanager, suppress
 from ..coherence.forks import token_word
 from ..coherence.generations import NEVER, UNKNOWN, WORD, Header
 from ..errors import CacheError, CorruptDatabase, DirectoryError, DiskFull, StorageError, TransactionError
-from . import journal, rekeying, room
+from . import checkpoints, journal, rekeying, room
 from . import statements as sql
 from .connection import FAILURES, corrupt, walked
 from .reading import Reader
 from .scopes import interrupts, left_over, scope
 from .transaction import ALL_SLOTS, HOME, Transaction
 
-WRITE_COST = room.FRAME  # bytes that the WAL grows by for most writes
+WRITE_COST = checkpoints.FRAME  # bytes that the WAL grows by for most writes
 _EPOCH, _TICK, _WRITTEN, _NEXT_EXPIRE = Header.EPOCH, Header.TICK, Header.WRITTEN, Header.NEXT_EXPIRE  # for hot paths
 _COUNT, _SETTLED, _JOINT = Header.COUNT, Header.SETTLED, Header.JOINT
 
@@ -239,8 +239,10 @@ class Holder(Reader):
 
         Within a transaction neither a checkpoint nor a sweep is possible, so the next one begins with what is due.
         """
-        if room.checkpoint_is_due(self):
+        if checkpoints.is_due(self):
             room.housekeeping(self, 0, makes_room=False)
+        else:
+            self.cramped = False
 
     @scope
     def changing(self, places: Sequence[int], locked: bool) -> Generator[int, None, None]:

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..codecs import decode_value, encode_value
 from ..coherence.generations import NEVER, UNKNOWN, Header
 from ..errors import CacheError, CorruptDatabase, CorruptDatabaseWarning, DecodeError, DiskFull
-from . import room
+from . import checkpoints, room
 from . import statements as sql
 from .connection import FULL
 from .transaction import HOME, Transaction
@@ -128,7 +128,7 @@ def _write(first: Holder, parts: Sequence[tuple[Holder, Transaction]]) -> None:
 
 
 def _put(store: Holder, name: str, content: bytes) -> None:
-    store.note_written(len(content) + room.FRAME)
+    store.note_written(len(content) + checkpoints.FRAME)
     store.put_setting(name, content)
 
 
@@ -268,7 +268,7 @@ def _replay(source: Holder, shards: dict[str, Holder]) -> list[str]:
 
 def _drop(source: Holder) -> None:
     """Remove the journal. That need not outlast a power loss, for marks tell that it was done with."""
-    room.unsynced(source, source.drop_journal)
+    checkpoints.unsynced(source, source.drop_journal)
 
 
 def _piece(source: Holder, pieces: list[object], number: int) -> bytes:

@@ -16,7 +16,7 @@ from ..errors import DecodeError, SecretError, TransactionError
 from ..keyring import MAX_SEALS, RESERVED, Keyring, Master, Sealer
 from ..record import Record
 from ..sealing import epoch_of, epoch_of_key
-from . import dictionaries, room
+from . import checkpoints, dictionaries, room
 from . import statements as sql
 from .connection import FAILURES
 from .rows import Row
@@ -78,7 +78,7 @@ def _change_keyring(store: Holder, sealer: Sealer, keyring: Keyring, master: Mas
     """
     sealed = keyring.sealed()
     _note_change(store)  # before: who is killed in between leaves a word that makes everybody look
-    with room.durably(store):
+    with checkpoints.durably(store):
         with store.batch():
             store.writer.execute(sql.SET_SETTING, ("keyring", sealed))
             store.writer.execute(sql.SET_SETTING, ("sealed", 0))
@@ -92,7 +92,7 @@ def replace_keyring(store: Store, keyring: Keyring, timeout: float | None) -> No
     """Store the keyring of another shard in place of one that is damaged, for good."""
     with store.locked(timeout):
         _note_change(store)  # as in `_change_keyring`
-        with room.durably(store), store.batch():
+        with checkpoints.durably(store), store.batch():
             store.writer.execute(sql.SET_SETTING, ("keyring", keyring.sealed()))
         _note_change(store)
 

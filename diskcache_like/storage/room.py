@@ -1,35 +1,30 @@
-"""Room: expired entries, eviction, trash and checkpoints, in rounds that ride on writes.
+"""Room: expired entries, eviction and trash, in rounds that ride on writes.
 
 Every function here runs under the store's write lock unless it says otherwise.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from .. import files
 from ..coherence.generations import NEVER, UNKNOWN, WORD, Header, microseconds
 from ..errors import CacheError, DecodeError, DiskFull
 from ..interrupts import suppress
-from . import schema, share
+from . import checkpoints, schema, share
 from . import statements as sql
-from .connection import FAILURES, FULL, NORMAL, PAGE_SIZE, mapped, synchronous
-from .scopes import scope
+from .connection import FAILURES, PAGE_SIZE, mapped
 
 if TYPE_CHECKING:
     from .holding import Holder
 
 SMALL_BATCH = 20  # the same where the disk is full and little WAL fits
 BATCH = 1000  # rows removed per transaction, so that nobody waits long for the lock
-CHECKPOINT_BYTES = 16 << 20  # of WAL between checkpoints; 20 % faster sets than with 1,000 pages
-FRAME = PAGE_SIZE + 24  # bytes of a page in the WAL
-MOST_GROWTH = 16 * 16
-WAL_LIMIT = (64 << 20) // PAGE_SIZE  # frames beyond which a checkpoint also truncates
 GRACE = 10.0  # seconds that a replaced file stays for readers that hold its row
 SWEEP_FILES = 4096  # files chosen per round: more than writes can add between two rounds
 UNLINK_FILES = 16  # files unlinked after one write, so that no caller waits long
-VACUUM_PAGES = 4096  # at once, which takes some tens of milliseconds
 
 
 def evicts(store: Holder) -> bool:
@@ -38,38 +33,43 @@ def evicts(store: Holder) -> bool:
 
 
 def housekeeping(store: Holder, incoming: int, makes_room: bool = True) -> None:
-    """Keep house before a write of `incoming` bytes; on a full disk give it up, for the write itself will tell."""
+    """Keep house before a write of `incoming` bytes.
+
+    On a full disk the write itself will tell; but one that adds something is refused, by DiskFull, where what is in the
+    WAL has no room in the database: what it took of the WAL would be missing for removals.
+    """
+    checkpoints.measure(store)
+    refusal = _unless_full(store, lambda: _checkpoint_and_sweep(store))
+    if makes_room:
+        _unless_full(store, lambda: _look_at_volume(store, incoming))
+    if store.cramped and incoming:
+        raise refusal or DiskFull("no room for what is in the -wal file, so nothing is added", store.path)
+    if store.cramped and makes_room and store.txn is None:
+        relieve(store, [], removal=True)
+
+
+def _unless_full(store: Holder, step: Callable[[], object]) -> DiskFull | None:
+    """Take a step; return the error if there is no room for it, and the caller's transaction goes on."""
     try:
-        _checkpoint_and_sweep(store)
-        if makes_room:
-            _look_at_volume(store, incoming)
+        step()
     except DiskFull as error:
-        store.verify_open(error)
+        problem = error
     except FAILURES as error:
-        problem = mapped(error, store.path)
-        if not isinstance(problem, DiskFull):
-            raise problem from error
-        store.verify_open(problem)
+        found = mapped(error, store.path)
+        if not isinstance(found, DiskFull):
+            raise found from error
+        problem = found
+    else:
+        return None
+    store.verify_open(problem)
+    return problem
 
 
 def _checkpoint_and_sweep(store: Holder) -> None:
-    header = store.header
     if store.txn is None:
-        if checkpoint_is_due(store):
-            checkpoint(store)
-        if header[Header.FILES]:
+        checkpoints.keep(store)
+        if store.header[Header.FILES]:
             sweep(store)
-
-
-def _between_checkpoints(store: Holder) -> int:
-    """Return by how much WRITTEN may grow until the WAL has grown by CHECKPOINT_BYTES, as it did the last time."""
-    return CHECKPOINT_BYTES * 16 // max(store.header[Header.GROWTH], 16)
-
-
-def checkpoint_is_due(store: Holder) -> bool:
-    """Tell whether the WAL has grown enough, or damage to the counts keeps that from being known; the lock is held."""
-    header = store.header
-    return not 0 <= header[Header.WRITTEN] - header[Header.CHECKPOINTED] <= _between_checkpoints(store)
 
 
 def _look_at_volume(store: Holder, incoming: int) -> None:
@@ -80,7 +80,7 @@ def _look_at_volume(store: Holder, incoming: int) -> None:
     """
     header = store.header
     written = header[Header.WRITTEN]
-    due = (header[Header.CHECKPOINTED] if store.txn is None else written) + _between_checkpoints(store)
+    due = (header[Header.CHECKPOINTED] if store.txn is None else written) + checkpoints.between(store)
     if evicts(store):
         # Looked at again when the shard's part of what is left may be used up, and at least after half a percent.
         due = min(due, written + _room_for(store, incoming))
@@ -89,7 +89,7 @@ def _look_at_volume(store: Holder, incoming: int) -> None:
 
 def _mark(store: Holder, due: int) -> None:
     written = store.header[Header.WRITTEN]
-    store.header[Header.MARK] = min(max(due, written), written + CHECKPOINT_BYTES, WORD)
+    store.header[Header.MARK] = min(max(due, written), written + checkpoints.CHECKPOINT_BYTES, WORD)
 
 
 def _room_for(store: Holder, incoming: int) -> int:
@@ -251,27 +251,66 @@ def _rank(store: Holder, fresh: list[tuple[int, int, int]], locked: bool) -> Non
 
 
 def _ensure_rank_index(store: Holder) -> None:
-    """Make the index on rank the first time that somebody has to go."""
-    if store.has_rank_index:
+    """Make the index on rank the first time that somebody has to go; not where there is no room for what is there."""
+    if store.has_rank_index or store.cramped:
         return
     store.walk(schema.CREATE_RANK_INDEX)
     store.has_rank_index = True
 
 
-def delete_rows(store: Holder, places: Sequence[int], locked: bool) -> None:
-    """Delete rows by place in one transaction, their slots odd until it has ended."""
+def delete_rows(
+    store: Holder, places: Sequence[int], locked: bool, everything: Callable[[], Sequence[int]] | None = None
+) -> Sequence[int]:
+    """Delete rows by place in one transaction, their slots odd until it has ended; return the places that went.
+
+    On a full disk in several. Where not even that helps, since more is in the WAL than the database has room for, all
+    go that `everything` returns.
+    """
     if not locked:
         store.delete_places(places)
-        return
+        return places
     try:
         with store.batch():
             store.delete_places(places)
+        return places
     except DiskFull:
-        if not relieve(store, _files_of(store, places)):
+        if not relieve(store, _files_of(store, places), removal=True):
             raise
-        for start in range(0, len(places), SMALL_BATCH):
+    if everything is not None and not checkpoints.fits(store):
+        with suppress(DiskFull):
+            return _delete_all_at_once(store, everything())
+    _delete_few_by_few(store, places)
+    return places
+
+
+def _delete_few_by_few(store: Holder, places: Sequence[int]) -> None:
+    """Delete rows where little WAL fits, with a checkpoint after each few, so that it begins anew if it can."""
+    start, few = 0, SMALL_BATCH
+    while start < len(places):
+        try:
             with store.batch():
-                store.delete_places(places[start : start + SMALL_BATCH])
+                store.delete_places(places[start : start + few])
+        except DiskFull:
+            if few == 1:
+                raise
+            few = 1
+            continue
+        start += few
+        with suppress(DiskFull):
+            checkpoints.fit(store)
+
+
+def _delete_all_at_once(store: Holder, places: Sequence[int]) -> Sequence[int]:
+    """Delete rows in one transaction that also cuts off the pages which they leave; return their places.
+
+    So it needs no room for changes to these, and the WAL has some where it has room for what is left.
+    """
+    with store.batch():
+        store.delete_places(places)
+        checkpoints.vacuum_within(store)
+    with suppress(DiskFull):
+        checkpoints.fit(store, shrink=True)
+    return places
 
 
 def _files_of(store: Holder, places: Sequence[int]) -> list[object]:
@@ -284,20 +323,27 @@ def _files_of(store: Holder, places: Sequence[int]) -> list[object]:
     return found
 
 
-def relieve(store: Holder, columns: Sequence[object], for_file: bool = False) -> bool:
+def relieve(store: Holder, columns: Sequence[object], for_file: bool = False, removal: bool = False) -> bool:
     """On a full disk, unlink the files in the trash and those of rows about to go; tell whether a write may fit now.
 
     Even a DELETE needs room in the WAL, so files are what can go first: until its row has gone, an entry without its
-    file reads as missing. A checkpoint, if it gets through, lets the WAL start anew in the room that it has, or give
-    that room to a value file. The lock is held, no transaction is open.
+    file reads as missing. A `removal` also gets the ballast. A checkpoint, if it gets through, lets the WAL start anew
+    in the room that it has, or give that room to a value file; where it would only use up what a removal has got, it
+    is not tried. The lock is held, no transaction is open.
     """
     doomed = [*columns, *(column for (column,) in store.select_writer(sql.SELECT_ALL_TRASH))]
     for column in doomed:
         _unlink(store, column)
+    gained = bool(doomed)
+    if removal:
+        gained = store.lock.drop_ballast() or gained
+        if gained and not checkpoints.fits(store):
+            return True
     try:
-        checkpoint(store, shrink=for_file)
+        checkpoints.fit(store, shrink=for_file)
     except DiskFull:
-        return bool(doomed)
+        return gained
+    checkpoints.shorten(store, shrink=for_file)
     return True
 
 
@@ -326,12 +372,12 @@ def remove_selected(store: Holder, select: str, parameters: tuple[object, ...], 
             with store.locked(timeout) as locked:
                 if locked:
                     store.tidy()
-                places = store.places(store.select_writer(select, (*parameters, BATCH)))
+                places = _selected(store, select, parameters, BATCH)
                 if not places:
                     if removed:
                         _give_up_claim(store, live_volume(store))
                     return removed
-                delete_rows(store, places, locked)
+                places = delete_rows(store, places, locked, partial(_selected, store, select, parameters, -1))
                 if locked:
                     unlink_removed(store)  # who removes that much wants the room
         except Exception as error:
@@ -340,10 +386,21 @@ def remove_selected(store: Holder, select: str, parameters: tuple[object, ...], 
         removed += len(places)
 
 
+def _selected(store: Holder, select: str, parameters: tuple[object, ...], most: int) -> Sequence[int]:
+    return store.places(store.select_writer(select, (*parameters, most)))
+
+
 def _give_up_claim(store: Holder, volume: int) -> None:
-    """Claim no more than is in use, after much was removed; the next write looks how much it may take."""
+    """Claim no more than is in use, after much was removed; the next write looks how much it may take.
+
+    On a disk that is full what is not in use is given back at once.
+    """
     share.claim(store, volume, 0)
     store.header[Header.MARK] = 0
+    if store.txn is None and checkpoints.is_tight(store):
+        with suppress(DiskFull):
+            checkpoints.shorten(store, shrink=True)
+            checkpoints.fit(store, shrink=True)
 
 
 def cull(store: Holder, timeout: float | None) -> int:
@@ -443,62 +500,6 @@ def flush_trash(store: Holder, everything: bool) -> None:
     store.unlinked.clear()
 
 
-def checkpoint(store: Holder, shrink: bool = False) -> None:
-    """Copy the WAL into the database; under the write lock, so that no commit and no second checkpoint meets it.
-
-    With `shrink`, or where the WAL is long, its room is given back.
-    """
-    header = store.header
-    try:  # without a WAL, whatever this handle's settings say, the answer is 0, -1, -1
-        _, frames, done = store.writer.execute(sql.CHECKPOINT).fetchone()
-        if (shrink or frames > WAL_LIMIT) and frames == done:
-            store.writer.execute(sql.CHECKPOINT_TRUNCATE).fetchone()
-    except FAILURES as error:
-        store.failed(error)
-    if 0 < frames == done:  # all of the WAL is from after the checkpoint before, unless a reader held that one up
-        counted = max(header[Header.WRITTEN] - header[Header.CHECKPOINTED], 1)
-        header[Header.GROWTH] = min(16 * frames * FRAME // counted, MOST_GROWTH)
-    # Where a reader held the checkpoint up it is tried again after half the usual amount, not at every write.
-    early = _between_checkpoints(store) // 2 if done < frames else 0
-    header[Header.CHECKPOINTED] = max(header[Header.WRITTEN] - early, 0)
-
-
-@scope
-def durably(store: Holder) -> Generator[None, None, None]:
-    """Have what the body commits outlast a power loss, whatever the cache's durability; no transaction is open.
-
-    One more commit, which changes nothing, begins the -wal file anew while it is synced, unless one reads just then.
-    Where the next one did so that is not, a loss could bring back the head of the file with some of its first pages, of
-    before the body.
-    """
-    store.writer.execute(synchronous(FULL))
-    try:
-        yield
-        checkpoint(store)
-        store.writer.execute(f"PRAGMA user_version = {schema.VERSION}")
-    except FAILURES as error:
-        store.failed(error)
-    finally:
-        store.writer.execute(synchronous(store.settings["sqlite_synchronous"]))
-
-
-def unsynced(store: Holder, step: Callable[[], object]) -> None:
-    """Do a step whose commit need not wait for the disk, whatever the cache's durability; no transaction is open.
-
-    It has to wait where there is a rollback journal, which is synced for the database to stay sound.
-    """
-    usual = store.settings["sqlite_synchronous"]
-    if usual < FULL or store.select_writer(sql.JOURNAL_MODE) != [("wal",)]:
-        step()
-        return
-    execute, as_usual = store.writer.execute, synchronous(usual)  # no call in Python, in which a handler may raise, ...
-    try:
-        execute(synchronous(NORMAL))
-        step()
-    finally:
-        execute(as_usual)  # ... may come before this one
-
-
 def _write_many(store: Holder, statement: str, rows: Sequence[tuple[object, ...]]) -> None:
     try:
         store.writer.executemany(statement, rows)
@@ -514,17 +515,5 @@ def give_back(store: Holder, unused: int, tolerance: int) -> None:
     """
     ((free,),) = store.select_writer(sql.FREE_PAGES)
     excess = int(free) * PAGE_SIZE - unused
-    if excess > tolerance and vacuum(store, excess // PAGE_SIZE):
-        checkpoint(store)  # only now does the file become shorter
-
-
-def vacuum(store: Holder, most: int = VACUUM_PAGES) -> bool:
-    """Take free pages off the end of the database, where auto_vacuum is incremental; tell whether that was tried."""
-    if store.settings["sqlite_auto_vacuum"] != 2 or store.txn is not None:
-        return False
-    # executescript steps the pragma to its end on every version of Python; execute frees one page on some.
-    try:
-        store.writer.executescript(f"PRAGMA incremental_vacuum({min(most, VACUUM_PAGES)})")
-    except FAILURES as error:
-        store.failed(error)
-    return True
+    if excess > tolerance and checkpoints.vacuum(store, excess // PAGE_SIZE):
+        checkpoints.checkpoint(store)  # only now does the file become shorter

@@ -16,7 +16,7 @@ from ..coherence.words import Words
 from ..disk import Disk
 from ..errors import CorruptDatabase, DirectoryError, KeyringError
 from ..policies import policy_named
-from . import forking, opening, succession
+from . import checkpoints, forking, opening, succession
 from .connection import (
     FAILURES,
     Failure,
@@ -59,6 +59,8 @@ class Shard:
         self.identity: dict[str, Any] = {}
         self.policy = policy_named("none")
         self.has_rank_index = False
+        self.wal_bytes = checkpoints.CHECKPOINT_BYTES  # what there may be of WAL between two checkpoints, as measured
+        self.cramped = False  # what is in the WAL found no room in the database, the last time that this was tried
         self.doomed: list[object] = []  # columns of trashed files to unlink after the lock is released
         self.unlinked: set[object] = set()  # columns of trashed files that are unlinked; their rows go next round
         self.txn: Transaction | None = None

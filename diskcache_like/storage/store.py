@@ -21,7 +21,7 @@ from ..errors import CacheError, DirectoryError, DiskFull, KeyringError, Storage
 from ..keyring import is_whole
 from ..policies import policy_named
 from ..settings import DURABILITY, HANDLE_ONLY, OPTIONAL_SETTINGS, checked
-from . import opening, room, schema
+from . import checkpoints, opening, room, schema
 from . import statements as sql
 from .computing import Computer
 from .rows import REMOVE, Change, Decide, Row, Touch
@@ -171,7 +171,7 @@ class Store(Computer):
             # What is removed is removed, though nobody can give the room back just now: its pages take the next rows.
             with contextlib.suppress(Timeout, DiskFull), self.locked(timeout) as locked:
                 if locked:
-                    room.vacuum(self)
+                    checkpoints.vacuum(self)
         return removed
 
     def cull(self, timeout: float | None) -> int:

@@ -20,9 +20,9 @@ from ..errors import (
 from ..record import unpack
 from . import rekeying, room
 from . import statements as sql
+from .checkpoints import CHECKPOINT_BYTES  # the mark is never further ahead, unless one of the two counts was damaged
 from .connection import FAILURES, PAGE_SIZE, corrupt
 from .holding import WRITE_COST, Holder
-from .room import CHECKPOINT_BYTES  # the mark is never further ahead, unless one of the two counts was damaged
 from .rows import Row
 
 _TICK, _MARK, _WRITTEN, _COUNT = Header.TICK, Header.MARK, Header.WRITTEN, Header.COUNT  # for the hot paths
@@ -140,7 +140,7 @@ class Writer(Holder):
             if not locked:
                 return False
             columns = [] if removed is None else [column for (column,) in self.select_writer(sql.SELECT_FILE, removed)]
-            return room.relieve(self, columns, for_file)
+            return room.relieve(self, columns, for_file, removal=removed is not None)
 
     def _upsert(
         self, h: int, stored: bytes, row: Row | bytes, locked: bool, known: bool = False, again: bool = False

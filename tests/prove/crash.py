@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Self
 
 from diskcache_like import Cache, files
 from diskcache_like.coherence import native
-from diskcache_like.storage import room
+from diskcache_like.storage import checkpoints
 from diskcache_like.storage.holding import Holder
 from tests.diaries import KEYS, Change, change_set, look, verify, version_of, work
 from tests.processes import Forked, Link, fork_worker
@@ -198,7 +198,7 @@ def anywhen(trial: Trial, scenes: Sequence[Scene], least: int = LEAST) -> None:
     """Kill one writer, or two at once, again and again; `least` times in a case, however short the time."""
 
     def case(chance: random.Random) -> None:
-        room.CHECKPOINT_BYTES = 300_000
+        checkpoints.CHECKPOINT_BYTES = 300_000
         with Crowd(trial, chance, drawn(chance, scenes)) as crowd:
             for number in range(KILLS):
                 if number >= least and trial.over and trial.only is None:
@@ -220,7 +220,7 @@ def anywhen(trial: Trial, scenes: Sequence[Scene], least: int = LEAST) -> None:
 
 def commit_late() -> None:
     """Commit with every seventh write only."""
-    enter, leave, checkpoint = Holder.enter, Holder.leave, room.checkpoint
+    enter, leave, checkpoint = Holder.enter, Holder.leave, checkpoints.checkpoint
     writes = iter(range(1 << 60))
 
     def entered(self: Holder, timeout: float | None, culls: bool = True) -> bool:
@@ -239,7 +239,7 @@ def commit_late() -> None:
         checkpoint(store, shrink)
 
     Holder.enter, Holder.leave = entered, left  # type: ignore[method-assign]
-    room.checkpoint = committed_first
+    checkpoints.checkpoint = committed_first
 
 
 def fill_files_late() -> None:

@@ -32,6 +32,7 @@ from .workload import LARGE, OPERATIONS, OPTIONS, Session, Wrong, one_layout, re
 STEP = 4096  # bytes that a tmpfs gives out at a time
 ENOUGH = 600_000  # bytes with which nothing of the workload is refused
 FILES = 8  # large entries that are there before the disk fills up, to be removed when it is full
+SIZES = (LARGE, 30_000)  # bytes of these, with a file for each or in rows alone
 PATIENCE = 30.0  # seconds for threads that should end at once
 
 
@@ -96,13 +97,16 @@ def _evict(session: Session) -> None:
 ROOM: tuple[Callable[[Session], None], ...] = (_delete, _clear, _evict)
 
 
-def _with_room(disk: Disk, left: int, make_room: Callable[[Session], None]) -> int:
-    """Run the script with `left` bytes of room, and what has to follow; return how many operations were refused."""
+def _with_room(trial: Trial, disk: Disk, left: int, make_room: Callable[[Session], None], size: int) -> None:
+    """Run the script with `left` bytes of room, and what has to follow.
+
+    `size` is that of the entries that are removed to make room.
+    """
     session = OpenSession(disk.path / "cache")
     session.errors = (DiskFull,)
     try:
         for number in range(FILES):
-            value = session.new(LARGE)
+            value = session.new(size)
             session.cache["room", number] = value
             session.may_be["room", number] = [value]
         disk.fill(left)
@@ -110,26 +114,37 @@ def _with_room(disk: Disk, left: int, make_room: Callable[[Session], None]) -> i
         for key in session.may_be:
             session.compare(key, session.cache.get(key, MISSING))
         disk.fill()
-        make_room(session)
-        value = session.new(LARGE)
+        try:
+            make_room(session)
+        except DiskFull:
+            if size == LARGE:
+                raise
+            _clear(session)  # which needs less room than to remove a part, if others have filled the disk
+            trial.count("times only clear made room")
+        value = session.new(size)
         session.cache["room", 0] = value
         session.may_be["room", 0] = [value]
         disk.empty()
         recover(session)
-        return sum(session.refused.values())
+        trial.count("writes refused", sum(session.refused.values()))
     finally:
         disk.empty()
         session.end()
 
 
 def _fill(trial: Trial) -> None:
-    def case(item: tuple[int, int]) -> None:
-        left, how = item
+    def case(item: tuple[int, Callable[[Session], None], int]) -> None:
         with disk_of(trial, 4 * MEBIBYTE) as disk, one_layout(), warnings.catch_warnings():
             warnings.simplefilter("error")
-            trial.count("writes refused", _with_room(disk, left, ROOM[how]))
+            _with_room(trial, disk, *item)
 
-    trial.each([(left, left // STEP % len(ROOM)) for left in range(0, ENOUGH, STEP)], case, "offsets")
+    ways = [*product(ROOM, SIZES)]
+    offsets = range(0, ENOUGH, STEP)
+    trial.each(
+        [(left, *ways[(number + turn) % len(ways)]) for turn in (0, 3) for number, left in enumerate(offsets)],
+        case,
+        "offsets",
+    )
 
 
 # -- read-only disks --------------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from .samples import OPTIONS, VALUES, Judge, Refused, Sample, Workbench, attempt
 
 SECTOR = 512
 SPARSE = 1_500  # bytes tried of a file that is nearly all zeros: those in use first, then any
+NEARLY_EMPTY = ("cache.board", "-shm", "cache.lock")
 WHOLE_BYTES, SPARSELY = 1 << 10, 8  # cut in use at each byte if smaller than that, else at each so manieth
 LIVE = ("plain", "sealed")  # samples that are taken also as they lie while in use
 MAPPED = ("cache.gen", "cache.board", "-shm")  # cutting one ends who has it mapped: planted_links.py tries that
@@ -40,7 +41,7 @@ class Place(NamedTuple):
     def offset(self) -> int:
         """Return the byte where the damage is, or begins."""
         content = self.sample.files[self.file]
-        if not self.file.endswith(("cache.board", "-shm")):
+        if not self.file.endswith(NEARLY_EMPTY):
             return self.number
         used = _used(content)
         return used[self.number] if self.number < len(used) else random.Random(self.number).randrange(len(content))
@@ -99,7 +100,7 @@ def bytes_of(sample: Sample, file: str) -> Sequence[int]:
     size = len(sample.files[file])
     if file.endswith("cache.gen"):
         return [*range(512), *range(4088, size)]  # the words of the header, and the slots behind its page
-    return range(min(size, SPARSE) if file.endswith(("cache.board", "-shm")) else size)
+    return range(min(size, SPARSE) if file.endswith(NEARLY_EMPTY) else size)
 
 
 class Places(Sequence[Place]):

@@ -19,7 +19,7 @@ from unittest import mock
 from benchmarks.usage import usage_of
 from diskcache_like import EVICTION_POLICY, Cache, files
 from diskcache_like.hot import COST
-from diskcache_like.storage import room
+from diskcache_like.storage import checkpoints, room
 from diskcache_like.storage.connection import MAX_READERS, PAGE_SIZE
 
 from ..processes import PATIENCE, Crew, Link, Worker, ready
@@ -105,8 +105,8 @@ class Places(NamedTuple):
 def short_logs() -> Iterator[None]:
     """Have the children that are forked meanwhile checkpoint often."""
     with (
-        mock.patch.object(room, "CHECKPOINT_BYTES", CHECKPOINT),
-        mock.patch.object(room, "WAL_LIMIT", 4 * CHECKPOINT // PAGE_SIZE),
+        mock.patch.object(checkpoints, "CHECKPOINT_BYTES", CHECKPOINT),
+        mock.patch.object(checkpoints, "WAL_LIMIT", 4 * CHECKPOINT // PAGE_SIZE),
     ):
         yield
 
@@ -441,7 +441,7 @@ def store_batch(caller: calls.Caller) -> None:
 
 def checkpointing_nothing(trial: Trial) -> None:
     """Write much where no checkpoint is ever due."""
-    with mock.patch.object(room, "checkpoint_is_due", return_value=False):
+    with mock.patch.object(checkpoints, "is_due", return_value=False):
         trial.repeat(lambda chance: run(trial, Crowd(KINDS[0], 2, weights={store_batch: 1}, readers=0, least=60), 1.0))
 
 

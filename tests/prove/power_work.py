@@ -16,7 +16,7 @@ from unittest import mock
 
 from diskcache_like import Cache, FanoutCache
 from diskcache_like.errors import CorruptDatabaseWarning
-from diskcache_like.storage import room
+from diskcache_like.storage import checkpoints, room
 
 from .images import Disk, Event, parse, read
 from .shim import Shim
@@ -391,7 +391,7 @@ def fitted(random: Random, simple: bool) -> Iterator[None]:
     between = random.choice((4 << 10, 16 << 10, 64 << 10, 16 << 20))
     with (
         warnings.catch_warnings(action="ignore", category=CorruptDatabaseWarning),  # of damage done on purpose
-        mock.patch.object(room, "CHECKPOINT_BYTES", 4 << 10 if simple else between),
+        mock.patch.object(checkpoints, "CHECKPOINT_BYTES", 4 << 10 if simple else between),
         mock.patch.object(room, "GRACE", random.choice((-1.0, -1.0, 10.0))),
         mock.patch.object(os, "urandom", random.randbytes),
     ):

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from diskcache_like import Cache, CorruptDatabaseWarning
-from diskcache_like.storage import room
+from diskcache_like.storage import checkpoints
 from diskcache_like.storage.holding import Holder
 
 from ..processes import Crew, Link, ready
@@ -133,20 +133,20 @@ class Writer:
     def _keep_house(self) -> None:
         for store in self._cache._shards.stores:
             with store.locked(None):
-                room.checkpoint(store, shrink=self._chance.random() < 0.5)
+                checkpoints.checkpoint(store, shrink=self._chance.random() < 0.5)
 
 
 def work(link: Link, number: int, plot: Plot, seed: int) -> dict[int, int]:
     """Write until the end; return the newest version of each key."""
     plot.breakage()
-    room.CHECKPOINT_BYTES = plot.between
-    checkpoint = room.checkpoint
+    checkpoints.CHECKPOINT_BYTES = plot.between
+    checkpoint = checkpoints.checkpoint
 
     def counted(store: Holder, shrink: bool = False) -> None:
         checkpoint(store, shrink)
         plot.words[CHECKPOINTS + number] += 1
 
-    room.checkpoint = counted
+    checkpoints.checkpoint = counted
     writer = Writer(number, plot, random.Random(f"{seed} {number}"))
     ready(link)
     while not plot.words[END]:
@@ -210,7 +210,7 @@ def meet(trial: Trial, meeting: Meeting) -> None:
 def checkpoint_without_lock() -> None:
     """Give the write lock back for the time of each checkpoint."""
     warnings.simplefilter("ignore", CorruptDatabaseWarning)
-    checkpoint = room.checkpoint
+    checkpoint = checkpoints.checkpoint
 
     def unlocked(store: Holder, shrink: bool = False) -> None:
         store.lock.release()
@@ -219,7 +219,7 @@ def checkpoint_without_lock() -> None:
         finally:
             store.lock.acquire()
 
-    room.checkpoint = unlocked
+    checkpoints.checkpoint = unlocked
 
 
 # Nothing is spread over shards, and there is something to copy and something to lose: found in a second or so.
