@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from diskcache_like import Cache, CorruptDatabaseWarning, FanoutCache, Timeout
+from diskcache_like.coherence.generations import NEVER, Header
 from diskcache_like.storage import checkpoints, room, store
 
 from .kinds import Clock
@@ -85,6 +87,44 @@ def test_files_that_nothing_names_go(
             write(cache, number)
             clock.advance(1)
         assert sum(path.is_file() for path in tmp_path.rglob("*.val")) < 200
+
+
+def shrink(cache: Cache) -> None:
+    for key in list(cache):
+        cache[key] = "small"
+
+
+def let_expire(cache: Cache) -> None:
+    for key in list(cache):
+        cache.touch(key, 1)
+
+
+REMOVALS: dict[str, Callable[[Cache], object]] = {
+    "delete": lambda cache: [cache.delete(key) for key in list(cache)],
+    "delete_many": lambda cache: cache.delete_many(list(cache)),
+    "pop": lambda cache: [cache.pop(key) for key in list(cache)],
+    "pull": lambda cache: [cache.pull() for _ in range(5)],
+    "overwrite": shrink,
+    "expire": let_expire,
+}
+
+
+@pytest.mark.parametrize("kind", [Cache, partial(FanoutCache, shards=2, timeout=60)], ids=["Cache", "FanoutCache"])
+@pytest.mark.parametrize("removal", REMOVALS)
+def test_removed_files_go_in_time_however_little_is_written(
+    kind: Callable[..., Cache], removal: str, tmp_path: Path, clock: Clock
+) -> None:
+    with kind(tmp_path, clock=clock, durability="process", disk_min_file_size=1000) as cache:
+        for _ in range(5):
+            cache.push(LARGE)
+        REMOVALS[removal](cache)
+        for _ in range(4):
+            clock.advance(room.GRACE + 1)
+            for number in range(4):  # some for each shard
+                cache[number] = number
+        assert not [*tmp_path.rglob("*.val")]
+        for store in cache._shards.stores:
+            assert store.header[Header.NEXT_EXPIRE] == NEVER, "nothing is left to wait for"
 
 
 def test_handles_that_take_turns_forget_the_files_that_went(tmp_path: Path, clock: Clock) -> None:

@@ -80,10 +80,14 @@ class Header:
     # time. Who seals compares it under that lock; the page is here and not in the database because that costs nothing.
     KEYS: Final = 10
 
+    # When the trash is looked at again: microseconds since the Unix epoch, NEVER where there is none. Write lock. It
+    # changes once in some seconds, so that it does not disturb the readers of its neighbours.
+    SWEEP: Final = 12
+
     # All of these: read and written under the write lock only, so plain read-modify-write is enough.
     TICK: Final = 16  # number of the last write
     UNSETTLED: Final = 17  # not 0 between begin_all and settle_all: if seen by a new holder, the last one died there
-    NEXT_EXPIRE: Final = 18  # no entry expires before this (microseconds since the Unix epoch; NEVER = none does)
+    NEXT_EXPIRE: Final = 18  # no entry expires, and SWEEP is not, before this; in the same form. Too early costs a look
     WRITTEN: Final = 19  # bytes written into the WAL, an estimate that only grows
     COUNT: Final = 25  # entries in the database, UNKNOWN if they must be counted
     SETTLED: Final = 26  # TICK as the last holder left it; another TICK: it died in between, and COUNT may be wrong

@@ -106,6 +106,7 @@ class Computer(Writer):
                 if locked and len(change.v) <= ROOM and self.board is not None:
                     self.board.post(h, 2 * tick + 2, change.v)
             else:
+                self.note_trash()
                 self._count(-self.writer.execute(sql.DELETE_H, (place,)).rowcount)
         except BaseException as error:
             header[_COUNT] = UNKNOWN  # whether the statement was committed is not known here

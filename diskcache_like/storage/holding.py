@@ -13,7 +13,7 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from ..coherence.forks import token_word
-from ..coherence.generations import NEVER, UNKNOWN, WORD, Header
+from ..coherence.generations import NEVER, UNKNOWN, WORD, Header, microseconds
 from ..errors import CacheError, CorruptDatabase, DirectoryError, DiskFull, StorageError, TransactionError
 from . import checkpoints, journal, rekeying, room
 from . import statements as sql
@@ -25,6 +25,7 @@ from .transaction import ALL_SLOTS, HOME, Transaction
 WRITE_COST = checkpoints.FRAME  # bytes that the WAL grows by for most writes
 _EPOCH, _TICK, _WRITTEN, _NEXT_EXPIRE = Header.EPOCH, Header.TICK, Header.WRITTEN, Header.NEXT_EXPIRE  # for hot paths
 _COUNT, _SETTLED, _JOINT = Header.COUNT, Header.SETTLED, Header.JOINT
+_FILES, _SWEEP = Header.FILES, Header.SWEEP
 
 
 class Holder(Reader):
@@ -274,6 +275,13 @@ class Holder(Reader):
             else:
                 self.generations.settle(slots, tick)
 
+    def note_trash(self) -> None:
+        """Have the trash looked at once the grace of what the next commit may put there is over."""
+        header = self.header
+        if header[_SWEEP] == NEVER and header[_FILES]:
+            header[_SWEEP] = due = microseconds(self.now() + room.GRACE)
+            header[_NEXT_EXPIRE] = min(header[_NEXT_EXPIRE], due)
+
     def note_written(self, size: int) -> None:
         """Add to the bytes written into the WAL, up to the number at which the next write finds that all is due."""
         self.header[_WRITTEN] = min(self.header[_WRITTEN] + size, WORD)
@@ -308,6 +316,7 @@ class Holder(Reader):
         They were found under the lock that is held. If none of them can be deleted the database is damaged, and who
         deletes until nothing more is found would never end.
         """
+        self.note_trash()
         with self.changing(places, locked=False):
             removed = self.writer.executemany(sql.DELETE_H, [(h,) for h in places]).rowcount
             if places and not removed:

@@ -304,7 +304,7 @@ def _renew(generations: GenerationFile, epoch: int, displaced: int, joint: bool)
     tick = max(generations.next_tick(), time.time_ns() // 1000)  # microseconds: no count of writes overtakes them
     header[Header.TICK] = tick
     header[Header.COUNT] = UNKNOWN
-    header[Header.NEXT_EXPIRE] = 0  # the next write looks for the real one
+    header[Header.NEXT_EXPIRE] = header[Header.SWEEP] = 0  # the next write looks for the real ones
     header[Header.MARK] = header[Header.CLAIM] = 0
     header[Header.CHECKPOINTED] = header[Header.WRITTEN]
     header[Header.FILES] = 1

@@ -348,7 +348,10 @@ def relieve(store: Holder, columns: Sequence[object], for_file: bool = False, re
 
 
 def cull_due(store: Holder) -> None:
-    """Remove some expired entries if one may have expired; at most `cull_limit`, so that a write stays short."""
+    """Remove some expired entries if one may have expired, at most `cull_limit`, and sweep if that may be due.
+
+    So a write stays short. What is chosen in the trash is unlinked after the release.
+    """
     header = store.header
     limit = store.settings["cull_limit"]
     now = store.now()
@@ -358,7 +361,10 @@ def cull_due(store: Holder) -> None:
     if places:
         delete_rows(store, places, locked=True)
     ((earliest,),) = store.select_writer(sql.MIN_EXPIRE)
-    header[Header.NEXT_EXPIRE] = NEVER if earliest is None else microseconds(earliest)
+    if header[Header.FILES] and header[Header.SWEEP] <= now * 1e6:
+        sweep(store)
+        header[Header.SWEEP] = microseconds(now + GRACE) if store.select_writer(sql.HAS_TRASH) else NEVER
+    header[Header.NEXT_EXPIRE] = min(NEVER if earliest is None else microseconds(earliest), header[Header.SWEEP])
 
 
 def remove_selected(store: Holder, select: str, parameters: tuple[object, ...], timeout: float | None) -> int:

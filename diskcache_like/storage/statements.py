@@ -76,6 +76,7 @@ REAL_FILES = "SELECT CAST(total(size) AS INTEGER) FROM entry WHERE file IS NOT N
 SET_FILES = "INSERT OR REPLACE INTO totals (id, files) VALUES (1, ?)"
 # Of the future are those from before the clock was set back.
 HAS_UNDATED = "SELECT 1 FROM trash WHERE at IS NULL OR at > ? LIMIT 1"
+HAS_TRASH = "SELECT 1 FROM trash LIMIT 1"
 DATE_TRASH = "UPDATE trash SET at = ?1 WHERE at IS NULL OR at > ?1"
 # Whatever a damaged database says, a file that an entry refers to is not unlinked; `check` takes it out of the trash.
 SELECT_ALL_TRASH = "SELECT file FROM trash WHERE NOT EXISTS (SELECT 1 FROM entry WHERE entry.file = trash.file)"
@@ -124,6 +125,7 @@ WALKS = frozenset(
         REAL_FILES,
         SELECT_TRASH,
         SELECT_ALL_TRASH,
+        HAS_TRASH,
         HAS_UNDATED,
         FALSELY_TRASHED,
         SELECT_DICTIONARY_NAMES,

@@ -177,7 +177,7 @@ def _next_database(
     tick = generations.next_tick()
     generations.begin_all(tick)
     header[Header.EPOCH] = following  # from here on every operation of every process follows to the new database
-    header[Header.NEXT_EXPIRE] = NEVER
+    header[Header.NEXT_EXPIRE] = header[Header.SWEEP] = NEVER
     header[Header.MARK] = 0
     header[Header.COUNT] = 0
     generations.settle_all(tick)

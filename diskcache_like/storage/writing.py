@@ -240,6 +240,7 @@ class Writer(Holder):
 
         `placed`: the place was looked for already. If it is taken all the same, rows are not where they belong.
         """
+        self.note_trash()  # of the file that the row may have had
         if self.header[_DISPLACED]:
             h = self._place(h, stored)
         if again and self._replace_value(h, stored, row, tick):
@@ -357,6 +358,7 @@ class Writer(Holder):
         self.slots[slot] = 2 * tick + 1  # odd before, even after the commit, as in _upsert
         try:
             cursor = self._cursor or self._open_cursor()
+            self.note_trash()
             removed = cursor.execute(sql.DELETE, (h, _blob(stored), self.config.clock())).rowcount
             if not removed:
                 self._remove_unsound(h, stored)
