@@ -226,17 +226,18 @@ class Shards:
     def _most_likely_layout(self, present: Sequence[int]) -> int:
         """Return the number of shards, of which those in `present` are there, though one may have it damaged.
 
-        With another number every key would be looked for in another shard, so what the first one says has to agree
-        with what is there, or else with the others.
+        With another number every key would be looked for in another shard. So what one says has to agree with what is
+        there, or with another one, since some may not have been made yet.
         """
         said: Counter[int] = Counter()
         for number in present:
             identity = _peek(self._path(number))
             if identity is not None and "shards" in identity:
-                said[int(identity["shards"])] += 1
-                if said[len(present)]:
-                    return len(present)
-        return max(said, key=lambda layout: (said[layout], layout > present[-1], -layout), default=len(present))
+                layout = int(identity["shards"])
+                said[layout] += 1
+                if layout == len(present) or said[layout] > 1:
+                    return layout
+        return max(said, key=lambda layout: (layout > present[-1], -layout), default=len(present))
 
     def _known_identity(self) -> dict[str, Any]:
         """Return what the first shard that can be read says it is; nothing where none can."""
