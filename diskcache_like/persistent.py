@@ -22,6 +22,7 @@ from typing import Any, Final, Self
 from .cache import Cache
 from .disk import Constant, Disk
 from .entries import ENOVAL
+from .errors import DiskFull
 from .memoize import Memoized, P, R
 from .queues import Side
 from .settings import checked
@@ -401,6 +402,12 @@ class Index(_InCache, abc.MutableMapping[Any, Any]):
 
     def popitem(self, last: bool = True) -> tuple[Any, Any]:
         """Remove and return the (key, value) inserted last, or first; raise KeyError if the index is empty."""
+        try:
+            return self._popitem(last)
+        except DiskFull:  # of a removal, which has the next transaction begin by making room
+            return self._popitem(last)
+
+    def _popitem(self, last: bool) -> tuple[Any, Any]:
         with self.transact():
             found = self.peekitem(last)
             del self._cache[found[0]]

@@ -103,7 +103,7 @@ class Queues(Entries):
         store = self._queue_store(prefix)
         last = _is_back(side)
         try:
-            for attempt in store.attempts():
+            for attempt in store.attempts(removes=True):
                 with attempt, store.transaction(self._wait(retry)):
                     for key, item in self._queue_items(store, prefix, last, remove):
                         with self._distrusting(key):
@@ -174,7 +174,7 @@ class Queues(Entries):
         """
         stores = self._shards.stores
         for store in reversed(stores) if last else stores:
-            for attempt in store.attempts():
+            for attempt in store.attempts(removes=True):
                 with attempt, store.transaction(self._wait(retry)):
                     for stored, spelling, item in self._end_items(store, last):
                         with self._distrusting(stored):

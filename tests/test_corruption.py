@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import sqlite3
 import threading
@@ -16,7 +17,7 @@ import pytest
 
 from diskcache_like import Cache, FanoutCache
 from diskcache_like.coherence.generations import Header
-from diskcache_like.errors import CorruptDatabase, CorruptDatabaseWarning
+from diskcache_like.errors import CorruptDatabase, CorruptDatabaseWarning, ForeignDatabase
 from diskcache_like.storage import check
 from diskcache_like.storage.writing import Writer
 
@@ -546,3 +547,15 @@ def test_a_missing_shard_is_made_again_whatever_one_says_of_their_number(tmp_pat
     with FanoutCache(directory) as cache:
         assert len(cache.get_many(made)) == len(cache) == len(made) - len(lost)
         assert len(cache._shards.stores) == 4
+
+
+def test_a_shard_that_cannot_be_read_and_is_alone_is_none_of_one(tmp_path: Path) -> None:
+    directory = tmp_path / "cache"
+    with FanoutCache(directory, shards=2, **QUICK) as cache:
+        cache["a"] = 1
+    shutil.rmtree(directory / "001")
+    for number in (1, -1):
+        plant(directory / "000", "UPDATE setting SET value = ? WHERE name = 'shards'", number)
+        with contextlib.suppress(ForeignDatabase), FanoutCache(directory) as cache:
+            assert len(cache._shards.stores) == 2
+        assert not (directory / "cache.db").exists()

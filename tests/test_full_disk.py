@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import os
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from functools import partial
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from diskcache_like import Cache, FanoutCache
+from diskcache_like import Cache, Deque, FanoutCache, Index
 from diskcache_like.errors import CorruptDatabaseWarning, DiskFull
 from diskcache_like.storage import checkpoints
 
@@ -389,3 +390,112 @@ def test_a_disk_is_used_to_the_last_part(disk: Disk) -> None:
     with closing(full_of_rows(disk, 200)) as cache:
         assert cache.volume() > 0.4 * 2 * MEBIBYTE  # what the control files leave; the WAL of before has its share
         assert len(cache) > 3_000
+
+
+def filled_by_others(disk: Disk, cache: Cache | Deque | Index, size: int) -> int:
+    """Put rows into the cache of which none is in the database yet, then fill the disk; return how many."""
+    number = 300_000 // size
+    for key in range(number):
+        if isinstance(cache, Deque):
+            cache.append(bytes(size))
+        elif isinstance(cache, Index):
+            cache[key] = bytes(size)
+        else:
+            cache.set(key, bytes(size), tag="tag", expire=1e6)
+    disk.fill()
+    return number
+
+
+SINGLE: dict[str, Callable[[Cache, int], object]] = {
+    "delete": lambda cache, number: cache.delete(number),
+    "pop": lambda cache, number: cache.pop(number),
+    "delete_many": lambda cache, number: cache.delete_many([number]),
+    "transact": lambda cache, number: in_one_transaction(cache, number + 1),
+}
+
+
+@SIZES
+@pytest.mark.parametrize("single", SINGLE)
+@pytest.mark.parametrize("removal", ["clear", "evict", "expire"])
+def test_everything_can_be_removed_where_no_more_can_be_removed_singly(
+    disk: Disk, removal: str, single: str, size: int
+) -> None:
+    with closing(Cache(disk.path / "cache", **OPTIONS)) as cache:
+        filled_by_others(disk, cache, size)
+        with suppress(DiskFull, KeyError):
+            for number in range(1000):
+                SINGLE[single](cache, number)
+        with suppress(DiskFull):
+            cache.cull()
+        REMOVALS[removal](cache)
+        assert len(cache) == 0
+        cache["new"] = bytes(size)
+        assert cache.check() == []
+
+
+@SIZES
+def test_what_is_cleared_where_others_have_filled_the_disk_is_counted(disk: Disk, size: int) -> None:
+    with closing(Cache(disk.path / "cache", **OPTIONS)) as cache:
+        filled_by_others(disk, cache, size)
+        before = len(cache)
+        assert cache.clear() == before
+
+
+@SIZES
+def test_items_can_be_taken_where_others_have_filled_the_disk(disk: Disk, size: int) -> None:
+    deque = Deque.fromcache(Cache(disk.path / "deque", **OPTIONS))
+    index = Index.fromcache(Cache(disk.path / "index", **OPTIONS))
+    with closing(deque.cache), closing(index.cache):
+        for number in range(20):
+            deque.append(bytes([number]) * size)
+            index[number] = bytes([number]) * size
+        disk.fill()
+        assert deque.popleft() == bytes([0]) * size
+        assert deque.pop() == bytes([19]) * size
+        assert index.popitem() == (19, bytes([19]) * size)
+        assert index.popitem(last=False) == (0, bytes([0]) * size)
+        assert (len(deque), len(index)) == (18, 18)
+
+
+def test_a_transaction_that_only_removes_is_made_the_second_time(disk: Disk) -> None:
+    with closing(Cache(disk.path / "cache", **OPTIONS)) as cache:
+        filled_by_others(disk, cache, 3_000)
+        with suppress(DiskFull):
+            in_one_transaction(cache, 5)
+        if 0 in cache:
+            in_one_transaction(cache, 5)
+        assert 0 not in cache
+
+
+def test_a_database_that_cannot_get_shorter_is_emptied_all_the_same(disk: Disk) -> None:
+    with closing(Cache(disk.path / "cache", sqlite_auto_vacuum=0, **OPTIONS)) as cache:
+        cache["a"] = 1
+    with closing(Cache(disk.path / "cache", sqlite_auto_vacuum=2, **OPTIONS)) as cache:
+        filled_by_others(disk, cache, 3_000)
+        with suppress(DiskFull):
+            cache.clear()
+        with suppress(DiskFull):
+            cache.pop("a", None)
+            cache.delete(1)
+        disk.empty()
+        cache.clear()
+        cache["b"] = 1
+        assert cache["b"] == 1
+
+
+def test_a_small_disk_is_for_entries_rather_than_for_ballast(disk: Disk) -> None:
+    with closing(FanoutCache(disk.path / "cache", shards=2, **OPTIONS)) as cache:
+        cache["a"] = 1
+        cache["b"] = 2
+        taken = [os.stat(Path(store.directory) / "cache.lock").st_blocks * 512 for store in cache._shards.stores]
+        assert 0 < sum(taken) * checkpoints.BALLAST_PART <= disk.free() + sum(taken)
+
+
+def test_a_disk_that_does_not_say_how_large_it_is_is_not_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    unknown = os.statvfs_result((4096, 4096, 0, 0, 0, 0, 0, 0, 0, 255))
+    monkeypatch.setattr(os, "statvfs", lambda _: unknown)
+    with closing(Cache(tmp_path, **OPTIONS)) as cache:
+        cache["a"] = 1
+        store = cache._shards.stores[0]
+        assert store.wal_bytes > checkpoints.CHECKPOINT_BYTES
+        assert not checkpoints.is_tight(store)

@@ -26,10 +26,10 @@ from .kinds import few
 
 
 @contextmanager
-def full_once(cache: Cache, meanwhile: Callable[[], object]) -> Iterator[None]:
-    """Refuse the next change for want of room; `meanwhile` is called when the lock is free for the second try."""
+def full_once(cache: Cache, meanwhile: Callable[[], object], times: int = 1) -> Iterator[None]:
+    """Refuse the next change so many times; `meanwhile` is called when the lock is free for another try."""
     change, make_good = Computer._change, Computer._make_good
-    refusals = iter([DiskFull("no room", cache.directory)])
+    refusals = iter([DiskFull("no room", cache.directory) for _ in range(times)])
 
     def refused(store: Computer, *arguments: Any) -> int:
         for error in refusals:
@@ -49,7 +49,7 @@ def test_pop_returns_nothing_that_another_has_popped(open_cache: Opener) -> None
     cache, other = open_cache(), open_cache()
     cache["key"] = "value"
     popped: list[Any] = []
-    with full_once(cache, lambda: popped.append(other.pop("key"))):
+    with full_once(cache, lambda: popped.append(other.pop("key")), times=2):
         assert cache.pop("key", "none", tag=True) == ("none", None)
     assert popped == ["value"]
 

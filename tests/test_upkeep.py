@@ -287,3 +287,11 @@ def test_every_shard_agrees_on_the_places_of_keys(tmp_path: Path) -> None:
         assert len({store.identity["modulus"] for store in cache._shards.stores}) == 1
         cache[KEY] = 2
         assert cache.get(KEY) == 2
+
+
+def test_settings_count_for_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoints, "CHECKPOINT_BYTES", 100_000)
+    with Cache(tmp_path) as cache:
+        for number in range(500):
+            cache.reset("cull_limit", number)
+        assert (tmp_path / "cache.db-wal").stat().st_size < 400_000

@@ -246,14 +246,23 @@ class WriteLock:
         Nobody reads them. They lie in this file because it is open, whoever needs the room.
         """
         with suppress(OSError, AttributeError):  # not every system can
-            if os.fstat(self._descriptor).st_blocks * 512 < size:
+            if self.ballast() < size:
                 os.posix_fallocate(self._descriptor, 0, size)
 
-    def drop_ballast(self) -> bool:
-        """Give the disk back what `keep_ballast` has taken; tell whether there was anything. The lock is held."""
+    def ballast(self) -> int:
+        """Return how many bytes of the disk `keep_ballast` has taken that were not given back."""
         with suppress(OSError):
-            if os.fstat(self._descriptor).st_blocks:
-                os.ftruncate(self._descriptor, 0)
+            return os.fstat(self._descriptor).st_blocks * 512
+        return 0
+
+    def drop_ballast(self, kept: int = 0) -> bool:
+        """Give the disk back what `keep_ballast` has taken but for `kept` bytes; tell whether that was anything.
+
+        The lock is held.
+        """
+        with suppress(OSError):
+            if self.ballast() > kept:
+                os.ftruncate(self._descriptor, kept)
                 return True
         return False
 

@@ -27,7 +27,9 @@ MOST_GROWTH = 16 * 16
 WAL_LIMIT = (64 << 20) // PAGE_SIZE  # frames beyond which a checkpoint also truncates
 VACUUM_PAGES = 4096  # at once, which takes some tens of milliseconds
 BALLAST = 256 << 10  # bytes of the disk that are kept for removals: those of LEAST_BYTES, and as much to remove in
-MUCH_BALLAST = 4  # it is kept only where so many times as much is left
+LATE_BALLAST = 96 << 10  # of these, for cutting free pages off
+LAST_BALLAST = 48 << 10  # of these, for removing everything; 16 to 32 KiB suffice
+BALLAST_PART = 8  # the shards take no more than this part of what is left
 
 
 def between(store: Holder) -> int:
@@ -50,10 +52,11 @@ def measure(store: Holder) -> None:
     All shards may have theirs to make at the same time. What is left for the WAL shrinks with the disk's room, so that
     it once was longer than it may get now: that length is what removals are written into where the disk is full.
     """
-    left = _left_on_disk(store)
-    store.wal_bytes = max(LEAST_BYTES, left // (4 * (1 + len(store.siblings))))
-    if left > MUCH_BALLAST * BALLAST:
-        store.lock.keep_ballast(BALLAST)
+    left, shards = _left_on_disk(store), 1 + len(store.siblings)
+    store.wal_bytes = max(LEAST_BYTES, left // (4 * shards))
+    ballast = min(BALLAST, left // (BALLAST_PART * shards)) & -PAGE_SIZE
+    if ballast:
+        store.lock.keep_ballast(ballast)
 
 
 def keep(store: Holder) -> None:
@@ -61,13 +64,9 @@ def keep(store: Holder) -> None:
 
     Then nothing may be added: it would take the part of the WAL that removals need.
     """
-    store.cramped = False
-    if is_due(store):
-        try:
-            fit(store)
-        except DiskFull:
-            store.cramped = True
-            raise
+    store.cramped = is_due(store)
+    if store.cramped:
+        fit(store)
 
 
 def fit(store: Holder, shrink: bool = False) -> None:
@@ -75,10 +74,20 @@ def fit(store: Holder, shrink: bool = False) -> None:
     try:
         checkpoint(store, shrink)
     except DiskFull:
-        free = _free_pages(store)
-        if not free or not vacuum(store, min(free, max(_lacking(store), 1))):
+        if not _cut_off(store, max(_lacking(store), 1)):
             raise
         checkpoint(store, shrink)
+    store.cramped = False
+
+
+def _cut_off(store: Holder, pages: int) -> bool:
+    """Do `vacuum`, with the ballast if need be: once as many pages are cut off, the checkpoint needs no room."""
+    try:
+        return vacuum(store, pages)
+    except DiskFull:
+        if _free_pages(store) < pages or not store.lock.drop_ballast(LAST_BALLAST):
+            raise
+    return vacuum(store, pages)
 
 
 def shorten(store: Holder, shrink: bool = False) -> None:
@@ -87,7 +96,7 @@ def shorten(store: Holder, shrink: bool = False) -> None:
     That needs room in the WAL for pages that move: on a full disk few of them at first, whose room serves the next.
     """
     pages = VACUUM_PAGES
-    while pages and is_tight(store) and _free_pages(store):
+    while pages and is_tight(store):
         try:
             if not vacuum(store, pages):
                 return
@@ -102,9 +111,9 @@ def is_tight(store: Holder) -> bool:
     return _left_on_disk(store) < BALLAST
 
 
-def fits(store: Holder) -> bool:
-    """Tell whether the disk seems to have the room by which a checkpoint would lengthen the database."""
-    return _lacking(store) * PAGE_SIZE <= _left_on_disk(store)
+def fits(store: Holder, more: int = 0) -> bool:
+    """Tell whether the disk, with `more` bytes, seems to have the room by which a checkpoint lengthens the database."""
+    return _lacking(store) * PAGE_SIZE <= _left_on_disk(store) + more
 
 
 def _free_pages(store: Holder) -> int:
@@ -129,7 +138,7 @@ def _left_on_disk(store: Holder) -> int:
     except OSError as error:
         let_through(error)
         return WORD
-    return disk.f_bavail * disk.f_frsize
+    return disk.f_bavail * disk.f_frsize if disk.f_blocks else WORD
 
 
 def checkpoint(store: Holder, shrink: bool = False) -> None:
@@ -189,15 +198,16 @@ def unsynced(store: Holder, step: Callable[[], object]) -> None:
 
 
 def vacuum(store: Holder, most: int = VACUUM_PAGES) -> bool:
-    """Take free pages off the end of the database, where auto_vacuum is incremental; tell whether that was tried."""
-    if store.settings["sqlite_auto_vacuum"] != 2 or store.txn is not None:
+    """Take free pages off the end of the database; tell whether it got shorter, which takes incremental auto_vacuum."""
+    free = _free_pages(store)
+    if store.settings["sqlite_auto_vacuum"] != 2 or store.txn is not None or not free:
         return False
     # executescript steps the pragma to its end on every version of Python; execute frees one page on some.
     try:
         store.writer.executescript(f"PRAGMA incremental_vacuum({min(most, VACUUM_PAGES)})")
     except FAILURES as error:
         store.failed(error)
-    return True
+    return _free_pages(store) < free
 
 
 def vacuum_within(store: Holder) -> None:

@@ -82,11 +82,11 @@ class Computer(Writer):
     def _removed(self, h: int, place: int, change: Remove) -> int:
         """Do `_change` for a removal, on a full disk once more with the room that is kept for removals."""
         try:
-            return self._change(h, place, change, locked=True)
+            return self._change(h, place, change, True)
         except DiskFull:
             if not room.relieve(self, [], removal=True):
                 raise
-        return self._change(h, place, change, locked=True)
+        return self._change(h, place, change, True)
 
     def _change(self, h: int, place: int, change: Touch | Remove, locked: bool) -> int:
         """Give the entry at `place` another expiry, or remove it; return what `compute` does."""

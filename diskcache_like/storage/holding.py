@@ -323,9 +323,12 @@ class Holder(Reader):
                 raise corrupt(f"{self.path!r}: rows that are found cannot be deleted", self.path)
             self._count(-removed)
 
-    def attempts(self) -> Iterator[_Attempt]:
-        """Yield a context once, and a second time if its body met a corrupt database, which is set aside by then."""
-        first = _Attempt(self)
+    def attempts(self, removes: bool = False) -> Iterator[_Attempt]:
+        """Yield a context once, and a second time if its body met a corrupt database, which is set aside by then.
+
+        Or a full disk, if it `removes` something in a transaction: the second one gets the room that is kept for that.
+        """
+        first = _Attempt(self, removes)
         yield first
         if first.may_be_tried_again:
             yield _Attempt(None)
@@ -382,6 +385,9 @@ class Holder(Reader):
                 return
             try:
                 self.tidy()
+                if self.starved:
+                    self.starved = False
+                    room.relieve(self, [], removal=True)
                 if self.disk.sealer is not None:
                     rekeying.reserve(self, self.disk.sealer)
                 yield True
@@ -478,6 +484,7 @@ class Holder(Reader):
             # Files of a damaged database stay, for a second try in the next one.
             if not txn.decided and not isinstance(error, CorruptDatabase):
                 room.unlink_unused(self, txn.files)
+            self.starved = isinstance(error, DiskFull) and txn.added < 0
             raise
         finally:
             # A handler may have raised as ROLLBACK began: then `leave` does what is left.
@@ -509,12 +516,16 @@ def _unbroken(txn: Transaction) -> Iterator[None]:
 
 
 class _Attempt:
-    """Swallow CorruptDatabase if the database was set aside and the body may run once more on the new one."""
+    """Swallow CorruptDatabase if the database was set aside and the body may run once more on the new one.
 
-    __slots__ = ("_store", "may_be_tried_again")
+    Or DiskFull, where `Holder.attempts` says so.
+    """
 
-    def __init__(self, store: Holder | None) -> None:
+    __slots__ = ("_removes", "_store", "may_be_tried_again")
+
+    def __init__(self, store: Holder | None, removes: bool = False) -> None:
         self._store = store
+        self._removes = removes
         self.may_be_tried_again = False
 
     def __enter__(self) -> None:
@@ -523,4 +534,6 @@ class _Attempt:
     def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
         if self._store is not None and isinstance(error, CorruptDatabase):
             self.may_be_tried_again = self._store.recovered(error)
+        elif self._store is not None and isinstance(error, DiskFull):
+            self.may_be_tried_again = self._removes and self._store.starved
         return self.may_be_tried_again

@@ -274,17 +274,26 @@ def delete_rows(
             store.delete_places(places)
         return places
     except DiskFull:
-        if not relieve(store, _files_of(store, places), removal=True):
+        if not relieve(store, _files_of(store, places), removal=True) and everything is None:
             raise
-    if everything is not None and not checkpoints.fits(store):
-        with suppress(DiskFull):
-            return _delete_all_at_once(store, everything())
-    _delete_few_by_few(store, places)
-    return places
+    if everything is None or checkpoints.fits(store):
+        try:
+            return _delete_few_by_few(store, places)
+        except DiskFull:
+            if everything is None:
+                raise
+    left = everything()
+    if 2 * len(left) >= known_count(store):  # else that might be used up without the room that it should give
+        store.lock.drop_ballast()
+    _delete_all_at_once(store, left)
+    return [*set(places).difference(left), *left]
 
 
-def _delete_few_by_few(store: Holder, places: Sequence[int]) -> None:
-    """Delete rows where little WAL fits, with a checkpoint after each few, so that it begins anew if it can."""
+def _delete_few_by_few(store: Holder, places: Sequence[int]) -> Sequence[int]:
+    """Delete rows where little WAL fits, with a checkpoint after each few, so that it begins anew if it can.
+
+    Returns their places.
+    """
     start, few = 0, SMALL_BATCH
     while start < len(places):
         try:
@@ -298,10 +307,11 @@ def _delete_few_by_few(store: Holder, places: Sequence[int]) -> None:
         start += few
         with suppress(DiskFull):
             checkpoints.fit(store)
+    return places
 
 
-def _delete_all_at_once(store: Holder, places: Sequence[int]) -> Sequence[int]:
-    """Delete rows in one transaction that also cuts off the pages which they leave; return their places.
+def _delete_all_at_once(store: Holder, places: Sequence[int]) -> None:
+    """Delete rows in one transaction that also cuts off the pages which they leave.
 
     So it needs no room for changes to these, and the WAL has some where it has room for what is left.
     """
@@ -310,7 +320,6 @@ def _delete_all_at_once(store: Holder, places: Sequence[int]) -> Sequence[int]:
         checkpoints.vacuum_within(store)
     with suppress(DiskFull):
         checkpoints.fit(store, shrink=True)
-    return places
 
 
 def _files_of(store: Holder, places: Sequence[int]) -> list[object]:
@@ -327,16 +336,17 @@ def relieve(store: Holder, columns: Sequence[object], for_file: bool = False, re
     """On a full disk, unlink the files in the trash and those of rows about to go; tell whether a write may fit now.
 
     Even a DELETE needs room in the WAL, so files are what can go first: until its row has gone, an entry without its
-    file reads as missing. A `removal` also gets the ballast. A checkpoint, if it gets through, lets the WAL start anew
-    in the room that it has, or give that room to a value file; where it would only use up what a removal has got, it
-    is not tried. The lock is held, no transaction is open.
+    file reads as missing. A `removal` also gets the ballast, but for the last of it where all of it would not do. A
+    checkpoint, if it gets through, lets the WAL start anew in the room that it has, or give that room to a value file;
+    where it would only use up what a removal has got, it is not tried. The lock is held, no transaction is open.
     """
     doomed = [*columns, *(column for (column,) in store.select_writer(sql.SELECT_ALL_TRASH))]
     for column in doomed:
         _unlink(store, column)
     gained = bool(doomed)
     if removal:
-        gained = store.lock.drop_ballast() or gained
+        enough = checkpoints.fits(store, store.lock.ballast())
+        gained = store.lock.drop_ballast(0 if enough else checkpoints.LATE_BALLAST) or gained
         if gained and not checkpoints.fits(store):
             return True
     try:
@@ -344,6 +354,8 @@ def relieve(store: Holder, columns: Sequence[object], for_file: bool = False, re
     except DiskFull:
         return gained
     checkpoints.shorten(store, shrink=for_file)
+    if not removal:
+        checkpoints.measure(store)
     return True
 
 
@@ -407,6 +419,7 @@ def _give_up_claim(store: Holder, volume: int) -> None:
         with suppress(DiskFull):
             checkpoints.shorten(store, shrink=True)
             checkpoints.fit(store, shrink=True)
+        checkpoints.measure(store)  # part of what was gained is ballast again
 
 
 def cull(store: Holder, timeout: float | None) -> int:

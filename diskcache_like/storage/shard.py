@@ -61,6 +61,7 @@ class Shard:
         self.has_rank_index = False
         self.wal_bytes = checkpoints.CHECKPOINT_BYTES  # what there may be of WAL between two checkpoints, as measured
         self.cramped = False  # what is in the WAL found no room in the database, the last time that this was tried
+        self.starved = False  # a transaction that removed more than it added met a full disk, and has come to nothing
         self.doomed: list[object] = []  # columns of trashed files to unlink after the lock is released
         self.unlinked: set[object] = set()  # columns of trashed files that are unlinked; their rows go next round
         self.txn: Transaction | None = None

@@ -232,12 +232,12 @@ class Shards:
         said: Counter[int] = Counter()
         for number in present:
             identity = _peek(self._path(number))
-            if identity is not None and "shards" in identity:
-                layout = int(identity["shards"])
+            layout = int(identity.get("shards", 1)) if identity is not None else 1
+            if layout > 1:  # a cache of one shard has no numbered directories
                 said[layout] += 1
                 if layout == len(present) or said[layout] > 1:
                     return layout
-        return max(said, key=lambda layout: (layout > present[-1], -layout), default=len(present))
+        return max(said, key=lambda layout: (layout > present[-1], -layout), default=max(present[-1] + 1, 2))
 
     def _known_identity(self) -> dict[str, Any]:
         """Return what the first shard that can be read says it is; nothing where none can."""

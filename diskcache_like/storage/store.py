@@ -24,6 +24,7 @@ from ..settings import DURABILITY, HANDLE_ONLY, OPTIONAL_SETTINGS, checked
 from . import checkpoints, opening, room, schema
 from . import statements as sql
 from .computing import Computer
+from .holding import WRITE_COST
 from .rows import REMOVE, Change, Decide, Row, Touch
 from .scopes import left_over
 from .shard import CLOSED, NOT_OPEN
@@ -212,7 +213,10 @@ class Store(Computer):
         `told` is called with name and value of each setting that goes back with a transaction that is rolled back.
         """
         for attempt in self.attempts():
-            with attempt, self.locked(timeout):
+            with attempt, self.locked(timeout) as locked:
+                if locked:
+                    self.note_written(WRITE_COST)
+                    self.tidy()
                 self._change_setting(name, value, update, told)
 
     def _change_setting(self, name: str, value: Any, update: bool, told: Told) -> None:
