@@ -232,8 +232,8 @@ class Shards:
         said: Counter[int] = Counter()
         for number in present:
             identity = _peek(self._path(number))
-            layout = int(identity.get("shards", 1)) if identity is not None else 1
-            if layout > 1:  # a cache of one shard has no numbered directories
+            if identity is not None:
+                layout = int(identity.get("shards", 1))  # one, where it is a cache by itself
                 said[layout] += 1
                 if layout == len(present) or said[layout] > 1:
                     return layout
