@@ -89,9 +89,9 @@ _walkers: list[_Walker] = []
 
 def _is_plain(value: Any) -> bool:
     try:
-        walker = _walkers.pop()
+        walker, used = _walkers.pop(), True
     except IndexError:  # all others are in use, by threads and outer calls
-        walker = _new_walker()
+        walker, used = _new_walker(), False
     try:
         walker.dump(value)
         plain = True
@@ -99,7 +99,7 @@ def _is_plain(value: Any) -> bool:
         plain = False
     except Exception as error:  # such as one of too much depth, after which a walker still counts itself as that deep
         let_through(error)
-        return False
+        return used and _is_plain(value)  # CPython's also does so after some fifty frozensets, one for each
     _walkers.append(walker)
     return plain
 

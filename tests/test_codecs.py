@@ -266,6 +266,11 @@ def test_values_of_plain_types_are_called_plain_also_after_others() -> None:
         assert is_plain([{"a": [1.5, None, True, b"x", "\ud800", 1 << 70]}, (1,), {2}, frozenset("a")])
 
 
+@pytest.mark.skipif(sys.implementation.name != "cpython", reason="elsewhere pickle asks about everything")
+def test_any_number_of_frozensets_is_called_plain() -> None:
+    assert all(is_plain([frozenset("a"), [[number]]]) for number in range(1000))
+
+
 def test_refusal_names_the_type() -> None:
     with pytest.raises(NotData, match=r"test_codecs\.Point"):
         encode_value([Point(1)])
