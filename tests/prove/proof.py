@@ -209,16 +209,17 @@ class Trial:
         return islice(items, self.part.number, None, self.part.of)
 
     @contextmanager
-    def judged(self, number: int) -> Iterator[None]:
+    def judged(self, number: int, alike: str = "") -> Iterator[None]:
         """Take whatever is raised inside for a violation in case `number`; its scratch directories go at its end.
 
-        In every other case value files are unlinked as soon as they are replaced, which takes longer than a case lasts.
+        In every other case value files are unlinked as soon as they are replaced, which takes longer than a case lasts;
+        in all of those with the same `alike` or in none.
         """
         self.case = number
         self._note(number, self.findings)
         try:
             with patch.object(
-                room, "GRACE", random.Random(f"grace {self.seed} {number}").choice((room.GRACE, NO_GRACE))
+                room, "GRACE", random.Random(f"grace {self.seed} {alike or number}").choice((room.GRACE, NO_GRACE))
             ):
                 yield
         except CannotRun:
