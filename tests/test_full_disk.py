@@ -351,13 +351,18 @@ def test_eviction_makes_room_on_a_disk_full_of_rows(disk: Disk, size: int) -> No
         assert cache.check() == []
 
 
+def fill_by_others(disk: Disk, cache: Cache, size: int) -> None:
+    """Fill the disk while all rows of the cache are in the WAL, which then finds no room in the database."""
+    for number in range(300_000 // size):
+        cache.set(number, bytes(size), tag="tag", expire=1e6)
+    disk.fill()
+
+
 @SIZES
 @pytest.mark.parametrize("removal", ["clear", "evict", "expire"])
 def test_a_disk_that_others_fill_can_be_relieved(disk: Disk, removal: str, size: int) -> None:
     with closing(Cache(disk.path / "cache", **OPTIONS)) as cache:
-        for number in range(300_000 // size):
-            cache.set(number, bytes(size), tag="tag", expire=1e6)  # all in the WAL, which finds no room in the database
-        disk.fill()
+        fill_by_others(disk, cache, size)
         with pytest.raises(DiskFull):
             for number in range(1000):
                 cache["new", number] = bytes(size)
@@ -392,20 +397,6 @@ def test_a_disk_is_used_to_the_last_part(disk: Disk) -> None:
         assert len(cache) > 3_000
 
 
-def filled_by_others(disk: Disk, cache: Cache | Deque | Index, size: int) -> int:
-    """Put rows into the cache of which none is in the database yet, then fill the disk; return how many."""
-    number = 300_000 // size
-    for key in range(number):
-        if isinstance(cache, Deque):
-            cache.append(bytes(size))
-        elif isinstance(cache, Index):
-            cache[key] = bytes(size)
-        else:
-            cache.set(key, bytes(size), tag="tag", expire=1e6)
-    disk.fill()
-    return number
-
-
 SINGLE: dict[str, Callable[[Cache, int], object]] = {
     "delete": lambda cache, number: cache.delete(number),
     "pop": lambda cache, number: cache.pop(number),
@@ -421,7 +412,7 @@ def test_everything_can_be_removed_where_no_more_can_be_removed_singly(
     disk: Disk, removal: str, single: str, size: int
 ) -> None:
     with closing(Cache(disk.path / "cache", **OPTIONS)) as cache:
-        filled_by_others(disk, cache, size)
+        fill_by_others(disk, cache, size)
         with suppress(DiskFull, KeyError):
             for number in range(1000):
                 SINGLE[single](cache, number)
@@ -436,7 +427,7 @@ def test_everything_can_be_removed_where_no_more_can_be_removed_singly(
 @SIZES
 def test_what_is_cleared_where_others_have_filled_the_disk_is_counted(disk: Disk, size: int) -> None:
     with closing(Cache(disk.path / "cache", **OPTIONS)) as cache:
-        filled_by_others(disk, cache, size)
+        fill_by_others(disk, cache, size)
         before = len(cache)
         assert cache.clear() == before
 
@@ -459,7 +450,7 @@ def test_items_can_be_taken_where_others_have_filled_the_disk(disk: Disk, size: 
 
 def test_a_transaction_that_only_removes_is_made_the_second_time(disk: Disk) -> None:
     with closing(Cache(disk.path / "cache", **OPTIONS)) as cache:
-        filled_by_others(disk, cache, 3_000)
+        fill_by_others(disk, cache, 3_000)
         with suppress(DiskFull):
             in_one_transaction(cache, 5)
         if 0 in cache:
@@ -471,7 +462,7 @@ def test_a_database_that_cannot_get_shorter_is_emptied_all_the_same(disk: Disk) 
     with closing(Cache(disk.path / "cache", sqlite_auto_vacuum=0, **OPTIONS)) as cache:
         cache["a"] = 1
     with closing(Cache(disk.path / "cache", sqlite_auto_vacuum=2, **OPTIONS)) as cache:
-        filled_by_others(disk, cache, 3_000)
+        fill_by_others(disk, cache, 3_000)
         with suppress(DiskFull):
             cache.clear()
         with suppress(DiskFull):

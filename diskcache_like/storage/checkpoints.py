@@ -85,7 +85,7 @@ def _cut_off(store: Holder, pages: int) -> bool:
     try:
         return vacuum(store, pages)
     except DiskFull:
-        if _free_pages(store) < pages or not store.lock.drop_ballast(LAST_BALLAST):
+        if free_pages(store) < pages or not store.lock.drop_ballast(LAST_BALLAST):
             raise
     return vacuum(store, pages)
 
@@ -116,7 +116,8 @@ def fits(store: Holder, more: int = 0) -> bool:
     return _lacking(store) * PAGE_SIZE <= _left_on_disk(store) + more
 
 
-def _free_pages(store: Holder) -> int:
+def free_pages(store: Holder) -> int:
+    """Return the number of pages of the database that hold nothing."""
     ((free,),) = store.select_writer(sql.FREE_PAGES)
     return int(free)
 
@@ -199,7 +200,7 @@ def unsynced(store: Holder, step: Callable[[], object]) -> None:
 
 def vacuum(store: Holder, most: int = VACUUM_PAGES) -> bool:
     """Take free pages off the end of the database; tell whether it got shorter, which takes incremental auto_vacuum."""
-    free = _free_pages(store)
+    free = free_pages(store)
     if store.settings["sqlite_auto_vacuum"] != 2 or store.txn is not None or not free:
         return False
     # executescript steps the pragma to its end on every version of Python; execute frees one page on some.
@@ -207,7 +208,7 @@ def vacuum(store: Holder, most: int = VACUUM_PAGES) -> bool:
         store.writer.executescript(f"PRAGMA incremental_vacuum({min(most, VACUUM_PAGES)})")
     except FAILURES as error:
         store.failed(error)
-    return _free_pages(store) < free
+    return free_pages(store) < free
 
 
 def vacuum_within(store: Holder) -> None:
@@ -215,7 +216,7 @@ def vacuum_within(store: Holder) -> None:
 
     On some versions of Python `execute` frees one page, on others all that it is told to.
     """
-    before, free = 0, _free_pages(store)
+    before, free = 0, free_pages(store)
     while free and free != before:
         store.select_writer(f"PRAGMA incremental_vacuum({free})")
-        before, free = free, _free_pages(store)
+        before, free = free, free_pages(store)

@@ -532,7 +532,6 @@ def give_back(store: Holder, unused: int, tolerance: int) -> None:
     Free pages are not in the volume, since the next rows go there. But where files take the place of rows, the database
     would keep its size beside them. Most of the time rows replace rows, and there is nothing to do.
     """
-    ((free,),) = store.select_writer(sql.FREE_PAGES)
-    excess = int(free) * PAGE_SIZE - unused
+    excess = checkpoints.free_pages(store) * PAGE_SIZE - unused
     if excess > tolerance and checkpoints.vacuum(store, excess // PAGE_SIZE):
         checkpoints.checkpoint(store)  # only now does the file become shorter
