@@ -39,26 +39,26 @@ unit: $(PEERS)  ## run the tests (ARGS="-k name")
 	$(BIN)/python -m pytest --numprocesses auto --dist loadfile $(ARGS)
 
 django: $(DEV)  ## run Django's own cache tests on DjangoCache
-	$(BIN)/python -m tests.django_suite
+	$(BIN)/python -m tools.django_suite
 
 third-party: $(DEV)  ## run other projects' tests with DiskCache and on this package (ARGS="PROJECT ...")
-	$(BIN)/python -m tests.third_party $(ARGS)
+	$(BIN)/python -m tools.third_party $(ARGS)
 
 matrix: $(DEV)  ## run chosen tests with every Python and SQLite at hand (ARGS="--python COMMAND --sqlite VERSION --all")
-	$(BIN)/python -m tests.matrix $(ARGS)
+	$(BIN)/python -m tools.matrix $(ARGS)
 
 prove: $(DEV)  ## show the promises by force, in ten minutes (ARGS="--seconds 3600 --only NAME --seed N --list")
-	$(BIN)/python -m tests.prove $(ARGS)
+	$(BIN)/python -m prove $(ARGS)
 
 prove-short: $(DEV)  ## show the promises by force, briefly
-	$(BIN)/python -m tests.prove --seconds $(PROVE_SECONDS)
+	$(BIN)/python -m prove --seconds $(PROVE_SECONDS)
 
 fuzz: $(DEV)  ## feed the decoders what nobody wrote (SECONDS=600 ARGS="--seed 7")
-	$(BIN)/python -m tests.fuzz_codecs --seconds $(SECONDS) $(ARGS)
+	$(BIN)/python -m tools.fuzz_codecs --seconds $(SECONDS) $(ARGS)
 
 fuzz-coverage: $(DEV)  ## have atheris choose by coverage what the decoders are fed (SECONDS=300)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[fuzz]'
-	$(BIN)/python -m tests.fuzz_by_coverage --seconds $(SECONDS) $(ARGS)
+	$(BIN)/python -m tools.fuzz_by_coverage --seconds $(SECONDS) $(ARGS)
 
 docs: $(DEV)  ## build the documentation into docs/_build/html, warnings being errors
 	$(BIN)/sphinx-build -W --keep-going -q -b html docs docs/_build/html

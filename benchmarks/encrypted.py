@@ -24,7 +24,7 @@ from benchmarks.section import Findings, Run
 from benchmarks.subjects import BenchmarkError, Subject, feature, load_items
 from benchmarks.tables import between
 from benchmarks.workloads import SEED, keys_of
-from diskcache_like.codecs import encode_value
+from diskcache_like.encoding.values import encode_value
 
 ENTRIES = 100
 SECRET = "a secret that encrypts nothing but a benchmark"

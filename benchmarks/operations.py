@@ -7,17 +7,7 @@ import statistics
 from contextlib import ExitStack
 from typing import Any
 
-from benchmarks.measure import (
-    BLOCK,
-    Costs,
-    Summary,
-    combine,
-    ratios,
-    summarise,
-    time_blocks,
-    time_calls,
-    time_keys,
-)
+from benchmarks.measure import BLOCK, Costs, Summary, combine, ratios, summarise, time_blocks, time_calls, time_keys
 from benchmarks.report import PERCENTILES, Table, duration, percentile_cells
 from benchmarks.section import Findings, Run
 from benchmarks.subjects import BenchmarkError, Spec, Subject, load_items

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .cache import Cache, Entry
-from .dictionaries import Training
-from .disk import UNKNOWN, Disk
-from .entries import ENOVAL
+from .disk.contract import UNKNOWN, Disk
+from .disk.json_disk import JSONDisk
+from .encoding.classes import register
+from .entries.dictionaries import Training
+from .entries.loading import ENOVAL
 from .errors import (
     AlreadyImported,
     CacheError,
@@ -42,8 +44,6 @@ from .errors import (
     ValueTooLarge,
 )
 from .fanout import FanoutCache
-from .json_disk import JSONDisk
-from .objects import register
 from .persistent import Deque, Index
 from .policies import EVICTION_POLICY
 from .recipes import Averager, BoundedSemaphore, Lock, RLock, barrier, memoize_stampede, throttle

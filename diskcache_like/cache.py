@@ -1,8 +1,8 @@
 """Cache: every operation of the API, spelled once.
 
-An operation encodes its key, asks the shards for the key's store, and is a decision on top of what a store offers.
-Reads go to the hot layer first: an entry counts there only while its slot still has the generation it was read at
-(docs/design.md, "Coherence").
+An operation encodes its key, finds the store that holds it, and is built on what a store offers. Reads go to the hot
+layer first: an entry there is valid only while its slot still has the generation it was read at (docs/design.md,
+"Coherence").
 """
 
 from __future__ import annotations
@@ -10,28 +10,30 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple, ParamSpec, Self, TypeVar, overload
 
-from . import keys, rotation
-from . import memoize as memoizing
-from .coherence.generations import WORD, Header
-from .dictionaries import Training, train
-from .disk import Disk
-from .entries import ENOVAL, GONE, absent
-from .errors import CacheError, DecodeError, DiskFull, ExpiryError, SettingError, Timeout, ValueTooLarge
-from .hot import note_often
-from .packing import Expiry, Target, tag_of, with_metadata
-from .queues import Queues, discard
-from .record import MODE_RAW, Record
-from .settings import DEFAULT_SETTINGS, OPTIONAL_SETTINGS, checked, checked_all
-from .storage.check import check_whole
-from .storage.shards import new_disk
+from .coherence.generations import MAX_WORD, Header
+from .disk.contract import Disk
+from .disk.value_files import Stored
+from .encoding import keys
+from .encoding.record import MODE_RAW, Record
+from .entries.atomic_key import AtomicKey
+from .entries.hot import NEGATIVE_HIT, PLAIN_TYPES, HotLayer, note_often
+from .entries.loading import ENOVAL, EXPIRED, Loader
+from .entries.metrics import Metrics
+from .entries.row_codec import Expiry, Location, RowCodec, discard, tag_of, with_metadata
+from .entries.session import Opening, Session
+from .errors import CacheError, DecodeError, DiskFull, Timeout
+from .operations import memoize as memoizing
+from .operations.administration import Administration
+from .operations.call_keys import CallKeys
+from .operations.queues import Queues
+from .operations.streams import Streams
 from .storage.store import REMOVE, Change, Row, Store, Touch
-from .streams import Streams
-from .value_files import Stored
 
-MOMENTS = 1e300  # seconds; a moment farther away is a mistake
 SET_MANY_BATCH = 1000  # entries per transaction of set_many and delete_many
 _TICK = Header.TICK
 P = ParamSpec("P")
@@ -47,7 +49,7 @@ class Entry(NamedTuple):
     size: int
 
 
-class Cache(Queues, Streams):
+class Cache(Queues, Streams, Administration):
     """A persistent cache in a directory, shared by threads and processes.
 
     Behaves like a dictionary; keys that are equal are one entry. Values come back equal and of the same type. Every
@@ -55,18 +57,21 @@ class Cache(Queues, Streams):
     with `retry=True` it waits without limit. Reads never wait for writers.
 
     `directory`: made if missing, a temporary one if None. `disk`: how keys and values are stored. `settings`: see
-    `DEFAULT_SETTINGS`; stored when the cache is made, this handle's afterwards. `pickle`: 'signed', 'never' or
-    'trusted', for values that are not plain data. `secret`: authenticates every entry (bytes or text, 16 or more).
-    `encrypt`: seal everything with keys that the secret opens, `namespace`: and that are others than elsewhere;
-    `hot_encoded`: in memory too.
+    `DEFAULT_SETTINGS`; stored when the cache is made, and for this handle only afterwards. `pickle`: 'signed', 'never'
+    or 'trusted', for values that are not plain data. `secret`: authenticates every entry (bytes or text, 16 or more).
+    `encrypt`: seal everything with keys that the secret opens; `namespace`: derive other keys from the same secret;
+    `hot_encoded`: seal what is in memory, too.
     `strict`: raise for entries that fail authentication or are damaged instead of treating them as missing. `shared`:
     accept a directory that others can write. `coherence`: 'auto', 'python' or 'native'. `clock`: seconds since 1970.
     `serializer`: 'msgpack', 'json' or 'pickle', and `compressor`: 'none', 'zlib', 'zstd' or 'lz4', recorded when the
-    cache is made. `allow`: classes whose objects are data in this cache, beside those given to `register`.
+    cache is made. `allow`: classes whose objects count as data in this cache, beside those given to `register`.
 
     Raises DirectoryError, UnsafeDirectory, ForeignDatabase, DiskCacheDirectory, NewerFormat, SettingError, SecretError,
     MissingDependency.
     """
+
+    _OPENING = Opening()
+    _unpickled: Mapping[str, Any] = {}  # settings and options that a pickle brought, until the handle is opened
 
     def __init__(
         self,
@@ -76,6 +81,47 @@ class Cache(Queues, Streams):
         **settings: Any,
     ) -> None:
         self._open(directory, 1, timeout, disk, settings)
+
+    def _open(
+        self,
+        directory: str | os.PathLike[str] | None,
+        shards: int,
+        timeout: float,
+        disk: type[Disk],
+        settings: dict[str, Any],
+    ) -> None:
+        # No look at `__dict__`: from then on CPython 3.11 would find each attribute by a search in it.
+        unpickled, self._unpickled = self._unpickled, {}
+        session = self._session = Session(directory, shards, timeout, disk, {**settings, **unpickled}, self._OPENING)
+        self._shards = session.shards
+        weakref.finalize(self, session.shards.close_soon)  # no part refers to the cache, so it goes when it is dropped
+        self._rows = RowCodec(session)
+        self._hot = HotLayer(session.hot_limit, session.clock, session.metrics.counters)
+        self._loader = Loader(session, self._rows, self._hot)
+        self._hot_get = self._hot.entries.get
+        self._clock = session.clock
+        for name, value in session.settings.items():
+            self._take_setting(name, value)
+
+    @property
+    def directory(self) -> str:
+        """Return the absolute path of the cache directory."""
+        return self._session.directory
+
+    @property
+    def timeout(self) -> float:
+        """Return the seconds that an operation waits for the write lock."""
+        return self._session.timeout
+
+    @property
+    def disk(self) -> Disk:
+        """Return the object that encodes keys and values."""
+        return self._session.disk
+
+    @property
+    def metrics(self) -> Metrics:
+        """Return what this handle has counted."""
+        return self._session.metrics
 
     # -- reading --------------------------------------------------------------------------------------------------
 
@@ -139,7 +185,7 @@ class Cache(Queues, Streams):
         *,
         mmap: bool | None = ...,
     ) -> Any: ...
-    def get(  # noqa: C901 - the hot path, spelled out: a call more would cost a third of it
+    def get(  # noqa: C901 - the hot path, unrolled: one more call would make it a fifth slower
         self,
         key: Any,
         default: Any = None,
@@ -154,11 +200,11 @@ class Cache(Queues, Streams):
 
         With `read` a value that is bytes comes as a binary file object, which the caller closes. With `expire_time` or
         `tag` the result is a tuple of the value and what was asked for. With `mmap` (default: the handle's) an array or
-        table in a file of its own comes read-only on that file, unread and so unverified. Never waits for a writer.
+        table in a file of its own is a read-only map of that file, neither read nor verified. Never waits for a writer.
         """
         try:
             entry = self._hot_get(key)
-        except TypeError:  # an unhashable key; the cold path knows it by its stored bytes
+        except TypeError:  # an unhashable key, which the hot layer keeps by its stored bytes
             entry = None
         if entry is not None:
             slots, slot, stamp, expire, value, decode, visited, uses, header, _ = entry
@@ -167,21 +213,21 @@ class Cache(Queues, Streams):
                 and (expire is None or expire > self._clock())
                 and not (read or expire_time or tag)
             ):
-                tracks = self._tracks
+                tracks = self._hot.tracks
                 if not tracks:
                     visited[0] = 1
-                elif tracks == 1:  # RECENCY; from here on `_used`, without the call
+                elif tracks == 1:  # RECENCY; from here on `HotLayer.note_hit`, without the call
                     tick = header[_TICK]
                     if visited[0] != tick:  # the mark is the same until somebody writes
                         visited[0] = tick
-                        uses[slot] = 2 * tick + 1 & WORD
+                        uses[slot] = 2 * tick + 1 & MAX_WORD
                 elif tracks == 2:  # COUNTED
                     visited[0] = 1
                     if decode is None:
-                        self._counters[0] += 1
+                        self._hot.counters[0] += 1
                         return value
-                    if decode is not absent:
-                        self._counters[0] += 1
+                    if decode is not NEGATIVE_HIT:
+                        self._hot.counters[0] += 1
                 elif tracks == 3:  # FREQUENCY
                     left = visited[0] - 1
                     if left > 0:
@@ -190,15 +236,20 @@ class Cache(Queues, Streams):
                         note_often(visited, uses, slot)
                 else:
                     visited[0] = 1
-                    if decode is not absent:
-                        self._used(uses, slot, header)
+                    if decode is not NEGATIVE_HIT:
+                        self._hot.note_hit(uses, slot, header)
                 if decode is None:
                     return value
-                if decode is not absent:
+                if decode is not NEGATIVE_HIT:
                     return self._mapped(key, default) if mmap else decode(value)
-                self._missed()
+                self._hot.note_miss()
                 return default
-        return self._get_cold(key, default, read, expire_time, tag, mmap)
+        return self._loader.get(key, default, read, expire_time, tag, mmap)
+
+    def _mapped(self, key: Any, default: Any) -> Any:
+        """Return the value of `key`, mapped if it is in a file of its own; the caller has counted the hit."""
+        found = self._loader.load(key, self._rows.locate(key), maps=True)
+        return default if found is None else found[0]
 
     def __getitem__(self, key: Any) -> Any:
         """Return the value of `key`; raise KeyError if it is missing or expired."""
@@ -209,63 +260,66 @@ class Cache(Queues, Streams):
 
     def read(self, key: Any, retry: bool = False) -> Any:
         """Return a binary file object over the value of `key`; raise KeyError if it is missing or expired."""
-        handle = self.get(key, ENOVAL, read=True, retry=retry)
-        if handle is ENOVAL:
+        file = self.get(key, ENOVAL, read=True, retry=retry)
+        if file is ENOVAL:
             raise KeyError(key)
-        return handle
+        return file
 
     def __contains__(self, key: Any) -> bool:
         """Tell whether `key` has a live entry."""
-        try:
+        try:  # what `HotLayer.probe` does, without the call, which would cost a fifth more
             entry = self._hot_get(key)
         except TypeError:
             entry = None
         if entry is not None and entry[0][entry[1]] == entry[2] and (entry[3] is None or entry[3] > self._clock()):
-            return entry[5] is not absent
-        target = self._target(key)
-        record = self._verified(target, target.store.read(target.h))
-        return record is not None and self._is_live(record)
+            return entry[5] is not NEGATIVE_HIT
+        location = self._rows.locate(key)
+        record = self._rows.verified(key, location, location[2].read(location[1]))
+        return record is not None and self._rows.is_live(record)
 
     def get_entry(self, key: Any, default: Any = None) -> Any:
         """Return an `Entry` (value, expire_time, tag, size in bytes) for `key`, or `default`."""
-        target = self._target(key)
-        stamp = target.store.slots[target.store.slot_of(target.h)]
-        found = self._load_checked(target, target.store.read(target.h), False, stamp)
+        _, h, store = location = self._rows.locate(key)
+        stamp = store.session.slots[store.session.slot_of(h)]
+        found = self._loader.load_checked(key, location, (stamp, store.read(h)))
         if found is not None:
             value, record = found
-            with self._distrusting(key):
+            with self._rows.reporting(key):
                 return Entry(value, record.expire, tag_of(record), record.size or len(record.payload))
         return default
 
     def get_many(self, keys_: Iterable[Any]) -> dict[Any, Any]:
-        """Return a dictionary of the live entries among the keys; the rest is left out.
-
-        Each entry is read atomically, not all of them together.
-        """
+        """Return a dictionary of those keys that have live entries; each is read atomically, not all together."""
         found: dict[Any, Any] = {}
-        cold: dict[Store, list[tuple[Any, bytes, int, int]]] = {store: [] for store in self._shards.stores}
+        cold: dict[Store, list[tuple[Any, Location, int]]] = {store: [] for store in self._shards.stores}
         for store in cold:
-            store.ready()
-        hot = bool(self._hot.entries)
+            store.session.ready()
+        hot, locate = self._hot, self._rows.locate
+        is_warm = bool(hot.entries)
         for key in keys_:
-            value = self._hot_value(key) if hot else ENOVAL
-            if value is ENOVAL:
-                stored, h, store = self._locate(key)
-                cold[store].append((key, stored, h, store.slots[h % store.slot_prime]))
-            elif value is absent:
-                self._missed()
-            else:
+            entry = hot.probe(key) if is_warm else None
+            if entry is None:
+                _, h, store = location = locate(key)
+                cold[store].append((key, location, store.session.slots[h % store.session.slot_prime]))
+                continue
+            value = hot.hit(entry)
+            if value is not NEGATIVE_HIT:
                 found[key] = value
         for store, wanted in cold.items():
-            slots = store.slots
-            blobs = store.read_many([h for _, _, h, _ in wanted])
-            for key, stored, h, stamp in wanted:
-                one = self._load(key, stored, h, store, False, (slots, stamp, blobs.get(h)))
-                if one is not None:
-                    found[key] = one[0]
-                if self._tracks:
-                    self._noted(one is not None, store, h)
+            self._load_many(store, wanted, found)
         return found
+
+    def _load_many(self, store: Store, wanted: list[tuple[Any, Location, int]], found: dict[Any, Any]) -> None:
+        """Read keys of one shard with one call, and put those that have a live entry into `found`."""
+        hot, load, slots = self._hot, self._loader.load, store.session.slots
+        blobs = store.read_many([location[1] for _, location, _ in wanted])
+        for key, location, stamp in wanted:
+            h = location[1]
+            one = load(key, location, False, (slots, stamp, blobs.get(h)))
+            if one is not None:
+                found[key] = one[0]
+            if hot.tracks:
+                hot.note_read(one is not None, store, h)
 
     # -- writing --------------------------------------------------------------------------------------------------
 
@@ -283,33 +337,28 @@ class Cache(Queues, Streams):
         `expire`: seconds from now, None for never. `read`: `value` is a binary file object, read to its end. `tag`: for
         `evict`. Atomic. Raises Timeout, ExpiryError, KeyEncodeError, ValueEncodeError, DiskFull; nothing changes then.
         """
-        stored, h, store = self._locate(key)
-        expiry = None if expire is None else self._expiry(expire)
+        rows = self._rows
+        stored, h, store = location = rows.locate(key)
+        expiry = None if expire is None else rows.expiry(expire)
+        encoded = rows.encode(store, value, read, key)
         try:
-            encoded = store.disk.encode(value, read, key)
-        except DiskFull:
-            encoded = self._encode_again(store, value, read, key)
-        try:
-            row = self._row(key, stored, encoded, expiry, None if tag is None else keys.encode_tag(tag))
-            if self._evicts and self._is_oversize(row):
+            row = rows.row(key, location, encoded, expiry, None if tag is None else keys.encode_tag(tag))
+            if rows.is_oversize(row):
                 discard(store, encoded)
                 return False
-            entry = self._hot_get(key) if type(key) is str else None
-            known = entry is not None and entry[0][entry[1]] == entry[2] and entry[5] is not absent
-            stamp = store.upsert(h, stored, row, None if retry else self._timeout, known)
-        except Timeout:
-            discard(store, encoded)
-            return self._timed_out(False)
+            entry = self._hot.probe(key) if type(key) in PLAIN_TYPES else None
+            known = entry is not None and entry[5] is not NEGATIVE_HIT
+            stamp = store.upsert(h, stored, row, None if retry else self._session.timeout, known)
         except BaseException:
             discard(store, encoded)
-            raise
-        self._keep_written(key, stored, h, store, stamp, expiry, value, encoded)
+            return self._failed(False)
+        self._loader.keep_written(key, location, stamp, expiry, value, encoded)
         return True
 
     def __setitem__(self, key: Any, value: Any) -> None:
         """Store `value` under `key`; raise ValueTooLarge if it can never fit the size limit."""
         if not self.set(key, value, retry=True):
-            raise ValueTooLarge(f"value of key {key!r} is larger than size_limit allows ({self._share} bytes)")
+            raise self._rows.too_large(key)
 
     def set_many(
         self,
@@ -322,37 +371,35 @@ class Cache(Queues, Streams):
 
         Each batch of 1,000 per shard is atomic.
         """
-        expiry = self._expiry(expire)
+        expiry = self._rows.expiry(expire)
         encoded_tag = keys.encode_tag(tag)
         pairs = items.items() if isinstance(items, Mapping) else items
         stored = 0
-        for batch in _batches(pairs, SET_MANY_BATCH):
+        for batch in batches(pairs, SET_MANY_BATCH):
             try:
                 stored += self._set_batch(batch, expiry, encoded_tag, self._wait(retry))
             except Timeout as error:
-                return self._timed_out(stored + getattr(error, "count", 0))
+                return self._failed(stored + getattr(error, "count", 0))
         return stored
 
     def _set_batch(
         self, pairs: list[tuple[Any, Any]], expiry: float | None, tag: bytes | None, wait: float | None
     ) -> int:
-        rows: dict[Store, list[tuple[int, bytes, bytes | Row]]] = {}
+        rows = self._rows
+        groups: dict[Store, list[tuple[int, bytes, bytes | Row]]] = {}
         written: list[tuple[Store, Stored]] = []
         count = 0
         try:
             for key, value in pairs:
-                stored_key, h, store = self._locate(key)
-                try:
-                    encoded = store.disk.encode(value, False, key)
-                except DiskFull:
-                    encoded = self._encode_again(store, value, False, key)
+                stored_key, h, store = location = rows.locate(key)
+                encoded = rows.encode(store, value, False, key)
                 written.append((store, encoded))
-                row = self._row(key, stored_key, encoded, expiry, tag)
-                if self._evicts and self._is_oversize(row):
+                row = rows.row(key, location, encoded, expiry, tag)
+                if rows.is_oversize(row):
                     discard(*written.pop())
                     continue
-                rows.setdefault(store, []).append((h, stored_key, row))
-            for store, wanted in rows.items():
+                groups.setdefault(store, []).append((h, stored_key, row))
+            for store, wanted in groups.items():
                 for attempt in store.attempts():
                     with attempt, store.transaction(wait):
                         store.upsert_many(wanted)
@@ -377,34 +424,29 @@ class Cache(Queues, Streams):
         """Store `value` if `key` has no live entry; return whether it was stored. Atomic; arguments as for `set`."""
         if not read and key in self:
             return False
-        target = self._target(key)
-        expiry = self._expiry(expire)
-        try:
-            encoded = target.store.disk.encode(value, read, key)
-        except DiskFull:
-            encoded = self._encode_again(target.store, value, read, key)
+        rows = self._rows
+        stored, h, store = location = rows.locate(key)
+        expiry = rows.expiry(expire)
+        encoded = rows.encode(store, value, read, key)
         added = False
 
         def decide(blob: bytes | None) -> Change:
             nonlocal added
-            record = self._verified_here(target, blob)
-            added = record is None or not self._is_live(record)
+            record = rows.verified_own(key, location, blob)
+            added = record is None or not rows.is_live(record)
             return row if added else None
 
         try:
-            row = self._row(key, target.stored, encoded, expiry, keys.encode_tag(tag))
-            if not (self._evicts and self._is_oversize(row)):
-                stamp = target.store.compute(target.h, target.stored, decide, self._wait(retry))
-        except Timeout:
-            discard(target.store, encoded)
-            return self._timed_out(False)
+            row = rows.row(key, location, encoded, expiry, keys.encode_tag(tag))
+            if not rows.is_oversize(row):
+                stamp = store.compute(h, stored, decide, self._wait(retry))
         except BaseException:
-            discard(target.store, encoded)
-            raise
+            discard(store, encoded)
+            return self._failed(False)
         if not added:
-            discard(target.store, encoded)
+            discard(store, encoded)
             return False
-        self._keep_written(key, target.stored, target.h, target.store, stamp, expiry, value, encoded)
+        self._loader.keep_written(key, location, stamp, expiry, value, encoded)
         return True
 
     def incr(self, key: Any, delta: int = 1, default: int | None = 0, retry: bool = False) -> Any:
@@ -413,16 +455,17 @@ class Cache(Queues, Streams):
         A missing or expired key counts as `default`; with `default=None` it raises KeyError. Raises TypeError when the
         value is not a number.
         """
-        stored, h, store = self._locate(key)
+        stored, h, store = location = self._rows.locate(key)
+        row, current_of = self._rows.row, self._loader.current
         result: Any = None
         expiry: float | None = None
         encoded: Stored = (MODE_RAW, b"", None, 0)
 
         def decide(blob: bytes | None) -> Change:
             nonlocal result, encoded, expiry
-            found = self._current(key, stored, h, store, blob)
+            found = current_of(key, location, blob)
             expiry = tag = None
-            if found is not None and found is not GONE:
+            if found is not None and found is not EXPIRED:
                 current, record = found
                 if type(current) is not int and (
                     isinstance(current, bool) or not isinstance(current, int | float | complex)
@@ -436,18 +479,16 @@ class Cache(Queues, Streams):
             else:
                 result = default + delta
             if encoded[2] is not None:
-                discard(store, encoded)  # of an attempt that failed
+                discard(store, encoded)  # the file of an attempt that failed
             encoded = store.disk.encode(result, False, key)
-            return self._row(key, stored, encoded, expiry, tag)
+            return row(key, location, encoded, expiry, tag)
 
         try:
-            stamp = store.compute(h, stored, decide, None if retry else self._timeout)
-        except Timeout:
-            return self._timed_out(None)
+            stamp = store.compute(h, stored, decide, None if retry else self._session.timeout)
         except BaseException:
             discard(store, encoded)  # an integer may be large enough for a file
-            raise
-        self._keep_written(key, stored, h, store, stamp, expiry, result, encoded)
+            return self._failed(None)
+        self._loader.keep_written(key, location, stamp, expiry, result, encoded)
         return result
 
     def decr(self, key: Any, delta: int = 1, default: int | None = 0, retry: bool = False) -> Any:
@@ -456,24 +497,25 @@ class Cache(Queues, Streams):
 
     def touch(self, key: Any, expire: Expiry | None = None, retry: bool = False) -> bool:
         """Give a live entry a new expiry (seconds from now, None for never); return whether there was one. Atomic."""
-        target = self._target(key)
-        expiry = self._expiry(expire)
+        rows = self._rows
+        stored, h, store = location = rows.locate(key)
+        expiry = rows.expiry(expire)
         touched = False
 
         def decide(blob: bytes | None) -> Change:
             nonlocal touched
-            touched = False  # this may be the second try, and the entry have been removed since the first
-            record = self._verified_here(target, blob)
-            if record is None or not self._is_live(record):
+            touched = False  # this may be the second try, and the entry may be gone since the first
+            record = rows.verified_own(key, location, blob)
+            if record is None or not rows.is_live(record):
                 return None
             touched = True
             mode, payload, _, tag, file, size, signed = record
-            return Touch(expiry, self._repacked(target, Record(mode, payload, expiry, tag, file, size, signed)))
+            return Touch(expiry, rows.repacked(location, Record(mode, payload, expiry, tag, file, size, signed)))
 
         try:
-            target.store.compute(target.h, target.stored, decide, self._wait(retry))
+            store.compute(h, stored, decide, self._wait(retry))
         except Timeout:
-            return self._timed_out(False)
+            return self._failed(False)
         return touched
 
     @overload
@@ -506,38 +548,37 @@ class Cache(Queues, Streams):
 
         With `expire_time` or `tag` the result is a tuple, as for `get`.
         """
-        target = self._target(key)
-        missing = (default, *([None] * (expire_time + tag))) if expire_time or tag else default
-        result = missing
+        stored, h, store = location = self._rows.locate(key)
+        result = missing = with_metadata(default, None, expire_time, tag)
 
         def decide(blob: bytes | None) -> Change:
             nonlocal result
-            result = missing  # this may be the second try, and the entry have been popped since the first
-            found = self._current(*target, blob)
+            result = missing  # this may be the second try, and the entry may be gone since the first
+            found = self._loader.current(key, location, blob)
             if found is None:
                 return None
-            if found is GONE:
-                return REMOVE  # so that it does not come back when the clock is set back
-            with self._distrusting(key):
-                result = with_metadata(*found, expire_time, tag)
-                return REMOVE
-            return None
+            if found is EXPIRED:
+                return REMOVE  # or it would come back if the clock were set back
+            change: Change = None
+            with self._rows.reporting(key):
+                result, change = with_metadata(*found, expire_time, tag), REMOVE
+            return change
 
         try:
-            target.store.compute(target.h, target.stored, decide, self._wait(retry))
+            store.compute(h, stored, decide, self._wait(retry))
         except Timeout:
-            return self._timed_out(missing)
+            return self._failed(missing)
         return result
 
     def delete(self, key: Any, retry: bool = False) -> bool:
         """Remove the entry of `key`; return whether there was a live one. Atomic."""
-        stored, h, store = self._locate(key)
+        stored, h, store = location = self._rows.locate(key)
         try:
-            stamp = store.remove(h, stored, None if retry else self._timeout)
+            stamp = store.remove(h, stored, None if retry else self._session.timeout)
         except Timeout:
-            return self._timed_out(False)
+            return self._failed(False)
         if stamp > 1 and self._hot.limit:
-            self._keep(key, stored, store, h % store.slot_prime, stamp, None, (None, absent), 0)
+            self._hot.keep_missing(key, location, stamp)
         return stamp > 0
 
     def __delitem__(self, key: Any, retry: bool = True) -> None:
@@ -552,22 +593,22 @@ class Cache(Queues, Streams):
         """
         removed = 0
         wait = self._wait(retry)
-        for batch in _batches(keys_, SET_MANY_BATCH):
-            groups: dict[Store, list[Target]] = {}
+        for batch in batches(keys_, SET_MANY_BATCH):
+            groups: dict[Store, list[Location]] = {}
             for key in batch:
-                target = self._target(key)
-                groups.setdefault(target.store, []).append(target)
+                location = self._rows.locate(key)
+                groups.setdefault(location[2], []).append(location)
             try:
-                for store, targets in groups.items():
-                    removed += _remove_all(store, targets, wait)
+                for store, locations in groups.items():
+                    removed += _remove_all(store, locations, wait)
             except Timeout:
-                return self._timed_out(removed)
+                return self._failed(removed)
         return removed
 
     # -- iteration ------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the keys in order of insertion, the expired ones among them; entries added meanwhile are left out."""
+        """Yield the keys in order of insertion, also expired ones, but not those that are added meanwhile."""
         return self._iterate(reverse=False)
 
     def __reversed__(self) -> Iterator[Any]:
@@ -578,68 +619,29 @@ class Cache(Queues, Streams):
         stores = self._shards.stores
         scans = [(store, store.scan(reverse)) for store in (reversed(stores) if reverse else stores)]
         for store, scan in scans:
-            for h, stored, spelling in scan:
+            for h, stored, original in scan:
                 try:
-                    self._check_place(h, stored)
-                    yield store.disk.user_key(stored, spelling)
+                    self._rows.check_place(h, stored)
+                    yield store.disk.user_key(stored, original)
                 except DecodeError as error:
-                    self._distrust(error, stored)
+                    self._rows.report_corrupt(error, stored)
 
     def iterkeys(self, reverse: bool = False) -> Iterator[Any]:
-        """Yield the keys in sorted order: numbers, then text, then bytes, then the rest.
-
-        Holds all keys in memory while it runs.
-        """
-        yield from sorted(self._iterate(reverse=False), key=keys.sort_token, reverse=reverse)
+        """Yield the keys in sorted order (numbers, text, bytes, the rest), holding all of them in memory."""
+        yield from sorted(self._iterate(reverse=False), key=keys.sort_key, reverse=reverse)
 
     def __len__(self) -> int:
-        """Return the number of entries, the expired ones that were not removed yet among them."""
+        """Return the number of entries, including expired ones that are not removed yet."""
         return sum(store.count() for store in self._shards.stores)
 
-    # -- many entries at once -------------------------------------------------------------------------------------
-
-    def _remove_from_all(self, remove: Callable[[Store], int]) -> int:
-        removed = 0
-        for store in self._shards.stores:
-            try:
-                removed += remove(store)
-            except Timeout as error:
-                error.args = (removed + getattr(error, "count", 0),)
-                return self._timed_out(removed)
-        return removed
-
-    def clear(self, retry: bool = False) -> int:
-        """Remove every entry and return how many there were. Goes in batches; a Timeout carries the count so far."""
-        removed = self._remove_from_all(lambda store: store.remove_selected("any", (), self._wait_for_all(retry)))
-        self._hot.clear()
-        return removed
-
-    def evict(self, tag: Any, retry: bool = False) -> int:
-        """Remove every entry with this tag and return how many there were; in batches, like `clear`."""
-        column = self._tag_column(keys.encode_tag(tag))
-        if column is None:
-            return 0
-        wait = self._wait_for_all(retry)
-        return self._remove_from_all(lambda store: store.remove_selected("tagged", (column,), wait))
-
-    def expire(self, now: float | None = None, retry: bool = False) -> int:
-        """Remove every entry that is expired at `now` (default: the present) and return how many; in batches."""
-        moment: Any = self._clock() if now is None else now
-        if isinstance(moment, bool) or not isinstance(moment, int | float) or not abs(moment) <= MOMENTS:
-            raise ExpiryError(f"now is {now!r}, expected seconds since 1970 or None")
-        wait = self._wait_for_all(retry)
-        return self._remove_from_all(lambda store: store.remove_selected("expired", (moment,), wait))
-
-    def cull(self, retry: bool = False) -> int:
-        """Remove expired entries, then live ones by policy until the size limit holds; return how many went."""
-        return self._remove_from_all(lambda store: store.cull(self._wait_for_all(retry)))
+    # -- transactions and memoizing -----------------------------------------------------------------------------------
 
     def transact(self, retry: bool = False) -> contextlib.AbstractContextManager[None]:
         """Make the body one transaction: other tasks see all of its writes or none, and wait to write.
 
-        Nested, the inner one is rolled back alone. It belongs to the task that opened it. Over several shards it is all
-        or nothing as well, also if the process is killed, but for readers, who never wait: they may meet one part
-        before another. Raises Timeout, TransactionError.
+        A nested one can be rolled back alone. It belongs to the task that opened it. Over several shards it is all or
+        nothing as well, even if the process is killed; only readers, who never wait, may see one part before another.
+        Raises Timeout, TransactionError.
         """
         return self._shards.transaction(self._wait(retry))
 
@@ -653,106 +655,34 @@ class Cache(Queues, Streams):
         *,
         key: Callable[..., Any] | None = None,
     ) -> Callable[[Callable[P, R]], memoizing.Memoized[P, R]]:
-        """Return a decorator that caches a function's results; see `diskcache_like.memoize`."""
-        return memoizing.memoize(self, name, typed, expire, tag, ignore, key)
+        """Return a decorator that caches a function's results; see `Memoized` for what the decorated function offers.
 
-    # -- upkeep ---------------------------------------------------------------------------------------------------
-
-    def check(self, fix: bool = False, retry: bool = False) -> list[Any]:
-        """Compare database, value files and totals, and return a list of warnings; with `fix`, mend what is wrong.
-
-        Runs no stored code and touches no file outside the directory. It may run beside writers: the file of a large
-        value whose entry is not committed yet is reported as an unknown one, and with `fix` that write stores nothing
-        and raises StorageError; it may be tried again.
+        `name`: instead of the function's own. `typed`: arguments of different types are different. `expire`: seconds; 0
+        keeps nothing. `tag`: for `evict`. `ignore`: positions and names of arguments that do not count. `key`: function
+        of the call's arguments that returns the key's variable part. Works on coroutine functions too.
         """
-        problems: list[Any] = []
-        for store in self._shards.stores:
-            problems += check_whole(store, self._check_record, fix, self._wait(retry))
-        return problems
+        call_keys = CallKeys(name, typed, ignore, key)
+        return memoizing.memoize(self, call_keys, expire, tag, partial(atomic_key, self))
 
-    def stats(self, enable: bool = True, reset: bool = False) -> tuple[int, int]:
-        """Return (hits, misses) of all processes that flushed theirs, and switch statistics on or off.
-
-        A process adds its counts with its next write, at its own `stats` and on closing.
-        """
-        hits = misses = 0
-        for store in self._shards.stores:
-            for attempt in store.attempts():
-                with attempt, store.locked(self._timeout):
-                    if store is self._shards.stores[0]:
-                        self._flush_counts(store)
-                    one, other = store.counters(reset)
-                    hits, misses = hits + one, misses + other
-        self.reset("statistics", int(enable))
-        return hits, misses
-
-    def volume(self) -> int:
-        """Return the bytes in use on disk: database pages that hold something, and value files."""
-        return sum(store.volume() for store in self._shards.stores)
-
-    def rotate(self, new_secret: bytes | str, progress: Callable[[int, int], object] | None = None) -> None:
-        """Give an encrypted cache another secret, and seal every entry anew with another key.
-
-        Others may go on using it: those with the old secret until this is done. If it is interrupted, either secret
-        opens the cache, and to call it again goes on. `progress(done, total)` is called after each 100 entries. Waits
-        for the write lock without limit. Raises SettingError for a cache that is not encrypted.
-        """
-        rotation.rotate(self, new_secret, progress)
-
-    def train(self, size: int = 64 << 10, retry: bool = False) -> Training:
-        """Make a compression dictionary of about `size` bytes from the entries there are, for those written later.
-
-        For compressor='zstd'. Older dictionaries stay until no entry needs them. Reads every entry once.
-        Raises TrainingError where there are too few entries.
-        """
-        return train(list(self._dictionaries.values()), self._records, size, self._wait_for_all(retry))
-
-    def create_tag_index(self) -> None:
-        """Make the index that lets `evict` find a tag without reading every entry."""
-        for store in self._shards.stores:
-            store.index_tags(True, None)
-        self.reset("tag_index", 1)
-
-    def drop_tag_index(self) -> None:
-        """Drop the tag index; `evict` goes on working, by reading every entry."""
-        for store in self._shards.stores:
-            store.index_tags(False, None)
-        self.reset("tag_index", 0)
-
-    def reset(self, key: str, value: Any = ENOVAL, update: bool = True) -> Any:
-        """Return a setting as stored, or store `value` for it; with `update=False` change this handle only."""
-        if key not in DEFAULT_SETTINGS and key not in OPTIONAL_SETTINGS and not str(key).startswith("disk_"):
-            raise SettingError(f"unknown setting {key!r}, expected one of {', '.join(DEFAULT_SETTINGS)} or disk_*")
-        first = self._shards.stores[0]
-        if value is ENOVAL:
-            value, update = first.stored_setting(key), False
-        else:
-            new_disk(type(self._disk), self._directory, {**first.settings, key: checked(key, value)})
-            self._codec_of(first, {key: checked(key, value)})  # raises for a level that the compressor does not have
-        changed = checked_all({key: value})  # durability and sqlite_synchronous go together
-        for name, effective in changed.items():
-            if update or effective != first.settings.get(name):
-                for store in self._shards.stores:
-                    store.change_setting(name, effective, update, None, self._apply)
-            self._apply(name, effective)
-        return changed[key]
+    # -- the handle -----------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Close every file; the next operation opens them again."""
         self._hot.clear()
-        self._shards.close(max(self._timeout, 1.0))
+        self._shards.close(max(self._session.timeout, 1.0))
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        # What ended the body is not hidden by what could not be closed, which goes with the handle's last reference.
+        # The error that ended the body matters more than one of closing; what stays open goes with the last reference.
         with contextlib.suppress(*(() if kind is None else (CacheError,))):
             self.close()
 
     def __reduce__(self) -> Any:
-        # The secret is left out: a pickle is not the place for it. Give it in DISKCACHE_LIKE_SECRET, or open anew.
-        return _unopened, (type(self), {**self._given, **self._options.to_pass_on()}), self.__getstate__()
+        # Without the secret, which belongs in no pickle: give it in DISKCACHE_LIKE_SECRET, or open the cache again.
+        options = {**self._session.given, **self._session.options.to_pass_on()}
+        return _unopened, (type(self), options), self.__getstate__()
 
     def __getstate__(self) -> Any:
         """Return the positional arguments to make a handle like this one; a subclass may add those of its own."""
@@ -762,7 +692,7 @@ class Cache(Queues, Streams):
         self.__init__(*state)  # type: ignore[misc]  # so that a subclass gets what it added
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._directory!r})"
+        return f"{type(self).__name__}({self.directory!r})"
 
 
 def _unopened(kind: type[Cache], options: dict[str, Any]) -> Cache:
@@ -772,20 +702,31 @@ def _unopened(kind: type[Cache], options: dict[str, Any]) -> Cache:
     return cache
 
 
-def _remove_all(store: Store, targets: Sequence[Target], wait: float | None) -> int:
-    """Remove what is there of `targets`, which live in `store`, and return how many there were."""
+def atomic_key(cache: Cache, key: Any) -> AtomicKey:
+    """Return the key with what recipes need: atomic steps on its entry, and waiting until that changes."""
+    return AtomicKey(cache._rows, key)
+
+
+def clock_of(cache: Cache) -> Callable[[], float]:
+    """Return the clock that entries of the cache expire by."""
+    return cache._clock
+
+
+def _remove_all(store: Store, locations: Sequence[Location], wait: float | None) -> int:
+    """Remove the entries at `locations`, which are all in `store`, and return how many there were."""
     removed = 0
     try:
         for attempt in store.attempts():
             with attempt, store.transaction(wait):
-                removed = sum(store.remove(target.h, target.stored, wait) > 0 for target in targets)
+                removed = sum(store.remove(h, stored, wait) > 0 for stored, h, _ in locations)
     except DiskFull:
         # A single removal unlinks the value file first, and so makes the room that the next one needs.
-        removed = sum(store.remove(target.h, target.stored, wait) > 0 for target in targets)
+        removed = sum(store.remove(h, stored, wait) > 0 for stored, h, _ in locations)
     return removed
 
 
-def _batches(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
+def batches(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
+    """Yield the items in lists of `size`, the last of which may be shorter."""
     iterator = iter(items)
     while batch := list(itertools.islice(iterator, size)):
         yield batch

@@ -1,11 +1,11 @@
 """Run programs that say `import diskcache` on this package, without changing them.
 
-`install()` puts a finder in front of Python's own, so that `diskcache` and its submodules are made from this package
-when they are first imported. Nothing is patched: the modules hold the very classes that `diskcache_like` has, and those
-of the standard library that DiskCache's modules happen to hold.
+`install()` puts a finder before Python's own finders, so that importing `diskcache` or a submodule makes it from this
+package. Nothing is patched: the modules hold the same classes as `diskcache_like`, and the modules of the standard
+library that DiskCache's modules happen to hold.
 
 ``python -m diskcache_like.compat SCRIPT [ARGUMENT ...]`` and ``python -m diskcache_like.compat -m MODULE [ARGUMENT
-...]`` install it and then run a program, ``-m pytest`` for one.
+...]`` install it and then run a program, for example ``-m pytest``.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ from typing import Any
 
 from .errors import AlreadyImported
 
+RUNS_CALLERS_CODE = True  # for `interrupts_a_call` of system/signal_safe.py
+
 __all__ = ["args_to_key", "install", "installed", "main", "uninstall"]
 
 NAME = "diskcache"
-VERSION = "5.6.3"  # of the DiskCache whose interface this is; programs compare it
+VERSION = "5.6.3"  # of the DiskCache that has this interface; programs compare it
 
 DBNAME = "cache.db"
 METADATA = {"count": 0, "size": 0, "hits": 0, "misses": 0}
@@ -43,8 +45,9 @@ _PUBLIC = (
 
 _STANDARD = "op=os.path os sqlite3 tempfile threading time"
 
-# What each module holds from this package, and what is looked up when it is asked for: modules of the standard library,
-# through which programs reach them, and what needs Django. An item is NAME=MODULE or NAME=MODULE:MEMBER.
+# For each module: the names that it holds from this package, and those that are imported on first use, which are what
+# needs Django and modules of the standard library (programs reach these through DiskCache's). An item of the latter is
+# NAME=MODULE or NAME=MODULE:MEMBER; =MODULE may be left out if it is the same.
 _CONTENTS: dict[str, tuple[str, str]] = {
     "": (
         _PUBLIC,
@@ -63,7 +66,7 @@ _CONTENTS: dict[str, tuple[str, str]] = {
     "persistent": ("Cache Deque ENOVAL Index", "op=operator"),
     "recipes": (f"ENOVAL {_RECIPES} args_to_key full_name", f"{_STANDARD} functools math random"),
 }
-_IMPORTED = ("core", "fanout", "persistent", "recipes")  # with the package: `diskcache.core` needs no line of its own
+_IMPORTED = ("core", "fanout", "persistent", "recipes")  # along with the package, as DiskCache does
 _ABOUT = {
     "__title__": NAME,
     "__version__": VERSION,
@@ -77,13 +80,13 @@ _ABOUT = {
 _HOMES = {
     "cache": "Cache",
     "compat": "DBNAME METADATA args_to_key",
-    "disk": "Constant Disk MODE_BINARY MODE_NONE MODE_PICKLE MODE_RAW MODE_TEXT UNKNOWN",
+    "disk.contract": "Constant Disk MODE_BINARY MODE_NONE MODE_PICKLE MODE_RAW MODE_TEXT UNKNOWN",
     "djangocache": "BaseCache DEFAULT_TIMEOUT DjangoCache",
-    "entries": "ENOVAL",
+    "entries.loading": "ENOVAL",
     "errors": "EmptyDirWarning Timeout UnknownFileWarning",
     "fanout": "FanoutCache",
-    "json_disk": "JSONDisk",
-    "memoize": "full_name",
+    "disk.json_disk": "JSONDisk",
+    "operations.call_keys": "full_name",
     "persistent": "Deque Index",
     "policies": "EVICTION_POLICY",
     "recipes": _RECIPES,
@@ -95,8 +98,8 @@ _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
 def install() -> None:
     """Make `import diskcache` and its submodules resolve to this package from now on, in this process.
 
-    Raises AlreadyImported when the program has imported another `diskcache`: its classes would go on being used beside
-    these. Installed twice is installed once.
+    Raises AlreadyImported if the program has imported another `diskcache`, whose classes would stay in use beside
+    these. Calling it again does nothing.
     """
     foreign = [name for name in _loaded() if not _is_ours(sys.modules[name])]
     if foreign:
@@ -110,7 +113,7 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Let `import diskcache` find what is installed under that name again; what was imported before stays usable."""
+    """Let `import diskcache` find the installed package of that name again; what was imported before stays usable."""
     if installed():
         sys.meta_path.remove(_FINDER)
     for name in _loaded():
@@ -132,12 +135,12 @@ def _is_ours(module: ModuleType | None) -> bool:
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Find and make the modules; the import system locks, registers and binds them like any others."""
+    """Find and make the modules; the import system locks, registers and binds them like all others."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Return the spec of a module that DiskCache has, or None."""
+        """Return the spec of one of DiskCache's modules, or None."""
         package, _, name = fullname.partition(".")
         if package != NAME or name not in _CONTENTS:
             return None
@@ -146,12 +149,15 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def exec_module(self, module: ModuleType) -> None:
         """Fill a new module."""
         _, _, name = module.__name__.partition(".")
-        ours, late = _CONTENTS[name]
+        ours, lazy = _CONTENTS[name]
         module.__doc__ = f"DiskCache's `{module.__name__}`, from diskcache_like."
-        module.__dict__.update({word: _ours(word) for word in ours.split()})
-        module.__dict__["__getattr__"] = _looking_up(module, dict(_named(word) for word in late.split()))
+        for word in ours.split():
+            module.__dict__[word] = getattr(importlib.import_module(f".{_HOME[word]}", __package__), word)
+        items = (item.partition("=") for item in lazy.split())
+        module.__dict__["__getattr__"] = _lazy_getattr(module, {key: source or key for key, _, source in items})
         if not name:
-            module.__dict__.update(_ABOUT, __all__=[*ours.split(), *_with_django()])
+            django = ["DjangoCache"] if importlib.util.find_spec("django") else []
+            module.__dict__.update(_ABOUT, __all__=[*ours.split(), *django])
             for submodule in _IMPORTED:
                 importlib.import_module(f"{NAME}.{submodule}")
 
@@ -159,21 +165,8 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 _FINDER = _Finder()
 
 
-def _ours(name: str) -> Any:
-    return getattr(importlib.import_module(f".{_HOME[name]}", __package__), name)
-
-
-def _named(item: str) -> tuple[str, str]:
-    name, _, source = item.partition("=")
-    return name, source or name
-
-
-def _with_django() -> list[str]:
-    return ["DjangoCache"] if importlib.util.find_spec("django") else []
-
-
-def _looking_up(module: ModuleType, sources: dict[str, str]) -> Callable[[str], Any]:
-    """Return a `__getattr__` for `module` that imports what is asked for."""
+def _lazy_getattr(module: ModuleType, sources: dict[str, str]) -> Callable[[str], Any]:
+    """Return a `__getattr__` for `module` that imports a name when it is first used."""
 
     def find(name: str) -> Any:
         source, _, member = sources.get(name, "").partition(":")
@@ -198,12 +191,12 @@ def args_to_key(
 ) -> tuple[Any, ...]:
     """Return a key for a call: `base`, the arguments that `ignore` does not name, and with `typed` their types.
 
-    It is DiskCache's, except where an argument is None: there DiskCache gives calls like ``f(None, "x", 1)`` and
-    ``f(x=1)`` one key. `memoize` of this package makes its keys otherwise, from the bound arguments.
+    It is the key that DiskCache makes, unless an argument is None: there DiskCache gives calls like ``f(None, "x", 1)``
+    and ``f(x=1)`` the same key. This package's `memoize` makes its keys differently, from the bound arguments.
     """
     args = tuple(value for position, value in enumerate(args) if position not in ignore)
     named = sorted((name, value) for name, value in kwargs.items() if name not in ignore)
-    # None ends the arguments given by position. Where one of them is None they are one field after the end instead.
+    # None ends the positional arguments. If one of them is None, they form one field after that end instead.
     key = (None, args) if any(value is None for value in args) else (*args, None)
     for pair in named:
         key += pair
@@ -213,7 +206,7 @@ def args_to_key(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Install, then run a script or a module as Python would, with the rest of the arguments."""
+    """Install, then run a script or module with the remaining arguments, as Python would."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     as_module = given[:1] == ["-m"]
     program = given[as_module:]
@@ -229,4 +222,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    importlib.import_module("diskcache_like.compat").main()  # not this copy: others import the one of that name
+    importlib.import_module("diskcache_like.compat").main()  # not the copy called __main__: others import this one

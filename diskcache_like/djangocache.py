@@ -22,9 +22,9 @@ from django.core.signals import request_started
 from .cache import Cache
 from .errors import CacheError
 from .fanout import FanoutCache
-from .interrupts import let_through, suppress
-from .memoize import function_name
+from .operations.call_keys import function_name
 from .persistent import Deque, Index
+from .system.signals import reraise_signal, suppress
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -34,7 +34,7 @@ ENTRY_LIMITS = frozenset({"MAX_ENTRIES", "CULL_FREQUENCY"})
 
 
 class Shared:
-    """A cache that backends share, and whether they have to ask `Handles` for another one before the next operation."""
+    """A cache that backends share, and whether they must ask `Handles` for another one before the next operation."""
 
     def __init__(self, cache: FanoutCache) -> None:
         self.cache = cache
@@ -46,7 +46,7 @@ class Shared:
         try:
             return os.path.samestat(os.stat(self.cache.directory), self._directory)
         except OSError as error:
-            let_through(error)
+            reraise_signal(error)
             return False
 
 
@@ -60,36 +60,36 @@ class Handles:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._open: dict[Any, Shared] = {}
-        self.serving = False  # a request has come, so Django closes its caches after this one and every other
+        self.serving = False  # a request has come, so Django closes its caches after every request
 
     def get(self, directory: str | os.PathLike[str] | None, shards: int, timeout: float, options: Any) -> Shared:
         """Return the open cache with these settings, or open it."""
-        if isinstance(options.get("allow"), list):  # as settings are written
+        if isinstance(options.get("allow"), list):  # as Django's settings spell it
             options = {**options, "allow": tuple(options["allow"])}
         key = None if directory is None else (os.path.abspath(directory), shards, timeout, *sorted(options.items()))
         try:
             hash(key)
-        except TypeError:  # an option that nothing can be told equal to
+        except TypeError:  # an option that cannot be compared: this backend gets a cache of its own
             key = None
         if key is None:
             return Shared(FanoutCache(directory, shards, timeout, **options))
-        with self._lock:  # also while it is opened, so that two threads do not open one each
+        with self._lock:  # also while opening, so that two threads do not open the same cache twice
             self._forget_removed()
             if key not in self._open:
                 self._open[key] = Shared(FanoutCache(directory, shards, timeout, **options))
             return self._open[key]
 
     def _forget_removed(self) -> None:
-        """Close the caches whose directories were removed: what is made at the same path is another cache."""
+        """Close the caches whose directories were removed: a new directory at the same path is another cache."""
         for key, shared in tuple(self._open.items()):
             if not shared.is_there():
-                shared.is_stale = True  # before it is closed: backends that have it get another one for their next call
+                shared.is_stale = True  # before closing it, so that the next call of each backend gets another one
                 del self._open[key]
-                with suppress(CacheError):  # of one in use, which is closed with its last backend
+                with suppress(CacheError):  # one in use is closed with its last backend
                     shared.cache.close()
 
     def close(self, shared: Shared) -> None:
-        """Close a cache for good: opened again, it might find what others made where its directory was removed."""
+        """Close a cache for good: if it opened again, its directory might be one that others made after a removal."""
         with self._lock:
             shared.is_stale = True
             for key in [key for key, known in self._open.items() if known is shared]:
@@ -97,11 +97,11 @@ class Handles:
         shared.cache.close()
 
     def note_request(self, **_: Any) -> None:
-        """Note that this process answers requests."""
+        """Remember that this process answers requests."""
         self.serving = True
 
     def after_fork(self) -> None:
-        """Give the child a free lock: the thread that may have held it exists in the parent only."""
+        """Give the child a free lock: the thread that may hold the old one exists only in the parent."""
         self._lock = threading.Lock()
 
 
@@ -166,7 +166,7 @@ class DjangoCache(BaseCache):  # type: ignore[misc]  # Django has no types
         return self._shared.cache
 
     @_cache.setter
-    def _cache(self, cache: FanoutCache) -> None:  # as tests do that have several backends share one cache
+    def _cache(self, cache: FanoutCache) -> None:  # for tests that let several backends share one cache
         self._shared, self._made = Shared(cache), (None, *self._made[1:])
 
     @property
@@ -369,7 +369,7 @@ class DjangoCache(BaseCache):  # type: ignore[misc]  # Django has no types
         every request, while other threads are in the middle of theirs.
         """
         if not handles.serving:
-            if self._made[0] is None:  # in a temporary directory, which nobody else makes, or not of this backend
+            if self._made[0] is None:  # a temporary directory, which nobody else opens, or a cache that a test has set
                 self._shared.cache.close()
             else:
                 handles.close(self._shared)

@@ -1,7 +1,7 @@
-"""Every error and warning that the package raises, each with its own meaning.
+"""Every error and warning that the package raises, each with one meaning.
 
-`Timeout` means one thing only: a lock was not got in time. Everything else that can go wrong has its own class, a
-message that names the key or path concerned, and a base class from the standard library where one fits, so that
+`Timeout` means only that a lock could not be taken in time. Everything else that can go wrong has its own class, a
+message that names the key or path concerned, and, where one fits, a base class from the standard library, so that
 `except ValueError` or `except OSError` keeps working.
 """
 
@@ -11,15 +11,15 @@ import errno
 import os
 import pickle
 
-from .interrupts import let_through
+from .system.signals import reraise_signal
 
 
 class CacheError(Exception):
-    """Stand above every error that is particular to this package."""
+    """The base class of all errors of this package."""
 
 
 class Timeout(CacheError):
-    """A lock was not got within `timeout` seconds; nothing was written by the step that waited."""
+    """A lock could not be taken within `timeout` seconds; the step that waited wrote nothing."""
 
 
 class TransactionError(CacheError, RuntimeError):
@@ -27,11 +27,11 @@ class TransactionError(CacheError, RuntimeError):
 
 
 class NotOwner(CacheError, RuntimeError, AssertionError):
-    """A lock was released or extended by someone who does not hold it; DiskCache raises AssertionError."""
+    """A lock was released or extended by someone who does not hold it; DiskCache raises AssertionError here."""
 
 
 class LeaseLost(NotOwner):
-    """A lock's lease ran out, or its entry was removed, while its owner thought that it held the lock."""
+    """A lock's lease ran out, or its entry was removed, while its owner believed that it held the lock."""
 
 
 class SettingError(CacheError, ValueError):
@@ -42,8 +42,8 @@ class MissingDependency(CacheError, ImportError):
     """A serializer, a compressor or encryption needs a package that is not installed."""
 
 
-def missing(package: str, extra: str, wanted_by: str) -> MissingDependency:
-    """Return the error for an optional dependency that is not there, with the command that installs it."""
+def missing_dependency(package: str, extra: str, wanted_by: str) -> MissingDependency:
+    """Return the error for an optional dependency that is not installed, with the command that installs it."""
     return MissingDependency(
         f"{wanted_by} needs {package!r}, which is not installed: pip install 'diskcache-like[{extra}]'", name=package
     )
@@ -54,7 +54,7 @@ class KeyEncodeError(CacheError, TypeError):
 
 
 class ValueEncodeError(CacheError, TypeError, pickle.PicklingError):
-    """A value cannot be encoded under the configured policies; DiskCache, and so its callers, know PicklingError."""
+    """A value cannot be encoded under the configured policies; callers of DiskCache expect PicklingError."""
 
 
 class KeyTooLarge(CacheError, ValueError):
@@ -62,7 +62,7 @@ class KeyTooLarge(CacheError, ValueError):
 
 
 class ValueTooLarge(CacheError, ValueError):
-    """A value would not fit the cache even if everything else were evicted."""
+    """A value would not fit into the cache even if everything else were evicted."""
 
 
 class ExpiryError(CacheError, ValueError):
@@ -70,31 +70,31 @@ class ExpiryError(CacheError, ValueError):
 
 
 class DecodeError(CacheError, ValueError):
-    """Stored bytes are not what the configured codec writes."""
+    """Stored bytes are not in the form that the configured codec writes."""
 
 
 class SignatureError(DecodeError):
-    """An entry that must be authenticated is not, or was authenticated with another secret."""
+    """An entry that must be authenticated is not, or was authenticated with a different secret."""
 
 
 class DictionaryError(DecodeError):
-    """The compression dictionary that an entry was made with is missing or damaged; the entry itself is whole."""
+    """The compression dictionary of an entry is missing or damaged; the entry itself is intact."""
 
 
 class TrainingError(CacheError, ValueError):
-    """A compression dictionary cannot be trained: the cache has no use for one, or too few entries."""
+    """A compression dictionary cannot be trained: the cache cannot use one, or has too few entries."""
 
 
 class SecretError(CacheError, ValueError):
-    """The cache was created with another secret than the one given, or needs one and got none."""
+    """The cache was created with a different secret, or it needs one and none was given."""
 
 
 class KeyringError(CacheError):
-    """The keyring of an encrypted cache is damaged or another one now, so that its entries cannot be read."""
+    """The keyring of an encrypted cache is damaged or was replaced, so its entries cannot be read."""
 
 
 class DirectoryError(CacheError, OSError):
-    """The cache directory, or a file in it, cannot be used; `errno` says why."""
+    """The cache directory or a file in it cannot be used; `errno` says why."""
 
     def __init__(self, code: int, message: str, path: str | os.PathLike[str]) -> None:
         super().__init__(code, message, os.fspath(path))
@@ -108,7 +108,7 @@ class UnsafeDirectory(DirectoryError):
 
 
 class DiskFull(CacheError, OSError):
-    """There was no room on the disk; what was stored before is still readable."""
+    """The disk is full; everything stored before is still readable."""
 
     def __init__(self, message: str, path: str | os.PathLike[str]) -> None:
         super().__init__(errno.ENOSPC, message, os.fspath(path))
@@ -123,9 +123,9 @@ _ADVICE = {
 }
 
 
-def refused(error: OSError, path: str | os.PathLike[str]) -> DirectoryError | DiskFull:
-    """Return the package's error for one that the system raised for a file of the cache."""
-    let_through(error)
+def file_error(error: OSError, path: str | os.PathLike[str]) -> DirectoryError | DiskFull:
+    """Return the package's error for an error that the system raised about a file of the cache."""
+    reraise_signal(error)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return DiskFull("no room for the file", path)
     code = error.errno or errno.EIO
@@ -134,15 +134,15 @@ def refused(error: OSError, path: str | os.PathLike[str]) -> DirectoryError | Di
 
 
 class AlreadyImported(CacheError, ImportError):
-    """Another `diskcache` was imported before this package could take its place."""
+    """The real `diskcache` was imported before this package could take its place."""
 
 
 class StorageError(CacheError):
-    """The database could not be read or written for a reason that is not a lock, a full disk or corruption."""
+    """The database could not be read or written, for a reason other than a lock, a full disk or corruption."""
 
 
 class ForeignDatabase(StorageError):
-    """The database was not made by this package, or its schema was tampered with."""
+    """The database was not made by this package, or somebody tampered with its schema."""
 
 
 class DiskCacheDirectory(ForeignDatabase):
@@ -156,15 +156,15 @@ class NewerFormat(ForeignDatabase):
 class CorruptDatabase(StorageError):
     """The database file is damaged."""
 
-    path: str | None = None  # of the file, where it was met in use
+    path: str | None = None  # of the database, if it was in use when the damage was found
 
 
 class CorruptDatabaseWarning(UserWarning):
-    """A damaged database was left where it is for a new, empty one, or a transaction in it could not be completed."""
+    """A damaged database was quarantined and a new, empty one started, or a transaction could not be rolled forward."""
 
 
 class SignatureWarning(UserWarning):
-    """Entries that should be authenticated are not; they read as misses."""
+    """Entries that should be authenticated are not; reading them is a miss."""
 
 
 class UnknownFileWarning(UserWarning):

@@ -5,33 +5,37 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, TypeVar
 
 from .cache import Cache
-from .disk import Disk
-from .errors import SecretError, SettingError
-from .persistent import Deque, Index, KeptCache
-from .rotation import children_of
-from .storage.shards import close_each, refuse_link
+from .disk.contract import Disk
+from .entries.rotation import children_of
+from .entries.session import Opening
+from .errors import SecretError, SettingError, Timeout
+from .persistent import Deque, DurableCache, Index
+from .storage.opening.directory import refuse_link
+from .storage.shards import close_each
 
 T = TypeVar("T")
+C = TypeVar("C", Cache, Deque, Index)
 _NAME = re.compile(r"[^\x00]{1,200}")
 
 
 class FanoutCache(Cache):
     """A cache in `shards` databases.
 
-    Differs from `Cache` in its defaults: eight shards, a short timeout, and what a timeout does: a write that did not
-    get its shard's lock in time is given up and answers False (or its default) instead of raising. The directory's
-    stored number of shards wins over the argument. `size_limit` is for all shards together: each is sure of its even
-    share, which no single value may exceed, and may use what the others leave until they need it. Making a new cache
-    waits up to a minute for others who make it too.
+    It differs from `Cache` in its defaults: eight shards, a short timeout, and a write that does not get its shard's
+    lock in time gives up and returns False (or its default) instead of raising. The number of shards stored in the
+    directory wins over the argument. `size_limit` is for all shards together: each is sure of its even share, which no
+    single value may exceed, and may use what the others leave free until they need it. Opening waits up to a minute
+    for other processes that are making the same cache.
     """
 
-    _OPENING = 60.0  # making or repairing shards is not an operation to be given up after some milliseconds
+    _OPENING = Opening(timeout=60.0)  # some milliseconds are not enough to make or repair shards
 
     def __init__(
         self,
@@ -42,16 +46,6 @@ class FanoutCache(Cache):
         **settings: Any,
     ) -> None:
         self._open(directory, shards, timeout, disk, settings)
-
-    def _open(
-        self,
-        directory: str | os.PathLike[str] | None,
-        shards: int,
-        timeout: float,
-        disk: type[Disk],
-        settings: dict[str, Any],
-    ) -> None:
-        super()._open(directory, shards, timeout, disk, settings)
         self._children: dict[tuple[str, str], Cache | Deque | Index] = {}
 
     def __getstate__(self) -> Any:
@@ -62,67 +56,64 @@ class FanoutCache(Cache):
         """Make the body one transaction over all shards; like `Cache.transact`, but waits without limit by default."""
         return super().transact(retry=retry)
 
-    def _timed_out(self, answer: T) -> T:
-        return answer
+    def _failed(self, answer: T) -> T:
+        if isinstance(sys.exception(), Timeout):
+            return answer
+        raise  # noqa: PLE0704
 
     def _wait_for_all(self, retry: bool) -> float | None:
-        return None  # a count that leaves out the shards that were busy would look like a whole removal
+        return None  # a count without the busy shards would look as if everything had been removed
 
     def cache(self, name: str, timeout: float = 60, disk: type[Disk] | None = None, **settings: Any) -> Cache:
         """Return the cache called `name` in a subdirectory; the same object each time while this handle lives.
 
         `disk` is this cache's own by default.
         """
-        child = self._children.get(("cache", name))
-        if child is None:
+
+        def opened() -> Cache:
             options = {**self._passed_on(), **settings}
-            child = self._adopted(
-                "cache", name, Cache(self._child_path("cache", name), timeout, disk or type(self.disk), **options)
-            )
-        assert isinstance(child, Cache)
-        return child
+            return Cache(self._child_path("cache", name), timeout, disk or type(self.disk), **options)
+
+        return self._child("cache", name, opened)
 
     def deque(self, name: str, maxlen: float | None = None) -> Deque:
         """Return the deque called `name` in a subdirectory; the same object each time while this handle lives.
 
         `maxlen` replaces the length limit that is stored with it; with None that stays as it is.
         """
-        child = self._children.get(("deque", name))
-        if child is None:
-            child = self._adopted("deque", name, Deque.fromcache(self._kept("deque", name), maxlen=maxlen))
-        assert isinstance(child, Deque)
+        child = self._child("deque", name, lambda: Deque.fromcache(self._durable("deque", name), maxlen=maxlen))
         if maxlen is not None and maxlen != child.maxlen:
             child.maxlen = maxlen
         return child
 
     def index(self, name: str) -> Index:
         """Return the index called `name` in a subdirectory; the same object each time while this handle lives."""
-        child = self._children.get(("index", name))
+        return self._child("index", name, lambda: Index.fromcache(self._durable("index", name)))
+
+    def _child(self, kind: str, name: str, make: Callable[[], C]) -> C:
+        """Return a child, opening it the first time. If another thread was first, return its child."""
+        child: Any = self._children.get((kind, name))
         if child is None:
-            child = self._adopted("index", name, Index.fromcache(self._kept("index", name)))
-        assert isinstance(child, Index)
-        return child
+            opened = make()
+            # `setdefault` of a dictionary with such keys is one step, so all threads get the same child.
+            child = self._children.setdefault((kind, name), opened)
+            if child is not opened:
+                _close(opened)
+        found: C = child
+        return found
 
-    def _adopted(self, kind: str, name: str, opened: Cache | Deque | Index) -> Cache | Deque | Index:
-        """Return the child to use: `opened`, or what another thread opened first, `opened` then being closed.
-
-        `setdefault` of a dictionary with such keys is one step, so all threads get the same.
-        """
-        child = self._children.setdefault((kind, name), opened)
-        if child is not opened:
-            _close(opened)
-        return child
-
-    def _kept(self, kind: str, name: str) -> Cache:
-        """Return the cache of a deque or index: with this cache's options but for those that let entries go."""
-        return KeptCache(self._child_path(kind, name), disk=type(self.disk), **{**self._passed_on(), "strict": True})
+    def _durable(self, kind: str, name: str) -> Cache:
+        """Return the cache of a deque or index: it has this cache's options, but loses no entries."""
+        return DurableCache(self._child_path(kind, name), disk=type(self.disk), **{**self._passed_on(), "strict": True})
 
     def _passed_on(self) -> dict[str, Any]:
-        sealed = {"encrypt": True} if self._sealer is not None else {}  # whether this handle asked for it or found it
-        return {**self._options.to_pass_on(), "secret": self._options.secret, **sealed}
+        options = self._session.options
+        # Encrypted children for an encrypted cache, whether this handle asked for encryption or found it.
+        sealed = {} if self._session.sealer is None else {"encrypt": True}
+        return {**options.to_pass_on(), "secret": options.secret, **sealed}
 
     def rotate(self, new_secret: bytes | str, progress: Callable[[int, int], object] | None = None) -> None:
-        """Do what `Cache.rotate` does for this cache and for its named children, who come first."""
+        """Do what `Cache.rotate` does, first for the named children and then for this cache."""
         for kind, name in list(children_of(self.directory)):
             self._rotate_child(kind, name, new_secret, progress)
         super().rotate(new_secret, progress)
@@ -130,20 +121,20 @@ class FanoutCache(Cache):
     def _rotate_child(
         self, kind: str, name: str, new_secret: bytes | str, progress: Callable[[int, int], object] | None
     ) -> None:
-        """Rotate a child that has this cache's secret; one of its own, or that is not encrypted, stays as it is."""
+        """Rotate a child that has this cache's secret; leave one that has its own, or is not encrypted, as it is."""
         child = self._children.get((kind, name))
         if child is not None:
             (child if isinstance(child, Cache) else child.cache).rotate(new_secret, progress)
             return
-        for secret in (self._options.secret, new_secret):
+        for secret in (self._session.options.secret, new_secret):
             options = {**self._passed_on(), "secret": secret, "encrypt": None}
             with contextlib.suppress(SecretError), Cache(self._child_path(kind, name), **options) as opened:
-                if opened._sealer is not None:
+                if opened._session.sealer is not None:
                     opened.rotate(new_secret, progress)
                 return
 
     def _child_path(self, kind: str, name: str) -> str:
-        """Return the directory of a named child; each part of the name is one directory level below this one's."""
+        """Return the directory of a named child; each part of its name is one more level below this directory."""
         parts = name.split("/")
         if not _NAME.fullmatch(name) or any(part in ("", ".", "..") for part in parts):
             raise SettingError(f"{kind} name is {name!r}, expected a relative name without empty parts, '.' and '..'")

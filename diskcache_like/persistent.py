@@ -4,7 +4,7 @@ The items of a deque are the queue without prefix of a cache that is the deque's
 queue's numbers, which may have gaps, and their number is the cache's. So every operation is one of the cache's or a
 transaction over several, and holds between processes as those do. The entries of an index are the cache's own.
 
-Neither can be computed again as a cached value can. Nothing is evicted from them, and what is damaged is an error.
+What they hold cannot be computed again, as a cached value can. So nothing is evicted from them, and damage is an error.
 """
 
 from __future__ import annotations
@@ -19,23 +19,24 @@ from functools import partialmethod
 from itertools import islice, zip_longest
 from typing import Any, Final, Self
 
-from .cache import Cache
-from .disk import Constant, Disk
-from .entries import ENOVAL
+from .cache import Cache, batches
+from .disk.contract import Constant, Disk
+from .entries.loading import ENOVAL
+from .entries.session import Opening
 from .errors import DiskFull
-from .memoize import Memoized, P, R
-from .queues import Side
+from .operations.memoize import Memoized, P, R
+from .operations.queues import Side
 from .settings import checked
 
-MAXLEN: Final = "deque_maxlen"  # the setting that holds a deque's length limit, so that it is no item
-BATCH: Final = 1000  # items per transaction where many are added at once
+MAXLEN: Final = "deque_maxlen"  # the setting that holds a deque's length limit: as an entry it would be an item
+BATCH: Final = 1000  # items per transaction when many are added at once
 _END = Constant("END")
 
 
-class KeptCache(Cache):
-    """A cache of what cannot be made again: a corrupt database raises CorruptDatabase, a damaged entry DecodeError."""
+class DurableCache(Cache):
+    """A cache of what cannot be computed again: it raises CorruptDatabase or DecodeError for damage."""
 
-    _RECOVER = False
+    _OPENING = Opening(recover=False)
 
     def __init__(
         self,
@@ -49,7 +50,7 @@ class KeptCache(Cache):
 
 
 class _InCache:
-    """What lives in a cache."""
+    """A collection that keeps its items in a cache."""
 
     _cache: Cache
 
@@ -77,10 +78,10 @@ class _InCache:
 class Deque(_InCache, abc.MutableSequence[Any]):
     """A sequence on disk that is quick at both ends, shared by threads and processes.
 
-    Every operation is atomic but for those that say otherwise, and waits for other writers without limit; reads never
-    wait. `in`, `count`, `index` and comparisons look at one item after another, as iteration does, and may miss one
-    that is moved meanwhile: use them within `transact()` where others rotate, reverse or insert. Values are copies: a
-    change to one of them is stored by assigning it. `directory`: made if missing, a temporary one if None. `maxlen`:
+    Every operation is atomic unless it says otherwise, and waits for other writers without limit; reads never wait.
+    `in`, `count`, `index` and comparisons look at one item after another, as iteration does, and may miss one that
+    moves meanwhile: use them within `transact()` if others rotate, reverse or insert. Values are copies: to store a
+    change to one, assign it. `directory`: made if missing, a temporary one if None. `maxlen`:
     when the deque is full, adding at one end drops at the other; kept across reopening, None for what is kept there.
     Raises what `Cache` raises, CorruptDatabase for a damaged database and DecodeError for a damaged item.
     """
@@ -92,7 +93,7 @@ class Deque(_InCache, abc.MutableSequence[Any]):
         maxlen: float | None = None,
     ) -> None:
         _limit(maxlen)
-        self._set_up(KeptCache(directory), iterable, maxlen)
+        self._set_up(DurableCache(directory), iterable, maxlen)
 
     def _set_up(self, cache: Cache, iterable: Iterable[Any], maxlen: float | None) -> None:
         self._cache = cache
@@ -102,7 +103,7 @@ class Deque(_InCache, abc.MutableSequence[Any]):
 
     @classmethod
     def fromcache(cls, cache: Cache, iterable: Iterable[Any] = (), maxlen: float | None = None) -> Self:
-        """Return a deque in `cache`, which holds nothing else; damage and eviction are treated as that cache does."""
+        """Return a deque in `cache`, which must hold nothing else and decides about damage and eviction."""
         _limit(maxlen)
         self = cls.__new__(cls)
         self._set_up(cache, iterable, maxlen)
@@ -116,7 +117,7 @@ class Deque(_InCache, abc.MutableSequence[Any]):
 
     @maxlen.setter
     def maxlen(self, value: float | None) -> None:
-        """Store another length limit for every user of the deque, and drop items in front that are too many."""
+        """Store another length limit for every user of the deque, and drop surplus items from the front."""
         limit = _limit(value)
         with self.transact():
             self._cache.reset(MAXLEN, limit)
@@ -133,29 +134,28 @@ class Deque(_InCache, abc.MutableSequence[Any]):
         self._add((value,), "front", "back")
 
     def extend(self, iterable: Iterable[Any]) -> None:
-        """Add values at the back: those of a collection atomically in batches of 1,000, those of an iterator singly."""
+        """Add values at the back: from a collection in atomic batches of 1,000, from an iterator one by one."""
         self._add_all(iterable, "back", "front")
 
     def extendleft(self, iterable: Iterable[Any]) -> None:
-        """Add values in front one after the other, so that the last one comes first; otherwise like `extend`."""
+        """Add values in front one by one, so that the last one ends up first; otherwise like `extend`."""
         self._add_all(iterable, "front", "back")
 
     def _add_all(self, iterable: Iterable[Any], side: Side, other: Side) -> None:
         if isinstance(iterable, Deque) and iterable.directory == self.directory:
-            iterable = list(iterable)  # what is dropped meanwhile counts, what is added does not
+            iterable = list(iterable)  # items dropped meanwhile count, items added do not
         size = BATCH if isinstance(iterable, Sized) else 1  # an iterator may wait between two values
-        iterator = iter(iterable)
-        while values := list(islice(iterator, size)):
+        for values in batches(iterable, size):
             self._add(values, side, other)
 
     def _add(self, values: Sequence[Any], side: Side, other: Side) -> None:
-        with self.transact():  # so that nobody meets the deque with more than `maxlen` items
+        with self.transact():  # so that nobody sees the deque with more than `maxlen` items
             for value in values:
                 self._cache.push(value, side=side, retry=True)
             self._trim(other)
 
     def _trim(self, side: Side) -> None:
-        """Drop what is beyond the limit, within the caller's transaction."""
+        """Drop items until the limit holds, within the caller's transaction."""
         limit = self.maxlen
         while limit < math.inf and len(self._cache) > limit:
             self._pull(side)
@@ -185,7 +185,7 @@ class Deque(_InCache, abc.MutableSequence[Any]):
     # -- positions ------------------------------------------------------------------------------------------------
 
     def _find(self, index: Any, complaint: str = "deque index out of range") -> tuple[Any, Any]:
-        """Return key and value of the item at a position: one statement finds and reads it, whatever others do."""
+        """Return key and value of the item at a position. One statement finds and reads it, so it is atomic."""
         number = operator.index(index)
         side: Side = "front" if number >= 0 else "back"
         for found in self._cache.iterqueue(side=side, skip=number if number >= 0 else -1 - number):
@@ -204,7 +204,7 @@ class Deque(_InCache, abc.MutableSequence[Any]):
             del self._cache[self._find(index)[0]]
 
     def insert(self, index: int, value: Any) -> None:
-        """Put `value` in front of the item at `index`, moving those on the shorter side; IndexError if it is full."""
+        """Put `value` in front of the item at `index`, moving the shorter side; a full deque raises IndexError."""
         wanted = operator.index(index)
         with self.transact():
             length = len(self)
@@ -214,7 +214,7 @@ class Deque(_InCache, abc.MutableSequence[Any]):
             side: Side = "front" if wanted <= length // 2 else "back"
             free = self._cache.push(None, side=side, retry=True)
             for key, item in islice(self._cache.iterqueue(side=side, skip=1), min(wanted, length - wanted)):
-                self._cache[free] = item  # each to where its neighbour was
+                self._cache[free] = item  # each item moves to where its neighbour was
                 free = key
             self._cache[free] = value
 
@@ -228,7 +228,7 @@ class Deque(_InCache, abc.MutableSequence[Any]):
         raise ValueError(f"{value!r} is not in the deque")
 
     def index(self, value: Any, start: int = 0, stop: int | None = None) -> int:
-        """Return the position of the first item that equals `value`, between two positions; ValueError if none."""
+        """Return the position of the first item between two positions that equals `value`; ValueError if none does."""
         length = len(self)
         first = max(start + length, 0) if start < 0 else start
         end = length if stop is None else stop + length if stop < 0 else min(stop, length)
@@ -244,7 +244,7 @@ class Deque(_InCache, abc.MutableSequence[Any]):
         return len(self._cache)
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the items from front to back; what is appended meanwhile is left out, and so is what is removed."""
+        """Yield the items from front to back, without those that are appended or removed meanwhile."""
         return (value for _, value in self._cache.iterqueue())
 
     def __reversed__(self) -> Iterator[Any]:
@@ -252,7 +252,7 @@ class Deque(_InCache, abc.MutableSequence[Any]):
         return (value for _, value in self._cache.iterqueue(side="back"))
 
     def clear(self) -> None:
-        """Remove every item; in batches, each of them atomic."""
+        """Remove every item, in atomic batches."""
         self._cache.clear(retry=True)
 
     def copy(self) -> Self:
@@ -261,7 +261,7 @@ class Deque(_InCache, abc.MutableSequence[Any]):
 
     def reverse(self) -> None:
         """Reverse the order of the items in place."""
-        with self.transact():  # each pass writes behind both iterators, so neither meets what was written
+        with self.transact():  # each pass writes behind both iterators, so neither sees what was written
             ends = zip(self._cache.iterqueue(), self._cache.iterqueue(side="back"), strict=False)
             for (key, value), (other_key, other_value) in islice(ends, len(self) // 2):
                 self._cache[key] = other_value
@@ -292,7 +292,7 @@ class Deque(_InCache, abc.MutableSequence[Any]):
         return self
 
     def _compare(self, other: object, decide: Callable[[Any, Any], Any]) -> Any:
-        """Compare item by item, as sequences are."""
+        """Compare item by item, as sequences do."""
         if not isinstance(other, Sequence):
             return NotImplemented
         if decide is operator.eq and len(self) != len(other):
@@ -332,12 +332,12 @@ class Index(_InCache, abc.MutableMapping[Any, Any]):
         directory = None
         if args and (args[0] is None or isinstance(args[0], str | bytes | os.PathLike)):
             directory, args = args[0], args[1:]
-        self._cache = KeptCache(directory)
+        self._cache = DurableCache(directory)
         self.update(*args, **kwargs)
 
     @classmethod
     def fromcache(cls, cache: Cache, *args: Any, **kwargs: Any) -> Self:
-        """Return an index of all entries of `cache`; damage and eviction are treated as that cache does."""
+        """Return an index of all entries of `cache`, which decides about damage and eviction."""
         self = cls.__new__(cls)
         self._cache = cache
         self.update(*args, **kwargs)
@@ -370,7 +370,7 @@ class Index(_InCache, abc.MutableMapping[Any, Any]):
             return self._cache[key]
 
     def update(self, other: Any = (), /, **kwds: Any) -> None:
-        """Store what `dict.update` takes: of a collection atomically in batches of 1,000, of an iterator singly."""
+        """Store what `dict.update` takes: from a collection in atomic batches of 1,000, from an iterator one by one."""
         for pairs in (other, kwds):
             if isinstance(pairs, Mapping):
                 self._set_all(pairs.items(), BATCH)
@@ -380,8 +380,7 @@ class Index(_InCache, abc.MutableMapping[Any, Any]):
                 self._set_all(pairs, BATCH if isinstance(pairs, Sized) else 1)
 
     def _set_all(self, pairs: Iterable[tuple[Any, Any]], size: int) -> None:
-        iterator = iter(pairs)
-        while batch := list(islice(iterator, size)):
+        for batch in batches(pairs, size):
             with self.transact():
                 for key, value in batch:
                     self._cache[key] = value
@@ -404,7 +403,7 @@ class Index(_InCache, abc.MutableMapping[Any, Any]):
         """Remove and return the (key, value) inserted last, or first; raise KeyError if the index is empty."""
         try:
             return self._popitem(last)
-        except DiskFull:  # of a removal, which has the next transaction begin by making room
+        except DiskFull:  # a removal failed; the next transaction begins by making room
             return self._popitem(last)
 
     def _popitem(self, last: bool) -> tuple[Any, Any]:
@@ -422,7 +421,7 @@ class Index(_InCache, abc.MutableMapping[Any, Any]):
         return self._cache.pull(prefix, default, side, retry=True)
 
     def clear(self) -> None:
-        """Remove every entry; in batches, each of them atomic."""
+        """Remove every entry, in atomic batches."""
         self._cache.clear(retry=True)
 
     def __len__(self) -> int:
@@ -455,7 +454,7 @@ class Index(_InCache, abc.MutableMapping[Any, Any]):
         return self._cache.memoize(name, typed, ignore=ignore, **options)
 
     def __eq__(self, other: object) -> bool:
-        """Compare with a mapping: with an Index or OrderedDict in order, with any other in no order."""
+        """Compare with a mapping; order counts only if that is an Index or OrderedDict."""
         if not isinstance(other, Mapping):
             return NotImplemented
         if len(self) != len(other):
@@ -472,7 +471,7 @@ class Index(_InCache, abc.MutableMapping[Any, Any]):
 
 
 def _value_of(mapping: Mapping[Any, Any], key: Any) -> Any:
-    """Return the value of `key`, or ENOVAL; a key that cannot be hashed is in no mapping that wants to hash it."""
+    """Return the value of `key`, or ENOVAL, also if the mapping hashes its keys and this one cannot be hashed."""
     try:
         return mapping.get(key, ENOVAL)
     except TypeError:
@@ -484,7 +483,7 @@ def _value_of(mapping: Mapping[Any, Any], key: Any) -> Any:
 
 
 def _pairs(index: Index, keys: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
-    """Yield key and value of those keys that are still there when their turn comes."""
+    """Yield key and value of each key that is still there when its turn comes."""
     for key in keys:
         value = index.get(key, ENOVAL)
         if value is not ENOVAL:
@@ -502,7 +501,7 @@ class _Keys(_View, abc.KeysView[Any]):
 
 class _Values(_View, abc.ValuesView[Any]):
     def __contains__(self, value: object) -> bool:
-        # Not the base class's, which raises KeyError where an entry goes, or expires, before its turn comes.
+        # The base class's raises KeyError if an entry is removed or expires before its turn comes.
         return any(found is value or found == value for found in self)
 
     def __iter__(self) -> Iterator[Any]:
@@ -521,6 +520,6 @@ class _Items(_View, abc.ItemsView[Any, Any]):
 
 
 def _limit(maxlen: float | None) -> int | None:
-    """Return a length limit as it is stored; raise SettingError for what is none."""
+    """Return a length limit as it is stored; raise SettingError for anything else."""
     limit: int | None = checked(MAXLEN, None if maxlen == math.inf else maxlen)
     return limit

@@ -1,7 +1,8 @@
-"""Eviction policies: which entry goes first when room is needed.
+"""Eviction policies: which entry is evicted first.
 
-Every entry has a `rank`; the entry of lowest rank is evicted first. What a rank means is the policy's: twice the write
-counter at the last store, that and one at the last use (so that a use lies between two writes), or the number of uses.
+Every entry has a `rank`, and the entry with the lowest rank goes first. The policy decides what the rank is: twice the
+write counter at the last store; the same at the last use, plus one, so that a use lies between two writes; or the
+number of uses.
 """
 
 from __future__ import annotations
@@ -12,16 +13,16 @@ from .errors import SettingError
 
 
 class Policy(NamedTuple):
-    """How ranks are kept under one eviction policy."""
+    """One eviction policy, and what a hit must record for it."""
 
     name: str
-    evicts: bool  # whether live entries are ever removed for room
-    marks_recency: bool  # a hit notes the write counter in the shared use word of the key's slot
+    evicts: bool  # whether live entries are ever removed to make room
+    marks_recency: bool  # a hit stores the write counter in the shared use word of the key's slot
     marks_frequency: bool  # a hit adds one to the shared use word of the key's slot
 
     @property
     def marks(self) -> bool:
-        """Tell whether hits are noted at all."""
+        """Tell whether hits are recorded at all."""
         return self.marks_recency or self.marks_frequency
 
 
@@ -37,8 +38,8 @@ EVICTION_POLICY: dict[str, Policy] = {
 
 
 def policy_named(name: object) -> Policy:
-    """Return the policy called `name`, or raise SettingError that lists the known ones."""
+    """Return the policy called `name`, or raise a SettingError that lists the known ones."""
     policy = EVICTION_POLICY.get(name) if isinstance(name, str) else None
-    if not isinstance(policy, Policy):  # a program may have added SQL of its own, as DiskCache lets it
+    if not isinstance(policy, Policy):  # a program may have added its own SQL, which DiskCache allows
         raise SettingError(f"eviction_policy is {name!r}, expected one of {', '.join(EVICTION_POLICY)}")
     return policy

@@ -1,7 +1,7 @@
 """Settings: their names, defaults, types and ranges, and which of them a cache stores.
 
-Settings given when a cache is opened are that handle's. At creation all of them are stored; later the stored ones are
-changed by `reset` alone. What is read from a database is validated like what a caller gives.
+Settings passed when a cache is opened apply to that handle. Creating a cache stores all of them; later only `reset`
+changes the stored ones. What is read from a database is validated like what a caller passes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DEFAULT_SETTINGS: dict[str, Any] = {
     "sqlite_auto_vacuum": 2,  # incremental; full makes deletes 2.7 times slower
     "sqlite_cache_size": 1 << 13,  # pages of 2 KiB
     "sqlite_journal_mode": "wal",
-    "sqlite_mmap_size": 0,  # memory-mapped reads turn a passing I/O error into a signal and gained nothing
+    "sqlite_mmap_size": 0,  # memory-mapped reads turn a transient I/O error into a signal, and were no faster
     "sqlite_synchronous": 1,
     "compress_level": None,  # the compressor's own
     "compress_min_size": 128,
@@ -36,8 +36,8 @@ DEFAULT_SETTINGS: dict[str, Any] = {
     "disk_pickle_protocol": pickle.HIGHEST_PROTOCOL,
 }
 
-OPTIONAL_SETTINGS = frozenset({"deque_maxlen"})  # stored by those who need them; no cache has them from the start
-HANDLE_ONLY = frozenset({"hot_size_limit"})  # about this process's memory; never stored
+OPTIONAL_SETTINGS = frozenset({"deque_maxlen"})  # stored only by the classes that need them
+HANDLE_ONLY = frozenset({"hot_size_limit"})  # never stored, because they concern this process's memory
 DURABILITY = {"process": 0, "system": 1, "power": 2}  # value of PRAGMA synchronous
 DURABILITY_NAMES = {number: name for name, number in DURABILITY.items()}
 
@@ -98,7 +98,7 @@ _CHECKS: dict[str, Callable[[str, object], Any]] = {
 
 
 def checked(name: str, value: object) -> Any:
-    """Return the setting's value in its stored form, or raise SettingError that names what was expected."""
+    """Return the setting's value in its stored form, or raise a SettingError that says what was expected."""
     check = _CHECKS.get(name)
     if check is not None:
         return check(name, value)

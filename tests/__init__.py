@@ -1,1 +1,1 @@
-"""The tests; a package, so that they can share `kinds`."""
+"""The tests, in a folder for each part of the package; `support` has what they share."""

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
-import multiprocessing.forkserver as forkserver
-import multiprocessing.resource_tracker as resource_tracker
 import os
 import re
 import threading
 from collections.abc import Generator, Iterator
+from contextlib import closing
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import hypothesis
 import pytest
 
-from diskcache_like import Cache, files
+from diskcache_like import Cache
 
-from .kinds import KINDS, Clock, Kind, parameters
+from .support.cache_kinds import KINDS, QUICK, Clock, Kind, Opener, parameters
+from .support.leaks import child_processes, leaked_descriptors, open_descriptors
+from .support.small_disks import MEBIBYTE, Disk, NotPermitted, mounted
+from .support.tampering import fill
 
 CI = os.environ.get("CI") == "true"
 
@@ -56,60 +57,6 @@ def no_leaks() -> Iterator[None]:
     assert not leaked, f"file descriptors left open: {leaked}"
 
 
-def open_descriptors() -> dict[int, str]:
-    """Return the open file descriptors with what each refers to."""
-    found = {}
-    for entry in Path("/proc/self/fd").iterdir():
-        try:
-            found[int(entry.name)] = str(entry.readlink())
-        except FileNotFoundError:  # the descriptor that listed the directory
-            continue
-    return found
-
-
-def leaked_descriptors(before: dict[int, str]) -> dict[int, str]:
-    """Return the descriptors opened since `before`, but for those multiprocessing keeps for the life of the process."""
-    kept = set(standing_descriptors())
-    return {fd: name for fd, name in open_descriptors().items() if before.get(fd) != name and fd not in kept}
-
-
-def standing_descriptors() -> Iterator[int]:
-    """Yield the descriptors of multiprocessing's resource tracker and fork server."""
-    for owner, names in (
-        (resource_tracker._resource_tracker, ("_fd",)),
-        (forkserver._forkserver, ("_forkserver_alive_fd", "_forkserver_fd")),
-    ):
-        for name in names:
-            fd = getattr(owner, name, None)
-            if fd is not None:
-                yield fd
-
-
-def child_processes() -> set[int]:
-    """Return the live children of this process, but for multiprocessing's own helpers."""
-    found: set[int] = set()
-    for task in Path("/proc/self/task").iterdir():
-        try:
-            found.update(map(int, (task / "children").read_text().split()))
-        except FileNotFoundError:  # the thread has just ended
-            continue
-    helpers = {
-        getattr(resource_tracker._resource_tracker, "_pid", None),
-        getattr(forkserver._forkserver, "_forkserver_pid", None),
-    }
-    return found - helpers
-
-
-def bytes_on_disk(cache: Cache) -> int:
-    """Return the size of the databases and value files, not of what belongs to the processes that use them."""
-    passing = ("-wal", "-shm", ".gen", ".board", ".lock")
-    total = 0
-    for name in files.names_below(cache.directory):
-        with contextlib.suppress(FileNotFoundError):
-            total += 0 if name.endswith(passing) else os.lstat(os.path.join(cache.directory, name)).st_size
-    return total
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Turn the skip of a test into a failure in CI, where what it needs should have been there."""
@@ -133,12 +80,6 @@ def refuse_skip(report: Report) -> Report:
             report.outcome = "failed"
             report.longrepr = f"skipped in CI: {reason}"
     return report
-
-
-class Opener(Protocol):
-    """Opens handles on the test's one cache."""
-
-    def __call__(self, **settings: Any) -> Cache: ...
 
 
 @pytest.fixture
@@ -191,3 +132,21 @@ def theirs(diskcache: ModuleType, tmp_path: Path) -> Iterator[Any]:
     """Return a cache of DiskCache."""
     with diskcache.Cache(tmp_path / "theirs") as cache:
         yield cache
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """Return the directory of a closed cache with something of every sort in it."""
+    with closing(Cache(tmp_path / "cache", **QUICK)) as cache:
+        fill(cache)
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Disk]:
+    """Return an empty disk of four mebibytes."""
+    try:
+        with mounted(tmp_path / "disk", 4 * MEBIBYTE) as made:
+            yield made
+    except NotPermitted as reason:
+        pytest.skip(str(reason))

@@ -1,26 +1,10 @@
-"""Coherence between processes: generations in shared memory, the write lock, and what both need.
+"""Coherence between processes: a shard's generations in shared memory, its write lock, and what both are built on.
 
-`words` decides how 64-bit words are read and written, `generations` lays them out in a file, `lock` lets one writer at
-a time change them, `forks` tells a child from its parent, `sleepers` waits for a word to change, `native` loads the
-optional C helper that `native_build` makes.
+- `generations`: the generation file, by which processes tell each other that an entry may have changed
+- `write_lock`: one writer at a time, among threads and processes
+- `board`: the newest small records in shared memory
+- `futex`: sleep until a word changes, and wake those who sleep
+- `atomics`: how 64-bit words are read and written on each CPU
+- `control_files`: open the files of the first three safely
+- `native`, `native_build`: load and build the optional C helper
 """
-
-from __future__ import annotations
-
-from diskcache_like.coherence.forks import process_token
-from diskcache_like.coherence.generations import DEFAULT_SLOTS, NEVER, GenerationFile, Header
-from diskcache_like.coherence.lock import WriteLock
-from diskcache_like.coherence.words import Implementation, Words, choose_implementation, fill
-
-__all__ = [
-    "DEFAULT_SLOTS",
-    "NEVER",
-    "GenerationFile",
-    "Header",
-    "Implementation",
-    "Words",
-    "WriteLock",
-    "choose_implementation",
-    "fill",
-    "process_token",
-]

@@ -1,7 +1,4 @@
-"""Load the optional C helper, or say that there is none.
-
-Set `DISKCACHE_LIKE_NATIVE=0` to do without a helper that is there.
-"""
+"""Load the optional C helper; `DISKCACHE_LIKE_NATIVE=0` turns it off."""
 
 from __future__ import annotations
 
@@ -18,10 +15,7 @@ _ABI = 1  # DL_ABI of native_build.py
 
 
 class NativeModule:
-    """Call the helper's functions on a buffer of 64-bit words, named by `pointer` and a word index.
-
-    Nothing here checks an index: whoever calls has.
-    """
+    """Call the helper's functions on words that are given by `pointer` and an index, which the caller has checked."""
 
     __slots__ = ("_ffi", "add", "fill", "futex_wait", "futex_wake", "load", "store")
 
@@ -35,10 +29,10 @@ class NativeModule:
         self.futex_wake: Callable[[object, int, int], int] = lib.dl_futex_wake
 
     def pointer(self, view: memoryview[int]) -> object:
-        """Return the address of `view`, which the caller keeps alive, and so mapped, while the address is used.
+        """Return the address of `view`; the caller keeps the view alive, and so mapped, while it uses the address.
 
-        The view is not left exported: the collector of CPython before 3.12.7 (gh-77894) crashes when it frees an
-        exported one that is part of a cycle, as those of a handle are that was never closed.
+        The view must not stay exported: the garbage collector of CPython before 3.12.7 crashes when it frees an
+        exported view that is part of a cycle (gh-77894), as the views of a handle are that was never closed.
         """
         with self._ffi.from_buffer(view, require_writable=True) as exported:
             pointer: object = self._ffi.cast("void *", exported)
@@ -46,7 +40,7 @@ class NativeModule:
 
 
 def load() -> NativeModule | None:
-    """Return the helper, or None when it was not built, cannot be loaded here, or is switched off."""
+    """Return the helper, or None if it was not built, cannot be loaded here, or is turned off."""
     if os.environ.get(VARIABLE) == "0":
         return None
     return _load()
@@ -54,8 +48,8 @@ def load() -> NativeModule | None:
 
 @functools.cache
 def _load() -> NativeModule | None:
-    # ImportError also stands for a missing _cffi_backend, an interpreter that refuses it (sub-interpreters), and a
-    # library built for another machine.
+    # ImportError also covers a missing _cffi_backend, an interpreter that refuses it (sub-interpreters), and a library
+    # built for another machine.
     try:
         module = importlib.import_module(_MODULE)
     except ImportError:

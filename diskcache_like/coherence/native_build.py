@@ -1,7 +1,7 @@
 """Build the optional C helper: ordered and atomic access to mapped words, and futex waits.
 
-`setup.py` compiles it where it can; `python diskcache_like/coherence/native_build.py` puts it beside this file. Nothing
-needs it on x86-64: there it only shortens the wait for a contended write lock.
+`setup.py` compiles it if it can; `python diskcache_like/coherence/native_build.py` puts it beside this file. On x86-64
+nothing needs it: there it only shortens the wait for a contended write lock.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ SOURCE = r"""
 #include <unistd.h>
 #endif
 
-/* Raised whenever a function changes its meaning: native.py refuses a helper left over from another version. */
+/* Increased whenever a function changes its meaning: native.py refuses a helper left over from another version. */
 #define DL_ABI 1
 
 #if UINTPTR_MAX < 0xFFFFFFFFFFFFFFFFu
 #error "the helper promises single-copy atomic 64-bit words, which this platform does not have"
 #endif
 
-/* A reader looks at a generation, reads the database, looks again. Acquire alone lets the second look move up before
-   the reads of the database; the fence in front of it forbids that. */
+/* A reader loads a generation, reads the database, and loads the generation again. Acquire alone would let the second
+   load move up before the reads of the database; the fence in front of it forbids that. */
 static uint64_t dl_load(void *words, size_t index)
 {
     __atomic_thread_fence(__ATOMIC_ACQUIRE);
     return __atomic_load_n((uint64_t *)words + index, __ATOMIC_ACQUIRE);
 }
 
-/* A writer stores odd, commits, stores even. Release keeps the commit before even; the fence behind the store keeps
+/* A writer stores odd, commits, and stores even. Release keeps the commit before even; the fence after the store keeps
    odd before the commit. */
 static void dl_store(void *words, size_t index, uint64_t value)
 {
@@ -74,7 +74,7 @@ static void dl_fill(void *words, size_t length, uint64_t value)
 
 #if defined(__linux__) && defined(SYS_futex)
 
-/* The kernel compares 32 bits: the low half of the word, wherever the byte order puts it. */
+/* The kernel compares 32 bits: the low half of the word, wherever the byte order places it. */
 static uint32_t *dl_low_half(void *words, size_t index)
 {
     uint32_t *halves = (uint32_t *)((uint64_t *)words + index);
@@ -85,7 +85,7 @@ static uint32_t *dl_low_half(void *words, size_t index)
 #endif
 }
 
-/* Not FUTEX_PRIVATE: the word lies in a file that several processes map. Returns 0 or an errno value. */
+/* Not FUTEX_PRIVATE, because the word lies in a file that several processes map. Returns 0 or an errno value. */
 static int dl_futex_wait(void *words, size_t index, uint32_t expected, long timeout_us)
 {
     struct timespec timeout;
@@ -126,10 +126,10 @@ ffibuilder.set_source(MODULE, SOURCE)
 
 
 def build_in_place() -> Path:
-    """Compile the helper and put the shared library beside this file, without leaving C or object files there."""
+    """Compile the helper and put the shared library, but no C or object file, beside this file."""
     with tempfile.TemporaryDirectory() as scratch:
         built = Path(ffibuilder.compile(tmpdir=scratch))
-        # Copied under another name and renamed: a process that has the old library mapped must not see it change.
+        # Copied under another name and then renamed: a process that has mapped the old library must not see it change.
         target = Path(__file__).resolve().parent / built.name
         fresh = target.with_name(target.name + ".new")
         shutil.copyfile(built, fresh)

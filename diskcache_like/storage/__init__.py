@@ -1,1 +1,9 @@
-"""Where values are kept: shards, stores and value files. The only part of the package that talks to SQLite."""
+"""Shards and the values in them. This folder and `migration.old_database` alone talk to SQLite.
+
+- `shards`: which store holds a key, and transactions over several; `redo_log`: what makes these whole
+- `store`: one shard, a facade over the parts below and in the folders
+- `writer`: upsert, remove and compute; `placement`: where a key's row lies
+- `shard_settings`: settings in force and stored
+- `check`, `rekeying`, `dictionaries`: whole stores checked, sealed anew, and their compression dictionaries
+- `shard/`: what is open of a shard; `opening/`: its files; `upkeep/`: what rides on writes; `sqlite/`: connections
+"""

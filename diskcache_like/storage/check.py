@@ -11,33 +11,32 @@ import os
 import re
 import warnings
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from .. import files, keys
-from ..coherence.generations import UNKNOWN, Header
+from ..coherence.generations import UNCOUNTED, Header
+from ..crypto.keyring import Sealer
+from ..disk import file_io
+from ..encoding import file_names, keys
+from ..encoding.record import Record
 from ..errors import CorruptDatabaseWarning, DecodeError, EmptyDirWarning, UnknownFileWarning
-from ..interrupts import let_through, suppress
-from ..keyring import Sealer
-from ..record import Record
-from . import checkpoints, room
-from . import statements as sql
-from .connection import corrupt
-
-if TYPE_CHECKING:
-    from .store import Store
+from ..system import paths
+from ..system.signals import reraise_signal, suppress
+from .sqlite import statements as sql
+from .sqlite.connection import corrupt
+from .store import Store
 
 PAGE = 256
-LOOKS = 3  # another process may set a database aside between two of them
+LOOKS = 3  # another process may quarantine a database between two of them
 _OWN = re.compile(r"cache\.(\d+\.)?(db|gen|board|lock)(-wal|-shm|-journal)?")
-CheckRecord = Callable[["Store", int, bytes, bytes], Record]
+CheckRecord = Callable[[Store, int, bytes, bytes], Record]
 
 
 def check_whole(
     store: Store, check_record: CheckRecord, fix: bool, timeout: float | None
 ) -> list[warnings.WarningMessage]:
-    """Do what `check_store` does; of a database that is set aside meanwhile, since it cannot be read, say that too."""
+    """Do what `check_store` does, and report a database that was quarantined meanwhile because it cannot be read."""
     found = _Findings()
-    store.present_header()
+    store.session.present_header()
     path = store.path
     for attempt in store.attempts():
         with attempt:
@@ -53,9 +52,8 @@ def check_store(
 ) -> list[warnings.WarningMessage]:
     """Return a list of warnings about one shard; with `fix`, mend what they say.
 
-    What is wrong with the database's own structure cannot be mended in place: the database is set aside, as one that
-    cannot be read is, or CorruptDatabase raised where that is not wanted, and where it is damaged for this handle only,
-    which looks at it `looks` times.
+    A flaw in the database's own structure cannot be mended in place: the database is quarantined, like one that cannot
+    be read. CorruptDatabase is raised if that is not wanted, or if only this handle, after `looks` looks, sees damage.
     """
     found = _Findings()
     flaws = _flaws(store, found)
@@ -63,7 +61,7 @@ def check_store(
     _check_rows(store, check_record, fix, timeout, found)
     if fix and flaws and (left := _flaws(store, _Findings())):  # more than a row that has gone by now
         problem = corrupt(f"{store.path!r}: {left[0]}", store.path)
-        if looks == 1 or not store.recovered(problem):
+        if looks == 1 or not store.session.recover(problem):
             raise problem
         return [*found.warnings, *check_store(store, check_record, fix, timeout, looks - 1)]
     _check_trash(store, fix, timeout, found)
@@ -73,11 +71,11 @@ def check_store(
     if fix:
         with store.locked(timeout) as locked:
             if locked:
-                # Damage may have hidden an entry from lookups until a write to its neighbours put it in order again:
-                # whoever keeps hot that it is missing has to look once more.
-                store.generations.settle_all(store.generations.next_tick())
-                room.flush_trash(store, everything=True)
-                checkpoints.vacuum(store)
+                # A write to its neighbours may have brought back an entry that damage hid from lookups: whoever keeps
+                # hot that it is missing has to look once more.
+                store.session.generations.settle_all(store.session.generations.next_tick())
+                store.trash.empty()
+                store.checkpointer.vacuum()
     return found.warnings
 
 
@@ -90,11 +88,11 @@ def _flaws(store: Store, found: _Findings) -> list[str]:
 
 
 def check_without_secret(store: Store) -> list[warnings.WarningMessage]:
-    """Return what can be found wrong with a shard whose secret is not known, and what could not be looked at."""
+    """Return what is wrong with a shard, as far as that can be told without its secret, and what was not looked at."""
     found = _Findings()
     _flaws(store, found)
     entries = in_files = 0
-    for rows in store.pages(sql.PAGE_ROWS, PAGE):
+    for rows in store.reader.pages(sql.PAGE_ROWS, PAGE):
         entries += len(rows)
         in_files += sum(row[6] is not None for row in rows)
         for row in rows:
@@ -116,23 +114,23 @@ def _outer_problem(store: Store, row: Sequence[Any]) -> str | None:
     h, stored, _, _, _, size, file, _, _, _, blob = row
     if not isinstance(stored, bytes) or not isinstance(blob, bytes):
         return "key or record is not a BLOB"
-    if keys.key_hash(stored, store.identity["modulus"]) != h & ~3:
+    if keys.key_hash(stored, store.session.identity["modulus"]) != h & ~3:
         return "the key does not belong to its place"
     if file is None:
         return None
     try:
-        with files.open_read(store.directory, files.from_column(file)) as reader:
+        with file_io.open_read(store.directory, file_names.from_column(file)) as reader:
             there = os.fstat(reader.fileno()).st_size
     except FileNotFoundError:
         return "file not found"
     except (DecodeError, OSError) as error:
-        let_through(error)
+        reraise_signal(error)
         return str(error)
     return None if there == size else f"value file has {there} bytes instead of {size}"
 
 
 class _Unread(str):
-    """Why an entry could not be read. That may pass, so it is no reason to remove the entry."""
+    """Why an entry could not be read; it may be readable later, so this is no reason to remove it."""
 
 
 class _Findings:
@@ -146,18 +144,20 @@ class _Findings:
 
 
 def _check_tick(store: Store, fix: bool, timeout: float | None, found: _Findings) -> None:
-    """Find entries that were written after what counts as the last write, which iteration leaves out."""
+    """Report entries that were written after what counts as the last write: iteration leaves them out."""
     with store.locked(timeout):
-        ((last,),) = store.select_writer(sql.LAST_SEQ, (store.generations.latest(),))
-        if last > store.header[Header.TICK]:
-            found.add(f"{store.path}: {store.header[Header.TICK]} writes were counted, entries are from write {last}")
+        ((last,),) = store.connection.select(sql.LAST_SEQ, (store.session.generations.highest_tick(),))
+        if last > store.session.header[Header.TICK]:
+            found.add(
+                f"{store.path}: {store.session.header[Header.TICK]} writes were counted, entries are from write {last}"
+            )
             if fix:
-                store.header[Header.TICK] = last
+                store.session.header[Header.TICK] = last
 
 
 def _check_rows(store: Store, check_record: CheckRecord, fix: bool, timeout: float | None, found: _Findings) -> None:
     """Verify each row's record and file, and that its columns say what the record says."""
-    for rows in store.pages(sql.PAGE_ROWS, PAGE):
+    for rows in store.reader.pages(sql.PAGE_ROWS, PAGE):
         for row in rows:
             if _problem(store, check_record, row) is None:
                 continue
@@ -166,40 +166,40 @@ def _check_rows(store: Store, check_record: CheckRecord, fix: bool, timeout: flo
                 if problem is not None:
                     found.add(f"entry {row[0]} in {store.path}: {problem}")
                 if problem is not None and fix and not isinstance(problem, _Unread):
-                    room.delete_rows(store, [row[0]], locked)
+                    store.remover.delete([row[0]], locked)
 
 
 def _problem(store: Store, check_record: CheckRecord, row: Sequence[Any]) -> str | None:
-    h, stored, seq, expire, tag, size, file, spelling, queue, num, blob = row
+    h, stored, seq, expire, tag, size, file, original_key, queue, num, blob = row
     if not isinstance(stored, bytes) or not isinstance(blob, bytes):
         return "key or record is not a BLOB"
-    if not isinstance(seq, int) or seq > store.generations.latest():
+    if not isinstance(seq, int) or seq > store.session.generations.highest_tick():
         return "its place in the order of insertion is beyond the last write, so that iteration leaves it out"
     try:
         record = check_record(store, h, stored, blob)
-        column = None if record.file is None else files.to_column(record.file)
+        column = None if record.file is None else file_names.to_column(record.file)
     except FileNotFoundError:
         return "file not found"
     except DecodeError as error:
         return str(error)
     except OSError as error:
-        let_through(error)
+        reraise_signal(error)
         return _Unread(error)
     sealer = store.disk.sealer
     wanted = record.tag if sealer is None or record.tag is None else sealer.blind_tag(record.tag)
     if (expire, tag, size, file) != (record.expire, wanted, record.size, column):
         return "columns do not say what the record says"
-    if not isinstance(spelling, bytes | None) or not _is_in_queue(sealer, stored, spelling, queue, num):
-        return "spelling or queue is not what a cache writes"
+    if not isinstance(original_key, bytes | None) or not _is_in_queue(sealer, stored, original_key, queue, num):
+        return "original key or queue is not what a cache writes"
     return None
 
 
-def _is_in_queue(sealer: Sealer | None, stored: bytes, spelling: bytes | None, queue: Any, num: Any) -> bool:
+def _is_in_queue(sealer: Sealer | None, stored: bytes, original_key: bytes | None, queue: Any, num: Any) -> bool:
     """Tell whether a row says of its queue what its key says."""
     if sealer is None:
         return (queue, num) == _queue_columns(stored)
     try:
-        column, number = _queue_columns(sealer.open_key(stored, spelling)[0])
+        column, number = _queue_columns(sealer.open_key(stored, original_key)[0])
     except DecodeError:
         return False
     return (queue, num) == (None if column is None else sealer.blind_queue(column), number)
@@ -227,10 +227,10 @@ def _problem_now(store: Store, check_record: CheckRecord, h: int) -> str | None:
 def _check_trash(store: Store, fix: bool, timeout: float | None, found: _Findings) -> None:
     """Report files that are to be unlinked although an entry has them, as after a power loss that took a write back."""
     with store.locked(timeout):
-        for (file,) in store.select_writer(sql.FALSELY_TRASHED):
+        for (file,) in store.connection.select(sql.FALSELY_TRASHED):
             found.add(f"{store.path}: a value file of an entry is in the trash: {file!r}")
             if fix:
-                store.writer.execute(sql.DELETE_TRASH, (file,))
+                store.connection.execute(sql.DELETE_TRASH, (file,))
 
 
 def _check_files(store: Store, fix: bool, timeout: float | None, found: _Findings) -> None:
@@ -241,48 +241,49 @@ def _check_files(store: Store, fix: bool, timeout: float | None, found: _Finding
         with store.locked(timeout):  # a writer may have made the file and not yet its row
             if _is_known(store, name):
                 continue
-            if fix:  # under the lock, where a writer that has made the file looks for it before it writes the row
+            if fix:  # still under the lock: a writer looks for its file, under the lock, before it writes the row
                 path = os.path.join(store.directory, name)
-                with contextlib.suppress(FileNotFoundError), files.naming(path, FileNotFoundError):
-                    files.unlink_found(store.directory, name)
+                with contextlib.suppress(FileNotFoundError), file_io.translated_errors(path, FileNotFoundError):
+                    file_io.unlink_found(store.directory, name)
         found.add(f"unknown file: {os.path.join(store.directory, name)}", UnknownFileWarning)
 
 
 def _own_files(store: Store) -> list[str]:
     shard = re.compile(r"(\d{3}|cache|deque|index)/")
-    return [name for name in files.names_below(store.directory) if not _OWN.fullmatch(name) and not shard.match(name)]
+    return [name for name in paths.files_below(store.directory) if not _OWN.fullmatch(name) and not shard.match(name)]
 
 
 def _is_known(store: Store, name: str) -> bool:
     try:
-        column = files.to_column(name)
+        column = file_names.to_column(name)
     except DecodeError:
         return False
     return bool(store.select(sql.KNOWN_FILE, (column,)))
 
 
 def _check_directories(store: Store, fix: bool, found: _Findings) -> None:
-    for path, _, names in reversed(list(files.folders(store.directory))):
+    for path, _, names in reversed(list(paths.walk(store.directory))):
         # Listed anew: mending has just removed what was below, and may have left this one empty.
         with suppress(OSError):  # a writer removed it, or has put a file there by now
             if not names and path != store.directory and not os.listdir(path):
                 found.add(f"empty directory: {path}", EmptyDirWarning)
                 if fix:
-                    files.rmdir_found(store.directory, os.path.relpath(path, store.directory))
+                    file_io.rmdir_found(store.directory, os.path.relpath(path, store.directory))
 
 
 def _check_totals(store: Store, fix: bool, timeout: float | None, found: _Findings) -> None:
     with store.locked(timeout):
-        ((size, _),) = store.select_writer(sql.FILE_TOTALS)
-        ((real_size,),) = store.select_writer(sql.REAL_FILES)
-        ((real_count,),) = store.select_writer(sql.COUNT)
+        ((size, _),) = store.connection.select(sql.FILE_TOTALS)
+        ((real_size,),) = store.connection.select(sql.REAL_FILES)
+        ((real_count,),) = store.connection.select(sql.COUNT)
         if size != real_size:
             found.add(f"{store.path}: total says {size} bytes in value files, there are {real_size}")
             if fix:
-                store.set_file_total(real_size)
+                store.connection.execute(sql.SET_FILES, (real_size,))
+                store.connection.note_inserted()
         # Not store.count(), which takes the lock held here to find out a count that is unknown.
-        count = store.header[Header.COUNT]
-        if store.txn is None and count not in (UNKNOWN, real_count):
+        count = store.session.header[Header.COUNT]
+        if store.connection.txn is None and count not in (UNCOUNTED, real_count):
             found.add(f"{store.path}: count says {count} entries, there are {real_count}")
             if fix:
                 store.recount()

@@ -1,20 +1,17 @@
 """Compression dictionaries as rows of the database, by version.
 
-Each shard has its own copy, so that a shard that is set aside takes nothing with it that another one needs. A word of
+Each shard has its own copy, so that a quarantined database takes nothing with it that another shard needs. A word of
 the header changes with every change here, so that other processes notice without a query.
 """
 
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
-from ..coherence.generations import WORD, Header
+from ..coherence.generations import MAX_WORD, Header
 from ..errors import DecodeError
-from . import statements as sql
-
-if TYPE_CHECKING:
-    from .store import Store
+from .sqlite import statements as sql
+from .store import Store
 
 PREFIX = "dictionary."
 MAX_VERSION = (1 << 16) - 1
@@ -30,8 +27,8 @@ def versions(store: Store) -> list[int]:
 
 
 def next_version(store: Store) -> int:
-    """Return a version that no entry of this shard can name: the successor of a damaged database counts on from it."""
-    return max([store.epoch * PER_DATABASE, *versions(store)]) + 1
+    """Return a version that no entry of this shard can name, not even one of a quarantined database before this one."""
+    return max([store.session.epoch * PER_DATABASE, *versions(store)]) + 1
 
 
 def read(store: Store, version: int) -> object:
@@ -50,7 +47,7 @@ def add(store: Store, version: int, content: bytes, timeout: float | None) -> bo
             if store.select(sql.SELECT_SETTING, (name,)):
                 return False
             sealer = store.disk.sealer
-            store.put_setting(name, content if sealer is None else sealer.seal_setting(name, content))
+            store.connection.put_setting(name, content if sealer is None else sealer.seal_setting(name, content))
             _note_change(store)
     return True
 
@@ -59,12 +56,12 @@ def remove(store: Store, version: int, timeout: float | None) -> None:
     """Remove a version."""
     for attempt in store.attempts():
         with attempt, store.locked(timeout):
-            store.drop_setting(f"{PREFIX}{version}")
+            store.connection.drop_setting(f"{PREFIX}{version}")
             _note_change(store)
 
 
 def _note_change(store: Store) -> None:
-    store.header[Header.DICTIONARY] = (store.header[Header.DICTIONARY] + 1) & WORD
+    store.session.header[Header.DICTIONARY] = (store.session.header[Header.DICTIONARY] + 1) & MAX_WORD
 
 
 def seal_again(store: Store) -> None:
@@ -76,9 +73,9 @@ def seal_again(store: Store) -> None:
         with suppress(DecodeError):
             content = read(store, version)
             assert isinstance(content, bytes)
-            store.put_setting(name, sealer.seal_setting(name, content))
+            store.connection.put_setting(name, sealer.seal_setting(name, content))
 
 
 def mark(store: Store) -> tuple[int, int]:
-    """Return what is another pair once the dictionaries are other ones."""
-    return store.epoch, store.header[Header.DICTIONARY]
+    """Return a pair that changes whenever the dictionaries do."""
+    return store.session.epoch, store.session.header[Header.DICTIONARY]

@@ -1,0 +1,339 @@
+"""Create, open and remove value files safely: large values that lie beside the database, one file each.
+
+A row holds a 128-bit id and the path is derived from it (``ab/cd/<28 hex>.val``), so nothing in a row can point outside
+the directory. A file is complete under its final, unique name before its row is committed, and is never renamed or
+rewritten; the row is the commit point. Directories are entered one component at a time with O_NOFOLLOW.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import stat
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, TypeVar
+
+from ..encoding.file_names import checked
+from ..errors import CacheError, DecodeError, UnsafeDirectory, file_error
+from ..system.paths import is_directory
+from ..system.signals import reraise_signal, suppress
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+Buffer = bytes | bytearray | memoryview
+T = TypeVar("T")
+
+CHUNK = 1 << 20  # bytes read or written at a time, so that no value is in memory twice
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_UNNAMED = os.O_WRONLY | os.O_TMPFILE | os.O_CLOEXEC
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # NONBLOCK: a planted FIFO must not block a reader
+
+
+@contextmanager
+def translated_errors(path: str, *passing: type[OSError]) -> Iterator[None]:
+    """Turn the system's errors in the body, except those of types in `passing`, into the package's, naming `path`."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, (CacheError, *passing)):
+            raise
+        raise file_error(error, path) from error
+
+
+class _NamedFile(io.FileIO):
+    """A value file that is open for reading, and whose errors name it."""
+
+    def readinto(self, buffer: WriteableBuffer, /) -> int | None:
+        with translated_errors(str(self.name)):
+            return super().readinto(buffer)
+
+    def readall(self) -> bytes:
+        with translated_errors(str(self.name)):
+            return super().readall()
+
+
+def _parent(root: str, parts: list[str], create: bool) -> int:
+    """Open the directory that holds the file, entering each component without following links."""
+    handle = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    for part in parts:
+        try:
+            try:
+                inner = os.open(part, _DIRECTORY, dir_fd=handle)
+            except FileNotFoundError:
+                if not create:
+                    raise
+                _mkdir(part, handle)
+                inner = os.open(part, _DIRECTORY, dir_fd=handle)
+        finally:
+            os.close(handle)
+        handle = inner
+    return handle
+
+
+def _mkdir(part: str, dir_fd: int) -> None:
+    try:
+        os.mkdir(part, 0o700, dir_fd=dir_fd)
+    except FileExistsError:
+        return  # another writer made it; opening it decides whether it is a real directory
+
+
+def _parent_for_writing(root: str, parents: list[str]) -> int:
+    try:
+        return _parent(root, parents, create=True)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENOTDIR):
+            raise
+        path = os.path.join(root, *parents)
+        raise UnsafeDirectory("is a link or a file where value files belong; remove it", path) from error
+
+
+def create(root: str, name: str) -> int:
+    """Create the value file `name` exclusively (0600) and return its descriptor, open for writing."""
+    return _in_new_parent(root, name, lambda last, parent: os.open(last, _CREATE, 0o600, dir_fd=parent))
+
+
+def _in_new_parent(root: str, name: str, step: Callable[[str, int], T]) -> T:
+    """Create the directories of a value file, and call `step` with the last part of its name and its directory."""
+    *parents, last = checked(name).split("/")
+    for attempt in range(10):
+        try:
+            parent = _parent_for_writing(root, parents)
+            try:
+                return step(last, parent)
+            finally:
+                os.close(parent)
+        except FileNotFoundError:
+            # After it was made, `remove` deleted the directory because it was empty; that is unlikely to repeat.
+            if attempt == 9 or not Path(root).is_dir():
+                raise
+    raise AssertionError("unreachable")
+
+
+def write(root: str, name: str, chunks: Iterable[bytes], sync: bool) -> int:
+    """Write a new value file and return its size in bytes; if that fails, no file is left.
+
+    With `sync` the file and its directory are on stable storage when this returns.
+    Raises DiskFull if there is no room, DirectoryError for any other error of the system.
+    """
+    path = os.path.join(root, name)
+    with translated_errors(path):
+        descriptor = create(root, name)
+    try:
+        size = 0
+        with open(descriptor, "wb", buffering=0) as writer:
+            for chunk in chunks:  # outside `translated_errors`: the chunks may come from a file of the caller
+                with translated_errors(path):
+                    size += _write_all(writer.fileno(), chunk)
+            with translated_errors(path):
+                if sync:
+                    os.fdatasync(descriptor)
+        with translated_errors(path):
+            if sync:
+                _sync_parents(root, name)
+    except BaseException:
+        with suppress(OSError):  # the first error tells more; `check` reports a file that stays as unknown
+            remove(root, name)
+        raise
+    return size
+
+
+class NewFile:
+    """A value file that is written piece by piece and has no name until it is finished.
+
+    A file that is not finished vanishes with its descriptor, however the process ends. If the file system cannot do
+    that, the file has its name from the start, and `check` reports it as unknown if the process is killed.
+    """
+
+    def __init__(self, root: str, name: str) -> None:
+        self._root = root
+        self.name = name
+        self.size = 0
+        self._process = os.getpid()
+        self._path = os.path.join(root, name)
+        with translated_errors(self._path):
+            self._descriptor = _open_unnamed(root)
+            self._is_named = self._descriptor < 0
+            if self._is_named:
+                self._descriptor = create(root, name)
+
+    def write(self, piece: Buffer) -> None:
+        """Append a piece; if there is no room, remove what was written of it and raise DiskFull."""
+        with translated_errors(self._path):
+            try:
+                self.size += _write_all(self._descriptor, piece)
+            except OSError:
+                os.ftruncate(self._descriptor, self.size)
+                os.lseek(self._descriptor, self.size, os.SEEK_SET)
+                raise
+
+    def finish(self, sync: bool) -> None:
+        """Give the file its name; with `sync`, file and directory are on stable storage when this returns."""
+        with translated_errors(self._path):
+            if sync:
+                os.fdatasync(self._descriptor)
+            if not self._is_named:
+                link_unnamed(self._descriptor, self._root, self.name)
+                self._is_named = True
+            if sync:
+                _sync_parents(self._root, self.name)
+        descriptor, self._descriptor = self._descriptor, -1
+        os.close(descriptor)
+
+    def discard(self) -> None:
+        """Delete the file, unless it was finished."""
+        if self._descriptor >= 0:
+            descriptor, self._descriptor = self._descriptor, -1
+            os.close(descriptor)
+            if self._is_named and self._process == os.getpid():  # the file belongs to the parent of a forked child
+                with suppress(OSError):  # `check` will report it as unknown
+                    remove(self._root, self.name)
+
+
+def _open_unnamed(root: str) -> int:
+    """Return the descriptor of a new file without a name, or -1 if the system has none or cannot name them later."""
+    if not is_directory("/proc/self/fd"):
+        return -1
+    try:
+        return os.open(root, _UNNAMED, 0o600)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
+            raise
+        return -1
+
+
+def link_unnamed(descriptor: int, root: str, name: str) -> None:
+    """Give a file without a name the name of a value file."""
+    source = f"/proc/self/fd/{descriptor}"
+    # Python calls linkat with AT_SYMLINK_FOLLOW only if it is given a directory descriptor.
+    _in_new_parent(root, name, lambda last, parent: os.link(source, last, dst_dir_fd=parent, follow_symlinks=True))
+
+
+def _write_all(descriptor: int, chunk: Buffer) -> int:
+    view = memoryview(chunk).cast("B")
+    done = 0
+    while done < len(view):
+        done += os.write(descriptor, view[done : done + CHUNK])
+    return done
+
+
+def _sync_parents(root: str, name: str) -> None:
+    parents = name.split("/")[:-1]
+    for depth in range(len(parents), -1, -1):
+        handle = _parent(root, parents[:depth], create=False)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def open_read(root: str, name: str) -> BinaryIO:
+    """Open a value file for reading; raise FileNotFoundError if it is gone, DecodeError if it cannot be ours.
+
+    A link, a directory, a device or a file with a second hard link is refused. Any other error of the system, here or
+    when the file is read, is raised as DirectoryError.
+    """
+    with translated_errors(os.path.join(root, name), FileNotFoundError):
+        descriptor = _open_value(root, name)
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+            raise DecodeError(f"value file {name!r} in {root!r} is not a regular file with one name")
+        path = os.path.join(root, name)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    # The path is only for the reader's `name`, which programs pass on; what is read is the descriptor. The reader takes
+    # it over in C, so that if a signal handler raises, either the reader owns it or nobody does.
+    return io.BufferedReader(_NamedFile(path, "rb", opener={path: descriptor}.get), io.DEFAULT_BUFFER_SIZE)
+
+
+def _open_value(root: str, name: str) -> int:
+    *parents, last = checked(name).split("/")
+    try:
+        handle = _parent(root, parents, create=False)
+        try:
+            return os.open(last, _READ, dir_fd=handle)
+        finally:
+            os.close(handle)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENXIO):
+            raise DecodeError(f"value file {name!r} in {root!r} is not a regular file") from error
+        raise
+
+
+def chunks(reader: BinaryIO) -> Iterator[bytes]:
+    """Yield the rest of `reader` in pieces of `CHUNK` bytes."""
+    while piece := reader.read(CHUNK):
+        yield piece
+
+
+def remove(root: str, name: str) -> None:
+    """Remove a value file and the directories that it leaves empty; it is no error if they are gone already.
+
+    Raises DirectoryError if the system fails to remove it.
+    """
+    *parents, last = checked(name).split("/")
+    with translated_errors(os.path.join(root, name)):
+        try:
+            handle = _parent(root, parents, create=False)
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                return
+            raise
+        try:
+            os.unlink(last, dir_fd=handle)
+        except (FileNotFoundError, IsADirectoryError, PermissionError):
+            return
+        finally:
+            os.close(handle)
+    _prune(root, parents)
+
+
+def _prune(root: str, parents: list[str]) -> None:
+    for depth in range(len(parents), 0, -1):
+        handle = None
+        try:
+            handle = _parent(root, parents[: depth - 1], create=False)
+            os.rmdir(parents[depth - 1], dir_fd=handle)
+        except OSError as error:
+            reraise_signal(error)
+            return  # it is not empty, or gone already
+        finally:
+            if handle is not None:
+                os.close(handle)
+
+
+def unlink_found(root: str, name: str) -> None:
+    """Remove a file that was found below `root`, whatever its name; raise FileNotFoundError if it is not there now."""
+    *parents, last = name.split("/")
+    with _found_parent(root, parents, name) as handle:
+        os.unlink(last, dir_fd=handle)
+
+
+def rmdir_found(root: str, name: str) -> None:
+    """Remove an empty directory that was found below `root`; raise FileNotFoundError if it is not there now."""
+    *parents, last = name.split("/")
+    with _found_parent(root, parents, name) as handle:
+        os.rmdir(last, dir_fd=handle)
+
+
+@contextmanager
+def _found_parent(root: str, parents: list[str], name: str) -> Iterator[int]:
+    """Open the directory of something that was found, step by step: its path may lead through a link by now."""
+    try:
+        handle = _parent(root, parents, create=False)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENOTDIR):
+            raise
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.path.join(root, name)) from error
+    try:
+        yield handle
+    finally:
+        os.close(handle)

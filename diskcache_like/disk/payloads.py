@@ -1,0 +1,132 @@
+"""Payloads: the part of `Disk` that turns values into bytes with a cache's codec, and back; it knows no files."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import Any
+
+from ..columnar import registry
+from ..encoding import values
+from ..encoding.pickling import dumps_pickle, loads_pickle
+from ..encoding.record import MODE_BINARY, MODE_BYTES, MODE_PICKLE, MODE_RAW
+from ..encoding.values import NotSerializable
+from ..errors import DecodeError, ValueEncodeError
+from .codec import Codec
+from .serializers import Msgpack
+
+SMALLEST_FILE = 16  # bytes; a shorter payload always stays in the row, whatever min_file_size says
+
+# A decoded value: (value, what the hot layer may keep, how to make a new value from that, or None if it is immutable).
+Loaded = tuple[Any, Any, Callable[[Any], Any] | None]
+
+_DEFAULT_CODEC = Codec(Msgpack((registry.COLUMNAR_TYPES,)))
+_PLAIN = frozenset({str, bytes, int})
+
+
+class Payloads:
+    """Turn values into payloads and back."""
+
+    own_values: bool  # no subclass encodes values
+
+    def __init__(self, min_file_size: int, pickle_protocol: int) -> None:
+        self.min_file_size = min_file_size
+        self.pickle_protocol = pickle_protocol
+        self.pickle_policy = "signed"
+        self.value_codec = _DEFAULT_CODEC
+
+    @property
+    def min_file_size(self) -> int:
+        """Return the size in bytes from which a value goes to a file."""
+        return self._min_file_size
+
+    @min_file_size.setter
+    def min_file_size(self, size: int) -> None:
+        self._min_file_size = size
+        self._file_floor = max(size, SMALLEST_FILE)  # a payload this long or longer goes to a file
+
+    @property
+    def value_codec(self) -> Codec:
+        """Return the codec; the cache sets it once it knows its identity."""
+        return self._value_codec
+
+    @value_codec.setter
+    def value_codec(self, codec: Codec) -> None:
+        self._value_codec = codec
+        self._plain_values = self.own_values and codec.is_plain
+        self.load_payload = _compressed_loader(codec) if codec.compresses else _loader(codec.decode)
+        self.decode_value = codec.decode
+
+    def _payload(self, value: Any) -> tuple[int, bytes]:
+        codec = self._value_codec
+        if type(value) is bytes:
+            if len(value) >= self._file_floor and not codec.compresses:
+                return MODE_BINARY, value
+            if len(value) >= self._file_floor or not codec.serializer.takes_bytes:
+                return self._bytes_payload(value)
+        try:
+            return MODE_RAW, codec.encode(value)
+        except NotSerializable as reason:
+            if self.pickle_policy == "never":
+                raise ValueEncodeError(
+                    f"value of type {type(value).__qualname__} is not plain data ({reason}) and pickle='never' is in "
+                    "force; convert it to plain data, or open the cache with pickle='signed' or a Disk of your own"
+                ) from None
+            return MODE_PICKLE, codec.pack(dumps_pickle(value, self.pickle_protocol), use_dictionary=False)
+
+    def _bytes_payload(self, value: bytes) -> tuple[int, bytes]:
+        """Return mode and payload for bytes; without the compressor's mark if a file will hold them as they are."""
+        payload = self._value_codec.pack(value)
+        if len(payload) >= self._file_floor and not self._value_codec.is_compressed(payload):
+            return MODE_BINARY, value
+        return MODE_BYTES, payload
+
+    def _decode(self, mode: int, payload: bytes) -> Any:
+        if mode == MODE_RAW:
+            return self.decode_value(payload)
+        if mode == MODE_PICKLE:
+            return self._load_pickle(payload)
+        if mode == MODE_BYTES and self._value_codec.writes_bytes:
+            return self._value_codec.unpack(payload)
+        raise DecodeError(f"record has mode {mode}, which this codec does not write")
+
+    def _load_pickle(self, payload: bytes) -> Any:
+        return loads_pickle(self._value_codec.unpack(payload, use_dictionary=False))
+
+    def _loaded(self, mode: int, payload: bytes, read: bool) -> Loaded:
+        if mode == MODE_RAW:
+            value, kept, decode = self.load_payload(payload)
+            return readable(value, read), kept, decode
+        value = self._decode(mode, payload)
+        if mode == MODE_BYTES:
+            return readable(value, read), payload, self._value_codec.unpack
+        return value, payload, self._load_pickle
+
+
+def _loader(decode: Callable[[bytes], Any]) -> Callable[[bytes], Loaded]:
+    """Return the function that loads a payload from the row; a method would take a tenth longer to look up."""
+
+    def load(payload: bytes) -> Loaded:
+        value = decode(payload)
+        if type(value) in _PLAIN or values.is_immutable(value):
+            return value, value, None
+        return value, payload, decode
+
+    return load
+
+
+def _compressed_loader(codec: Codec) -> Callable[[bytes], Loaded]:
+    """Return a loader that keeps even immutable values compressed: the hot layer counts the compressed bytes."""
+    load_stored = _loader(codec.decode)
+
+    def load(payload: bytes) -> Loaded:
+        if codec.is_compressed(payload):
+            return codec.decode(payload), payload, codec.decode
+        return load_stored(payload)
+
+    return load
+
+
+def readable(value: Any, read: bool) -> Any:
+    """Return bytes as a file object if `read`, and anything else as it is."""
+    return io.BytesIO(value) if read and type(value) is bytes else value

@@ -1,0 +1,500 @@
+"""Canonical bytes of keys: equal keys have equal bytes in every process, and unequal keys have different bytes.
+
+The format is msgpack, so no encoding is a prefix of another. Lengths take one byte or four, never two. An array that
+stands for something else begins with a mark, an empty extension. The extension codes are below.
+
+Equal numbers share one form: an integer if possible, else a double, else a decimal, else a fraction, else a complex
+number. All NaNs are one key. A subclass that keeps the equality of its base is encoded as its base: a StrEnum as text,
+a namedtuple as a tuple, an OrderedDict as a dict. Sets and dicts are sorted. Aware datetimes are encoded as instants.
+Any other instance is encoded as its class and what pickle would store, so its bytes identify it but cannot rebuild it.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import dataclasses
+import datetime as dt
+import math
+import struct
+import sys
+import types
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable
+from decimal import MAX_EMAX, MAX_PREC, MIN_EMIN, Context, Decimal
+from enum import Enum, Flag
+from fractions import Fraction
+from functools import partial
+from itertools import chain
+from pathlib import PurePath, PureWindowsPath
+from typing import Any, Final, Self
+from uuid import UUID
+
+from ..errors import CacheError, KeyEncodeError, KeyTooLarge
+from ..system.signals import reraise_signal
+from .values import BIN_HEADS, SMALL_INTS, STR_HEADS, int_to_bytes
+
+KEY_SIZE_LIMIT: Final = 64 * 1024
+"""Bytes that a stored key may take."""
+KEY_DEPTH: Final = 100
+"""How deeply the containers in a key may be nested."""
+_LONG_KEY_MEMBERS: Final = 10_000_000  # a bound on members that each contain the next one twice, over and over
+
+INT, COMPLEX, DATE, DATETIME, INSTANT, TIME, ZONED_TIME, TIMEDELTA, UUID_CODE, ELLIPSIS = range(1, 11)
+NAME, QUEUE, PREFIXED, POSIX_PATH, WINDOWS_PATH = range(16, 21)
+TUPLE, SET, RANGE, DECIMAL, FRACTION, ENUM, DATACLASS, INSTANCE = range(32, 40)
+
+_U32 = struct.Struct(">BI").pack
+_I64 = struct.Struct(">Bq").pack
+_F64 = struct.Struct(">Bd").pack
+WORD = struct.Struct(">q")
+BIASED = struct.Struct(">Q")
+PAIR = struct.Struct(">dd")
+DAYS = struct.Struct(">iii")
+MICROSECOND = dt.timedelta(microseconds=1)
+_MARK_HEADS = {mark: bytes((0xC7, 0, mark)) for mark in range(TUPLE, INSTANCE + 1)}
+_ARRAY_HEADS = tuple(bytes((0x90 | count,)) for count in range(16))
+_NAN = _F64(0xCB, math.nan)
+EXACT = Context(prec=MAX_PREC, Emax=MAX_EMAX, Emin=MIN_EMIN, traps=[])
+_KNOWN_TYPES = 512  # an encoder keeps its class alive, and a program may make classes without end
+_MAX_DIGITS = 4096  # of a Decimal or Fraction; KEY_SIZE_LIMIT alone bounds integers
+
+_Encoder = Callable[[Any, "_Walk"], bytes]
+_Number = int | float | Decimal | Fraction | complex
+
+
+class QueueKey(int):
+    """The key of an item in the queue without a prefix; equal only to the same queue key, not to an integer."""
+
+    __slots__ = ()
+    prefix: Final = None
+
+    @property
+    def number(self) -> int:
+        """Return the position in the queue."""
+        return int.__int__(self)
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is QueueKey and int.__eq__(self, other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash((QueueKey, int.__int__(self)))
+
+    def __reduce__(self) -> tuple[type[Self], tuple[int]]:
+        return type(self), (int.__int__(self),)
+
+
+class PrefixedQueueKey(str):
+    """The key of an item in the queue called `prefix`; equal only to the same queue key, not to a text."""
+
+    __slots__ = ("number", "prefix")
+    prefix: str
+    number: int
+
+    def __new__(cls, prefix: str, number: int) -> Self:
+        """Make the key of the item with that number."""
+        self = super().__new__(cls, f"{prefix}-{number:015d}")
+        self.prefix = prefix
+        self.number = number
+        return self
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is PrefixedQueueKey and self.number == other.number and self.prefix == other.prefix
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash((PrefixedQueueKey, self.prefix, self.number))
+
+    def __reduce__(self) -> tuple[type[Self], tuple[str, int]]:
+        return type(self), (self.prefix, self.number)
+
+
+def encode_key(key: Any) -> bytes:
+    """Encode a key canonically, or raise `KeyEncodeError` or `KeyTooLarge`."""
+    kind = type(key)
+    data: bytes
+    try:
+        if kind is str:
+            data = key.encode()
+            return STR_HEADS[len(data)] + data
+        if kind is int and 0 <= key < 1 << 32:
+            return SMALL_INTS[key] if key < 128 else _U32(0xCE, key)
+        if kind is bytes:
+            data = BIN_HEADS[len(key)] + key
+            return data
+    except (IndexError, UnicodeEncodeError):  # too long for the tables, or with lone surrogates
+        pass
+    data = _encode(key, KEY_SIZE_LIMIT)
+    if len(data) > KEY_SIZE_LIMIT:
+        raise KeyTooLarge(f"a key takes {len(data)} bytes; the limit is {KEY_SIZE_LIMIT} bytes")
+    return data
+
+
+def encode_unbounded(key: Any) -> bytes:
+    """Encode a key that may be longer than a stored key, for example to take a digest of it."""
+    return _encode(key, _LONG_KEY_MEMBERS)
+
+
+def _encode(key: Any, room: int) -> bytes:
+    try:
+        return _ENCODERS[type(key)](key, _Walk(room))
+    except RecursionError as exc:
+        raise KeyEncodeError(
+            f"a key of type {_name_of(type(key))} is nested more than {KEY_DEPTH} deep or contains itself"
+        ) from exc
+
+
+class _Walk:
+    """One encoding with its bounds: how deep it is, and how many members it may still have."""
+
+    __slots__ = ("depth", "room")
+
+    def __init__(self, room: int) -> None:
+        self.depth = 0
+        self.room = room
+
+    def encode(self, values: Iterable[Any]) -> list[bytes]:
+        """Encode the members of one container."""
+        self.depth += 1
+        if self.depth > KEY_DEPTH:
+            raise RecursionError
+        parts = [_ENCODERS[type(value)](value, self) for value in values]
+        self.depth -= 1
+        self.room -= len(parts)  # each takes at least a byte; a shared member counts every time
+        if self.room < 0:
+            raise KeyTooLarge(f"a key has too many members to fit the limit of {KEY_SIZE_LIMIT} bytes")
+        return parts
+
+
+def _name_of(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _extension(code: int, data: bytes) -> bytes:
+    size = len(data)
+    if size < 256:
+        return bytes((0xC7, size, code)) + data
+    return b"\xc9" + size.to_bytes(4, "big") + bytes((code,)) + data
+
+
+def _array(mark: int, parts: list[bytes]) -> bytes:
+    """Join encoded members into an array; `mark` is 0 for a list."""
+    if mark:
+        parts.insert(0, _MARK_HEADS[mark])
+    count = len(parts)
+    parts.insert(0, _ARRAY_HEADS[count] if count < 16 else b"\xdd" + count.to_bytes(4, "big"))
+    return b"".join(parts)
+
+
+def _members(mark: int, values: Iterable[Any], walk: _Walk) -> bytes:
+    return _array(mark, walk.encode(values))
+
+
+def _set(value: Iterable[Any], walk: _Walk) -> bytes:
+    return _array(SET, sorted(walk.encode(value)))
+
+
+def _dict(value: Iterable[Any], walk: _Walk) -> bytes:
+    parts = iter(walk.encode(chain.from_iterable(value.items() if isinstance(value, dict) else value)))
+    pairs = sorted(key + member for key, member in zip(parts, parts, strict=True))
+    count = len(pairs)
+    return (bytes((0x80 | count,)) if count < 16 else b"\xdf" + count.to_bytes(4, "big")) + b"".join(pairs)
+
+
+def _str(value: str, _walk: _Walk) -> bytes:
+    try:
+        data = str.encode(value)
+    except UnicodeEncodeError:
+        data = str.encode(value, "utf-8", "surrogatepass")
+    size = len(data)
+    return (STR_HEADS[size] if size < 256 else b"\xdb" + size.to_bytes(4, "big")) + data
+
+
+def _bytes(value: bytes | bytearray, _walk: _Walk) -> bytes:
+    size = len(value)
+    value = bytes(value)
+    return (BIN_HEADS[size] if size < 256 else b"\xc6" + size.to_bytes(4, "big")) + value
+
+
+def _memoryview(value: memoryview, walk: _Walk) -> bytes:
+    if value.format != "B" or value.ndim != 1:
+        raise KeyEncodeError("only a memoryview of plain bytes has a stable form as a key; use tobytes()")
+    return _bytes(value.tobytes(), walk)
+
+
+def _simplest(number: _Number) -> _Number:
+    """Return an equal number of the first type that has one, of int, float, Decimal, Fraction, complex."""
+    if isinstance(number, int):
+        return int.__int__(number)
+    if isinstance(number, float):
+        return int(number) if float.is_integer(number) else float.__float__(number)
+    if isinstance(number, Decimal):
+        return _simplest_decimal(number)
+    if isinstance(number, Fraction):
+        return _simplest_fraction(number.numerator, number.denominator)
+    return number if number.imag else _simplest(number.real)
+
+
+def _simplest_decimal(number: Decimal) -> _Number:
+    if not number.is_finite():
+        return math.nan if number.is_nan() else math.copysign(math.inf, number)
+    number = number.normalize(EXACT)
+    _, digits, exponent = number.as_tuple()
+    assert isinstance(exponent, int)
+    check_digits(len(digits) + max(exponent, 0))
+    if exponent >= 0:
+        return int(number)
+    double = float(number)
+    # Not Decimal(double), which raises where the thread's context traps FloatOperation.
+    return double if math.isfinite(double) and Decimal.from_float(double) == number else number  # noqa: FURB164
+
+
+def _simplest_fraction(numerator: int, denominator: int) -> _Number:
+    if denominator == 1:
+        return numerator
+    check_digits(max(digits_of(numerator), digits_of(denominator)))
+    twos = (denominator & -denominator).bit_length() - 1
+    rest = denominator >> twos
+    if rest == 1 and _is_double(numerator, denominator):
+        return numerator / denominator
+    fives = round((rest.bit_length() - 1) / math.log2(5))
+    if 5**fives != rest:
+        return Fraction(numerator, denominator)
+    places = max(twos, fives)
+    coefficient = numerator * 10**places // denominator
+    check_digits(digits_of(coefficient))
+    return Decimal(coefficient).scaleb(-places, EXACT)
+
+
+def _is_double(numerator: int, denominator: int) -> bool:
+    try:
+        return (numerator / denominator).as_integer_ratio() == (numerator, denominator)
+    except OverflowError:
+        return False
+
+
+def digits_of(number: int) -> int:
+    """Count the decimal digits of an integer, or one more."""
+    return math.ceil(number.bit_length() / math.log2(10))
+
+
+def check_digits(count: int) -> None:
+    """Refuse numbers so long that hostile bytes could make us spend quadratic time on them again and again."""
+    if count > _MAX_DIGITS:
+        raise KeyTooLarge(f"a key is a decimal or fraction of {count} digits; the limit is {_MAX_DIGITS} digits")
+
+
+def _int(value: int, _walk: _Walk) -> bytes:
+    if 0 <= value < 128:
+        return SMALL_INTS[value]
+    if 0 <= value < 1 << 32:
+        return _U32(0xCE, value)
+    if -(1 << 63) <= value < 1 << 63:
+        return _I64(0xD3, value)
+    return _extension(INT, int_to_bytes(value))
+
+
+def _number(value: _Number, walk: _Walk) -> bytes:
+    value = _simplest(value)
+    if isinstance(value, int):
+        return _int(value, walk)
+    if isinstance(value, float):
+        return _NAN if value != value else _F64(0xCB, value)
+    if isinstance(value, Decimal):
+        exponent = value.as_tuple().exponent
+        assert isinstance(exponent, int)
+        return _members(DECIMAL, (int(value.scaleb(-exponent, EXACT)), exponent), walk)
+    if isinstance(value, Fraction):
+        return _members(FRACTION, (value.numerator, value.denominator), walk)
+    # Adding zero turns -0.0 into the equal 0.0.
+    parts = (math.nan if part != part else part + 0.0 for part in (value.real, value.imag))
+    return _extension(COMPLEX, PAIR.pack(*parts))
+
+
+# Times. A naive datetime never equals an aware one, so the two have different codes; equality ignores the fold.
+
+
+def _datetime(value: dt.datetime, _walk: _Walk) -> bytes:
+    offset = value.utcoffset()
+    moment = (value.toordinal() * 86400 + _seconds(value)) * 1_000_000 + value.microsecond
+    code, shift = (DATETIME, 0) if offset is None else (INSTANT, offset // MICROSECOND)
+    return _extension(code, WORD.pack(moment - shift))
+
+
+def _time(value: dt.time, _walk: _Walk) -> bytes:
+    offset = value.utcoffset()
+    moment = _seconds(value) * 1_000_000 + value.microsecond
+    code, shift = (TIME, 0) if offset is None else (ZONED_TIME, offset // MICROSECOND)
+    return _extension(code, WORD.pack(moment - shift))
+
+
+def _seconds(value: dt.datetime | dt.time) -> int:
+    return (value.hour * 60 + value.minute) * 60 + value.second
+
+
+def _range(value: range, walk: _Walk) -> bytes:
+    length = max(0, -((value.start - value.stop) // value.step))
+    if length < 2:
+        return _members(RANGE, (value.start,) * length, walk)
+    return _members(RANGE, (value.start, value.start + length * value.step, value.step), walk)
+
+
+def _path(value: PurePath, _walk: _Walk) -> bytes:
+    code, text = (WINDOWS_PATH, str(value).lower()) if isinstance(value, PureWindowsPath) else (POSIX_PATH, str(value))
+    return _extension(code, text.encode("utf-8", "surrogatepass"))
+
+
+def _queue(value: QueueKey | PrefixedQueueKey, _walk: _Walk) -> bytes:
+    if not -(1 << 63) <= value.number < 1 << 63:
+        raise KeyEncodeError("the number of a queue key needs more than 64 bits")
+    number = BIASED.pack(value.number + (1 << 63))  # biased, so that the bytes sort like the numbers
+    if value.prefix is None:
+        return _extension(QUEUE, number)
+    return _extension(PREFIXED, value.prefix.encode("utf-8", "surrogatepass") + number)
+
+
+# Keys that are identified by their name, or by what pickle would store.
+
+
+def _named(value: Any, walk: _Walk) -> bytes:
+    """Encode a class or function as 'module:qualname' if that name leads to it."""
+    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    if isinstance(value, types.BuiltinFunctionType) and module is None:  # bound to an instance
+        return _instance(value, walk)
+    if not isinstance(module, str) or not isinstance(name, str) or not _leads_to(module, name, value):
+        raise KeyEncodeError(
+            f"{value!r} has no stable form as a key: {module}:{name} does not lead to it (lambdas, nested functions and"
+            f" classes, and wrapped functions have no name of their own); use its name or another plain value instead"
+        )
+    return _extension(NAME, f"{module}:{name}".encode("utf-8", "surrogatepass"))
+
+
+def _leads_to(module: str, name: str, value: object) -> bool:
+    if module == "builtins" and isinstance(value, type):  # some built-in types, such as type(None), have no name there
+        return True
+    found: object = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found is value
+
+
+def _enum(value: Enum, walk: _Walk) -> bytes:
+    # A combination of flags has a name only in some versions of Python.
+    return _members(ENUM, (type(value), value.value if isinstance(value, Flag) else value.name), walk)
+
+
+def _dataclass(value: Any, walk: _Walk) -> bytes:
+    """Encode the fields that equality compares, and so no cached properties and the like."""
+    names = [field.name for field in dataclasses.fields(value) if field.compare]
+    return _members(
+        DATACLASS, (type(value), *chain.from_iterable((name, getattr(value, name)) for name in names)), walk
+    )
+
+
+def _numpy(value: Any, walk: _Walk) -> bytes:
+    item = value.item()
+    return _ENCODERS[type(item)](item, walk) if type(item) in _PYTHON_ITEMS else _instance(value, walk)
+
+
+_PYTHON_ITEMS: Final = frozenset((bool, int, float, complex, str, bytes))  # NumPy's scalars are equal to these
+_NOT_PYTHON: Final = frozenset(("datetime64", "timedelta64", "void"))  # item() may be an int or bytes, but they are not
+
+
+def _instance(value: Any, walk: _Walk) -> bytes:
+    """Encode an instance as the call that would rebuild it."""
+    reduced = _reduce(value)
+    if isinstance(reduced, str):  # the name of a global
+        return _extension(NAME, f"{getattr(value, '__module__', type(value).__module__)}:{reduced}".encode())
+    function, arguments, state, items, pairs, setter = (*reduced, *(None,) * 6)[:6]
+    parts = walk.encode((function, arguments, state, setter))
+    parts += _members(0, items or (), walk), _dict(pairs or (), walk)
+    return _array(INSTANCE, parts)
+
+
+def _reduce(value: Any) -> Any:
+    kind = type(value)
+    try:
+        if kind is object:
+            raise TypeError("nothing distinguishes it from another object()")
+        registered = copyreg.dispatch_table.get(kind)
+        return registered(value) if registered else value.__reduce_ex__(4)
+    except (MemoryError, RecursionError, CacheError):
+        raise
+    except Exception as exc:
+        reraise_signal(exc)
+        raise KeyEncodeError(
+            f"a key of type {_name_of(kind)} has no stable form ({exc}); use text, bytes, a number or a tuple of these"
+            f" that identifies it, or define its __reduce__"
+        ) from exc
+
+
+class _Encoders(dict[type[Any], _Encoder]):
+    """The encoder for each type; that of a subclass is chosen when the subclass is first met."""
+
+    def __missing__(self, kind: type[Any]) -> _Encoder:
+        encoder = _choose_encoder(kind)
+        if len(self) < _KNOWN_TYPES:
+            self[kind] = encoder
+        return encoder
+
+
+_ENCODERS: Final = _Encoders(
+    {
+        str: _str,
+        bytes: _bytes,
+        int: _int,
+        type(None): lambda _value, _walk: b"\xc0",
+        tuple: partial(_members, TUPLE),
+        bool: _number,
+        float: _number,
+        list: partial(_members, 0),
+        dict: _dict,
+        frozenset: _set,
+        set: _set,
+        QueueKey: _queue,
+        PrefixedQueueKey: _queue,
+        bytearray: _bytes,
+        memoryview: _memoryview,
+        complex: _number,
+        Decimal: _number,
+        Fraction: _number,
+        dt.datetime: _datetime,
+        dt.date: lambda value, _walk: _extension(DATE, value.toordinal().to_bytes(3, "big")),
+        dt.time: _time,
+        dt.timedelta: lambda value, _walk: _extension(
+            TIMEDELTA, DAYS.pack(value.days, value.seconds, value.microseconds)
+        ),
+        UUID: lambda value, _walk: _extension(UUID_CODE, value.bytes),
+        range: _range,
+        type(...): lambda _value, _walk: _extension(ELLIPSIS, b""),
+    }
+)
+_SUBCLASSED: Final = (
+    *(str, int, float, complex, bytes, bytearray, tuple, list, dict, set, frozenset, Decimal, Fraction, UUID),
+    *(dt.datetime, dt.date, dt.time, dt.timedelta),
+)
+_DICT_EQUALITY: Final = (OrderedDict.__eq__, Counter.__eq__)  # they differ from dict's only among themselves
+
+
+def _choose_encoder(kind: type[Any]) -> _Encoder:
+    if any(parent.__module__ == "numpy" and parent.__name__ == "generic" for parent in kind.__mro__):
+        return _instance if kind.__name__ in _NOT_PYTHON else _numpy
+    for base in _SUBCLASSED:
+        if issubclass(kind, base):
+            same = kind.__eq__ is base.__eq__ and (kind.__hash__ is base.__hash__ or base.__hash__ is None)
+            if same or (base is dict and kind.__eq__ in _DICT_EQUALITY):
+                return _number if base is int else _ENCODERS[base]
+            break
+    if issubclass(kind, Enum):
+        return _enum
+    if issubclass(kind, type | types.FunctionType | types.BuiltinFunctionType):
+        return _named
+    if issubclass(kind, PurePath) and kind.__eq__ is PurePath.__eq__:
+        return _path
+    if dataclasses.is_dataclass(kind) and kind.__dataclass_params__.eq:  # type: ignore[attr-defined]
+        return _dataclass
+    return _instance

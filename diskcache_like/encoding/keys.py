@@ -1,0 +1,335 @@
+r"""Turn keys into stored keys and back, decide where they lie in the database, and order them.
+
+`canonical` makes the bytes of a stored key. If these alone would not give back a key of the same type and form (`1.0`,
+`True`, `{'b': 1, 'a': 2}`, an instance), the original key is stored too, in the column `spelling`: as b'\x00' and the
+key as data, or as b'\x01' and the key as a pickle, which the caller must authenticate before loading it. An original
+key is used only if it encodes to the stored key.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import hashlib
+import math
+import secrets
+from decimal import Decimal
+from fractions import Fraction
+from functools import partial
+from pathlib import PosixPath, PureWindowsPath
+from typing import Any, Final, NoReturn
+from uuid import UUID
+
+from ..errors import DecodeError, KeyEncodeError, KeyTooLarge, ValueEncodeError
+from ..system.signals import reraise_signal
+from . import canonical as form
+from .canonical import KEY_DEPTH, KEY_SIZE_LIMIT, PrefixedQueueKey, QueueKey, encode_key, encode_unbounded
+from .msgpack_reader import NESTED, Format, Mark
+from .pickling import dumps_pickle
+from .values import NotSerializable, decode_value, encode_value, int_from_bytes
+
+__all__ = [
+    "KEY_DEPTH",
+    "KEY_SIZE_LIMIT",
+    "KeyDecodeError",
+    "PrefixedQueueKey",
+    "QueueKey",
+    "decode_key",
+    "encode_key",
+    "encode_tag",
+    "encode_unbounded",
+    "hashes_like_stored_key",
+    "is_prime",
+    "key_hash",
+    "new_modulus",
+    "original_key",
+    "queue_key",
+    "sort_key",
+]
+
+_AS_DATA: Final = b"\x00"
+_AS_PICKLE: Final = b"\x01"
+
+
+class KeyDecodeError(DecodeError):
+    """A stored key identifies something that can be rebuilt only from the original key."""
+
+
+def queue_key(prefix: str | None, number: int) -> QueueKey | PrefixedQueueKey:
+    """Return the key of an item in a queue."""
+    return QueueKey(number) if prefix is None else PrefixedQueueKey(prefix, number)
+
+
+def encode_tag(tag: object) -> bytes | None:
+    """Encode the tag of an entry like a key; None stays None.
+
+    No original is stored beside a tag, so a tag that could not be rebuilt without one is refused.
+    """
+    if tag is None:
+        return None
+    stored = encode_key(tag)
+    if not _is_plain(tag):
+        try:
+            _decode(stored)
+        except DecodeError as error:
+            kind = type(tag)
+            raise KeyEncodeError(
+                f"a tag of type {kind.__module__}.{kind.__qualname__} could not be read back; use text, a number or"
+                " another plain value that identifies it"
+            ) from error
+    return stored
+
+
+# ---------------------------------------------------------------------------------------------------- decoding
+
+_FIRST_DAY: Final = dt.timedelta(days=1)  # days are counted from 1
+
+
+def _needs_original_key(_: object) -> NoReturn:
+    raise KeyDecodeError("a stored key identifies an instance, class or function; only its original key rebuilds it")
+
+
+def _read_moment(data: bytes) -> dt.timedelta:
+    return dt.timedelta(microseconds=form.WORD.unpack(data)[0])
+
+
+def _read_instant(data: bytes) -> dt.datetime:
+    try:
+        return dt.datetime.min.replace(tzinfo=dt.UTC) + (_read_moment(data) - _FIRST_DAY)
+    except OverflowError:  # in the key's zone its year is from 1 to 9999, but not in UTC
+        _needs_original_key(data)
+
+
+def _read_time(data: bytes) -> dt.time:
+    moment = dt.datetime.min + _read_moment(data)
+    return moment.time()
+
+
+def _read_queue_key(data: bytes) -> QueueKey | PrefixedQueueKey:
+    return QueueKey(form.BIASED.unpack(data)[0] - (1 << 63))
+
+
+def _read_prefixed(data: bytes) -> PrefixedQueueKey:
+    number = form.BIASED.unpack(data[-8:])[0] - (1 << 63)
+    return PrefixedQueueKey(data[:-8].decode("utf-8", "surrogatepass"), number)
+
+
+def _read_range(items: list[Any]) -> range:
+    if len(items) < 3:
+        return range(items[1], items[1] + 1) if len(items) == 2 else range(0)
+    _, start, stop, step = items
+    return range(start, stop, step)
+
+
+def _read_decimal(items: list[Any]) -> Decimal:
+    _, coefficient, exponent = items
+    form.check_digits(form.digits_of(coefficient))
+    return Decimal(coefficient).scaleb(exponent, form.EXACT)
+
+
+def _read_fraction(items: list[Any]) -> Fraction:
+    _, numerator, denominator = items
+    form.check_digits(max(form.digits_of(numerator), form.digits_of(denominator)))
+    return Fraction(numerator, denominator)
+
+
+def _read_path(kind: type[PosixPath | PureWindowsPath], data: bytes) -> PosixPath | PureWindowsPath:
+    return kind(data.decode("utf-8", "surrogatepass"))
+
+
+_KEYS: Final = Format(
+    {
+        form.INT: int_from_bytes,
+        form.COMPLEX: lambda data: complex(*form.PAIR.unpack(data)),
+        form.DATE: lambda data: dt.date.fromordinal(int.from_bytes(data, "big")),
+        form.DATETIME: lambda data: dt.datetime.min + (_read_moment(data) - _FIRST_DAY),
+        form.INSTANT: _read_instant,
+        form.TIME: _read_time,
+        form.ZONED_TIME: _needs_original_key,
+        form.TIMEDELTA: lambda data: dt.timedelta(*form.DAYS.unpack(data)),
+        form.UUID_CODE: lambda data: UUID(bytes=data),
+        form.ELLIPSIS: lambda _data: ...,
+        form.NAME: _needs_original_key,
+        form.QUEUE: _read_queue_key,
+        form.PREFIXED: _read_prefixed,
+        form.POSIX_PATH: partial(_read_path, PosixPath),
+        form.WINDOWS_PATH: partial(_read_path, PureWindowsPath),
+    },
+    {
+        form.TUPLE: Mark(lambda items: tuple(items[1:])),
+        form.SET: Mark(lambda items: frozenset(items[1:])),
+        form.RANGE: Mark(_read_range),
+        form.DECIMAL: Mark(_read_decimal),
+        form.FRACTION: Mark(_read_fraction),
+        form.ENUM: Mark(_needs_original_key),
+        form.DATACLASS: Mark(_needs_original_key),
+        form.INSTANCE: Mark(_needs_original_key),
+    },
+)
+
+
+def decode_key(stored: bytes, original: bytes | None = None) -> Any:
+    """Rebuild a key without running code, or raise `DecodeError`; the result always encodes to `stored`.
+
+    An original key that is data is used if it belongs to this stored key; the caller deals with one that is a pickle.
+    """
+    if original is not None and original[:1] == _AS_DATA:
+        try:
+            key = decode_value(memoryview(original)[1:])
+            if encode_key(key) == stored:
+                return key
+        except (DecodeError, KeyEncodeError, KeyTooLarge):
+            pass
+    return _decode(stored)
+
+
+def _decode(stored: bytes) -> Any:
+    if not 0 < len(stored) <= KEY_SIZE_LIMIT:
+        raise DecodeError(f"a stored key of {len(stored)} bytes was not written by this package")
+    try:
+        key = _KEYS.unpack(stored) if stored[0] in NESTED else decode_value(stored)
+        if encode_key(key) == stored:
+            return key
+    except (DecodeError, MemoryError):
+        raise
+    except Exception as exc:
+        reraise_signal(exc)
+        raise DecodeError(f"a stored key of {len(stored)} bytes cannot be decoded: {exc}") from exc
+    raise DecodeError(f"a stored key of {len(stored)} bytes is not in its canonical form")
+
+
+# ------------------------------------------------------------------------------------------------ original key
+
+_PLAIN: Final = frozenset(
+    (str, bytes, int, type(None), dt.date, dt.timedelta, UUID, type(...), PosixPath, QueueKey, PrefixedQueueKey)
+)
+
+
+def _is_plain(key: Any) -> bool:
+    kind = type(key)
+    if kind is tuple:
+        return all(map(_is_plain, key))
+    return kind in _PLAIN or (kind is float and not key.is_integer())
+
+
+def original_key(key: Any, stored: bytes) -> bytes | None:
+    """Return what to store beside `stored` so that a key of the same type and form can be read back.
+
+    None if nothing is needed, which is the common case, or if nothing helps: for a memoryview, and for an instance
+    that cannot be pickled.
+    """
+    if type(key) in _PLAIN or _is_plain(key):
+        return None
+    try:
+        payload = encode_value(key)
+    except NotSerializable:
+        return _pickled(key)
+    try:
+        if encode_value(_decode(stored)) == payload:
+            return None
+    except (DecodeError, NotSerializable):
+        pass
+    return _AS_DATA + payload
+
+
+def _pickled(key: object) -> bytes | None:
+    try:
+        return _AS_PICKLE + dumps_pickle(key)
+    except ValueEncodeError:
+        return None
+
+
+# ------------------------------------------------------------------------------------- place in the database
+
+DIGEST_ABOVE: Final = 64  # bytes; a longer key is digested before it is divided, because division is quadratic
+MODULUS_BITS: Final = 61  # bits of a stored modulus in which a flip would not be noticed by its size alone
+_PRIMES: Final = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37)
+_PRIMORIAL: Final = math.prod(_PRIMES)  # testing for a common factor with it rules out seven of ten odd numbers
+
+
+def key_hash(stored: bytes, modulus: int) -> int:
+    """Return the hash of a stored key, which is its place in the database: a multiple of four below 2**62."""
+    if len(stored) > DIGEST_ABOVE:
+        stored = hashlib.blake2b(stored, digest_size=16).digest()
+    return (int.from_bytes(stored, "big") % modulus) << 2
+
+
+def new_modulus() -> int:
+    """Choose a random prime between 2**59 and 2**60, so that nobody can prepare keys whose hashes collide.
+
+    No flipped bit may turn it into another prime: then every key would be looked for in the wrong place, whereas a
+    number that is not prime is noticed. About one prime in eighteen qualifies.
+    """
+    while True:
+        candidate = (1 << 59) + secrets.randbelow(1 << 59) | 1
+        if not _may_be_prime(candidate) or any(_may_be_prime(candidate ^ 1 << bit) for bit in range(MODULUS_BITS)):
+            continue
+        if is_prime(candidate):
+            return candidate
+
+
+def _may_be_prime(number: int) -> bool:
+    """Tell whether a number may be prime, by Fermat's test: True for every prime above 37 and for few other numbers."""
+    return math.gcd(number, _PRIMORIAL) == 1 and pow(2, number - 1, number) == 1
+
+
+def is_prime(number: int) -> bool:
+    """Tell whether a number above 37 is prime, by the Miller-Rabin test, which is exact below 2**64 for these bases."""
+    twos = ((number - 1) & -(number - 1)).bit_length() - 1
+    for base in _PRIMES:
+        power = pow(base, number >> twos, number)
+        if power in (1, number - 1):
+            continue
+        for _ in range(twos - 1):
+            power = power * power % number
+            if power == number - 1:
+                break
+        else:
+            return False
+    return True
+
+
+# ------------------------------------------------------------------------------------- keys within the process
+
+_DIRECT: Final = frozenset((str, bytes, int, bool, type(None), dt.date, UUID, Fraction, QueueKey, PrefixedQueueKey))
+_EXAMINED: Final = 16
+
+
+def hashes_like_stored_key(key: Any) -> bool:
+    """Tell whether the key's equality and hash agree with its stored key's, so that it can replace that in a dict."""
+    return type(key) in _DIRECT or _is_direct(key, _EXAMINED) >= 0
+
+
+def _is_direct(key: Any, budget: int) -> int:
+    """Return how many more members may be examined, or a negative number for no."""
+    kind = type(key)
+    if kind in _DIRECT:
+        return budget
+    if kind is tuple or kind is frozenset:
+        budget -= len(key)
+        for member in key if budget >= 0 else ():
+            budget = _is_direct(member, budget)
+            if budget < 0:
+                break
+        return budget
+    if kind is float:
+        return budget if key == key else -1
+    if kind is Decimal:
+        return -1 if key.is_nan() else budget
+    # Python compares two datetimes of the same zone by their clock faces, which repeat in the hour of a clock change.
+    return budget if kind is dt.datetime and type(key.tzinfo) in (type(None), dt.timezone) else -1
+
+
+def sort_key(key: Any) -> tuple[Any, ...]:
+    """Return what to sort a key by: numbers by value (NaN last), then text, bytes, and the rest by type and bytes."""
+    if type(key) is str:
+        return 1, key
+    stored = encode_key(key)
+    try:
+        plain = _decode(stored)
+    except DecodeError:
+        return 3, type(key).__name__, stored
+    if type(plain) in (int, float, Decimal, Fraction):
+        return (0, plain, 0) if plain == plain else (0, math.inf, 1)
+    if type(plain) in (str, bytes):
+        return 1 if type(plain) is str else 2, plain
+    return 3, type(key).__name__, stored

@@ -1,0 +1,316 @@
+"""The hot layer: entries kept in this process, each valid only while its slot still has the generation it was read at.
+
+A hit takes no lock. Eviction is SIEVE (Zhang et al., "SIEVE is Simpler than LRU", NSDI 2024): a hit sets a mark; the
+hand sweeps from the oldest entry to the newest, clears marks, and removes the first entry without one.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable, Hashable
+from typing import Any, Final, Protocol
+
+from ..coherence.atomics import Words
+from ..coherence.generations import MAX_WORD, Header
+from ..disk.contract import Constant
+from ..encoding import keys
+from ..policies import Policy
+
+OVERHEAD = 350  # bytes that an entry costs beside key and value: objects, dictionary slot, order
+FRACTION = 64  # no value above limit / FRACTION is admitted
+
+# What a hit notes beside SIEVE's mark: nothing, the time for LRU, a hit for the statistics, a use for LFU, or several.
+# `Cache.get` writes these numbers out: looking up a name costs it more than what it then does.
+NO_MARKS, RECENCY, COUNTED, FREQUENCY, SEVERAL = range(5)
+
+PLAIN_TYPES = frozenset({str, bytes, int})  # exact types: such a key is its own hot key, such a value is immutable
+
+_TICK = Header.TICK
+_STORED = Constant("stored")  # marks hot keys that are stored bytes, for keys that cannot be dictionary keys
+
+
+def _no_entry(_: object) -> Any:
+    raise AssertionError("the hot layer knows that there is no entry")
+
+
+NEGATIVE_HIT: Final = _no_entry
+"""Stands for `decode` in the hot entry of a key that is known to have no entry; never called."""
+_NEGATIVE: Final = None, NEGATIVE_HIT
+
+
+# An entry as a hit needs it, a plain tuple because it is made with every write and taken apart with every hit:
+#   slots   words of the shard's generations
+#   slot    index of the key's slot
+#   stamp   generation of the slot when the value was read or written; always even
+#   expire  seconds since 1970, or None
+#   value   the value itself if immutable, else its payload
+#   decode  makes a fresh value of the payload for each hit; None for an immutable value
+#   visited SIEVE's mark: a list whose first number is 0 for not visited, the entry's only mutable part
+#   uses    words of the shard's use marks
+#   header  words of the shard's header
+#   cost    bytes that the entry is charged with
+HotEntry = tuple[Words, int, int, float | None, Any, Callable[[Any], Any] | None, list[int], Words, Words, int]
+VISITED: Final = 6
+COST: Final = 9
+
+
+def note_often(visited: list[int], uses: Words, slot: int) -> None:
+    """Count the hits of an interval that has ended, and begin the next, of an eighth of the uses so far, 1 to 64.
+
+    SIEVE's mark counts the interval down, so most hits write nothing that is shared. If eviction or the sweeping hand
+    cuts an interval short, its hits are not counted; that is why it is so short.
+    """
+    if len(visited) == 1:
+        visited.append(1)
+    uses[slot] = noted = (uses[slot] + (visited[1] if visited[0] == 1 else 1)) & MAX_WORD
+    visited[0] = visited[1] = 1 if noted < 16 else noted >> 3 if noted < 512 else 64
+
+
+class OpenShard(Protocol):
+    """What the hot layer needs of the open shard that an entry was read from."""
+
+    slots: Words
+    uses: Words
+    header: Words
+    slot_prime: int
+
+
+class HasOpenShard(Protocol):
+    """What leads to an open shard; a store does."""
+
+    @property
+    def session(self) -> OpenShard:
+        """Return the open shard."""
+
+
+class HotLayer:
+    """Bounded map from hot key to `HotEntry`, and the notes that hits and misses leave for eviction and statistics.
+
+    `_lock` guards the order, the hand and the size; `entries` is a plain dictionary whose single get and set are
+    atomic, so readers need no lock and at worst see an entry that has just been replaced, whose stamp decides.
+    """
+
+    def __init__(self, limit: int, clock: Callable[[], float], counters: list[int]) -> None:
+        self.entries: dict[Hashable, HotEntry] = {}
+        self._get = self.entries.get
+        self.limit = limit
+        self.admits = limit // FRACTION
+        self.size = 0
+        self.tracks = NO_MARKS
+        self._marks = NO_MARKS
+        self._counts = False
+        self._clock = clock
+        self.counters = counters  # hits and misses, if statistics are on
+        self._order: list[Hashable] = []
+        self._hand = 0
+        self._lock = threading.RLock()  # because such a lock knows its owner
+        _layers.add(self)
+
+    # -- hits and misses ------------------------------------------------------------------------------------------
+
+    def probe(self, key: Any) -> HotEntry | None:
+        """Return the entry of `key` if it is valid and has not expired. Marks nothing."""
+        try:
+            entry = self._get(key)
+        except TypeError:  # an unhashable key, which is kept by its stored bytes
+            return None
+        # Not written since: rule 2 of the coherence rules.
+        if entry is not None and entry[0][entry[1]] == entry[2] and (entry[3] is None or entry[3] > self._clock()):
+            return entry
+        return None
+
+    def probe_stored(self, stored: bytes) -> HotEntry | None:
+        """Do what `probe` does for a key that is kept by its stored bytes."""
+        return self.probe((_STORED, stored))
+
+    def hit(self, entry: HotEntry) -> Any:
+        """Count a hit, or a miss, on a valid entry; return its value, NEGATIVE_HIT if it says that there is none."""
+        _, slot, _, _, value, decode, visited, uses, header, _ = entry
+        visited[0] = 1
+        if decode is NEGATIVE_HIT:
+            self.note_miss()
+            return NEGATIVE_HIT
+        self.note_hit(uses, slot, header)
+        return value if decode is None else decode(value)
+
+    def note_hit(self, uses: Words, slot: int, header: Words) -> None:
+        """Note a hit: for LRU the write counter, for LFU one more, without a lock (see GenerationFile.uses)."""
+        if self._marks == RECENCY:
+            uses[slot] = 2 * header[_TICK] + 1 & MAX_WORD  # between the ranks of the last write and the next
+        elif self._marks == FREQUENCY:
+            uses[slot] = (uses[slot] + 1) & MAX_WORD
+        if self._counts:
+            self.counters[0] += 1
+
+    def note_miss(self) -> None:
+        """Count a miss if statistics are on."""
+        if self._counts:
+            self.counters[1] += 1
+
+    def note_read(self, found: bool, store: HasOpenShard, h: int) -> None:
+        """Count a read of the database as a hit or a miss."""
+        if found:
+            shard = store.session
+            self.note_hit(shard.uses, h % shard.slot_prime, shard.header)
+        else:
+            self.note_miss()
+
+    def mark_for(self, policy: Policy) -> None:
+        """Make hits leave the marks that an eviction policy needs."""
+        self._marks = RECENCY if policy.marks_recency else FREQUENCY if policy.marks_frequency else NO_MARKS
+        self._set_tracks()
+
+    def count(self, wanted: bool) -> None:
+        """Count hits and misses, or stop counting."""
+        self._counts = wanted
+        self._set_tracks()
+
+    def _set_tracks(self) -> None:
+        self.tracks = self._marks if not self._counts else SEVERAL if self._marks else COUNTED
+
+    # -- what is kept ---------------------------------------------------------------------------------------------
+
+    def keep(
+        self,
+        key: Any,
+        location: tuple[bytes, int, HasOpenShard],
+        stamp: int,
+        expire: float | None,
+        loaded: tuple[Any, Callable[[Any], Any] | None],
+        size: int,
+    ) -> None:
+        """Keep a value under the even generation `stamp`, at which it was read or written.
+
+        `loaded`: what is kept, and how a hit makes a value of it. `size`: the bytes that it is charged with. With a
+        limit of 0 nothing is kept; who looks at that first saves the call.
+        """
+        stored, h, store = location
+        shard = store.session
+        value, decode = loaded
+        cost = (OVERHEAD + len(stored) + size) | 63  # rounded, so that an entry often replaces one of equal cost
+        self.put(
+            key if type(key) in PLAIN_TYPES or keys.hashes_like_stored_key(key) else (_STORED, stored),
+            (shard.slots, h % shard.slot_prime, stamp, expire, value, decode, [0], shard.uses, shard.header, cost),
+        )
+
+    def keep_missing(self, key: Any, location: tuple[bytes, int, HasOpenShard], stamp: int) -> None:
+        """Remember that the key has no entry, under the same rules of coherence as an entry."""
+        self.keep(key, location, stamp, None, _NEGATIVE, 0)
+
+    def put(self, key: Hashable, entry: HotEntry) -> None:
+        """Keep an entry, evicting others until the limit holds; one that is too large is dropped instead."""
+        entries = self.entries
+        cost = entry[COST]
+        old = entries.get(key)
+        if old is not None and old[COST] == cost:
+            # No lock: if another thread evicts the key just now, it comes back without a place in the order. `_compact`
+            # gives it one, and counts its cost again.
+            entries[key] = entry
+        elif cost > self.admits:
+            self.discard(key)
+        else:
+            self._if_free(self._insert, key, entry)
+
+    def _if_free(self, step: Callable[..., None], *arguments: Any) -> None:
+        """Take a step under the lock, or none if the lock is held: to keep or forget nothing is always right."""
+        lock = self._lock
+        if lock._is_owned():  # type: ignore[attr-defined]  # in a signal handler that interrupts such a step
+            return
+        try:
+            if lock.acquire(False):
+                step(*arguments)
+        finally:
+            if lock._is_owned():  # type: ignore[attr-defined]  # however a signal handler ended this
+                lock.release()
+
+    def _insert(self, key: Hashable, entry: HotEntry) -> None:
+        entries = self.entries
+        old = entries.get(key)
+        entries[key] = entry
+        self.size += entry[COST]
+        if old is not None:
+            self.size -= old[COST]
+        else:
+            self._order.append(key)
+            if len(self._order) > 2 * len(entries) + 64:
+                self._compact()
+        if self.size > self.limit:
+            self._evict()
+
+    def discard(self, key: Hashable) -> None:
+        """Forget one entry."""
+        if key in self.entries:
+            self._if_free(self._remove, key)
+
+    def _remove(self, key: Hashable) -> None:
+        old = self.entries.pop(key, None)
+        if old is not None:
+            self.size -= old[COST]
+
+    def resize(self, limit: int) -> None:
+        """Change the limit, evicting what is above it."""
+        with self._lock:
+            self.limit = limit
+            self.admits = limit // FRACTION
+            self._evict()
+
+    def clear(self) -> None:
+        """Forget everything."""
+        with self._lock:
+            self._order.clear()
+            self._hand = 0
+            self.size = 0
+            self.entries.clear()
+
+    def renew_lock(self) -> None:
+        """Replace the lock in a forked child, where the thread that may hold the old one does not exist."""
+        self._lock = threading.RLock()
+        self._order = list(self.entries)
+        self._hand = 0
+        self.size = sum(entry[COST] for entry in self.entries.values())
+
+    def _evict(self) -> None:
+        """Move the hand until the size is within the limit. Keys that were discarded leave holes, which it skips."""
+        entries, order = self.entries, self._order
+        hand = self._hand
+        while self.size > self.limit and entries:
+            if hand >= len(order):
+                self._hand = len(order)
+                self._compact()
+                order, hand = self._order, 0
+            key = order[hand]
+            hand += 1
+            entry = entries.get(key)
+            if entry is None:
+                continue
+            if entry[VISITED][0]:
+                entry[VISITED][0] = 0
+                continue
+            order[hand - 1] = _HOLE
+            del entries[key]
+            self.size -= entry[COST]
+        self._hand = hand
+
+    def _compact(self) -> None:
+        """Drop holes and repeated keys, keeping the age order and the hand's place in it; count the size afresh."""
+        entries = self.entries
+        ahead = dict.fromkeys(key for key in self._order[self._hand :] if key in entries)
+        behind = dict.fromkeys(key for key in self._order[: self._hand] if key in entries and key not in ahead)
+        lost = [key for key in list(entries) if key not in ahead and key not in behind]
+        self._order = [*behind, *ahead, *lost]
+        self._hand = len(behind)
+        self.size = sum(entry[COST] for entry in list(entries.values()))
+
+
+_HOLE = object()
+_layers: weakref.WeakSet[HotLayer] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for layer in list(_layers):
+        layer.renew_lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,233 @@
+"""Loader: load values from the database, and decide which of them are kept hot.
+
+An entry is kept only under the generation that its slot had before it was read (docs/design.md, "Coherence").
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any, Final, Literal
+from zlib import crc32
+
+from ..coherence.atomics import Words
+from ..coherence.board import NO_ENTRY
+from ..coherence.generations import Header
+from ..disk.contract import NOT_KEPT, Constant
+from ..disk.value_files import Stored
+from ..encoding import keys, values
+from ..encoding.record import MODE_RAW, RESIDUE, SIMPLE_HEAD, Record
+from ..errors import DecodeError, DictionaryError, SignatureError
+from ..storage.store import Store
+from . import encryption
+from .hot import NEGATIVE_HIT, PLAIN_TYPES, HotLayer
+from .row_codec import Location, RowCodec, with_metadata
+from .session import Session
+
+ENOVAL = Constant("ENOVAL")
+
+
+class Removable(Enum):
+    """The type of `EXPIRED`, which stands for an entry that may be removed."""
+
+    EXPIRED = "expired"
+
+
+EXPIRED: Final = Removable.EXPIRED
+ATTEMPTS = 100  # times to read a row again because its value file was removed in between
+
+_SHARED = Header.SHARED
+
+
+class Loader:
+    """Load values, from the hot layer where a key is kept there by its stored bytes, and keep them hot."""
+
+    def __init__(self, session: Session, rows: RowCodec, hot: HotLayer) -> None:
+        self._rows = rows
+        self._hot = hot
+        self._maps = session.options.mmap
+        self._hot_encoded = session.options.hot_encoded and session.sealer is not None
+        self._opens_plain = session.sealer is not None and not self._hot_encoded
+        self._reads_simple = not session.signs_all and session.disk.own_values
+        self._compresses = session.disk.value_codec.compresses
+
+    def get(self, key: Any, default: Any, read: bool, expire_time: bool, tag: bool, maps: bool | None) -> Any:
+        """Do what `Cache.get` does for a key that has no valid hot entry."""
+        location = self._rows.locate(key)
+        plain = not (read or expire_time or tag)
+        hot = self._hot
+        if plain and type(key) not in PLAIN_TYPES and not keys.hashes_like_stored_key(key):
+            entry = hot.probe_stored(location[0])
+            if entry is not None:
+                value = hot.hit(entry)
+                return default if value is NEGATIVE_HIT else value
+        found = self.load(key, location, read, maps=maps)
+        if hot.tracks:
+            hot.note_read(found is not None, location[2], location[1])
+        if plain:
+            return default if found is None else found[0]
+        if found is not None:
+            with self._rows.reporting(key):
+                return with_metadata(found[0], found[1], expire_time, tag)
+        return with_metadata(default, None, expire_time, tag)
+
+    def load(
+        self,
+        key: Any,
+        location: Location,
+        read: bool = False,
+        seen: tuple[Words, int, bytes | None] | None = None,
+        maps: bool | None = None,
+    ) -> tuple[Any, Record | None] | None:
+        """Return the value and record of a live entry from the database, keeping it hot if nothing changed meanwhile.
+
+        The record is None for a simple one, which has no metadata. `seen`: the slots, the generation of the key's slot
+        before a SELECT, and what that found; without it the row is read here.
+        """
+        stored, h, store = location
+        shard = store.session
+        slot = h % shard.slot_prime
+        if seen is None:
+            slots = shard.slots
+            stamp = slots[slot]
+            blob = store.read(h) if not shard.header[_SHARED] or stamp & 1 else _posted(store, h, slots, stamp)
+        else:
+            slots, stamp, blob = seen
+        payload = None
+        if type(blob) is bytes and not read:
+            if self._reads_simple:
+                payload = blob[1:-4] if blob[:1] == SIMPLE_HEAD and crc32(blob, crc32(stored)) == RESIDUE else None
+            elif self._opens_plain:
+                payload = store.disk.sealer.plain_payload(stored, blob)  # type: ignore[union-attr]
+        if payload is not None:
+            try:
+                value, kept, decode = store.disk.load_payload(payload)
+            except DecodeError as error:
+                self._rows.report_corrupt(error, key)
+                return None
+            # Rule 3: kept only if no write to the slot was under way before the SELECT or came since.
+            if self._hot.limit and not stamp & 1 and slots[slot] == stamp:
+                self._hot.keep(key, location, stamp, None, (kept, decode), len(payload))
+            return value, None
+        if blob is None and not store.displaced:
+            if self._hot.limit and not stamp & 1 and slots[slot] == stamp:
+                self._hot.keep_missing(key, location, stamp)
+            return None
+        return self.load_checked(key, location, (stamp, blob), read, maps)
+
+    def load_checked(
+        self,
+        key: Any,
+        location: Location,
+        seen: tuple[int, bytes | None],
+        read: bool = False,
+        maps: bool | None = None,
+    ) -> tuple[Any, Record] | None:
+        """Do what `load` does for a record of any kind.
+
+        `seen`: the generation of the key's slot before a SELECT, and what that found. If the value file is gone when it
+        is opened, the row is an older one, and is read again.
+        """
+        stored, h, store = location
+        stamp, blob = seen
+        slot = h % store.session.slot_prime
+        maps = self._maps if maps is None else maps
+        for _ in range(ATTEMPTS):
+            record = self._rows.verified(key, location, blob)
+            if record is None or not self._rows.is_live(record):
+                return None
+            try:
+                value, kept, decode = store.disk.load(record, read, maps)
+            except FileNotFoundError:
+                slots = store.session.slots
+                if slots[slot] == stamp and not stamp & 1:
+                    break
+                stamp = slots[slot]
+                blob = store.read(h)
+                continue
+            except DecodeError as error:
+                self._rows.report_corrupt(error, key)
+                return None
+            if self._hot_encoded:
+                kept, decode = encryption.kept_hot(store, stored, record, blob)
+            if not stamp & 1 and store.session.slots[slot] == stamp and not read and kept is not NOT_KEPT:
+                size = record.size or len(record.payload)
+                self._hot.keep(key, location, stamp, record.expire, (kept, decode), size)
+            return value, record
+        self._rows.report_lost_file(key)
+        return None
+
+    def keep_written(
+        self, key: Any, location: Location, stamp: int, expiry: float | None, value: Any, encoded: Stored
+    ) -> None:
+        """Keep hot what was just written: the value itself if it is immutable, else its payload."""
+        mode, payload, file, _ = encoded
+        if stamp & 1 or file is not None or not self._hot.limit or self._hot_encoded:
+            return
+        decode = None
+        disk = location[2].disk
+        compressed = self._compresses and disk.value_codec.is_compressed(payload)
+        if compressed or (type(value) not in PLAIN_TYPES and not values.is_immutable(value)):
+            if mode != MODE_RAW or not disk.own_values:
+                return
+            value, decode = payload, disk.decode_value
+        self._hot.keep(key, location, stamp, expiry, (value, decode), len(payload))
+
+    def candidate(
+        self, key: Any, location: Location, blob: bytes
+    ) -> tuple[Any, Record] | Literal[Removable.EXPIRED] | None:
+        """Return value and record of a row found by its order; EXPIRED if it has expired or is damaged, to be removed.
+
+        None for one that another secret, policy or dictionary may still read: the caller skips it, and it stays.
+        """
+        stored, _, store = location
+        try:
+            record = self._rows.unpacked(store, stored, blob)
+            return (store.disk.load(record, False)[0], record) if self._rows.is_live(record) else EXPIRED
+        except FileNotFoundError:
+            self._rows.report_lost_file(key)
+        except DecodeError as error:
+            self._rows.report_corrupt(error, key)
+            if isinstance(error, SignatureError | DictionaryError):
+                return None
+        return EXPIRED
+
+    def current(
+        self, key: Any, location: Location, blob: bytes | None
+    ) -> tuple[Any, Record | None] | Literal[Removable.EXPIRED] | None:
+        """Return value and record of a live entry for a `decide` function; as in `load`, no record of a simple one.
+
+        EXPIRED if it has expired, None if there is none or it is damaged.
+        """
+        stored, _, store = location
+        if (
+            type(blob) is bytes
+            and blob[:1] == SIMPLE_HEAD
+            and self._reads_simple
+            and crc32(blob, crc32(stored)) == RESIDUE
+        ):
+            try:
+                return store.disk.load_payload(blob[1:-4])[0], None
+            except DecodeError as error:
+                self._rows.report_corrupt(error, key)
+                return None
+        record = self._rows.verified_own(key, location, blob)
+        if record is None:
+            return None
+        if not self._rows.is_live(record):
+            return EXPIRED
+        try:
+            return store.disk.load(record, False)[0], record
+        except FileNotFoundError:  # lost, not replaced: the write lock is held
+            self._rows.report_lost_file(key)
+        except DecodeError as error:
+            self._rows.report_corrupt(error, key)
+        return None
+
+
+def _posted(store: Store, h: int, slots: Words, stamp: int) -> bytes | None:
+    """Return the record that the board shows for the slot's even generation, or else read the row."""
+    shard = store.session
+    posted = None if shard.board is None else shard.board.find(h, stamp)
+    if posted is None or slots[h % shard.slot_prime] != stamp:  # perhaps overwritten while it was copied
+        return store.read(h)
+    return None if posted == NO_ENTRY else posted

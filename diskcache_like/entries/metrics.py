@@ -1,0 +1,28 @@
+"""Metrics: a handle's counts of hits, misses, and entries that could not be trusted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+
+class Metrics:
+    """Counts of one handle in this process.
+
+    They are plain integers: with the global interpreter lock nothing runs between the load and the store of an
+    augmented assignment, and without it a lost count harms nobody.
+    """
+
+    __slots__ = ("counters", "damaged", "missing_files", "unauthenticated")
+
+    def __init__(self) -> None:
+        self.counters = [0, 0]  # hits and misses that were not added to the shared ones yet; in a list for speed
+        self.damaged = 0  # entries that did not match their checksum or could not be decoded
+        self.unauthenticated = 0  # entries whose authentication failed or was missing
+        self.missing_files = 0  # rows whose value file was gone
+
+    def flush(self, count_uses: Callable[[int, int], None]) -> None:
+        """Add the hits and misses to the counts of all processes; the write lock is held."""
+        hits, misses = self.counters
+        if hits or misses:
+            self.counters[:] = [0, 0]
+            count_uses(hits, misses)

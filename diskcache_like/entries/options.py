@@ -1,0 +1,87 @@
+"""Options: the arguments of a cache, checked before anything is made."""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, fields
+from typing import Any
+
+from ..coherence.generations import MAX_SLOTS, MIN_SLOTS
+from ..disk.contract import Disk
+from ..errors import DirectoryError, SettingError
+from ..settings import MAX_SHARDS, checked_all
+
+
+def present() -> float:
+    """Return the seconds since 1970 by `time.time`, looked up each time, for tests that replace it."""
+    return time.time()
+
+
+@dataclass
+class Options:
+    """The arguments of a cache that are not settings."""
+
+    pickle: str | None = None
+    secret: bytes | str | None = None
+    encrypt: bool | None = None
+    namespace: str = ""
+    hot_encoded: bool = False
+    strict: bool = False
+    shared: bool = False
+    coherence: str | None = None
+    generation_slots: int = 1 << 16
+    serializer: str | None = None
+    compressor: str | None = None
+    allow: Iterable[type | str] = ()
+    mmap: bool = False
+    clock: Callable[[], float] = present
+
+    @classmethod
+    def split(cls, arguments: dict[str, Any]) -> tuple[Options, dict[str, Any]]:
+        """Return the options among keyword arguments, and the settings, validated."""
+        names = {field.name for field in fields(cls)}
+        options = cls(**{name: value for name, value in arguments.items() if name in names})
+        slots = options.generation_slots
+        if type(slots) is not int or not MIN_SLOTS <= slots <= MAX_SLOTS or slots & (slots - 1):
+            wanted = f"a power of two from {MIN_SLOTS} to {MAX_SLOTS}"
+            raise SettingError(f"generation_slots is {slots!r}, expected {wanted}")
+        if not isinstance(options.namespace, str):
+            raise SettingError(f"namespace is {options.namespace!r}, expected text")
+        if options.encrypt is not None and type(options.encrypt) is not bool:
+            raise SettingError(f"encrypt is {options.encrypt!r}, expected True or False")
+        if not isinstance(options.mmap, bool):
+            raise SettingError(f"mmap is {options.mmap!r}, expected True or False")
+        if not callable(options.clock):
+            raise SettingError(f"clock is {options.clock!r}, expected a function that returns seconds since 1970")
+        if isinstance(options.allow, Iterator | list):
+            options.allow = tuple(options.allow)  # other handles read it again
+        return options, checked_all({name: value for name, value in arguments.items() if name not in names})
+
+    def to_pass_on(self) -> dict[str, Any]:
+        """Return the options that another handle on the same data needs, except the secret: no pickle may hold that."""
+        left_out = ("secret", "clock") if self.clock is present else ("secret",)
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name not in left_out}
+
+
+def check_arguments(timeout: object, disk: object, shards: object) -> None:
+    """Raise SettingError for an invalid timeout, disk or number of shards."""
+    if not (isinstance(disk, type) and issubclass(disk, Disk)):
+        raise SettingError(f"disk is {disk!r}, expected Disk or a subclass of it")
+    if not isinstance(timeout, int | float) or not timeout >= 0:
+        raise SettingError(f"timeout is {timeout!r}, expected seconds, 0 or more")
+    if type(shards) is not int or not 1 <= shards <= MAX_SHARDS:
+        raise SettingError(f"shards is {shards!r}, expected an integer from 1 to {MAX_SHARDS}")
+
+
+def resolved(directory: str | os.PathLike[str] | None) -> str:
+    """Return the absolute path of the directory; a new temporary one for None."""
+    if directory is None:
+        return tempfile.mkdtemp(prefix="diskcache-")
+    path = os.fsdecode(directory)
+    if "\0" in path:
+        raise DirectoryError(errno.EINVAL, "the name of the cache directory contains a NUL", path)
+    return os.path.abspath(os.path.expandvars(os.path.expanduser(path)))

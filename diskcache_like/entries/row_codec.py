@@ -1,0 +1,281 @@
+"""RowCodec: which store holds a key, how keys and values become rows, and how rows are verified."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import warnings
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+from zlib import crc32
+
+from ..disk.value_files import Stored
+from ..encoding import file_names, keys
+from ..encoding.record import FULL, MODE_PICKLE, MODE_RAW, SIGNED, SIMPLE_HEAD, Record, pack, unpack
+from ..errors import (
+    CacheError,
+    DecodeError,
+    DiskFull,
+    ExpiryError,
+    KeyEncodeError,
+    SignatureError,
+    SignatureWarning,
+    ValueTooLarge,
+)
+from ..storage.store import Row, Store
+from ..system.signals import suppress
+from . import encryption
+from .hot import PLAIN_TYPES
+from .session import Session
+
+_QUEUE_KEYS = frozenset({keys.QueueKey, keys.PrefixedQueueKey})
+_SHORT = keys.DIGEST_ABOVE
+_number = int.from_bytes
+
+Expiry = float | timedelta  # from now: seconds, or a timedelta
+Location = tuple[bytes, int, Store]  # of a key: its stored key, the hash of that, and the store that it lives in
+
+
+class RowCodec:
+    """Turn keys and values into rows, and rows into verified records."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._shards = session.shards
+        self._one = session.shards.stores[0] if len(session.shards.stores) == 1 else None
+        self._sealer = session.sealer
+        self._signs_all = session.signs_all
+        self._signs_pickles = session.pickle_policy == "signed"
+        self.clock = session.clock
+        self._warned = False
+        self.modulus = session.shards.modulus
+        self.stored_key = session.disk.key_encoder()
+
+    # -- where a key lives ----------------------------------------------------------------------------------------
+
+    def locate(self, key: Any) -> Location:
+        """Return the stored key, its hash and the store that it lives in."""
+        stored = self.stored_key(key)
+        if len(stored) <= _SHORT:  # noqa: SIM108 - what `key_hash` does, without the call
+            h = (_number(stored, "big") % self.modulus) << 2
+        else:
+            h = keys.key_hash(stored, self.modulus)
+        if self._one is not None:
+            return stored, h, self._one
+        if type(key) in _QUEUE_KEYS:
+            return stored, h, self.queue_store(key.prefix)
+        return stored, h, self._shards.of(h)
+
+    def queue_store(self, prefix: str | None) -> Store:
+        """Return the store of a queue: one store holds all its entries, so that one index holds their order."""
+        if not isinstance(prefix, str | None):
+            raise KeyEncodeError(f"prefix is {prefix!r}, expected text or None")
+        return self._shards.of(keys.key_hash(self.queue_column(prefix), self.modulus))
+
+    def queue_column(self, prefix: str | None) -> bytes:
+        """Return the queue column for a prefix: its encoded form, blinded if the cache is encrypted."""
+        column = keys.encode_key(prefix)
+        return column if self._sealer is None else self._sealer.blind_queue(column)
+
+    def tag_column(self, tag: bytes | None) -> bytes | None:
+        """Return the tag column for an encoded tag, blinded if the cache is encrypted."""
+        return tag if self._sealer is None or tag is None else self._sealer.blind_tag(tag)
+
+    def check_place(self, h: int, stored: bytes) -> None:
+        """Raise DecodeError for a key that does not belong to its hash: one of the two was changed."""
+        if type(stored) is not bytes or keys.key_hash(stored, self.modulus) != h & ~3:
+            raise DecodeError("the key does not belong to its place")
+
+    # -- values become rows ---------------------------------------------------------------------------------------
+
+    def encode(self, store: Store, value: Any, read: bool, key: Any) -> Stored:
+        """Return the encoded value, after writing its value file if it needs one.
+
+        On a full disk, remove unreferenced files and try again, but not for a file object: it can be read only once.
+        """
+        try:
+            return store.disk.encode(value, read, key)
+        except DiskFull:
+            if read or not store.recovery.reclaim_when_locked(self._session.timeout, for_file=True):
+                raise
+        return store.disk.encode(value, read, key)
+
+    def row(
+        self, key: Any, location: Location, encoded: Stored, expire: float | None, tag: bytes | None
+    ) -> bytes | Row:
+        """Return what the store writes: a whole row, or only the record if the row has nothing else."""
+        stored, _, store = location
+        mode, payload, file, size = encoded
+        if type(key) in PLAIN_TYPES:
+            original = None
+        elif isinstance(key, keys.QueueKey | keys.PrefixedQueueKey):
+            return self._queue_row(key, location, Record(mode, payload, expire, tag, file, size))
+        else:
+            original = None if self._sealer is not None else store.disk.original_key(key, stored)
+        if expire is None and tag is None and file is None and mode == MODE_RAW and not self._signs_all:
+            body = SIMPLE_HEAD + payload
+            blob = body + crc32(body, crc32(stored)).to_bytes(4, "little")
+            return blob if original is None else Row(blob, original_key=original)
+        record = Record(mode, payload, expire, tag, file, size)
+        if self._sealer is not None:
+            return encryption.sealed_row(store.disk, key, stored, record)
+        return Row(self._pack(stored, record), expire, tag, size, _file_column(file), original)
+
+    def _queue_row(self, key: keys.QueueKey | keys.PrefixedQueueKey, location: Location, record: Record) -> Row:
+        """Return the row of a queue's item, whether it is pushed or put back under its key."""
+        stored, _, store = location
+        queue = self.queue_column(key.prefix)
+        if self._sealer is not None:
+            return encryption.sealed_row(store.disk, key, stored, record)._replace(queue=queue, num=key.number)
+        blob = self._pack(stored, record)
+        return Row(blob, record.expire, record.tag, record.size, _file_column(record.file), None, queue, key.number)
+
+    def _pack(self, stored: bytes, record: Record) -> bytes:
+        signed = self._signs_all or (record.mode == MODE_PICKLE and self._signs_pickles)
+        return pack(stored, record, self._session.secret.signer if signed else None)
+
+    def repacked(self, location: Location, record: Record) -> bytes:
+        """Return the packed record of an entry whose value stays the same."""
+        stored, _, store = location
+        sealer = store.disk.sealer
+        if sealer is not None:
+            return sealer.seal(stored, record)
+        return pack(stored, record, self._session.secret.signer if record.signed else None)
+
+    def is_oversize(self, row: bytes | Row) -> bool:
+        """Tell whether the value alone would exceed the size limit of its shard."""
+        return (len(row) if isinstance(row, bytes) else len(row.v) + row.size) > self._session.value_limit
+
+    def too_large(self, key: Any) -> ValueTooLarge:
+        """Return the error for a value that the size limit can never hold."""
+        limit = self._session.value_limit
+        return ValueTooLarge(f"value of key {key!r} is larger than size_limit allows ({limit} bytes)")
+
+    def expiry(self, expire: Any) -> float | None:
+        """Return the absolute expiry for `expire` seconds (or a timedelta) from now; None means never."""
+        if expire is None:
+            return None
+        seconds = expire.total_seconds() if isinstance(expire, timedelta) else expire
+        try:
+            seconds = math.nan if isinstance(seconds, str | bytes | bytearray) else float(seconds)
+        except (TypeError, ValueError, OverflowError):
+            raise ExpiryError(f"expire is {expire!r}, expected seconds from now or None") from None
+        if math.isnan(seconds) or seconds < 0:
+            raise ExpiryError(f"expire is {expire!r}, expected seconds from now, 0 or more")
+        return None if math.isinf(seconds) else self.clock() + seconds
+
+    # -- rows become records --------------------------------------------------------------------------------------
+
+    def verified(self, key: Any, location: Location, blob: bytes | None) -> Record | None:
+        """Return the live or expired record of the key, or None if it is missing or cannot be trusted.
+
+        `blob`: the record found by the key's hash, which may be another key's.
+        """
+        stored, h, store = location
+        if blob is None:
+            return self.verified_own(key, location, store.find(h, stored)) if store.displaced else None
+        try:
+            return self.unpacked(store, stored, blob)
+        except DecodeError:
+            # Either damage, or the row belongs to another key with the same hash.
+            return self.verified_own(key, location, store.find(h, stored))
+
+    def verified_own(self, key: Any, location: Location, blob: bytes | None) -> Record | None:
+        """Return the record in `blob`, which is known to be the key's, so that a failure means damage."""
+        if blob is None:
+            return None
+        try:
+            return self.unpacked(location[2], location[0], blob)
+        except DecodeError as error:
+            self.report_corrupt(error, key)
+            return None
+
+    def unpacked(self, store: Store, stored: bytes, blob: bytes) -> Record:
+        """Verify the record in `blob` and return it; raise DecodeError for damage."""
+        if not self._signs_all:
+            # The secret is not read for a record without a tag: it may be the user's, in a file that need not exist.
+            signed = type(blob) is bytes and len(blob) > 2 and blob[0] == FULL and blob[1] & SIGNED
+            return unpack(stored, blob, self._session.secret.verifier if signed else None)
+        sealer = store.disk.sealer
+        if sealer is not None:
+            return sealer.open(stored, blob)
+        return unpack(stored, blob, self._session.secret.verifier, True)
+
+    def is_live(self, record: Record) -> bool:
+        """Tell whether a record has not expired."""
+        return record.expire is None or record.expire > self.clock()
+
+    def check_record(self, store: Store, h: int, stored: bytes, blob: bytes) -> Record:
+        """Return the record; raise DecodeError or FileNotFoundError for an entry that would not read."""
+        self.check_place(h, stored)
+        record = self.unpacked(store, stored, blob)
+        if record.file is not None:
+            store.disk.verify_file(record)
+        return record
+
+    def records(self, store: Store) -> Iterator[Record]:
+        """Yield the records of a shard that this handle can verify, including expired ones."""
+        for stored, blob in store.reader.blobs():
+            with contextlib.suppress(DecodeError):
+                yield self.unpacked(store, stored, blob)
+
+    # -- what cannot be trusted -----------------------------------------------------------------------------------
+
+    def report_corrupt(self, error: DecodeError, key: Any) -> None:
+        """Count an entry that cannot be trusted, and raise in strict mode; otherwise it reads as missing."""
+        session = self._session
+        if isinstance(error, SignatureError):
+            session.metrics.unauthenticated += 1
+            if not self._warned and not session.options.strict:
+                self._warned = True
+                message = f"{session.directory!r}: key {key!r}: {error}; such entries read as missing (said once)"
+                warnings.warn(message, SignatureWarning, stacklevel=4)
+        else:
+            session.metrics.damaged += 1
+        if session.options.strict:
+            raise type(error)(f"{session.directory!r}: key {key!r}: {error}") from error
+
+    def report_lost_file(self, key: Any) -> None:
+        """Count an entry whose value file is gone, and raise in strict mode; otherwise it reads as missing."""
+        self._session.metrics.missing_files += 1
+        if self._session.options.strict:
+            raise DecodeError(f"{self._session.directory!r}: key {key!r}: its value file is gone")
+
+    @contextlib.contextmanager
+    def reporting(self, key: Any) -> Iterator[None]:
+        """Report as corrupt what cannot be decoded in the body, which then ends there."""
+        try:
+            yield
+        except DecodeError as error:
+            self.report_corrupt(error, key)
+
+
+def discard(store: Store, encoded: Stored) -> None:
+    """Remove the value file of a write that failed; call it in the except block.
+
+    A signal handler may raise just after the write was committed: then an entry refers to the file, and it stays.
+    """
+    file = encoded[2]
+    if file is not None:
+        with suppress(OSError, CacheError):  # if this fails, `check` finds it as an unknown file
+            if not store.refers_to(file):
+                store.disk.remove(file)
+
+
+def _file_column(file: str | None) -> bytes | str | None:
+    return None if file is None else file_names.to_column(file)
+
+
+def tag_of(record: Record) -> Any:
+    """Return the tag of a record as the user gave it, None if it has none."""
+    return None if record.tag is None else keys.decode_key(record.tag)
+
+
+def with_metadata(value: Any, record: Record | None, expire_time: bool, tag: bool) -> Any:
+    """Return the value alone, or a tuple of it and what is asked for; None stands for a record without either."""
+    if not (expire_time or tag):
+        return value
+    expiry = (None if record is None else record.expire,) if expire_time else ()
+    label = (None if record is None else tag_of(record),) if tag else ()
+    return (value, *expiry, *label)

@@ -1,0 +1,7 @@
+"""Copy a directory of DiskCache 5 into a new cache without trusting anything in it.
+
+- `copy`: the migration itself
+- `source`: which caches the old directory holds, and the keys and values of their rows
+- `old_database`: read an old database safely
+- `plain_pickle`: read pickles of plain data without unpickling
+"""

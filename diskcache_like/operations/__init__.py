@@ -1,0 +1,7 @@
+"""Operations of a cache that are a topic of their own; `Cache` inherits or calls them.
+
+- `queues`: push, pull, peek; `streams`: values read and written in pieces
+- `memoize`: memoized functions; `call_keys`: the keys of their calls
+- `administration`: operations on a cache as a whole: clear, evict, check, stats, reset, rotate
+- `parts`: what the operations work with
+"""

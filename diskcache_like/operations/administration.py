@@ -1,0 +1,152 @@
+"""Administration: operations on a cache as a whole: removing many entries, checks, statistics, secrets, settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..encoding import keys
+from ..entries import rotation
+from ..entries.dictionaries import Training, train
+from ..entries.loading import ENOVAL
+from ..errors import ExpiryError, SettingError, Timeout
+from ..policies import policy_named
+from ..settings import DEFAULT_SETTINGS, OPTIONAL_SETTINGS, checked, checked_all
+from ..storage.check import check_whole
+from ..storage.shards import new_disk
+from ..storage.store import Store
+from .parts import Parts
+
+MOMENTS = 1e300  # seconds; a moment farther away is a mistake
+
+
+class Administration(Parts):
+    """The operations on a cache as a whole."""
+
+    def _remove_from_all(self, remove: Callable[[Store], int]) -> int:
+        removed = 0
+        for store in self._shards.stores:
+            try:
+                removed += remove(store)
+            except Timeout as error:
+                error.args = (removed + getattr(error, "count", 0),)
+                return self._failed(removed)
+        return removed
+
+    def clear(self, retry: bool = False) -> int:
+        """Remove every entry and return how many there were. Goes in batches; a Timeout carries the count so far."""
+        removed = self._remove_from_all(lambda store: store.remove_selected("any", (), self._wait_for_all(retry)))
+        self._hot.clear()
+        return removed
+
+    def evict(self, tag: Any, retry: bool = False) -> int:
+        """Remove every entry with this tag and return how many there were; in batches, like `clear`."""
+        column = self._rows.tag_column(keys.encode_tag(tag))
+        if column is None:
+            return 0
+        wait = self._wait_for_all(retry)
+        return self._remove_from_all(lambda store: store.remove_selected("tagged", (column,), wait))
+
+    def expire(self, now: float | None = None, retry: bool = False) -> int:
+        """Remove every entry that is expired at `now` (default: the present) and return how many; in batches."""
+        moment: Any = self._session.clock() if now is None else now
+        if isinstance(moment, bool) or not isinstance(moment, int | float) or not abs(moment) <= MOMENTS:
+            raise ExpiryError(f"now is {now!r}, expected seconds since 1970 or None")
+        wait = self._wait_for_all(retry)
+        return self._remove_from_all(lambda store: store.remove_selected("expired", (moment,), wait))
+
+    def cull(self, retry: bool = False) -> int:
+        """Remove expired entries, then live ones by policy until the size limit holds; return how many went."""
+        return self._remove_from_all(lambda store: store.cull(self._wait_for_all(retry)))
+
+    def check(self, fix: bool = False, retry: bool = False) -> list[Any]:
+        """Compare database, value files and totals, and return a list of warnings; with `fix`, repair what is wrong.
+
+        It runs no stored code and touches no file outside the directory. Others may write meanwhile, but a large value
+        whose file is written and whose entry is not yet committed is reported as an unknown file. With `fix` that write
+        stores nothing and raises StorageError; it can be tried again.
+        """
+        verify, wait = self._rows.check_record, self._wait(retry)
+        return [problem for store in self._shards.stores for problem in check_whole(store, verify, fix, wait)]
+
+    def stats(self, enable: bool = True, reset: bool = False) -> tuple[int, int]:
+        """Return (hits, misses) of all processes that flushed theirs, and switch statistics on or off.
+
+        A process adds its counts with its next write, at its own `stats` and on closing.
+        """
+        hits = misses = 0
+        for store in self._shards.stores:
+            for attempt in store.attempts():
+                with attempt, store.locked(self._session.timeout):
+                    if store is self._shards.stores[0]:
+                        self._session.metrics.flush(store.transactions.count_uses)
+                    one, other = store.use_counts(reset)
+                    hits, misses = hits + one, misses + other
+        self.reset("statistics", int(enable))
+        return hits, misses
+
+    def volume(self) -> int:
+        """Return the bytes in use on disk: database pages that hold something, and value files."""
+        return sum(store.volume() for store in self._shards.stores)
+
+    def rotate(self, new_secret: bytes | str, progress: Callable[[int, int], object] | None = None) -> None:
+        """Give an encrypted cache another secret, and seal every entry anew with another key.
+
+        Others may go on using it: those with the old secret until this is done. If it is interrupted, either secret
+        opens the cache, and another call goes on where this one stopped. `progress(done, total)` is called after each
+        100 entries. Waits for the write lock without limit. Raises SettingError for a cache that is not encrypted.
+        """
+        rotation.rotate(self._session, new_secret, progress)
+
+    def train(self, size: int = 64 << 10, retry: bool = False) -> Training:
+        """Make a compression dictionary of about `size` bytes from the present entries, for those written later.
+
+        For compressor='zstd'. Older dictionaries stay until no entry needs them. Reads every entry once.
+        Raises TrainingError where there are too few entries.
+        """
+        return train(self._session.dictionaries, self._rows.records, size, self._wait_for_all(retry))
+
+    def create_tag_index(self) -> None:
+        """Make an index so that `evict` finds a tag without reading every entry."""
+        for store in self._shards.stores:
+            store.index_tags(True, None)
+        self.reset("tag_index", 1)
+
+    def drop_tag_index(self) -> None:
+        """Drop the tag index; `evict` still works, but reads every entry."""
+        for store in self._shards.stores:
+            store.index_tags(False, None)
+        self.reset("tag_index", 0)
+
+    def reset(self, key: str, value: Any = ENOVAL, update: bool = True) -> Any:
+        """Return a setting as stored, or store `value` for it; with `update=False` change this handle only."""
+        if key not in DEFAULT_SETTINGS and key not in OPTIONAL_SETTINGS and not str(key).startswith("disk_"):
+            raise SettingError(f"unknown setting {key!r}, expected one of {', '.join(DEFAULT_SETTINGS)} or disk_*")
+        session, first = self._session, self._shards.stores[0]
+        if value is ENOVAL:
+            value, update = first.settings.stored(key), False
+        else:
+            new_disk(type(session.disk), session.directory, {**first.session.settings, key: checked(key, value)})
+            session.codec_of(first, {key: checked(key, value)})  # raises for a level that the compressor does not have
+        changed = checked_all({key: value})  # durability and sqlite_synchronous go together
+        for name, effective in changed.items():
+            if update or effective != first.session.settings.get(name):
+                for store in self._shards.stores:
+                    store.settings.change(name, effective, update, None, self._apply)
+            self._apply(name, effective)
+        return changed[key]
+
+    def _apply(self, name: str, value: Any) -> None:
+        """Make a setting effective in this handle."""
+        self._session.apply(name, value)
+        self._take_setting(name, value)
+
+    def _take_setting(self, name: str, value: Any) -> None:
+        """Show a setting as an attribute of the cache, and make it effective in the hot layer."""
+        setattr(self, name, value)
+        if name == "eviction_policy":
+            self._hot.mark_for(policy_named(value))
+        elif name == "statistics":
+            self._hot.count(bool(value))
+        elif name == "hot_size_limit":
+            self._hot.resize(self._session.hot_limit)

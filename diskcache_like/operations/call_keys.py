@@ -1,0 +1,254 @@
+"""Call keys: the keys under which the results of a function's calls are kept, made from its bound arguments.
+
+The key of a call is the function's name and the arguments as its signature binds them, so that ``f(1)``, ``f(x=1)``
+and ``f(1, 2)`` with the default given are one entry. For lambdas and nested functions, whose names say little, a digest
+of the code and of what it closes over is part of the name; a named function keeps its key when it is edited.
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+import weakref
+from collections.abc import Callable, Iterable
+from hashlib import blake2b
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+from ..encoding import keys
+from ..errors import KeyEncodeError
+
+RUNS_CALLERS_CODE = True  # for `interrupts_a_call` of system/signal_safe.py
+
+LONG_KEY = 1024  # bytes of an encoded key from which on its digest is the key
+SHORT = LONG_KEY // 32  # characters of a text that cannot make a key of few parts long
+FEW = 8  # parameters of a function whose key cannot be long if each argument is short
+_PLAIN = frozenset((int, bool, type(None)))  # types of arguments that are short, and need no look at their members
+
+CallKey = Callable[..., tuple[Any, ...]]  # takes the arguments of a call and returns its key
+
+# The functions that decorators of this package returned. What they close over is left out of digests: it changes.
+decorated: weakref.WeakSet[Callable[..., Any]] = weakref.WeakSet()
+
+
+class CallKeys(NamedTuple):
+    """How the keys of a function's calls are made.
+
+    `name`: instead of the function's own. `typed`: arguments of different types are different. `ignore`: positions and
+    names of arguments that do not count. `key`: function of the call's arguments that returns the key's variable part.
+    """
+
+    name: str | None = None
+    typed: bool = False
+    ignore: Iterable[int | str] = ()
+    key: Callable[..., Any] | None = None
+
+    def of(self, function: Callable[..., Any]) -> CallKey:
+        """Return the function that makes the key of a call of `function` from its arguments."""
+        if callable(self.name):
+            raise TypeError("name cannot be a function: write the decorator with its arguments in parentheses")
+        name = function_name(function) + _owner(function) if self.name is None else self.name
+        if self.key is None:
+            ignored = (self.ignore,) if isinstance(self.ignore, int | str) else tuple(self.ignore)
+            return key_maker(function, name, self.typed, ignored)
+        given = self.key
+        return _bounded(lambda *args, **kwargs: (name, given(*args, **kwargs)))
+
+
+def full_name(func: Callable[..., Any]) -> str:
+    """Return the module and qualified name of a function."""
+    return f"{func.__module__}.{func.__qualname__}"
+
+
+def function_name(function: Callable[..., Any], met: list[Callable[..., Any]] | None = None) -> str:
+    """Return the name that results of `function` are kept under.
+
+    Functions that share a module and qualified name but not their code or closure get different names. `met`: the
+    functions named so far, since a function may close over itself.
+    """
+    name = full_name(function)
+    code = getattr(function, "__code__", None)
+    if code is None or ("<lambda>" not in name and "<locals>" not in name):
+        return name
+    met = [] if met is None else met
+    met.append(function)
+    digest = blake2b(digest_size=16)
+    _digest_code(code, digest.update)
+    for variable, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        digest.update(variable.encode() + _digest_of_cell(cell, met))
+    return f"{name}:{digest.hexdigest()}"
+
+
+def _digest_code(code: types.CodeType, update: Callable[[bytes], None]) -> None:
+    """Digest what a code object does, without its file and line numbers."""
+    update(code.co_code)
+    update(repr((code.co_names, code.co_varnames, code.co_freevars, code.co_flags)).encode())
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            _digest_code(constant, update)
+        elif isinstance(constant, frozenset):
+            update(repr(sorted(map(repr, constant))).encode())  # the order of a set differs between processes
+        else:
+            update(repr((type(constant).__name__, constant)).encode())
+
+
+def _digest_of_cell(cell: types.CellType, met: list[Callable[..., Any]]) -> bytes:
+    """Return bytes for a closed-over value."""
+    try:
+        value = cell.cell_contents
+    except ValueError:
+        return b"empty"  # the function's own name, not bound yet
+    return _digest_of(value, met)
+
+
+def _digest_of(value: Any, met: list[Callable[..., Any]]) -> bytes:
+    """Return bytes for a value: its encoding if it can be a key, else a function's code or the type."""
+    while is_decorated(value):
+        value = value.__wrapped__  # the wrapper closes over counts, which change
+    if isinstance(value, types.FunctionType):
+        number = next((number for number, each in enumerate(met) if each is value), None)
+        return (function_name(value, met) if number is None else f"function {number}").encode()
+    try:
+        return keys.encode_key(value)
+    except (KeyEncodeError, ValueError):
+        return f"{type(value).__module__}.{type(value).__qualname__}".encode()
+
+
+def is_decorated(value: Any) -> bool:
+    """Tell whether a decorator of this package returned this very function, not one that wraps it again."""
+    return isinstance(value, types.FunctionType) and value in decorated
+
+
+def _owner(function: Callable[..., Any]) -> str:
+    """Return what distinguishes a bound method from that of another object or class; nothing for a function."""
+    owner = getattr(function, "__self__", None)
+    if owner is None or isinstance(owner, types.ModuleType):  # a function, of C in a module
+        return ""
+    if isinstance(owner, type):
+        return f" of {owner.__module__}.{owner.__qualname__}"
+    return f" of {blake2b(_digest_of(owner, []), digest_size=16).hexdigest()}"
+
+
+def key_maker(function: Callable[..., Any], name: str, typed: bool, ignore: Iterable[int | str]) -> CallKey:
+    """Return a function of the same signature that returns the key of a call.
+
+    It is compiled from the parameter names, as dataclasses does for `__init__`, because `Signature.bind` costs more
+    than a cache hit. Long keys are replaced by their digest. The key function raises TypeError for arguments that the
+    function would not take.
+    """
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return _bounded(_any_signature(name, typed, frozenset(ignore)))
+    ignored = frozenset(ignore)
+    mark = "__"  # begins every name that is not a parameter's; no parameter's name begins with it
+    while any(parameter.startswith(mark) for parameter in signature.parameters):
+        mark += "_"
+    namespace: dict[str, Any] = {f"{mark}name": name, f"{mark}type": type, f"{mark}types": _types_of}
+    heads, parts = _parameters(signature, ignored, namespace, mark)
+    # Each parameter is one field, also *args and **kwargs; else an argument of one could look like one of the other.
+    fields = "".join(f"{part}, " for part, _ in parts)
+    types_ = ", ".join(part_types for _, part_types in parts)
+    tail = f", ({types_},)" if typed and parts else ""
+    source = f"def __key__({', '.join(heads)}):\n    return ({mark}name, ({fields}){tail})"
+    exec(compile(source, f"<key of {name}>", "exec"), namespace)  # noqa: S102 - built from identifiers only
+    maker: CallKey = namespace["__key__"]
+    return _bounded(maker, plain=not typed and len(parts) <= FEW)
+
+
+def _parameters(
+    signature: inspect.Signature, ignored: frozenset[int | str], namespace: dict[str, Any], mark: str
+) -> tuple[list[str], list[tuple[str, str]]]:
+    """Return the parameters of the key function, and for each part of the key its expression and that of its types.
+
+    A position in `ignored` counts the arguments of a call: it can mean one of *args, but no keyword-only argument.
+    """
+    heads: list[str] = []
+    parts: list[tuple[str, str]] = []
+    seen_star = slash_due = False
+    for position, parameter in enumerate(signature.parameters.values()):
+        kind, name = parameter.kind, parameter.name
+        if slash_due and kind is not parameter.POSITIONAL_ONLY:
+            heads.append("/")
+        slash_due = kind is parameter.POSITIONAL_ONLY
+        if kind is parameter.KEYWORD_ONLY and not seen_star:
+            heads.append("*")
+            seen_star = True
+        kept = name not in ignored
+        if kind is parameter.VAR_POSITIONAL:
+            seen_star = True
+            heads.append(f"*{name}")
+            namespace[f"{mark}rest"] = _rest(position, ignored)
+            part = f"{mark}rest({name})", f"{mark}types({mark}rest({name}))"
+        elif kind is parameter.VAR_KEYWORD:
+            heads.append(f"**{name}")
+            namespace[f"{mark}named"] = _named(ignored)
+            made = f"{mark}named({name})"
+            part = made, f"{mark}types(value for _, value in {made})"
+        else:
+            default = parameter.default is not parameter.empty
+            namespace[f"{mark}default_{name}"] = parameter.default
+            heads.append(f"{name}={mark}default_{name}" if default else name)
+            kept = kept and (position not in ignored or kind is parameter.KEYWORD_ONLY)
+            part = name, f"{mark}type({name}).__qualname__"
+        parts += [part] if kept else []
+    return [*heads, "/"] if slash_due else heads, parts
+
+
+def _rest(first: int, ignored: frozenset[int | str]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
+    """Return a function that removes the ignored positions from *args, which begin at position `first`."""
+    positions = {word - first for word in ignored if isinstance(word, int) and word >= first}
+    if not positions:
+        return tuple
+    return lambda args: tuple(value for position, value in enumerate(args) if position not in positions)
+
+
+def _named(ignored: frozenset[int | str]) -> Callable[[dict[str, Any]], tuple[tuple[str, Any], ...]]:
+    """Return a function that makes sorted pairs of **kwargs without the ignored names."""
+    return lambda kwargs: tuple(sorted((item for item in kwargs.items() if item[0] not in ignored), key=itemgetter(0)))
+
+
+def _types_of(values: Iterable[Any]) -> tuple[str, ...]:
+    return tuple(type(value).__qualname__ for value in values)
+
+
+def _any_signature(name: str, typed: bool, ignored: frozenset[int | str]) -> CallKey:
+    """Return the key function for a callable without a known signature."""
+
+    def key(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        positional = tuple(value for position, value in enumerate(args) if position not in ignored)
+        named = tuple(sorted((word, value) for word, value in kwargs.items() if word not in ignored))
+        made = (name, positional, named)
+        return (*made, _types_of(positional), _types_of(value for _, value in named)) if typed else made
+
+    return key
+
+
+def _bounded(make: CallKey, plain: bool = False) -> CallKey:
+    """Return a key function whose long keys, such as whole documents, are replaced by their digest.
+
+    `plain`: the key is a name and a tuple of few arguments, so that looking at these may be enough.
+    """
+
+    def cache_key(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        made = make(*args, **kwargs)
+        if plain:
+            for part in made[1]:
+                kind = type(part)
+                if kind not in _PLAIN and not (kind is str and len(part) <= SHORT):
+                    break
+            else:
+                return made
+        if keys.hashes_like_stored_key(made) and _surely_short(made):
+            return made
+        encoded = keys.encode_unbounded(made)
+        return made if len(encoded) <= LONG_KEY else (made[0], blake2b(encoded, digest_size=32).digest())
+
+    return cache_key
+
+
+def _surely_short(made: Any) -> bool:
+    """Tell cheaply whether an encoded key is surely short: it has few parts, none of them a long string."""
+    if type(made) is tuple:
+        return len(made) <= 16 and all(map(_surely_short, made))
+    return not isinstance(made, str | bytes) or len(made) <= SHORT

@@ -1,0 +1,169 @@
+"""Memoize: a function's results kept in a cache, each under the key of its call (`call_keys`)."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+from collections.abc import Callable, Sized
+from datetime import timedelta
+from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, Self, TypeVar, cast, overload
+
+from ..coherence.futex import pauses
+from ..entries.atomic_key import AtomicKey
+from ..entries.row_codec import Expiry
+from ..errors import Timeout
+from .call_keys import CallKey, CallKeys, decorated
+
+RUNS_CALLERS_CODE = True  # for `interrupts_a_call` of system/signal_safe.py
+
+_MISSING = object()
+
+P = ParamSpec("P")
+Q = ParamSpec("Q")
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+S = TypeVar("S")
+T = TypeVar("T")
+
+
+class Results(Sized, Protocol):
+    """What memoizing needs of a cache."""
+
+    @property
+    def get(self) -> Callable[..., Any]:
+        """Return `Cache.get`."""
+
+    def set(self, key: Any, value: Any, expire: Expiry | None, *, tag: Any, retry: bool) -> bool:
+        """Store a result."""
+
+    def delete(self, key: Any, retry: bool) -> bool:
+        """Remove a result."""
+
+
+class CacheInfo(NamedTuple):
+    """What `cache_info` returns."""
+
+    hits: int
+    misses: int
+    maxsize: int | None
+    currsize: int
+
+
+class Memoized(Protocol[P, R_co]):
+    """What the decorator returns: a function with the same signature, and more."""
+
+    __name__: str
+    __qualname__: str
+
+    @property
+    def __wrapped__(self) -> Callable[P, R_co]:
+        """Return the function itself."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
+        """Return the cached result, or call the function and keep what it returns."""
+
+    @overload
+    def __get__(self, instance: None, owner: type, /) -> Self: ...
+    @overload
+    def __get__(self: Memoized[Concatenate[S, Q], T], instance: S, owner: type | None = None, /) -> Callable[Q, T]: ...
+
+    def __cache_key__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+        """Return the key under which the result of a call with these arguments is kept."""
+
+    def invalidate(self, *args: P.args, **kwargs: P.kwargs) -> bool:
+        """Remove the result of a call with these arguments; return whether there was one. Atomic."""
+
+    def cache_info(self) -> CacheInfo:
+        """Return hits, misses, maxsize and currsize, as `functools.lru_cache` names them.
+
+        Hits and misses are the calls of this one wrapper in this process. `maxsize` is None, since no number of entries
+        is the limit; `currsize` is the number of entries in the whole cache, of all functions and processes.
+        """
+
+
+def seconds_of(expire: Expiry | None) -> float:
+    """Return the seconds that a result is kept; infinity for None."""
+    return math.inf if expire is None else expire.total_seconds() if isinstance(expire, timedelta) else expire
+
+
+def memoize(
+    cache: Results, call_keys: CallKeys, expire: Expiry | None, tag: Any, atomic_key: Callable[[Any], AtomicKey]
+) -> Callable[[Callable[P, R]], Memoized[P, R]]:
+    """Return a decorator that keeps a function's results, but no exceptions, in `cache`; see `Cache.memoize`."""
+    if callable(call_keys.name):
+        raise TypeError("name cannot be a function: write @cache.memoize() with parentheses")
+    keeps = seconds_of(expire) > 0
+
+    def keep(key: Any, result: Any) -> None:
+        if keeps:
+            cache.set(key, result, expire, tag=tag, retry=True)
+
+    def decorate(function: Callable[P, R]) -> Memoized[P, R]:
+        call_key, compute = call_keys.of(function), cast("Callable[..., Any]", function)
+        get = cache.get
+        hits = misses = 0
+
+        @functools.wraps(function)
+        def calling(*args: Any, **kwargs: Any) -> Any:
+            nonlocal hits, misses
+            key = call_key(*args, **kwargs)
+            result = get(key, _MISSING)
+            if result is not _MISSING:
+                hits += 1
+                return result
+            misses += 1
+            result = compute(*args, **kwargs)
+            keep(key, result)
+            return result
+
+        @functools.wraps(function)
+        async def awaiting(*args: Any, **kwargs: Any) -> Any:
+            nonlocal hits, misses
+            key = call_key(*args, **kwargs)
+            result = get(key, _MISSING)
+            if result is not _MISSING:
+                hits += 1
+                return result
+            misses += 1
+            result = await compute(*args, **kwargs)
+            await when_free(atomic_key(key), lambda: keep(key, result))
+            return result
+
+        wrapper = awaiting if inspect.iscoroutinefunction(function) else calling
+        return as_memoized(wrapper, cache, call_key, lambda: (hits, misses))
+
+    return decorate
+
+
+async def when_free(key: AtomicKey, write: Callable[[], object]) -> None:
+    """Run `write` as a transaction on the key's shard as soon as that is free.
+
+    If `write` itself waited, it would block the event loop for as long as another process holds the lock.
+    """
+    import asyncio
+
+    for seconds in pauses():
+        try:
+            with key.transaction(0):
+                write()
+            return
+        except Timeout:
+            await asyncio.sleep(seconds)
+
+
+def as_memoized(
+    wrapper: Any, cache: Results, call_key: CallKey, counts: Callable[[], tuple[int, int]]
+) -> Memoized[P, R]:
+    """Give a wrapper, made with functools.wraps, what `Memoized` promises; `counts` returns hits and misses."""
+
+    def cache_info() -> CacheInfo:
+        return CacheInfo(*counts(), None, len(cache))
+
+    def invalidate(*args: Any, **kwargs: Any) -> bool:
+        return cache.delete(call_key(*args, **kwargs), retry=True)
+
+    wrapper.__cache_key__, wrapper.cache_info, wrapper.invalidate = call_key, cache_info, invalidate
+    decorated.add(wrapper)
+    memoized: Memoized[P, R] = wrapper
+    return memoized

@@ -1,0 +1,35 @@
+"""Parts: what the operations of a cache work with, named once for the classes that spell them."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from ..entries.hot import HotLayer
+from ..entries.loading import Loader
+from ..entries.row_codec import RowCodec
+from ..entries.session import Session
+from ..storage.shards import ShardSet
+
+T = TypeVar("T")
+
+
+class Parts:
+    """The parts of an open cache, which `Cache` makes, and how long its operations wait for the write lock."""
+
+    _session: Session
+    _shards: ShardSet
+    _rows: RowCodec
+    _hot: HotLayer
+    _loader: Loader
+
+    def _wait(self, retry: bool) -> float | None:
+        """Return the seconds that an operation waits for the write lock; None for as long as it takes."""
+        return None if retry else self._session.timeout
+
+    def _wait_for_all(self, retry: bool) -> float | None:
+        """Return the seconds that the removal of many entries waits for each lock."""
+        return self._wait(retry)
+
+    def _failed(self, answer: T) -> T:
+        """Raise the error being handled; a FanoutCache returns `answer` instead for a Timeout."""
+        raise  # noqa: PLE0704

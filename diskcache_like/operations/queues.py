@@ -1,0 +1,196 @@
+"""Queues, and the entries at either end of a cache: push, pull, peek, peekitem and iterqueue.
+
+A queue is a run of numbered keys of a type of their own, all in one shard. So one index holds its order, and finds both
+ends without reading what lies between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+from ..disk.contract import UNKNOWN
+from ..encoding import keys
+from ..encoding.record import Record
+from ..entries.loading import EXPIRED
+from ..entries.row_codec import Expiry, discard, with_metadata
+from ..errors import DecodeError, Timeout, ValueTooLarge
+from ..storage.shard.reader import QUEUE_BOUND
+from ..storage.store import Store
+from .parts import Parts
+
+QUEUE_START = 500_000_000_000_000  # number of a queue's first entry; the queue grows both ways from there
+QUEUE_PAGE = 100  # items of a queue per SELECT while iterating
+
+Side = Literal["back", "front"]
+
+
+class Queues(Parts):
+    """The operations on queues."""
+
+    def push(
+        self,
+        value: Any,
+        prefix: str | None = None,
+        side: Side = "back",
+        expire: Expiry | None = None,
+        read: bool = False,
+        tag: Any = None,
+        retry: bool = False,
+    ) -> Any:
+        """Append `value` to one side of the queue called `prefix` and return its key. Atomic.
+
+        Queue keys are equal to no key of the user's. Returns None where a Timeout is not raised (FanoutCache).
+        """
+        rows = self._rows
+        store = rows.queue_store(prefix)
+        queue = rows.queue_column(prefix)
+        expiry = rows.expiry(expire)
+        last = _is_back(side)
+        encoded = rows.encode(store, value, read, UNKNOWN)
+        try:
+            for attempt in store.attempts():
+                with attempt, store.transaction(self._wait(retry)):
+                    found = store.reader.queue_end(queue, last)
+                    number = QUEUE_START if found is None else found[1] + (1 if last else -1)
+                    key = keys.queue_key(prefix, number)
+                    stored, h, _ = location = rows.locate(key)
+                    row = rows.row(key, location, encoded, expiry, keys.encode_tag(tag))
+                    if rows.is_oversize(row):
+                        raise ValueTooLarge(f"value for queue {prefix!r} is larger than size_limit allows")
+                    store.upsert(h, stored, row, None)
+        except BaseException:
+            discard(store, encoded)
+            return self._failed(None)
+        return key
+
+    def pull(
+        self,
+        prefix: str | None = None,
+        default: Any = (None, None),
+        side: Side = "front",
+        expire_time: bool = False,
+        tag: bool = False,
+        retry: bool = False,
+    ) -> Any:
+        """Remove and return the (key, value) at one side of the queue, or `default` if it is empty. Atomic."""
+        return self._queue_item(prefix, default, side, (expire_time, tag), retry, remove=True)
+
+    def peek(
+        self,
+        prefix: str | None = None,
+        default: Any = (None, None),
+        side: Side = "front",
+        expire_time: bool = False,
+        tag: bool = False,
+        retry: bool = False,
+    ) -> Any:
+        """Return the (key, value) at one side of the queue, or `default`, removing only expired items before it."""
+        return self._queue_item(prefix, default, side, (expire_time, tag), retry, remove=False)
+
+    def _queue_item(
+        self, prefix: str | None, default: Any, side: Side, asked: tuple[bool, bool], retry: bool, remove: bool
+    ) -> Any:
+        """Do what `pull` or `peek` does; `asked`: whether expiry and tag are wanted."""
+        store = self._rows.queue_store(prefix)
+        last = _is_back(side)
+        try:
+            for attempt in store.attempts(removes=True):
+                with attempt, store.transaction(self._wait(retry)):
+                    for key, (value, record) in self._queue_items(store, prefix, last, remove):
+                        with self._rows.reporting(key):
+                            return with_metadata((key, value), record, *asked)
+        except Timeout:
+            return self._failed(default)
+        return default
+
+    def _queue_items(
+        self, store: Store, prefix: str | None, last: bool, remove: bool
+    ) -> Iterator[tuple[Any, tuple[Any, Record]]]:
+        """Yield key, value and record from one side of a queue; remove expired items, and with `remove` yielded ones.
+
+        Damaged items are removed too; those that another handle may be able to read are skipped.
+        """
+        queue = self._rows.queue_column(prefix)
+        skip = 0
+        while (found := store.reader.queue_end(queue, last, skip)) is not None:
+            stored, number, h, blob = found
+            key = keys.queue_key(prefix, number)
+            item = self._loader.candidate(key, (stored, h, store), blob)
+            if item is not EXPIRED and not self._is_own_key(key, stored):
+                item = None
+            if item is EXPIRED or (remove and item is not None):
+                store.remove_places([h])
+            else:
+                skip += 1
+            if isinstance(item, tuple):
+                yield key, item
+
+    def _is_own_key(self, key: Any, stored: bytes) -> bool:
+        """Tell whether a queue's item is stored under its own key; if not, report it as corrupt."""
+        if self._rows.stored_key(key) == stored:
+            return True
+        self._rows.report_corrupt(DecodeError("the number of a queue's item is not its key's"), key)
+        return False
+
+    def iterqueue(self, prefix: str | None = None, side: Side = "front", skip: int = 0) -> Iterator[tuple[Any, Any]]:
+        """Yield the (key, value) pairs of a queue from one side, behind `skip` others, and remove nothing.
+
+        Never waits for a writer. Leaves out items that are removed meanwhile, or pushed behind the last one. One step
+        finds and reads the first pair; skipping takes time in proportion, but reads no values.
+        """
+        return self._iterate_queue(self._rows.queue_store(prefix), prefix, _is_back(side), min(skip, QUEUE_BOUND))
+
+    def _iterate_queue(self, store: Store, prefix: str | None, last: bool, skip: int) -> Iterator[tuple[Any, Any]]:
+        queue = self._rows.queue_column(prefix)
+        low, high = -QUEUE_BOUND, QUEUE_BOUND
+        rows = store.reader.queue_page(queue, last, low, high, 1, skip)
+        if rows:
+            end = store.reader.queue_end(queue, not last)
+            number = rows[0][2] if end is None else end[1]  # None where all has been removed since
+            low, high = (number, high) if last else (low, number)
+        while rows:
+            for h, stored, number, blob in rows:
+                key = keys.queue_key(prefix, number)
+                if not self._is_own_key(key, stored):
+                    continue
+                # The slot was not looked at before the SELECT, so 1 stands for its generation: nothing is kept hot.
+                found = self._loader.load(key, (stored, h & ~3, store), False, (store.session.slots, 1, blob))
+                if found is not None:
+                    yield key, found[0]
+            low, high = (low, number - 1) if last else (number + 1, high)
+            rows = store.reader.queue_page(queue, last, low, high, QUEUE_PAGE)
+
+    def peekitem(self, last: bool = True, expire_time: bool = False, tag: bool = False, retry: bool = False) -> Any:
+        """Return the (key, value) inserted last, or first; raise KeyError if the cache is empty.
+
+        It removes expired entries that it meets. Of several shards, the last one that has an entry answers.
+        """
+        stores = self._shards.stores
+        for store in reversed(stores) if last else stores:
+            for attempt in store.attempts(removes=True):
+                with attempt, store.transaction(self._wait(retry)):
+                    for stored, original, (value, record) in self._end_items(store, last):
+                        with self._rows.reporting(stored):
+                            pair = store.disk.user_key(stored, original), value
+                            return with_metadata(pair, record, expire_time, tag)
+        raise KeyError("cache is empty")
+
+    def _end_items(self, store: Store, last: bool) -> Iterator[tuple[bytes, bytes | None, tuple[Any, Record]]]:
+        """Yield stored key, original key, value and record from one end, removing expired entries on the way."""
+        skip = 0
+        while (found := store.reader.end(last, skip)) is not None:
+            h, stored, original, blob = found
+            item = self._loader.candidate(stored, (stored, h, store), blob)
+            if item is EXPIRED:
+                store.remove_places([h])
+            else:
+                skip += 1
+            if isinstance(item, tuple):
+                yield stored, original, item
+
+
+def _is_back(side: str) -> bool:
+    if side not in ("back", "front"):
+        raise ValueError(f"side is {side!r}, expected 'back' or 'front'")
+    return side == "back"

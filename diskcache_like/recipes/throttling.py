@@ -1,0 +1,159 @@
+"""Limit how often functions are called, or how many at once, in all processes together."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, ParamSpec, TypeVar, cast
+
+from ..cache import Cache, atomic_key
+from ..coherence.futex import pauses
+from ..entries.row_codec import Expiry
+from ..errors import Timeout
+from ..operations.call_keys import function_name
+
+RUNS_CALLERS_CODE = True  # for `interrupts_a_call` of system/signal_safe.py
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+MOMENT = 1e-6  # seconds; a shorter wait counts as over, since clocks cannot measure it
+
+
+class _Bucket:
+    """Tokens that flow in at a steady rate and are taken out one per call, kept as [moment, number of tokens]."""
+
+    def __init__(self, cache: Cache, key: Any, expire: Expiry | None, tag: Any, rate: tuple[float, float]) -> None:
+        self._cache = cache
+        self._key = key
+        self._expire = expire
+        self._tag = tag
+        self._count, seconds = rate
+        self._rate = self._count / seconds
+        self._atomic = atomic_key(cache, key)
+
+    def take(self, now: Callable[[], float], wait: float | None) -> float:
+        """Take a token and return 0, or return the seconds until there is one; raise Timeout after `wait` seconds."""
+        with self._atomic.transaction(wait):
+            moment = now()
+            found: tuple[float, float] = self._cache.get(self._key, (moment, self._count))
+            last, tokens = found
+            # A clock that was set back, or that counts from another moment, must not make anybody wait for years.
+            tokens = min(self._count, tokens + max(moment - last, 0.0) * self._rate)
+            delay = max(1 - tokens, 0.0) / self._rate
+            if delay < MOMENT:
+                self._store(moment, max(tokens - 1, 0.0))
+                return 0.0
+            if moment < last:
+                self._store(moment, tokens)
+            return delay
+
+    def _store(self, moment: float, tokens: float) -> None:
+        self._cache.set(self._key, (moment, tokens), expire=self._expire, tag=self._tag, retry=True)
+
+
+def throttle(
+    cache: Cache,
+    count: float,
+    seconds: float,
+    name: str | None = None,
+    expire: Expiry | None = None,
+    tag: Any = None,
+    time_func: Callable[[], float] = time.time,
+    sleep_func: Callable[[float], Any] = time.sleep,
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Return a decorator that lets a function be called `count` times in `seconds` seconds, in all processes together.
+
+    A call that comes too early waits with `sleep_func`; after a pause, up to `count` calls may follow at once.
+    `time_func` must tell the same time in all processes. `name`: key instead of one made from the function's name.
+    `expire` and `tag` are the entry's. Coroutine functions wait with `asyncio.sleep`, or with a `sleep_func` of their
+    own, which may be one too. Raises ValueError unless `count` is 1 or more and `seconds` more than 0 and finite.
+    """
+    if not (count >= 1 and 0 < seconds < math.inf):
+        raise ValueError(
+            f"count is {count!r} and seconds is {seconds!r}, expected 1 or more, and more than 0 and finite"
+        )
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        key = (function_name(function), "throttle") if name is None else name
+        bucket = _Bucket(cache, key, expire, tag, (count, seconds))
+        take = partial(bucket.take, time_func)
+
+        if inspect.iscoroutinefunction(function):
+
+            @functools.wraps(function)
+            async def asynchronous(*args: P.args, **kwargs: P.kwargs) -> Any:
+                await _pass(take, sleep_func)
+                return await function(*args, **kwargs)
+
+            return cast("Callable[P, R]", asynchronous)
+
+        @functools.wraps(function)
+        def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+            while delay := take(None):
+                sleep_func(delay)
+            return function(*args, **kwargs)
+
+        return wrapper
+
+    return decorate
+
+
+async def _pass(take: Callable[[float], float], sleep: Callable[[float], Any]) -> None:
+    """Take a token out of a bucket without blocking the event loop."""
+    import asyncio
+
+    for pause in pauses():
+        try:
+            delay = take(0)
+        except Timeout:  # somebody else is writing
+            await asyncio.sleep(pause)
+            continue
+        if not delay:
+            return
+        waited = (asyncio.sleep if sleep is time.sleep else sleep)(delay)
+        if inspect.isawaitable(waited):
+            await waited
+
+
+def barrier(
+    cache: Cache,
+    lock_factory: Callable[..., Any],
+    name: str | None = None,
+    expire: Expiry | None = None,
+    tag: Any = None,
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Return a decorator that lets calls of a function run one after another, in all processes together.
+
+    `lock_factory`: Lock, RLock, BoundedSemaphore or what is called like them, as `lock_factory(cache, key, expire=...,
+    tag=...)`. `name`: key instead of one made from the function's name. With `expire`, a call that took longer raises
+    LeaseLost at its end. For coroutine functions the lock must have `async with`, or TypeError is raised.
+    """
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        key = (function_name(function), "barrier") if name is None else name
+        lock = lock_factory(cache, key, expire=expire, tag=tag)
+
+        if inspect.iscoroutinefunction(function):
+            if not hasattr(lock, "__aenter__"):
+                raise TypeError(f"{lock_factory!r} makes locks without `async with`, which a coroutine function needs")
+
+            @functools.wraps(function)
+            async def asynchronous(*args: P.args, **kwargs: P.kwargs) -> Any:
+                async with lock:
+                    return await function(*args, **kwargs)
+
+            return cast("Callable[P, R]", asynchronous)
+
+        @functools.wraps(function)
+        def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+            with lock:
+                return function(*args, **kwargs)
+
+        return wrapper
+
+    return decorate

@@ -1,0 +1,7 @@
+"""The files of a shard: find, make, verify, repair and replace them.
+
+- `opener`: open a shard, made or repaired first where that is needed
+- `replacement`: quarantine a damaged database, and go on with the next
+- `identity`: what a shard's directory holds, and what a database says about itself
+- `shard_layout`: which shards a directory holds; `directory`: make one, refuse an unsafe one
+"""

@@ -1,0 +1,88 @@
+"""Make the directory of a cache, and refuse one that others could tamper with."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+from ...errors import DirectoryError, DiskFull, UnsafeDirectory, file_error
+from ...system import paths
+from ...system.signals import reraise_signal
+
+
+def ensure_directory(path: str, shared: bool, sync: bool = False) -> None:
+    """Make the directory and its parents (0700) where missing, and refuse one that others could tamper with.
+
+    With `sync` what is made is on stable storage when this returns.
+    Raises DirectoryError for what is not a usable directory and UnsafeDirectory for a foreign or writable one, unless
+    `shared`, and for one that a link of somebody else's leads to.
+    """
+    _refuse_links(path)
+    try:
+        _make_private(path, sync)
+    except FileExistsError as error:
+        raise DirectoryError(errno.ENOTDIR, "the cache directory is a file; choose another path", path) from error
+    except NotADirectoryError as error:
+        raise DirectoryError(errno.ENOTDIR, "a parent of the cache directory is a file", path) from error
+    except OSError as error:
+        reraise_signal(error)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise DiskFull("no room to make the cache directory", path) from error
+        raise DirectoryError(
+            error.errno or errno.EIO, f"cannot make the cache directory ({error.strerror})", path
+        ) from error
+    try:
+        status = os.stat(path)
+    except OSError as error:
+        raise file_error(error, path) from error
+    if not shared:
+        _refuse_unsafe(path, status)
+    if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
+        raise DirectoryError(errno.EACCES, "the cache directory must be readable and writable for this user", path)
+
+
+def _make_private(path: str, sync: bool) -> None:
+    """Make a directory, and the missing ones above it, each 0700; `os.makedirs` gives that mode to the last only."""
+    parent = os.path.dirname(path)
+    if not paths.mode_of(parent, follow=False):
+        _make_private(parent, sync)
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:  # perhaps another process made it just now
+        if not paths.is_directory(path):
+            raise
+        return
+    if sync:
+        paths.sync_directory(parent)
+
+
+def _refuse_links(path: str) -> None:
+    """Refuse a path through a link that neither this user nor the system's administrator made."""
+    part = path
+    while part != os.path.dirname(part):
+        try:
+            status = os.lstat(part)
+        except OSError as error:  # not there yet, or not to be seen: making the directory will tell
+            reraise_signal(error)
+        else:
+            if stat.S_ISLNK(status.st_mode) and status.st_uid not in (os.geteuid(), 0):
+                raise UnsafeDirectory(f"the cache directory is reached by a link of user {status.st_uid}", part)
+        part = os.path.dirname(part)
+
+
+def refuse_link(path: str) -> None:
+    """Refuse a link within a cache directory, whoever made it: one that came in an archive may lead anywhere."""
+    if paths.is_link(path):
+        raise UnsafeDirectory("is a symbolic link within a cache directory; replace it by what it leads to", path)
+
+
+def _refuse_unsafe(path: str, status: os.stat_result) -> None:
+    if status.st_uid != os.geteuid():
+        raise UnsafeDirectory(f"the cache directory belongs to user {status.st_uid}; pass shared=True to use it", path)
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise UnsafeDirectory(
+            f"the cache directory can be written by others (mode {stat.S_IMODE(status.st_mode):04o}); "
+            "chmod it to 0700 or pass shared=True",
+            path,
+        )

@@ -1,0 +1,310 @@
+"""Opening a shard: find it, make it, repair what a crash or a stranger left.
+
+Opening a sound shard takes no lock and writes nothing. Everything else happens under the shard's write lock, after a
+second look, so that of several processes that come at once one does the work.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+from ...coherence.atomics import Implementation
+from ...coherence.board import Board
+from ...coherence.generations import UNCOUNTED, GenerationFile, Header
+from ...coherence.write_lock import WriteLock
+from ...errors import CorruptDatabase, ForeignDatabase
+from ...settings import DEFAULT_SETTINGS
+from ...system import paths
+from ...system.boot import boot_id
+from ...system.signals import suppress
+from ..sqlite import schema
+from ..sqlite import statements as sql
+from ..sqlite.connection import (
+    FAILURES,
+    FOREIGN_LOOKS,
+    bound,
+    closed_on_error,
+    connect,
+    mapped,
+    open_immutable,
+    prepare_file,
+    walked,
+)
+from .identity import (
+    BOARD,
+    DATABASE,
+    GENERATIONS,
+    MAX_EPOCH,
+    UNKNOWN_STATE,
+    Config,
+    corrupt_if_damaged,
+    database_path,
+    first_transaction,
+    format_fingerprint,
+    is_there,
+    newest_epoch,
+    read_settings,
+    storable,
+)
+from .replacement import replace_unreadable
+
+MAX_COUNTED = 1 << 62
+FARTHEST = 1 << 53  # microseconds from 1970 to 2255: no clock was that far ahead, so an entry from then is damaged
+_COUNTED = (
+    Header.TICK,
+    Header.SETTLED,
+    Header.WRITTEN,
+    Header.CHECKPOINTED,
+    Header.VOLUME_DUE,
+    Header.HITS,
+    Header.MISSES,
+)
+
+_unclosed: deque[Callable[[], None]] = deque()
+
+
+class Opened(NamedTuple):
+    """A shard that is ready: its mapped generations, effective settings, database path and epoch."""
+
+    generations: GenerationFile
+    settings: dict[str, Any]
+    identity: dict[str, Any]
+    path: str
+    epoch: int
+    connection: sqlite3.Connection
+
+
+# One opening at a time in a process, so that two threads never open the same store twice. A forked child gets a new
+# mutex, because a thread that does not exist there may have held the old one.
+_mutex = threading.RLock()
+
+
+def mutex() -> threading.RLock:
+    """Return the lock that guards opening and reopening of stores in this process."""
+    return _mutex
+
+
+def _renew_mutex() -> None:
+    global _mutex
+    _mutex = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew_mutex)
+
+
+def close_later(close: Callable[[], None]) -> None:
+    """Have `close` called again with the next opening of a store in this process."""
+    _unclosed.append(close)
+
+
+def close_leftovers() -> None:
+    """Close what could not be closed when it was dropped, whether or not that succeeds; the caller has the mutex."""
+    for close in [_unclosed.popleft() for _ in range(len(_unclosed))]:
+        with suppress(Exception):
+            close()
+
+
+def open_shard(directory: str, config: Config, lock: WriteLock) -> Opened:
+    """Return the shard of a directory, made or repaired first, under its write lock, where that is needed."""
+    generations = _existing(directory, config)
+    if generations is None or not generations.is_current_boot():
+        generations = _under_lock(directory, config, lock)
+    try:
+        return _open_with(directory, config, lock, generations)
+    except BaseException:
+        generations.close()
+        raise
+
+
+def _open_with(directory: str, config: Config, lock: WriteLock, generations: GenerationFile) -> Opened:
+    unreadable = partial(replace_unreadable, directory, config, lock, generations)
+    for _ in range(3):
+        epoch = generations.header[Header.EPOCH]
+        path = database_path(directory, epoch)
+        try:
+            if not is_there(path, config.shared):
+                raise CorruptDatabase(f"{path!r}: the database is gone or empty")
+            connection = connect(path, {**DEFAULT_SETTINGS, **config.given}, config.timeout, reader=True)
+            identity, stored = _read_verified(connection, path)
+        except (CorruptDatabase, *FAILURES) as error:
+            unreadable(epoch, error if isinstance(error, CorruptDatabase) else mapped(error, path, reads=True))
+            continue
+        settings = {**DEFAULT_SETTINGS, **stored, **config.given}
+        for word, known in ((Header.MODULUS, identity["modulus"]), (Header.FINGERPRINT, format_fingerprint(identity))):
+            if generations.header[word] != known:
+                generations.header[word] = known
+        if "keyring" in identity and not generations.header[Header.KEYS]:
+            generations.header[Header.KEYS] = 2
+        return Opened(generations, settings, identity, path, epoch, connection)
+    raise CorruptDatabase(f"{directory!r}: three databases in a row could not be opened")
+
+
+def _words_of(config: Config) -> Implementation:
+    """Return how generations are accessed; without a hot layer they are still written for the other processes."""
+    return "python" if config.implementation == "off" else config.implementation
+
+
+def refuse_foreign(directory: str, named: str) -> None:
+    """Raise ForeignDatabase for a database of another make, before anything is written into its directory.
+
+    A directory with generations is ours, and is verified when it is opened. `named`: what the message calls it.
+    """
+    path = os.path.join(directory, DATABASE)
+    if paths.mode_of(os.path.join(directory, GENERATIONS)) or not is_there(path, True):
+        return
+    connection = open_immutable(path)
+    try:
+        bound(connection, FOREIGN_LOOKS)
+        schema.refuse_foreign(connection, path, named)
+    except FAILURES:
+        return  # not a database at all, or a damaged one: opening quarantines it
+    finally:
+        connection.close()
+
+
+def _existing(directory: str, config: Config) -> GenerationFile | None:
+    """Return the generations if they are whole: no number is one that nobody can have counted to.
+
+    Nor may the tick be behind the last settled write: iteration would end before what was written since.
+    """
+    found = GenerationFile.open_existing(os.path.join(directory, GENERATIONS), _words_of(config), shared=config.shared)
+    if found is None:
+        return None
+    header = found.header
+    settled = header[Header.SETTLED]  # before the tick, which a writer at work counts first
+    behind = header[Header.TICK] < settled
+    if behind or header[Header.EPOCH] > MAX_EPOCH or any(header[word] > MAX_COUNTED for word in _COUNTED):
+        found.close()
+        return None
+    return found
+
+
+def open_board(directory: str, config: Config) -> Board | None:
+    """Return the shard's board; None where the hot layer is off or the CPU does not order what it needs."""
+    if config.implementation != "python":
+        return None
+    return Board.open(os.path.join(directory, BOARD), config.shared)
+
+
+def _read_verified(connection: sqlite3.Connection, path: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    with closed_on_error(connection), corrupt_if_damaged(connection, path):
+        if schema.verify(connection, path) < schema.VERSION:
+            raise ForeignDatabase(f"{path!r} has an older format and could not be migrated")
+        return read_settings(connection, path)
+
+
+def _under_lock(directory: str, config: Config, lock: WriteLock) -> GenerationFile:
+    """Make or repair the shard under its write lock and return the generations."""
+    lock.acquire(config.timeout)
+    try:
+        generations = _existing(directory, config)
+        epoch = generations.header[Header.EPOCH] if generations else 0
+        if generations is None or not generations.is_current_boot():
+            # The header is never synced, so a power loss may undo a quarantine.
+            epoch = max(epoch, newest_epoch(directory))
+        path = database_path(directory, epoch)
+        known = generations is not None and not is_there(path, config.shared)
+        lost = generations is None
+        displaced, last = (1, 0) if known else _ensure_database(config, path, lost)  # opening replaces what is missing
+        if generations is None:
+            generations = GenerationFile.create(
+                os.path.join(directory, GENERATIONS),
+                config.slots,
+                _words_of(config),
+                tick=max(last + 1, time.time_ns() // 1000),  # the clock may have been ahead once, or be behind now
+                epoch=epoch,
+                shared=config.shared,
+            )
+        board = open_board(directory, config)
+        if board is not None:
+            board.clear()
+            board.close()
+        _renew(generations, epoch, displaced, config.identity.get("shards", 1) > 1)
+        return generations
+    finally:
+        lock.release()
+
+
+def _ensure_database(config: Config, path: str, lost: bool) -> tuple[int, int]:
+    """Make the database if it is missing or empty, migrate it if it is old.
+
+    Returns whether keys may live beside their home place and, if the count of writes is `lost`, the last write that
+    left an entry: counting from before it would put what is written next in front of what is there.
+    """
+    if not is_there(path, config.shared):
+        config.claimed()
+    settings = {**DEFAULT_SETTINGS, **config.given}
+    try:
+        connection = _connect_or_prepare(path, settings, config)
+        try:
+            if schema.is_empty(connection):
+                schema.create(
+                    connection, {**storable(settings), **config.identity, **first_transaction(config.identity)}
+                )
+            with corrupt_if_damaged(connection, path):
+                version = schema.verify(connection, path)
+                if version < schema.VERSION:
+                    schema.migrate(connection, path, version)
+                identity, _ = read_settings(connection, path)
+            displaced = int(identity.get("displaced", 0))
+            return displaced, walked(connection, path, sql.LAST_SEQ, (FARTHEST,))[0][0] if lost else 0
+        finally:
+            connection.close()
+    except (CorruptDatabase, *FAILURES) as error:  # `reads`: it writes no long value
+        problem = error if isinstance(error, CorruptDatabase) else mapped(error, path, reads=True)
+        if not isinstance(problem, CorruptDatabase):
+            raise problem from error
+        return 1, 0  # the generations are made all the same; opening then quarantines the database through them
+
+
+def _connect_or_prepare(path: str, settings: dict[str, Any], config: Config) -> sqlite3.Connection:
+    """Return a connection to the database, made first if it is missing or empty: its maker may have died.
+
+    An empty one is made again from the start, since its journal mode may not have been set.
+    """
+    if is_there(path, config.shared):
+        connection = connect(path, settings, config.timeout)
+        with closed_on_error(connection):
+            if not schema.is_empty(connection):
+                return connection
+        connection.close()
+    return prepare_file(path, settings, config.timeout)
+
+
+def _renew(generations: GenerationFile, epoch: int, displaced: int, has_siblings: bool) -> None:
+    """Bring the header in line with the database after a reboot, a repair or at creation; the lock is held.
+
+    Every slot gets a new even number: what a crash left odd or unwritten is settled, and no earlier stamp counts.
+    """
+    header = generations.header
+    tick = max(generations.next_tick(), time.time_ns() // 1000)  # microseconds: no count of writes overtakes them
+    header[Header.TICK] = tick
+    header[Header.COUNT] = UNCOUNTED
+    header[Header.NEXT_EXPIRE] = header[Header.SWEEP] = 0  # the next write looks for the real ones
+    header[Header.VOLUME_DUE] = header[Header.RESERVATION] = 0
+    header[Header.CHECKPOINTED] = header[Header.WRITTEN]
+    header[Header.FILES] = 1
+    header[Header.OPENER] = header[Header.SHARED] = 0
+    header[Header.DISPLACED] = displaced
+    if has_siblings and not header[Header.CROSS_SHARD]:
+        header[Header.CROSS_SHARD] = UNKNOWN_STATE
+    generations.begin_all(tick)
+    header[Header.EPOCH] = epoch
+    generations.settle_all(tick)
+    header[Header.SETTLED] = tick  # after that: where it is missing, the next holder settles what was left odd
+    header[Header.BOOT] = boot_id()
+
+
+def prime_below(number: int) -> int:
+    """Return the largest prime that is not above `number` (at least 2)."""
+    for candidate in range(number, 2, -1):
+        if all(candidate % divisor for divisor in range(2, int(candidate**0.5) + 1)):
+            return candidate
+    return 2

@@ -1,0 +1,156 @@
+"""Replace a database that is damaged or gone by the next one, for all processes at once; a damaged one is quarantined.
+
+A quarantined database stays where it is under its number, and nobody uses it any more. Everything here happens under
+the shard's write lock, after a second look: a disk that fails for a moment must not cost all entries, and of several
+processes that meet the damage one makes the next database.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import warnings
+from itertools import product
+from typing import Any, NamedTuple
+
+from ...coherence.generations import NEVER, GenerationFile, Header
+from ...coherence.write_lock import WriteLock
+from ...crypto.keyring import is_whole
+from ...disk.serializers import SERIALIZERS
+from ...encoding.compressors import COMPRESSORS
+from ...errors import CacheError, CorruptDatabase, CorruptDatabaseWarning, ForeignDatabase, SettingError
+from ...settings import DEFAULT_SETTINGS
+from ..sqlite import schema
+from ..sqlite import statements as sql
+from ..sqlite.connection import FAILURES, connect, mapped, prepare_file
+from .identity import (
+    FINGERPRINTS,
+    IDENTITY_DEFAULTS,
+    MODULUS_RANGE,
+    Config,
+    database_path,
+    first_transaction,
+    format_fingerprint,
+    is_there,
+    newest_epoch,
+    read_settings,
+    storable,
+)
+
+
+def replace_unreadable(
+    directory: str, config: Config, lock: WriteLock, generations: GenerationFile, epoch: int, problem: CacheError
+) -> None:
+    """Replace a corrupt or missing database by the next one; raise for every other failure.
+
+    A missing one is not made anew under its name: whoever still has it open would go on with the unlinked file.
+    """
+    if not isinstance(problem, CorruptDatabase) or not config.recover:
+        raise problem
+    if generations.header[Header.KEYS] and "keyring" not in config.identity:
+        raise CorruptDatabase(
+            f"{problem}; it was encrypted, so that the cache goes on empty only if it is opened with encrypt=True"
+        )
+    identity = _identity_of_next(directory, config, generations)
+    lock.acquire(config.timeout)
+    try:
+        if not is_sound(database_path(directory, epoch), config):
+            make_next(directory, config, generations, problem, Next(epoch, config.given, identity))
+    finally:
+        lock.release()
+
+
+def _identity_of_next(directory: str, config: Config, generations: GenerationFile) -> dict[str, Any]:
+    """Return the identity of the next database: what this handle asks for, in the format that the header has noted.
+
+    Raises SettingError if that format needs another disk class or secret than this handle's, or no encryption: those
+    who could use the cache could not use the next database.
+    """
+    low, high = MODULUS_RANGE
+    modulus, fingerprint = generations.header[Header.MODULUS], generations.header[Header.FINGERPRINT]
+    identity = {**config.identity, **({"modulus": modulus} if low <= modulus <= high else {})}
+    if not 0 < fingerprint < FINGERPRINTS:
+        return identity
+    for named in product(SERIALIZERS, COMPRESSORS):
+        candidate = {**identity, **dict(zip(IDENTITY_DEFAULTS, named, strict=True))}
+        if format_fingerprint(candidate) == fingerprint:
+            return candidate
+    raise SettingError(
+        f"{directory!r}: the database is damaged or gone, and the cache was made with another disk class,"
+        " secret or encrypt than given: open it with those first, so that it goes on empty, or remove the directory"
+    )
+
+
+def keyring_in(path: str, config: Config) -> bytes | None:
+    """Return the keyring as it is now, None if it cannot be read; the old secret would open one from before a rotation.
+
+    The write lock is held.
+    """
+    with contextlib.suppress(CacheError, *FAILURES):
+        if is_there(path, config.shared):
+            with contextlib.closing(connect(path, DEFAULT_SETTINGS, config.timeout, reader=True)) as connection:
+                rows = connection.execute(sql.SELECT_SETTING, ("keyring",)).fetchall()
+            if rows and type(rows[0][0]) is bytes and is_whole(rows[0][0]):
+                return rows[0][0]
+    return None
+
+
+def is_sound(path: str, config: Config) -> bool:
+    """Tell whether all of a database can be read after all: SQLite calls it damaged when the disk fails for a moment.
+
+    The write lock is held. This takes time, so that one failed read does not cost all entries.
+    """
+    if not is_there(path, config.shared):
+        return False
+    try:
+        with contextlib.closing(connect(path, DEFAULT_SETTINGS, config.timeout, reader=True)) as connection:
+            schema.verify(connection, path)
+            with contextlib.suppress(ForeignDatabase):  # which is no damage
+                read_settings(connection, path)
+            return bool(connection.execute(sql.INTEGRITY_CHECK).fetchall() == [("ok",)])
+    except (*FAILURES, CacheError):
+        return False
+
+
+class Next(NamedTuple):
+    """What the next database gets, and the epoch of the one that it replaces."""
+
+    epoch: int
+    settings: dict[str, Any]
+    identity: dict[str, Any]
+
+
+def make_next(directory: str, config: Config, generations: GenerationFile, problem: CacheError, wanted: Next) -> None:
+    """Make the next database and point the header at it; the write lock is held.
+
+    The one before stays where it is: if it were renamed or unlinked, others would write into a file that nobody reads.
+    """
+    header = generations.header
+    if header[Header.EPOCH] != wanted.epoch:
+        return  # another process was first
+    following = max(wanted.epoch, newest_epoch(directory)) + 1
+    path = database_path(directory, following)
+    settings = {**DEFAULT_SETTINGS, **wanted.settings}
+    try:
+        with contextlib.closing(prepare_file(path, settings, config.timeout)) as connection:
+            schema.create(connection, {**storable(settings), **wanted.identity, **first_transaction(wanted.identity)})
+    except BaseException as error:
+        for suffix in ("", "-wal", "-shm", "-journal"):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path + suffix)  # nobody knows it yet
+        if isinstance(error, FAILURES):
+            raise mapped(error, path) from error
+        raise
+    tick = generations.next_tick()
+    generations.begin_all(tick)
+    header[Header.EPOCH] = following  # from here on every operation of every process follows to this database
+    header[Header.NEXT_EXPIRE] = header[Header.SWEEP] = NEVER
+    header[Header.VOLUME_DUE] = 0
+    header[Header.COUNT] = 0
+    generations.settle_all(tick)
+    header[Header.SETTLED] = tick
+    warnings.warn(
+        f"{problem}; the database stays where it is and the cache goes on empty in {path!r}",
+        CorruptDatabaseWarning,
+        stacklevel=2,
+    )

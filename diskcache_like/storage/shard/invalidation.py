@@ -1,0 +1,122 @@
+"""How a commit becomes visible: the slots of what it changes are odd before it and even after it.
+
+Slots change under the shard's write lock only. They are odd from before a commit until after it, so a reader that sees
+the same even number before and after its SELECT has read the newest committed entry (docs/design.md, "Coherence").
+The counts of writes, of bytes in the WAL and of entries change with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, Literal
+
+from ...coherence.board import RECORD_LIMIT
+from ...coherence.generations import MAX_WORD, TICK_LIMIT, UNCOUNTED, Header
+from ...system.signal_safe import signal_safe
+from ..sqlite.connection import FAILURES, FRAME
+from .ownership import ALL_SLOTS, HOME
+from .session import ShardSession
+
+WRITE_COST = FRAME  # bytes that the WAL grows by for most writes
+_TICK, _WRITTEN, _COUNT = Header.TICK, Header.WRITTEN, Header.COUNT  # for the hot paths
+
+# What commits a change to one key's entry: gets the key's hash, the number of the write, and arguments of its own, in
+# one tuple because a call with a star costs as much as two without.
+Step = Callable[[int, int, tuple[Any, ...]], bytes | Literal[False] | None]
+
+
+class Invalidation:
+    """Mark slots around commits, and keep the counts in the header."""
+
+    def __init__(self, session: ShardSession) -> None:
+        self._session = session
+        self._connection = session.connection
+
+    def around(self, h: int, autocommit: bool, step: Step, arguments: tuple[Any, ...]) -> int:
+        """Call `step(h, tick, arguments)`, which commits a change to the entry of one key; its slot is odd meanwhile.
+
+        The step returns the record that the board is to show, None for none, or False if it has changed nothing. The
+        caller holds the write lock: for this step alone if `autocommit`, else for its transaction, whose end settles
+        the slot. Returns 0 if nothing was changed, 1 within a transaction, else the new generation.
+        """
+        session = self._session
+        header = session.header
+        tick = header[_TICK] + 1
+        if tick > TICK_LIMIT:
+            tick = session.generations.next_tick()
+        header[_TICK] = tick
+        slots, slot = session.slots, h % session.slot_prime
+        slots[slot] = 2 * tick + 1  # odd before the commit: no reader keeps what it reads from here on
+        try:
+            posted = step(h, tick, arguments)
+            if posted is False:
+                return 0
+            if not autocommit:
+                return 1
+            if posted is not None and session.board is not None and len(posted) <= RECORD_LIMIT:
+                session.board.post(h, 2 * tick + 2, posted)
+            return 2 * tick + 2
+        except BaseException as error:
+            header[_COUNT] = UNCOUNTED  # whether the statement was committed is not known here
+            self._connection.note_inserted()
+            if isinstance(error, FAILURES):
+                self._connection.fail(error)
+            raise
+        finally:
+            if autocommit:
+                slots[slot] = 2 * tick + 2  # even after the commit (or its failure), still under the lock
+            else:
+                self._connection.txn.touch(slot, h)  # type: ignore[union-attr]  # the transaction is ours
+
+    @signal_safe
+    def around_many(self, places: Sequence[int], autocommit: bool) -> Generator[None, None, None]:
+        """Hold the slots of many places odd while the body commits; otherwise like `around`."""
+        session, connection = self._session, self._connection
+        generations = session.generations
+        tick = generations.next_tick()
+        self.note_written(WRITE_COST * (1 + len(places)))
+        slots = {(place & HOME) % session.slot_prime for place in places}
+        everything = len(slots) > ALL_SLOTS
+        if everything:
+            generations.begin_all(tick)
+        else:
+            generations.begin(slots, tick)
+        try:
+            yield
+        except BaseException as error:  # as in `around`
+            session.header[_COUNT] = UNCOUNTED
+            connection.note_inserted()
+            if isinstance(error, FAILURES):
+                connection.fail(error)
+            raise
+        finally:
+            txn = connection.txn
+            if not autocommit and txn is not None:
+                txn.slots.update(range(len(session.slots)) if everything else slots)
+                if txn.homes is not None:
+                    txn.homes.update(place & HOME for place in places)
+            elif everything:
+                generations.settle_all(tick)
+            else:
+                generations.settle(slots, tick)
+
+    def note_written(self, size: int) -> None:
+        """Add to the bytes written into the WAL; at the highest number, the next write finds everything due."""
+        header = self._session.header
+        header[_WRITTEN] = min(header[_WRITTEN] + size, MAX_WORD)
+
+    def count(self, added: int) -> None:
+        """Add to the number of entries in the header; within a transaction, when that is committed."""
+        txn = self._connection.txn
+        if txn is not None:
+            txn.added += added
+        else:
+            self.count_committed(added)
+
+    def count_committed(self, added: int) -> None:
+        """Add what a commit has added to the number of entries."""
+        header = self._session.header
+        count = header[_COUNT]
+        if count != UNCOUNTED:
+            count += added
+            header[_COUNT] = count if 0 <= count < UNCOUNTED else UNCOUNTED  # less than none is damage

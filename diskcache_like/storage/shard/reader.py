@@ -1,0 +1,217 @@
+"""Read a shard: every SELECT runs to its end on a connection of the pool, without any lock of ours."""
+
+from __future__ import annotations
+
+import errno
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from ...coherence.generations import NEVER, Header
+from ...encoding import file_names
+from ...errors import CorruptDatabase, DirectoryError, KeyringError
+from ...system.forks import token_word
+from ..sqlite import schema
+from ..sqlite import statements as sql
+from ..sqlite.connection import FAILURES, PAGE_SIZE, Failure, corrupt, mapped, walked
+from .session import ShardSession
+
+PAGE_OF_ENTRIES = 512
+QUEUE_BOUND = 1 << 62  # of the numbers of a queue; what is beyond, or no number, was planted and is passed over
+_EPOCH, _TICK = Header.EPOCH, Header.TICK  # for the hot path
+
+
+class Reader:
+    """Read one shard, on the pool or, within the caller's transaction, on the writing connection."""
+
+    def __init__(self, session: ShardSession) -> None:
+        self._session = session
+        self._connection = session.connection
+
+    def read(self, h: int) -> bytes | None:
+        """Return the record at `h`; the caller verifies that it belongs to its key and calls `find` if not."""
+        session = self._session
+        if token_word[0] != session.token:
+            session.open()
+        if session.header[_EPOCH] != session.epoch:
+            session.follow()
+        txn = self._connection.txn  # once: another thread may end it at any time
+        if txn is not None and txn.reads_here():
+            rows = self._connection.select(sql.SELECT_V, (h,))
+            return rows[0][0] if rows else None
+        pool = session.pool
+        try:
+            cursor = pool.free.pop()
+        except IndexError:
+            try:
+                cursor = pool.take()
+            except FAILURES as error:
+                return self._read_again(h, error, pool.path)
+        try:
+            row = cursor.execute(sql.SELECT_V, (h,)).fetchone()
+        except FAILURES as error:
+            pool.discard(cursor)
+            return self._read_again(h, error, pool.path)
+        except BaseException:
+            pool.discard(cursor)
+            raise
+        pool.free.append(cursor)
+        if pool.watched:
+            pool.settle()
+        return None if row is None else row[0]
+
+    def _read_again(self, h: int, error: Failure, path: str) -> bytes | None:
+        """Do what `read` does once more if the corrupt database is replaced, or can be read after all.
+
+        `path` is the database that was read: another thread may have replaced it by now.
+        """
+        problem = mapped(error, path, reads=True)
+        if not isinstance(problem, CorruptDatabase) or not self._session.recover(problem):
+            raise problem from error
+        rows = self._select(sql.SELECT_V, (h,))
+        return rows[0][0] if rows else None
+
+    def select(self, statement: str, parameters: Sequence[object] = ()) -> list[Any]:
+        """Run a SELECT to its end on a reader, or on the writer within the caller's transaction."""
+        try:
+            return self._select(statement, parameters)
+        except CorruptDatabase as problem:
+            if not self._session.recover(problem):
+                raise
+        return self._select(statement, parameters)
+
+    def _select(self, statement: str, parameters: Sequence[object]) -> list[Any]:
+        session = self._session
+        session.ready()
+        if session.header[_EPOCH] != session.epoch:
+            session.follow()  # once: a signal handler that interrupts the closing of the shard can still read
+        if self._connection.callers_transaction() is not None:
+            return self._connection.select(statement, parameters)
+        pool, cursor = session.pool, None
+        try:
+            cursor = pool.take()
+            if statement in sql.WALKS:
+                rows = walked(cursor.connection, pool.path, statement, parameters)
+            else:
+                rows = cursor.execute(statement, parameters).fetchall()
+        except BaseException as error:
+            if cursor is not None:
+                pool.discard(cursor)
+            if isinstance(error, FAILURES):
+                raise mapped(error, pool.path, reads=True) from error
+            raise
+        pool.give(cursor)
+        return rows
+
+    def pages(self, statement: str, size: int) -> Iterator[list[Any]]:
+        """Yield pages of `size` rows in order of their places; no read transaction stays open between them."""
+        position = -(1 << 63)
+        while rows := self.select(statement, (position, size)):
+            if rows[-1][0] <= position:
+                raise corrupt(f"{self._session.path!r}: rows are not in the order of their places", self._session.path)
+            position = rows[-1][0]
+            yield rows
+
+    def _select_placed(self, statement: str, parameters: Sequence[object]) -> list[Any]:
+        """Do `select` for rows that begin with their place; quarantine the database if one has none."""
+        rows = self.select(statement, parameters)
+        try:
+            places_of(rows, self._session.path)
+        except CorruptDatabase as problem:
+            if not self._session.recover(problem):
+                raise
+            rows = self.select(statement, parameters)
+        return rows
+
+    def find(self, h: int, stored: bytes) -> bytes | None:
+        """Return the record of the key, looking at every place that a hash collision may have sent it to."""
+        for _, key, v in self.select(sql.SELECT_PROBES, (h,)):
+            if key == stored:
+                return v  # type: ignore[no-any-return]  # whoever unpacks it refuses what is no BLOB
+        return None
+
+    def read_many(self, hashes: Sequence[int]) -> dict[int, bytes]:
+        """Return the records at `hashes` that exist, `MANY` per statement."""
+        found: dict[int, bytes] = {}
+        for batch in sql.batches(hashes):
+            found.update(self.select(sql.SELECT_MANY, batch))
+        return found
+
+    def scan(self, reverse: bool = False) -> Iterator[tuple[int, bytes, bytes | None]]:
+        """Return an iterator of (h, stored key, original key) in order of insertion, but not of what is inserted later.
+
+        The places (8 bytes each) are read at once, the rows page by page, so that no read transaction stays open
+        between steps. What is removed meanwhile is left out.
+        """
+        last = min(self._session.present_header()[_TICK], NEVER)  # more is damage, and too much for SQLite to compare
+        return self._rows(sql.IN_REVERSE if reverse else sql.IN_ORDER, last)
+
+    def _rows(self, order: str, last: int) -> Iterator[tuple[int, bytes, bytes | None]]:
+        places = array("q", (h for (h,) in self._select_placed(order, (last,))))
+        for page in sql.batches(places):
+            rows = {h: (stored, original_key) for h, stored, original_key in self.select(sql.SELECT_KEYS, page)}
+            for h in dict.fromkeys(page):
+                if h in rows:
+                    yield h, *rows[h]
+
+    def end(self, last: bool, skip: int = 0) -> tuple[int, bytes, bytes | None, bytes] | None:
+        """Return (place, stored key, original key, record) of the entry inserted last, or first, behind `skip` others.
+
+        The caller has a transaction open, in which the index on insertion order is made the first time.
+        """
+        self._connection.ensure_index(schema.CREATE_SEQ_INDEX)
+        rows = self.select(sql.LAST if last else sql.FIRST, (skip,))
+        return rows[0] if rows else None
+
+    def blobs(self) -> Iterator[tuple[Any, Any]]:
+        """Yield (stored key, record) of every row, page by page, in no useful order."""
+        for page in self.pages(sql.PAGE_KEYS_AND_RECORDS, PAGE_OF_ENTRIES):
+            for _, stored, blob in page:
+                yield stored, blob
+
+    def queue_end(self, queue: bytes, last: bool, skip: int = 0) -> tuple[bytes, int, int, bytes] | None:
+        """Return (stored key, number, place, record) at one end of a queue, behind `skip` others."""
+        rows = self.queue_page(queue, last, -QUEUE_BOUND, QUEUE_BOUND, 1, skip)
+        return (rows[0][1], rows[0][2], rows[0][0], rows[0][3]) if rows else None
+
+    def queue_page(
+        self, queue: bytes, last: bool, low: int, high: int, limit: int, skip: int = 0
+    ) -> list[tuple[int, bytes, int, bytes]]:
+        """Return (place, stored key, number, record) of items numbered `low` to `high`, from one end of a queue."""
+        return self._select_placed(sql.QUEUE_BACKWARD if last else sql.QUEUE_FORWARD, (queue, low, high, limit, skip))
+
+    def refers_to(self, file: str) -> bool:
+        """Tell whether an entry, or the trash, has this value file."""
+        return self.refers_to_column(file_names.to_column(file))
+
+    def refers_to_column(self, column: object) -> bool:
+        """Do the same for a file as rows spell it."""
+        try:
+            return bool(self.select(sql.KNOWN_FILE, (column,)))
+        except (KeyringError, DirectoryError) as error:
+            if isinstance(error, DirectoryError) and error.errno != errno.ESTALE:
+                raise
+            return False  # the handle cannot follow to the next database, or cache, which has no row for it
+
+    def volume(self) -> int:
+        """Return the bytes in use: database pages that hold something, value files, and files in the trash."""
+        return sum(usage(self.select))
+
+
+def usage(select: Callable[[str], list[Any]]) -> tuple[int, int]:
+    """Return the bytes in database pages and value files, and those in the trash, as `select` sees them."""
+    ((pages,),) = select(sql.PAGE_COUNT)
+    ((free,),) = select(sql.FREE_PAGES)
+    ((file_bytes, trash),) = select(sql.FILE_TOTALS)
+    return (int(pages) - int(free)) * PAGE_SIZE + int(file_bytes), int(trash)
+
+
+def places_of(rows: Sequence[Sequence[Any]], path: str) -> list[int]:
+    """Return the places of rows, their first column; raise CorruptDatabase if one is no number.
+
+    Damage to the schema, under an open handle, may make `h` an ordinary column.
+    """
+    found = [row[0] for row in rows]
+    if not all(type(place) is int for place in found):
+        raise corrupt(f"{path!r}: a row has no number for its place", path)
+    return found

@@ -1,0 +1,311 @@
+"""A shard as one process has it open: its mapped generations, lock and connections, and when they are opened anew."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from ...coherence import native
+from ...coherence.atomics import Words
+from ...coherence.board import Board
+from ...coherence.generations import GenerationFile, Header
+from ...coherence.write_lock import WriteLock
+from ...crypto.keyring import Sealer
+from ...disk.contract import Disk
+from ...errors import CacheError, CorruptDatabase, KeyringError, TransactionError
+from ...policies import policy_named
+from ...system.forks import process_token
+from ..opening import opener, replacement
+from ..opening.identity import LOCK, Config, cache_replaced, identity_of
+from ..sqlite.reader_pool import ReaderPool
+from . import forking
+from .forking import Resumable
+from .writer_connection import WriterConnection
+
+
+class ClosedWords:
+    """Words of a closed shard: every generation is odd, so nothing read meanwhile is kept."""
+
+    def __getitem__(self, index: int) -> int:
+        return (1 << 63) | 1
+
+    def __setitem__(self, index: int, value: int) -> None:
+        return
+
+    def __len__(self) -> int:
+        return 1
+
+
+CLOSED = ClosedWords()
+NOT_OPEN = -1  # equal to no process token, and not to the 0 that a wiped page shows
+
+
+class ShardSession:
+    """Own what a process has open of one shard."""
+
+    def __init__(self, directory: str, config: Config) -> None:
+        self.directory = directory
+        self.config = config
+        self.settings: dict[str, Any] = {}
+        self.identity: dict[str, Any] = {}
+        self.policy = policy_named("none")
+        self.slot_prime = 1
+        self.disk: Disk  # set by the shard set once the settings are known, and the cache is seen to be the handle's
+        self.connection = WriterConnection()
+        self.token = NOT_OPEN  # of the process that opened
+        self.lock: WriteLock
+        self.pool: ReaderPool
+        self.generations: GenerationFile
+        self.header: Words
+        self.slots: Words
+        self.uses: Words
+        self.board: Board | None = None
+        self.epoch = 0
+        self.path = ""
+        forking.watch(self)
+        self.open()
+
+    def open(self) -> None:
+        """Open the shard, creating or repairing what has to be; waits for the write lock only in those cases."""
+        with opener.mutex():
+            if self.token == process_token():
+                return  # another thread was first
+            if self.token != NOT_OPEN:
+                self._abandon()
+            opener.close_leftovers()
+            forking.refuse_inherited(self.directory)
+            opener.refuse_foreign(self.directory, self.directory)
+            self.lock = WriteLock(os.path.join(self.directory, LOCK), shared=self.config.shared)
+            try:
+                self._load()
+            except BaseException:
+                self.lock.close()
+                raise
+            self.token = process_token()
+
+    def _load(self) -> None:
+        opened = opener.open_shard(self.directory, self.config, self.lock)
+        self._refuse_another(opened)
+        generations, self.settings, self.identity, self.path, self.epoch, first_reader = opened
+        self.generations = generations
+        self.policy = policy_named(self.settings["eviction_policy"])
+        self.slot_prime = opener.prime_below(len(generations.slots))
+        self.pool = ReaderPool(self.path, self.settings, self.config.timeout, first_reader)
+        self.connection.attach(self.path, self.settings, self.config.timeout, self.pool, self.lock)
+        self.header, self.slots, self.uses = generations.header, generations.slots, generations.uses
+        self.board = opener.open_board(self.directory, self.config)
+        self.lock.attach(self.header, native.load())  # so that waiters can be woken, where the helper is there
+        self._note_opener()
+
+    def _note_opener(self) -> None:
+        """Note that this process uses the shard and, if another did before, that it is shared.
+
+        Two that open it at the same instant may miss each other: that costs cold reads until the next opening.
+        """
+        header, me = self.header, os.getpid()
+        if header[Header.OPENER] not in (0, me):
+            header[Header.SHARED] = 1
+        header[Header.OPENER] = me
+
+    def _refuse_another(self, opened: opener.Opened) -> None:
+        """Raise where the database is not one of the cache that this handle was opened on, and do not keep it open.
+
+        The handle would find nothing of what others store, and they nothing of its own, which might have to be
+        encrypted: it would place or blind keys, or write entries, in another way.
+        """
+        found, sealer = opened.identity, self.sealer
+        problem: CacheError
+        if sealer is not None and not sealer.belongs_to(found.get("keyring")):
+            problem = KeyringError(
+                f"{self.directory!r}: its database was damaged, and another process has made it anew under other keys"
+                " than those of this handle; open it again"
+            )
+        elif self.identity and identity_of(found) != identity_of(self.identity):
+            problem = cache_replaced(self.directory)
+        else:
+            return
+        opened.connection.close()
+        opened.generations.close()
+        raise problem
+
+    @property
+    def sealer(self) -> Sealer | None:
+        """Return what seals an encrypted cache's entries; None where it is not encrypted, or not known yet."""
+        return self.disk.sealer if self.has_disk() else None
+
+    def has_disk(self) -> bool:
+        """Tell whether value files can be reached: not before the first opening has ended, nor if it was refused."""
+        return hasattr(self, "disk")
+
+    def ready(self) -> None:
+        """Reopen after `close`, and after a fork in the child; otherwise do nothing."""
+        if self.token != process_token():
+            self.open()
+
+    def is_open_with(self, lock: WriteLock) -> bool:
+        """Tell whether the shard is open and `lock` its write lock; if not, another thread has closed it."""
+        return self.lock is lock and not self.inherited()
+
+    def close(self) -> None:
+        """Close everything, and release the write lock, which the caller holds."""
+        lock = self.lock
+        try:
+            self._close_connections()
+            self.generations.close()
+            if self.board is not None:
+                self.board.close()
+            self.header = self.slots = self.uses = CLOSED  # a reader on its way finds odd slots and another epoch
+            lock.release_and_close(self._note_closed)
+        except BaseException:  # the next call opens it anew; what is still open goes with the last reference to it
+            self.token = NOT_OPEN
+            lock.close()
+            raise
+
+    def _note_closed(self) -> None:
+        self.token = NOT_OPEN  # from here on another thread may open the shard again
+
+    def _close_connections(self) -> None:
+        self.connection.close()
+        self.pool.close()
+
+    def present_header(self) -> Words:
+        """Return the header, for those who hold no lock: open, and of the database in use.
+
+        Raises TransactionError in a signal handler that interrupts the closing of the shard, which cannot go on before.
+        """
+        self.ready()
+        header = self.header
+        while header[Header.EPOCH] != self.epoch:
+            if header is CLOSED and self.lock.locked_by_me():
+                raise TransactionError(f"{self.directory!r} is being closed by the call that this handler interrupts")
+            self.follow()
+            header = self.header
+        return header
+
+    def follow(self) -> None:
+        """Go to the database that the generation file names now, after another process quarantined the old one.
+
+        Only this process closes its old connections, to a file that nobody writes any more.
+        """
+        with opener.mutex():
+            if self.header is CLOSED:
+                self.open()  # another thread has closed it just now, or is closing it
+            elif self.header[Header.EPOCH] != self.epoch:
+                self._leave_connections()
+                self.generations.close()
+                if self.board is not None:
+                    self.board.close()
+                self._load()
+
+    def _leave_connections(self) -> None:
+        """Do what `_close_connections` does, without the write lock: a thread that writes keeps its connection.
+
+        A thread may be writing if somebody removed the lock's file, so that another handle got a lock of its own.
+        Closing the connection that it uses would crash the interpreter; it is closed when that thread drops it.
+        """
+        if not self.lock.idle_here():
+            self.connection.forget()
+            self.pool.close()
+            return
+        try:
+            self._close_connections()
+        finally:
+            self.lock.resume()
+
+    def recover(self, error: CorruptDatabase) -> bool:
+        """Quarantine a corrupt database if that is configured; tell whether the operation may be tried again.
+
+        It may not while the caller holds the lock, for a transaction or a step: that has to end with the error first.
+        """
+        if not self.config.recover or self.lock.locked_by_me():
+            return False
+        self.quarantine(error)
+        return True
+
+    def quarantine(self, problem: CorruptDatabase) -> None:
+        """Go on with the next database, once for all processes and threads, unless this one can be read after all."""
+
+        def look() -> CorruptDatabase | None:
+            if problem.path not in (None, self.path) or replacement.is_sound(self.path, self.config):
+                return None
+            if "keyring" in self.identity and (keyring := replacement.keyring_in(self.path, self.config)):
+                self.identity["keyring"] = keyring
+            return problem
+
+        self._begin_anew(self.identity, look)
+
+    def quarantine_keys(self, keyring: bytes, look: Callable[[], KeyringError | None]) -> None:
+        """Quarantine the database if `look` returns what is wrong with its keyring, and go on with this keyring."""
+        self._begin_anew({**self.identity, "keyring": keyring, "sealed": 0}, look)
+
+    def _begin_anew(self, identity: dict[str, Any], look: Callable[[], CacheError | None]) -> None:
+        """Go on with the next database if `look`, under the lock, says what is wrong with this one."""
+        self.lock.acquire(self.config.timeout)
+        try:
+            if self.header[Header.EPOCH] == self.epoch and (problem := look()):
+                wanted = replacement.Next(self.epoch, self.settings, identity)
+                replacement.make_next(self.directory, self.config, self.generations, problem, wanted)
+        finally:
+            self.lock.release()
+        self.follow()
+
+    def quiesce(self, quiesced: list[Resumable]) -> None:
+        """Keep other threads out of SQLite while this process forks; raise Timeout soon if that is not possible now.
+
+        What has to be resumed goes to `quiesced` first, since a signal handler may raise just after it is quiesced.
+        """
+        if not self.inherited():
+            lock, pool = self.lock, self.pool
+            if not lock.locked_by_me():
+                quiesced.append(lock)
+                lock.quiesce()
+            quiesced.append(pool)
+            pool.quiesce()
+
+    def after_fork(self, complete: bool) -> None:
+        """Rid the child of what is open; `complete` says that no thread was opening anything just then."""
+        if self.token != NOT_OPEN:
+            self._abandon()
+        elif not complete:
+            forking.give_up(self.directory, [])
+
+    def _abandon(self) -> None:
+        """Rid a forked child of what it inherited (see `forking`)."""
+        self.lock.abandon()
+        connections, idle = self.pool.inherited()
+        connection = self.connection
+        if connection.raw is not None:
+            connections.append(connection.raw)
+            idle = idle and not connection.in_transaction()
+        connection.forget()
+        connection.txn = connection.at_end = None
+        self.token = NOT_OPEN
+        if idle and not self.lock.torn:
+            for inherited in connections:
+                inherited.close()
+        else:
+            forking.give_up(self.directory, [*connections, self.pool])
+
+    def abandon_if_inherited(self) -> bool:
+        """Rid a forked child of what it inherited; tell whether there is nothing left to close."""
+        if self.token != NOT_OPEN and self.inherited():
+            self._abandon()
+        return self.token == NOT_OPEN
+
+    def inherited(self) -> bool:
+        """Tell whether this is a forked child that inherited what is open: none of it is its own."""
+        return self.token != process_token()
+
+    @property
+    def limit(self) -> int:
+        """Return the bytes that this shard may use: its even part of `size_limit`."""
+        return int(self.settings["size_limit"]) // int(self.identity.get("shards", 1))
+
+    def slot_of(self, h: int) -> int:
+        """Return the generation slot of a key hash; modulo a prime, since short keys have regular hashes."""
+        return h % self.slot_prime
+
+    def now(self) -> float:
+        """Return the present time in seconds since the Unix epoch, from the configured clock."""
+        return self.config.clock()

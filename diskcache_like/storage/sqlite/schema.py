@@ -1,0 +1,165 @@
+"""The database schema: every table, index and trigger, its version, and how older versions become the present one.
+
+The invariants that must survive any crash live here, not in Python: the bytes in value files are counted, and the file
+of a row that goes or changes is in the trash, from the same commit on. Rows without a file pay nothing for that. Each
+index costs a written page per insert and delete, so those that few caches need are made when they are first used.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Generator
+
+from ...errors import CorruptDatabase, DiskCacheDirectory, ForeignDatabase, NewerFormat
+from ...system.signal_safe import signal_safe
+
+APPLICATION_ID = 0x64636C6B  # "dclk"
+VERSION = 1
+
+ENTRY = """CREATE TABLE entry (
+    h INTEGER PRIMARY KEY,
+    k BLOB NOT NULL,
+    seq INTEGER NOT NULL,
+    rank INTEGER NOT NULL,
+    base INTEGER NOT NULL DEFAULT 0,
+    expire REAL,
+    tag BLOB,
+    size INTEGER NOT NULL DEFAULT 0,
+    file,
+    spelling BLOB,
+    queue BLOB,
+    num INTEGER,
+    v BLOB NOT NULL)"""
+TOTALS = "CREATE TABLE totals (id INTEGER PRIMARY KEY CHECK (id = 1), files INTEGER NOT NULL)"
+TRASH = "CREATE TABLE trash (file PRIMARY KEY, size INTEGER NOT NULL, at REAL) WITHOUT ROWID"
+SETTING = "CREATE TABLE setting (name TEXT PRIMARY KEY, value) WITHOUT ROWID"
+SEQ_INDEX = "CREATE INDEX entry_seq ON entry (seq)"
+EXPIRE_INDEX = "CREATE INDEX entry_expire ON entry (expire) WHERE expire IS NOT NULL"
+QUEUE_INDEX = "CREATE UNIQUE INDEX entry_queue ON entry (queue, num) WHERE queue IS NOT NULL"
+FILE_INDEX = "CREATE INDEX entry_file ON entry (file) WHERE file IS NOT NULL"
+TAG_INDEX = "CREATE INDEX entry_tag ON entry (tag) WHERE tag IS NOT NULL"
+RANK_INDEX = "CREATE INDEX entry_rank ON entry (rank)"
+# No OR REPLACE in a trigger: the conflict clause of the statement that fires it wins over it.
+ON_INSERT = """CREATE TRIGGER entry_insert AFTER INSERT ON entry WHEN new.file IS NOT NULL BEGIN
+    UPDATE totals SET files = files + new.size WHERE id = 1;
+END"""
+ON_DELETE = """CREATE TRIGGER entry_delete AFTER DELETE ON entry WHEN old.file IS NOT NULL BEGIN
+    UPDATE totals SET files = files - old.size WHERE id = 1;
+    INSERT INTO trash SELECT old.file, old.size, NULL WHERE NOT EXISTS (SELECT 1 FROM trash WHERE file = old.file);
+END"""
+ON_UPDATE = """CREATE TRIGGER entry_update AFTER UPDATE OF file ON entry WHEN old.file IS NOT new.file BEGIN
+    UPDATE totals SET files = files - old.size + new.size WHERE id = 1;
+    INSERT INTO trash SELECT old.file, old.size, NULL
+        WHERE old.file IS NOT NULL AND NOT EXISTS (SELECT 1 FROM trash WHERE file = old.file);
+END"""
+
+REQUIRED = (ENTRY, TOTALS, TRASH, SETTING, EXPIRE_INDEX, QUEUE_INDEX, FILE_INDEX)
+TRIGGERS = (ON_INSERT, ON_DELETE, ON_UPDATE)
+OPTIONAL = (SEQ_INDEX, TAG_INDEX, RANK_INDEX)  # made when they are first needed
+
+CREATE_SEQ_INDEX = SEQ_INDEX.replace("INDEX", "INDEX IF NOT EXISTS", 1)
+CREATE_TAG_INDEX = TAG_INDEX.replace("INDEX", "INDEX IF NOT EXISTS", 1)
+CREATE_RANK_INDEX = RANK_INDEX.replace("INDEX", "INDEX IF NOT EXISTS", 1)
+DROP_TAG_INDEX = "DROP INDEX IF EXISTS entry_tag"
+
+SELECT_SCHEMA = "SELECT type, name, sql FROM sqlite_master LIMIT 1000"  # more than a cache has; pages may have no end
+INSERT_TOTALS = "INSERT INTO totals (id, files) VALUES (1, 0)"
+
+# Statements that lead from version n to n + 1, at index n - 1.
+MIGRATIONS: tuple[tuple[str, ...], ...] = ()
+
+
+def create(connection: sqlite3.Connection, settings: dict[str, object]) -> None:
+    """Make the whole schema and store `settings` in one transaction; the caller holds the write lock."""
+    tag_index = (TAG_INDEX,) if settings.get("tag_index") else ()
+    with _committed(connection):
+        for statement in (*REQUIRED, *TRIGGERS, *tag_index, INSERT_TOTALS):
+            connection.execute(statement)
+        connection.executemany("INSERT INTO setting (name, value) VALUES (?, ?)", settings.items())
+        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        connection.execute(f"PRAGMA user_version = {VERSION}")
+
+
+@signal_safe
+def _committed(connection: sqlite3.Connection) -> Generator[None, None, None]:
+    """Commit what the body does, all of it or nothing."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:  # else a signal handler raised just after the commit
+            connection.execute("ROLLBACK")
+        raise
+
+
+def is_empty(connection: sqlite3.Connection) -> bool:
+    """Tell whether the database holds nothing at all, as when its creator was killed before the first commit."""
+    return connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone() is None
+
+
+def verify(connection: sqlite3.Connection, path: str) -> int:
+    """Return the version of the database after comparing its schema with the expected one.
+
+    Raises DiskCacheDirectory, NewerFormat or ForeignDatabase. Nothing planted is run: reading sqlite_master executes
+    no trigger and no view, and `trusted_schema` is off on every connection.
+    """
+    (application,) = connection.execute("PRAGMA application_id").fetchone()
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    rows = connection.execute(SELECT_SCHEMA).fetchall()
+    names = {name for kind, name, _ in rows if kind == "table"}
+    if application != APPLICATION_ID:
+        _refuse_foreign(path, names, os.path.dirname(path))
+    if version > VERSION:
+        raise NewerFormat(
+            f"{path!r} has format {version}, this version of diskcache_like reads up to {VERSION}: upgrade the package"
+        )
+    if version < 1:
+        raise ForeignDatabase(f"{path!r} claims format {version}, which never existed")
+    if version == VERSION:
+        _compare(path, rows)
+    return int(version)
+
+
+def refuse_foreign(connection: sqlite3.Connection, path: str, directory: str) -> None:
+    """Raise ForeignDatabase for a database of another make; one that is ours, or empty, is left to `verify`."""
+    (application,) = connection.execute("PRAGMA application_id").fetchone()
+    names = {name for kind, name, _ in connection.execute(SELECT_SCHEMA).fetchall() if kind == "table"}
+    if application != APPLICATION_ID and names:
+        _refuse_foreign(path, names, directory)
+
+
+def _refuse_foreign(path: str, names: set[str], directory: str) -> None:
+    if {"Cache", "Settings"} <= names:
+        raise DiskCacheDirectory(
+            f"{directory!r} was written by DiskCache 5 and is left untouched; copy it with "
+            f"'python -m diskcache_like migrate {directory} NEW_DIRECTORY' and open the copy"
+        )
+    raise ForeignDatabase(f"{path!r} is an SQLite database that diskcache_like did not make; choose another directory")
+
+
+def _compare(path: str, rows: list[tuple[str, str, str | None]]) -> None:
+    """Refuse anything that is missing from, or was added to, the expected schema."""
+    if len(set(rows)) < len(rows):
+        raise CorruptDatabase(f"{path!r}: the schema holds something twice")
+    present = {sql for _, name, sql in rows if not (sql is None and name.startswith("sqlite_autoindex_"))}
+    missing = {*REQUIRED, *TRIGGERS} - present
+    planted = present - {*REQUIRED, *TRIGGERS, *OPTIONAL}
+    if missing or planted:
+        unexpected = sorted(name for _, name, sql in rows if sql in planted)
+        raise ForeignDatabase(
+            f"{path!r} does not have the schema of diskcache_like (unexpected: {unexpected or 'nothing'}, "
+            f"missing: {len(missing)}); it was altered by someone else and is not opened"
+        )
+
+
+def migrate(connection: sqlite3.Connection, path: str, version: int) -> None:
+    """Bring an older database to the present version, one committed step at a time; the caller holds the lock."""
+    for step in range(version, VERSION):
+        with _committed(connection):
+            for statement in MIGRATIONS[step - 1]:
+                connection.execute(statement)
+            connection.execute(f"PRAGMA user_version = {step + 1}")
+    if verify(connection, path) != VERSION:
+        raise CorruptDatabase(f"{path!r} could not be brought to format {VERSION}")

@@ -1,0 +1,125 @@
+"""The SQL of the data path as named constants; each text is constant, so each is prepared once per connection."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+# What reads all of a table or an index, or as much of it as does not fit a condition. If an index is missing that may
+# be what looks one row up, and if one is damaged what has a LIMIT.
+WALKS: set[str] = set()
+
+
+def _walk(statement: str) -> str:
+    WALKS.add(statement)
+    return statement
+
+
+# -- one entry ---------------------------------------------------------------------------------------------------
+SELECT_V = "SELECT v FROM entry WHERE h = ?"
+# A key whose home `h` is taken by another key lives in one of the three places after it (schema: h is a multiple of 4).
+SELECT_PROBES = "SELECT h, k, v FROM entry WHERE h BETWEEN ?1 AND ?1 + 3 ORDER BY h LIMIT 4"
+UPSERT_PLAIN = """INSERT INTO entry (h, k, seq, rank, v) VALUES (?1, ?2, ?3, 2 * ?3, ?4)
+    ON CONFLICT (h) DO UPDATE SET rank = excluded.rank, base = 0, expire = NULL, tag = NULL, size = 0, file = NULL,
+    spelling = NULL, v = excluded.v WHERE k = excluded.k"""
+# The same for one row, unless the row that is there has more than a record: a statement that sets none of the columns
+# that an index or a trigger looks at is cheaper by a twentieth. Then its half for a place most likely taken.
+_PLAIN = "base = 0 AND expire IS NULL AND tag IS NULL AND size = 0 AND file IS NULL AND spelling IS NULL"
+UPSERT_RECORD = f"""INSERT INTO entry (h, k, seq, rank, v) VALUES (?1, ?2, ?3, 2 * ?3, ?4)
+    ON CONFLICT (h) DO UPDATE SET rank = excluded.rank, v = excluded.v WHERE k = excluded.k AND {_PLAIN}"""  # noqa: S608 - made of constants
+UPDATE_RECORD = f"UPDATE entry SET rank = 2 * ?3, v = ?4 WHERE h = ?1 AND k = ?2 AND {_PLAIN}"  # noqa: S608 - made of constants
+UPSERT = """INSERT INTO entry (h, k, seq, rank, base, expire, tag, size, file, spelling, queue, num, v)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    ON CONFLICT (h) DO UPDATE SET rank = excluded.rank, base = excluded.base, expire = excluded.expire,
+    tag = excluded.tag, size = excluded.size, file = excluded.file, spelling = excluded.spelling,
+    queue = excluded.queue, num = excluded.num, v = excluded.v WHERE k = excluded.k"""
+UPDATE_SEALED = "UPDATE entry SET v = ?, spelling = ?, file = ?, size = ? WHERE h = ? AND k = ? AND v = ?"
+# Where a value alone is replaced: a statement that sets no indexed column writes no page of an index.
+UPDATE_VALUE = """UPDATE entry SET rank = 2 * ?3, v = ?4 WHERE h = ?1 AND k = ?2 AND expire IS ?5 AND tag IS ?6
+    AND base = 0 AND size = 0 AND file IS NULL AND spelling IS NULL"""
+UPDATE_EXPIRE = "UPDATE entry SET expire = ?, v = ? WHERE h = ?"
+DELETE = "DELETE FROM entry WHERE h = ? AND k = ? AND (expire IS NULL OR expire > ?)"
+DELETE_H = "DELETE FROM entry WHERE h = ?"
+CHANGE_NOTHING = "DELETE FROM entry WHERE 0"  # refused, as every change is, by a connection that can only read
+SELECT_FILE = """SELECT file FROM (SELECT k, file FROM entry WHERE h BETWEEN ?1 AND ?1 + 3 LIMIT 4)
+    WHERE k = ?2 AND file IS NOT NULL"""
+SELECT_IMAGES = """SELECT h, k, seq, rank, base, expire, tag, size, file, spelling, queue, num, v FROM entry
+    WHERE h BETWEEN ?1 AND ?1 + 3 LIMIT 4"""
+RESTORE = """INSERT INTO entry (h, k, seq, rank, base, expire, tag, size, file, spelling, queue, num, v)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    ON CONFLICT (h) DO UPDATE SET k = excluded.k, seq = excluded.seq, rank = excluded.rank, base = excluded.base,
+    expire = excluded.expire, tag = excluded.tag, size = excluded.size, file = excluded.file,
+    spelling = excluded.spelling, queue = excluded.queue, num = excluded.num, v = excluded.v"""
+
+# -- many entries ------------------------------------------------------------------------------------------------
+MANY = 100  # keys per statement; a shorter batch repeats its last key, so that one text serves every size
+SELECT_MANY = f"SELECT h, v FROM entry WHERE h IN ({', '.join('?' * MANY)})"  # noqa: S608 - made of constants
+SELECT_PRESENT = f"SELECT h FROM entry WHERE h IN ({', '.join('?' * MANY)})"  # noqa: S608 - made of constants
+SELECT_FILES = f"SELECT file FROM entry WHERE file IS NOT NULL AND h IN ({', '.join('?' * MANY)})"  # noqa: S608 - made of constants
+SELECT_KEYS = f"SELECT h, k, spelling FROM entry WHERE h IN ({', '.join('?' * MANY)})"  # noqa: S608 - made of constants
+PAGE_ROWS = """SELECT h, k, seq, expire, tag, size, file, spelling, queue, num, v FROM entry
+    WHERE h > ? ORDER BY h LIMIT ?"""
+PAGE_KEYS_AND_RECORDS = "SELECT h, k, v FROM entry WHERE h > ? ORDER BY h LIMIT ?"
+FIRST = _walk("SELECT h, k, spelling, v FROM entry ORDER BY seq LIMIT 1 OFFSET ?")
+LAST = _walk("SELECT h, k, spelling, v FROM entry ORDER BY seq DESC LIMIT 1 OFFSET ?")
+LAST_SEQ = _walk("SELECT coalesce(max(seq), 0) FROM entry WHERE typeof(seq) = 'integer' AND seq <= ?")
+LAST_INSERTED = "SELECT last_insert_rowid()"
+QUEUE_FORWARD = _walk("""SELECT h, k, num, v FROM entry
+    WHERE queue = ? AND num BETWEEN ? AND ? AND typeof(num) = 'integer' ORDER BY num LIMIT ? OFFSET ?""")
+QUEUE_BACKWARD = _walk(QUEUE_FORWARD.replace("ORDER BY num", "ORDER BY num DESC"))
+IN_ORDER = _walk("SELECT h FROM entry WHERE seq <= ? ORDER BY seq, h")
+IN_REVERSE = _walk("SELECT h FROM entry WHERE seq <= ? ORDER BY seq DESC, h DESC")
+MIN_EXPIRE = _walk("SELECT CAST(min(expire) AS REAL) FROM entry WHERE expire IS NOT NULL")
+
+# -- removal in batches ------------------------------------------------------------------------------------------
+SELECT_EXPIRED = _walk("SELECT h FROM entry WHERE expire IS NOT NULL AND expire <= ? ORDER BY expire LIMIT ?")
+SELECT_TAGGED = _walk("SELECT h FROM entry WHERE tag = ? AND tag IS NOT NULL LIMIT ?")
+SELECT_ANY = "SELECT h FROM entry LIMIT ?"
+SELECT_VICTIMS = _walk("SELECT h, CAST(rank AS INTEGER), CAST(base AS INTEGER) FROM entry ORDER BY rank LIMIT ?")
+UPDATE_RANK = "UPDATE entry SET rank = ?, base = ? WHERE h = ?"
+RESET_RANKS_BY_SEQ = "UPDATE entry SET rank = 2 * seq, base = 0"
+RESET_RANKS_TO_ZERO = "UPDATE entry SET rank = 0, base = 0"
+
+# -- totals, trash, settings -------------------------------------------------------------------------------------
+COUNT = _walk("SELECT count(1) FROM entry")  # count(*) is one step of SQLite's machine, which nothing interrupts
+# Cast, and summed by total(), because a column may hold anything that somebody planted there.
+FILE_TOTALS = _walk("""SELECT coalesce((SELECT CAST(files AS INTEGER) FROM totals WHERE id = 1), 0),
+    (SELECT CAST(total(size) AS INTEGER) FROM trash)""")
+REAL_FILES = _walk("SELECT CAST(total(size) AS INTEGER) FROM entry WHERE file IS NOT NULL")
+SET_FILES = "INSERT OR REPLACE INTO totals (id, files) VALUES (1, ?)"
+# Of the future are those from before the clock was set back.
+HAS_UNDATED = _walk("SELECT 1 FROM trash WHERE at IS NULL OR at > ? LIMIT 1")
+HAS_TRASH = _walk("SELECT 1 FROM trash LIMIT 1")
+DATE_TRASH = "UPDATE trash SET at = ?1 WHERE at IS NULL OR at > ?1"
+# Whatever a damaged database says, a file that an entry refers to is not unlinked; `check` takes it out of the trash.
+SELECT_ALL_TRASH = _walk("SELECT file FROM trash WHERE NOT EXISTS (SELECT 1 FROM entry WHERE entry.file = trash.file)")
+SELECT_TRASH = _walk(f"{SELECT_ALL_TRASH} AND at <= ? LIMIT ?")
+DELETE_TRASH = "DELETE FROM trash WHERE file IN (?1, CAST(?1 AS TEXT))"  # text that is not UTF-8 is read as bytes
+SELECT_TRASHED = "SELECT file, size, at FROM trash WHERE file = ?"
+RESTORE_TRASH = "INSERT INTO trash (file, size, at) VALUES (?, ?, ?) ON CONFLICT (file) DO NOTHING"
+FALSELY_TRASHED = _walk("SELECT file FROM trash WHERE file IN (SELECT file FROM entry WHERE file IS NOT NULL)")
+KNOWN_FILE = "SELECT 1 FROM entry WHERE file = ?1 UNION ALL SELECT 1 FROM trash WHERE file = ?1 LIMIT 1"
+# Dictionaries are large, and read when an entry needs one; redo logs are for those who roll a transaction forward.
+# The name of every row, so that a reader notices pages without end.
+SELECT_SETTINGS = """SELECT name, CASE WHEN name NOT BETWEEN 'dictionary.' AND 'dictionary/'
+    AND name NOT BETWEEN 'joint.' AND 'joint/' THEN value END FROM setting"""
+SELECT_DICTIONARY_NAMES = _walk("SELECT name FROM setting WHERE name BETWEEN 'dictionary.' AND 'dictionary/'")
+DROP_REDO_LOG = "DELETE FROM setting WHERE name BETWEEN 'joint.redo.' AND 'joint.redo/'"
+SELECT_SETTING = "SELECT value FROM setting WHERE name = ?"
+SET_SETTING = (
+    "INSERT INTO setting (name, value) VALUES (?1, ?2) ON CONFLICT (name) DO UPDATE SET value = excluded.value"
+)
+DROP_SETTING = "DELETE FROM setting WHERE name = ?"
+PAGE_COUNT = "PRAGMA page_count"
+MOST_PAGES = "PRAGMA max_page_count"
+FREE_PAGES = "PRAGMA freelist_count"
+JOURNAL_MODE = "PRAGMA journal_mode"
+CHECKPOINT = "PRAGMA wal_checkpoint(PASSIVE)"
+CHECKPOINT_TRUNCATE = "PRAGMA wal_checkpoint(TRUNCATE)"
+INTEGRITY_CHECK = "PRAGMA integrity_check"
+
+
+def batches(places: Sequence[int]) -> Iterator[list[int]]:
+    """Yield parameters for statements that take `MANY` places; the last ones repeat their last place."""
+    for start in range(0, len(places), MANY):
+        batch = list(places[start : start + MANY])
+        yield batch + batch[-1:] * (MANY - len(batch))

@@ -1,0 +1,217 @@
+"""Eviction: live entries go by rank when the size limit is reached.
+
+Everything here runs under the shard's write lock unless it says otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+
+from ...coherence.generations import MAX_WORD, NEVER, Header
+from ...errors import CacheError, DiskFull
+from ...system.signals import suppress
+from ..shard.reader import places_of
+from ..sqlite import schema
+from ..sqlite import statements as sql
+from .checkpoints import CHECKPOINT_BYTES
+from .quota import Quota
+from .removal import BATCH, Remover
+
+
+class Evictor:
+    """Keep one shard within its part of the size limit."""
+
+    def __init__(self, remover: Remover, quota: Quota) -> None:
+        self.remover = remover
+        self.quota = quota
+        self._transactions = remover.recovery.transactions
+        self._session = self._transactions.session
+        self._connection = self._session.connection
+        self._trash = remover.recovery.trash
+        self._checkpointer = remover.recovery.checkpointer
+        self.others: Sequence[Evictor] = ()  # of the other shards, set by the shard set once all are open
+
+    @property
+    def evicts(self) -> bool:
+        """Tell whether live entries are removed for room at all."""
+        session = self._session
+        return session.policy.evicts and session.settings["cull_limit"] > 0
+
+    def look_at_volume(self, incoming: int) -> None:
+        """Make room for `incoming` bytes if that is due, and set the mark at which this is looked at again.
+
+        The mark counts bytes written into the WAL, which is more than the database grows by. A write takes a mark that
+        is further ahead than CHECKPOINT_BYTES for damaged.
+        """
+        header = self._session.header
+        written = header[Header.WRITTEN]
+        due = (header[Header.CHECKPOINTED] if self._connection.txn is None else written) + self._checkpointer.interval()
+        if self.evicts:
+            # Look again when the shard's part of what is left may be used up, or after half a percent of the limit.
+            due = min(due, written + self._room_for(incoming))
+        self._mark(due)
+
+    def _mark(self, due: int) -> None:
+        header = self._session.header
+        written = header[Header.WRITTEN]
+        header[Header.VOLUME_DUE] = min(max(due, written), written + CHECKPOINT_BYTES, MAX_WORD)
+
+    def _room_for(self, incoming: int) -> int:
+        """Make room for `incoming` bytes if there is none; return the bytes that may be written before the next look.
+
+        Entries beyond this shard's even part go first, then those by which others exceed theirs. If those shards are
+        locked, more of this one's own have to go: the limit comes first.
+        """
+        quota = self.quota
+        slack = quota.slack
+        quota.announce(incoming)
+        volume = self.remover.live_volume() + incoming
+        free = quota.left(volume)
+        if free < slack and volume > quota.even_part:
+            volume, free = self._shrunk(incoming, volume + free - 2 * slack, quota.even_part - 2 * slack)
+        if free < slack:
+            free += self.take_back(2 * slack - free)
+        if free < slack:
+            volume, free = self._shrunk(incoming, volume + free - 2 * slack, 0)
+        self._checkpointer.give_back(quota.part_of(free), slack)
+        return quota.reserve(volume, free)
+
+    def _shrunk(self, incoming: int, target: int, least: int) -> tuple[int, int]:
+        """Make room until this shard, with what comes in, uses the larger of `target` and `least` bytes.
+
+        Returns what it uses then and what is left for all.
+        """
+        volume = self.make_room(max(0, max(target, least) - incoming)) + incoming
+        return volume, self.quota.left(volume)
+
+    def take_back(self, wanted: int) -> int:
+        """Make room in shards that use more than their even part; return how many bytes they gave back.
+
+        Their locks are only tried: this shard's is held, and two that waited for each other would wait for ever. A
+        locked shard is being written, and will look for itself soon.
+        """
+        given = 0
+        for other in sorted(self.others, key=lambda one: one.quota.reserved(), reverse=True):
+            if given >= wanted or other.quota.reserved() <= other.quota.even_part:
+                break
+            try:
+                given += other.give_room(wanted - given)
+            except CacheError as error:
+                other._connection.verify_open(error)
+        return given
+
+    def give_room(self, wanted: int) -> int:
+        """Make room for another shard, if this one's lock is free; return how many bytes were given back."""
+        quota = self.quota
+        with self._transactions.locked(0):
+            header = self._session.header
+            before = header[Header.RESERVATION]
+            least = max(quota.even_part, before - max(wanted, 8 * quota.slack))
+            volume = self.make_room(least)
+            self._checkpointer.give_back(0, quota.slack)
+            quota.reserve(volume, 0)
+            self._mark(header[Header.WRITTEN] + quota.slack)
+            return max(before - header[Header.RESERVATION], 0)
+
+    def give_up_reservation(self) -> None:
+        """Reserve no more than is in use, after much was removed; on a full disk, give the rest back at once.
+
+        The next write looks how much it may take.
+        """
+        self.quota.reserve(self.remover.live_volume(), 0)
+        self._session.header[Header.VOLUME_DUE] = 0
+        checkpointer = self._checkpointer
+        if self._connection.txn is None and checkpointer.is_tight():
+            with suppress(DiskFull):
+                checkpointer.shorten(shrink=True)
+                checkpointer.fit(shrink=True)
+            checkpointer.measure()  # part of what was gained is the disk reserve again
+
+    def make_room(self, target: int) -> int:
+        """Remove expired entries, then live ones by rank, until the volume is at most `target`; return the volume."""
+        remover, txn = self.remover, self._connection.txn
+        if txn is None:
+            self._trash.empty()
+        volume = remover.live_volume()
+        more_expired = True  # as far as is known
+        while volume > target:
+            places = remover.select(sql.SELECT_EXPIRED, (self._session.now(),)) if more_expired else []
+            more_expired = len(places) == BATCH
+            places = places or self.victims(volume - target)
+            if not places:
+                break
+            remover.delete(places, locked=txn is None)
+            if txn is None:
+                self._trash.empty()
+            else:
+                txn.evicted = True
+            volume = remover.live_volume()
+        return volume
+
+    def evict_excess(self) -> int:
+        """Remove a batch of live entries by rank if there is too much; return how many."""
+        volume = self.remover.live_volume()
+        excess = min(-self.quota.left(volume), volume - self.quota.even_part)
+        places = self.victims(excess) if excess > 0 else []
+        if places:
+            self.remover.delete(places, locked=self._connection.txn is None)
+        else:
+            self.give_up_reservation()
+        return len(places)
+
+    def victims(self, excess: int) -> list[int]:
+        """Return the places of the entries of lowest rank whose removal should free about `excess` bytes.
+
+        A full disk has room for neither an index nor new ranks: the stored ranks have to do.
+        """
+        self._ensure_rank_index()
+        count = self.remover.known_count()
+        if not count:
+            return []
+        average = max(self.remover.live_volume() // count, 1)
+        wanted = min(max(excess // average + 1, 1), BATCH, max(count // 2, 1))
+        for _ in range(count // wanted + 2):  # each round gives a hit entry its true rank, so this ends
+            rows = self._connection.select(sql.SELECT_VICTIMS, (wanted,))
+            places = places_of(rows, self._session.path)
+            used, unused = self._second_look(rows)
+            try:
+                if used:  # values do not change, so no slot is marked
+                    with self._transactions.batch() if self._connection.txn is None else nullcontext():
+                        self._connection.execute_many(sql.UPDATE_RANK, used)
+            except DiskFull as error:
+                self._connection.verify_open(error)
+                break
+            if unused or not rows:
+                return unused
+        return places
+
+    def _second_look(self, rows: Sequence[tuple[int, int, int]]) -> tuple[list[tuple[int, int, int]], list[int]]:
+        """Split candidates into those used since their rank was written, with the new rank, and those to remove."""
+        session = self._session
+        policy = session.policy
+        if not policy.marks:
+            return [], [h for h, _, _ in rows]
+        used, unused = [], []
+        for h, rank, base in rows:
+            mark = session.uses[(h & ~3) % session.slot_prime] & NEVER  # which is what SQLite takes
+            if policy.marks_recency and mark > rank:
+                used.append((mark, 0, h))
+            elif policy.marks_frequency and mark > base:
+                used.append((min(rank + mark - base, NEVER), mark, h))
+            else:
+                unused.append(h)
+        return used, unused
+
+    def _ensure_rank_index(self) -> None:
+        """Make the index on rank the first time that an entry has to go, unless the disk is too full."""
+        if not self._checkpointer.blocked:
+            try:
+                self._connection.ensure_index(schema.CREATE_RANK_INDEX)
+            except DiskFull as error:
+                self._connection.verify_open(error)
+
+    def rank_anew(self) -> None:
+        """Give every row the rank that it begins with under the present policy."""
+        by_uses = self._session.policy.marks_frequency
+        self._connection.walk(sql.RESET_RANKS_TO_ZERO if by_uses else sql.RESET_RANKS_BY_SEQ)

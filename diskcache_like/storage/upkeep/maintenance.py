@@ -1,0 +1,110 @@
+"""What rides on writes: checkpoints, eviction, expiry and the trash, each when it is due."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ...coherence.generations import MAX_WORD, NEVER, Header, microseconds
+from ...errors import CorruptDatabase, DiskFull
+from ..shard.ownership import Transaction
+from ..sqlite import statements as sql
+from .checkpoints import CHECKPOINT_BYTES
+from .data_keys import DataKeys
+from .eviction import Evictor
+
+_WRITTEN, _VOLUME_DUE = Header.WRITTEN, Header.VOLUME_DUE  # for the hot path
+
+
+class Maintenance:
+    """Do what is due before a write, before a transaction, and after the write lock was released."""
+
+    def __init__(self, evictor: Evictor, data_keys: DataKeys) -> None:
+        self.evictor = evictor
+        self.data_keys = data_keys
+        self.remover = evictor.remover
+        self.recovery = recovery = evictor.remover.recovery
+        self.trash = trash = recovery.trash
+        self.unlink_unused, self.after_eviction = trash.unlink_unused, trash.empty_if_possible  # as `Upkeep` says
+        self.transactions = recovery.transactions
+        self._session = recovery.transactions.session
+        self._connection = self._session.connection
+        self._checkpointer = recovery.checkpointer
+
+    def before_write(self, size: int, incoming: int) -> None:
+        """Count `size` bytes into the WAL, and do what is due before a write that adds `incoming` bytes."""
+        header = self._session.header
+        written = header[_WRITTEN] + size
+        header[_WRITTEN] = written & MAX_WORD
+        if not written <= header[_VOLUME_DUE] <= written + CHECKPOINT_BYTES:
+            self.run(incoming)
+
+    def run(self, incoming: int, makes_room: bool = True) -> None:
+        """Checkpoint, sweep and make room, as far as each is due, before a write of `incoming` bytes.
+
+        If the disk is full the write itself will fail. But if what is in the WAL has no room in the database, DiskFull
+        refuses a write that adds something: it would take the part of the WAL that removals need.
+        """
+        checkpointer = self._checkpointer
+        checkpointer.measure()
+        refusal = self._unless_full(self._checkpoint_and_sweep)
+        if makes_room:
+            self._unless_full(lambda: self.evictor.look_at_volume(incoming))
+        if checkpointer.blocked and incoming:
+            path = self._session.path
+            raise refusal or DiskFull("no room for what is in the -wal file, so nothing is added", path)
+        if checkpointer.blocked and makes_room and self._connection.txn is None:
+            self.recovery.reclaim_space(removes=True)
+
+    def _unless_full(self, step: Callable[[], object]) -> DiskFull | None:
+        """Take a step; return the error if there is no room for it, and the caller's transaction goes on."""
+        try:
+            step()
+        except DiskFull as problem:
+            self._connection.verify_open(problem)
+            return problem
+        return None
+
+    def _checkpoint_and_sweep(self) -> None:
+        if self._connection.txn is None:
+            self._checkpointer.checkpoint_if_due()
+            if self._session.header[Header.FILES]:
+                self.trash.sweep()
+
+    def run_if_due(self) -> None:
+        """Run if the WAL has grown enough, before writes that do not call `run`; no transaction is open.
+
+        Neither a checkpoint nor a sweep is possible within a transaction, so the next one begins with what is due.
+        """
+        if self._checkpointer.is_due():
+            self.run(0, makes_room=False)
+        else:
+            self._checkpointer.unblock()
+
+    def remove_expired_if_due(self) -> None:
+        """Remove at most `cull_limit` entries if some may have expired, and sweep if that may be due.
+
+        The limit keeps a write short. What is chosen in the trash is unlinked after the release.
+        """
+        session = self._session
+        header, limit, now = session.header, session.settings["cull_limit"], session.now()
+        if limit == 0 or now * 1e6 < header[Header.NEXT_EXPIRE]:
+            return
+        places = self.remover.select(sql.SELECT_EXPIRED, (now,), limit)
+        if places:
+            self.remover.delete(places, locked=True)
+        ((earliest,),) = self._connection.select(sql.MIN_EXPIRE)
+        next_sweep = self.trash.sweep_if_due(now)
+        header[Header.NEXT_EXPIRE] = min(NEVER if earliest is None else microseconds(earliest), next_sweep)
+
+    def before_transaction(self) -> None:
+        """Do what cannot be done within a transaction; the lock is held, and one is about to begin."""
+        self.run_if_due()
+        self.recovery.reclaim_if_needed()
+        self.data_keys.reserve_seals()
+
+    def rolled_back(self, txn: Transaction, error: BaseException) -> None:
+        """Unlink the files of a transaction that this error has ended, and note whether removals need the reserve."""
+        # Files of a damaged database stay, for a second try in the next one.
+        if not txn.decided and not isinstance(error, CorruptDatabase):
+            self.trash.unlink_unused(txn.files)
+        self.recovery.note_rolled_back(txn, error)

@@ -1,0 +1,90 @@
+"""How the shards of one cache share its size limit.
+
+Each shard notes in its header, for all to read, the bytes that it may use until it looks at its volume the next time:
+its **reservation**. When it looks, it takes a part of what the reservations of the others leave. So the sum of the
+reservations, and with it the volume of the whole, stays below the limit, and a shard that is written more than the
+others may use what they do not. What a shard is sure of is its even part: one that is below it, and finds nothing left,
+takes room back from those above theirs (`Evictor.take_back`).
+
+Reservations are read without the lock of their shard, so they may be a moment old. Since a shard never takes more than
+its part of what is left, all of them looking at once take no more than there is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...coherence.generations import Header
+from ...errors import CacheError
+from ..shard.reader import Reader
+from ..shard.session import ShardSession
+
+MOST = 1 << 62
+SLACKS = 200  # parts of the limit; one of them, divided among the shards, is what a shard may always write unlooked at
+_RESERVATION = Header.RESERVATION
+
+
+class Quota:
+    """Reserve one shard's part of the size limit."""
+
+    def __init__(self, session: ShardSession, reader: Reader) -> None:
+        self._session = session
+        self._reader = reader
+        self.others: Sequence[Quota] = ()  # of the other shards, set by the shard set once all are open
+
+    @property
+    def _parts(self) -> int:
+        return len(self.others) + 1
+
+    @property
+    def slack(self) -> int:
+        """Return the bytes that a shard may write before it looks again, however little is left."""
+        return self._whole // (SLACKS * self._parts)
+
+    @property
+    def _whole(self) -> int:
+        return int(self._session.settings["size_limit"])
+
+    @property
+    def even_part(self) -> int:
+        """Return the bytes that this shard is sure of."""
+        return self._session.limit
+
+    def left(self, volume: int) -> int:
+        """Return the bytes that nobody uses or has reserved, if this shard uses `volume`; negative if too much."""
+        return self._whole - sum(other.reserved() for other in self.others) - volume
+
+    def reserve(self, volume: int, free: int) -> int:
+        """Note what this shard may use until it looks again; return by how much it may grow. The lock is held."""
+        growth = max(free // max(self._parts, 2), self.slack)
+        self._session.header[_RESERVATION] = min(max(volume + growth, 1), MOST)  # sizes may have been planted
+        return growth
+
+    def part_of(self, free: int) -> int:
+        """Return this shard's even part of what is left."""
+        return max(free, 0) // self._parts
+
+    def announce(self, incoming: int) -> None:
+        """Reserve what is about to be written, before this shard's volume and then the others' reservations are read.
+
+        The lock is held. Of two shards that look at once each has written before it reads, so one at least sees the
+        other's; the mutex that SQLite takes to tell the volume keeps the processor from doing it the other way round.
+        """
+        header = self._session.header
+        noted = header[_RESERVATION] or self._reader.volume()
+        header[_RESERVATION] = min(max(noted + incoming, 1), MOST)
+
+    def reserved(self) -> int:
+        """Return this shard's reservation for another one; where there is none yet, its volume, which is noted then.
+
+        Noting it without the shard's lock can at worst replace a reservation that its writer made just now by the
+        volume of a moment ago; the next look of that writer mends it.
+        """
+        try:
+            header = self._session.present_header()
+            noted = header[_RESERVATION]
+            if noted == 0:
+                noted = header[_RESERVATION] = min(max(self._reader.volume(), 1), MOST)
+        except CacheError:
+            return self.even_part  # it cannot be read just now: what it is sure of
+        return noted

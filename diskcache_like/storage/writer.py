@@ -1,0 +1,325 @@
+"""Write a shard: one row or many, in as few statements as can be; every write of one key is a decision on its entry."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from functools import partial
+from operator import itemgetter
+from typing import Any, Literal
+from zlib import crc32
+
+from ..coherence.board import NO_ENTRY, RECORD_LIMIT
+from ..coherence.generations import MAX_WORD, NEVER, Header, microseconds
+from ..encoding import file_names
+from ..encoding.record import RESIDUE
+from ..errors import CorruptDatabase, DiskFull, StorageError
+from ..system import paths
+from .placement import Placement
+from .shard.invalidation import WRITE_COST
+from .shard.ownership import HOME
+from .shard.row import Decide, Remove, Row, Touch
+from .sqlite import statements as sql
+from .sqlite.connection import PAGE_SIZE, corrupt
+from .upkeep.checkpoints import CHECKPOINT_BYTES  # the mark is never further ahead, unless a count was damaged
+from .upkeep.maintenance import Maintenance
+
+_TICK, _NEXT_EXPIRE, _FILES = Header.TICK, Header.NEXT_EXPIRE, Header.FILES  # for the hot paths
+_DISPLACED, _SHARED, _WRITTEN, _VOLUME_DUE = Header.DISPLACED, Header.SHARED, Header.WRITTEN, Header.VOLUME_DUE
+
+# A BLOB is bound as a bytearray: for bytes the sqlite3 module looks for an adapter each time, which costs several times
+# the copy (half a microsecond in Python 3.11).
+_blob = bytearray
+
+
+class Writer:
+    """Write entries of one shard. Every call is atomic, and is tried once more after damage or a full disk was mended.
+
+    A call returns the slot's new generation, or 1 if nothing may be kept hot: within the caller's transaction the slot
+    stays odd, and 1 never equals a settled slot.
+    """
+
+    def __init__(self, maintenance: Maintenance) -> None:
+        self._maintenance = maintenance
+        self._transactions = transactions = maintenance.transactions
+        self._session = session = transactions.session
+        self._connection = session.connection
+        self._invalidation = invalidation = transactions.invalidation
+        self._around, self._count = invalidation.around, invalidation.count
+        self._placement = Placement(session, invalidation)
+        self._data_keys = maintenance.data_keys
+
+    def upsert(self, h: int, stored: bytes, row: Row | bytes, timeout: float | None, known: bool = False) -> int:
+        """Store a row, or a record alone (bytes) for a row without further columns, in one autocommitted statement.
+
+        `known`: the key most likely has an entry, so the cheaper UPDATE is tried first.
+        """
+        return self._locked(self._upsert, (h, stored, row, known, False), timeout)
+
+    def remove(self, h: int, stored: bytes, timeout: float | None) -> int:
+        """Remove a live entry in one autocommitted statement; return 0 if there was none."""
+        return self._locked(self._remove, (h, stored), timeout, (h, stored))
+
+    def compute(self, h: int, stored: bytes, decide: Decide, timeout: float | None) -> int:
+        """Read the entry, let `decide` say what becomes of it, and write that, under one hold of the write lock.
+
+        `decide` gets the record or None; None leaves the entry as it is. It must not use the cache.
+        """
+        return self._locked(self._compute, (h, stored, decide), timeout)
+
+    def _locked(
+        self,
+        step: Callable[[bool, Any], int],
+        arguments: Any,
+        timeout: float | None,
+        removed: tuple[int, bytes] | None = None,
+        again: bool = False,
+    ) -> int:
+        """Return `step(autocommit, arguments)`, called under the write lock or within the caller's transaction.
+
+        After a damaged database or a full disk was mended it is called once more; `removed` is as for `Recovery.mend`.
+        """
+        transactions = self._transactions
+        try:
+            autocommit = transactions.acquire(timeout)
+            try:
+                return step(autocommit, arguments)
+            finally:
+                if autocommit:
+                    transactions.release()
+                else:
+                    transactions.end_step()
+        except (CorruptDatabase, DiskFull) as error:
+            if again:
+                raise
+            self._maintenance.recovery.mend(error, timeout, removed)
+        except BaseException:
+            transactions.abort_interrupted()
+            raise
+        return self._locked(step, arguments, timeout, removed, again=True)
+
+    # -- one row ------------------------------------------------------------------------------------------------------
+
+    def _upsert(self, autocommit: bool, arguments: tuple[int, bytes, Row | bytes, bool, bool]) -> int:
+        """Do what `upsert` does, under the lock; `again`: most likely the value alone changes, and soon once more."""
+        h, stored, row, known, again = arguments
+        session = self._session
+        header = session.header
+        plain = type(row) is bytes
+        size = len(row) if plain else self._announce(row)  # type: ignore[arg-type]
+        header[_WRITTEN] = written = header[_WRITTEN] + WRITE_COST + size & MAX_WORD
+        if not written <= header[_VOLUME_DUE] <= written + CHECKPOINT_BYTES:
+            self._maintenance.run(size)
+        if plain and not session.policy.marks_frequency and not header[_DISPLACED]:
+            return self._around(h, autocommit, self._store_record, (stored, row, known, again))
+        step = self._store_row if session.disk.sealer is None else self._store_sealed
+        return self._around(h, autocommit, step, (stored, Row(row) if plain else row, again))  # type: ignore[arg-type]
+
+    def _store_record(self, h: int, tick: int, arguments: tuple[bytes, bytes, bool, bool]) -> bytes | None:
+        """Write a row that has nothing but a record; return what the board is to show."""
+        stored, v, known, again = arguments
+        connection = self._connection
+        cursor = connection.cursor or connection.open_cursor()
+        parameters = (h, _blob(stored), tick, _blob(v))
+        inserted = connection.inserted
+        if known or h == inserted:
+            if cursor.execute(sql.UPDATE_RECORD, parameters).rowcount:
+                return v if again or self._session.header[_SHARED] else None
+            done = cursor.execute(sql.UPSERT_RECORD, parameters)
+            added = True
+        else:
+            done = cursor.execute(sql.UPSERT_RECORD, parameters)
+            added = done.lastrowid != inserted
+        if not done.rowcount:  # the place is another key's, or its row has more than a record
+            self._write_row(self._placement.place(h, stored), stored, Row(v), tick)
+        elif added:
+            connection.inserted = h
+            self._count(1)
+        return v if again or self._session.header[_SHARED] else None
+
+    def _store_row(self, h: int, tick: int, arguments: tuple[bytes, Row, bool]) -> bytes | None:
+        """Write all columns of a row; return what the board is to show."""
+        stored, row, again = arguments
+        self._maintenance.trash.expect()  # for the file that the row may have had
+        place = self._placement.place(h, stored) if self._session.header[_DISPLACED] else h
+        if not (again and self._replace_value(place, stored, row, tick)):
+            self._write_row(place, stored, row, tick)
+        return row.v if (again or self._session.header[_SHARED]) and len(row.v) + row.size <= RECORD_LIMIT else None
+
+    def _store_sealed(self, h: int, tick: int, arguments: tuple[bytes, Row, bool]) -> bytes | None:
+        """Write a row as the present data key seals it; if that made another value file, unlink the one not needed."""
+        stored, row, again = arguments
+        present = self._data_keys.present_row(stored, row)
+        if present.file == row.file:
+            return self._store_row(h, tick, (stored, present, again))
+        unneeded = present.file
+        try:
+            posted = self._store_row(h, tick, (stored, present, again))
+            unneeded = row.file  # not before, since a second try needs it
+            return posted
+        finally:
+            self._maintenance.unlink_unused([unneeded] if unneeded is not None else [])
+
+    def _write_row(self, place: int, stored: bytes, row: Row, tick: int, placed: bool = False) -> None:
+        """Write all columns of a row at a place.
+
+        `placed`: the place was looked for already; if it is taken all the same, rows are not where they belong.
+        """
+        session, connection = self._session, self._connection
+        self._maintenance.trash.expect()
+        execute = connection.open().execute
+        inserted = connection.inserted
+        same = place == inserted
+        exists = same and execute(sql.SELECT_V, (place,)).fetchone() is not None
+        if session.policy.marks_frequency:
+            rank, base = 0, session.uses[(place & HOME) % session.slot_prime] & NEVER
+        else:
+            rank, base = 2 * tick, 0
+        v, expire, tag, size, file, original_key, queue, num = row
+        columns = (place, _blob(stored), tick, rank, base, expire, tag, size, file, original_key, queue, num, _blob(v))
+        done = execute(sql.UPSERT, columns)
+        if not done.rowcount:
+            if placed:
+                raise corrupt(f"{session.path!r}: a row is found at a place that is free", session.path)
+            self._write_row(self._placement.place(place & HOME, stored), stored, row, tick, placed=True)
+        elif not exists if same else done.lastrowid != inserted:
+            connection.inserted = place
+            self._count(1)
+
+    def _replace_value(self, place: int, stored: bytes, row: Row, tick: int) -> bool:
+        """Replace the record of a row whose other columns stay as they are; return False if they do not."""
+        if self._session.policy.marks_frequency or row.size or row.original_key is not None or row.queue is not None:
+            return False
+        parameters = (place, _blob(stored), tick, _blob(row.v), row.expire, row.tag)
+        return self._connection.open().execute(sql.UPDATE_VALUE, parameters).rowcount == 1
+
+    def _announce(self, row: Row) -> int:
+        """Note in the header, before the commit, that files or expiries may exist; return the row's bytes."""
+        session = self._session
+        if row.expire is not None:
+            due = microseconds(row.expire)
+            if due < session.header[_NEXT_EXPIRE]:
+                session.header[_NEXT_EXPIRE] = due
+        if row.file is not None:
+            name = file_names.from_column(row.file)
+            if not paths.mode_of(os.path.join(session.directory, name)):
+                raise StorageError(f"{session.path!r}: a check removed value file {name!r} before its row was written")
+            session.header[_FILES] = 1
+            if self._connection.txn is not None:
+                self._connection.txn.files.append(row.file)
+        return len(row.v) + row.size
+
+    # -- many rows ----------------------------------------------------------------------------------------------------
+
+    def upsert_many(self, rows: Sequence[tuple[int, bytes, Row | bytes]]) -> None:
+        """Store rows (place, stored key, row) within the caller's transaction; of equal keys the last one stays."""
+        self._locked(self._upsert_many, rows, 0, again=True)
+
+    def _upsert_many(self, _: bool, rows: Sequence[tuple[int, bytes, Row | bytes]]) -> int:
+        session = self._session
+        plain = [(h, stored, row) for h, stored, row in rows if type(row) is bytes]
+        special = len(plain) < len(rows) or session.policy.marks_frequency or session.header[_DISPLACED]
+        if special or not self._upsert_plain(plain):
+            for h, stored, row in rows:
+                self._upsert(False, (h, stored, row, False, False))
+        return 1
+
+    def _upsert_plain(self, rows: Sequence[tuple[int, bytes, bytes]]) -> bool:
+        """Store rows with one prepared statement; return False when a place belongs to another key."""
+        incoming = sum(len(v) for _, _, v in rows)
+        self._maintenance.before_write(incoming + len(rows) * PAGE_SIZE, incoming)
+        session = self._session
+        with self._invalidation.around_many([h for h, _, _ in rows], autocommit=False):
+            first = session.generations.next_tick()
+            session.header[_TICK] = first + len(rows) - 1
+            parameters = [(h, _blob(stored), first + i, _blob(v)) for i, (h, stored, v) in enumerate(rows)]
+            parameters.sort(key=itemgetter(0))  # stable: of equal keys the last one stays the last
+            return self._write_sorted(parameters)
+
+    def _write_sorted(self, parameters: list[tuple[int, bytearray, int, bytearray]]) -> bool:
+        """Do `_upsert_plain` for rows in order of their places, which share pages."""
+        present, execute_many = self._placement.present, self._connection.execute_many
+        places = list(dict.fromkeys(h for h, _, _, _ in parameters))
+        first = places[: sql.MANY]
+        all_there = len(present(first)) == len(first)  # then most likely the rest is there too
+        if all_there and execute_many(sql.UPDATE_RECORD, parameters).rowcount == len(parameters):
+            return True
+        new = len(places) - len(present(places))
+        done = execute_many(sql.UPSERT_PLAIN, parameters).rowcount
+        if new:
+            self._connection.note_inserted()
+        if done == len(parameters):
+            self._count(new)
+            return True
+        # Another key's place: what was written stays within this transaction, and is written again with probing.
+        self._count(len(present(places)) - (len(places) - new))
+        return False
+
+    # -- removal ------------------------------------------------------------------------------------------------------
+
+    def _remove(self, autocommit: bool, arguments: tuple[int, bytes]) -> int:
+        """Do what `remove` does, under the lock."""
+        h, stored = arguments
+        place = self._placement.find_displaced(h, stored) if self._session.header[_DISPLACED] else h
+        self._maintenance.before_write(WRITE_COST, 0)
+        return self._around(h, autocommit, self._delete, (stored, place))
+
+    def _delete(self, h: int, _: int, arguments: tuple[bytes, int]) -> bytes | Literal[False] | None:
+        """Delete a live entry; return what the board is to show, False if there was none."""
+        stored, place = arguments
+        session, connection = self._session, self._connection
+        cursor = connection.cursor or connection.open_cursor()
+        self._maintenance.trash.expect()
+        if not cursor.execute(sql.DELETE, (place, _blob(stored), session.config.clock())).rowcount:
+            self._placement.remove_unsound(h, stored)
+            return False
+        self._count(-1)
+        return NO_ENTRY if session.header[_SHARED] else None
+
+    # -- a decision on an entry ---------------------------------------------------------------------------------------
+
+    def _compute(self, autocommit: bool, arguments: tuple[int, bytes, Decide]) -> int:
+        h, stored, decide = arguments
+        session = self._session
+        place, v = h, None
+        if session.board is not None and not session.header[_DISPLACED]:
+            # Under the lock, what the board shows for the slot's generation is what stands in the row. The checksum
+            # tells whether it is this key's; a record that is authenticated by other means is read from the row.
+            v = session.board.find(h, session.slots[h % session.slot_prime])
+            if v is not None and v != NO_ENTRY and crc32(v, crc32(stored)) != RESIDUE:
+                v = None
+        if v is None:
+            place, v = self._placement.find(h, stored, autocommit)
+        elif v == NO_ENTRY:
+            v = None
+        change = decide(v)
+        if change is None:
+            return 1
+        if type(change) is bytes or type(change) is Row:
+            return self._upsert(autocommit, (h, stored, change, v is not None, v is not None))
+        if autocommit and type(change) is Remove:
+            step = partial(self._change, autocommit, h, place, change)
+            return self._maintenance.recovery.run(step, removes=True)
+        return self._change(autocommit, h, place, change)  # type: ignore[arg-type]
+
+    def _change(self, autocommit: bool, h: int, place: int, change: Touch | Remove) -> int:
+        """Give the entry at `place` another expiry, or remove it."""
+        if autocommit:
+            self._maintenance.run_if_due()
+        self._invalidation.note_written(2 * WRITE_COST)
+        if type(change) is Touch:
+            return self._around(h, autocommit, self._touch, (place, change))
+        return self._around(h, autocommit, self._delete_place, (place,))
+
+    def _touch(self, _: int, __: int, arguments: tuple[int, Touch]) -> bytes:
+        place, change = arguments
+        self._data_keys.reserve_seals()
+        if change.expire is not None:
+            header = self._session.header
+            header[_NEXT_EXPIRE] = min(header[_NEXT_EXPIRE], microseconds(change.expire))
+        self._connection.open().execute(sql.UPDATE_EXPIRE, (change.expire, change.v, place))
+        return change.v
+
+    def _delete_place(self, _: int, __: int, arguments: tuple[int]) -> None:
+        self._maintenance.trash.expect()
+        self._count(-self._connection.open().execute(sql.DELETE_H, arguments).rowcount)

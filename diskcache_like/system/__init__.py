@@ -1,0 +1,8 @@
+"""What the operating system and the interpreter impose: nothing in here knows about caches.
+
+- `signals`: tell what a signal handler raised from an error of the interrupted call
+- `forks`: notice cheaply that this process was forked
+- `boot`: which boot of the machine this is
+- `paths`: inspect paths and walk directories
+- `tasks`: the running asyncio task
+"""

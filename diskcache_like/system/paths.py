@@ -1,0 +1,62 @@
+"""Inspect paths and walk directories without swallowing what a signal handler raises.
+
+`os.path` and `os.walk` treat any error as "no"; these functions do so only for errors of the system.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+
+from .signals import reraise_signal, suppress
+
+
+def mode_of(path: str | os.PathLike[str], follow: bool = True) -> int:
+    """Return the mode of the file at a path, or 0 if there is none or it cannot be seen."""
+    try:
+        return os.stat(path, follow_symlinks=follow).st_mode
+    except (OSError, ValueError) as error:
+        reraise_signal(error)
+        return 0
+
+
+def is_directory(path: str) -> bool:
+    """Tell whether a path is a directory, or a link to one."""
+    return stat.S_ISDIR(mode_of(path))
+
+
+def is_link(path: str) -> bool:
+    """Tell whether a path is a symbolic link."""
+    return stat.S_ISLNK(mode_of(path, follow=False))
+
+
+def walk(root: str) -> Iterator[tuple[str, list[str], list[str]]]:
+    """Yield what `os.walk` yields; links are not followed."""
+    inner: list[str] = []
+    names: list[str] = []
+    with suppress(OSError), os.scandir(root) as entries:
+        for entry in entries:
+            is_folder = is_directory(entry.path) if entry.is_symlink() else entry.is_dir()
+            (inner if is_folder else names).append(entry.name)
+    yield root, inner, names
+    for path in [os.path.join(root, name) for name in inner]:
+        if not is_link(path):
+            yield from walk(path)
+
+
+def files_below(root: str) -> Iterator[str]:
+    """Yield the relative name of every file below `root`; links are not followed."""
+    for path, directories, names in walk(root):
+        directories.sort()
+        relative = os.path.relpath(path, root)
+        yield from (name if relative == "." else f"{relative}/{name}" for name in names)
+
+
+def sync_directory(path: str) -> None:
+    """Bring the entries of a directory to stable storage."""
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

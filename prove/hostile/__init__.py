@@ -1,0 +1,1 @@
+"""Directories that a bad disk or an attacker wrote."""

@@ -1,0 +1,300 @@
+"""Bad disks: any byte of any file flipped, a file cut anywhere, a sector gone, at rest and under an open handle."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import cache, partial
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+from unittest import mock
+
+from diskcache_like import Cache
+from diskcache_like.coherence.generations import Header
+from diskcache_like.encoding import file_names, record
+from diskcache_like.entries import loading
+from diskcache_like.errors import CacheError
+
+from ..proof import Proof, Trial
+from .samples import OPTIONS, VALUES, Judge, Refused, Sample, Workbench, attempt, deadline, held, make, own_surroundings
+
+SECTOR = 512
+SPARSE = 1_500  # bytes tried of a file that is nearly all zeros: those in use first, then any
+NEARLY_EMPTY = ("cache.board", "-shm", "cache.lock")
+WHOLE_BYTES, SPARSELY = 1 << 10, 8  # cut in use at each byte if smaller than that, else at each so manieth
+LIVE = ("plain", "sealed")  # samples that are taken also as they lie while in use
+MAPPED = ("cache.gen", "cache.board", "-shm")  # cutting one ends who has it mapped: planted_links.py tries that
+
+
+class Place(NamedTuple):
+    """Where a sample is damaged, and how: flipped, cut or zeroed."""
+
+    sample: Sample
+    file: str
+    number: int
+    how: str
+    open: bool  # while a handle is open
+
+    def offset(self) -> int:
+        """Return the byte where the damage is, or begins."""
+        content = self.sample.files[self.file]
+        if not self.file.endswith(NEARLY_EMPTY):
+            return self.number
+        used = _used(content)
+        return used[self.number] if self.number < len(used) else random.Random(self.number).randrange(len(content))
+
+    def damage(self, descriptor: int) -> None:
+        """Do it."""
+        content, offset = self.sample.files[self.file], self.offset()
+        if self.how == "cut":
+            os.ftruncate(descriptor, offset)
+        elif self.how == "zero":
+            os.pwrite(descriptor, bytes(min(SECTOR, len(content) - offset)), offset)
+        else:
+            os.pwrite(descriptor, bytes((content[offset] ^ 1 << self.bit(),)), offset)
+
+    def may_cost(self) -> set[Any]:
+        """Return the keys whose entries may be missing then."""
+        entries, content = self.sample.entries, self.sample.files[self.file]
+        if self.file.endswith(file_names.SUFFIX):
+            return {key for key, entry in entries.items() if entry.file == self.file}
+        if not self.may_empty():
+            return set()
+        there = {key for key, entry in entries.items() if self.file.startswith(entry.shard)}
+        if self.how == "flip" and self.file.endswith(".db"):
+            for key in there:
+                if 0 <= self.offset() - content.find(entries[key].record) < len(entries[key].record):
+                    return {key}
+        return there
+
+    def may_disorder(self) -> bool:
+        """Tell whether it may leave rows out of order, which SQLite does not notice (docs/reliability.md)."""
+        return not self.file.endswith("cache.gen") and self.may_empty() and len(self.may_cost()) > 1
+
+    def may_empty(self) -> bool:
+        """Tell whether it may have the database refused or quarantined, with all entries of its shard."""
+        if self.file.endswith("cache.gen"):  # without a whole header the files tell which database is the newest
+            return self.how == "flip" and self.offset() // 8 == Header.EPOCH
+        return self.file.endswith((".db", "-wal")) or (self.open and self.file.endswith("-shm"))  # else made anew
+
+    def bit(self) -> int:
+        """Return the number of the bit to flip."""
+        return random.Random(f"{self.sample.name} {self.file} {self.offset()}").randrange(8)
+
+
+@cache
+def _used(content: bytes) -> list[int]:
+    return [found.start() for found in re.finditer(rb"[^\0]", content)]
+
+
+def samples(place: Path) -> list[Sample]:
+    """Make all samples."""
+    return [make(name, place) for name in OPTIONS] + [make(name, place, live=True) for name in LIVE]
+
+
+def bytes_of(sample: Sample, file: str) -> Sequence[int]:
+    """Return the numbers of the bytes that are tried of a file: all that mean something."""
+    size = len(sample.files[file])
+    if file.endswith("cache.gen"):
+        return [*range(512), *range(4088, size)]  # the words of the header, and the slots behind its page
+    return range(min(size, SPARSE) if file.endswith(NEARLY_EMPTY) else size)
+
+
+class Places(Sequence[Place]):
+    """Runs of places one after the other, each made when it is asked for, since there are very many."""
+
+    def __init__(self, runs: Iterable[tuple[Sample, str, Sequence[int], str, bool]]) -> None:
+        self._runs = list(runs)
+        self._ends = list(accumulate(len(numbers) for _, _, numbers, _, _ in self._runs))
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    @property
+    def of_first(self) -> int:
+        """How many are in the first sample."""
+        return max(end for (sample, *_), end in zip(self._runs, self._ends, strict=True) if sample == self._runs[0][0])
+
+    def __getitem__(self, index: Any) -> Any:
+        run = bisect_right(self._ends, index)
+        sample, file, numbers, how, is_open = self._runs[run]
+        return Place(sample, file, numbers[index - self._ends[run]], how, is_open)  # counted from the end of the run
+
+
+def flips(made: Sequence[Sample], is_open: bool) -> Places:
+    """Return every place where a bit can be flipped."""
+    return Places(
+        (sample, file, bytes_of(sample, file), "flip", is_open) for sample in made for file in sorted(sample.files)
+    )
+
+
+def cuts(made: Sequence[Sample]) -> Places:
+    """Return every place where a file can be cut, and every sector of one."""
+    return Places(
+        run
+        for number, sample in enumerate(made)
+        for file in sorted(sample.files)
+        for run in _cuts_of(sample, file, number % SPARSELY)
+    )
+
+
+def _cuts_of(sample: Sample, file: str, first: int) -> Iterator[tuple[Sample, str, Sequence[int], str, bool]]:
+    """Yield the runs of a file; in use a large one is cut from its byte `first` on, another one in each sample."""
+    size, numbers = len(sample.files[file]), bytes_of(sample, file)
+    sectors = range(0, min(size, 1 << 15), SECTOR)
+    yield sample, file, sectors, "zero", False
+    yield sample, file, numbers, "cut", False
+    yield sample, file, sectors, "zero", True
+    if not file.endswith(MAPPED):
+        yield sample, file, numbers if size < WHOLE_BYTES else numbers[first::SPARSELY], "cut", True
+
+
+# -- one case ---------------------------------------------------------------------------------------------------------
+
+
+def try_place(trial: Trial, bench: Workbench, place: Place) -> None:
+    """Damage a copy of the sample, use it in every way, and see that nothing wrong was read."""
+    chance, refused = random.Random(repr((place.sample.name, *place[1:]))), ""
+    judge = Judge(disorder=place.may_disorder())
+    more = {} if chance.random() < 0.5 else {"hot_size_limit": 0}
+    with bench.copy(place.sample) as directory, held(place.sample, directory) as descriptors, deadline():
+        harm = partial(place.damage, descriptors[place.file])
+        if not place.open:
+            harm()
+        try:
+            with place.sample.open(directory, **more) as handle:
+                use(handle, judge, harm if place.open else lambda: None, chance)
+        except Refused:
+            refused = "refused in use"
+            try_again(place.sample, directory, judge)
+        except CacheError:
+            refused = "refused at opening"
+        aside = len(list(directory.rglob("cache.*.db")))
+    trial.count(refused or ("with entries missing" if judge.lost else "complete"))
+    trial.count("databases quarantined", aside)
+    trial.count("values from before the damage came back", len(judge.back))
+    if judge.older and place.file.endswith(("-wal", "-shm")):  # commits behind a damaged one have not been made
+        trial.count("with older values")
+        judge.older.clear()
+    what = f"{place.sample.name}, {place.file} at {place.offset()}, {place.how}"
+    assert not judge.wrong, f"{what}: {judge.wrong}"
+    assert not judge.older, f"{what}: an overwritten value is back"
+    assert_little_lost(place, what, judge.lost, aside, refused)
+
+
+class Damage(Protocol):
+    """What was done to a sample."""
+
+    def may_cost(self) -> set[Any]:
+        """Return the keys whose entries may be missing then."""
+
+    def may_empty(self) -> bool:
+        """Tell whether it may have the database refused or quarantined, with all entries of its shard."""
+
+
+def assert_little_lost(place: Damage, what: str, lost: set[Any], aside: int, refused: str) -> None:
+    """Assert that the damage costs no entry but what it hit: that of one record or file, or those of one shard."""
+    cost = place.may_cost()
+    assert lost <= cost, f"{what}: entries that were not hit are missing: {lost - cost}"
+    empties = place.may_empty() and len(cost) > 1
+    assert aside <= empties, f"{what}: {aside} databases were quarantined"
+    assert empties or not refused, f"{what}: {refused}"
+
+
+def use(handle: Cache, judge: Judge, harm: Callable[[], None], chance: random.Random) -> None:
+    """Read, write and mend a cache that is harmed first, if it is to be while it is open."""
+    attempt(lambda: handle.get_many([key for key in VALUES if chance.random() < 0.5]))
+    harm()
+    judge.everything(handle)
+
+
+def try_again(sample: Sample, directory: Path, judge: Judge) -> None:
+    """Open a cache again that could not be mended: what is then opened has to work, and what is refused is told."""
+    with suppress(Refused, CacheError), sample.open(directory) as handle:
+        judge.mended(handle)
+
+
+def _go_through(trial: Trial, place: Path, items: Places, what: str) -> None:
+    trial.each(items, partial(try_place, trial, Workbench(place)), what, first=items.of_first)
+
+
+def prove_closed(trial: Trial) -> None:
+    """Flip bits at rest."""
+    with own_surroundings() as place:
+        _go_through(trial, place, flips(samples(place), False), "bytes")
+
+
+def prove_open(trial: Trial) -> None:
+    """Flip bits under an open handle."""
+    with own_surroundings() as place:
+        _go_through(trial, place, flips(samples(place), True), "bytes")
+
+
+def prove_cuts(trial: Trial) -> None:
+    """Cut files and zero sectors."""
+    with own_surroundings() as place:
+        _go_through(trial, place, cuts(samples(place)), "places")
+
+
+# -- the control ------------------------------------------------------------------------------------------------------
+
+
+class _Anything:
+    """Equals whatever it is compared with."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    def __ne__(self, other: object) -> bool:
+        return False
+
+
+@contextmanager
+def _no_checksum() -> Iterator[None]:
+    with mock.patch.object(loading, "RESIDUE", _Anything()), mock.patch.object(record, "RESIDUE", _Anything()):
+        yield
+
+
+def prove_control(trial: Trial) -> None:
+    """Flip bits of values where no checksum is compared."""
+    with own_surroundings() as place:
+        sample = make("plain", place)
+        where = sample.files["cache.db"].rindex(b"some text")
+        places = [
+            Place(sample, "cache.db", where + number, "flip", False) for number in range(len("some text that is"))
+        ]
+        items = [item for item in places if item.bit() < 7]  # of ASCII: what is no text is noticed without a checksum
+        with _no_checksum():
+            trial.each(items, partial(try_place, trial, Workbench(place)), "bytes")
+
+
+FILES = "of a small cache's files (plain, signed, encrypted, compressed with a dictionary, FanoutCache, with -wal)"
+PROOFS: dict[str, Proof] = {
+    "flipped-bytes": Proof(
+        3, f"a bit flipped in every byte {FILES}; read, written, mended", prove_closed, 2.0, bulk=12.0, parallel=True
+    ),
+    "flipped-bytes-open": Proof(
+        3, f"a bit flipped in every byte {FILES} while it is in use", prove_open, 2.0, bulk=15.0, parallel=True
+    ),
+    "cut-files": Proof(
+        3,
+        f"every file {FILES} cut at every byte at rest and at every eighth in use, every sector zeroed",
+        prove_cuts,
+        bulk=26.0,
+        parallel=True,
+    ),
+    "control-checksum": Proof(
+        3,
+        "a bit flipped in a value, with the checksum not compared",
+        prove_control,
+        share=0.5,
+        finds=r"AssertionError: plain, cache\.db at .* reads as ",
+    ),
+}

@@ -1,0 +1,333 @@
+"""Linearizability: several processes and threads work on few keys at once, and their answers must have one order.
+
+Each history has keys of its own. Its clients, one to two threads in each of three processes, begin together; what they
+call is drawn beforehand, every value is another one, and the times of call and return come from one clock. The handles
+of the processes differ: with hot layer or without, generations read by either implementation, at times slowly, so that
+others come in between two steps. All are on one directory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from diskcache_like import Cache
+from diskcache_like.coherence import native
+from tests.support.broken_writers import sabotage
+from tests.support.workers import Crew, Worker
+
+from ..proof import Proof, Trial
+from .clients import THREADS, Answered, Batch, Handle, Raised, opened, serve
+from .histories import NO_ORDER, Call, Recorded, violations
+
+PROCESSES = 3
+BATCH = 10  # histories of a case
+LENGTH = (6, 10)  # operations of a client
+LONG = (250, 400)  # the same of one in a long history
+FANOUT = 3  # shards
+
+
+# -- what is called ---------------------------------------------------------------------------------------------------
+
+Weights = Mapping[str, int]
+
+_ENTRIES = {"get": 30, "set": 14, "add": 6, "incr": 6, "decr": 2, "pop": 4, "delete": 5, "touch": 2, "expire": 2}
+EVERYDAY: Weights = {**_ENTRIES, "push": 4, "pull": 4, "peek": 2, "get_many": 5}
+WHOLE: Weights = {**EVERYDAY, "transact": 10, "undone": 2, "set_many": 4, "evict": 3, "clear": 1}
+TORN: Weights = {**WHOLE, "undone": 0}  # without what shows a torn transaction even to one client
+
+
+class History(NamedTuple):
+    """What the clients of one history call."""
+
+    before: list[Call]  # by the first client, ahead of all
+    clients: list[list[Call]]
+    clears: bool  # needs the cache for itself
+
+
+class Draw:
+    """Draws the calls of one history, whose keys, queue, tags and values occur in no other."""
+
+    def __init__(self, source: random.Random, name: str, weights: Weights, length: tuple[int, int] = LENGTH) -> None:
+        self._random = source
+        self._weights = weights
+        self._length = length
+        self._number = 0
+        self._tags = (None, f"t{name}", f"u{name}")
+        self.keys = [f"{letter}{name}" for letter in "abc"[: source.randint(1, 3)]]
+        self.queue = f"q{name}"
+
+    def history(self, clients: int) -> History:
+        """Return all calls for so many clients."""
+        clears = self._random.random() < 0.5  # one that has none need not wait for the others
+        weights = self._weights if clears else {**self._weights, "clear": 0}
+        before = [self._call("set", key) for key in self.keys if self._random.random() < 0.7]
+        calls = [self._calls(weights) for _ in range(clients)]
+        return History(before, calls, any(call[0] == "clear" for each in calls for call in each))
+
+    def _calls(self, weights: Weights) -> list[Call]:
+        warming = [("get", key) for key in self.keys]
+        length = self._random.randint(*self._length)
+        names = self._random.choices(list(weights), list(weights.values()), k=length)
+        if self._random.random() < 0.25:  # looks on while others write: that costs little, and sees what goes back
+            names = ["get"] * 3 * length
+        return [*warming, *(self._call(name, self._random.choice(self.keys)) for name in names)]
+
+    def _call(self, name: str, key: str) -> Call:
+        self._number += 1
+        value, tag = self._number * 10_000, self._random.choice(self._tags)
+        side = self._random.choice(("front", "back"))
+        if name in ("set", "add"):
+            return name, key, value, tag
+        if name in ("incr", "decr"):
+            return name, key, self._number, value
+        if name == "push":
+            return name, self.queue, value, side, tag
+        if name in ("pull", "peek"):
+            return name, self.queue, side
+        if name == "get_many":
+            return name, tuple(self.keys)
+        if name == "set_many":
+            return name, {each: value + index for index, each in enumerate(self.keys)}, tag
+        if name == "evict":
+            return name, tag or self._tags[1]
+        if name == "clear":
+            return (name,)
+        if name in ("transact", "undone"):
+            return "transact", self._transaction(), name == "undone"
+        return name, key
+
+    def _transaction(self) -> tuple[Call, ...]:
+        """Return the calls of a transaction over two keys, or one key and the queue: reads, writes, perhaps a read."""
+        places = self._random.sample([*self.keys, self.queue], 2)
+        keys = [place for place in places if place != self.queue]
+        kinds = ("set", "incr", "pop", "add", "delete", "get")
+        calls = [("get", key) for key in keys]
+        calls += [self._call(self._random.choice(kinds), key) for key in keys]
+        if self.queue in places:
+            calls.append(self._call(self._random.choice(("push", "pull")), self.queue))
+        if self._random.random() < 0.5:
+            calls.append(("get", self._random.choice(keys)))  # a write of its own
+        return tuple(calls)
+
+
+# -- the proofs -------------------------------------------------------------------------------------------------------
+
+
+Where = Callable[[str], Callable[[Draw], Mapping[str, int]]]  # directory, then history: the shards of its places
+
+
+Finder = Callable[[Sequence[Recorded], Mapping[str, int]], list[str]]
+
+
+def unspoiled(_: Cache) -> None:
+    """Leave a handle as it is."""
+
+
+@dataclass(frozen=True)
+class Linearizability:
+    """Draws histories, has them played, and judges them."""
+
+    weights: Weights
+    shards: int = 1
+    spoil: Callable[[Cache], None] = unspoiled
+    least: int = 1  # cases, however short the time
+    batch: int = BATCH  # histories of a case
+    length: tuple[int, int] = LENGTH  # operations of a client
+    draw: Callable[[random.Random, str, Weights, tuple[int, int]], Any] = Draw
+    find: Finder = violations
+
+    def __call__(self, trial: Trial) -> None:
+        """Run the proof."""
+        with Crew() as crew, contextlib.ExitStack() as stack:
+            where = functools.cache(partial(self._where, trial.kept, stack))
+            workers = crew.start_many(PROCESSES, serve, trial.kept, self.shards, self.spoil)
+            for worker in workers:
+                worker.hear()
+            trial.repeat(partial(self._case, trial, workers, where, itertools.count(1, 2 * self.batch)), self.least)
+            for worker in workers:
+                worker.tell(None)
+            crew.results(workers)
+
+    def _case(
+        self, trial: Trial, workers: Sequence[Worker], where: Where, moments: Iterator[int], source: random.Random
+    ) -> None:
+        """Have a batch of histories played, and judge each."""
+        place = source.choice(("slots", "slots", "slots", "few", "few", "files"))
+        implementations = ("python", "native") if native.load() else ("python",)
+        handles = [
+            Handle(place, source.choice(implementations), source.random() < 0.8, source.random() < 0.4) for _ in workers
+        ]
+        threads = [source.choice((1, 1, THREADS)) for _ in workers]
+        clients = [THREADS * process + each for process, number in enumerate(threads) for each in range(number)]
+        draws = [self.draw(source, f"{trial.case}-{number}", self.weights, self.length) for number in range(self.batch)]
+        histories = [draw.history(len(clients)) for draw in draws]
+        answers = played(workers, batched(handles, next(moments), clients, histories))
+        for number, (draw, history) in enumerate(zip(draws, histories, strict=True)):
+            recorded = put_together(history, clients, [each[number] for each in answers])
+            judge(trial, recorded, where(place)(draw), handles, self.find)
+
+    def _where(self, directory: Path, stack: contextlib.ExitStack, place: str) -> Callable[[Draw], dict[str, int]]:
+        """Return what tells the shards of a history's places in one of the directories."""
+        if self.shards == 1:
+            return lambda draw: dict.fromkeys((*draw.keys, draw.queue), 0)
+        cache = stack.enter_context(opened(directory, Handle(place, "python", False), self.shards))
+        return partial(places_of, cache)
+
+
+def batched(handles: Sequence[Handle], first: int, clients: Sequence[int], histories: Sequence[History]) -> list[Batch]:
+    """Return what each process is told."""
+    parts = [
+        (
+            history.clears or not number,  # what the histories before have left goes
+            {
+                client: [history.before if client == clients[0] else [], calls]
+                for client, calls in zip(clients, history.clients, strict=True)
+            },
+        )
+        for number, history in enumerate(histories)
+    ]
+    return [Batch(handle, first, tuple(clients), parts) for handle in handles]
+
+
+def played(workers: Sequence[Worker], batches: Sequence[Batch]) -> list[list[list[Answered]]]:
+    """Have the batches played, and return what each client was answered in each history."""
+    for worker, batch in zip(workers, batches, strict=True):
+        worker.tell(batch)
+    return [client for worker in workers for client in worker.hear()]
+
+
+def put_together(history: History, clients: Sequence[int], answers: Sequence[Sequence[Answered]]) -> list[Recorded]:
+    """Return the operations of all clients with what they were answered."""
+    found = []
+    for position, client in enumerate(clients):
+        calls = [*(history.before if not position else []), *history.clients[position]]
+        found += [Recorded(client, call, *answer) for call, answer in zip(calls, answers[position], strict=True)]
+    return found
+
+
+def places_of(cache: Cache, draw: Draw) -> dict[str, int]:
+    """Return the shard of each place of a history."""
+    stores = cache._shards.stores
+    places = {key: stores.index(cache._rows.locate(key)[2]) for key in draw.keys}
+    return {**places, draw.queue: stores.index(cache._rows.queue_store(draw.queue))}
+
+
+def at_once(recorded: Sequence[Recorded]) -> int:
+    """Return how many operations were called while one of another client was running."""
+    ordered = sorted(recorded, key=lambda each: each.called)
+    ended = itertools.accumulate((each.returned for each in ordered), max)
+    return sum(later.called < latest for latest, later in zip(ended, ordered[1:], strict=False))
+
+
+def judge(
+    trial: Trial,
+    recorded: Sequence[Recorded],
+    places: Mapping[str, int],
+    handles: Sequence[Handle],
+    find: Finder = violations,
+) -> None:
+    """Count a history, and note in which of its pieces there is no order."""
+    trial.count("histories")
+    trial.count("operations", len(recorded))
+    trial.count("of them begun while another ran", at_once(recorded))
+    raised = [f"{each.call} raised {each.answer.error}" for each in recorded if isinstance(each.answer, Raised)]
+    for text in raised or find(recorded, places):
+        trial.violation(f"{text}\nhandles: {', '.join(map(str, handles))}\nshards: {dict(places)}")
+
+
+# -- controls ---------------------------------------------------------------------------------------------------------
+
+PAUSE = 0.001  # seconds by which a control widens the gap that it opens
+
+
+def bump_late(cache: Cache) -> None:
+    """Leave out the odd step, and change the generation some time after the commit only."""
+    sabotage(cache, "late", PAUSE)
+
+
+class Always:
+    """Words that show whatever generation one looks for."""
+
+    def __getitem__(self, _: int, /) -> Any:
+        return self
+
+    def __eq__(self, _: object) -> bool:
+        return True
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def trust_hits(cache: Cache) -> None:
+    """Take what is in the hot layer without a look at its slot."""
+    hot = cache._hot
+    put = hot.put
+    hot.put = lambda key, entry: put(key, (Always(), *entry[1:]))  # type: ignore[method-assign, arg-type]
+
+
+def count_in_two_steps(cache: Cache) -> None:
+    """Have `incr` read first and write later."""
+
+    def incr(key: Any, delta: int = 1, default: int = 0, retry: bool = False) -> int:
+        value = cache.get(key)
+        time.sleep(PAUSE)
+        total = (default if value is None else value) + delta
+        cache.set(key, total, retry=retry)
+        return int(total)
+
+    cache.incr = incr  # type: ignore[method-assign, assignment]
+
+
+def tear_transactions(cache: Cache) -> None:
+    """Have each write in a transaction be one by itself."""
+
+    @contextlib.contextmanager
+    def transact(retry: bool = False) -> Iterator[None]:
+        yield
+
+    cache.transact = transact  # type: ignore[method-assign]
+
+
+def _control(spoil: Callable[[Cache], None], promise: int, what: str, weights: Weights = EVERYDAY) -> Proof:
+    return Proof(promise, what, Linearizability(weights, spoil=spoil, least=30), share=0.5, finds=NO_ORDER)
+
+
+_WHO = "3 to 6 clients in 3 processes at once, hot and cold, with and without the C helper"
+PROOFS: dict[str, Proof] = {
+    "linearizability-cache": Proof(
+        1, f"{_WHO}: the operations on each key and queue are linearizable", Linearizability(EVERYDAY), share=3, bulk=4
+    ),
+    "linearizability-transactions": Proof(
+        2,
+        f"{_WHO}, with transact, set_many, evict and clear: all operations are linearizable",
+        Linearizability(WHOLE),
+        share=3,
+        bulk=4,
+    ),
+    "linearizability-fanout": Proof(
+        1,
+        f"{_WHO}, over {FANOUT} shards: all operations are linearizable",
+        Linearizability(WHOLE, FANOUT),
+        share=3,
+        bulk=4,
+    ),
+    "linearizability-long": Proof(
+        1,
+        f"{_WHO}: the same in histories of more than a thousand operations",
+        Linearizability(EVERYDAY, batch=1, length=LONG),
+        share=1.5,
+        bulk=17.0,
+    ),
+    "linearizability-late-generation": _control(bump_late, 1, "generations change only after the commit"),
+    "linearizability-unchecked-hit": _control(trust_hits, 1, "hits do not check their generation"),
+    "linearizability-two-step-incr": _control(count_in_two_steps, 2, "incr reads and writes in two steps"),
+    "linearizability-torn-transaction": _control(tear_transactions, 2, "transact commits each write separately", TORN),
+}

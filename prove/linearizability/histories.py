@@ -1,0 +1,398 @@
+"""What operations on a cache may answer: its sequential behaviour, for the checker.
+
+The state is a tuple of cells: one for each place, which is a key or a queue, and a few for operations that take more
+than one step. Modelled is what is promised, step by step:
+
+- An operation on one key or queue is one step, and so is a `transact` within one shard, and each shard's part of a
+  `set_many`. A `get_many` reads each key by itself.
+- `clear` and `evict` remove what they find in one shard after the other, a batch at a time. The histories are far below
+  a batch, so each step removes all that is there, and the last one in each shard finds nothing.
+- A `transact` over several shards has all their locks when it begins, and commits shard by shard: a reader without a
+  transaction may meet one part before another, a writer or another transaction may not.
+
+An operation that is `PENDING` was called by a client who was killed before it answered. Each of its parts takes effect
+or does not: a transaction as a whole, of `clear` and `evict` as many steps as were made. What was committed may be seen
+late, if the client died between a commit and what makes it known, but not after somebody else has written to the same
+shard: that takes its place. So a write that is called when the client is gone closes what is pending in its shard.
+
+An entry is (value, tag), with `EXPIRED` for the value of one that is there but dead: nobody sees it, except that
+`clear` and `evict` may count it. A queue is a tuple of items (number, value, tag).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from diskcache_like.operations.queues import QUEUE_START
+
+from .checker import Effect, Operation, State, refuted
+
+Cell = Any
+Outcome = tuple[Any, Cell]  # what an operation answers on one place, and what is there then
+Call = tuple[Any, ...]  # name and arguments; the first argument is the place, where there is one
+
+EXPIRED = -1
+WRONG = "wrong"  # stands for the cell after an operation that cannot have answered what it did
+NOTHING = (None, None)  # what a queue answers that is empty
+PENDING = "pending"  # stands for the answer that never came
+
+
+class Recorded(NamedTuple):
+    """An operation as it was recorded."""
+
+    client: int
+    call: Call
+    called: int
+    answer: Any
+    returned: int  # of one that is pending: when its client was known to be gone
+
+
+# -- one place --------------------------------------------------------------------------------------------------------
+
+
+def _value(entry: Cell) -> int | None:
+    return None if entry is None or entry[0] == EXPIRED else entry[0]
+
+
+def _get(entry: Cell) -> Outcome:
+    return _value(entry), entry
+
+
+def _set(_: Cell, value: int, tag: str | None) -> Outcome:
+    return True, (value, tag)
+
+
+def _add(entry: Cell, value: int, tag: str | None) -> Outcome:
+    return (True, (value, tag)) if _value(entry) is None else (False, entry)
+
+
+def _incr(entry: Cell, delta: int, default: int) -> Outcome:
+    value = _value(entry)
+    total, tag = (default + delta, None) if value is None else (value + delta, entry[1])
+    return total, (total, tag)
+
+
+def _decr(entry: Cell, delta: int, default: int) -> Outcome:
+    return _incr(entry, -delta, default)
+
+
+def _pop(entry: Cell) -> Outcome:
+    value = _value(entry)
+    return value, entry if value is None else None
+
+
+def _delete(entry: Cell) -> Outcome:
+    return (False, entry) if _value(entry) is None else (True, None)
+
+
+def _touch(entry: Cell) -> Outcome:
+    return _value(entry) is not None, entry
+
+
+def _expire(entry: Cell) -> Outcome:
+    return (False, entry) if _value(entry) is None else (True, (EXPIRED, entry[1]))
+
+
+def _push(queue: Cell, value: int, side: str, tag: str | None) -> Outcome:
+    back = side == "back"
+    number = queue[-1][0] + 1 if queue and back else queue[0][0] - 1 if queue else QUEUE_START
+    item = (number, value, tag)
+    return number, (*queue, item) if back else (item, *queue)
+
+
+def _pull(queue: Cell, side: str) -> Outcome:
+    return _peek(queue, side)[0], queue[1:] if side == "front" else queue[:-1]
+
+
+def _peek(queue: Cell, side: str) -> Outcome:
+    return queue[0 if side == "front" else -1][:2] if queue else NOTHING, queue
+
+
+RULES: dict[str, Callable[..., Outcome]] = {
+    "get": _get,
+    "set": _set,
+    "add": _add,
+    "incr": _incr,
+    "decr": _decr,
+    "pop": _pop,
+    "delete": _delete,
+    "touch": _touch,
+    "expire": _expire,
+    "push": _push,
+    "pull": _pull,
+    "peek": _peek,
+}
+_READS = ("get", "peek", "touch")
+_NO_CHANGE: dict[str, Any] = {"add": False, "pop": None, "delete": False, "expire": False, "pull": NOTHING}
+
+
+def followed(cell: Cell, call: Call, answer: Any) -> Cell:
+    """Return a place after a ccomplete, `WRONG` if that cannot have given this answer."""
+    right, changed = RULES[call[0]](cell, *call[2:])
+    return changed if answer is PENDING or (answer == right and type(answer) is type(right)) else WRONG
+
+
+def changes(call: Call, answer: Any) -> bool:
+    """Tell whether an operation on one place, having given this answer or none, may change that place."""
+    name = call[0]
+    return name not in _READS and not (name in _NO_CHANGE and answer == _NO_CHANGE[name])
+
+
+# -- parts of operations ----------------------------------------------------------------------------------------------
+
+
+class Part(NamedTuple):
+    """What takes effect by itself of a recorded operation, and the places that it concerns."""
+
+    whole: Recorded
+    places: tuple[str, ...]
+    steps: tuple[tuple[Call, Any], ...] = ()  # operations on one place each, with their answers
+    removes: bool = False  # removes entries from all places instead
+    undone: bool = False  # rolled back after its steps
+
+    @property
+    def changed(self) -> set[str]:
+        """The places that it may change by its steps."""
+        return set() if self.undone else {call[1] for call, answer in self.steps if changes(call, answer)}
+
+    @property
+    def changes(self) -> bool:
+        """Tell whether any state is another after this part."""
+        return self.removes or bool(self.changed)
+
+    @property
+    def pending(self) -> bool:
+        """Tell whether it was never answered."""
+        return self.whole.answer is PENDING
+
+
+def parts(recorded: Recorded, shards: Mapping[str, int]) -> Iterator[Part]:
+    """Yield the parts of an operation on a cache that has the places in these shards."""
+    (name, *arguments), answer = recorded.call, recorded.answer
+    pending = answer is PENDING
+    if name == "get_many":
+        for key in arguments[0]:
+            yield Part(recorded, (key,), ((("get", key), PENDING if pending else answer.get(key)),))
+    elif name == "set_many":
+        items, tag = arguments
+        for shard in sorted({shards[key] for key in items}):
+            mine = [key for key in items if shards[key] == shard]
+            done = PENDING if pending else answer == len(items)
+            steps = tuple((("set", key, items[key], tag), done) for key in mine)
+            yield Part(recorded, tuple(mine), steps)
+    elif name == "transact":
+        calls, undone = arguments
+        places = tuple(dict.fromkeys(call[1] for call in calls))
+        answers = [PENDING] * len(calls) if pending else answer
+        yield Part(recorded, places, tuple(zip(calls, answers, strict=True)), undone=undone)
+    elif name in ("clear", "evict"):
+        yield Part(recorded, tuple(shards), removes=True)
+    else:
+        yield Part(recorded, (arguments[0],), ((recorded.call, answer),))
+
+
+# -- pieces -----------------------------------------------------------------------------------------------------------
+
+
+NO_ORDER = "no order explains these operations"
+
+
+class Piece:
+    """Parts of operations that concern the same places: a history that can be checked by itself.
+
+    After the cells of its places comes `held`, the shards in which a transaction is still to commit (a bit each), and
+    then one cell for the progress of each part that takes several steps.
+    """
+
+    def __init__(self, places: Sequence[str], shards: Mapping[str, int]) -> None:
+        self.parts: list[Part] = []
+        self._shards = {place: shards[place] for place in places}
+        self._index = {place: index for index, place in enumerate(places)}
+        self._held = len(places)
+
+    def judged(self) -> list[str] | None:
+        """Return None if the history is linearizable, else a text of it."""
+        progress = self._held + 1
+        operations = []
+        for part in self.parts:
+            several = len({self._shards[place] for place in part.places}) > 1
+            if part.removes:
+                effect = self._removal(part, progress)
+            elif several and part.changes:
+                effect = self._transaction(part, progress)
+            else:
+                effect = self._step(part, alone=several or part.whole.call[0] == "transact")
+            progress += part.removes or several
+            closed_by = self._closing(part) if part.pending else None
+            operations.append(Operation(part.whole.called, part.whole.returned, effect, part.changes, closed_by))
+        queues = {call[1] for part in self.parts for call, _ in part.steps if call[0] in ("push", "pull", "peek")}
+        cells = [() if place in queues else None for place in self._index]
+        refutation = refuted(operations, (*cells, 0, *([None] * (progress - self._held - 1))))
+        return None if refutation is None else self._told(refutation.placed, refutation.state)
+
+    def _closing(self, pending: Part) -> frozenset[int]:
+        """Return the parts after which a pending one takes no effect.
+
+        The last commit of a removal may be to any of its shards, so only where there is one it is closed at all.
+        """
+        mine = {self._shards[place] for place in (pending.places if pending.removes else pending.changed)}
+        if pending.removes and len(mine) > 1:
+            return frozenset()
+        return frozenset(
+            index
+            for index, part in enumerate(self.parts)
+            if not part.pending
+            and part.whole.called > pending.whole.returned
+            and not mine.isdisjoint(self._shards[place] for place in part.changed)
+        )
+
+    def _applied(self, part: Part) -> Callable[[State], State | None]:
+        """Return what turns a state into the one after all steps of a part, or into None where an answer is wrong."""
+        steps = [(self._index[call[1]], call, answer) for call, answer in part.steps]
+
+        def apply(state: State) -> State | None:
+            cells = list(state)
+            for index, call, answer in steps:
+                cells[index] = followed(cells[index], call, answer)
+                if cells[index] is WRONG:
+                    return None
+            return tuple(cells)
+
+        return apply
+
+    def _step(self, part: Part, alone: bool) -> Effect:
+        """Return the effect of a part that is one step; `alone`: it takes the locks of all shards."""
+        apply, held = self._applied(part), self._held
+        needs = -1 if alone else (1 << self._shards[part.places[0]] if part.changes else 0)
+
+        def effect(state: State) -> Iterable[tuple[State, bool]]:
+            if state[held] & needs:
+                return ()
+            after = apply(state)
+            if after is None:
+                return ()
+            return ((state if part.undone else after, True),)
+
+        return effect
+
+    def _transaction(self, part: Part, progress: int) -> Effect:
+        """Return the effect of a transaction over several shards: under all locks, then a commit for each shard."""
+        apply, held, shards = self._applied(part), self._held, list(self._shards.values())
+
+        def begin(state: State) -> Iterator[tuple[State, bool]]:
+            after = None if state[held] else apply(state)
+            if after is None:
+                return
+            new = [(index, after[index]) for index in range(held) if after[index] != state[index]]
+            waiting = sum({1 << shards[index] for index, _ in new})
+            yield (*state[:held], waiting, *state[held + 1 : progress], tuple(new), *state[progress + 1 :]), not new
+
+        def commit(state: State, shard: int) -> tuple[State, bool]:
+            cells = list(state)
+            for index, cell in state[progress]:
+                if shards[index] == shard:
+                    cells[index] = cell
+            cells[held] &= ~(1 << shard)
+            cells[progress] = tuple((index, cell) for index, cell in state[progress] if shards[index] != shard)
+            return tuple(cells), not cells[progress]
+
+        def effect(state: State) -> Iterable[tuple[State, bool]]:
+            if state[progress] is None:
+                return begin(state)
+            return [commit(state, shard) for shard in sorted({shards[index] for index, _ in state[progress]})]
+
+        return effect
+
+    def _removal(self, part: Part, progress: int) -> Effect:
+        """Return the effect of `clear` and `evict`: shard by shard, until nothing is found in it."""
+        tags = part.whole.call[1:]
+        total, held = part.whole.answer, self._held
+        order = sorted(set(self._shards.values()))
+        places = [[self._index[place] for place, its in self._shards.items() if its == shard] for shard in order]
+
+        def effect(state: State) -> Iterable[tuple[State, bool]]:
+            turn, removed = state[progress] or (0, 0)
+            if state[held] & 1 << order[turn]:
+                return
+            cells, live, dead = list(state), 0, 0
+            for index in places[turn]:
+                cells[index], here, expired = _without(cells[index], tags)
+                live, dead = live + here, dead + expired
+            for found in range(max(live, 1), live + dead + 1):  # who expired may have been removed for that before
+                if total is PENDING or removed + found <= total:
+                    cells[progress] = (turn, 0 if total is PENDING else removed + found)
+                    yield tuple(cells), False
+            if not live:
+                last = turn + 1 == len(order)
+                if not last:
+                    yield (*state[:progress], (turn + 1, removed), *state[progress + 1 :]), False
+                elif removed == total:  # one that is pending need not end
+                    yield state, True
+
+        return effect
+
+    def _told(self, placed: frozenset[int], state: State) -> list[str]:
+        """Return the history as lines; marked is what could not be placed where the search came furthest.
+
+        Of what is pending, "?" marks what has no effect there.
+        """
+        start = min(part.whole.called for part in self.parts)
+        answered = {index for index, part in enumerate(self.parts) if not part.pending}
+        lines = [f"{NO_ORDER}; at most {len(placed & answered)} of {len(answered)} (µs, client):"]
+        for index in sorted(range(len(self.parts)), key=lambda index: self.parts[index].whole.called):
+            part = self.parts[index]
+            mark = " " if index in placed else "?" if part.pending else ">"
+            began, ended = ((moment - start) / 1000 for moment in (part.whole.called, part.whole.returned))
+            shown = ", ".join(f"{_spelled(call)} = {answer}" for call, answer in part.steps)
+            if not part.steps:
+                shown = f"{_spelled(part.whole.call)} = {part.whole.answer}"
+            shown = f"transact({shown})" if part.whole.call[0] == "transact" else shown
+            lines.append(f"{mark} {began:9.1f} {ended:9.1f}  {part.whole.client}  {shown}{' undone' * part.undone}")
+        return [*lines, f"state: {dict(zip(self._index, state, strict=False))}"]
+
+
+def _spelled(call: Call) -> str:
+    return f"{call[0]}({', '.join(map(str, call[1:]))})"
+
+
+def _without(cell: Cell, tags: Sequence[str]) -> tuple[Cell, int, int]:
+    """Return a cell without entries that have one of the tags, or without any, and how many went, live and dead."""
+    if cell is None:
+        return cell, 0, 0
+    if cell and not isinstance(cell[0], tuple):
+        if tags and cell[1] not in tags:
+            return cell, 0, 0
+        return None, int(cell[0] != EXPIRED), int(cell[0] == EXPIRED)
+    kept = tuple(item for item in cell if tags and item[2] not in tags)
+    return kept, len(cell) - len(kept), 0
+
+
+def pieces(history: Sequence[Recorded], shards: Mapping[str, int]) -> list[Piece]:
+    """Split a history by places that no operation connects: it is linearizable if each of them is.
+
+    That linearizability is local, operation by operation, is P-compositionality (Horn and Kroening, 2015).
+    """
+    root = {place: place for place in shards}
+
+    def find(place: str) -> str:
+        while root[place] != place:
+            place = root[place]
+        return place
+
+    found = [part for recorded in history for part in parts(recorded, shards) if part.changes or not part.pending]
+    for part in found:
+        for place in part.places:
+            root[find(place)] = find(part.places[0])
+    made: dict[str, Piece] = {}
+    for top in {find(place) for place in shards}:
+        made[top] = Piece([place for place in shards if find(place) == top], shards)
+    for part in found:
+        made[find(part.places[0])].parts.append(part)
+    return [piece for piece in made.values() if piece.parts]
+
+
+def violations(history: Sequence[Recorded], shards: Mapping[str, int]) -> list[str]:
+    """Return a text for each piece of the history that is not linearizable."""
+    told = (piece.judged() for piece in pieces(history, shards))
+    return ["\n".join(lines) for lines in told if lines is not None]

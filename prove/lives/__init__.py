@@ -1,0 +1,1 @@
+"""How processes, threads, tasks and handles live and end."""

@@ -1,0 +1,1 @@
+"""Many at once, for long: mixed load, soak and fairness."""

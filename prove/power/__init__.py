@@ -1,0 +1,1 @@
+"""Power cuts: images of what a disk may hold after one."""

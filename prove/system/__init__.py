@@ -1,0 +1,1 @@
+"""What a cache stands on: disks, system calls, clocks, locks of files, and versions of SQLite."""

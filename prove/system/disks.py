@@ -1,0 +1,394 @@
+"""Disks that fill up, turn read-only or go away while a cache is in use."""
+
+from __future__ import annotations
+
+import gc
+import shutil
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from diskcache_like import Cache
+from diskcache_like.errors import (
+    CacheError,
+    CorruptDatabase,
+    CorruptDatabaseWarning,
+    DirectoryError,
+    DiskFull,
+    StorageError,
+    Timeout,
+)
+from tests.support.inspection import cache_descriptors, problems
+from tests.support.sample_writes import MISSING
+from tests.support.small_disks import MEBIBYTE, Disk, NotPermitted, mount_privately, mounted
+
+from ..proof import CannotRun, Proof, Trial
+from ..shim import Shim, build
+from ..workload import LARGE, OPERATIONS, OPTIONS, Session, Wrong, one_layout, recover, script
+
+STEP = 4096  # bytes that a tmpfs gives out at a time
+ENOUGH = 600_000  # bytes with which nothing of the workload is refused
+FILES = 8  # large entries that are there before the disk fills up, to be removed when it is full
+SIZES = (LARGE, 30_000)  # bytes of these, with a file for each or in rows alone
+PATIENCE = 30.0  # seconds for threads that should end at once
+
+
+@contextmanager
+def disk_of(trial: Trial, size: int) -> Iterator[Disk]:
+    """Mount a small disk for the length of a with-block; raise CannotRun where that is not permitted."""
+    path = trial.fresh("disk").resolve()
+    try:
+        mount_privately()  # a proof may be killed
+        with mounted(path, size) as disk:
+            yield disk
+    except NotPermitted as reason:
+        raise CannotRun(f"{reason}; run it as root") from None
+
+
+class OpenSession(Session):
+    """A run of the script whose handle stays open, and can read whatever the disk does."""
+
+    def attempt(self, name: str, do: Callable[[Cache], Any]) -> Any:
+        """Do something; reads must not fail."""
+        found = super().attempt(name, do)
+        if isinstance(found, CacheError) and name.startswith("get"):
+            raise Wrong(f"{name} failed on an open handle: {found}") from found
+        return found
+
+    def close(self) -> None:
+        """Leave the handle open."""
+
+    def reopen(self) -> None:
+        """Open a second handle if the disk lets it, and leave it at that."""
+        opened = self.attempt("open", lambda _: Cache(self.directory, clock=self.clock, **self.options))
+        if not isinstance(opened, CacheError):
+            self.old.append(opened)
+
+
+# -- full disks -------------------------------------------------------------------------------------------------------
+
+
+def _delete(session: Session) -> None:
+    for number in range(FILES):
+        session.cache.delete(("room", number))
+        session.may_be["room", number] = [MISSING]
+
+
+def _clear(session: Session) -> None:
+    session.cache.clear()
+    session.may_be = {key: [MISSING] for key in session.may_be}
+
+
+def _evict(session: Session) -> None:
+    cache = session.cache
+    with suppress(DiskFull):
+        cache.reset("eviction_policy", "least-recently-stored", update=False)
+    with suppress(DiskFull):
+        cache.reset("size_limit", cache.volume() // 3, update=False)
+    if not cache.cull():
+        raise Wrong("cull evicted nothing from a full disk")
+    for values in session.may_be.values():
+        values.append(MISSING)
+
+
+ROOM: tuple[Callable[[Session], None], ...] = (_delete, _clear, _evict)
+
+
+def _with_room(trial: Trial, disk: Disk, left: int, make_room: Callable[[Session], None], size: int) -> None:
+    """Run the script with `left` bytes of room, and what has to follow.
+
+    `size` is that of the entries that are removed to make room.
+    """
+    session = OpenSession(disk.path / "cache")
+    session.errors = (DiskFull,)
+    try:
+        for number in range(FILES):
+            value = session.new(size)
+            session.cache["room", number] = value
+            session.may_be["room", number] = [value]
+        disk.fill(left)
+        script(session)
+        for key in session.may_be:
+            session.compare(key, session.cache.get(key, MISSING))
+        disk.fill()
+        try:
+            make_room(session)
+        except DiskFull:
+            if size == LARGE:
+                raise
+            _clear(session)  # which needs less room than to remove a part, if others have filled the disk
+            trial.count("times only clear made room")
+        value = session.new(size)
+        session.cache["room", 0] = value
+        session.may_be["room", 0] = [value]
+        disk.empty()
+        recover(session)
+        trial.count("writes refused", sum(session.refused.values()))
+    finally:
+        disk.empty()
+        session.end()
+
+
+def _fill(trial: Trial) -> None:
+    def case(item: tuple[int, Callable[[Session], None], int]) -> None:
+        with disk_of(trial, 4 * MEBIBYTE) as disk, one_layout(), warnings.catch_warnings():
+            warnings.simplefilter("error")
+            _with_room(trial, disk, *item)
+
+    ways = [*product(ROOM, SIZES)]
+    offsets = range(0, ENOUGH, STEP)
+    trial.each(
+        [(left, *ways[(number + turn) % len(ways)]) for turn in (0, 3) for number, left in enumerate(offsets)],
+        case,
+        "offsets",
+    )
+
+
+# -- read-only disks --------------------------------------------------------------------------------------------------
+
+
+class Turning(OpenSession):
+    """A run of the script in which the disk is read-only from one operation on."""
+
+    shim: Shim
+    turns = 0
+
+    def attempt(self, name: str, do: Callable[[Cache], Any]) -> Any:
+        """Do something, on a disk that is read-only by then or not."""
+        self.turns -= 1
+        if self.turns >= 0:
+            return do(self.cache)
+        with self.shim.read_only():
+            return super().attempt(name, do)
+
+
+def _turn(trial: Trial, at: int) -> None:
+    """Make the disk read-only under an open cache before its operation number `at`, and writable again at the end."""
+    directory = trial.fresh().resolve()
+    session = Turning(directory)
+    session.shim, session.turns = Shim(directory.parent), at
+    try:
+        script(session)
+        trial.count("operations refused", sum(session.refused.values()))
+        recover(session)
+    finally:
+        session.end()
+
+
+def _remount(trial: Trial) -> None:
+    """Make the disk read-only while no file of the cache is open, and try to use it."""
+    with disk_of(trial, 4 * MEBIBYTE) as disk:
+        session = Session(disk.path / "cache")
+        script(session)
+        session.end()
+        disk.remount("ro")
+        try:
+            for use in _USES:
+                _refused(use, session)
+        finally:
+            disk.remount("rw")
+        recover(session)
+
+
+_USES: tuple[Callable[[Session], object], ...] = (
+    lambda session: Cache(session.directory),
+    lambda session: Cache(session.directory.parent / "new"),
+    lambda session: session.cache.get("last"),
+    lambda session: session.cache.set("last", 0),
+    lambda session: session.cache.set("last", bytes(LARGE)),
+)
+
+
+def _refused(use: Callable[[Session], object], session: Session) -> None:
+    try:
+        use(session)
+    except DirectoryError as error:
+        if str(session.directory.parent) not in str(error):
+            raise Wrong(f"the error does not say where: {error}") from error
+    else:
+        raise Wrong("a closed cache was opened on a read-only disk")
+
+
+def _turn_read_only(trial: Trial) -> None:
+    with one_layout(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+
+        def case(at: int) -> None:
+            if at < 0:
+                try:
+                    _remount(trial)
+                except CannotRun as reason:
+                    trial.figure("remount", reason)
+            else:
+                _turn(trial, at)
+
+        trial.each([-1, *range(OPERATIONS)], case, "moments")
+
+
+# -- directories that go away -----------------------------------------------------------------------------------------
+
+ANOTHERS = "another cache's value"
+
+
+def _remove(path: Path) -> None:
+    shutil.rmtree(path, ignore_errors=True)
+    if path.exists():  # somebody makes files in it meanwhile
+        path.rename(path.with_name("doomed"))
+        shutil.rmtree(path.with_name("doomed"), ignore_errors=True)
+
+
+def _replace(path: Path) -> None:
+    _remove(path)
+    path.mkdir(0o700, exist_ok=True)
+
+
+def _swap(path: Path) -> None:
+    with closing(Cache(path.with_name("other"), **OPTIONS)) as other:
+        other["anothers"] = ANOTHERS
+    path.rename(path.with_name("moved"))
+    while path.with_name("other").exists():
+        with suppress(OSError):  # a thread has made the directory anew just now
+            path.with_name("other").rename(path)
+            return
+        _remove(path)
+
+
+def _move(path: Path) -> None:
+    path.rename(path.with_name("moved"))
+
+
+VANISHINGS: tuple[Callable[[Path], None], ...] = (_remove, _replace, _swap, _move)
+
+
+class Vanishing(Session):
+    """A run of the script whose directory goes away before one operation."""
+
+    vanish: Callable[[Path], None]
+    turns = 0
+
+    def attempt(self, name: str, do: Callable[[Cache], Any]) -> Any:
+        """Do something, in a directory that is there or not."""
+        if self.attempted == self.turns:
+            type(self).vanish(self.directory)
+        return super().attempt(name, do)
+
+    def compare(self, key: Any, found: Any) -> None:
+        """Take whatever an entry ever was: an open handle goes on with what it has open, another begins anew."""
+        if found is not MISSING and found not in self.ever.get(key, ()):
+            raise Wrong(f"{key!r} is {found!r:.40}, which it never was")
+
+
+def _vanish(trial: Trial, at: int, how: Callable[[Path], None]) -> None:
+    """Have the directory go away under the script."""
+    directory = trial.fresh().resolve()
+    session = type("VanishingHere", (Vanishing,), {"vanish": staticmethod(how), "turns": at})(directory)
+    session.errors = (*session.errors, CorruptDatabase)  # what is read may be of one database, what is written another
+    try:
+        script(session)
+    finally:
+        session.end()
+    trial.count("operations refused", sum(session.refused.values()))
+    assert session.attempted > at, f"the script has no operation {at}: OPERATIONS is {OPERATIONS}"
+    _assert_well(directory, how)
+
+
+def _vanish_at_work(trial: Trial, at: int, how: Callable[[Path], None]) -> None:
+    """Have the directory go away under threads that read, write and open handles."""
+    directory = trial.fresh().resolve()
+    shared, done, wrong = Cache(directory, **OPTIONS), threading.Event(), []
+
+    def work(number: int) -> None:
+        try:
+            while not done.is_set():
+                with suppress(DirectoryError, StorageError, Timeout):
+                    _use(shared, directory, number)
+        except BaseException as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for _ in range(at):
+        len(shared)
+    how(directory)
+    for _ in range(20):
+        with suppress(DirectoryError, StorageError, Timeout):
+            len(shared)
+    done.set()
+    for thread in threads:
+        thread.join(PATIENCE)
+        if thread.is_alive():
+            raise Wrong("a thread hangs")
+    shared.close()
+    if wrong:
+        raise wrong[0]
+    trial.count("threads", len(threads))
+    _assert_well(directory, how)
+
+
+def _use(shared: Cache, directory: Path, number: int) -> None:
+    """Do something; a value found must be one that is written here."""
+    if number == 3:
+        with closing(Cache(directory, **OPTIONS)) as other:
+            other["handle"] = ("handle",)
+        return
+    value = (str(number) * LARGE) if number else number
+    shared[number] = value
+    if shared.get(number, value) != value:
+        raise Wrong(f"{number} is {shared.get(number)!r:.40}")
+
+
+def _assert_well(directory: Path, how: Callable[[Path], None]) -> None:
+    """Assert that nothing is left open, nothing was written elsewhere, and what is there now can be used."""
+    gc.collect()
+    if left := cache_descriptors(directory.parent):
+        raise Wrong(f"descriptors are left open: {left}")
+    if strange := {path.name for path in directory.parent.iterdir()} - {"cache", "moved", "doomed"}:
+        raise Wrong(f"{strange} came into being beside the directory")
+    for path in (directory, directory.with_name("moved")):
+        if path == directory or path.exists():
+            with closing(Cache(path, **OPTIONS)) as fresh:
+                fresh["new"] = bytes(LARGE)
+                fresh.check(fix=True)
+                if left := problems(fresh):
+                    raise Wrong(f"check still finds {left} after fix=True")
+                if fresh["new"] != bytes(LARGE):
+                    raise Wrong("a new entry is not what was written")
+                if how is _swap and path == directory and fresh.get("anothers") != ANOTHERS:
+                    raise Wrong("an entry of the cache that took the place is gone")
+
+
+def _go_away(trial: Trial) -> None:
+    with one_layout(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", CorruptDatabaseWarning)  # removed in part, it is taken for damaged
+
+        def case(
+            item: tuple[Callable[[Trial, int, Callable[[Path], None]], None], int, Callable[[Path], None]],
+        ) -> None:
+            run, at, how = item
+            run(trial, at, how)
+
+        trial.each(list(product((_vanish, _vanish_at_work), range(OPERATIONS), VANISHINGS)), case, "moments")
+
+
+PROOFS: dict[str, Proof] = {
+    "disk-full": Proof(
+        6, "a disk filled so that its space ends at each page of a workload, then given space again", _fill
+    ),
+    "disk-read-only": Proof(
+        6,
+        "a disk made read-only before each operation of a workload, and then writable again",
+        _turn_read_only,
+        preload=build,
+    ),
+    "disk-directory-gone": Proof(
+        6,
+        "the directory removed, moved or replaced before each operation of a workload, and under threads",
+        _go_away,
+        parallel=True,
+    ),
+}

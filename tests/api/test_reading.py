@@ -1,0 +1,364 @@
+"""Reading: get, [], in, read, get_many, get_entry; values come back exact, and nobody's copy is anybody else's."""
+
+from __future__ import annotations
+
+import datetime as dt
+import io
+import math
+import pickle
+import threading
+import time
+import uuid
+from collections import OrderedDict
+from collections.abc import Callable
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from diskcache_like import Cache, Entry
+from diskcache_like.entries.hot import COUNTED, FREQUENCY, NO_MARKS, RECENCY
+from diskcache_like.storage.shard.ownership import Transaction
+from diskcache_like.storage.shard.writer_connection import WriterConnection
+
+from ..support.cache_kinds import Clock, Opener, exact, few
+
+NESTED: list[Any] = []
+for _ in range(50):
+    NESTED = [NESTED, {"depth": len(NESTED)}]
+
+VALUES: list[Any] = [
+    None, True, False, 0, 1, -1, 2**63, -(2**63) - 1, 10**400, 0.0, -0.0, 1.0, 1e-320, math.inf, -math.inf, math.nan,
+    1j, complex(-0.0, math.nan), "", "text", "\ud800 lone \udfff", "\0", "é" * 20_000, "line\r\nline\rline\n" * 7000,
+    b"", b"\xff\0\r\n", b"\r\n" * 60_000, bytearray(b"mutable"), (), (1,), [], [1, [2.0, "3"], (4, b"5")], {}, ...,
+    {"a": 1, 2: "b", (3, 4): None, b"5": [6]}, set(), {1, "two"}, frozenset({1.5}), range(3, 30, 4), NESTED,
+    dt.date(1, 1, 1), dt.datetime(2024, 2, 29, 23, 59, 59, 999_999), dt.datetime(2024, 6, 1, tzinfo=dt.UTC),
+    dt.time(1, 2, 3, fold=1), dt.timedelta(days=-1, microseconds=1), Decimal("1.10"), Decimal("-0"), Fraction(1, 3),
+    uuid.UUID(int=5), OrderedDict(b=1, a=2), int, [dt.timezone(dt.timedelta(hours=2), "here")],
+]  # fmt: skip
+
+
+def identical(one: Any, other: Any) -> bool:
+    """Tell whether two values are of one type and equal, all the way down; NaN is NaN and -0.0 is not 0.0."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(identical, one, other))
+    if isinstance(one, dict):
+        return identical(list(one.items()), list(other.items()))
+    if isinstance(one, set | frozenset):
+        return identical(sorted(one, key=repr), sorted(other, key=repr))
+    return repr(one) == repr(other)
+
+
+def test_a_missing_key_gives_the_default(cache: Cache) -> None:
+    assert cache.get("key") is None
+    assert cache.get("key", 5) == 5
+    assert cache.get("key", 5, expire_time=True) == (5, None)
+    assert cache.get("key", tag=True) == (None, None)
+    assert cache.get("key", expire_time=True, tag=True) == (None, None, None)
+    assert "key" not in cache
+    with pytest.raises(KeyError, match="key"):
+        cache["key"]
+
+
+def test_what_was_set_is_got_with_its_expiry_and_tag(cache: Cache, clock: Clock) -> None:
+    cache.set("key", "value", expire=10, tag="tag")
+    expiry = clock.now + 10
+    for _ in range(2):
+        assert cache.get("key") == cache["key"] == "value"
+        assert cache.get("key", expire_time=True) == ("value", expiry)
+        assert cache.get("key", tag=True) == ("value", "tag")
+        assert cache.get("key", expire_time=True, tag=True) == ("value", expiry, "tag")
+        assert "key" in cache
+        cache.close()  # the second round reads from the database
+
+
+def test_a_stored_none_is_not_a_missing_key(cache: Cache) -> None:
+    cache["key"] = None
+    for _ in range(2):
+        assert cache.get("key", "default") is None
+        assert cache["key"] is None
+        assert "key" in cache
+        cache.close()
+
+
+def test_an_entry_expires_to_the_fraction_of_a_second(cache: Cache, clock: Clock) -> None:
+    cache.set("key", "value", expire=0.5)
+    cache["forever"] = "value"
+    clock.advance(0.25)
+    assert cache.get("key") == "value"
+    assert "key" in cache
+    clock.advance(0.25)
+    assert cache.get("key") is None
+    assert cache.get("key", "default", expire_time=True) == ("default", None)
+    assert "key" not in cache
+    assert cache.get_entry("key") is None
+    assert cache.get_many(["key", "forever"]) == {"forever": "value"}
+    with pytest.raises(KeyError):
+        cache["key"]
+
+
+@exact
+def test_no_kind_of_value_changes_on_its_way(cache: Cache) -> None:
+    for number, value in enumerate(VALUES):
+        cache[number] = value
+    for state in ("hot", "cold", "hot again"):
+        changed = [value for number, value in enumerate(VALUES) if not identical(cache[number], value)]
+        assert not changed, f"{state}: {changed!r:.200}"
+        if state == "hot":
+            cache.close()
+
+
+@exact
+def test_nobody_shares_a_mutable_value(open_cache: Opener) -> None:
+    cache, other = open_cache(), open_cache()
+    value: dict[str, Any] = {"list": [1], "set": {1}}
+    holder = ([2], "tuple")
+    cache["key"], cache["holder"] = value, holder
+    for handle in (cache, cache, other, other):
+        got = handle["key"]
+        assert got == {"list": [1], "set": {1}}
+        assert handle["holder"] == ([2], "tuple")
+        got["list"].append(2)
+        got["set"].clear()
+        handle["holder"][0].clear()
+        handle.get_many(["key"])["key"].clear()
+        value["list"].append(3)
+
+
+@exact
+def test_keys_that_are_equal_are_one_entry(cache: Cache) -> None:
+    groups: list[list[Any]] = [
+        [1, 1.0, True, Decimal(1), Fraction(1), 1 + 0j],
+        [0, -0.0, False],
+        [(1, "a"), (True, "a"), (1.0, "a")],
+        [{"a": 1, "b": 2}, {"b": 2, "a": 1}, OrderedDict(b=2, a=1.0)],
+        [frozenset("abc"), frozenset("cba"), {"c", "a", "b"}],
+        [dt.datetime(2024, 1, 1, tzinfo=dt.UTC), dt.datetime(2024, 1, 1, 1, tzinfo=dt.timezone(dt.timedelta(hours=1)))],
+    ]
+    for number, group in enumerate(groups):
+        for key in group:
+            cache[key] = (number, repr(key))
+            for same in group:
+                assert cache[same] == (number, repr(key))
+                assert same in cache
+    assert len(cache) == len(groups)
+    for group in groups:
+        assert cache.delete(group[-1])
+        assert group[0] not in cache
+
+
+@exact
+def test_keys_that_differ_are_different_entries(cache: Cache) -> None:
+    keys: list[Any] = [
+        "1",
+        b"1",
+        1,
+        1.5,
+        (1,),
+        [1],
+        ((1,),),
+        (1, None),
+        None,
+        "",
+        b"",
+        (),
+        "\ud800",
+        "é",
+        "e\u0301",
+        ...,
+    ]
+    for number, key in enumerate(keys):
+        cache[key] = number
+    assert len(cache) == len(keys)
+    assert [cache[key] for key in keys] == list(range(len(keys)))
+
+
+@exact
+def test_keys_that_python_cannot_hash_work(cache: Cache) -> None:
+    for key in ([1, [2]], {"a": [1]}, bytearray(b"key"), {1, 2}):
+        assert key not in cache
+        assert cache.add(key, "value")
+        assert cache.get(key) == cache[key] == "value"
+        assert cache.get_entry(key).value == "value"
+        assert cache.touch(key)
+        assert cache.pop(key) == "value"
+        assert not cache.delete(key)
+
+
+def test_get_many_finds_the_live_ones_among_many(cache: Cache, clock: Clock) -> None:
+    assert cache.get_many([]) == {}
+    cache.set_many({f"key {number}": number for number in range(250)})
+    cache.set_many({"short": 1}, expire=1)
+    wanted = [f"key {number}" for number in range(0, 250, 2)]
+    assert cache.get_many(["short", "short", "missing"]) == {"short": 1}
+    clock.advance(1)
+    cache.close()
+    for _ in range(2):
+        found = cache.get_many(iter([*wanted, "missing", "short", wanted[0]]))
+        assert found == {key: int(key.split()[1]) for key in wanted}
+
+
+def test_get_entry_tells_all_about_an_entry(cache: Cache, clock: Clock) -> None:
+    assert cache.get_entry("key") is None
+    assert cache.get_entry("key", "default") == "default"
+    cache.set("key", "v" * 1000, expire=5, tag=("a", 1))
+    entry = cache.get_entry("key")
+    assert isinstance(entry, Entry)
+    assert entry[:3] == ("v" * 1000, clock.now + 5, ("a", 1))
+    assert entry.size > 0
+    cache["key"] = 1
+    assert cache.get_entry("key")[:3] == (1, None, None)
+
+
+@exact
+@pytest.mark.parametrize("size", [0, 10, 200_000])
+def test_bytes_are_read_from_a_file_object(cache: Cache, size: int) -> None:
+    content = bytes(range(256)) * (size // 256 + 1)
+    cache["key"] = content
+    with cache.read("key") as reader:
+        assert reader.read(10) == content[:10]
+        assert reader.read() == content[10:]
+    with cache.get("key", read=True) as reader:
+        cache["key"] = b"another"
+        cache.delete("key")
+        assert reader.read() == content, "an open value outlives its entry"
+    cache["text"] = "t" * size
+    assert cache.get("text", read=True) == "t" * size, "only bytes are read from a file"
+    with pytest.raises(KeyError, match="missing"):
+        cache.read("missing")
+
+
+@exact
+def test_read_gives_expiry_and_tag_too(cache: Cache, clock: Clock) -> None:
+    cache.set("key", io.BytesIO(b"content"), expire=3, read=True, tag=7)
+    reader, expiry, tag = cache.get("key", read=True, expire_time=True, tag=True)
+    with reader:
+        assert (reader.read(), expiry, tag) == (b"content", clock.now + 3, 7)
+
+
+def test_a_hot_value_is_never_older_than_what_another_handle_wrote(open_cache: Opener) -> None:
+    mine, other = open_cache(), open_cache()
+    for number in range(3):
+        other["key"] = number
+        assert mine["key"] == mine["key"] == number
+    assert other.incr("key") == 3
+    assert mine["key"] == 3
+    other.delete("key")
+    assert mine.get("key") is None
+    assert "key" not in mine
+    other.set("key", "tagged", tag="tag")
+    assert mine["key"] == "tagged"
+    other.evict("tag")
+    assert mine.get("key") is None
+    other.set("key", "short", expire=100)
+    assert mine["key"] == "short"
+    other.touch("key", expire=0)
+    assert mine.get("key") is None
+    other["key"] = "here"
+    assert mine["key"] == "here"
+    other.clear()
+    assert mine.get_many(["key"]) == {}
+
+
+@few
+def test_reads_do_not_wait_for_a_writer_and_see_what_was_committed(open_cache: Opener) -> None:
+    cache, other = open_cache(), open_cache()
+    cache["hot"] = cache["cold"] = "before"
+    cache.close()
+    assert cache["hot"] == "before"
+    with other.transact():
+        other["hot"] = other["cold"] = other["new"] = "after"
+        assert (cache["hot"], cache["cold"], cache.get("new")) == ("before", "before", None)
+        assert cache.get_many(["hot", "new"]) == {"hot": "before"}
+        assert "new" not in cache
+        assert sorted(cache) == ["cold", "hot"]
+        assert cache.get_entry("cold").value == "before"
+    assert (cache["hot"], cache["cold"], cache["new"]) == ("after", "after", "after")
+
+
+@few
+def test_a_key_that_always_exists_never_reads_as_missing(open_cache: Opener) -> None:
+    cache, other = open_cache(hot_size_limit=0), open_cache()
+    cache["key"] = b"0" * 50_000
+    stop = threading.Event()
+    misses: list[Any] = []
+
+    def read() -> None:
+        while not stop.is_set():
+            value = cache.get("key")
+            if value is None or len(set(value)) != 1 or len(value) != 50_000:
+                misses.append(value)
+
+    readers = [threading.Thread(target=read) for _ in range(2)]
+    for reader in readers:
+        reader.start()
+    for number in range(60):
+        other["key"] = str(number % 10).encode() * 50_000
+    stop.set()
+    for reader in readers:
+        reader.join()
+    assert misses == []
+
+
+def test_frequent_hits_are_noted_to_an_eighth(tmp_path: Path) -> None:
+    with Cache(tmp_path / "cache", eviction_policy="least-frequently-used") as cache:
+        cache["k"] = 1
+        store = cache._shards.stores[0]
+        slot = store.session.slot_of(cache._rows.locate("k")[1])
+        before = store.session.uses[slot]
+        for hits in range(1, 2001):
+            assert cache["k"] == 1
+            noted = store.session.uses[slot] - before
+            assert hits - min(64, hits // 8 + 1) <= noted <= hits
+
+
+def test_every_hit_is_counted_whatever_else_it_notes(tmp_path: Path) -> None:
+    for policy in ("none", "least-recently-stored", "least-recently-used", "least-frequently-used"):
+        with Cache(tmp_path / policy, eviction_policy=policy, statistics=True) as cache:
+            cache["text"] = "value"
+            cache["list"] = [1]
+            for _ in range(20):
+                assert (cache["text"], cache["list"], cache.get("absent")) == ("value", [1], None)
+            assert cache.stats() == (40, 20)
+
+
+def test_a_replaced_time_is_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Cache(tmp_path / "cache") as cache:
+        cache.set("key", "value", expire=100)
+        assert cache["key"] == "value"
+        now = time.time()
+        monkeypatch.setattr(time, "time", lambda: now + 101)
+        assert cache.get("key") is None
+        assert cache.expire() == 1
+    with pickle.loads(pickle.dumps(cache)) as copy:
+        assert copy.get("key") is None
+
+
+def test_what_get_notes_goes_by_these_numbers() -> None:
+    assert (NO_MARKS, RECENCY, COUNTED, FREQUENCY) == (0, 1, 2, 3), "Cache.get has them written out"
+
+
+def there_once(transactions: list[Transaction]) -> property:
+    """Return an attribute that is a transaction when it is looked at first, and None from then on."""
+    seen = iter(transactions)
+    return property(lambda _: next(seen, None))
+
+
+def test_a_read_does_not_stumble_over_a_transaction_that_another_thread_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Cache(tmp_path / "cache", hot_size_limit=0) as cache:
+        cache["key"] = "value"
+        others: list[Transaction] = []
+        thread = threading.Thread(target=lambda: others.append(Transaction()))
+        thread.start()
+        thread.join()
+        reads: list[Callable[[], object]] = [lambda: cache["key"], lambda: list(cache), lambda: len(cache)]
+        for read in reads:
+            with monkeypatch.context() as patch:
+                patch.setattr(WriterConnection, "txn", there_once(others), raising=False)
+                assert read() in ("value", ["key"], 1)

@@ -1,0 +1,404 @@
+"""Settings, handles and their life: defaults, reset, statistics, close and reopening, pickling, other processes."""
+
+from __future__ import annotations
+
+import inspect
+import multiprocessing
+import pickle
+import shutil
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from diskcache_like import (
+    DEFAULT_SETTINGS,
+    ENOVAL,
+    EVICTION_POLICY,
+    UNKNOWN,
+    Cache,
+    DirectoryError,
+    FanoutCache,
+    JSONDisk,
+    SettingError,
+)
+
+from ..support.cache_kinds import NEEDS_CIPHER, SECRET, Clock, Kind, Opener, few, one, only
+
+picklable = only(lambda kind: kind.name in ("plain", "few-slots", "json", "fanout-3"))  # a pickle carries no secret
+
+
+def test_settings_are_attributes_with_their_defaults(cache: Cache, tmp_path: Path) -> None:
+    assert set(DEFAULT_SETTINGS) >= {
+        "statistics", "tag_index", "eviction_policy", "size_limit", "cull_limit", "sqlite_auto_vacuum",
+        "sqlite_cache_size", "sqlite_journal_mode", "sqlite_mmap_size", "sqlite_synchronous", "disk_min_file_size",
+        "disk_pickle_protocol",
+    }  # fmt: skip
+    for name in DEFAULT_SETTINGS:
+        assert cache.reset(name) == getattr(cache, name)
+    assert (cache.size_limit, cache.cull_limit, cache.statistics) == (1 << 30, 10, 0)  # type: ignore[attr-defined]
+    assert cache.directory == str(tmp_path / "cache")
+    assert cache.timeout == 60
+
+
+def test_reset_stores_a_setting_for_those_who_open_later(open_cache: Opener) -> None:
+    cache, other = open_cache(), open_cache()
+    assert cache.reset("size_limit", 12345) == 12345
+    assert cache.reset("eviction_policy", "least-recently-used") == "least-recently-used"
+    assert cache.reset("cull_limit", 3, update=False) == 3
+    assert (cache.size_limit, cache.cull_limit) == (12345, 3)  # type: ignore[attr-defined]
+    assert (other.size_limit, other.cull_limit) == (1 << 30, 10)  # type: ignore[attr-defined]
+    assert other.reset("size_limit") == 12345
+    assert other.size_limit == 12345  # type: ignore[attr-defined]
+    later = open_cache()
+    assert (later.size_limit, later.cull_limit) == (12345, 10)  # type: ignore[attr-defined]
+    assert later.eviction_policy == "least-recently-used"  # type: ignore[attr-defined]
+    cache.close()
+    assert cache.reset("size_limit") == 12345
+
+
+@one
+def test_settings_of_the_constructor_are_the_handles_own(open_cache: Opener) -> None:
+    first = open_cache(size_limit=1 << 20, cull_limit=5)
+    second = open_cache(cull_limit=7)
+    assert (second.size_limit, second.cull_limit) == (1 << 20, 7)  # type: ignore[attr-defined]
+    assert first.reset("cull_limit") == 5
+
+
+@one
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("size_limit", -1), ("size_limit", "big"), ("size_limit", 1.5), ("size_limit", None), ("cull_limit", -1),
+        ("eviction_policy", "first-come"), ("eviction_policy", 5), ("statistics", 2), ("sqlite_journal_mode", "off"),
+        ("sqlite_synchronous", 9), ("sqlite_cache_size", "1; DROP TABLE entry"), ("disk_min_file_size", -1),
+        ("disk_pickle_protocol", 99), ("durability", "hope"), ("hot_size_limit", -1), ("unknown", 1), ("disk", 1),
+    ],
+)  # fmt: skip
+def test_an_impossible_setting_is_refused(cache: Cache, tmp_path: Path, name: str, value: Any) -> None:
+    with pytest.raises(SettingError, match=name):
+        cache.reset(name, value)
+    with pytest.raises(SettingError, match=name):
+        Cache(tmp_path / "another", **{name: value})
+    assert name not in DEFAULT_SETTINGS or cache.reset(name) == DEFAULT_SETTINGS[name]
+
+
+@few
+def test_a_setting_of_the_disk_takes_effect(cache: Cache) -> None:
+    cache.reset("disk_min_file_size", 100)
+    assert cache.disk_min_file_size == cache.disk.min_file_size == 100  # type: ignore[attr-defined]
+    cache["key"] = "x" * 200
+    assert len(list(Path(cache.directory).rglob("*.val"))) == 1
+    cache.reset("disk_min_file_size", 1000)
+    cache["other"] = "x" * 200
+    assert len(list(Path(cache.directory).rglob("*.val"))) == 1
+    assert cache["key"] == cache["other"]
+
+
+@few
+def test_turning_the_hot_layer_off_and_on_changes_no_answer(open_cache: Opener) -> None:
+    cache, other = open_cache(), open_cache()
+    for limit in (0, 1 << 20, 0):
+        cache.reset("hot_size_limit", limit)
+        other["key"] = limit
+        assert cache["key"] == cache["key"] == limit
+    assert open_cache().hot_size_limit != 0  # type: ignore[attr-defined]  # a limit on memory is nobody else's
+
+
+def test_statistics_count_hits_and_misses_of_all_handles(open_cache: Opener) -> None:
+    cache = open_cache()
+    assert cache.stats() == (0, 0)
+    cache["key"] = 1
+    for _ in range(5):
+        assert cache["key"] == 1
+    assert cache.get("missing") is None
+    with pytest.raises(KeyError):
+        cache["missing"]
+    assert cache.stats() == (5, 2)
+    other = open_cache()
+    assert other.statistics == 1  # type: ignore[attr-defined]
+    assert other["key"] == 1
+    other["another"] = 1
+    assert cache.stats(reset=True) == (6, 2)
+    assert cache.stats(enable=False) == (0, 0)
+    assert cache["key"] == 1
+    assert cache.stats(enable=False) == (0, 0)
+
+
+@few
+def test_a_handle_that_closes_adds_its_counts(open_cache: Opener) -> None:
+    cache = open_cache(statistics=1)
+    cache["key"] = 1
+    other = open_cache(statistics=1)
+    assert other["key"] == 1
+    assert other.get("missing") is None
+    other.close()
+    assert cache.stats() == (1, 1)
+
+
+OTHERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "its like": ({}, {}),
+    "signed": ({}, {"secret": SECRET}),
+    "compressed": ({}, {"compressor": "zlib"}),
+    "of another disk": ({}, {"disk": JSONDisk}),
+    "of several shards": ({"shards": 1}, {"shards": 3}),
+    "of one shard": ({"shards": 3}, {"shards": 1}),
+    "of more shards": ({"shards": 3}, {"shards": 5}),
+    "encrypted": ({}, {"encrypt": True, "secret": SECRET}),
+}
+
+
+@pytest.mark.parametrize(
+    "other", [pytest.param(name, marks=NEEDS_CIPHER if name == "encrypted" else ()) for name in OTHERS]
+)
+def test_a_closed_handle_does_not_go_on_in_another_cache(tmp_path: Path, other: str) -> None:
+    """Its keys would lie where nobody looks for them, and its values there as the other cache does not allow."""
+    given, theirs = OTHERS[other]
+    old = FanoutCache(tmp_path / "cache", **{"shards": 1, **given})
+    old["key"] = 1
+    old.close()
+    shutil.rmtree(tmp_path / "cache")
+    with FanoutCache(tmp_path / "cache", **{"shards": 1, **theirs}) as new:
+        new["key"] = 2
+        operations: tuple[Callable[[], object], ...] = (
+            lambda: old.set("key", 3),
+            lambda: old.set("key", "in a file" * 10_000),
+            lambda: old.push("in a file" * 10_000),
+            lambda: old.get("key"),
+            lambda: list(old),
+            lambda: len(old),
+        )
+        for operation in operations:
+            with pytest.raises(DirectoryError):
+                operation()
+        old.close()
+        assert {key: new[key] for key in new} == {"key": 2}
+        assert list((tmp_path / "cache").rglob("*.val")) == []
+        new.check(fix=True)  # directories of value files that were not stored
+        assert new.check() == []
+
+
+@pytest.mark.parametrize("given", [{}, {"compressor": "zlib"}, {"serializer": "json"}])
+def test_a_closed_handle_makes_its_own_cache_anew(tmp_path: Path, given: dict[str, Any]) -> None:
+    directory = tmp_path / "cache"
+    Cache(directory, **given).close()
+    with Cache(directory) as cache, Cache(directory) as other:  # not those who made it
+        cache["key"] = 1
+        other.close()
+        cache.close()
+        shutil.rmtree(directory)
+        directory.mkdir(0o700)
+        assert cache.get("key") is None
+        cache["key"] = 2
+        assert other["key"] == 2
+        with Cache(directory) as new:
+            assert new["key"] == 2
+
+
+@pytest.mark.parametrize("make", [Cache, FanoutCache])
+def test_a_handle_that_counts_is_closed_again_where_its_directory_is_gone(tmp_path: Path, make: type[Cache]) -> None:
+    cache = make(tmp_path / "cache", statistics=1)
+    assert cache.get("missing") is None
+    cache.close()
+    shutil.rmtree(cache.directory)
+    cache.close()
+    assert not Path(cache.directory).exists()
+
+
+def test_every_operation_opens_a_closed_cache(cache: Cache) -> None:
+    cache.set("key", b"value" if cache.disk.own_values else "value", tag="tag")
+    operations: list[Callable[[], Any]] = [
+        lambda: cache.get("key"), lambda: cache["key"], lambda: "key" in cache, lambda: cache.get_entry("key"),
+        lambda: cache.get_many(["key"]), lambda: cache.read("key").close(), lambda: len(cache), lambda: list(cache),
+        lambda: list(reversed(cache)), lambda: list(cache.iterkeys()), lambda: cache.set("key", "v"),
+        lambda: cache.add("key", 1), lambda: cache.incr("counter"), lambda: cache.touch("key"),
+        lambda: cache.pop("key"), lambda: cache.delete("key"), lambda: cache.set_many({"key": 1}),
+        lambda: cache.delete_many(["key"]), lambda: cache.push(1), cache.peek, cache.peekitem, cache.pull, cache.expire,
+        lambda: cache.evict("tag"),
+        cache.cull, cache.check, cache.volume, cache.stats, lambda: cache.reset("size_limit"),
+        lambda: cache.reset("cull_limit", 9), cache.create_tag_index, cache.drop_tag_index, cache.clear, cache.close,
+    ]  # fmt: skip
+    for operation in operations:
+        cache.close()
+        operation()
+    cache.close()
+    with cache.transact():
+        cache["key"] = 1
+    with cache as same:
+        assert same is cache
+        assert cache["key"] == 1
+    assert cache["key"] == 1, "and after the with-block"
+
+
+def open_files(directory: str) -> list[str]:
+    return [
+        str(path.readlink()) for path in Path("/proc/self/fd").iterdir()
+        if path.is_symlink() and directory in str(path.readlink() if path.exists() else "")
+    ]  # fmt: skip
+
+
+def test_close_lets_go_of_every_file(cache: Cache) -> None:
+    cache.set_many({f"key {number}": "x" * 50_000 for number in range(5)})
+    assert cache["key 1"]
+    assert open_files(cache.directory)
+    cache.close()
+    cache.close()
+    assert open_files(cache.directory) == []
+
+
+def test_what_one_handle_stored_another_finds_after_reopening(open_cache: Opener, clock: Clock) -> None:
+    first = open_cache()
+    first.set("key", "value", expire=10, tag="tag")
+    first["big"] = "x" * 100_000
+    first.close()
+    second = open_cache()
+    assert second.get("key", expire_time=True, tag=True) == ("value", clock.now + 10, "tag")
+    assert second["big"] == "x" * 100_000
+    assert len(second) == 2
+
+
+@picklable
+def test_a_pickled_handle_opens_the_same_cache(open_cache: Opener, kind: Kind) -> None:
+    cache = open_cache(size_limit=12_345_678, cull_limit=3, timeout=5)
+    cache["key"] = "value"
+    with pickle.loads(pickle.dumps(cache)) as copy:
+        assert type(copy) is type(cache)
+        assert copy["key"] == "value"
+        copy["key"] = "changed"
+        assert cache["key"] == "changed"
+        for name in ("directory", "timeout", "size_limit", "cull_limit"):
+            assert getattr(copy, name) == getattr(cache, name)
+        assert type(copy.disk) is type(cache.disk)
+
+
+def count_up(cache: Cache) -> None:
+    for _ in range(50):
+        cache.incr("counter", retry=True)
+    cache.close()
+
+
+@only(lambda kind: kind.name in ("plain", "fanout-3"))
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_handle_goes_to_another_process(open_cache: Opener, method: str) -> None:
+    cache = open_cache()
+    cache["counter"] = 0
+    context: Any = multiprocessing.get_context(method)
+    children = [context.Process(target=count_up, args=(cache,)) for _ in range(2)]
+    for child in children:
+        child.start()
+    count_up(cache)
+    for child in children:
+        child.join()
+    assert [child.exitcode for child in children] == [0, 0]
+    assert cache["counter"] == 150
+
+
+def test_a_handle_knows_its_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("WHERE", "there")
+    monkeypatch.chdir(tmp_path)
+    for given, expected in (("~/a", "a"), ("$WHERE/b", "there/b"), ("c/../d", "d"), (Path("e"), "e")):
+        with Cache(given) as cache:
+            assert cache.directory == str(tmp_path / expected)
+            assert repr(cache) == f"Cache({cache.directory!r})"
+            assert stat.S_IMODE(Path(cache.directory).stat().st_mode) == 0o700
+    with Cache() as cache:
+        assert Path(cache.directory).is_dir()
+    shutil.rmtree(cache.directory)
+
+
+@one
+def test_another_kind_of_disk_is_refused(open_cache: Opener, tmp_path: Path, kind: Kind) -> None:
+    open_cache().set("key", 1)
+    with pytest.raises(SettingError, match="codec"):
+        open_cache(disk=JSONDisk)
+    with pytest.raises(SettingError, match="disk"):
+        open_cache(disk=object)
+    with pytest.raises(SettingError, match="coherence"):
+        open_cache(coherence="hope")
+
+
+def test_constants_keep_their_identity_on_their_way_to_another_process() -> None:
+    for constant in (ENOVAL, UNKNOWN):
+        assert pickle.loads(pickle.dumps(constant)) == constant
+    assert ENOVAL != UNKNOWN
+    assert repr(ENOVAL) == "ENOVAL"
+    assert set(EVICTION_POLICY) == {"none", "least-recently-stored", "least-recently-used", "least-frequently-used"}
+
+
+def shape(function: Any) -> list[tuple[str, Any]]:
+    """Return the parameters of a function, without keyword-only ones that were added."""
+    parameters = inspect.signature(function).parameters.values()
+    return [(one.name, str(one.default)) for one in parameters if one.kind is not one.KEYWORD_ONLY]
+
+
+@pytest.mark.parametrize(("ours", "name"), [(Cache, "Cache"), (FanoutCache, "FanoutCache"), (JSONDisk, "JSONDisk")])
+def test_the_signatures_are_those_of_diskcache(ours: type, name: str) -> None:
+    diskcache = pytest.importorskip("diskcache")
+    theirs = getattr(diskcache, name)
+    # Deques and indexes are not here yet; expire of a FanoutCache takes the time like that of a Cache, which it is.
+    later = {"FanoutCache": {"deque", "index", "expire"}}.get(name, set())
+    for method, function in inspect.getmembers(theirs, callable):
+        if (method.startswith("_") and method not in ("__init__", "__contains__", "__delitem__")) or method in later:
+            continue
+        expected, found = shape(function), shape(getattr(ours, method))
+        if ("kwargs", "<class 'inspect._empty'>") in expected or method == "__init__":
+            found, expected = [pair[:1] for pair in found], [pair[:1] for pair in expected]  # type: ignore[misc]
+        assert found[: len(expected)] == expected, method
+    for attribute, value in inspect.getmembers(theirs):
+        if isinstance(value, property) and not attribute.startswith("_"):
+            assert isinstance(getattr(ours, attribute), property), attribute
+
+
+def synchronous(cache: Cache) -> set[int]:
+    """Return what the writing connections of all shards have for PRAGMA synchronous."""
+    for number in range(50):
+        cache.set(("a key in each shard", number), 1)
+    return {store.connection.open().execute("PRAGMA synchronous").fetchone()[0] for store in cache._shards.stores}
+
+
+@few
+def test_durability_that_is_reset_within_a_transaction_is_in_force_after_it(open_cache: Opener) -> None:
+    cache = open_cache(durability="system")
+    assert synchronous(cache) == {1}
+    with cache.transact():
+        cache.reset("durability", "power")
+        cache["key"] = 1
+    assert synchronous(cache) == {3}
+    with cache.transact(), cache.transact():
+        cache.reset("durability", "process", update=False)
+    assert synchronous(cache) == {0}
+    assert open_cache().reset("durability") == "power"
+
+
+@few
+def test_a_setting_whose_transaction_is_rolled_back_is_what_it_was(open_cache: Opener) -> None:
+    cache = open_cache(durability="system")
+    before = {name: getattr(cache, name) for name in DEFAULT_SETTINGS}
+    with pytest.raises(KeyError), cache.transact():
+        cache.reset("cull_limit", 0)
+        cache.reset("durability", "power")
+        cache.reset("eviction_policy", "least-frequently-used")
+        assert (cache.reset("cull_limit"), cache.durability) == (0, "power")  # type: ignore[attr-defined]
+        raise KeyError
+    assert {name: getattr(cache, name) for name in DEFAULT_SETTINGS} == before
+    assert {name: cache.reset(name) for name in DEFAULT_SETTINGS} == before
+    assert synchronous(cache) == {1}
+    for store in cache._shards.stores:
+        assert {name: store.session.settings[name] for name in before} == before
+        assert store.session.policy.name == "least-recently-stored"
+
+
+@few
+def test_a_setting_is_what_the_transaction_round_one_that_was_rolled_back_made_it(open_cache: Opener) -> None:
+    cache = open_cache(cull_limit=7)  # this handle's; 10 is stored, or 7 where it makes the cache
+    with cache.transact():
+        cache.reset("size_limit", 1 << 20)
+        with pytest.raises(KeyError), cache.transact():
+            cache.reset("size_limit", 1 << 25)
+            cache.reset("cull_limit", 3)
+            raise KeyError
+    assert (cache.size_limit, cache.cull_limit) == (1 << 20, 7)  # type: ignore[attr-defined]
+    assert cache.reset("size_limit") == 1 << 20

@@ -1,0 +1,392 @@
+"""Waiting for the write lock, by a clock that only moves while somebody sleeps: pauses, deadlines, turns, interrupts."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from diskcache_like.coherence import write_lock
+from diskcache_like.coherence.generations import GenerationFile, Header
+from diskcache_like.coherence.native import NativeModule
+from diskcache_like.coherence.write_lock import (
+    FIRST_PAUSE,
+    FIRST_SLICE,
+    GRACE,
+    LONGEST_PAUSE,
+    LONGEST_SLICE,
+    PATIENCE,
+    SPINS,
+    YIELDS,
+    WriteLock,
+)
+from diskcache_like.errors import Timeout
+
+LIMIT = 60.0  # seconds after which a test gives up on another thread; no test waits for it to pass
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "cache.lock"
+
+
+class Waiting:
+    """A clock that only moves while somebody sleeps, as a sleep function and as the helper's futex."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.pauses: list[float] = []
+        self.at: dict[int, Callable[[], None]] = {}
+        self.woken = 0
+        self.header = memoryview(bytearray(4096)).cast("Q")
+        self.header[Header.WAKE] = 2**32 + 7
+
+    def clock(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        self.pauses.append(seconds)
+        self.at.get(len(self.pauses), lambda: None)()
+
+    def futex_wait(self, pointer: object, index: int, expected: int, timeout_us: int) -> int:
+        assert (index, expected) == (Header.WAKE, 7)
+        assert self.header[Header.WAITERS]
+        self.sleep(max(timeout_us, 1) / 1e6)
+        return errno.ETIMEDOUT
+
+    def futex_wake(self, pointer: object, index: int, waiters: int) -> int:
+        assert (index, waiters) == (Header.WAKE, 1)
+        assert self.header[Header.WAKE] == 2**32 + 8
+        self.woken += 1
+        return 0
+
+    def add(self, pointer: object, index: int, amount: int) -> int:
+        assert not self.header[Header.WAITERS]
+        self.header[index] += amount
+        return 0
+
+
+class FakeNative(NativeModule):
+    def __init__(self, waiting: Waiting) -> None:
+        self.load = lambda pointer, index: waiting.header[index]
+        self.add = waiting.add
+        self.futex_wait = waiting.futex_wait
+        self.futex_wake = waiting.futex_wake
+
+    def pointer(self, view: memoryview[int]) -> object:
+        return view
+
+
+@pytest.fixture
+def holder(path: Path) -> Iterator[WriteLock]:
+    made = WriteLock(path)
+    made.acquire(0)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def waiting() -> Waiting:
+    return Waiting()
+
+
+@pytest.fixture(params=["sleep", "futex"])
+def waiter(request: pytest.FixtureRequest, path: Path, waiting: Waiting) -> Iterator[WriteLock]:
+    made = WriteLock(path, clock=waiting.clock, sleep=waiting.sleep)
+    made.attach(waiting.header, FakeNative(waiting) if request.param == "futex" else None)
+    yield made
+    made.close()
+
+
+def test_the_deadline_is_for_the_whole_wait(holder: WriteLock, waiter: WriteLock, waiting: Waiting) -> None:
+    with pytest.raises(Timeout, match=r"within 0\.05\d s"):
+        waiter.acquire(0.05)
+    assert waiting.now - 1000.0 == pytest.approx(0.05, abs=2e-6)
+    assert waiter.contended()
+    assert not waiter.locked_by_me()
+    holder.release()
+    waiter.acquire(0)
+    waiter.release()
+
+
+def test_who_waits_tries_many_times_before_the_first_pause(
+    holder: WriteLock, waiter: WriteLock, waiting: Waiting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempts = 0
+
+    def counted(descriptor: int, operation: int) -> None:
+        nonlocal attempts
+        attempts += 1
+        if attempts == SPINS // 2:
+            holder.release()
+        fcntl.flock(descriptor, operation)
+
+    monkeypatch.setattr(write_lock, "flock", counted)
+    waiter.acquire(1.0)
+    waiter.release()
+    assert not waiting.pauses
+    assert not waiter.contended(), "nobody need wake who does not sleep"
+
+
+def test_who_waits_longer_offers_its_processor_before_the_first_pause(
+    holder: WriteLock, waiter: WriteLock, waiting: Waiting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offers: list[None] = []
+
+    def offered() -> None:
+        offers.append(None)
+        if len(offers) == YIELDS // 2:
+            holder.release()
+
+    monkeypatch.setattr(write_lock, "_yield", offered)
+    waiter.acquire(1.0)
+    waiter.release()
+    assert len(offers) == YIELDS // 2
+    assert not waiting.pauses
+
+
+@pytest.mark.parametrize("timeout", [PATIENCE / 3, None])
+def test_who_gets_the_processor_back_late_offers_it_no_more(
+    holder: WriteLock, waiter: WriteLock, waiting: Waiting, monkeypatch: pytest.MonkeyPatch, timeout: float | None
+) -> None:
+    offers: list[None] = []
+
+    def offered() -> None:
+        offers.append(None)
+        waiting.now += PATIENCE / 2
+
+    monkeypatch.setattr(write_lock, "_yield", offered)
+    waiting.at = {1: holder.release}
+    with contextlib.nullcontext() if timeout is None else pytest.raises(Timeout):
+        waiter.acquire(timeout)
+    assert len(offers) == (2 if timeout is None else 1)
+    if timeout is None:
+        waiter.release()
+
+
+def test_zero_seconds_are_one_attempt(holder: WriteLock, waiter: WriteLock, monkeypatch: pytest.MonkeyPatch) -> None:
+    attempts: list[int] = []
+
+    def refuse(descriptor: int, operation: int) -> None:
+        if operation & fcntl.LOCK_NB:
+            attempts.append(operation)
+        fcntl.flock(descriptor, operation)
+
+    monkeypatch.setattr(write_lock, "flock", refuse)
+    with pytest.raises(Timeout):
+        waiter.acquire(0)
+    assert len(attempts) <= 2, "and a last one after the announcement"
+
+
+def test_pauses_double_up_to_a_bound(holder: WriteLock, waiter: WriteLock, waiting: Waiting) -> None:
+    with pytest.raises(Timeout):
+        waiter.acquire(1.0)
+    slices = waiting.pauses[0] >= FIRST_SLICE
+    first, longest = (FIRST_SLICE, LONGEST_SLICE) if slices else (FIRST_PAUSE, LONGEST_PAUSE)
+    expected = first
+    for pause in waiting.pauses[:-2]:
+        assert pause == pytest.approx(expected, abs=1e-6)
+        expected = min(2 * expected, longest)
+    assert expected == longest
+
+
+def test_a_release_lowers_the_flag_and_wakes_one_but_only_if_somebody_waits(path: Path, waiting: Waiting) -> None:
+    mine = WriteLock(path)
+    mine.attach(waiting.header, FakeNative(waiting))
+    mine.acquire(0)
+    mine.release()
+    assert (waiting.woken, waiting.header[Header.WAKE]) == (0, 2**32 + 7)
+    mine.acquire(0)
+    waiting.header[Header.WAITERS] = 1
+    mine.release()
+    assert (waiting.woken, mine.contended()) == (1, False)
+    mine.close()
+
+
+def claims(waiting: Waiting) -> Callable[[], float]:
+    """Return what tells for how many seconds from now on newcomers queue."""
+    return lambda: waiting.header[Header.FAIRNESS_CLAIM] / 1e6 - waiting.now
+
+
+def test_who_has_waited_long_claims_a_turn_until_it_has_the_lock(
+    holder: WriteLock, waiter: WriteLock, waiting: Waiting
+) -> None:
+    claimed, seen = claims(waiting), []
+
+    def look() -> None:
+        seen.append((waiting.now - waiting.pauses[-1] - 1000.0, waiting.header[Header.FAIRNESS_CLAIM], claimed()))
+        if len(seen) == 100:
+            holder.release()
+
+    waiting.at = dict.fromkeys(range(1000), look)
+    waiter.acquire(None)
+    assert not waiting.header[Header.FAIRNESS_CLAIM], "its turn is over"
+    waiter.release()
+    patient = [turn for waited, turn, _ in seen if waited < PATIENCE - 1e-6]
+    assert patient
+    assert not any(patient)
+    impatient = [left for waited, _, left in seen if waited > PATIENCE + 1e-6]
+    assert impatient == pytest.approx([GRACE] * len(impatient), abs=3e-6), "the claim outlives each pause"
+
+
+def test_who_gives_up_ends_its_turn(holder: WriteLock, waiter: WriteLock, waiting: Waiting) -> None:
+    claimed: list[int] = []
+    waiting.at = dict.fromkeys(range(1000), lambda: claimed.append(waiting.header[Header.FAIRNESS_CLAIM]))
+    with pytest.raises(Timeout):
+        waiter.acquire(1.0)
+    assert any(claimed)
+    assert not waiting.header[Header.FAIRNESS_CLAIM]
+
+
+def test_a_turn_that_another_has_claimed_since_is_left_alone(
+    holder: WriteLock, waiter: WriteLock, waiting: Waiting
+) -> None:
+    def claim_and_release() -> None:
+        waiting.header[Header.FAIRNESS_CLAIM] += 5
+        holder.release()
+
+    waiting.at[200] = claim_and_release
+    waiter.acquire(None)
+    waiter.release()
+    assert waiting.header[Header.FAIRNESS_CLAIM]
+
+
+def test_a_newcomer_queues_while_a_turn_is_claimed(waiter: WriteLock, waiting: Waiting) -> None:
+    taken: list[bool] = []
+
+    def claim() -> None:
+        waiting.header[Header.FAIRNESS_CLAIM] = int((waiting.now + LONGEST_SLICE) * 1e6)
+        taken.append(waiter.locked_by_me())
+
+    claim()
+    waiting.at = dict.fromkeys(range(1000), claim)
+    waiter.acquire(None)
+    waiter.release()
+    assert len(taken) > 1
+    assert not any(taken)
+    assert waiting.now - 1000.0 == pytest.approx(PATIENCE, abs=1e-3), "and no longer than that"
+
+
+def test_a_newcomer_comes_when_the_turn_is_over(waiter: WriteLock, waiting: Waiting) -> None:
+    waiting.header[Header.FAIRNESS_CLAIM] = int((waiting.now + LONGEST_SLICE) * 1e6)
+    waiting.at[1] = lambda: waiting.header.__setitem__(Header.FAIRNESS_CLAIM, 0)
+    waiter.acquire(None)
+    waiter.release()
+    assert len(waiting.pauses) == 1
+
+
+def test_a_newcomer_that_is_woken_comes_at_once_and_has_the_next_one_woken(path: Path, waiting: Waiting) -> None:
+    class Woken(Waiting):
+        def futex_wait(self, pointer: object, index: int, expected: int, timeout_us: int) -> int:
+            super().futex_wait(pointer, index, expected, timeout_us)
+            self.header[Header.WAITERS] = 0  # as the releaser did
+            return 0
+
+    waking = Woken()
+    waking.header[Header.FAIRNESS_CLAIM] = int((waking.now + LONGEST_SLICE) * 1e6)
+    newcomer = WriteLock(path, clock=waking.clock, sleep=waking.sleep)
+    newcomer.attach(waking.header, FakeNative(waking))
+    newcomer.acquire(None)
+    assert len(waking.pauses) == 1
+    assert newcomer.contended()
+    newcomer.release()
+    assert waking.woken == 1
+    newcomer.close()
+
+
+def test_zero_seconds_wait_for_no_turn(waiter: WriteLock, waiting: Waiting) -> None:
+    waiting.header[Header.FAIRNESS_CLAIM] = int((waiting.now + LONGEST_SLICE) * 1e6)
+    waiter.acquire(0)
+    waiter.release()
+    assert not waiting.pauses
+
+
+@pytest.mark.parametrize("turn", [1, 10**9 - 1, 1001 * 10**6, 2**63 + 5, 2**64 - 1])
+def test_a_claim_that_ran_out_or_is_damaged_delays_nobody(waiter: WriteLock, waiting: Waiting, turn: int) -> None:
+    waiting.header[Header.FAIRNESS_CLAIM] = turn
+    waiter.acquire(None)
+    waiter.release()
+    assert not waiting.pauses
+    assert not waiting.header[Header.FAIRNESS_CLAIM]
+
+
+def test_a_thread_that_waits_for_another_claims_a_turn_as_well(path: Path) -> None:
+    file = GenerationFile.create(path.with_name("cache.gen"), 16)
+    header, held = file.header, WriteLock(path)
+    held.attach(header, None)
+    held.acquire(0)
+
+    def take() -> None:
+        held.acquire(LIMIT)
+        held.release()
+
+    other = threading.Thread(target=take)
+    other.start()
+    while not header[Header.FAIRNESS_CLAIM] and other.is_alive():
+        pass
+    assert header[Header.FAIRNESS_CLAIM]
+    held.release()
+    other.join(LIMIT)
+    assert not header[Header.FAIRNESS_CLAIM]
+    held.close()
+    file.close()
+
+
+def test_without_a_deadline_it_waits_until_the_lock_is_free(
+    holder: WriteLock, waiter: WriteLock, waiting: Waiting
+) -> None:
+    waiting.at[5000] = holder.release
+    waiter.acquire(None)
+    assert len(waiting.pauses) == 5000
+    waiter.release()
+
+
+def test_no_clock_and_no_pause_when_free(path: Path) -> None:
+    def never() -> float:
+        raise AssertionError
+
+    free = WriteLock(path, clock=never, sleep=lambda _: None)
+    free.acquire(1.0)
+    free.release()
+    free.close()
+
+
+def test_an_interrupt_while_waiting_leaves_nothing_held(holder: WriteLock, waiter: WriteLock, waiting: Waiting) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    waiting.at[3] = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        waiter.acquire(10)
+    assert not waiter.locked_by_me()
+    holder.release()
+    holder.acquire(0)
+    holder.release()
+    waiter.acquire(0)
+    waiter.release()
+
+
+def test_an_interrupt_just_after_the_kernel_granted_it_gives_it_back(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def granted_then_interrupted(descriptor: int, operation: int) -> None:
+        fcntl.flock(descriptor, operation)
+        if operation != fcntl.LOCK_UN:
+            raise KeyboardInterrupt
+
+    mine, other = WriteLock(path), WriteLock(path)
+    with monkeypatch.context() as patch:
+        patch.setattr(write_lock, "flock", granted_then_interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            mine.acquire(1)
+    other.acquire(0)
+    other.release()
+    mine.acquire(0)
+    mine.close()
+    other.close()

@@ -1,0 +1,1 @@
+"""How keys and values become bytes and come back: canonical keys, codecs, records, serializers, arrays."""

@@ -1,0 +1,118 @@
+"""Records: what is packed is unpacked, and whatever was changed or moved since is noticed."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from diskcache_like.crypto.signing import Signer
+from diskcache_like.encoding.record import MODE_BINARY, MODE_PICKLE, MODE_RAW, SIMPLE, Record, pack, pack_simple, unpack
+from diskcache_like.errors import DecodeError, SignatureError
+
+SIGNER, OTHER = Signer(b"one secret of 16 bytes and more"), Signer(b"another secret of 16 bytes and more")
+NAME = "ab/cd/" + "0" * 28 + ".val"
+
+signers = st.sampled_from([None, SIGNER])
+stored_keys = st.binary(max_size=100)
+records = st.builds(
+    Record,
+    mode=st.sampled_from([MODE_RAW, MODE_BINARY, MODE_PICKLE]),
+    payload=st.binary(max_size=200),
+    expire=st.none() | st.floats(allow_nan=False),
+    tag=st.none() | st.binary(min_size=1, max_size=50),
+    file=st.none() | st.just(NAME),
+    size=st.integers(0, 2**64 - 1),
+)
+
+SAMPLES = [
+    Record(MODE_RAW, b"payload"),
+    Record(MODE_RAW, b""),
+    Record(MODE_RAW, b"payload", 1.7e9, b"tag"),
+    Record(MODE_BINARY, b"\0\1\2\3", None, None, NAME, 50_000),
+    Record(MODE_PICKLE, b"\x80\x05.", 0.0, b"\0"),
+]
+
+
+@given(stored_keys, records, signers)
+def test_what_is_packed_is_unpacked(stored: bytes, record: Record, signer: Signer | None) -> None:
+    found = unpack(stored, pack(stored, record, signer), signer, required=signer is not None)
+    simple = signer is None and record[:1] + record[2:5] == (MODE_RAW, None, None, None)
+    assert found == record._replace(signed=signer is not None, size=0 if simple else record.size)
+    assert str(found.expire) == str(record.expire), "-0.0 stays -0.0"
+
+
+@given(stored_keys, st.binary(max_size=200))
+def test_a_value_without_metadata_is_packed_in_five_bytes_more(stored: bytes, payload: bytes) -> None:
+    blob = pack_simple(stored, payload)
+    assert blob == pack(stored, Record(MODE_RAW, payload))
+    assert len(blob) == len(payload) + 5
+    assert blob[0] == SIMPLE
+    assert unpack(stored, blob).payload == payload
+
+
+@pytest.mark.parametrize("signer", [None, SIGNER], ids=["checked", "signed"])
+@pytest.mark.parametrize("record", SAMPLES, ids=str)
+def test_every_flipped_bit_is_noticed(record: Record, signer: Signer | None) -> None:
+    stored = b"\xa3key"
+    blob = pack(stored, record, signer)
+    for position in range(len(blob)):
+        for bit in range(8):
+            changed = bytearray(blob)
+            changed[position] ^= 1 << bit
+            with pytest.raises(DecodeError):
+                unpack(stored, bytes(changed), signer, required=signer is not None)
+
+
+@given(stored_keys, stored_keys, records, signers)
+def test_a_record_moved_to_another_key_is_noticed(
+    one: bytes, other: bytes, record: Record, signer: Signer | None
+) -> None:
+    blob = pack(one, record, signer)
+    if one != other:
+        with pytest.raises(DecodeError):
+            unpack(other, blob, signer)
+
+
+@given(stored_keys, records, signers, st.data())
+def test_a_cut_or_padded_record_is_noticed(
+    stored: bytes, record: Record, signer: Signer | None, data: st.DataObject
+) -> None:
+    blob = pack(stored, record, signer)
+    cut = data.draw(st.integers(0, len(blob) - 1))
+    padding = data.draw(st.binary(min_size=1, max_size=20))
+    for changed in (blob[:cut], blob[len(blob) - cut :], blob + padding, padding + blob):
+        with pytest.raises(DecodeError):
+            unpack(stored, changed, signer, required=signer is not None)
+
+
+@given(stored_keys, st.binary(max_size=300), signers)
+def test_garbage_is_refused_by_its_own_error(stored: bytes, blob: bytes, signer: Signer | None) -> None:
+    with pytest.raises(DecodeError):
+        unpack(stored, blob, signer, required=signer is not None)
+
+
+@pytest.mark.parametrize("blob", [None, "text", 5, 1.5, bytearray(10), memoryview(b"x" * 10)], ids=type)
+def test_what_is_no_blob_is_refused(blob: object) -> None:
+    with pytest.raises(DecodeError, match="BLOB"):
+        unpack(b"key", blob)
+
+
+@given(stored_keys, records)
+def test_an_authenticated_record_needs_its_secret(stored: bytes, record: Record) -> None:
+    blob = pack(stored, record, SIGNER)
+    for signer in (None, OTHER):
+        with pytest.raises(SignatureError):
+            unpack(stored, blob, signer)
+    with pytest.raises(SignatureError):
+        unpack(stored, pack(stored, record), SIGNER, required=True)
+    assert unpack(stored, pack(stored, record), SIGNER).payload == record.payload, "where none is required"
+
+
+@pytest.mark.parametrize("record", SAMPLES, ids=str)
+def test_a_record_cannot_pass_for_one_without_signature(record: Record) -> None:
+    blob = bytearray(pack(b"key", record, SIGNER))
+    blob[1] &= ~1
+    for required in (False, True):
+        with pytest.raises(DecodeError):
+            unpack(b"key", bytes(blob), SIGNER, required)

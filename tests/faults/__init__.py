@@ -1,0 +1,1 @@
+"""What goes wrong by itself: full disks, damage, crashes, power loss, signal handlers that raise."""

@@ -1,0 +1,1 @@
+"""Locks, throttles, barriers, averages and stampede protection."""

@@ -1,0 +1,1 @@
+"""What an attacker may try, and what secrets keep from him: forging, planting, signing, encryption."""

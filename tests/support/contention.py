@@ -1,0 +1,54 @@
+"""Do the same work in every thread of several processes at once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from diskcache_like import Cache, FanoutCache
+
+from .workers import Crew, Link, ready
+
+PROCESSES = 8
+THREADED = (2, 8)  # processes, and threads in each
+Work = Callable[[Cache, int], Any]
+
+
+def opened(directory: Path, kind: str, **settings: Any) -> Cache:
+    """Open a handle; its writes wait for as long as another test might still be at work."""
+    if kind == "fanout":
+        return FanoutCache(directory, shards=4, timeout=60, durability="process", **settings)
+    return Cache(directory, durability="process", **settings)
+
+
+def run_threads(link: Link, number: int, directory: Path, kind: str, threads: int, work: Work) -> list[Any]:
+    """Run `work(cache, thread's number)` in threads on one handle; return what each returned."""
+    found: list[Any] = [None] * threads
+
+    def run(index: int) -> None:
+        try:
+            found[index] = work(cache, number * threads + index)
+        except BaseException as error:
+            found[index] = error
+
+    with opened(directory, kind) as cache:
+        ready(link)
+        running = [threading.Thread(target=run, args=(index,)) for index in range(threads)]
+        for thread in running:
+            thread.start()
+        for thread in running:
+            thread.join()
+    for each in found:
+        if isinstance(each, BaseException):
+            raise each
+    return found
+
+
+def everywhere(crew: Crew, directory: Path, kind: str, layout: tuple[int, int], work: Work) -> list[Any]:
+    """Run `work` in every thread of every process at once; return what all of them returned."""
+    processes, threads = layout
+    workers = crew.start_many(processes, run_threads, directory, kind, threads, work)
+    crew.together(workers)
+    return sum(crew.results(workers), [])

@@ -1,0 +1,1 @@
+"""The fault rig itself: that it finds what is wrong, and nothing else."""

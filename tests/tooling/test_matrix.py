@@ -1,0 +1,110 @@
+"""The version matrix: which Pythons it finds, what it reads from a run, and that nothing that failed is passed over."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from prove.system.sqlite_builds import ORIGINS
+from tools.matrix import __main__ as command
+from tools.matrix import interpreters
+from tools.matrix.interpreters import Interpreter
+from tools.matrix.runs import Result, _read_proofs, _read_tests
+
+THIS = Interpreter(sys.executable, "3.13.0", free_threaded=False, sqlite="3.40.1")
+OTHER = THIS._replace(version="3.14.0", free_threaded=True)
+
+
+def test_a_python_is_asked_what_it_is() -> None:
+    found = Interpreter.probe(sys.executable)
+    assert found is not None
+    assert str(found).startswith(f"{sys.version_info.major}.{sys.version_info.minor}.")
+    assert Interpreter.probe("/nowhere/python3.13") is None
+    assert Interpreter.probe("/bin/false") is None, "such as a name of pyenv's without a version behind it"
+
+
+def test_of_each_kind_the_first_that_starts_is_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("3.12.1", "3.12.10", "3.9.1", "3.13.5t", "3.13-dev"):
+        (tmp_path / "versions" / name / "bin").mkdir(parents=True)
+    asked: list[str] = []
+
+    def probe(path: str) -> Interpreter | None:
+        asked.append(path)
+        name = path.split("/")[-3]
+        starts = name[0] == "3" and "dev" not in name
+        return THIS._replace(version=name.rstrip("t"), free_threaded=name[-1] == "t") if starts else None
+
+    monkeypatch.setattr(Interpreter, "probe", probe)
+    monkeypatch.setenv("PYENV_ROOT", str(tmp_path))
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert [str(one) for one in interpreters.found()] == ["3.12.10", "3.13.5t"]
+    assert not [path for path in asked if "3.9.1" in path]
+
+
+def test_the_first_python_runs_with_every_sqlite() -> None:
+    pairs = list(command.combinations([THIS, OTHER], None))
+    assert pairs[0] == (THIS, "own")
+    assert pairs[-1] == (OTHER, "own")
+    assert len(pairs) == 2 + len(ORIGINS)
+    assert list(command.combinations([THIS, OTHER], ["3.54.1"])) == [(THIS, "3.54.1"), (OTHER, "3.54.1")]
+
+
+def test_a_report_of_tests_is_counted_with_the_reasons_of_what_was_skipped(tmp_path: Path) -> None:
+    report = tmp_path / "report.xml"
+    report.write_text(
+        '<testsuites><testsuite><testcase classname="a" name="b"/><testcase classname="a" name="c">'
+        '<skipped message="no server"/></testcase><testcase classname="a" name="d"><failure message="assert 1&#10;2"/>'
+        '</testcase><testcase classname="" name="a.py"><error message=""/></testcase></testsuite></testsuites>'
+    )
+    found = _read_tests(report)
+    assert (found.passed, found.failed, found.skipped) == (1, ["a::d: assert 1", "::a.py: "], Counter({"no server": 1}))
+    assert str(found) == "1 passed, 2 failed, 1 skipped"
+
+
+def test_a_report_of_proofs_is_counted_with_the_seed_of_what_failed(tmp_path: Path) -> None:
+    report, held = tmp_path / "report.json", {"name": "x", "skipped": "", "held": True, "violations": []}
+    proofs = [
+        held,
+        {**held, "skipped": "needs a mount"},
+        {**held, "held": False, "violations": [[3, "long\nlost"]]},
+        {**held, "held": False},
+    ]
+    report.write_text(json.dumps({"seed": 7, "proofs": proofs}))
+    found = _read_proofs(report)
+    assert (found.passed, found.skipped) == (1, Counter({"x: needs a mount": 1}))
+    assert found.failed == ["x, seed 7: lost", "x, seed 7: found nothing"]
+
+
+def test_rows_tell_results_failures_and_what_was_not_run() -> None:
+    rows = [
+        command.Row("3.13.0", "3.40.1", ("polars>=1",), Result(5, ["t: no"], Counter({"why": 2}))),
+        command.Row("3.13.0", "3.54.1", reason="needs cargo"),
+    ]
+    *_, first, second = command.table(rows).splitlines()
+    assert first == "| 3.13.0 | 3.40.1 | 5 passed, 1 failed, 2 skipped | - | polars>=1 |"
+    assert second == "| 3.13.0 | 3.54.1 | not run: needs cargo | - | - |"
+    assert list(command.details(rows)) == ["Python 3.13.0, SQLite 3.40.1: t: no", "skipped: why"]
+
+
+def test_a_run_that_failed_fails_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["matrix", "--python", sys.executable, "--sqlite", "own"])
+    monkeypatch.setattr(command, "run", lambda *_: command.Row("x", "y", tests=Result(1, ["broken"])))
+    assert command.main() == command.FAILED
+    monkeypatch.setattr(command, "run", lambda *_: command.Row("x", "y", tests=Result(1)))
+    assert command.main() == command.HELD
+
+
+def test_a_python_that_does_not_start_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["matrix", "--python", "/nowhere/python"])
+    with pytest.raises(SystemExit, match="--python /nowhere/python: it does not start"):
+        command.main()
+
+
+def test_requirements_come_from_the_project() -> None:
+    wanted = interpreters.requirements()
+    assert "msgpack>=1.0.5" in wanted
+    assert any(one.startswith("hypothesis") for one in wanted)

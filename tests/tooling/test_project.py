@@ -1,0 +1,99 @@
+"""The project itself: what it ships, what importing it costs, and that its README and Makefile tell the truth."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+import subprocess
+import sys
+import tomllib
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+import diskcache_like
+
+from ..support.project import ROOT
+
+README = ROOT / "README.md"
+
+# Optional dependencies, and parts of the standard library that are slow to import and needed by few callers.
+IMPORTED_LATE = {
+    "asyncio",
+    "cffi",
+    "cryptography",
+    "django",
+    "multiprocessing",
+    "redis",
+    "rich",
+    "zstandard",
+}
+
+
+def test_version_is_the_installed_one() -> None:
+    assert diskcache_like.__version__ == importlib.metadata.version("diskcache-like")
+
+
+def test_version_is_written_once() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert "version" in project["dynamic"]
+    written = [
+        path.relative_to(ROOT).as_posix()
+        for path in (*ROOT.glob("*.*"), *(ROOT / "diskcache_like").rglob("*.py"), ROOT / "docs" / "conf.py")
+        if path.is_file()
+        and path.suffix in {".cfg", ".ini", ".py", ".toml"}
+        and re.search(rf"""["'= ]{re.escape(diskcache_like.__version__)}["'\s]""", path.read_text())
+    ]
+    assert written == ["diskcache_like/__init__.py"]
+
+
+def test_msgpack_is_the_only_hard_dependency() -> None:
+    requirements = importlib.metadata.requires("diskcache-like") or []
+    hard = [requirement for requirement in requirements if "extra ==" not in requirement]
+    assert [re.match(r"[\w-]+", requirement)[0] for requirement in hard] == ["msgpack"]  # type: ignore[index]
+
+
+def test_types_are_shipped() -> None:
+    assert files("diskcache_like").joinpath("py.typed").is_file()
+
+
+def test_import_is_light() -> None:
+    program = "import sys, diskcache_like; print(*{name.partition('.')[0] for name in sys.modules})"
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert not IMPORTED_LATE & set(done.stdout.split())
+
+
+def test_readme_example_runs(tmp_path: Path) -> None:
+    example = re.search(r"^```python\n(.*?)^```", README.read_text(), re.DOTALL | re.MULTILINE)
+    assert example, "README.md has no ```python block"
+    subprocess.run([sys.executable, "-W", "error", "-c", example[1]], check=True, cwd=tmp_path, timeout=60)
+
+
+def test_make_help_lists_every_target() -> None:
+    text = (ROOT / "Makefile").read_text()
+    phony = re.search(r"^\.PHONY: (.*)$", text, re.MULTILINE)
+    assert phony
+    listed = subprocess.run(["make", "help"], check=True, capture_output=True, text=True, cwd=ROOT).stdout
+    told = set(re.findall(r"^make (\S+)", listed, re.MULTILINE))
+    assert told == set(phony[1].split()) - {"venv-module"}
+    assert {"demo", "test", "lint", "types", "imports", "unit", "docs", "bench-quick", "clean"} <= told
+
+
+@pytest.mark.parametrize("name", ["LICENSE", "README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"])
+def test_document_is_there(name: str) -> None:
+    assert (ROOT / name).stat().st_size > 0
+
+
+@pytest.mark.parametrize(
+    ("folder", "forbidden"),
+    [
+        ("tests/support", r"from (\.\.|tests\.(?!support)|prove|tools)"),
+        ("prove", r"from (tests\.(?!support)|tools)"),
+        ("tools", r"from tests\.(?!support)"),
+    ],
+)
+def test_what_tests_share_imports_no_test(folder: str, forbidden: str) -> None:
+    importing = re.compile(rf"^\s*{forbidden}", re.MULTILINE)
+    found = [path for path in (ROOT / folder).rglob("*.py") if importing.search(path.read_text())]
+    assert found == []

@@ -1,0 +1,86 @@
+"""What type checkers know of decorated functions; `make lint` checks this file, and running it checks the objects."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, assert_type
+
+from diskcache_like import Cache, FanoutCache, Lock, barrier, memoize_stampede, throttle
+from diskcache_like.operations.memoize import CacheInfo
+
+from ..support.cache_kinds import one
+
+
+def add(number: int, text: str = "", *, flag: bool = False) -> list[str]:
+    return [text] * (number + flag)
+
+
+async def fetch(number: int) -> str:
+    return str(number)
+
+
+@one
+def test_a_memoized_function_keeps_its_types(cache: Cache) -> None:
+    for memoized in (cache.memoize()(add), memoize_stampede(cache, 60)(add)):
+        assert_type(memoized(1, "x", flag=True), list[str])
+        assert_type(memoized.__wrapped__(1), list[str])
+        assert_type(memoized.invalidate(1, text="x", flag=True), bool)
+        assert_type(memoized.cache_info(), CacheInfo)
+        memoized.__cache_key__(1, "x")
+    assert memoized.__wrapped__ is add
+    if memoized.__name__ != "add":  # not run: what follows is refused by type checkers
+        memoized("1")  # type: ignore[arg-type]
+        memoized(1, flags=True)  # type: ignore[call-arg]
+        memoized.invalidate()  # type: ignore[call-arg]
+        memoized.__cache_key__(None)  # type: ignore[arg-type]
+
+
+@one
+def test_a_memoized_coroutine_function_keeps_its_types(cache: Cache) -> None:
+    async def main() -> None:
+        for memoized in (cache.memoize(expire=5)(fetch), memoize_stampede(cache, 60)(fetch)):
+            call: Callable[[int], Coroutine[Any, Any, str]] = memoized
+            assert call is memoized
+            assert_type(await memoized(number=1), str)
+            assert_type(memoized.invalidate(1), bool)
+        if memoized.__name__ != "fetch":
+            await memoized("1")  # type: ignore[arg-type]
+
+    asyncio.run(main())
+
+
+@one
+def test_a_memoized_method_is_bound(cache: Cache) -> None:
+    class Scaled(tuple[int]):
+        __slots__ = ()
+
+        @cache.memoize(name="by")
+        def by(self, number: int) -> float:
+            return float(self[0] * number)
+
+        @staticmethod
+        @memoize_stampede(cache, 60)
+        def double(number: int) -> int:
+            return 2 * number
+
+    two = Scaled((2,))
+    assert_type(two.by(3), float)
+    assert_type(Scaled.by(two, 3), float)
+    assert_type(Scaled.by.invalidate(two, 3), bool)
+    assert_type(Scaled.double(3), int)
+
+
+@one
+def test_throttled_and_fenced_functions_keep_their_types(cache: Cache) -> None:
+    for limit in (throttle(cache, 100, 1), barrier(cache, Lock)):
+        assert_type(limit(add)(1, flag=True), list[str])
+        assert_type(asyncio.run(limit(fetch)(1)), str)
+    if cache.directory == "":
+        throttle(cache, 1, 1)(add)("1")  # type: ignore[arg-type]
+        barrier(cache, Lock)(fetch)()  # type: ignore[call-arg, unused-coroutine]
+
+
+def fanout_too(cache: FanoutCache) -> None:
+    """Show that what holds for Cache holds for its subclass; never called."""
+    assert_type(cache.memoize("name", True, 5, "tag", {0, "text"})(add)(1), list[str])
