@@ -16,6 +16,7 @@ import time
 import weakref
 from collections.abc import Callable
 from fcntl import LOCK_EX, LOCK_NB, LOCK_UN, flock
+from operator import itemgetter
 from pathlib import Path
 from threading import get_ident
 from types import FrameType
@@ -96,6 +97,7 @@ class WriteLock:
         "_quiescer",
         "_sleep",
         "_thread",
+        "_waiting_threads",
         "path",
         "recoveries",
         "torn",
@@ -117,6 +119,7 @@ class WriteLock:
         # before an attribute of ours could record the owner.
         self._thread = threading.RLock()
         self._owner = 0
+        self._waiting_threads: dict[int, float] = {}  # since when each thread that has not got it at once waits
         self.recoveries = 0  # how often `abort_interrupted` released it for a call that an exception ended too early
         self._quiescer = 0  # the thread that keeps the others away while it forks
         self.torn = False  # abandoned in the child of a process in which another thread held it
@@ -146,6 +149,8 @@ class WriteLock:
         try:
             header = self._header
             wait = self._queue_behind_claim(header, timeout) if header is not None and header[_RESERVATION] else None
+            if self._waiting_threads:
+                wait = self._let_threads_run(wait or _Wait(self._clock(), timeout))
             if not self._thread.acquire(False):
                 wait = self._wait_for_thread(wait or _Wait(self._clock(), timeout))
             try:
@@ -306,13 +311,38 @@ class WriteLock:
         if get_ident() in (self._owner, self._quiescer) or self._is_interrupted():
             raise self._already_held()
         now, pause = wait.started, PATIENCE
-        while True:
-            if self._thread.acquire(True, max(0.0, min(pause, wait.deadline - now))):
-                return wait
-            now, pause = self._clock(), min(2 * pause, LONGEST_THREAD_SLICE)
-            if now >= wait.deadline:
-                raise self._timed_out(wait)
-            self._claim_fairness(wait, now, min(pause, LONGEST_SLICE))
+        try:
+            while True:
+                self._waiting_threads[get_ident()] = wait.started
+                if self._thread.acquire(True, max(0.0, min(pause, wait.deadline - now))):
+                    return wait
+                now, pause = self._clock(), min(2 * pause, LONGEST_THREAD_SLICE)
+                if now >= wait.deadline:
+                    raise self._timed_out(wait)
+                self._claim_fairness(wait, now, min(pause, LONGEST_SLICE))
+        finally:
+            self._waiting_threads.pop(get_ident(), None)
+
+    # Why no thread starves for want of the interpreter. A waiter that is woken, or whose pause ends, needs the GIL
+    # before it can take the lock or make a claim. It asks for the GIL only when nobody has let it go for a whole switch
+    # interval, and a thread that takes the lock again and again lets it go for a microsecond at every system call: too
+    # short for the waiter to be there in time, and enough to begin its interval anew. So a newcomer that finds a thread
+    # which has waited for PATIENCE sleeps, which gives the GIL away for certain. `_waiting_threads` can only delay
+    # others: each thread changes its own item, in one step of the interpreter's, and an item that a signal handler left
+    # behind costs one newcomer PATIENCE.
+
+    def _let_threads_run(self, wait: _Wait) -> _Wait:
+        """Sleep for at most PATIENCE while a thread of this process waits that has waited for as long as that."""
+        waiting = self._waiting_threads
+        began = now = self._clock()
+        thread, since = min(list(waiting.items()), key=itemgetter(1), default=(0, now))
+        while waiting.get(thread) == since <= now - PATIENCE and now < wait.deadline:
+            if now - began >= PATIENCE:
+                waiting.pop(thread, None)  # a waiter that is there puts it back when it looks again
+                break
+            self._sleep(min(LONGEST_PAUSE, wait.deadline - now))
+            now = self._clock()
+        return wait
 
     def _is_interrupted(self) -> bool:
         """Tell whether a signal handler has interrupted one of the lock's own steps and now begins another.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -27,6 +28,7 @@ CROWDED = 5.0  # seconds that any of many writers may have to wait who all write
 ROUNDS = 15  # writes of the polite one in a case
 PAUSE = 0.004  # seconds between them at most
 HOLDS = (0.0, 0.0005, 0.002, 0.005)  # seconds for which a hog holds the lock each time
+SWITCH = 1e-4  # seconds; less than every hold but none
 LONG = 10.0  # seconds from which on a run is a long one, with all processes
 CROWD, SMALL_CROWD = 64, 8
 SPELL = 0.5  # seconds that a crowd works, and longer until each has had its turns
@@ -151,6 +153,9 @@ def be_hog(link: Link, meeting: Meeting, directory: Path, end: Words) -> int:
 def be_polite(link: Link, meeting: Meeting, directory: Path, end: Words, seed: int) -> tuple[float, int]:
     """Write now and then; return the longest wait, and how often a hog in this process took the lock."""
     chance, turns = random.Random(seed), [0]
+    # A thread asks for the GIL when nobody has let it go for this long. A hog that let it go more often, but for a
+    # microsecond only, would keep it from a thread that does not even wait for the lock.
+    sys.setswitchinterval(SWITCH)
     with meeting.opened(directory, 1) as cache:
         beside = Thread(target=lambda: turns.append(meeting.hog(cache, end)))
         ready(link)

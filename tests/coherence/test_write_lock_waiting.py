@@ -338,6 +338,53 @@ def test_a_thread_that_waits_for_another_claims_a_turn_as_well(path: Path) -> No
     file.close()
 
 
+def test_a_newcomer_sleeps_while_another_thread_has_waited_long(path: Path, waiting: Waiting) -> None:
+    lock, got = WriteLock(path, clock=waiting.clock, sleep=waiting.sleep), threading.Event()
+    lock.acquire(0)
+
+    def wait_for_it() -> None:
+        lock.acquire(LIMIT)
+        got.set()
+        lock.release()
+
+    def let_it_have_it() -> None:
+        got.wait(LIMIT)
+
+    thread = threading.Thread(target=wait_for_it)
+    thread.start()
+    while not lock._waiting_threads and thread.is_alive():
+        pass
+    waiting.now += PATIENCE
+    waiting.at[1] = let_it_have_it
+    lock.release()
+    lock.acquire(LIMIT)
+    assert got.is_set()
+    assert waiting.pauses == [LONGEST_PAUSE]
+    lock.release()
+    thread.join(LIMIT)
+    assert not lock._waiting_threads
+    lock.close()
+
+
+def test_a_waiting_thread_that_is_gone_delays_one_newcomer_at_most(waiter: WriteLock, waiting: Waiting) -> None:
+    waiter._waiting_threads[1] = waiting.now - 2 * PATIENCE
+    waiter.acquire(None)
+    assert PATIENCE <= sum(waiting.pauses) <= PATIENCE + 2 * LONGEST_PAUSE
+    waiter.release()
+    waiting.pauses.clear()
+    waiter.acquire(None)
+    assert not waiting.pauses
+    waiter.release()
+
+
+def test_zero_seconds_let_no_thread_run(waiter: WriteLock, waiting: Waiting) -> None:
+    waiter._waiting_threads[1] = waiting.now - 2 * PATIENCE
+    waiter.acquire(0)
+    assert not waiting.pauses
+    assert waiter._waiting_threads
+    waiter.release()
+
+
 def test_without_a_deadline_it_waits_until_the_lock_is_free(
     holder: WriteLock, waiter: WriteLock, waiting: Waiting
 ) -> None:
