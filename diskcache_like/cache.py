@@ -8,6 +8,7 @@ layer first: an entry there is valid only while its slot still has the generatio
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import os
 import weakref
@@ -26,7 +27,7 @@ from .entries.loading import ENOVAL, EXPIRED, Loader
 from .entries.metrics import Metrics
 from .entries.row_codec import Expiry, Location, RowCodec, discard, tag_of, with_metadata
 from .entries.session import Opening, Session
-from .errors import CacheError, DecodeError, DiskFull, Timeout
+from .errors import CacheError, DecodeError, DirectoryError, DiskFull, Timeout
 from .operations import memoize as memoizing
 from .operations.administration import Administration
 from .operations.call_keys import CallKeys
@@ -377,20 +378,19 @@ class Cache(Queues, Streams, Administration):
         stored = 0
         for batch in batches(pairs, SET_MANY_BATCH):
             try:
-                stored += self._set_batch(batch, expiry, encoded_tag, self._wait(retry))
+                stored += self._set_batch(((*pair, expiry, encoded_tag) for pair in batch), self._wait(retry))
             except Timeout as error:
                 return self._failed(stored + getattr(error, "count", 0))
         return stored
 
-    def _set_batch(
-        self, pairs: list[tuple[Any, Any]], expiry: float | None, tag: bytes | None, wait: float | None
-    ) -> int:
+    def _set_batch(self, items: Iterable[tuple[Any, Any, float | None, bytes | None]], wait: float | None) -> int:
+        """Store (key, value, expiry, encoded tag) of each item, a transaction per shard; return how many fit."""
         rows = self._rows
         groups: dict[Store, list[tuple[int, bytes, bytes | Row]]] = {}
         written: list[tuple[Store, Stored]] = []
         count = 0
         try:
-            for key, value in pairs:
+            for key, value, expiry, tag in items:
                 stored_key, h, store = location = rows.locate(key)
                 encoded = rows.encode(store, value, False, key)
                 written.append((store, encoded))
@@ -411,6 +411,25 @@ class Cache(Queues, Streams, Administration):
             error.count = count  # type: ignore[attr-defined]  # what other shards have stored by now
             raise
         return count
+
+    def copy_to(self, target: Cache) -> int:
+        """Store every live entry in `target`, with its expiry and tag, in order of insertion; return how many.
+
+        `target` may have another codec, other settings, or another number of shards. What it has under the same key is
+        replaced. Entries that can never fit its size limit are left out. An entry that is written while this runs may
+        be copied as it was before. Named children of a FanoutCache are caches of their own and are not copied. Each
+        batch of 1,000 entries per shard is atomic, and waits for the write lock without limit.
+        """
+        if os.path.realpath(target.directory) == os.path.realpath(self.directory):
+            raise DirectoryError(errno.EINVAL, "a cache cannot be copied to itself; give another one", self.directory)
+        return sum(target._set_batch(self._items(batch), None) for batch in batches(self, SET_MANY_BATCH))
+
+    def _items(self, keys_: Iterable[Any]) -> Iterator[tuple[Any, Any, float | None, bytes | None]]:
+        """Yield (key, value, expiry, encoded tag) of those keys that have a live entry."""
+        for key in keys_:
+            entry = self.get_entry(key)
+            if entry is not None:
+                yield key, entry.value, entry.expire_time, keys.encode_tag(entry.tag)
 
     def add(
         self,
