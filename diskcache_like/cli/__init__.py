@@ -1,5 +1,10 @@
-"""The command line, `python -m diskcache_like`.
+"""The command line, `diskcache-like` or `python -m diskcache_like`.
 
-- `main`: the parser, and the commands `stats`, `check` and `clear`; `demo`, `migrate`: the other two
-- `terminal`: progress bars and tables
+- `main`: the parser of all commands, errors and exit codes
+- `entries`: `get`, `set`, `delete`, `keys`, `evict` and `sizes`
+- `whole`: `stats`, `watch`, `check` and `clear`
+- `transfer`: `export`, `import` and `copy`
+- `migrate`, `demo`: the commands of that name
+- `opening`: opening a cache that is there, also one that can only be read
+- `terminal`: what is printed: text, JSON, tables and progress bars
 """

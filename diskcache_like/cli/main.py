@@ -1,25 +1,21 @@
-"""The command line: `python -m diskcache_like`."""
+"""The command line: `diskcache-like`, or `python -m diskcache_like`."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import sys
-import warnings
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from .. import __version__
-from ..cache import Cache
-from ..entries.encryption import check_without_secret
-from ..entries.session import Opening
-from ..errors import CacheError, CorruptDatabase, CorruptDatabaseWarning, SecretError
-from ..storage.opening.identity import is_database
-from . import demo
+from ..errors import CacheError, missing_dependency
+from . import demo, entries, transfer, whole
 from .terminal import shown
 
 RUNS_CALLERS_CODE = True  # for `interrupts_a_call` of system/signal_safe.py
+
+SHELLS = ("bash", "zsh", "tcsh")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -37,34 +33,41 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("interrupted", file=sys.stderr)
         return 130
     except (CacheError, OSError) as error:
-        print(shown(f"diskcache_like: {error_line(error, getattr(options, 'directory', None))}"), file=sys.stderr)
+        print(shown(f"diskcache-like: {error_line(error, getattr(options, 'directory', None))}"), file=sys.stderr)
         return 2
 
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
-    top = argparse.ArgumentParser(prog="diskcache_like", description="Look at, check and try out caches on disk.")
+    top = argparse.ArgumentParser(
+        prog="diskcache-like",
+        description="Look at caches on disk, and work on them from the shell.",
+        epilog="exit status: 0 done, 1 nothing found, left out, or something is wrong with the cache, 2 failed",
+    )
     top.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = top.add_subparsers(metavar="command", required=True)
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("directory", metavar="DIRECTORY", help="the directory of the cache")
+    common.add_argument("--json", action="store_true", help="print JSON, an object per line")
 
+    whole.add(commands, common)
+    entries.add(commands, common)
+    transfer.add(commands, common)
+    add_migrate(commands)
+    add_demo(commands)
+    script = commands.add_parser("completion", help="print a script that completes commands in a shell")
+    script.add_argument("shell", choices=SHELLS)
+    script.set_defaults(command=completion)
+    return top
+
+
+def add_demo(commands: Any) -> None:
+    """Add the command `demo`."""
     show = commands.add_parser("demo", help="see the cache at work on Python's standard library")
     show.add_argument("directory", nargs="?", help="keep the cache here (default: a temporary directory)")
     show.add_argument("--processes", type=positive, metavar="N", help="how many processes share the cache")
     show.add_argument("--limit", type=positive, metavar="N", help="measure only the first N modules")
     show.set_defaults(command=lambda options: demo.run(options.directory, options.processes, options.limit))
-
-    add_migrate(commands)
-    for name, command, text in (
-        ("stats", stats, "show what a cache holds"),
-        ("check", check, "look for damage in a cache"),
-        ("clear", clear, "remove every entry of a cache"),
-    ):
-        sub = commands.add_parser(name, help=text)
-        sub.add_argument("directory", help="the directory of the cache")
-        sub.set_defaults(command=command)
-        if command is check:
-            sub.add_argument("--fix", action="store_true", help="repair what can be repaired")
-    return top
 
 
 def add_migrate(commands: Any) -> None:
@@ -110,53 +113,13 @@ def positive(text: str) -> int:
     return number
 
 
-def stats(options: argparse.Namespace) -> int:
-    """Print the number of entries, the volume, and the hits and misses so far."""
-    with open_existing(options.directory, _WithoutRecovery) as cache:
-        hits, misses = cache.stats(enable=bool(cache.reset("statistics")))  # leave counting on or off, as it is
-        for name, number in (("entries", len(cache)), ("bytes", cache.volume()), ("hits", hits), ("misses", misses)):
-            print(f"{name:<8}{number:>16,}")
-    return 0
-
-
-def check(options: argparse.Namespace) -> int:
-    """Print what is wrong with the cache, and repair it if asked to; return 1 if anything was wrong.
-
-    If the cache needs a secret that was not given, check what can be checked without it, and repair nothing.
-    """
-    found = _findings(options.directory, options.fix)
-    for text in found:
-        print(shown(text))
-    if not found:
-        print("nothing found")
-    elif options.fix:
-        print("repaired what could be repaired")
-    return 1 if found else 0
-
-
-def _findings(directory: str, fix: bool) -> list[str]:
-    """Return what is wrong with the cache; an unreadable database is quarantined only if `fix`."""
+def completion(options: argparse.Namespace) -> int:
+    """Print a script that has the shell complete commands and options."""
     try:
-        with warnings.catch_warnings(record=True) as met:
-            warnings.simplefilter("ignore")
-            warnings.simplefilter("always", CorruptDatabaseWarning)
-            with open_existing(directory, Cache if fix else _WithoutRecovery) as cache:
-                found = [*met, *cache.check(fix=fix)]  # check also returns what it warns of
-    except SecretError:
-        if fix:
-            raise
-        found = check_without_secret(directory)
-    except CorruptDatabase as damage:
-        if fix:
-            raise
-        return [str(damage)]
-    return [str(warning.message) for warning in found]
-
-
-def clear(options: argparse.Namespace) -> int:
-    """Remove every entry and print how many there were."""
-    with open_existing(options.directory) as cache:
-        print(f"{cache.clear():,} entries removed")
+        from shtab import complete
+    except ImportError as error:
+        raise missing_dependency("shtab", "completion", "the command 'completion'") from error
+    print(complete(parser(), options.shell))
     return 0
 
 
@@ -165,24 +128,6 @@ def migrate(options: argparse.Namespace) -> int:
     from .migrate import run  # late: no other command reads pickles, or DiskCache's files
 
     return run(options)
-
-
-class _WithoutRecovery(Cache):
-    """A cache that keeps using a damaged database: quarantining it would leave a `Deque` or `Index` empty."""
-
-    _OPENING = Opening(recover=False)
-
-
-def open_existing(directory: str, kind: type[Cache] = Cache) -> Cache:
-    """Open the cache in `directory`; raise FileNotFoundError rather than create one."""
-    path = Path(directory)
-    if not path.exists():
-        raise FileNotFoundError(2, "no such directory", directory)
-    # Not just any database: beside another program's database, or above a cache, opening would create a new cache.
-    databases = (name for each in (path, *path.glob("[0-9][0-9][0-9]")) for name in each.glob("cache*.db"))
-    if path.is_dir() and not any(is_database(name.name) for name in databases):
-        raise FileNotFoundError(2, "no cache in this directory", directory)
-    return kind(directory)
 
 
 def error_line(error: Exception, directory: str | None) -> str:

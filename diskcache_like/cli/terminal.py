@@ -1,7 +1,8 @@
-"""Output on a terminal: a progress bar, and the tables of the demonstration with the numbers behind them."""
+"""Output: text, JSON, tables and progress bars, and the tables of the demonstration with the numbers behind them."""
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -9,7 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
+
+from ..encoding.json import Json
+from ..encoding.values import NotSerializable
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
@@ -26,6 +30,28 @@ def shown(text: str) -> str:
     Anyone may have made the names in it, which could otherwise control the terminal or imitate our output.
     """
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+
+
+def as_text(value: Any) -> str:
+    """Return a value as a person reads it: text as it is, JSON where that says the same, else its `repr`."""
+    if isinstance(value, str):
+        return "\n".join(map(shown, value.split("\n")))
+    told = as_json(value)
+    return shown(json.dumps(told, ensure_ascii=False) if told is value else repr(value))
+
+
+def as_json(value: Any) -> Any:
+    """Return the value if JSON expresses it exactly, otherwise its `repr` in an object."""
+    try:
+        Json().encode(value)
+    except NotSerializable:
+        return {"repr": repr(value)}
+    return value
+
+
+def print_json(found: Mapping[str, Any]) -> None:
+    """Print one object on one line, in ASCII."""
+    print(json.dumps(found), flush=True)
 
 
 @dataclass

@@ -116,6 +116,9 @@ class Header:
     WAITERS: Final = 33
     FAIRNESS_CLAIM: Final = 34  # time until which newcomers queue, in microseconds of the monotonic clock
 
+    # Live entries that were removed for room, a count that only grows. Write lock.
+    EVICTED: Final = 48
+
     # `create` stores this last: without it the file is incomplete. Write lock.
     READY: Final = HEADER_WORDS - 1
 

@@ -3,5 +3,6 @@
 - `queues`: push, pull, peek; `streams`: values read and written in pieces
 - `memoize`: memoized functions; `call_keys`: the keys of their calls
 - `administration`: operations on a cache as a whole: clear, evict, check, stats, reset, rotate
+- `inspection`: what the command line tells of a cache and no operation does
 - `parts`: what the operations work with
 """

@@ -167,6 +167,14 @@ class Store:
             with attempt, self.locked(timeout):
                 self.connection.walk(schema.CREATE_TAG_INDEX if wanted else schema.DROP_TAG_INDEX)
 
+    def work_counts(self) -> tuple[int, int]:
+        """Return how many writes and evictions there were, as numbers that only grow.
+
+        The lock is not held: a read between the two words may be one write behind.
+        """
+        header = self.session.present_header()
+        return header[Header.TICK], header[Header.EVICTED]
+
     def use_counts(self, reset: bool) -> tuple[int, int]:
         """Return (hits, misses) as all processes have noted them; the write lock is held."""
         header = self.session.header

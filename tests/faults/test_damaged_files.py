@@ -325,6 +325,7 @@ COUNTS = (
     "COUNT",
     "HITS",
     "MISSES",
+    "EVICTED",
     "GROWTH",
     "RESERVATION",
     "DICTIONARY",

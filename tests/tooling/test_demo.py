@@ -179,7 +179,7 @@ def test_stats(filled: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_clear(filled: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.main(["clear", str(filled)]) == 0
+    assert main.main(["clear", str(filled), "--yes"]) == 0
     assert capsys.readouterr().out == "2 entries removed\n"
     with Cache(filled) as cache:
         assert len(cache) == 0
@@ -243,7 +243,7 @@ def test_what_is_no_cache_is_named_and_left_alone(
     assert main.main([name, str(path)]) == 2
     shown = capsys.readouterr()
     assert shown.out == ""
-    assert re.fullmatch(rf"diskcache_like: .*{re.escape(str(path))}.*\n", shown.err)
+    assert re.fullmatch(rf"diskcache-like: .*{re.escape(str(path))}.*\n", shown.err)
     assert path.exists() == (kind != "nothing")
     assert not path.is_dir() or list(path.iterdir()) == before
 
@@ -252,7 +252,7 @@ def test_demo_in_a_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[s
     path = tmp_path / "file"
     path.touch()
     assert main.main(["demo", str(path), "--limit", "1"]) == 2
-    assert re.search(rf"^diskcache_like: .*{re.escape(str(path))}.*\n\Z", capsys.readouterr().err, re.MULTILINE)
+    assert re.search(rf"^diskcache-like: .*{re.escape(str(path))}.*\n\Z", capsys.readouterr().err, re.MULTILINE)
 
 
 @pytest.mark.parametrize("arguments", [[], ["demo", "--processes", "0"], ["demo", "--limit", "many"], ["stats"]])

@@ -65,6 +65,7 @@ _COUNTED = (
     Header.VOLUME_DUE,
     Header.HITS,
     Header.MISSES,
+    Header.EVICTED,
 )
 
 _unclosed: deque[Callable[[], None]] = deque()

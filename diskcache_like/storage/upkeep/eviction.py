@@ -138,10 +138,10 @@ class Evictor:
         while volume > target:
             places = remover.select(sql.SELECT_EXPIRED, (self._session.now(),)) if more_expired else []
             more_expired = len(places) == BATCH
-            places = places or self.victims(volume - target)
-            if not places:
+            if places:
+                remover.delete(places, locked=txn is None)
+            elif not self._evict(volume - target):
                 break
-            remover.delete(places, locked=txn is None)
             if txn is None:
                 self._trash.empty()
             else:
@@ -153,11 +153,18 @@ class Evictor:
         """Remove a batch of live entries by rank if there is too much; return how many."""
         volume = self.remover.live_volume()
         excess = min(-self.quota.left(volume), volume - self.quota.even_part)
-        places = self.victims(excess) if excess > 0 else []
-        if places:
-            self.remover.delete(places, locked=self._connection.txn is None)
-        else:
+        evicted = self._evict(excess) if excess > 0 else 0
+        if not evicted:
             self.give_up_reservation()
+        return evicted
+
+    def _evict(self, excess: int) -> int:
+        """Remove the entries of lowest rank, which should free about `excess` bytes; return how many."""
+        places = self.victims(excess)
+        if places:
+            evicted = len(self.remover.delete(places, locked=self._connection.txn is None))
+            header = self._session.header
+            header[Header.EVICTED] = header[Header.EVICTED] + evicted & MAX_WORD
         return len(places)
 
     def victims(self, excess: int) -> list[int]:

@@ -1,0 +1,191 @@
+"""The commands on entries: `get`, `set`, `delete`, `keys`, `evict` and `sizes`."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ..cache import Cache
+from ..encoding.record import Record
+from ..entries.row_codec import tag_of
+from ..errors import KeyEncodeError, ValueEncodeError
+from ..operations.inspection import records_of
+from .opening import existing, to_look_at
+from .terminal import as_json, as_text, print_json, print_table, shown
+
+RUNS_CALLERS_CODE = True  # for `interrupts_a_call` of system/signal_safe.py
+
+ABSENT = object()
+KINDS: dict[str, Callable[[str], Any]] = {
+    "text": str,
+    "int": int,
+    "float": float,
+    "bytes": bytes.fromhex,
+    "json": json.loads,
+}
+
+
+def add(commands: Any, common: argparse.ArgumentParser) -> None:
+    """Add the commands of this module."""
+    keyed = argparse.ArgumentParser(add_help=False)
+    keyed.add_argument("key", metavar="KEY")
+    keyed.add_argument(
+        "--key-type", choices=KINDS, default="text", help="what KEY is; bytes are given in hexadecimal (default: text)"
+    )
+    one = commands.add_parser("get", parents=[common, keyed], help="print the value of a key; 1 if there is none")
+    one.add_argument("--raw", action="store_true", help="write text or bytes as they are, without a line end")
+    one.set_defaults(command=get)
+
+    store = commands.add_parser("set", parents=[common, keyed], help="store a value under a key")
+    store.add_argument("value", metavar="VALUE", help="the value, or - to read it from the standard input")
+    store.add_argument("--value-type", choices=KINDS, default="text", help="what VALUE is (default: text)")
+    store.add_argument("--expire", type=float, metavar="SECONDS", help="remove it after this time")
+    store.add_argument("--tag", help="a label, for `evict`")
+    store.set_defaults(command=set_)
+
+    commands.add_parser("delete", parents=[common, keyed], help="remove a key; 1 if there is none").set_defaults(
+        command=delete
+    )
+
+    every = commands.add_parser("keys", parents=[common], help="list keys in order of insertion")
+    every.add_argument("--prefix", help="only text keys that begin with this")
+    every.add_argument("--tag", help="only keys of entries with this tag")
+    every.add_argument("--limit", type=int, metavar="N", help="at most so many")
+    every.set_defaults(command=keys)
+
+    tagged = commands.add_parser("evict", parents=[common], help="remove every entry with a tag")
+    tagged.add_argument("--tag", required=True)
+    tagged.set_defaults(command=evict)
+
+    sizes_ = commands.add_parser("sizes", parents=[common], help="show what takes the room: entries and bytes by group")
+    sizes_.add_argument("--by", choices=GROUPS, default="prefix", help="how to group entries (default: prefix)")
+    sizes_.add_argument("--separator", default=":", help="what ends the prefix of a text key (default: a colon)")
+    sizes_.set_defaults(command=sizes)
+
+
+def get(options: argparse.Namespace) -> int:
+    """Print the value of a key, or with `--json` the whole entry; return 1 if there is none."""
+    with to_look_at(options.directory) as cache:
+        entry = cache.get_entry(_parsed(options.key, options.key_type, KeyEncodeError))
+    if entry is None:
+        return 1
+    if options.json:
+        print_json({"value": as_json(entry.value), **_metadata(entry.expire_time, entry.tag, entry.size)})
+    elif options.raw:
+        if not isinstance(entry.value, str | bytes):
+            raise ValueEncodeError(f"the value of {options.key!r} is a {type(entry.value).__name__}, not text or bytes")
+        sys.stdout.buffer.write(entry.value if isinstance(entry.value, bytes) else entry.value.encode())
+    else:
+        print(as_text(entry.value))
+    return 0
+
+
+def set_(options: argparse.Namespace) -> int:
+    """Store a value; return 1 if it can never fit the size limit."""
+    if options.value != "-":
+        value = _parsed(options.value, options.value_type, ValueEncodeError)
+    elif options.value_type == "bytes":
+        value = sys.stdin.buffer.read()
+    else:
+        value = _parsed(sys.stdin.read(), options.value_type, ValueEncodeError)
+    with existing(options.directory) as cache:
+        stored = cache.set(
+            _parsed(options.key, options.key_type, KeyEncodeError), value, options.expire, tag=options.tag
+        )
+    if not stored:
+        print(shown(f"{options.key!r}: the value is larger than the cache may be"), file=sys.stderr)
+    return 0 if stored else 1
+
+
+def delete(options: argparse.Namespace) -> int:
+    """Remove a key; return 1 if there was none."""
+    with existing(options.directory) as cache:
+        return 0 if cache.delete(_parsed(options.key, options.key_type, KeyEncodeError)) else 1
+
+
+def keys(options: argparse.Namespace) -> int:
+    """List the keys of live entries, with their metadata if JSON is asked for."""
+    with to_look_at(options.directory) as cache:
+        for key, record in itertools.islice(_selected(cache, options.prefix, options.tag), options.limit):
+            if options.json:
+                print_json({"key": as_json(key), **_metadata(record.expire, tag_of(record), _size(record))})
+            else:
+                print(shown(key if isinstance(key, str) else repr(key)))
+    return 0
+
+
+def _selected(cache: Cache, prefix: str | None, tag: str | None) -> Iterator[tuple[Any, Record]]:
+    for key, record in records_of(cache, cache):
+        if prefix is not None and not (isinstance(key, str) and key.startswith(prefix)):
+            continue
+        if tag is None or tag_of(record) == tag:
+            yield key, record
+
+
+def evict(options: argparse.Namespace) -> int:
+    """Remove every entry with a tag, and print how many there were."""
+    with existing(options.directory) as cache:
+        removed = cache.evict(options.tag, retry=True)
+    if options.json:
+        print_json({"removed": removed})
+    else:
+        print(f"{removed:,} entries removed")
+    return 0
+
+
+def _by_prefix(cache: Cache, key: Any, record: Record, separator: str) -> str:
+    if not isinstance(key, str):
+        return f"({type(key).__name__})"
+    prefix, found, _ = key.partition(separator)
+    return prefix + found if found else "(none)"
+
+
+def _by_tag(cache: Cache, key: Any, record: Record, separator: str) -> str:
+    tag = tag_of(record)
+    return "(none)" if tag is None else str(tag)
+
+
+def _by_type(cache: Cache, key: Any, record: Record, separator: str) -> str:
+    value = cache.get(key, ABSENT)
+    return "(gone)" if value is ABSENT else type(value).__name__
+
+
+GROUPS: dict[str, Callable[[Cache, Any, Record, str], str]] = {"tag": _by_tag, "prefix": _by_prefix, "type": _by_type}
+
+
+def sizes(options: argparse.Namespace) -> int:
+    """Print entries and bytes of each group, the largest first."""
+    groups: dict[str, list[int]] = {}
+    with to_look_at(options.directory) as cache:
+        for key, record in records_of(cache, cache):
+            group = groups.setdefault(GROUPS[options.by](cache, key, record, options.separator), [0, 0])
+            group[0] += 1
+            group[1] += _size(record)
+    ranked = sorted(groups.items(), key=lambda item: item[1][1], reverse=True)
+    if options.json:
+        for name, (number, size) in ranked:
+            print_json({options.by: name, "entries": number, "bytes": size})
+    else:
+        rows = [(shown(name), f"{number:,}", f"{size:,}") for name, (number, size) in ranked]
+        print_table((options.by, "entries", "bytes"), rows)
+    return 0
+
+
+def _size(record: Record) -> int:
+    return record.size or len(record.payload)
+
+
+def _metadata(expire: float | None, tag: Any, size: int) -> dict[str, Any]:
+    return {"expire_time": expire, "tag": as_json(tag), "size": size}
+
+
+def _parsed(text: str, kind: str, error: type[KeyEncodeError | ValueEncodeError]) -> Any:
+    """Return what `text` spells; raise `error` if it does not spell a thing of this kind."""
+    try:
+        return KINDS[kind](text)
+    except (ValueError, RecursionError) as problem:
+        raise error(f"{text!r} is not {kind}: {problem}") from problem

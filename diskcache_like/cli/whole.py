@@ -1,0 +1,143 @@
+"""The commands on a whole cache: `stats`, `watch`, `check` and `clear`."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import sys
+import time
+import warnings
+from typing import Any
+
+from ..cache import Cache
+from ..entries.encryption import check_without_secret
+from ..errors import CorruptDatabase, CorruptDatabaseWarning, SecretError
+from ..operations.inspection import work_of
+from .opening import WithoutRecovery, existing, to_look_at
+from .terminal import print_json, shown
+
+RUNS_CALLERS_CODE = True  # for `interrupts_a_call` of system/signal_safe.py
+
+WATCHED = ("hits", "misses", "writes", "evictions")
+HEADER_EVERY = 20  # lines of `watch`
+
+
+def add(commands: Any, common: argparse.ArgumentParser) -> None:
+    """Add the commands of this module."""
+    commands.add_parser("stats", parents=[common], help="show what a cache holds").set_defaults(command=stats)
+
+    look = commands.add_parser(
+        "watch",
+        parents=[common],
+        help="show hits, misses, writes and evictions, every second",
+        description="Show how many hits, misses, writes and evictions all processes have in each interval. Hits and"
+        " misses are counted if the setting `statistics` is on, and a process adds its own with its next write.",
+    )
+    look.add_argument("--interval", type=float, default=1.0, metavar="SECONDS", help="how often (default: 1)")
+    look.add_argument("--count", type=int, metavar="N", help="how many lines (default: until interrupted)")
+    look.set_defaults(command=watch)
+
+    test = commands.add_parser("check", parents=[common], help="look for damage; 1 if there is any")
+    test.add_argument("--fix", action="store_true", help="repair what can be repaired")
+    test.set_defaults(command=check)
+
+    empty = commands.add_parser("clear", parents=[common], help="remove every entry; asks first")
+    empty.add_argument("--yes", action="store_true", help="do not ask")
+    empty.set_defaults(command=clear)
+
+
+def stats(options: argparse.Namespace) -> int:
+    """Print the number of entries, the volume, and the hits and misses so far."""
+    with to_look_at(options.directory) as cache:
+        hits, misses = _uses(cache)
+        found = {"entries": len(cache), "bytes": cache.volume(), "hits": hits, "misses": misses}
+    if options.json:
+        print_json(found)
+    else:
+        for name, number in found.items():
+            print(f"{name:<8}{number:>16,}")
+    return 0
+
+
+def _uses(cache: Cache) -> tuple[int, int]:
+    return cache.stats(enable=bool(cache.reset("statistics")))  # leave counting on or off, as it is
+
+
+def watch(options: argparse.Namespace) -> int:
+    """Print in each interval how much was done."""
+    with existing(options.directory, WithoutRecovery) as cache:
+        if not cache.reset("statistics"):
+            print("statistics are off: hits and misses are not counted", file=sys.stderr)
+        before = (*_uses(cache), *work_of(cache))
+        for line in range(options.count) if options.count is not None else itertools.count():
+            time.sleep(options.interval)
+            now = (*_uses(cache), *work_of(cache))
+            done = dict(zip(WATCHED, (max(new - old, 0) for new, old in zip(now, before, strict=True)), strict=True))
+            before = now
+            if options.json:
+                print_json({"time": time.time(), **done})
+                continue
+            if line % HEADER_EVERY == 0:
+                print("".join(f"{name:>12}" for name in WATCHED))
+            print("".join(f"{number:>12,}" for number in done.values()), flush=True)
+    return 0
+
+
+def check(options: argparse.Namespace) -> int:
+    """Print what is wrong with the cache, and repair it if asked to; return 1 if anything was wrong.
+
+    If the cache needs a secret that was not given, check what can be checked without it, and repair nothing.
+    """
+    found = _findings(options.directory, options.fix)
+    if options.json:
+        print_json({"problems": found, "fixed": bool(found and options.fix)})
+        return 1 if found else 0
+    for text in found:
+        print(shown(text))
+    if not found:
+        print("nothing found")
+    elif options.fix:
+        print("repaired what could be repaired")
+    return 1 if found else 0
+
+
+def _findings(directory: str, fix: bool) -> list[str]:
+    """Return what is wrong with the cache; an unreadable database is quarantined only if `fix`."""
+    try:
+        with warnings.catch_warnings(record=True) as met:
+            warnings.simplefilter("ignore")
+            warnings.simplefilter("always", CorruptDatabaseWarning)
+            with existing(directory) if fix else to_look_at(directory) as cache:
+                found = [*met, *cache.check(fix=fix)]  # check also returns what it warns of
+    except SecretError:
+        if fix:
+            raise
+        found = check_without_secret(directory)
+    except CorruptDatabase as damage:
+        if fix:
+            raise
+        return [str(damage)]
+    return [str(warning.message) for warning in found]
+
+
+def clear(options: argparse.Namespace) -> int:
+    """Remove every entry and print how many there were; return 1 if the user does not want that."""
+    with existing(options.directory) as cache:
+        if not options.yes and not _confirmed(f"remove all {len(cache):,} entries of {options.directory}? [y/N] "):
+            print("nothing removed", file=sys.stderr)
+            return 1
+        removed = cache.clear()
+    if options.json:
+        print_json({"removed": removed})
+    else:
+        print(f"{removed:,} entries removed")
+    return 0
+
+
+def _confirmed(question: str) -> bool:
+    """Ask on the terminal; the answer is no where there is none."""
+    if not sys.stdin.isatty():
+        print("there is no terminal to ask on: give --yes", file=sys.stderr)
+        return False
+    print(shown(question), end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")

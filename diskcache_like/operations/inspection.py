@@ -1,0 +1,31 @@
+"""Inspection: what the command line tells of a cache and no operation of the API does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from ..encoding.record import Record
+from .parts import Parts
+
+
+def records_of(cache: Parts, keys: Iterable[Any]) -> Iterator[tuple[Any, Record]]:
+    """Yield each key that has a live entry with the record of that, without reading the value."""
+    rows = cache._rows
+    for key in keys:
+        _, h, store = location = rows.locate(key)
+        record = rows.verified(key, location, store.read(h))
+        if record is not None and rows.is_live(record):
+            yield key, record
+
+
+def work_of(cache: Parts) -> tuple[int, int]:
+    """Return how many writes and evictions there were in all processes, as numbers that only grow."""
+    counts = [store.work_counts() for store in cache._shards.stores]
+    return sum(writes for writes, _ in counts), sum(evicted for _, evicted in counts)
+
+
+def codec_of(cache: Parts) -> dict[str, Any]:
+    """Return the options that name the serializer and the compressor of the cache."""
+    identity = cache._shards.stores[0].session.identity
+    return {name: identity[name] for name in ("serializer", "compressor")}
