@@ -1,7 +1,7 @@
 """Eviction policies: which entry is evicted first.
 
 Every entry has a `rank`, and the entry with the lowest rank goes first. The policy decides what the rank is: twice the
-write counter at the last store; the same at the last use, plus one, so that a use lies between two writes; or the
+tick at the last store; the same at the last use, plus one, so that a use lies between two writes; or the
 number of uses.
 """
 
@@ -17,7 +17,7 @@ class Policy(NamedTuple):
 
     name: str
     evicts: bool  # whether live entries are ever removed to make room
-    marks_recency: bool  # a hit stores the write counter in the shared use word of the key's slot
+    marks_recency: bool  # a hit stores the tick in the shared use word of the key's slot
     marks_frequency: bool  # a hit adds one to the shared use word of the key's slot
 
     @property

@@ -33,7 +33,7 @@ from .native import NativeModule
 _TRY: Final = LOCK_EX | LOCK_NB
 _WAITERS: Final = Header.WAITERS
 _WAKE: Final = Header.WAKE
-_RESERVATION: Final = Header.FAIRNESS_CLAIM
+_FAIRNESS_CLAIM: Final = Header.FAIRNESS_CLAIM
 _FOREVER: Final = float("inf")
 
 # Seconds between attempts without the helper: the first pause, then twice as long each time, up to the longest.
@@ -64,7 +64,7 @@ PATIENCE: Final = 20e-3
 # the pause ends. If the claimant is killed, this is also what each newcomer loses at most.
 GRACE: Final = 10e-3
 
-# How often, and for how many seconds each time, `rest` waits for a lock that another thread holds.
+# How often, and for how many seconds each time, `quiesce` waits for a lock that another thread holds.
 QUIESCE_ATTEMPTS: Final = 10
 QUIESCE_SLICE: Final = 5e-3
 
@@ -148,7 +148,7 @@ class WriteLock:
             raise self._already_held()
         try:
             header = self._header
-            wait = self._queue_behind_claim(header, timeout) if header is not None and header[_RESERVATION] else None
+            wait = self._queue_behind_claim(header, timeout) if header is not None and header[_FAIRNESS_CLAIM] else None
             if self._waiting_threads:
                 wait = self._let_threads_run(wait or _Wait(self._clock(), timeout))
             if not self._thread.acquire(False):
@@ -290,7 +290,7 @@ class WriteLock:
         return False
 
     def resume(self) -> None:
-        """End what `rest` or `idle_here` began; do nothing if they returned False."""
+        """End what `quiesce` or `idle_here` began; do nothing if they returned False."""
         if self.locked_by_me():
             self._quiescer = 0
             self._thread.release()
@@ -469,9 +469,9 @@ class WriteLock:
         now, end = wait.started, min(wait.deadline, wait.started + PATIENCE)
         while now < end:
             wake = self._flag_waiter()
-            left = header[_RESERVATION] / 1e6 - now
+            left = header[_FAIRNESS_CLAIM] / 1e6 - now
             if not 0 < left <= LONGEST_SLICE + GRACE:
-                header[_RESERVATION] = 0  # so that the next newcomer need not look at the clock
+                header[_FAIRNESS_CLAIM] = 0  # so that the next newcomer need not look at the clock
                 break
             if self._pause(min(left, end - now), wake):
                 self._flag_waiter()  # for those who sleep behind this thread
@@ -483,13 +483,13 @@ class WriteLock:
         """Claim that newcomers queue until GRACE after the pause that begins now, if the wait has been long."""
         header = self._header
         if header is not None and now - wait.started >= PATIENCE:
-            wait.claim = header[_RESERVATION] = int((now + pause + GRACE) * 1e6)
+            wait.claim = header[_FAIRNESS_CLAIM] = int((now + pause + GRACE) * 1e6)
 
     def _withdraw_claim(self, wait: _Wait) -> None:
         """Let newcomers try at once, unless another process has made a claim since."""
         header = self._header
-        if header is not None and header[_RESERVATION] == wait.claim:
-            header[_RESERVATION] = 0
+        if header is not None and header[_FAIRNESS_CLAIM] == wait.claim:
+            header[_FAIRNESS_CLAIM] = 0
 
     def _unlock_both(self) -> None:
         # A signal may come between the kernel granting the lock and our seeing it. Unlocking when it is not locked does

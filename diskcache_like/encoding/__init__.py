@@ -3,7 +3,7 @@
 - `keys`: keys to stored keys and back, and where in the database they lie; `canonical`: the bytes of a stored key
 - `values`: plain data as msgpack; `msgpack_reader`: read msgpack within bounds
 - `classes`: dataclasses, enums and other registered classes as data
-- `json`, `pickling`: the other two ways to encode a value
+- `json`: the JSON serializer; `pickling`: pickles of what is not plain data
 - `compressors`: zlib, zstd and lz4
 - `record`: the stored form of an entry, with its checksum or signature
 - `file_names`: the names of value files

@@ -21,7 +21,7 @@ from uuid import UUID
 
 from ..errors import DecodeError, KeyEncodeError, KeyTooLarge, ValueEncodeError
 from ..system.signals import reraise_signal
-from . import canonical as form
+from . import canonical
 from .canonical import KEY_DEPTH, KEY_SIZE_LIMIT, PrefixedQueueKey, QueueKey, encode_key, encode_unbounded
 from .msgpack_reader import NESTED, Format, Mark
 from .pickling import dumps_pickle
@@ -89,7 +89,7 @@ def _needs_original_key(_: object) -> NoReturn:
 
 
 def _read_moment(data: bytes) -> dt.timedelta:
-    return dt.timedelta(microseconds=form.WORD.unpack(data)[0])
+    return dt.timedelta(microseconds=canonical.WORD.unpack(data)[0])
 
 
 def _read_instant(data: bytes) -> dt.datetime:
@@ -105,11 +105,11 @@ def _read_time(data: bytes) -> dt.time:
 
 
 def _read_queue_key(data: bytes) -> QueueKey | PrefixedQueueKey:
-    return QueueKey(form.BIASED.unpack(data)[0] - (1 << 63))
+    return QueueKey(canonical.BIASED.unpack(data)[0] - (1 << 63))
 
 
 def _read_prefixed(data: bytes) -> PrefixedQueueKey:
-    number = form.BIASED.unpack(data[-8:])[0] - (1 << 63)
+    number = canonical.BIASED.unpack(data[-8:])[0] - (1 << 63)
     return PrefixedQueueKey(data[:-8].decode("utf-8", "surrogatepass"), number)
 
 
@@ -122,13 +122,13 @@ def _read_range(items: list[Any]) -> range:
 
 def _read_decimal(items: list[Any]) -> Decimal:
     _, coefficient, exponent = items
-    form.check_digits(form.digits_of(coefficient))
-    return Decimal(coefficient).scaleb(exponent, form.EXACT)
+    canonical.check_digits(canonical.digits_of(coefficient))
+    return Decimal(coefficient).scaleb(exponent, canonical.EXACT)
 
 
 def _read_fraction(items: list[Any]) -> Fraction:
     _, numerator, denominator = items
-    form.check_digits(max(form.digits_of(numerator), form.digits_of(denominator)))
+    canonical.check_digits(max(canonical.digits_of(numerator), canonical.digits_of(denominator)))
     return Fraction(numerator, denominator)
 
 
@@ -138,31 +138,31 @@ def _read_path(kind: type[PosixPath | PureWindowsPath], data: bytes) -> PosixPat
 
 _KEYS: Final = Format(
     {
-        form.INT: int_from_bytes,
-        form.COMPLEX: lambda data: complex(*form.PAIR.unpack(data)),
-        form.DATE: lambda data: dt.date.fromordinal(int.from_bytes(data, "big")),
-        form.DATETIME: lambda data: dt.datetime.min + (_read_moment(data) - _FIRST_DAY),
-        form.INSTANT: _read_instant,
-        form.TIME: _read_time,
-        form.ZONED_TIME: _needs_original_key,
-        form.TIMEDELTA: lambda data: dt.timedelta(*form.DAYS.unpack(data)),
-        form.UUID_CODE: lambda data: UUID(bytes=data),
-        form.ELLIPSIS: lambda _data: ...,
-        form.NAME: _needs_original_key,
-        form.QUEUE: _read_queue_key,
-        form.PREFIXED: _read_prefixed,
-        form.POSIX_PATH: partial(_read_path, PosixPath),
-        form.WINDOWS_PATH: partial(_read_path, PureWindowsPath),
+        canonical.INT: int_from_bytes,
+        canonical.COMPLEX: lambda data: complex(*canonical.PAIR.unpack(data)),
+        canonical.DATE: lambda data: dt.date.fromordinal(int.from_bytes(data, "big")),
+        canonical.DATETIME: lambda data: dt.datetime.min + (_read_moment(data) - _FIRST_DAY),
+        canonical.INSTANT: _read_instant,
+        canonical.TIME: _read_time,
+        canonical.ZONED_TIME: _needs_original_key,
+        canonical.TIMEDELTA: lambda data: dt.timedelta(*canonical.DAYS.unpack(data)),
+        canonical.UUID_CODE: lambda data: UUID(bytes=data),
+        canonical.ELLIPSIS: lambda _data: ...,
+        canonical.NAME: _needs_original_key,
+        canonical.QUEUE: _read_queue_key,
+        canonical.PREFIXED: _read_prefixed,
+        canonical.POSIX_PATH: partial(_read_path, PosixPath),
+        canonical.WINDOWS_PATH: partial(_read_path, PureWindowsPath),
     },
     {
-        form.TUPLE: Mark(lambda items: tuple(items[1:])),
-        form.SET: Mark(lambda items: frozenset(items[1:])),
-        form.RANGE: Mark(_read_range),
-        form.DECIMAL: Mark(_read_decimal),
-        form.FRACTION: Mark(_read_fraction),
-        form.ENUM: Mark(_needs_original_key),
-        form.DATACLASS: Mark(_needs_original_key),
-        form.INSTANCE: Mark(_needs_original_key),
+        canonical.TUPLE: Mark(lambda items: tuple(items[1:])),
+        canonical.SET: Mark(lambda items: frozenset(items[1:])),
+        canonical.RANGE: Mark(_read_range),
+        canonical.DECIMAL: Mark(_read_decimal),
+        canonical.FRACTION: Mark(_read_fraction),
+        canonical.ENUM: Mark(_needs_original_key),
+        canonical.DATACLASS: Mark(_needs_original_key),
+        canonical.INSTANCE: Mark(_needs_original_key),
     },
 )
 

@@ -136,7 +136,7 @@ class HotLayer:
         return value if decode is None else decode(value)
 
     def note_hit(self, uses: Words, slot: int, header: Words) -> None:
-        """Note a hit: for LRU the write counter, for LFU one more, without a lock (see GenerationFile.uses)."""
+        """Note a hit: for LRU twice the tick and one, for LFU one more, without a lock (see GenerationFile.uses)."""
         if self._marks == RECENCY:
             uses[slot] = 2 * header[_TICK] + 1 & MAX_WORD  # between the ranks of the last write and the next
         elif self._marks == FREQUENCY:

@@ -1,9 +1,9 @@
 """Shards and the values in them. This folder and `migration.old_database` alone talk to SQLite.
 
-- `shards`: which store holds a key, and transactions over several; `redo_log`: what makes these whole
+- `shards`: which store holds a key, and transactions over several; `redo_log`: finishes one that was cut off
 - `store`: one shard, a facade over the parts below and in the folders
 - `writer`: upsert, remove and compute; `placement`: where a key's row lies
 - `shard_settings`: settings in force and stored
 - `check`, `rekeying`, `dictionaries`: whole stores checked, sealed anew, and their compression dictionaries
-- `shard/`: what is open of a shard; `opening/`: its files; `upkeep/`: what rides on writes; `sqlite/`: connections
+- `shard/`: what is open of a shard; `opening/`: its files; `upkeep/`: maintenance by writes; `sqlite/`: connections
 """

@@ -97,7 +97,7 @@ class RedoLog:
         try:
             _drop(stores[0])
         except CacheError:
-            return  # the transaction is committed; the next holder finds JOINT set and tries again
+            return  # the transaction is committed; the next holder finds CROSS_SHARD set and tries again
         for store in stores:
             store.session.header[Header.CROSS_SHARD] = 0
 

@@ -1,6 +1,7 @@
 """What the operating system and the interpreter impose: nothing in here knows about caches.
 
 - `signals`: tell what a signal handler raised from an error of the interrupted call
+- `signal_safe`: contexts that clean up even if a signal handler raises
 - `forks`: notice cheaply that this process was forked
 - `boot`: which boot of the machine this is
 - `paths`: inspect paths and walk directories

@@ -2,7 +2,7 @@
 
 - `session`: what is open, when it is opened anew, forks; `forking`: quiesce every shard before a fork
 - `reader`: SELECTs on a pool; `writer_connection`: the one connection that writes, and its transaction
-- `transactions`: the write lock, transactions and savepoints; `ownership`: whose transaction it is
+- `transactions`: take the write lock; transactions and savepoints; `ownership`: whose transaction it is
 - `invalidation`: slots odd before a commit, even after it
 - `row`: what a store takes and gives
 """

@@ -144,7 +144,7 @@ class WriterConnection:
         return rows[0][0] if rows else None
 
     def put_setting(self, name: str, value: object) -> None:
-        """Store a row beside the settings."""
+        """Store a row of the table `setting`."""
         if self.txn is not None:
             self.txn.names.add(name)
         self.execute(sql.SET_SETTING, (name, value))

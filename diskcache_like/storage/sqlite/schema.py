@@ -14,6 +14,7 @@ from collections.abc import Generator
 from ...errors import CorruptDatabase, DiskCacheDirectory, ForeignDatabase, NewerFormat
 from ...system.signal_safe import signal_safe
 
+# `spelling` is what the package calls the original key: the pickle of a key that its stored key does not give back.
 APPLICATION_ID = 0x64636C6B  # "dclk"
 VERSION = 1
 

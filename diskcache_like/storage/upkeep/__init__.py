@@ -1,4 +1,4 @@
-"""What rides on writes, each when it is due.
+"""Maintenance that writes do beside writing, each when it is due.
 
 - `maintenance`: what is due before a write, before a transaction, and when the lock is released
 - `eviction`: which live entries go, and when; `quota`: how shards share the size limit
