@@ -15,7 +15,7 @@ PEERS := $(VENV)/.installed-to-compare
 SOURCES := $(wildcard pyproject.toml setup.py setup.cfg diskcache_like/coherence/*build*.py diskcache_like/coherence/*.[ch])
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types imports unit prove prove-short django third-party matrix fuzz fuzz-coverage docs format bench bench-codecs bench-dictionaries bench-frames bench-quick bench-peers compare objectives install clean venv-module
+.PHONY: help demo test lint types imports unit prove prove-short django third-party matrix fuzz fuzz-coverage docs dist wheels format bench bench-codecs bench-dictionaries bench-frames bench-quick bench-peers compare objectives install clean venv-module
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-18s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -23,7 +23,7 @@ help:  ## show this list
 demo: $(RUN)  ## see the cache work on the standard library of this Python (ARGS="DIRECTORY --processes N --limit N")
 	$(BIN)/python -m diskcache_like demo $(ARGS)
 
-test: lint types imports unit prove-short django docs  ## run everything that CI runs
+test: lint types imports unit prove-short django docs dist  ## run everything that CI runs
 
 lint: $(DEV)  ## check style and formatting
 	$(BIN)/ruff check
@@ -62,6 +62,13 @@ fuzz-coverage: $(DEV)  ## have atheris choose by coverage what the decoders are 
 
 docs: $(DEV)  ## build the documentation into docs/_build/html, warnings being errors
 	$(BIN)/sphinx-build -W --keep-going -q -b html docs docs/_build/html
+
+dist: $(DEV)  ## build the source archive and this platform's wheels into dist/, having tried each in an empty environment
+	$(BIN)/python -m tools.dist
+
+wheels: dist  ## build the wheels of every Linux, or every Mac, from that archive (needs Docker, or a Mac; ARGS="--archs aarch64")
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[wheels]'
+	$(BIN)/python -m cibuildwheel --output-dir dist $(ARGS) dist/*.tar.gz
 
 format: $(DEV)  ## rewrite the code to the project's style
 	$(BIN)/ruff check --fix

@@ -1,0 +1,139 @@
+"""Try the installed package, in seconds and with the standard library alone.
+
+`make dist` and cibuildwheel run it with the Python of an environment that a wheel was installed into.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+
+import diskcache_like
+from diskcache_like.coherence import native
+
+DISTRIBUTION = "diskcache-like"
+TIMEOUT = 120  # seconds; a command that takes longer hangs
+OTHER_PROCESS = """\
+import sys
+from diskcache_like import Cache
+
+with Cache(sys.argv[1]) as cache:
+    assert cache.get("row") == {"numbers": [1, 2.5], "text": "ä"}, "a row differs"
+    assert cache.get("file") == bytes(100_000), "a value file differs"
+    assert cache.incr("count") == 2, "a count differs"
+    cache.set("row", "new")
+"""
+
+
+class SmokeError(Exception):
+    """The installed package does not do what it must."""
+
+
+def check_place() -> None:
+    """Refuse to try the sources instead of what was installed."""
+    package = Path(diskcache_like.__file__).parent
+    if package.with_name("pyproject.toml").exists():
+        raise SmokeError(f"{package} is the project's source; install a wheel, and run its Python with -P")
+
+
+def check_files() -> None:
+    """Look for the files that are not code, and compare the versions."""
+    files = importlib.metadata.files(DISTRIBUTION) or []
+    found = {path.name for path in files if Path(str(path.locate())).is_file()}
+    if missing := {"py.typed", "LICENSE", "METADATA"} - found:
+        raise SmokeError(f"not installed: {', '.join(sorted(missing))}")
+    told = importlib.metadata.version(DISTRIBUTION)
+    if told != diskcache_like.__version__:
+        raise SmokeError(f"version {diskcache_like.__version__} was installed as {told}")
+
+
+def check_processes(directory: Path) -> None:
+    """Write, let another process read and write, and read what it wrote over a hot entry."""
+    with diskcache_like.Cache(str(directory)) as cache:
+        cache.set("row", {"numbers": [1, 2.5], "text": "ä"})
+        cache.set("file", bytes(100_000))
+        cache.incr("count")
+        cache.get("row")
+        run(sys.executable, "-P", "-c", OTHER_PROCESS, str(directory))
+        found = cache.get("row"), cache.get("count")
+    if found != ("new", 2):
+        raise SmokeError(f"another process wrote 'new' and 2; this one reads {found}")
+
+
+def check_memoize(directory: Path) -> None:
+    """Call a memoized function twice."""
+    calls = []
+    with diskcache_like.Cache(str(directory)) as cache:
+
+        @cache.memoize(expire=600)
+        def square(number: int) -> int:
+            calls.append(number)
+            return number * number
+
+        results = [square(12), square(number=12)]
+    if (results, calls) != ([144, 144], [12]):
+        raise SmokeError(f"a memoized function returned {results} after the calls {calls}; expected one call")
+
+
+def check_helper(wanted: bool) -> None:
+    """Find out whether the C helper is loaded, and have it write a word."""
+    helper = native.load()
+    if (helper is not None) != wanted:
+        found = "is loaded" if helper else "is not loaded"
+        raise SmokeError(f"the C helper {found}; expected {'it' if wanted else 'none'}")
+    if helper is not None:
+        words = memoryview(bytearray(16)).cast("Q")
+        pointer = helper.pointer(words)
+        helper.store(pointer, 1, 7)
+        if (helper.load(pointer, 1), list(words)) != (7, [0, 7]):
+            raise SmokeError(f"the C helper stored 7 in word 1 and made {list(words)}")
+
+
+def check_commands(directory: Path) -> None:
+    """Look at the cache from the shell, by both names of the command."""
+    script = Path(sysconfig.get_path("scripts"), DISTRIBUTION)
+    for command in ([sys.executable, "-P", "-m", "diskcache_like"], [str(script)]):
+        if not run(*command, "stats", str(directory)).strip():
+            raise SmokeError(f"{' '.join(command)} stats printed nothing")
+
+
+def run(*command: str) -> str:
+    """Run a command and return what it printed."""
+    try:
+        done = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=TIMEOUT, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise SmokeError(f"{command[0]} did not run: {error}") from error
+    if done.returncode:
+        raise SmokeError(f"{command[0]} ended with status {done.returncode}: {done.stdout.strip()}")
+    return done.stdout
+
+
+def main() -> None:
+    """Try everything, and say what was found."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--helper", choices=("yes", "no"), required=True, help="whether the C helper has to be loaded")
+    helper = parser.parse_args().helper == "yes"
+    with tempfile.TemporaryDirectory(prefix="smoke-") as folder:
+        directory = Path(folder, "cache")
+        try:
+            check_place()
+            check_files()
+            check_helper(helper)
+            check_processes(directory)
+            check_memoize(directory)
+            check_commands(directory)
+        except SmokeError as error:
+            sys.exit(f"smoke: {error}")
+    place, version = Path(diskcache_like.__file__).parent, sys.version.partition(" ")[0]
+    sys.stdout.write(f"smoke: {place} works, Python {version}, {'with' if helper else 'without'} the C helper\n")
+
+
+if __name__ == "__main__":
+    main()
