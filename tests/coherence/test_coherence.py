@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from diskcache_like import Cache, FanoutCache
+from diskcache_like.coherence.atomics import choose_implementation
 from diskcache_like.encoding import keys
 from diskcache_like.entries.row_codec import RowCodec
 from diskcache_like.storage.shard import invalidation
@@ -30,6 +31,8 @@ from ..support.sample_writes import FAR, MISSING, WRITES, Write
 from ..support.statement_hooks import is_change, watch
 from ..support.workers import Crew, Link, Worker, ready
 
+AS_HERE = choose_implementation()
+NEEDS_HOT_LAYER = pytest.mark.skipif(AS_HERE == "off", reason="this CPU has no hot layer without the native helper")
 SLOTS = 16  # so few that every key shares its slot with others
 
 Options = dict[str, Any]
@@ -167,18 +170,20 @@ def test_changes_that_mark_every_slot_are_coherent_in_each_step(
     assert violations_in_steps(crew, tmp_path / "cache", given, name, all_slots=True) == []
 
 
+@NEEDS_HOT_LAYER
 @pytest.mark.parametrize("how", ["silent", "early", "late"])
 @pytest.mark.parametrize("name", ["set", "incr", "add", "delete", "pop", "evict", "clear", "transact", "set_many"])
 def test_steps_notice_generations_that_break_the_rules(crew: Crew, tmp_path: Path, name: str, how: str) -> None:
     if how == "early" and name in ("transact", "set_many"):
         pytest.skip("a transaction marks its slots even after the commit in a step of its own")
-    assert violations_in_steps(crew, tmp_path / "cache", options("one", "python"), name, how) != []
+    assert violations_in_steps(crew, tmp_path / "cache", options("one", AS_HERE), name, how) != []
 
 
+@NEEDS_HOT_LAYER
 def test_keys_that_share_a_hash_are_coherent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A key that lives beside its home place is looked for, and so has to be marked, at its home slot."""
     monkeypatch.setattr(RowCodec, "locate", lambda rows, key: (keys.encode_key(key), 40, rows._one))
-    given = options("one", "python")
+    given = options("one", AS_HERE)
     with opened(tmp_path / "cache", given) as reader, opened(tmp_path / "cache", given) as writer:
         for name, write in WRITES.items():
             if write.key != "k" or name in ("clear", "cull", "rollback"):
@@ -345,10 +350,11 @@ def test_nobody_reads_less_than_was_acknowledged(
     assert run_counters(crew, tmp_path, board, options(kind, implementation, hot)) == []
 
 
+@NEEDS_HOT_LAYER
 def test_watching_counters_notices_writers_that_mark_nothing(crew: Crew, tmp_path: Path, board: Board) -> None:
     """The negative control: the watchers keep what they read, and nothing ever tells them that it is old."""
     try:
-        found = run_counters(crew, tmp_path, board, options("one", "python"), "silent", steps=600)
+        found = run_counters(crew, tmp_path, board, options("one", AS_HERE), "silent", steps=600)
     except AssertionError as error:  # a writer noticed first, at the counters of the others
         found = [str(error)]
     assert any("key" in each for each in found)
