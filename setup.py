@@ -17,8 +17,8 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 FREE_THREADED = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
-# cffi compiles to the stable ABI, which free-threaded Pythons do not have, nor does PyPy.
-STABLE_ABI = sys.implementation.name == "cpython" and not FREE_THREADED
+# cffi compiles to the stable ABI but for PyPy, Pythons without the global lock, and those compiled for debugging.
+STABLE_ABI = sys.implementation.name == "cpython" and not FREE_THREADED and not hasattr(sys, "gettotalrefcount")
 
 
 def warn(reason: object) -> None:
