@@ -45,7 +45,7 @@ django: $(DEV)  ## run Django's own cache tests on DjangoCache
 third-party: $(DEV)  ## run other projects' tests with DiskCache and on this package (ARGS="PROJECT ...")
 	$(BIN)/python -m tools.third_party $(ARGS)
 
-matrix: $(DEV)  ## run chosen tests with every Python and SQLite at hand (ARGS="--python COMMAND --sqlite VERSION --all")
+matrix: $(DEV)  ## run chosen tests with every Python and SQLite at hand (ARGS="--python COMMAND --sqlite VERSION --all --arm64")
 	$(BIN)/python -m tools.matrix $(ARGS)
 
 prove: $(DEV)  ## show the promises by force, in ten minutes (ARGS="--seconds 3600 --only NAME --seed N --list")

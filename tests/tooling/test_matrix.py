@@ -9,11 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from prove.proof import CannotRun
 from prove.system.sqlite_builds import ORIGINS
 from tools.matrix import __main__ as command
-from tools.matrix import interpreters
-from tools.matrix.interpreters import Interpreter
+from tools.matrix import emulation, interpreters, runs
+from tools.matrix.interpreters import Environment, Interpreter
 from tools.matrix.runs import Result, _read_proofs, _read_tests
+
+from ..support.project import ROOT
 
 THIS = Interpreter(sys.executable, "3.13.0", free_threaded=False, sqlite="3.40.1")
 OTHER = THIS._replace(version="3.14.0", free_threaded=True)
@@ -90,6 +93,16 @@ def test_rows_tell_results_failures_and_what_was_not_run() -> None:
     assert list(command.details(rows)) == ["Python 3.13.0, SQLite 3.40.1: t: no", "skipped: why"]
 
 
+def test_every_chosen_test_is_there() -> None:
+    assert [name for name in command.CHOSEN if not (ROOT / "tests" / name).is_file()] == []
+
+
+def test_a_run_in_which_nothing_ran_has_failed() -> None:
+    missing = runs.run_tests(Environment(Path(sys.executable), ()), None, ["api/test_nothing.py"], 1, {})
+    assert not missing.passed
+    assert "no tests ran" in missing.failed[0]
+
+
 def test_a_run_that_failed_fails_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["matrix", "--python", sys.executable, "--sqlite", "own"])
     monkeypatch.setattr(command, "run", lambda *_: command.Row("x", "y", tests=Result(1, ["broken"])))
@@ -102,6 +115,47 @@ def test_a_python_that_does_not_start_is_named(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(sys, "argv", ["matrix", "--python", "/nowhere/python"])
     with pytest.raises(SystemExit, match="--python /nowhere/python: it does not start"):
         command.main()
+
+
+def test_a_python_for_another_cpu_says_so() -> None:
+    assert str(THIS) == "3.13.0"
+    assert str(THIS._replace(machine="an abacus")) == "3.13.0, an abacus under qemu"
+
+
+def test_arm64_without_an_emulator_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["matrix", "--arm64"])
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(SystemExit, match=r"--arm64: .* apt-get install qemu-user-static mmdebstrap gcc-aarch64"):
+        command.main()
+
+
+def test_arm64_without_the_right_to_register_an_emulator_says_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(emulation, "HANDLERS", tmp_path)
+    monkeypatch.setattr(emulation, "HANDLER", tmp_path / "missing")
+    (tmp_path / "register").touch()
+    with pytest.raises(CannotRun, match=r"takes root: .*missing"):
+        emulation.register()
+    (tmp_path / "missing").write_text(":x:M::\n")
+    emulation.register()
+    assert (tmp_path / "register").read_text() == ":x:M::"
+
+
+def test_what_an_emulator_cannot_do_is_left_out_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def run(_: Environment, __: Path | None, *arguments: str) -> str:
+        asked.extend(arguments)
+        return ""
+
+    monkeypatch.setattr(runs, "_run", run)
+    for name in emulation.BEYOND_QEMU:
+        file, _, test = name.partition("::")
+        assert f"def {test}(" in (ROOT / "tests" / file).read_text(encoding="utf-8")
+    result = runs.run_tests(Environment(Path(sys.executable), ()), None, [], 1, emulation.BEYOND_QEMU)
+    assert {f"--deselect=tests/{name}" for name in emulation.BEYOND_QEMU} <= {*asked}
+    assert result.skipped == Counter(emulation.BEYOND_QEMU.values())
 
 
 def test_requirements_come_from_the_project() -> None:

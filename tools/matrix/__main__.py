@@ -16,7 +16,8 @@ from benchmarks.page import marked, put
 from prove.proof import CannotRun
 from prove.system.sqlite_builds import ORIGINS, library
 
-from .interpreters import Environment, Interpreter, environment, found
+from . import emulation
+from .interpreters import MACHINE, Environment, Interpreter, environment, found
 from .runs import Result, run_proofs, run_tests
 
 MARK = "versions"
@@ -27,7 +28,7 @@ CHOSEN = (
     "api/test_fanout.py",
     "api/test_queues.py",
     "api/test_reading.py",
-    "api/test_removal.py",
+    "api/test_removal_and_eviction.py",
     "api/test_settings.py",
     "api/test_streams.py",
     "api/test_transactions.py",
@@ -79,6 +80,7 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser("python -m tools.matrix", description=__doc__)
     add = made.add_argument
     add("--python", action="append", metavar="COMMAND", help="only this one; repeatable (default: all that are found)")
+    add("--arm64", action="store_true", help="Debian's Python for ARM64 under qemu instead, with its own SQLite")
     add("--sqlite", action="append", choices=["own", *ORIGINS], help="only this one; repeatable")
     add(
         "--tests",
@@ -112,12 +114,22 @@ def combinations(pythons: Sequence[Interpreter], versions: Sequence[str] | None)
             yield python, version
 
 
+def chosen(asked: argparse.Namespace) -> Iterator[tuple[Interpreter, str]]:
+    """Return what the command line asks for."""
+    if not asked.arm64:
+        return combinations(pythons(asked.python), asked.sqlite)
+    try:
+        return combinations([emulation.interpreter()], ["own"])
+    except CannotRun as reason:
+        raise SystemExit(f"--arm64: {reason}") from reason
+
+
 def run(python: Interpreter, version: str, asked: argparse.Namespace) -> Row:
     """Run one combination."""
     preload = None
     shown = python.sqlite if version == "own" else version
     try:
-        place: Environment = environment(python)
+        place: Environment = environment(python) if python.machine == MACHINE else emulation.environment(python)
         if version != "own":
             preload = library(version)
             used = Interpreter.probe(str(place.python), preload)
@@ -126,7 +138,8 @@ def run(python: Interpreter, version: str, asked: argparse.Namespace) -> Row:
     except CannotRun as reason:
         return Row(str(python), shown, reason=str(reason))
     names = [] if asked.all else list(asked.tests or CHOSEN)
-    tests = run_tests(place, preload, names, asked.processes)
+    left_out = emulation.BEYOND_QEMU if python.machine != MACHINE else {}
+    tests = run_tests(place, preload, names, asked.processes, left_out)
     proofs = run_proofs(place, preload, asked.prove) if asked.prove else None
     return Row(str(python), shown, place.missing, tests, proofs)
 
@@ -151,7 +164,7 @@ def main() -> int:
     if asked.docs:
         marked(asked.docs, MARK)  # now, rather than after all has been run
     rows = []
-    for python, version in combinations(pythons(asked.python), asked.sqlite):
+    for python, version in chosen(asked):
         sys.stderr.write(f"Python {python}, SQLite {version} ...\n")
         rows.append(run(python, version, asked))
         sys.stderr.write(table(rows).splitlines()[-1] + "\n")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -21,24 +22,27 @@ NAMES = [f"3.{minor}{threading}" for minor in range(11, 20) for threading in (""
 EXTRAS = ("bench", "django", "json", "lz4", "native", "progress", "test", "zstd")
 BUILDER = "setuptools>=77"  # builds the package without isolation, and without cffi where that cannot be installed
 WHEELS = ("--only-binary", ":all:")  # compiling a library takes long, and rarely works where nobody offers a wheel
+MACHINE = platform.machine()
 SECONDS = 900  # after which an installation is given up
 PROBE = """\
 import json, platform, sqlite3, sysconfig
 free = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
-print(json.dumps([platform.python_version(), free, sqlite3.sqlite_version]))
+print(json.dumps([platform.python_version(), free, sqlite3.sqlite_version, platform.machine()]))
 """
 
 
 class Interpreter(NamedTuple):
-    """A Python, and the SQLite that its sqlite3 module uses."""
+    """A Python, the SQLite that its sqlite3 module uses, and the CPU it is for."""
 
     path: str
     version: str
     free_threaded: bool
     sqlite: str
+    machine: str = MACHINE
 
     def __str__(self) -> str:
-        return f"{self.version}{'t' if self.free_threaded else ''}"
+        foreign = f", {self.machine} under qemu" if self.machine != MACHINE else ""
+        return f"{self.version}{'t' if self.free_threaded else ''}{foreign}"
 
     @classmethod
     def probe(cls, path: str, preload: Path | None = None) -> Self | None:
