@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -156,6 +157,19 @@ def test_what_an_emulator_cannot_do_is_left_out_with_its_reason(monkeypatch: pyt
     result = runs.run_tests(Environment(Path(sys.executable), ()), None, [], 1, emulation.BEYOND_QEMU)
     assert {f"--deselect=tests/{name}" for name in emulation.BEYOND_QEMU} <= {*asked}
     assert result.skipped == Counter(emulation.BEYOND_QEMU.values())
+
+
+def test_an_emulator_may_take_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[float] = []
+
+    def hang(*_: object, timeout: float, **__: object) -> None:
+        given.append(timeout)
+        raise subprocess.TimeoutExpired("pytest", timeout)
+
+    monkeypatch.setattr(subprocess, "run", hang)
+    result = runs.run_tests(Environment(Path(sys.executable), (), patience=4), None, [], 1, {})
+    assert given == [runs.SECONDS * 4]
+    assert "hung for 7200 s" in result.failed[0]
 
 
 def test_requirements_come_from_the_project() -> None:

@@ -102,7 +102,7 @@ def environment(python: Interpreter) -> Environment:
         _must([own, BUILDER], "the C helper could not be compiled")
     finally:
         del os.environ["CPATH"]
-    return Environment(own, ())
+    return Environment(own, (), patience=4)
 
 
 def _must(command: Sequence[str | Path], otherwise: str) -> None:

@@ -86,10 +86,11 @@ def _of_pyenv(versions: Path) -> Iterator[str]:
 
 
 class Environment(NamedTuple):
-    """Where a Python's environment is, and which requirements it has not got."""
+    """Where a Python's environment is, which requirements it has not got, and how many times longer it may take."""
 
     python: Path
     missing: tuple[str, ...]
+    patience: int = 1
 
 
 def environment(interpreter: Interpreter) -> Environment:

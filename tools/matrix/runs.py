@@ -98,12 +98,12 @@ def _run(environment: Environment, preload: Path | None, module: str, *arguments
             [environment.python, "-m", module, *arguments],
             cwd=ROOT,
             env=variables,
-            timeout=SECONDS,
+            timeout=SECONDS * environment.patience,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             check=False,
         )
     except subprocess.TimeoutExpired as error:
-        return f"{error.stdout!r}\nhung for {SECONDS} s"
+        return f"{error.stdout!r}\nhung for {SECONDS * environment.patience} s"
     return done.stdout
