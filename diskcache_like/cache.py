@@ -1,8 +1,7 @@
 """Cache: every operation of the API, spelled once.
 
 An operation encodes its key, finds the store that holds it, and is built on what a store offers. Reads go to the hot
-layer first: an entry there is valid only while its slot still has the generation it was read at (docs/design.md,
-"Coherence").
+layer first: an entry there is valid only while its slot still has the generation it was read at (docs/coherence.md).
 """
 
 from __future__ import annotations

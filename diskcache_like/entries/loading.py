@@ -1,6 +1,6 @@
 """Loader: load values from the database, and decide which of them are kept hot.
 
-An entry is kept only under the generation that its slot had before it was read (docs/design.md, "Coherence").
+An entry is kept only under the generation that its slot had before it was read (docs/coherence.md).
 """
 
 from __future__ import annotations

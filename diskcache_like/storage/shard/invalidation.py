@@ -1,7 +1,7 @@
 """How a commit becomes visible: the slots of what it changes are odd before it and even after it.
 
 Slots change under the shard's write lock only. They are odd from before a commit until after it, so a reader that sees
-the same even number before and after its SELECT has read the newest committed entry (docs/design.md, "Coherence").
+the same even number before and after its SELECT has read the newest committed entry (docs/coherence.md).
 The counts of writes, of bytes in the WAL and of entries change with them.
 """
 

@@ -1,0 +1,190 @@
+"""The documentation: its code runs, its commands exist, and its reference names everything that is public."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import diskcache_like
+from diskcache_like.cli.main import parser
+
+from ..support.doc_blocks import Block, blocks, missing, run
+from ..support.project import ROOT
+
+PAGES = sorted(path for path in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")) if "_build" not in path.parts)
+LANGUAGES = {"", "python", "sh", "text", "ini", "toml", "yaml", "dockerfile"}
+TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+EXTRAS = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
+
+
+def name_of(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def pages(language: str) -> list[Path]:
+    return [page for page in PAGES if any(block.language == language for block in blocks(page))]
+
+
+@pytest.mark.parametrize("page", pages("python"), ids=name_of)
+def test_code_runs(page: Path, tmp_path: Path) -> None:
+    lacking = sorted({module for block in blocks(page) for module in missing(block)})
+    assert not (lacking and os.environ.get("CI")), f"{name_of(page)} cannot be run without {lacking}"
+    work = tmp_path / "work"
+    work.mkdir()
+    home = {"HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-m", "tests.support.doc_blocks", str(page)],
+        env={**os.environ, **home, "PYTHONPATH": str(ROOT)},
+        cwd=work,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_block_has_a_known_language(page: Path) -> None:
+    assert {block.language for block in blocks(page)} <= LANGUAGES
+
+
+@pytest.mark.parametrize("page", pages("python"), ids=name_of)
+def test_code_that_is_not_run_compiles(page: Path) -> None:
+    for block in blocks(page):
+        if block.language == "python":
+            compile(block.source, f"{name_of(page)}:{block.line}", "exec")
+
+
+@pytest.mark.parametrize("page", pages("sh"), ids=name_of)
+def test_commands_exist(page: Path) -> None:
+    for block in blocks(page):
+        if block.language == "sh":
+            done = subprocess.run(["bash", "-n"], input=block.source, text=True, capture_output=True, check=False)
+            assert done.returncode == 0, f"{name_of(page)}:{block.line}: {done.stderr}"
+            for words in commands(block):
+                assert is_known(words), f"{name_of(page)}:{block.line}: {shlex.join(words)}"
+
+
+def commands(block: Block) -> list[list[str]]:
+    """Return the words of each line of a shell block, without comments."""
+    lines = block.source.replace("\\\n", " ").splitlines()
+    return [words for line in lines if (words := shlex.split(line, comments=True))]
+
+
+def is_known(words: list[str]) -> bool:
+    """Tell whether a command of this project exists and takes these arguments; True for commands of others."""
+    command, *rest = words
+    if command == "make":
+        return all(word in TARGETS for word in rest if "=" not in word)
+    if command == "pip":
+        extras = re.findall(r"\[([\w,-]+)\]", " ".join(rest))
+        return set(",".join(extras).split(",")) - {""} <= EXTRAS
+    if words[:3] == ["python", "-m", "diskcache_like"] or command == "diskcache-like":
+        return takes(rest[2:] if command == "python" else rest)
+    return True
+
+
+def takes(arguments: list[str]) -> bool:
+    """Tell whether the command line takes these arguments; what follows a pipe or a redirection is another's."""
+    end = next((n for n, word in enumerate(arguments) if word in {"|", ">", "<", "||", "&&"}), len(arguments))
+    try:
+        parser().parse_args(arguments[:end])
+    except SystemExit as ended:
+        return ended.code == 0
+    except argparse.ArgumentError:
+        return False
+    return True
+
+
+DOCUMENTED = re.compile(r"^\.\. (?:auto|py:)(\w+):: ([\w.]+)(?:\(\))?\n((?:   .*\n)*)", re.MULTILINE)
+METHODS_ELSEWHERE = {  # of classes whose members are listed one by one: what another page or another project documents
+    "DjangoCache": {
+        "get_or_set",
+        "decr_version",
+        "validate_key",
+        "key_prefix",
+        "version",
+        "key_func",
+        "default_timeout",
+    },
+}
+
+
+def documented() -> dict[str, str]:
+    """Return every name that the reference documents, and the options of its directive."""
+    found: dict[str, str] = {}
+    for page in (ROOT / "docs" / "reference").glob("*.md"):
+        for _, name, options in DOCUMENTED.findall(page.read_text()):
+            assert name not in found, f"{name} is documented twice"
+            found[name] = options
+    return found
+
+
+def test_reference_has_every_public_name() -> None:
+    names = documented()
+    assert set(diskcache_like.__all__) - {"__version__"} <= set(names)
+    for name in ("Cache", "FanoutCache", "DjangoCache"):
+        kind = getattr(diskcache_like, name)
+        assert ":members:" not in names[name]
+        methods = set(dir(kind)) - (
+            set(dir(diskcache_like.Cache)) - set(vars(kind)) if name == "FanoutCache" else set()
+        )
+        public = {each for each in methods if not each.startswith("_")} - METHODS_ELSEWHERE.get(name, set())
+        synchronous = {each for each in public if each[0] != "a" or each[1:] not in dir(kind)}
+        assert {f"{name}.{each}" for each in synchronous} <= set(names), f"{name}: {sorted(synchronous)}"
+
+
+def test_reference_of_other_classes_lists_their_members() -> None:
+    names = documented()
+    for name in ("Averager", "BoundedSemaphore", "Deque", "Disk", "Index", "JSONDisk", "Lock", "RLock", "Memoized"):
+        assert ":members:" in names[name], name
+
+
+PAGE_THAT_LIES = """
+```python
+1 + 1  # -> {value}
+int("x")  # raises {error}
+```
+
+<!-- file: greet.py -->
+```python
+print("hello")
+```
+
+<!-- run -->
+```sh
+python greet.py
+```
+
+<!-- output -->
+```text
+{output}
+```
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "is_true"),
+    [({}, True), ({"value": "3"}, False), ({"error": "KeyError"}, False), ({"output": "goodbye"}, False)],
+    ids=["as it is", "value", "error", "output"],
+)
+def test_a_page_that_lies_is_noticed(
+    change: dict[str, str], is_true: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = tmp_path / "page.md"
+    page.write_text(PAGE_THAT_LIES.format(**{"value": "2", "error": "ValueError", "output": "hello", **change}))
+    if is_true:
+        run(page)
+    else:
+        with pytest.raises(AssertionError, match=r"page\.md:"):
+            run(page)
