@@ -15,6 +15,7 @@ import pytest
 
 import diskcache_like
 from diskcache_like.cli.main import parser
+from diskcache_like.settings import DEFAULT_SETTINGS, OPTIONAL_SETTINGS
 
 from ..support.doc_blocks import Block, blocks, missing, run
 from ..support.project import ROOT
@@ -129,18 +130,28 @@ def documented() -> dict[str, str]:
     return found
 
 
+def attributes(name: str) -> set[str]:
+    """Return the public attributes of a class that the reference has to name, without settings and inherited ones."""
+    kind = getattr(diskcache_like, name)
+    inherited = set(dir(diskcache_like.Cache)) - set(vars(kind)) if name == "FanoutCache" else set()
+    settings = {each for each in dir(kind) if each in DEFAULT_SETTINGS | dict.fromkeys(OPTIONAL_SETTINGS)}
+    public = {each for each in dir(kind) if not each.startswith(("_", "disk_"))}
+    twins = {each for each in public if each[0] == "a" and each[1:] in public}
+    return public - inherited - settings - twins - METHODS_ELSEWHERE.get(name, set())
+
+
 def test_reference_has_every_public_name() -> None:
     names = documented()
     assert set(diskcache_like.__all__) - {"__version__"} <= set(names)
     for name in ("Cache", "FanoutCache", "DjangoCache"):
-        kind = getattr(diskcache_like, name)
         assert ":members:" not in names[name]
-        methods = set(dir(kind)) - (
-            set(dir(diskcache_like.Cache)) - set(vars(kind)) if name == "FanoutCache" else set()
-        )
-        public = {each for each in methods if not each.startswith("_")} - METHODS_ELSEWHERE.get(name, set())
-        synchronous = {each for each in public if each[0] != "a" or each[1:] not in dir(kind)}
-        assert {f"{name}.{each}" for each in synchronous} <= set(names), f"{name}: {sorted(synchronous)}"
+        lacking = {f"{name}.{each}" for each in attributes(name)} - set(names)
+        assert not lacking, f"docs/reference lacks {sorted(lacking)}"
+
+
+def test_settings_page_has_every_setting() -> None:
+    told = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs" / "settings.md").read_text(), re.MULTILINE)
+    assert set(DEFAULT_SETTINGS) | OPTIONAL_SETTINGS <= set(told)
 
 
 def test_reference_of_other_classes_lists_their_members() -> None:
