@@ -109,7 +109,7 @@ def delete(options: argparse.Namespace) -> int:
 
 def keys(options: argparse.Namespace) -> int:
     """List the keys of live entries, with their metadata if JSON is asked for."""
-    with to_look_at(options.directory) as cache:
+    with to_look_at(options.directory, values=False) as cache:
         for key, record in itertools.islice(_selected(cache, options.prefix, options.tag), options.limit):
             if options.json:
                 print_json({"key": as_json(key), **_metadata(record.expire, tag_of(record), _size(record))})
@@ -160,7 +160,7 @@ GROUPS: dict[str, Callable[[Cache, Any, Record, str], str]] = {"tag": _by_tag, "
 def sizes(options: argparse.Namespace) -> int:
     """Print entries and bytes of each group, the largest first."""
     groups: dict[str, list[int]] = {}
-    with to_look_at(options.directory) as cache:
+    with to_look_at(options.directory, values=options.by == "type") as cache:
         for key, record in records_of(cache, cache):
             group = groups.setdefault(GROUPS[options.by](cache, key, record, options.separator), [0, 0])
             group[0] += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import os
 import sys
 import time
 import warnings
@@ -13,7 +14,7 @@ from ..cache import Cache
 from ..entries.encryption import check_without_secret
 from ..errors import CorruptDatabase, CorruptDatabaseWarning, SecretError
 from ..operations.inspection import work_of
-from .opening import WithoutRecovery, existing, to_look_at
+from .opening import WithoutRecovery, existing, readable, to_look_at
 from .terminal import print_json, shown
 
 RUNS_CALLERS_CODE = True  # for `interrupts_a_call` of system/signal_safe.py
@@ -48,7 +49,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
 
 def stats(options: argparse.Namespace) -> int:
     """Print the number of entries, the volume, and the hits and misses so far."""
-    with to_look_at(options.directory) as cache:
+    with to_look_at(options.directory, values=False) as cache:
         hits, misses = _uses(cache)
         found = {"entries": len(cache), "bytes": cache.volume(), "hits": hits, "misses": misses}
     if options.json:
@@ -103,20 +104,24 @@ def check(options: argparse.Namespace) -> int:
 
 def _findings(directory: str, fix: bool) -> list[str]:
     """Return what is wrong with the cache; an unreadable database is quarantined only if `fix`."""
-    try:
-        with warnings.catch_warnings(record=True) as met:
-            warnings.simplefilter("ignore")
-            warnings.simplefilter("always", CorruptDatabaseWarning)
-            with existing(directory) if fix else to_look_at(directory) as cache:
-                found = [*met, *cache.check(fix=fix)]  # check also returns what it warns of
-    except SecretError:
-        if fix:
-            raise
-        found = check_without_secret(directory)
-    except CorruptDatabase as damage:
-        if fix:
-            raise
-        return [str(damage)]
+    if fix:
+        return _checked(directory, fix=True)
+    with readable(directory) as path:
+        try:
+            found = _checked(path, fix=False)
+        except SecretError:
+            found = [str(warning.message) for warning in check_without_secret(path)]
+        except CorruptDatabase as damage:
+            found = [str(damage)]
+    return found if path == directory else [text.replace(path, os.path.abspath(directory)) for text in found]
+
+
+def _checked(directory: str, fix: bool) -> list[str]:
+    with warnings.catch_warnings(record=True) as met:
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("always", CorruptDatabaseWarning)
+        with existing(directory, Cache if fix else WithoutRecovery) as cache:
+            found = [*met, *cache.check(fix=fix)]  # check also returns what it warns of
     return [str(warning.message) for warning in found]
 
 

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pty
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 
 from diskcache_like import Cache, FanoutCache
-from diskcache_like.cli import main
+from diskcache_like.cli import main, opening
 
 LIMIT = 60.0  # seconds after which a test gives up on another process; no test waits for it to pass
 
@@ -285,6 +286,84 @@ def test_what_only_looks_needs_no_right_to_write(
     assert shell.run(*arguments) == whole
     assert "temporary copy" in shell.err
     assert {path: path.stat().st_mtime_ns for path in shell.directory.rglob("*")} == before
+
+
+@pytest.fixture
+def unwritable(shell: Shell, cache: Cache, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the directory of the cache, closed and as if this user, whoever that is, could not write it."""
+    cache.close()
+    access = os.access
+
+    def answer(path: Any, mode: int, **more: Any) -> bool:
+        return not (mode & os.W_OK and os.fspath(path) == str(shell.directory)) and access(path, mode, **more)
+
+    monkeypatch.setattr(os, "access", answer)
+    return shell.directory
+
+
+def test_looking_follows_no_link_and_waits_for_no_pipe(shell: Shell, unwritable: Path, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.write_text("secret")
+    outside.chmod(0o644)
+    (unwritable / "link").symlink_to(outside)
+    (unwritable / "folder").symlink_to(tmp_path)
+    os.mkfifo(unwritable / "pipe")
+    assert "entries" in shell.run("stats")
+    assert outside.stat().st_mode & 0o777 == 0o644
+
+
+def test_the_directory_itself_may_be_given_by_a_link(
+    shell: Shell, cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache.close()
+    shell.directory = tmp_path / "link"
+    shell.directory.symlink_to(cache.directory)
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: "link" not in os.fspath(path) and access(path, mode))
+    assert len(shell.run("keys").splitlines()) == 4
+
+
+def test_a_look_at_a_copy_names_the_original(shell: Shell, cache: Cache, unwritable: Path) -> None:
+    cache["large"] = "x" * 100_000
+    cache.close()
+    (value_file,) = unwritable.rglob("*.val")
+    value_file.unlink()
+    found = shell.run("check", code=1)
+    assert str(unwritable / "cache.db") in found
+    assert "diskcache-" not in found
+    (unwritable / "cache.db").write_bytes(b"\xff" * 8192)
+    (unwritable / "cache.db-wal").unlink(missing_ok=True)
+    shell.run("stats", code=2)
+    assert str(unwritable) in shell.err
+    assert "diskcache-" not in shell.err.splitlines()[-1].removeprefix("diskcache-like: ")
+
+
+def test_a_database_that_changes_while_it_is_copied_is_copied_again(
+    shell: Shell, unwritable: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = opening._copy
+    turns: list[int] = []
+
+    def interrupted(directory: str, target: str, values: bool) -> None:
+        copy(directory, target, values)
+        if len(turns) < changes:
+            turns.append(len(turns))
+            os.utime(unwritable / "cache.db", ns=(len(turns), len(turns)))
+
+    monkeypatch.setattr(opening, "_copy", interrupted)
+    changes = opening.COPIES - 1
+    assert "entries" in shell.run("stats")
+    turns.clear()
+    changes = opening.COPIES
+    shell.run("stats", code=2)
+    assert "try again" in shell.err
+
+
+def test_check_without_the_secret_needs_no_right_to_write(shell: Shell, unwritable: Path, tmp_path: Path) -> None:
+    shutil.rmtree(unwritable)
+    Cache(tmp_path / "signed", secret="a secret for tests only").close()
+    (tmp_path / "signed").rename(unwritable)
+    assert "looked at from outside only" in shell.run("check", code=1)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
