@@ -5,6 +5,7 @@
 - `whole`: `stats`, `watch`, `check` and `clear`
 - `transfer`: `export`, `import` and `copy`
 - `migrate`, `demo`: the commands of that name
+- `arguments`: what arguments may be
 - `opening`: opening a cache that is there, also one that can only be read
 - `terminal`: what is printed: text, JSON, tables and progress bars
 """

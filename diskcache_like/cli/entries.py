@@ -14,6 +14,7 @@ from ..encoding.record import Record
 from ..entries.row_codec import tag_of
 from ..errors import KeyEncodeError, ValueEncodeError
 from ..operations.inspection import records_of
+from .arguments import positive
 from .opening import existing, to_look_at
 from .terminal import as_json, as_text, print_json, print_table, shown
 
@@ -54,7 +55,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     every = commands.add_parser("keys", parents=[common], help="list keys in order of insertion")
     every.add_argument("--prefix", help="only text keys that begin with this")
     every.add_argument("--tag", help="only keys of entries with this tag")
-    every.add_argument("--limit", type=int, metavar="N", help="at most so many")
+    every.add_argument("--limit", type=positive, metavar="N", help="at most so many")
     every.set_defaults(command=keys)
 
     tagged = commands.add_parser("evict", parents=[common], help="remove every entry with a tag")
@@ -78,7 +79,9 @@ def get(options: argparse.Namespace) -> int:
     elif options.raw:
         if not isinstance(entry.value, str | bytes):
             raise ValueEncodeError(f"the value of {options.key!r} is a {type(entry.value).__name__}, not text or bytes")
-        sys.stdout.buffer.write(entry.value if isinstance(entry.value, bytes) else entry.value.encode())
+        sys.stdout.buffer.write(
+            entry.value if isinstance(entry.value, bytes) else entry.value.encode("utf-8", "surrogatepass")
+        )
     else:
         print(as_text(entry.value))
     return 0

@@ -11,6 +11,7 @@ from typing import Any
 from .. import __version__
 from ..errors import CacheError, missing_dependency
 from . import demo, entries, transfer, whole
+from .arguments import positive
 from .terminal import shown
 
 RUNS_CALLERS_CODE = True  # for `interrupts_a_call` of system/signal_safe.py
@@ -103,14 +104,6 @@ def add_migrate(commands: Any) -> None:
         help="turn the keys with this prefix into items of a queue ('' for push without a prefix); may be repeated",
     )
     move.set_defaults(command=migrate)
-
-
-def positive(text: str) -> int:
-    """Return the positive integer that `text` spells."""
-    number = int(text)
-    if number < 1:
-        raise ValueError(text)
-    return number
 
 
 def completion(options: argparse.Namespace) -> int:

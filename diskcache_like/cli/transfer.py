@@ -16,7 +16,8 @@ from ..encoding.values import NotSerializable, encode_value
 from ..entries.rotation import children_of
 from ..errors import DecodeError, SettingError
 from ..fanout import FanoutCache
-from ..operations.inspection import codec_of, records_of
+from ..operations.inspection import identity_of, records_of
+from .arguments import positive
 from .opening import to_look_at
 from .terminal import print_json, shown
 
@@ -36,6 +37,7 @@ CARRIED = (
     "compress_level",
     "compress_min_size",
     "disk_min_file_size",
+    "deque_maxlen",
 )
 
 
@@ -68,11 +70,11 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         parents=[common],
         help="copy a cache, if you like with another codec or number of shards",
         description="Copy every live entry with expiry and tag, in order of insertion. A target that is not there is"
-        " made with the limits and the codec of the cache, except for what is given here.",
+        " made with the limits, the codec, the shards and the encryption of the cache, except for what is given here.",
         epilog="exit status: 0 everything was copied, 1 something was left out, 2 it failed",
     )
     move.add_argument("target", metavar="TARGET", help="the directory to copy to")
-    move.add_argument("--shards", type=int, metavar="N", help="make a FanoutCache of so many shards")
+    move.add_argument("--shards", type=positive, metavar="N", help="default: as many as DIRECTORY has")
     move.add_argument("--serializer", metavar="NAME", help="msgpack, json or pickle")
     move.add_argument("--compressor", metavar="NAME", help="none, zlib, zstd or lz4")
     move.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting; may be repeated")
@@ -204,12 +206,10 @@ def copy(options: argparse.Namespace) -> int:
     given.update(_setting(text) for text in options.set)
     with to_look_at(options.directory) as source:
         carried = {name: source.reset(name) for name in CARRIED}
-        settings = {**carried, **codec_of(source), **given}
-        target = (
-            Cache(options.target, **settings)
-            if options.shards is None
-            else FanoutCache(options.target, options.shards, **settings)
-        )
+        shards, identity = identity_of(source)
+        settings = {**carried, **identity, **given}
+        shards = options.shards or shards
+        target = Cache(options.target, **settings) if shards == 1 else FanoutCache(options.target, shards, **settings)
         with target:
             copied = source.copy_to(target)
         left_out = sum(1 for _ in records_of(source, source)) - copied

@@ -12,8 +12,9 @@ from typing import Any
 
 from ..cache import Cache
 from ..entries.encryption import check_without_secret
-from ..errors import CorruptDatabase, CorruptDatabaseWarning, SecretError
+from ..errors import CorruptDatabase, CorruptDatabaseWarning, SecretError, SettingError
 from ..operations.inspection import work_of
+from .arguments import interval, positive
 from .opening import WithoutRecovery, existing, readable, to_look_at
 from .terminal import print_json, shown
 
@@ -34,8 +35,8 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         description="Show how many hits, misses, writes and evictions all processes have in each interval. Hits and"
         " misses are counted if the setting `statistics` is on, and a process adds its own with its next write.",
     )
-    look.add_argument("--interval", type=float, default=1.0, metavar="SECONDS", help="how often (default: 1)")
-    look.add_argument("--count", type=int, metavar="N", help="how many lines (default: until interrupted)")
+    look.add_argument("--interval", type=interval, default=1.0, metavar="SECONDS", help="how often (default: 1)")
+    look.add_argument("--count", type=positive, metavar="N", help="how many lines (default: until interrupted)")
     look.set_defaults(command=watch)
 
     test = commands.add_parser("check", parents=[common], help="look for damage; 1 if there is any")
@@ -140,9 +141,8 @@ def clear(options: argparse.Namespace) -> int:
 
 
 def _confirmed(question: str) -> bool:
-    """Ask on the terminal; the answer is no where there is none."""
+    """Ask on the terminal; raise SettingError where there is none."""
     if not sys.stdin.isatty():
-        print("there is no terminal to ask on: give --yes", file=sys.stderr)
-        return False
+        raise SettingError("there is no terminal to ask on: give --yes")
     print(shown(question), end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")

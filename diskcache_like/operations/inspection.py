@@ -25,7 +25,8 @@ def work_of(cache: Parts) -> tuple[int, int]:
     return sum(writes for writes, _ in counts), sum(evicted for _, evicted in counts)
 
 
-def codec_of(cache: Parts) -> dict[str, Any]:
-    """Return the options that name the serializer and the compressor of the cache."""
+def identity_of(cache: Parts) -> tuple[int, dict[str, Any]]:
+    """Return the number of shards, and the options that make another cache with the same codec and encryption."""
     identity = cache._shards.stores[0].session.identity
-    return {name: identity[name] for name in ("serializer", "compressor")}
+    options = {name: identity[name] for name in ("serializer", "compressor")}
+    return len(cache._shards.stores), {**options, "encrypt": True} if cache._session.sealer else options

@@ -16,8 +16,10 @@ from typing import Any
 
 import pytest
 
-from diskcache_like import Cache, FanoutCache
+from diskcache_like import Cache, Deque, FanoutCache, SecretError
 from diskcache_like.cli import main, opening
+
+from ..support.cache_kinds import NEEDS_CIPHER, SECRET
 
 LIMIT = 60.0  # seconds after which a test gives up on another process; no test waits for it to pass
 
@@ -79,6 +81,28 @@ def test_get_with_json_prints_the_entry(shell: Shell, cache: Cache) -> None:
 def test_get_raw_writes_the_bytes(shell: Shell) -> None:
     command = [sys.executable, "-m", "diskcache_like", "get", str(shell.directory), "3", "--key-type", "int", "--raw"]
     assert subprocess.run(command, capture_output=True, check=True, timeout=LIMIT).stdout == b"\x00\xff"
+
+
+def test_get_raw_writes_any_text(shell: Shell, cache: Cache) -> None:
+    cache["half"] = "\ud800"
+    command = [sys.executable, "-m", "diskcache_like", "get", str(shell.directory), "half", "--raw"]
+    assert subprocess.run(command, capture_output=True, check=True, timeout=LIMIT).stdout == b"\xed\xa0\x80"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("keys", "--limit", -1),
+        ("watch", "--count", 0),
+        ("watch", "--interval", -1),
+        ("watch", "--interval", "nan"),
+        ("watch", "--interval", "inf"),
+        ("copy", "target", "--shards", 0),
+    ],
+)
+def test_numbers_that_make_no_sense_are_refused(arguments: tuple[str, ...], shell: Shell) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        shell.run(*arguments)
 
 
 def test_set_stores_and_delete_removes(shell: Shell, cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,6 +246,39 @@ def test_copy_takes_limits_and_codec_along_or_others(shell: Shell, cache: Cache,
         assert {key: copied[key] for key in copied} == {key: cache[key] for key in cache}
 
 
+@NEEDS_CIPHER
+def test_a_copy_of_an_encrypted_cache_is_encrypted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Cache(tmp_path / "source", secret=SECRET, encrypt=True) as source:
+        source["key"] = "nobody shall read this"
+    monkeypatch.setenv("DISKCACHE_LIKE_SECRET", SECRET)
+    assert main.main(["copy", str(tmp_path / "source"), str(tmp_path / "target")]) == 0
+    with Cache(tmp_path / "target", encrypt=True) as target:
+        assert target["key"] == "nobody shall read this"
+    assert not any(b"nobody" in path.read_bytes() for path in (tmp_path / "target").rglob("*") if path.is_file())
+    with pytest.raises(SecretError):
+        Cache(tmp_path / "target", secret="another secret than that")
+    monkeypatch.delenv("DISKCACHE_LIKE_SECRET")
+    Cache(tmp_path / "clear").close()
+    monkeypatch.setenv("DISKCACHE_LIKE_SECRET", SECRET)
+    assert main.main(["copy", str(tmp_path / "source"), str(tmp_path / "clear")]) == 2
+
+
+def test_a_copy_has_the_shards_and_the_length_limit_of_its_original(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with FanoutCache(tmp_path / "wide", shards=3) as wide:
+        wide["key"] = 1
+    assert main.main(["copy", str(tmp_path / "wide"), str(tmp_path / "other")]) == 0
+    with FanoutCache(tmp_path / "other") as copied:
+        assert len(copied._shards.stores) == 3
+    Deque("abc", str(tmp_path / "deque"), maxlen=3).cache.close()
+    assert main.main(["copy", str(tmp_path / "deque"), str(tmp_path / "ends")]) == 0
+    ends = Deque(directory=str(tmp_path / "ends"))
+    assert (list(ends), ends.maxlen) == (["a", "b", "c"], 3)
+
+
 def test_copy_tells_of_children_that_it_leaves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with FanoutCache(tmp_path / "source", shards=2) as source:
         source["key"] = 1
@@ -249,7 +306,7 @@ def test_clear_asks(shell: Shell, cache: Cache) -> None:
 
 def test_clear_without_a_terminal_needs_yes(shell: Shell, cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
-    shell.run("clear", code=1)
+    shell.run("clear", code=2)
     assert "--yes" in shell.err
     assert len(cache) == 4
     assert shell.json("clear", "--yes") == [{"removed": 4}]
