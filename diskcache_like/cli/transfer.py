@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import itertools
+import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, BinaryIO
 
 from ..cache import Cache
-from ..disk.serializers import Msgpack
 from ..encoding.json import Json
-from ..encoding.values import NotSerializable, encode_value
+from ..encoding.values import NotSerializable
 from ..entries.rotation import children_of
-from ..errors import DecodeError, SettingError
+from ..errors import DecodeError, SettingError, ValueEncodeError
 from ..fanout import FanoutCache
 from ..operations.inspection import identity_of, records_of
+from ..operations.portable import Item, Portable
 from .arguments import positive
 from .opening import to_look_at
 from .terminal import print_json, shown
@@ -26,6 +29,7 @@ RUNS_CALLERS_CODE = True  # for `interrupts_a_call` of system/signal_safe.py
 MAGIC = b"diskcache_like export 1\n"
 LENGTH = 4  # bytes of the length before each entry, big endian
 LONGEST = (1 << 32) - 1
+PIECE = 1 << 20  # bytes read at once
 FIELDS = ("key", "value", "expire_time", "tag")
 CARRIED = (
     "size_limit",
@@ -48,7 +52,8 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         parents=[common],
         help="write all entries to a file",
         description="Write the live entries with expiry and tag, in order of insertion: as JSON lines, or as msgpack,"
-        " which holds everything that is stored as data. What the format cannot hold is left out and listed.",
+        " which holds every value; what had to be pickled is signed with the secret of the cache. The file is not"
+        " encrypted, and is made for this user alone. What cannot be written is left out and listed.",
         epilog="exit status: 0 everything was written, 1 something was left out, 2 it failed",
     )
     out.add_argument("--format", choices=("json", "msgpack"), default="json", help="default: json")
@@ -60,7 +65,8 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         parents=[common],
         help="store the entries of an exported file",
         description="Store the entries of a file that `export` wrote, in either format. The cache is made if it is not"
-        " there. Entries that have expired are left out.",
+        " there. Entries that have expired are left out. A pickle in the file is refused if it was not signed with the"
+        " secret of this cache.",
     )
     back.add_argument("-i", "--input", metavar="FILE", help="default: the standard input")
     back.set_defaults(command=import_)
@@ -86,37 +92,50 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
 
 def export(options: argparse.Namespace) -> int:
     """Write all live entries; return 1 if some were left out."""
-    frame = _json_line if options.format == "json" else _msgpack_frame
     written = left_out = 0
     with ExitStack() as stack:
         cache = stack.enter_context(to_look_at(options.directory))
         file: BinaryIO = sys.stdout.buffer
         if options.output is not None:
-            file = stack.enter_context(open(options.output, "wb"))
+            file = stack.enter_context(open(options.output, "wb", opener=_private))
         if options.format == "msgpack":
             file.write(MAGIC)
+        frame = _json_line if options.format == "json" else partial(_msgpack_frame, Portable(cache))
         for key, _ in records_of(cache, cache):
             entry = cache.get_entry(key)
             if entry is None:
-                continue
+                continue  # gone meanwhile, or counted below
             try:
                 data = frame((key, entry.value, entry.expire_time, entry.tag))
-            except NotSerializable as reason:
+            except (NotSerializable, ValueEncodeError) as reason:
                 left_out += 1
                 print(shown(f"left out {key!r}: {reason}"), file=sys.stderr)
                 continue
             file.write(data)
             written += 1
-    print(f"{written:,} entries written, {left_out:,} left out", file=sys.stderr)
-    return 1 if left_out else 0
+        unreadable = _unreadable(cache)
+    if unreadable:
+        print(f"left out {unreadable:,} entries that this command cannot read or trust", file=sys.stderr)
+    print(f"{written:,} entries written, {left_out + unreadable:,} left out", file=sys.stderr)
+    return 1 if left_out or unreadable else 0
 
 
-def _json_line(item: tuple[Any, ...]) -> bytes:
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def _unreadable(cache: Cache) -> int:
+    """Return how many entries this handle found damaged, signed by another secret, or of a class unknown here."""
+    found = cache.metrics
+    return found.damaged + found.unauthenticated + found.missing_files
+
+
+def _json_line(item: Item) -> bytes:
     return Json().encode(dict(zip(FIELDS, item, strict=True))) + b"\n"
 
 
-def _msgpack_frame(item: tuple[Any, ...]) -> bytes:
-    data = encode_value(item)
+def _msgpack_frame(portable: Portable, item: Item) -> bytes:
+    data = portable.pack(item)
     if len(data) > LONGEST:
         raise NotSerializable("it is larger than 4 GiB")
     return len(data).to_bytes(LENGTH, "big") + data
@@ -133,7 +152,7 @@ def import_(options: argparse.Namespace) -> int:
         if options.input is not None:
             file = stack.enter_context(open(options.input, "rb"))
         cache = stack.enter_context(Cache(options.directory))
-        for key, value, expire_time, tag in _items(file):
+        for key, value, expire_time, tag in _items(file, Portable(cache)):
             left = None if expire_time is None else expire_time - time.time()
             if left is not None and left <= 0:
                 expired += 1
@@ -149,52 +168,44 @@ def import_(options: argparse.Namespace) -> int:
     return 1 if too_large else 0
 
 
-def _items(file: BinaryIO) -> Iterator[tuple[Any, Any, float | None, Any]]:
+def _items(file: BinaryIO, portable: Portable) -> Iterator[Item]:
     """Yield the entries of a file; raise DecodeError, with their number, for one that is malformed."""
     first = file.readline()
-    read: Callable[[BinaryIO, bytes], Any]
-    read, ahead = (_msgpack_item, b"") if first == MAGIC else (_json_item, first)
-    number = 0
-    while True:
-        number += 1
+    framed = first == MAGIC
+    for number in itertools.count(1):
         try:
-            item = read(file, ahead)
+            item = _msgpack_item(file, portable) if framed else _json_item(first or file.readline())
         except DecodeError as error:
             raise DecodeError(f"entry {number} of the file: {error}; those before it are stored") from error
         if item is None:
             return
-        ahead = b""
+        first = b""
         yield item
 
 
-def _json_item(file: BinaryIO, ahead: bytes) -> tuple[Any, ...] | None:
-    line = ahead or file.readline()
+def _json_item(line: bytes) -> Item | None:
     if not line:
         return None
     found = Json().decode(line)
     if not isinstance(found, dict) or set(found) != set(FIELDS):
         raise DecodeError(f"expected an object with {', '.join(FIELDS)}")
-    return _checked(tuple(found[name] for name in FIELDS))
+    key, value, expire_time, tag = (found[name] for name in FIELDS)
+    if isinstance(expire_time, bool) or not isinstance(expire_time, int | float | None):
+        raise DecodeError(f"expire_time is {expire_time!r}, expected seconds since 1970 or null")
+    return key, value, expire_time, tag
 
 
-def _msgpack_item(file: BinaryIO, _: bytes) -> tuple[Any, ...] | None:
+def _msgpack_item(file: BinaryIO, portable: Portable) -> Item | None:
     head = file.read(LENGTH)
     if not head:
         return None
-    size = int.from_bytes(head, "big")
-    data = file.read(size)
-    if len(head) < LENGTH or len(data) < size:
+    data = bytearray()
+    # In pieces: the length may claim more than there is, or than there is memory for.
+    while (left := int.from_bytes(head, "big") - len(data)) > 0 and (piece := file.read(min(left, PIECE))):
+        data += piece
+    if len(head) < LENGTH or left:
         raise DecodeError("the file ends within it")
-    found = Msgpack().decode(data)
-    if not isinstance(found, tuple) or len(found) != len(FIELDS):
-        raise DecodeError(f"expected {', '.join(FIELDS)}")
-    return _checked(found)
-
-
-def _checked(item: tuple[Any, ...]) -> tuple[Any, ...]:
-    if not (item[2] is None or (isinstance(item[2], int | float) and not isinstance(item[2], bool))):
-        raise DecodeError(f"expire_time is {item[2]!r}, expected seconds since 1970 or nothing")
-    return item
+    return portable.unpack(bytes(data))
 
 
 # -- copy -------------------------------------------------------------------------------------------------------------

@@ -51,7 +51,7 @@ class Session:
         self.clock = self.options.clock
         self.metrics = Metrics()
         self.pickle_policy = signing.resolve_pickle_policy(self.options.pickle)
-        self._classes = registry_of(self.options.allow)
+        self.classes = registry_of(self.options.allow)
         self._check_codec(disk)
         self.secret = signing.load_secret(self.options.secret, os.environ)
         self.signs_all = self.secret.explicit
@@ -153,7 +153,7 @@ class Session:
             **named,
             settings=settings,
             policy=self.pickle_policy,
-            extensions=(self._classes,),
+            extensions=(self.classes,),
             dictionaries=dictionaries,
         )
 

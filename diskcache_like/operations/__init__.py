@@ -4,5 +4,6 @@
 - `memoize`: memoized functions; `call_keys`: the keys of their calls
 - `administration`: operations on a cache as a whole: clear, evict, check, stats, reset, rotate
 - `inspection`: what the command line tells of a cache and no operation does
+- `portable`: entries as bytes that another cache can take
 - `parts`: what the operations work with
 """

@@ -11,9 +11,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from datetime import date
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 
 from diskcache_like import Cache, Deque, FanoutCache, SecretError
@@ -203,6 +205,49 @@ def test_what_is_exported_is_imported_again(form: str, shell: Shell, cache: Cach
             assert imported.get(key, tag=True) == cache.get(key, tag=True)
             ours, theirs = (one.get(key, expire_time=True)[1] for one in (imported, cache))
             assert ours == (None if theirs is None else pytest.approx(theirs, abs=LIMIT))
+
+
+def test_msgpack_holds_whatever_a_cache_holds(
+    shell: Shell, cache: Cache, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    array = numpy.arange(30_000)
+    cache["array"] = array
+    cache["object"] = slice(1, 2)
+    cache[Decimal("1.50")] = {1: (2, {3})}
+    cache["bytes"] = b"\xff" * 100_000
+    cache.push("first", prefix="jobs")
+    file, other = tmp_path / "file", tmp_path / "other"
+    shell.run("export", "--format", "msgpack", "--output", file)
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert main.main(["import", str(other), "--input", str(file)]) == 0
+    with Cache(other) as imported:
+        assert list(imported) == list(cache)
+        assert list(map(type, imported)) == list(map(type, cache))
+        assert imported["array"].tolist() == array.tolist()
+        assert imported["object"] == slice(1, 2)
+        assert imported[Decimal("1.5")] == {1: (2, {3})}
+        assert imported["bytes"] == cache["bytes"]
+        assert imported.pull(prefix="jobs")[1] == "first"
+
+
+def test_a_pickle_that_another_secret_signed_is_not_imported(
+    shell: Shell, cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache.clear()
+    cache["object"] = slice(1, 2)
+    shell.run("export", "--format", "msgpack", "--output", tmp_path / "file")
+    monkeypatch.setenv("DISKCACHE_LIKE_SECRET", SECRET)
+    shell.directory = tmp_path / "other"
+    shell.run("import", "--input", tmp_path / "file", code=2)
+    assert "secret" in shell.err
+
+
+def test_export_counts_what_it_cannot_read(shell: Shell, cache: Cache, tmp_path: Path) -> None:
+    cache["large"] = "x" * 100_000
+    (value_file,) = Path(cache.directory).rglob("*.val")
+    value_file.unlink()
+    shell.run("export", "--format", "msgpack", "--output", tmp_path / "file", code=1)
+    assert "4 entries written, 1 left out" in shell.err
 
 
 def test_expired_entries_are_not_imported(shell: Shell, tmp_path: Path) -> None:

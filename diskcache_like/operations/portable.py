@@ -1,0 +1,60 @@
+"""Portable: entries as bytes that another cache can take, whatever the codecs of the two are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..disk.codec import new_codec
+from ..disk.contract import Disk
+from ..disk.serializers import Msgpack
+from ..encoding import keys
+from ..encoding.record import MODE_PICKLE, Record, pack, unpack
+from ..encoding.values import encode_value
+from ..entries.row_codec import tag_of
+from ..errors import DecodeError
+from ..settings import DEFAULT_SETTINGS
+from .parts import Parts
+
+_NO_FILES = 1 << 62  # bytes from which a value would go to a file of its own
+
+Item = tuple[Any, Any, float | None, Any]  # key, value, moment of expiry, tag
+
+
+class Portable:
+    """Turn entries of a cache into bytes and back, under its pickle policy, its secret and its classes.
+
+    The bytes hold a record as an unencrypted cache without a compressor would store it. So a pickle is loaded only if
+    it was signed with the secret of the cache that takes it, and bytes that were damaged on the way are refused.
+    """
+
+    def __init__(self, cache: Parts) -> None:
+        session = cache._session
+        self._disk = disk = Disk(session.directory, _NO_FILES)
+        disk.pickle_policy, disk.secret = session.pickle_policy, session.secret
+        disk.value_codec = new_codec("msgpack", "none", DEFAULT_SETTINGS, session.pickle_policy, (session.classes,))
+        self._secret = session.secret
+        self._signs_pickles = session.pickle_policy == "signed"
+
+    def pack(self, item: Item) -> bytes:
+        """Return an entry as bytes; raise ValueEncodeError for a value that the pickle policy refuses."""
+        key, value, expire, tag = item
+        stored = keys.encode_key(key)
+        mode, payload, _, _ = self._disk.encode(value, False, key)
+        signer = self._secret.signer if mode == MODE_PICKLE and self._signs_pickles else None
+        record = pack(stored, Record(mode, payload, expire, keys.encode_tag(tag)), signer)
+        return encode_value((stored, self._disk.original_key(key, stored), record))
+
+    def unpack(self, data: bytes) -> Item:
+        """Return the entry that `pack` made bytes of; raise DecodeError for any other bytes.
+
+        SignatureError, which is a DecodeError, means a pickle that was not signed with this cache's secret.
+        """
+        found = Msgpack().decode(data)
+        if type(found) is not tuple or len(found) != 3:
+            raise DecodeError("expected a key, its original and a record")
+        stored, original, blob = found
+        record = unpack(stored, blob, self._secret.verifier)
+        if record.file is not None:
+            raise DecodeError("its value lies in a file of another cache")
+        key = self._disk.user_key(stored, original)
+        return key, self._disk.load(record, False)[0], record.expire, tag_of(record)
