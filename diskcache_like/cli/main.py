@@ -16,7 +16,7 @@ from .terminal import shown
 
 RUNS_CALLERS_CODE = True  # for `interrupts_a_call` of system/signal_safe.py
 
-SHELLS = ("bash", "zsh", "tcsh")
+SHELLS = ("bash", "zsh", "fish", "tcsh")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -3,63 +3,26 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import pty
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from datetime import date
-from decimal import Decimal
+import tempfile
 from pathlib import Path
 from typing import Any
 
-import numpy
 import pytest
 
-from diskcache_like import Cache, Deque, FanoutCache, SecretError
+from diskcache_like import Cache
 from diskcache_like.cli import main, opening
 
-from ..support.cache_kinds import NEEDS_CIPHER, SECRET
-
-LIMIT = 60.0  # seconds after which a test gives up on another process; no test waits for it to pass
-
-
-class Shell:
-    """Runs commands on the test's cache and keeps what they print."""
-
-    def __init__(self, directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        self.directory = directory
-        self._capsys = capsys
-        self.err = ""
-
-    def run(self, command: str, *arguments: object, code: int = 0) -> str:
-        """Run a command on the cache; return what it printed."""
-        self._capsys.readouterr()
-        found = main.main([command, str(self.directory), *map(str, arguments)])
-        out, self.err = self._capsys.readouterr()
-        assert found == code, self.err
-        return out
-
-    def json(self, command: str, *arguments: object, code: int = 0) -> list[Any]:
-        """Run a command with `--json`; return the objects that it printed."""
-        return [json.loads(line) for line in self.run(command, "--json", *arguments, code=code).splitlines()]
+from ..support.command_line import LIMIT, Shell
 
 
 @pytest.fixture
-def cache(tmp_path: Path) -> Iterator[Cache]:
-    with Cache(tmp_path / "cache") as made:
-        made.set("user:1", {"name": "Ada"}, tag="users")
-        made.set("user:2", "Grace\x1b[2J", tag="users", expire=3600)
-        made[3] = b"\x00\xff"
-        made["day"] = date(2026, 1, 2)
-        yield made
-
-
-@pytest.fixture
-def shell(cache: Cache, capsys: pytest.CaptureFixture[str]) -> Shell:
-    return Shell(Path(cache.directory), capsys)
+def cache(stocked: Cache) -> Cache:
+    return stocked
 
 
 def test_get_prints_the_value(shell: Shell) -> None:
@@ -188,148 +151,6 @@ def test_watch_counts_what_others_do(shell: Shell, cache: Cache, monkeypatch: py
         "writes",
         "evictions",
     ]
-
-
-@pytest.mark.parametrize("form", ["json", "msgpack"])
-def test_what_is_exported_is_imported_again(form: str, shell: Shell, cache: Cache, tmp_path: Path) -> None:
-    file = tmp_path / "exported"
-    left_out = [3, "day"] if form == "json" else []
-    shell.run("export", "--format", form, "--output", file, code=1 if left_out else 0)
-    assert shell.err.count("left out") == len(left_out) + 1
-    other = tmp_path / "other"
-    assert main.main(["import", str(other), "--input", str(file)]) == 0
-    with Cache(other) as imported:
-        assert list(imported) == [key for key in cache if key not in left_out]
-        for key in imported:
-            assert imported[key] == cache[key]
-            assert imported.get(key, tag=True) == cache.get(key, tag=True)
-            ours, theirs = (one.get(key, expire_time=True)[1] for one in (imported, cache))
-            assert ours == (None if theirs is None else pytest.approx(theirs, abs=LIMIT))
-
-
-def test_msgpack_holds_whatever_a_cache_holds(
-    shell: Shell, cache: Cache, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    array = numpy.arange(30_000)
-    cache["array"] = array
-    cache["object"] = slice(1, 2)
-    cache[Decimal("1.50")] = {1: (2, {3})}
-    cache["bytes"] = b"\xff" * 100_000
-    cache.push("first", prefix="jobs")
-    file, other = tmp_path / "file", tmp_path / "other"
-    shell.run("export", "--format", "msgpack", "--output", file)
-    assert file.stat().st_mode & 0o777 == 0o600
-    assert main.main(["import", str(other), "--input", str(file)]) == 0
-    with Cache(other) as imported:
-        assert list(imported) == list(cache)
-        assert list(map(type, imported)) == list(map(type, cache))
-        assert imported["array"].tolist() == array.tolist()
-        assert imported["object"] == slice(1, 2)
-        assert imported[Decimal("1.5")] == {1: (2, {3})}
-        assert imported["bytes"] == cache["bytes"]
-        assert imported.pull(prefix="jobs")[1] == "first"
-
-
-def test_a_pickle_that_another_secret_signed_is_not_imported(
-    shell: Shell, cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cache.clear()
-    cache["object"] = slice(1, 2)
-    shell.run("export", "--format", "msgpack", "--output", tmp_path / "file")
-    monkeypatch.setenv("DISKCACHE_LIKE_SECRET", SECRET)
-    shell.directory = tmp_path / "other"
-    shell.run("import", "--input", tmp_path / "file", code=2)
-    assert "secret" in shell.err
-
-
-def test_export_counts_what_it_cannot_read(shell: Shell, cache: Cache, tmp_path: Path) -> None:
-    cache["large"] = "x" * 100_000
-    (value_file,) = Path(cache.directory).rglob("*.val")
-    value_file.unlink()
-    shell.run("export", "--format", "msgpack", "--output", tmp_path / "file", code=1)
-    assert "4 entries written, 1 left out" in shell.err
-
-
-def test_expired_entries_are_not_imported(shell: Shell, tmp_path: Path) -> None:
-    file = tmp_path / "lines"
-    file.write_text('{"key": "a", "value": 1, "expire_time": 5.0, "tag": null}\n')
-    assert shell.json("import", "--input", file) == [{"stored": 0, "expired": 1, "left_out": 0}]
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"not json\n",
-        b"[1, 2]\n",
-        b'{"key": 1}\n',
-        b'{"key": "a", "value": 1, "expire_time": "soon", "tag": null}\n',
-        b"diskcache_like export 1\n\x00\x00",
-        b"diskcache_like export 1\n\x00\x00\x00\x09short",
-        b"diskcache_like export 1\n\x00\x00\x00\x01\xc1",
-        b"diskcache_like export 1\n\x00\x00\x00\x01\x01",
-    ],
-)
-def test_a_malformed_file_is_refused_with_the_number_of_the_entry(data: bytes, shell: Shell, tmp_path: Path) -> None:
-    file = tmp_path / "file"
-    file.write_bytes(data)
-    shell.run("import", "--input", file, code=2)
-    assert "entry 1 of the file" in shell.err
-
-
-def test_copy_takes_limits_and_codec_along_or_others(shell: Shell, cache: Cache, tmp_path: Path) -> None:
-    cache.reset("size_limit", 1 << 25)
-    target = tmp_path / "target"
-    assert shell.json("copy", target) == [{"copied": 4, "left_out": 0, "children": []}]
-    with Cache(target) as copied:
-        assert copied.reset("size_limit") == 1 << 25
-        assert list(copied) == list(cache)
-    wide = tmp_path / "wide"
-    shell.run("copy", wide, "--shards", 2, "--compressor", "zlib", "--set", "size_limit=30000000")
-    with FanoutCache(wide) as copied:
-        assert len(copied._shards.stores) == 2
-        assert copied.reset("size_limit") == 30_000_000
-        assert {key: copied[key] for key in copied} == {key: cache[key] for key in cache}
-
-
-@NEEDS_CIPHER
-def test_a_copy_of_an_encrypted_cache_is_encrypted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with Cache(tmp_path / "source", secret=SECRET, encrypt=True) as source:
-        source["key"] = "nobody shall read this"
-    monkeypatch.setenv("DISKCACHE_LIKE_SECRET", SECRET)
-    assert main.main(["copy", str(tmp_path / "source"), str(tmp_path / "target")]) == 0
-    with Cache(tmp_path / "target", encrypt=True) as target:
-        assert target["key"] == "nobody shall read this"
-    assert not any(b"nobody" in path.read_bytes() for path in (tmp_path / "target").rglob("*") if path.is_file())
-    with pytest.raises(SecretError):
-        Cache(tmp_path / "target", secret="another secret than that")
-    monkeypatch.delenv("DISKCACHE_LIKE_SECRET")
-    Cache(tmp_path / "clear").close()
-    monkeypatch.setenv("DISKCACHE_LIKE_SECRET", SECRET)
-    assert main.main(["copy", str(tmp_path / "source"), str(tmp_path / "clear")]) == 2
-
-
-def test_a_copy_has_the_shards_and_the_length_limit_of_its_original(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with FanoutCache(tmp_path / "wide", shards=3) as wide:
-        wide["key"] = 1
-    assert main.main(["copy", str(tmp_path / "wide"), str(tmp_path / "other")]) == 0
-    with FanoutCache(tmp_path / "other") as copied:
-        assert len(copied._shards.stores) == 3
-    Deque("abc", str(tmp_path / "deque"), maxlen=3).cache.close()
-    assert main.main(["copy", str(tmp_path / "deque"), str(tmp_path / "ends")]) == 0
-    ends = Deque(directory=str(tmp_path / "ends"))
-    assert (list(ends), ends.maxlen) == (["a", "b", "c"], 3)
-
-
-def test_copy_tells_of_children_that_it_leaves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with FanoutCache(tmp_path / "source", shards=2) as source:
-        source["key"] = 1
-        source.cache("child")["key"] = 2
-    assert main.main(["copy", str(tmp_path / "source"), str(tmp_path / "target")]) == 1
-    assert "not copied: cache/child" in capsys.readouterr().err
 
 
 def test_clear_asks(shell: Shell, cache: Cache) -> None:
@@ -483,9 +304,41 @@ def test_stats_on_a_volume_that_is_mounted_read_only(shell: Shell, cache: Cache)
     assert "entries" in done.stdout
 
 
-@pytest.mark.parametrize("shell_name", ["bash", "zsh", "tcsh"])
+@pytest.mark.parametrize("shell_name", main.SHELLS)
 def test_completion_knows_the_commands(shell_name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["completion", shell_name]) == 0
     script = capsys.readouterr().out
     for command in ("stats", "watch", "export", "migrate"):
         assert command in script
+
+
+def test_completion_says_what_to_install(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    assert main.main(["completion", "bash"]) == 2
+    assert "pip install 'diskcache-like[completion]'" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_another_user_who_cannot_write_looks(shell: Shell, cache: Cache, tmp_path: Path) -> None:
+    cache.close()
+    public = Path(tempfile.mkdtemp(dir="/tmp"))  # where the other user gets at it, and at modules imported by then
+    try:
+        shutil.copytree(shell.directory, public / "cache")
+        for path in (public, *public.rglob("*")):
+            os.chown(path, 65534, 65534)
+            path.chmod(0o500 if path.is_dir() else 0o400)
+        program = (
+            "import os, sys, encodings.ascii, multiprocessing; from diskcache_like.cli import main, migrate;"
+            f" os.setgroups([]); os.setgid(65534); os.setuid(65534); sys.exit(main.main(['keys', {str(public / 'cache')!r}]))"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=LIMIT,
+            env={**os.environ, "TMPDIR": "/tmp"},
+        )
+    finally:
+        shutil.rmtree(public)
+    assert (done.returncode, len(done.stdout.splitlines())) == (0, 4), done.stderr
