@@ -80,3 +80,21 @@ def test_a_cache_is_not_copied_to_itself(open_cache: Opener) -> None:
     with pytest.raises(DirectoryError, match="itself"):
         source.copy_to(source)
     assert source["key"] == 1
+
+
+def test_an_entry_that_goes_meanwhile_is_left_out(
+    open_cache: Opener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = open_cache()
+    source.set_many({str(number): number for number in range(4)})
+    get_entry = source.get_entry
+
+    def get_and_lose(key: object) -> object:
+        found = get_entry(key)
+        source.clear()
+        return found
+
+    monkeypatch.setattr(source, "get_entry", get_and_lose)
+    with Cache(tmp_path / "target") as target:
+        assert source.copy_to(target) == 1
+        assert len(target) == 1
