@@ -342,7 +342,7 @@ class Cache(Queues, Streams, Administration):
         expiry = None if expire is None else rows.expiry(expire)
         encoded = rows.encode(store, value, read, key)
         try:
-            row = rows.row(key, location, encoded, expiry, None if tag is None else keys.encode_tag(tag))
+            row = rows.row(key, location, encoded, expiry, None if tag is None else keys.encode_tag(tag, key))
             if rows.is_oversize(row):
                 discard(store, encoded)
                 return False
@@ -455,7 +455,7 @@ class Cache(Queues, Streams, Administration):
             return row if added else None
 
         try:
-            row = rows.row(key, location, encoded, expiry, keys.encode_tag(tag))
+            row = rows.row(key, location, encoded, expiry, keys.encode_tag(tag, key))
             if not rows.is_oversize(row):
                 stamp = store.compute(h, stored, decide, self._wait(retry))
         except BaseException:

@@ -48,6 +48,7 @@ __all__ = [
 
 _AS_DATA: Final = b"\x00"
 _AS_PICKLE: Final = b"\x01"
+_NO_KEY: Final = object()
 
 
 class KeyDecodeError(DecodeError):
@@ -59,13 +60,19 @@ def queue_key(prefix: str | None, number: int) -> QueueKey | PrefixedQueueKey:
     return QueueKey(number) if prefix is None else PrefixedQueueKey(prefix, number)
 
 
-def encode_tag(tag: object) -> bytes | None:
-    """Encode the tag of an entry like a key; None stays None.
+def encode_tag(tag: object, key: object = _NO_KEY) -> bytes | None:
+    """Encode the tag of an entry like a key; None stays None. `key`: whose tag it is, for the error.
 
-    No original is stored beside a tag, so a tag that could not be rebuilt without one is refused.
+    No original is stored beside a tag, so a tag that could not be rebuilt without one is refused. So is a collection,
+    whose items `evict` would not find.
     """
     if tag is None:
         return None
+    if isinstance(tag, list | tuple | set | frozenset | dict):
+        whose = "tag" if key is _NO_KEY else f"tag of key {key!r}"
+        raise KeyEncodeError(
+            f"{whose} is a {type(tag).__qualname__}; use one text or number, because an entry has one tag for now"
+        )
     stored = encode_key(tag)
     if not _is_plain(tag):
         try:

@@ -55,7 +55,7 @@ class Queues(Parts):
                     number = QUEUE_START if found is None else found[1] + (1 if last else -1)
                     key = keys.queue_key(prefix, number)
                     stored, h, _ = location = rows.locate(key)
-                    row = rows.row(key, location, encoded, expiry, keys.encode_tag(tag))
+                    row = rows.row(key, location, encoded, expiry, keys.encode_tag(tag, key))
                     if rows.is_oversize(row):
                         raise ValueTooLarge(f"value for queue {prefix!r} is larger than size_limit allows")
                     store.upsert(h, stored, row, None)

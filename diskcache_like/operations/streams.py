@@ -51,7 +51,7 @@ class Streams(Parts):
         """
         if mode in ("w", "wb"):
             self._rows.expiry(expire)  # raises for one that cannot be
-            return StreamWriter(self, key, expire, keys.encode_tag(tag), retry)
+            return StreamWriter(self, key, expire, keys.encode_tag(tag, key), retry)
         if mode not in ("r", "rb"):
             raise ValueError(f"mode is {mode!r}, expected 'rb' or 'wb'; to append, read and write again")
         found = self._loader.get(key, ENOVAL, True, False, False, None)

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from diskcache_like import Cache, Disk, FanoutCache, JSONDisk
+from diskcache_like import Cache, Disk, FanoutCache, JSONDisk, throttle
 from diskcache_like.errors import (
     CacheError,
     DirectoryError,
@@ -141,7 +141,7 @@ def test_an_open_file_is_no_value(kept: Cache, tmp_path: Path) -> None:
 @few
 def test_a_key_that_cannot_be_encoded(kept: Cache) -> None:
     for make in unserialisable().values():
-        for operation in KEYED:
+        for operation in (*KEYED, *TAGGED):
             with pytest.raises((KeyEncodeError, KeyTooLarge), match=r"use |limit|nested"):
                 operation(kept, make())
     assert len(kept) == len(BEFORE)
@@ -162,18 +162,20 @@ KEYED: list[Callable[[Cache, Any], object]] = [
     lambda cache, key: cache.pop(key),
     lambda cache, key: cache.delete(key),
     lambda cache, key: cache.delete_many([key]),
-    lambda cache, key: cache.set("small", bytes(50_000), tag=key),
-    lambda cache, key: cache.add("new", bytes(50_000), tag=key),
-    lambda cache, key: cache.push(bytes(50_000), tag=key),
-    lambda cache, key: cache.set_many({"small": bytes(50_000)}, tag=key),
-    lambda cache, key: cache.evict(key),
+]
+TAGGED: list[Callable[[Cache, Any], object]] = [
+    lambda cache, tag: cache.set("small", bytes(50_000), tag=tag),
+    lambda cache, tag: cache.add("new", bytes(50_000), tag=tag),
+    lambda cache, tag: cache.push(bytes(50_000), tag=tag),
+    lambda cache, tag: cache.set_many({"small": bytes(50_000)}, tag=tag),
+    lambda cache, tag: cache.evict(tag),
 ]
 
 
 @few
 def test_a_key_of_a_megabyte(kept: Cache) -> None:
     for key in ("k" * (1 << 20), b"k" * (1 << 20), 10**400_000, ("k" * (1 << 20),)):
-        for operation in KEYED:
+        for operation in KEYED if isinstance(key, tuple) else (*KEYED, *TAGGED):
             with pytest.raises(KeyTooLarge, match=r"takes \d+ bytes; the limit is 65536 bytes"):
                 operation(kept, key)
     assert len(kept) == len(BEFORE)
@@ -208,10 +210,29 @@ def test_a_side_that_does_not_exist(kept: Cache) -> None:
 
 @few
 def test_a_tag_that_could_not_be_given_back(kept: Cache) -> None:
-    for tag in (Colour.RED, (1, Colour.RED), int, len):
+    for tag in (Colour.RED, int, len):
         for write in (partial(kept.set, "small"), partial(kept.add, "new"), kept.push):
             with pytest.raises(KeyEncodeError, match="tag"):
                 write(bytes(50_000), tag=tag)
+
+
+@few
+@pytest.mark.parametrize("tags", [["a", "b"], ("a", "b"), {"a", "b"}, frozenset("ab"), {"a": 1}, ()], ids=type)
+def test_several_tags_at_once(kept: Cache, tags: Any) -> None:
+    """They would be one tag, which none of them alone would find."""
+    limited = throttle(kept, 1, 1, name="limited", tag=tags)(Path.cwd)
+    writes: dict[str, Callable[[], object]] = {
+        "tag of key 'small'": lambda: kept.set("small", bytes(50_000), tag=tags),
+        "tag of key 'new'": lambda: kept.add("new", bytes(50_000), tag=tags),
+        "tag of key 'stream'": lambda: kept.open("stream", "wb", tag=tags),
+        "tag of key 5": lambda: kept.push(bytes(50_000), tag=tags),
+        "tag of key": limited,
+        "tag is": lambda: kept.set_many({"small": bytes(50_000)}, tag=tags),
+        "^tag is": lambda: kept.evict(tags),
+    }
+    for message, write in writes.items():
+        with pytest.raises(TypeError, match=rf"{message}.* a {type(tags).__name__}; use one text or number"):
+            write()
 
 
 # -- values too large -------------------------------------------------------------------------------------------------

@@ -205,10 +205,10 @@ def test_get_many_finds_the_live_ones_among_many(cache: Cache, clock: Clock) -> 
 def test_get_entry_tells_all_about_an_entry(cache: Cache, clock: Clock) -> None:
     assert cache.get_entry("key") is None
     assert cache.get_entry("key", "default") == "default"
-    cache.set("key", "v" * 1000, expire=5, tag=("a", 1))
+    cache.set("key", "v" * 1000, expire=5, tag="a")
     entry = cache.get_entry("key")
     assert isinstance(entry, Entry)
-    assert entry[:3] == ("v" * 1000, clock.now + 5, ("a", 1))
+    assert entry[:3] == ("v" * 1000, clock.now + 5, "a")
     assert entry.size > 0
     cache["key"] = 1
     assert cache.get_entry("key")[:3] == (1, None, None)
