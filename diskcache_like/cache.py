@@ -13,7 +13,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple, ParamSpec, Self, TypeVar, overload
+from typing import Any, Literal, NamedTuple, ParamSpec, Self, TypeVar, Unpack, overload
 
 from .coherence.generations import MAX_WORD, Header
 from .disk.contract import Disk
@@ -24,6 +24,7 @@ from .entries.atomic_key import AtomicKey
 from .entries.hot import NEGATIVE_HIT, PLAIN_TYPES, HotLayer, note_often
 from .entries.loading import ENOVAL, EXPIRED, Loader
 from .entries.metrics import Metrics
+from .entries.options import Arguments
 from .entries.row_codec import Expiry, Location, RowCodec, discard, tag_of, with_metadata
 from .entries.session import Opening, Session
 from .errors import CacheError, DecodeError, DirectoryError, DiskFull, Timeout
@@ -78,7 +79,7 @@ class Cache(Queues, Streams, Administration):
         directory: str | os.PathLike[str] | None = None,
         timeout: float = 60,
         disk: type[Disk] = Disk,
-        **settings: Any,
+        **settings: Unpack[Arguments],
     ) -> None:
         self._open(directory, 1, timeout, disk, settings)
 
@@ -88,7 +89,7 @@ class Cache(Queues, Streams, Administration):
         shards: int,
         timeout: float,
         disk: type[Disk],
-        settings: dict[str, Any],
+        settings: Arguments,
     ) -> None:
         # No look at `__dict__`: from then on CPython 3.11 would find each attribute by a search in it.
         unpickled, self._unpickled = self._unpickled, {}

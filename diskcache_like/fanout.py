@@ -9,10 +9,11 @@ import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 from .cache import Cache
 from .disk.contract import Disk
+from .entries.options import Arguments
 from .entries.rotation import children_of
 from .entries.session import Opening
 from .errors import SecretError, SettingError, Timeout
@@ -43,7 +44,7 @@ class FanoutCache(Cache):
         shards: int = 8,
         timeout: float = 0.010,
         disk: type[Disk] = Disk,
-        **settings: Any,
+        **settings: Unpack[Arguments],
     ) -> None:
         self._open(directory, shards, timeout, disk, settings)
         self._children: dict[tuple[str, str], Cache | Deque | Index] = {}
@@ -64,7 +65,9 @@ class FanoutCache(Cache):
     def _wait_for_all(self, retry: bool) -> float | None:
         return None  # a count without the busy shards would look as if everything had been removed
 
-    def cache(self, name: str, timeout: float = 60, disk: type[Disk] | None = None, **settings: Any) -> Cache:
+    def cache(
+        self, name: str, timeout: float = 60, disk: type[Disk] | None = None, **settings: Unpack[Arguments]
+    ) -> Cache:
         """Return the cache called `name` in a subdirectory; the same object each time while this handle lives.
 
         `disk` is this cache's own by default.

@@ -17,11 +17,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Siz
 from contextlib import AbstractContextManager
 from functools import partialmethod
 from itertools import islice, zip_longest
-from typing import Any, Final, Self
+from typing import Any, Final, Self, Unpack
 
 from .cache import Cache, batches
 from .disk.contract import Constant, Disk
 from .entries.loading import ENOVAL
+from .entries.options import Arguments
 from .entries.session import Opening
 from .errors import DiskFull
 from .operations.memoize import Memoized, P, R
@@ -43,10 +44,11 @@ class DurableCache(Cache):
         directory: str | bytes | os.PathLike[str] | None = None,
         timeout: float = 60,
         disk: type[Disk] = Disk,
-        **options: Any,
+        **options: Unpack[Arguments],
     ) -> None:
         given = os.fsdecode(directory) if isinstance(directory, bytes) else directory
-        super().__init__(given, timeout, disk, **{"eviction_policy": "none", "strict": True, **options})
+        durable: Arguments = {"eviction_policy": "none", "strict": True, **options}
+        super().__init__(given, timeout, disk, **durable)
 
 
 class _InCache:

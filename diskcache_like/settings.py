@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import pickle
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypedDict
 
 from .errors import SettingError
 from .policies import policy_named
@@ -35,6 +35,30 @@ DEFAULT_SETTINGS: dict[str, Any] = {
     "disk_min_file_size": 32 * KIB,
     "disk_pickle_protocol": pickle.HIGHEST_PROTOCOL,
 }
+
+
+class Settings(TypedDict, total=False):
+    """The settings as keyword arguments; integers may be given as floats without a fraction."""
+
+    statistics: int
+    tag_index: int
+    eviction_policy: str
+    size_limit: float
+    cull_limit: float
+    durability: str
+    hot_size_limit: float
+    sqlite_auto_vacuum: int
+    sqlite_cache_size: float
+    sqlite_journal_mode: str
+    sqlite_mmap_size: float
+    sqlite_synchronous: int
+    compress_level: int | None
+    compress_min_size: float
+    disk_min_file_size: float
+    disk_pickle_protocol: int
+    disk_compress_level: int  # of JSONDisk
+    deque_maxlen: int | None
+
 
 OPTIONAL_SETTINGS = frozenset({"deque_maxlen"})  # stored only by the classes that need them
 HANDLE_ONLY = frozenset({"hot_size_limit"})  # never stored, because they concern this process's memory
@@ -104,7 +128,22 @@ def checked(name: str, value: object) -> Any:
         return check(name, value)
     if name.startswith("disk_"):
         return _disk_setting(name, value)
-    raise SettingError(f"unknown setting {name!r}, expected one of {', '.join(_CHECKS)} or disk_*")
+    raise SettingError(unknown(name))
+
+
+def is_setting(name: object) -> bool:
+    """Tell whether there is a setting of this name; one of a Disk may have any name that begins with ``disk_``."""
+    return isinstance(name, str) and (name in _CHECKS or name.startswith("disk_"))
+
+
+def unknown(name: object, others: Iterable[str] = ()) -> str:
+    """Say that no setting is called `name`, nor any of the `others` that are accepted; name the nearest, and all."""
+    import difflib  # late: only errors need it
+
+    names = [*others, *_CHECKS]
+    near = difflib.get_close_matches(str(name), names, 1)
+    hint = f": did you mean {near[0]!r}?" if near else ","
+    return f"unknown setting {name!r}{hint} expected one of {', '.join(names)} or, for arguments of the disk, disk_*"
 
 
 def _disk_setting(name: str, value: object) -> object:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
 from typing import Any
@@ -13,12 +15,34 @@ from typing import Any
 from ..coherence.generations import MAX_SLOTS, MIN_SLOTS
 from ..disk.contract import Disk
 from ..errors import DirectoryError, SettingError
-from ..settings import MAX_SHARDS, checked_all
+from ..settings import MAX_SHARDS, Settings, checked_all, is_setting, unknown
+
+_PACKAGE = __name__.partition(".")[0]
+_ignored: set[str] = set()  # names of unknown settings that were warned about
 
 
 def present() -> float:
     """Return the seconds since 1970 by `time.time`, looked up each time, for tests that replace it."""
     return time.time()
+
+
+class Arguments(Settings, total=False):
+    """The keyword arguments of a cache: its options, and its settings."""
+
+    pickle: str | None
+    secret: bytes | str | None
+    encrypt: bool | None
+    namespace: str
+    hot_encoded: bool
+    strict: bool
+    shared: bool
+    coherence: str | None
+    generation_slots: int
+    serializer: str | None
+    compressor: str | None
+    allow: Iterable[type | str]
+    mmap: bool
+    clock: Callable[[], float]
 
 
 @dataclass
@@ -41,9 +65,13 @@ class Options:
     clock: Callable[[], float] = present
 
     @classmethod
-    def split(cls, arguments: dict[str, Any]) -> tuple[Options, dict[str, Any]]:
-        """Return the options among keyword arguments, and the settings, validated."""
-        names = {field.name for field in fields(cls)}
+    def split(cls, arguments: dict[str, Any], lenient: bool = False) -> tuple[Options, dict[str, Any]]:
+        """Return the options among keyword arguments, and the settings, validated.
+
+        Unknown ones raise SettingError or, with `lenient`, are left out with a warning.
+        """
+        names = [field.name for field in fields(cls)]
+        arguments = _without_unknown(arguments, names, lenient)
         options = cls(**{name: value for name, value in arguments.items() if name in names})
         slots = options.generation_slots
         if type(slots) is not int or not MIN_SLOTS <= slots <= MAX_SLOTS or slots & (slots - 1):
@@ -65,6 +93,25 @@ class Options:
         """Return the options that another handle on the same data needs, except the secret: no pickle may hold that."""
         left_out = ("secret", "clock") if self.clock is present else ("secret",)
         return {field.name: getattr(self, field.name) for field in fields(self) if field.name not in left_out}
+
+
+def _without_unknown(arguments: dict[str, Any], options: list[str], lenient: bool) -> dict[str, Any]:
+    known = {name: value for name, value in arguments.items() if name in options or is_setting(name)}
+    for name in arguments:
+        if name not in known and not lenient:
+            raise SettingError(unknown(name, options))
+        if name not in known and name not in _ignored:
+            _ignored.add(name)
+            warnings.warn(f"{unknown(name, options)}; it is ignored", UserWarning, stacklevel=_depth_of_caller())
+    return known
+
+
+def _depth_of_caller() -> int:
+    """Return the number of frames, counted from the function that calls this one, up to the user's code."""
+    frame, depth = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == _PACKAGE:
+        frame, depth = frame.f_back, depth + 1
+    return depth
 
 
 def check_arguments(timeout: object, disk: object, shards: object) -> None:

@@ -31,6 +31,7 @@ class Opening(NamedTuple):
 
     recover: bool = True  # replace a corrupt database by an empty one
     timeout: float = 0.0  # seconds that opening waits for the write lock at least, whatever the timeout of operations
+    lenient: bool = False  # leave unknown settings out with a warning, as programs expect that were made for DiskCache
 
 
 class Session:
@@ -46,7 +47,7 @@ class Session:
         opening: Opening,
     ) -> None:
         check_arguments(timeout, disk, shards)
-        self.options, self.given = Options.split(arguments)
+        self.options, self.given = Options.split(arguments, opening.lenient)
         self.timeout = timeout
         self.clock = self.options.clock
         self.metrics = Metrics()

@@ -11,7 +11,7 @@ from ..entries.dictionaries import Training, train
 from ..entries.loading import ENOVAL
 from ..errors import ExpiryError, SettingError, Timeout
 from ..policies import policy_named
-from ..settings import DEFAULT_SETTINGS, OPTIONAL_SETTINGS, checked, checked_all
+from ..settings import checked, checked_all, is_setting, unknown
 from ..storage.check import check_whole
 from ..storage.shards import new_disk
 from ..storage.store import Store
@@ -120,8 +120,8 @@ class Administration(Parts):
 
     def reset(self, key: str, value: Any = ENOVAL, update: bool = True) -> Any:
         """Return a setting as stored, or store `value` for it; with `update=False` change this handle only."""
-        if key not in DEFAULT_SETTINGS and key not in OPTIONAL_SETTINGS and not str(key).startswith("disk_"):
-            raise SettingError(f"unknown setting {key!r}, expected one of {', '.join(DEFAULT_SETTINGS)} or disk_*")
+        if not is_setting(key):
+            raise SettingError(unknown(key))
         session, first = self._session, self._shards.stores[0]
         if value is ENOVAL:
             value, update = first.settings.stored(key), False

@@ -217,7 +217,12 @@ def test_what_has_no_answer_for_a_timeout_waits(fanout: FanoutCache) -> None:
 
 
 def test_a_pickled_one_keeps_its_limits(tmp_path: Path) -> None:
-    settings = {"size_limit": 40_000_000, "cull_limit": 7, "eviction_policy": "least-recently-used", "statistics": 1}
+    settings: dict[str, Any] = {
+        "size_limit": 40_000_000,
+        "cull_limit": 7,
+        "eviction_policy": "least-recently-used",
+        "statistics": 1,
+    }
     with FanoutCache(tmp_path, shards=3, timeout=2.5, disk=JSONDisk, **settings) as cache:
         cache["key"] = ["value"]
         with pickle.loads(pickle.dumps(cache)) as copy:

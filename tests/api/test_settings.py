@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import multiprocessing
+import os
 import pickle
+import re
 import shutil
 import stat
 from collections.abc import Callable
@@ -24,6 +27,8 @@ from diskcache_like import (
     JSONDisk,
     SettingError,
 )
+from diskcache_like.entries.options import Arguments, Options
+from diskcache_like.settings import Settings
 
 from ..support.cache_kinds import NEEDS_CIPHER, SECRET, Clock, Kind, Opener, few, one, only
 
@@ -83,6 +88,36 @@ def test_an_impossible_setting_is_refused(cache: Cache, tmp_path: Path, name: st
     with pytest.raises(SettingError, match=name):
         Cache(tmp_path / "another", **{name: value})
     assert name not in DEFAULT_SETTINGS or cache.reset(name) == DEFAULT_SETTINGS[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [("compression", "compressor"), ("serialiser", "serializer"), ("secrets", "secret"), ("size_limt", "size_limit")],
+)
+def test_an_unknown_name_is_refused_with_the_nearest_and_all_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, nearest: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    misspelt: dict[str, Any] = {name: 1}
+    with FanoutCache("parent", shards=1) as parent:
+        for make in (Cache, FanoutCache, parent.cache):
+            with pytest.raises(SettingError, match=rf"unknown setting '{name}': did you mean '{nearest}'\?") as raised:
+                make("new", **misspelt)
+            named = set(re.findall(r"\w+", str(raised.value)))
+            assert named >= {*DEFAULT_SETTINGS, *Arguments.__annotations__} - {"disk_compress_level"}
+    assert os.listdir() == ["parent"]
+    assert not (tmp_path / "parent" / "cache").exists()
+
+
+def test_a_name_like_no_other_is_refused_with_all_names(cache: Cache) -> None:
+    with pytest.raises(SettingError, match=r"unknown setting 'xyzzy', expected one of statistics, .* disk_"):
+        cache.reset("xyzzy")
+
+
+def test_type_checkers_know_every_argument() -> None:
+    options = {field.name for field in dataclasses.fields(Options)}
+    assert set(Arguments.__annotations__) - set(Settings.__annotations__) == options
+    assert set(Settings.__annotations__) == {*DEFAULT_SETTINGS, "deque_maxlen", "disk_compress_level"}
 
 
 @few

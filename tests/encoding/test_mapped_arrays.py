@@ -200,7 +200,7 @@ def test_shards_and_pickled_handles_map_too(tmp_path: Path) -> None:
 
 def test_mmap_has_to_be_a_truth_value(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match="mmap is 'yes', expected True or False"):
-        Cache(tmp_path, mmap="yes")
+        Cache(tmp_path, mmap="yes")  # type: ignore[arg-type]
 
 
 def test_a_mapped_value_is_not_verified_but_check_does(tmp_path: Path) -> None:

@@ -179,7 +179,8 @@ class AnyDisk(Disk):
 
 
 def test_stored_settings_cannot_reach_into_the_disk(tmp_path: Path) -> None:
-    with closing(Cache(tmp_path / "cache", disk=AnyDisk, disk_level=3)) as cache:
+    level: dict[str, Any] = {"disk_level": 3}  # of this disk only, so that type checkers do not know it
+    with closing(Cache(tmp_path / "cache", disk=AnyDisk, **level)) as cache:
         cache["a"] = 1
     for name, value in (("disk_pickle_policy", "trusted"), ("disk_authenticates", 0), ("disk_fetch", 1)):
         plant(tmp_path / "cache", "INSERT OR REPLACE INTO setting VALUES (?, ?)", name, value)

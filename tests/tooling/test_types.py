@@ -81,6 +81,18 @@ def test_throttled_and_fenced_functions_keep_their_types(cache: Cache) -> None:
         barrier(cache, Lock)(fetch)()  # type: ignore[call-arg, unused-coroutine]
 
 
+def arguments(directory: str, options: dict[str, Any]) -> None:
+    """Show that misspelt and mistyped arguments of a cache are refused; never called."""
+    assert_type(Cache(directory, size_limit=1e9, secret="a secret for tests only", compressor="zlib"), Cache)
+    with FanoutCache(directory, shards=2, eviction_policy="none", allow=[int], disk_min_file_size=1) as fanout:
+        fanout.cache("name", durability="power")
+        fanout.cache("name", durabilty="power")  # type: ignore[call-arg]
+    Cache(directory, compresor="zlib")  # type: ignore[call-arg]
+    FanoutCache(directory, compresor="zlib")  # type: ignore[call-arg]
+    Cache(directory, size_limit="1 GB")  # type: ignore[arg-type]
+    Cache(directory, 60, **options)
+
+
 def fanout_too(cache: FanoutCache) -> None:
     """Show that what holds for Cache holds for its subclass; never called."""
     assert_type(cache.memoize("name", True, 5, "tag", {0, "text"})(add)(1), list[str])
