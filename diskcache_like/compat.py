@@ -1,8 +1,9 @@
 """Run programs that say `import diskcache` on this package, without changing them.
 
 `install()` puts a finder before Python's own finders, so that importing `diskcache` or a submodule makes it from this
-package. Nothing is patched: the modules hold the same classes as `diskcache_like`, and the modules of the standard
-library that DiskCache's modules happen to hold.
+package. Nothing is patched: the modules hold what `diskcache_like` holds, and the modules of the standard library that
+DiskCache's modules happen to hold. Only the caches are subclasses, which ignore unknown keyword arguments as DiskCache
+does, with a warning; all caches of this package are instances of them.
 
 ``python -m diskcache_like.compat SCRIPT [ARGUMENT ...]`` and ``python -m diskcache_like.compat -m MODULE [ARGUMENT
 ...]`` install it and then run a program, for example ``-m pytest``.
@@ -17,10 +18,12 @@ import importlib.util
 import os
 import runpy
 import sys
+from abc import ABCMeta
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
+from . import cache, fanout
 from .errors import AlreadyImported
 
 RUNS_CALLERS_CODE = True  # for `interrupts_a_call` of system/signal_safe.py
@@ -32,6 +35,33 @@ VERSION = "5.6.3"  # of the DiskCache that has this interface; programs compare 
 
 DBNAME = "cache.db"
 METADATA = {"count": 0, "size": 0, "hits": 0, "misses": 0}
+
+
+class StandIn(metaclass=ABCMeta):
+    """What `diskcache` holds instead of a class of this package, whose instances count as its own."""
+
+    _STANDS_FOR: type
+
+    @classmethod
+    def __subclasshook__(cls, kind: type) -> bool:
+        own = cls.__dict__.get("_STANDS_FOR")  # a subclass made by a program stands for nothing but itself
+        return True if own is not None and issubclass(kind, own) else NotImplemented
+
+
+class Cache(StandIn, cache.Cache):
+    """`diskcache_like.Cache`, but unknown keyword arguments are ignored with a warning."""
+
+    _STANDS_FOR = cache.Cache
+    _OPENING = cache.Cache._OPENING._replace(lenient=True)
+
+
+class FanoutCache(StandIn, fanout.FanoutCache):
+    """`diskcache_like.FanoutCache`, but unknown keyword arguments are ignored with a warning."""
+
+    _STANDS_FOR = fanout.FanoutCache
+    _OPENING = fanout.FanoutCache._OPENING._replace(lenient=True)
+    _CHILD = Cache
+
 
 _CORE = (
     "DBNAME DEFAULT_SETTINGS ENOVAL EVICTION_POLICY METADATA MODE_BINARY MODE_NONE MODE_PICKLE MODE_RAW MODE_TEXT "
@@ -51,7 +81,7 @@ _STANDARD = "op=os.path os sqlite3 tempfile threading time"
 _CONTENTS: dict[str, tuple[str, str]] = {
     "": (
         _PUBLIC,
-        "DjangoCache=diskcache_like.djangocache:DjangoCache djangocache=diskcache.djangocache cli=diskcache.cli",
+        "DjangoCache=diskcache_like.compat_django:DjangoCache djangocache=diskcache.djangocache cli=diskcache.cli",
     ),
     "cli": ("", ""),
     "core": (
@@ -78,13 +108,12 @@ _ABOUT = {
 
 # Where in this package a name lives.
 _HOMES = {
-    "cache": "Cache",
-    "compat": "DBNAME METADATA args_to_key",
+    "compat": "Cache DBNAME FanoutCache METADATA args_to_key",
+    "compat_django": "DjangoCache",
     "disk.contract": "Constant Disk MODE_BINARY MODE_NONE MODE_PICKLE MODE_RAW MODE_TEXT UNKNOWN",
-    "djangocache": "BaseCache DEFAULT_TIMEOUT DjangoCache",
+    "djangocache": "BaseCache DEFAULT_TIMEOUT",
     "entries.loading": "ENOVAL",
     "errors": "EmptyDirWarning Timeout UnknownFileWarning",
-    "fanout": "FanoutCache",
     "disk.json_disk": "JSONDisk",
     "operations.call_keys": "full_name",
     "persistent": "Deque Index",
@@ -144,7 +173,9 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         package, _, name = fullname.partition(".")
         if package != NAME or name not in _CONTENTS:
             return None
-        return importlib.machinery.ModuleSpec(fullname, self, origin=__file__, is_package=not name)
+        spec = importlib.machinery.ModuleSpec(fullname, self, origin=__file__, is_package=not name)
+        spec.has_location = True  # gives the module its `__file__`, next to which programs look for other files
+        return spec
 
     def exec_module(self, module: ModuleType) -> None:
         """Fill a new module."""

@@ -62,21 +62,30 @@ class Handles:
         self._open: dict[Any, Shared] = {}
         self.serving = False  # a request has come, so Django closes its caches after every request
 
-    def get(self, directory: str | os.PathLike[str] | None, shards: int, timeout: float, options: Any) -> Shared:
-        """Return the open cache with these settings, or open it."""
+    def get(
+        self,
+        kind: type[FanoutCache],
+        directory: str | os.PathLike[str] | None,
+        shards: int,
+        timeout: float,
+        options: Any,
+    ) -> Shared:
+        """Return the open cache of this kind with these settings, or open it."""
         if isinstance(options.get("allow"), list):  # as Django's settings spell it
             options = {**options, "allow": tuple(options["allow"])}
-        key = None if directory is None else (os.path.abspath(directory), shards, timeout, *sorted(options.items()))
+        key = None
+        if directory is not None:
+            key = (kind, os.path.abspath(directory), shards, timeout, *sorted(options.items()))
         try:
             hash(key)
         except TypeError:  # an option that cannot be compared: this backend gets a cache of its own
             key = None
         if key is None:
-            return Shared(FanoutCache(directory, shards, timeout, **options))
+            return Shared(kind(directory, shards, timeout, **options))
         with self._lock:  # also while opening, so that two threads do not open the same cache twice
             self._forget_removed()
             if key not in self._open:
-                self._open[key] = Shared(FanoutCache(directory, shards, timeout, **options))
+                self._open[key] = Shared(kind(directory, shards, timeout, **options))
             return self._open[key]
 
     def _forget_removed(self) -> None:
@@ -149,6 +158,8 @@ class DjangoCache(BaseCache):  # type: ignore[misc]  # Django has no types
     Raises ImproperlyConfigured without LOCATION, and what `FanoutCache` raises.
     """
 
+    _KIND: type[FanoutCache] = FanoutCache
+
     def __init__(self, directory: str | os.PathLike[str] | None, params: Mapping[str, Any]) -> None:
         super().__init__(params)
         if directory == "":
@@ -157,12 +168,12 @@ class DjangoCache(BaseCache):  # type: ignore[misc]  # Django has no types
         options = {name: value for name, value in given.items() if name not in ENTRY_LIMITS}
         shards, timeout = params.get("SHARDS", 8), params.get("DATABASE_TIMEOUT", 0.010)
         self._made: tuple[Any, int, float, dict[str, Any]] = directory, shards, timeout, options
-        self._shared = handles.get(*self._made)
+        self._shared = handles.get(self._KIND, *self._made)
 
     @property
     def _cache(self) -> FanoutCache:
         if self._shared.is_stale:
-            self._shared = handles.get(*self._made)
+            self._shared = handles.get(self._KIND, *self._made)
         return self._shared.cache
 
     @_cache.setter

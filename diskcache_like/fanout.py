@@ -37,6 +37,7 @@ class FanoutCache(Cache):
     """
 
     _OPENING = Opening(timeout=60.0)  # some milliseconds are not enough to make or repair shards
+    _CHILD: type[Cache] = Cache  # the class of named caches
 
     def __init__(
         self,
@@ -75,7 +76,7 @@ class FanoutCache(Cache):
 
         def opened() -> Cache:
             options = {**self._passed_on(), **settings}
-            return Cache(self._child_path("cache", name), timeout, disk or type(self.disk), **options)
+            return self._CHILD(self._child_path("cache", name), timeout, disk or type(self.disk), **options)
 
         return self._child("cache", name, opened)
 

@@ -40,7 +40,8 @@ def passes(program: str) -> None:
 def test_the_package_is_this_one() -> None:
     passes("""
         import diskcache as dc, diskcache_like
-        assert dc.Cache is diskcache_like.Cache and dc.FanoutCache is diskcache_like.FanoutCache
+        assert issubclass(dc.Cache, diskcache_like.Cache) and issubclass(dc.FanoutCache, diskcache_like.FanoutCache)
+        assert dc.Index is diskcache_like.Index and dc.Timeout is diskcache_like.Timeout
         assert dc.__version__ == "5.6.3" and dc.__name__ == "diskcache"
         from diskcache import Cache, Deque, Index, Timeout
         with Cache() as cache:
@@ -129,7 +130,7 @@ def test_django_is_imported_when_it_is_asked_for() -> None:
         from diskcache import DjangoCache
         from diskcache.djangocache import DjangoCache as the_same
         import diskcache_like.djangocache
-        assert DjangoCache is the_same is diskcache_like.djangocache.DjangoCache
+        assert DjangoCache is the_same and issubclass(DjangoCache, diskcache_like.djangocache.DjangoCache)
     """)
 
 
@@ -222,9 +223,9 @@ def test_pickles_that_name_diskcache_are_read() -> None:
     names = ["diskcache Cache", "diskcache.core Disk", "diskcache.core Timeout", "diskcache.fanout FanoutCache"]
     pickles = [f"c{name.replace(' ', chr(10))}\n.".encode() for name in names]
     passes(f"""
-        import pickle, diskcache_like
+        import pickle, diskcache, diskcache_like
         found = [pickle.loads(data) for data in {pickles!r}]
-        assert found == [getattr(diskcache_like, name) for name in ("Cache", "Disk", "Timeout", "FanoutCache")]
+        assert found == [diskcache.Cache, diskcache_like.Disk, diskcache_like.Timeout, diskcache.FanoutCache]
     """)
 
 
@@ -234,13 +235,94 @@ def test_handles_that_diskcache_pickled_are_opened(diskcache: Any, tmp_path: Pat
     for directory in ("cache", "fanout"):  # pickles of handles are about directories; what DiskCache wrote is not read
         (tmp_path / directory).rename(tmp_path / f"{directory} of DiskCache")
     passes(f"""
-        import pickle, diskcache_like
+        import pickle, diskcache
         one, two = pickle.loads({pickled!r})
-        assert type(one) is diskcache_like.Cache and type(two) is diskcache_like.FanoutCache
+        assert type(one) is diskcache.Cache and type(two) is diskcache.FanoutCache
         assert (one.directory, one.timeout) == ({str(tmp_path / "cache")!r}, 5)
         two["key"] = "value"
         one.close()
         two.close()
+    """)
+
+
+def test_unknown_settings_are_ignored_with_one_warning_for_each_name(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(
+        dedent("""
+            import pickle, warnings
+            import diskcache as dc, diskcache_like
+            with warnings.catch_warnings(record=True) as found:
+                warnings.simplefilter("always")
+                for number in range(2):
+                    with dc.Cache(f"{number}", suppress=False) as cache, dc.FanoutCache("f", 2, suppress=True) as fanout:
+                        fanout.cache("child", compresion=1)["key"] = 1
+                        assert pickle.loads(pickle.dumps(cache)).directory == cache.directory
+            assert [problem.category for problem in found] == [UserWarning, UserWarning]
+            assert all(problem.filename == __file__ for problem in found)
+            assert str(found[0].message).startswith("unknown setting 'suppress', expected one of pickle, secret, ")
+            assert str(found[0].message).endswith("; it is ignored")
+            assert str(found[1].message).startswith("unknown setting 'compresion': did you mean 'compressor'? ")
+            for kind in (diskcache_like.Cache, diskcache_like.FanoutCache):
+                try:
+                    kind("own", suppress=False)
+                except diskcache_like.SettingError:
+                    continue
+                raise AssertionError("the package's own interface is strict")
+            try:
+                dc.Cache("0", size_limit="big")
+            except diskcache_like.SettingError:
+                pass
+            else:
+                raise AssertionError("a known setting is checked")
+        """)
+    )
+    done = run("", "-m", "diskcache_like.compat", "script.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_options_of_a_django_cache_are_as_lenient(tmp_path: Path) -> None:
+    pytest.importorskip("django")
+    passes(f"""
+        import warnings, diskcache, diskcache_like.djangocache
+        parameters = {{"OPTIONS": {{"suppress": False, "size_limit": 5_000_000}}}}
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            backend = diskcache.DjangoCache({str(tmp_path / "cache")!r}, parameters)
+        assert "'suppress'" in str(found[0].message) and backend._cache.size_limit == 5_000_000
+        try:
+            diskcache_like.djangocache.DjangoCache({str(tmp_path / "cache")!r}, parameters)
+        except diskcache_like.SettingError:
+            backend.close()
+        else:
+            raise AssertionError
+    """)
+
+
+def test_caches_of_both_names_are_instances_of_each_other() -> None:
+    passes("""
+        import collections.abc, copy, pickle
+        import diskcache as dc, diskcache_like
+        class Own(dc.Cache): pass
+        class Mapped(dc.Cache, collections.abc.MutableMapping): pass
+        with diskcache_like.Cache() as ours, dc.Cache() as theirs, dc.FanoutCache(shards=2) as fanout, Own() as own:
+            for cache in (ours, theirs, fanout, own):
+                assert isinstance(cache, dc.Cache) and isinstance(cache, diskcache_like.Cache)
+                assert isinstance(cache, Own) is (cache is own)
+                assert isinstance(cache, dc.FanoutCache) is (cache is fanout)
+                assert not isinstance(cache, Mapped)
+            assert isinstance(fanout.cache("child"), dc.Cache) and not isinstance(5, dc.Cache)
+            assert type(pickle.loads(pickle.dumps(theirs))) is dc.Cache
+            assert repr(theirs) == f"Cache({theirs.directory!r})"
+        with Mapped() as mapped:
+            mapped["key"] = 1
+            assert dict(mapped.items()) == {"key": 1}
+    """)
+
+
+def test_modules_have_a_file() -> None:
+    passes("""
+        import diskcache, diskcache.core, diskcache_like, os
+        for module in (diskcache, diskcache.core):
+            assert os.path.dirname(module.__file__) == os.path.dirname(diskcache_like.__file__), module.__file__
     """)
 
 
@@ -291,19 +373,19 @@ def test_a_script_is_run(tmp_path: Path) -> None:
     script.write_text(PROGRAM)
     done = run("", "-m", "diskcache_like.compat", str(script), "-m", "x")
     assert done.stderr == ""
-    assert done.stdout == f"diskcache_like.cache __main__ {[str(script), '-m', 'x']} {tmp_path}\n"
+    assert done.stdout == f"diskcache_like.compat __main__ {[str(script), '-m', 'x']} {tmp_path}\n"
 
 
 def test_a_module_is_run(tmp_path: Path) -> None:
     (tmp_path / "module.py").write_text(PROGRAM)
     done = run("", "-m", "diskcache_like.compat", "-m", "module", "--option", cwd=tmp_path)
     assert done.stderr == ""
-    assert done.stdout == (f"diskcache_like.cache __main__ {[str(tmp_path / 'module.py'), '--option']} {tmp_path}\n")
+    assert done.stdout == (f"diskcache_like.compat __main__ {[str(tmp_path / 'module.py'), '--option']} {tmp_path}\n")
 
 
 def test_tests_are_run(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(
-        "import diskcache\ndef test_it():\n    assert diskcache.Cache.__module__ == 'diskcache_like.cache'\n"
+        "import diskcache\ndef test_it():\n    assert diskcache.Cache.__module__ == 'diskcache_like.compat'\n"
     )
     done = run("", "-m", "diskcache_like.compat", "-m", "pytest", "-q", "-p", "no:cacheprovider", cwd=tmp_path)
     assert done.returncode == 0, done.stdout
