@@ -33,9 +33,12 @@ from .operations.administration import Administration
 from .operations.call_keys import CallKeys
 from .operations.queues import Queues
 from .operations.streams import Streams
+from .operations.views import Items, LiveKeys, Values
 from .storage.store import REMOVE, Change, Row, Store, Touch
+from .system.signals import suppress
 
 SET_MANY_BATCH = 1000  # entries per transaction of set_many and delete_many
+COMPLETIONS = 1000  # keys at most that are offered for completion
 _TICK = Header.TICK
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -648,6 +651,25 @@ class Cache(Queues, Streams, Administration):
     def iterkeys(self, reverse: bool = False) -> Iterator[Any]:
         """Yield the keys in sorted order (numbers, text, bytes, the rest), holding all of them in memory."""
         yield from sorted(self._iterate(reverse=False), key=keys.sort_key, reverse=reverse)
+
+    def keys(self) -> LiveKeys:
+        """Return a view of the keys of live entries, for `dict(cache)`, which raises KeyError for one that vanishes."""
+        return LiveKeys(self)
+
+    def values(self) -> Values:
+        """Return a view of the values of live entries."""
+        return Values(self)
+
+    def items(self) -> Items:
+        """Return a view of the (key, value) pairs of live entries; `dict(cache.items())` never raises KeyError."""
+        return Items(self)
+
+    def _ipython_key_completions_(self) -> list[Any]:
+        """Return the newest keys, for the tab key in IPython, where an error would be in the way."""
+        found: list[Any] = []
+        with suppress(Exception):
+            found.extend(itertools.islice(self._iterate(reverse=True), COMPLETIONS))
+        return found
 
     def __len__(self) -> int:
         """Return the number of entries, including expired ones that are not removed yet."""

@@ -24,6 +24,7 @@ from .errors import CacheError
 from .fanout import FanoutCache
 from .operations.call_keys import function_name
 from .persistent import Deque, Index
+from .settings import DEFAULT_SETTINGS
 from .system.signals import reraise_signal, suppress
 
 P = ParamSpec("P")
@@ -145,6 +146,16 @@ def _in_thread(
     return twin
 
 
+def _setting(name: str) -> property:
+    """Return a setting as an attribute of a backend: that of its cache."""
+
+    def assign(backend: DjangoCache, value: Any) -> None:
+        setattr(backend._cache, name, value)
+        backend._made[3][name] = value  # for the next cache, after `close` or when the directory was removed
+
+    return property(lambda backend: getattr(backend._cache, name), assign)
+
+
 class DjangoCache(BaseCache):  # type: ignore[misc]  # Django has no types
     """A backend for Django's `CACHES` setting that keeps its entries in a `FanoutCache`.
 
@@ -154,6 +165,9 @@ class DjangoCache(BaseCache):  # type: ignore[misc]  # Django has no types
     Keys are text; `read`, `tag`, `expire_time` and `retry` are those of `Cache`. Every operation has an asynchronous
     twin whose name begins with an a. Writes wait for the write lock without limit, unless `retry=False`: then one that
     did not get it within DATABASE_TIMEOUT is given up.
+
+    Settings are attributes, as of a `Cache`; one that is assigned is in force for all backends of this process that
+    have the same parameters, because they share a cache.
 
     Raises ImproperlyConfigured without LOCATION, and what `FanoutCache` raises.
     """
@@ -440,3 +454,7 @@ class DjangoCache(BaseCache):  # type: ignore[misc]  # Django has no types
     acull = _in_thread(cull)
     aclear = _in_thread(clear)
     aclose = _in_thread(close)
+
+
+for _name in DEFAULT_SETTINGS:
+    setattr(DjangoCache, _name, _setting(_name))

@@ -27,6 +27,7 @@ from .entries.session import Opening
 from .errors import DiskFull
 from .operations.memoize import Memoized, P, R
 from .operations.queues import Side
+from .operations.views import Items, Keys, Values
 from .settings import checked
 
 MAXLEN: Final = "deque_maxlen"  # the setting that holds a deque's length limit: as an entry it would be an item
@@ -439,21 +440,24 @@ class Index(_InCache, abc.MutableMapping[Any, Any]):
 
     def keys(self) -> abc.KeysView[Any]:
         """Return a view of the keys that behaves as a set."""
-        return _Keys(self)
+        return Keys(self)
 
     def values(self) -> abc.ValuesView[Any]:
         """Return a view of the values."""
-        return _Values(self)
+        return Values(self)
 
     def items(self) -> abc.ItemsView[Any, Any]:
         """Return a view of the (key, value) pairs that behaves as a set."""
-        return _Items(self)
+        return Items(self)
 
     def memoize(
         self, name: str | None = None, typed: bool = False, ignore: Iterable[int | str] = (), **options: Any
     ) -> Callable[[Callable[P, R]], Memoized[P, R]]:
         """Return a decorator that keeps a function's results in the index; `options` as for `Cache.memoize`."""
         return self._cache.memoize(name, typed, ignore=ignore, **options)
+
+    def _ipython_key_completions_(self) -> list[Any]:
+        return self._cache._ipython_key_completions_()
 
     def __eq__(self, other: object) -> bool:
         """Compare with a mapping; order counts only if that is an Index or OrderedDict."""
@@ -482,43 +486,6 @@ def _value_of(mapping: Mapping[Any, Any], key: Any) -> Any:
         except TypeError:
             return ENOVAL
         raise
-
-
-def _pairs(index: Index, keys: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
-    """Yield key and value of each key that is still there when its turn comes."""
-    for key in keys:
-        value = index.get(key, ENOVAL)
-        if value is not ENOVAL:
-            yield key, value
-
-
-class _View:
-    _mapping: Index  # the views of collections.abc set it
-
-
-class _Keys(_View, abc.KeysView[Any]):
-    def __reversed__(self) -> Iterator[Any]:
-        return reversed(self._mapping)
-
-
-class _Values(_View, abc.ValuesView[Any]):
-    def __contains__(self, value: object) -> bool:
-        # The base class's raises KeyError if an entry is removed or expires before its turn comes.
-        return any(found is value or found == value for found in self)
-
-    def __iter__(self) -> Iterator[Any]:
-        return (value for _, value in _pairs(self._mapping, self._mapping))
-
-    def __reversed__(self) -> Iterator[Any]:
-        return (value for _, value in _pairs(self._mapping, reversed(self._mapping)))
-
-
-class _Items(_View, abc.ItemsView[Any, Any]):
-    def __iter__(self) -> Iterator[tuple[Any, Any]]:
-        return _pairs(self._mapping, self._mapping)
-
-    def __reversed__(self) -> Iterator[tuple[Any, Any]]:
-        return _pairs(self._mapping, reversed(self._mapping))
 
 
 def _limit(maxlen: float | None) -> int | None:

@@ -98,6 +98,9 @@ class Disk(Payloads, ValueFiles):
         ValueFiles.__init__(self, directory)
         Payloads.__init__(self, min_file_size, pickle_protocol)
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._directory!r})"
+
     @classmethod
     def accepts(cls, name: str) -> bool:
         """Tell whether ``disk_<name>`` may be a setting: the name is public, no method, and not set by the cache."""

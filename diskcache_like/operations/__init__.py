@@ -5,5 +5,6 @@
 - `administration`: operations on a cache as a whole: clear, evict, check, stats, reset, rotate
 - `inspection`: what the command line tells of a cache and no operation does
 - `portable`: entries as bytes that another cache can take
+- `settings_in_force`: settings as attributes; `views`: keys, values and items
 - `parts`: what the operations work with
 """

@@ -11,16 +11,17 @@ from ..entries.dictionaries import Training, train
 from ..entries.loading import ENOVAL
 from ..errors import ExpiryError, SettingError, Timeout
 from ..policies import policy_named
-from ..settings import checked, checked_all, is_setting, unknown
+from ..settings import HANDLE_ONLY, checked, checked_all, is_setting, unknown
 from ..storage.check import check_whole
 from ..storage.shards import new_disk
 from ..storage.store import Store
 from .parts import Parts
+from .settings_in_force import SettingsInForce
 
 MOMENTS = 1e300  # seconds; a moment farther away is a mistake
 
 
-class Administration(Parts):
+class Administration(SettingsInForce, Parts):
     """The operations on a cache as a whole."""
 
     def _remove_from_all(self, remove: Callable[[Store], int]) -> int:
@@ -119,12 +120,16 @@ class Administration(Parts):
         self.reset("tag_index", 0)
 
     def reset(self, key: str, value: Any = ENOVAL, update: bool = True) -> Any:
-        """Return a setting as stored, or store `value` for it; with `update=False` change this handle only."""
+        """Return a setting as stored, or store `value` for it; with `update=False` change this handle only.
+
+        In each case it is in force in this handle from then on. Raises SettingError for what is no setting, or no value
+        of it.
+        """
         if not is_setting(key):
             raise SettingError(unknown(key))
-        session, first = self._session, self._shards.stores[0]
+        session, first, own = self._session, self._shards.stores[0], not update
         if value is ENOVAL:
-            value, update = first.settings.stored(key), False
+            value, update, own = first.settings.stored(key), False, False
         else:
             new_disk(type(session.disk), session.directory, {**first.session.settings, key: checked(key, value)})
             session.codec_of(first, {key: checked(key, value)})  # raises for a level that the compressor does not have
@@ -133,17 +138,25 @@ class Administration(Parts):
             if update or effective != first.session.settings.get(name):
                 for store in self._shards.stores:
                     store.settings.change(name, effective, update, None, self._apply)
+            if own or name in HANDLE_ONLY:
+                session.given[name] = effective  # also after it is closed and opens again
+            elif not update:
+                session.given.pop(name, None)
             self._apply(name, effective)
         return changed[key]
 
     def _apply(self, name: str, value: Any) -> None:
         """Make a setting effective in this handle."""
+        given = self._session.given
+        if name in given:
+            given[name] = value
         self._session.apply(name, value)
         self._take_setting(name, value)
 
     def _take_setting(self, name: str, value: Any) -> None:
-        """Show a setting as an attribute of the cache, and make it effective in the hot layer."""
-        setattr(self, name, value)
+        """Show a setting of the disk's own as an attribute of the cache, and make it effective in the hot layer."""
+        if not hasattr(SettingsInForce, name):
+            setattr(self, name, value)
         if name == "eviction_policy":
             self._hot.mark_for(policy_named(value))
         elif name == "statistics":

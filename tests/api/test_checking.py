@@ -221,14 +221,14 @@ def test_a_tag_index_changes_no_answer(open_cache: Opener) -> None:
     cache.set_many({"a": 1, "b": 2}, tag="before")
     for _ in range(2):
         cache.create_tag_index()
-    assert cache.tag_index == 1  # type: ignore[attr-defined]
+    assert cache.tag_index == 1
     cache.set_many({"c": 3, "d": 4}, tag="after")
     assert other.evict("before") == 2
     for _ in range(2):
         cache.drop_tag_index()
-    assert cache.tag_index == 0  # type: ignore[attr-defined]
+    assert cache.tag_index == 0
     assert other.evict("after") == 2
-    assert open_cache().tag_index == 0  # type: ignore[attr-defined]
+    assert open_cache().tag_index == 0
 
 
 @exact

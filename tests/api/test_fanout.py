@@ -240,7 +240,7 @@ def test_the_size_limit_is_shared_out(tmp_path: Path) -> None:
             assert cache.volume() <= 8_000_000 * 1.01
         assert len(cache) > 80
         assert cache.set("giant", "x" * 2_100_000) is False, "larger than the share of any shard"
-        assert cache.size_limit == 8_000_000  # type: ignore[attr-defined]
+        assert cache.size_limit == 8_000_000
 
 
 def test_who_uses_the_first_shard_at_once_does_not_disturb_its_maker(
@@ -446,7 +446,7 @@ def test_named_caches_live_inside(fanout: FanoutCache) -> None:
 def test_named_caches_take_settings_and_a_disk(tmp_path: Path) -> None:
     with FanoutCache(tmp_path, shards=2, disk=JSONDisk, secret=SECRET) as cache:
         plain = cache.cache("own", disk=JSONDisk, timeout=5, size_limit=1 << 20)
-        assert (type(plain.disk), plain.timeout, plain.size_limit) == (JSONDisk, 5, 1 << 20)  # type: ignore[attr-defined]
+        assert (type(plain.disk), plain.timeout, plain.size_limit) == (JSONDisk, 5, 1 << 20)
         inherited = cache.cache("inherited")
         assert (type(inherited.disk), inherited.timeout) == (JSONDisk, 60)
         inherited["key"] = 1

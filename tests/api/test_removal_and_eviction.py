@@ -210,7 +210,7 @@ def test_a_new_size_limit_holds_from_the_next_write_on(open_cache: Opener) -> No
     cache["one more"] = 1
     assert cache.volume() <= 1_010_000
     assert cache["one more"] == 1
-    assert open_cache().size_limit == 1_000_000  # type: ignore[attr-defined]
+    assert open_cache().size_limit == 1_000_000
     del other
 
 

@@ -22,8 +22,10 @@ from diskcache_like import (
     EVICTION_POLICY,
     UNKNOWN,
     Cache,
+    Deque,
     DirectoryError,
     FanoutCache,
+    Index,
     JSONDisk,
     SettingError,
 )
@@ -43,7 +45,7 @@ def test_settings_are_attributes_with_their_defaults(cache: Cache, tmp_path: Pat
     }  # fmt: skip
     for name in DEFAULT_SETTINGS:
         assert cache.reset(name) == getattr(cache, name)
-    assert (cache.size_limit, cache.cull_limit, cache.statistics) == (1 << 30, 10, 0)  # type: ignore[attr-defined]
+    assert (cache.size_limit, cache.cull_limit, cache.statistics) == (1 << 30, 10, 0)
     assert cache.directory == str(tmp_path / "cache")
     assert cache.timeout == 60
 
@@ -53,13 +55,13 @@ def test_reset_stores_a_setting_for_those_who_open_later(open_cache: Opener) -> 
     assert cache.reset("size_limit", 12345) == 12345
     assert cache.reset("eviction_policy", "least-recently-used") == "least-recently-used"
     assert cache.reset("cull_limit", 3, update=False) == 3
-    assert (cache.size_limit, cache.cull_limit) == (12345, 3)  # type: ignore[attr-defined]
-    assert (other.size_limit, other.cull_limit) == (1 << 30, 10)  # type: ignore[attr-defined]
+    assert (cache.size_limit, cache.cull_limit) == (12345, 3)
+    assert (other.size_limit, other.cull_limit) == (1 << 30, 10)
     assert other.reset("size_limit") == 12345
-    assert other.size_limit == 12345  # type: ignore[attr-defined]
+    assert other.size_limit == 12345
     later = open_cache()
-    assert (later.size_limit, later.cull_limit) == (12345, 10)  # type: ignore[attr-defined]
-    assert later.eviction_policy == "least-recently-used"  # type: ignore[attr-defined]
+    assert (later.size_limit, later.cull_limit) == (12345, 10)
+    assert later.eviction_policy == "least-recently-used"
     cache.close()
     assert cache.reset("size_limit") == 12345
 
@@ -68,7 +70,7 @@ def test_reset_stores_a_setting_for_those_who_open_later(open_cache: Opener) -> 
 def test_settings_of_the_constructor_are_the_handles_own(open_cache: Opener) -> None:
     first = open_cache(size_limit=1 << 20, cull_limit=5)
     second = open_cache(cull_limit=7)
-    assert (second.size_limit, second.cull_limit) == (1 << 20, 7)  # type: ignore[attr-defined]
+    assert (second.size_limit, second.cull_limit) == (1 << 20, 7)
     assert first.reset("cull_limit") == 5
 
 
@@ -88,6 +90,108 @@ def test_an_impossible_setting_is_refused(cache: Cache, tmp_path: Path, name: st
     with pytest.raises(SettingError, match=name):
         Cache(tmp_path / "another", **{name: value})
     assert name not in DEFAULT_SETTINGS or cache.reset(name) == DEFAULT_SETTINGS[name]
+
+
+@few
+@pytest.mark.parametrize(
+    ("name", "value", "in_force"),
+    [
+        ("size_limit", 54_321_000.0, 54_321_000), ("cull_limit", 0, 0), ("eviction_policy", "none", "none"),
+        ("statistics", True, 1), ("durability", "power", "power"), ("hot_size_limit", 0, 0), ("sqlite_cache_size", 9, 9),
+        ("sqlite_synchronous", 2, 2), ("compress_min_size", 9, 9), ("disk_min_file_size", 77, 77),
+        ("disk_pickle_protocol", 2, 2), ("compress_level", 3, 3),
+    ],
+)  # fmt: skip
+def test_an_assigned_setting_is_in_force_in_this_handle_alone(
+    open_cache: Opener, name: str, value: Any, in_force: Any
+) -> None:
+    cache, other = open_cache(), open_cache()
+    before = getattr(other, name)
+    assert before != in_force
+    for _ in range(2):
+        setattr(cache, name, value)
+        assert getattr(cache, name) == in_force
+        assert type(getattr(cache, name)) is type(in_force)
+        assert {store.session.settings[name] for store in cache._shards.stores} == {in_force}
+        cache.close()  # the next operation opens the handle again, which keeps what was assigned
+        cache["key"] = 1
+        assert {store.session.settings[name] for store in cache._shards.stores} == {in_force}
+        assert getattr(cache, name) == in_force
+    assert getattr(other, name) == getattr(open_cache(), name) == other.reset(name) == before
+    if name != "hot_size_limit":  # that is the handle's own, so nothing is stored
+        assert cache.reset(name) == getattr(cache, name) == before
+
+
+@one
+def test_what_is_assigned_takes_effect(open_cache: Opener) -> None:
+    cache, other = open_cache(), open_cache()
+    cache.statistics = 1
+    assert cache.get("missing") is None
+    assert cache.stats() == (0, 1)
+    cache.size_limit, cache.cull_limit = 300_000, 10
+    for number in range(20):
+        cache[number] = bytes(60_000)
+    assert cache.volume() <= 300_000
+    cache.eviction_policy = "none"
+    for number in range(20):
+        cache[number] = bytes(60_000)
+    assert len(cache) == 20
+    cache.size_limit = 200_000
+    cache.eviction_policy = "least-recently-used"
+    cache["key"] = bytes(60_000)
+    assert cache.volume() <= 200_000
+    other.disk_min_file_size = 10
+    assert other.disk.min_file_size == 10
+    with pytest.raises(KeyError), cache.transact():
+        cache.cull_limit = 7  # not stored, so that a rollback takes nothing back
+        raise KeyError
+    assert cache.cull_limit == 7
+
+
+@few
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("eviction_policy", "LRU", "expected one of none, least-recently-stored"), ("size_limit", "1 GB", "an integer"),
+        ("statistics", 2, "from 0 to 1"), ("cull_limit", -1, "an integer from 0"), ("durability", "hope", "'process'"),
+        ("disk_pickle_protocol", 99, "an integer"), ("compress_level", "high", "an integer"),
+        ("tag_index", 1, r"create_tag_index\(\)"), ("sqlite_journal_mode", "delete", "when the cache is made"),
+        ("sqlite_auto_vacuum", 0, "when the cache is made"), ("deque_maxlen", 3, "maxlen of the Deque"),
+    ],
+)  # fmt: skip
+def test_an_impossible_setting_cannot_be_assigned(cache: Cache, name: str, value: Any, message: str) -> None:
+    before = getattr(cache, name, None)
+    with pytest.raises(SettingError, match=f"^{name} .*{message}"):
+        setattr(cache, name, value)
+    assert getattr(cache, name, None) == before == cache.reset(name)
+
+
+def test_other_attributes_are_free(cache: Cache) -> None:
+    for name in ("label", "sizelimit", "disk_usage", "compressor"):
+        setattr(cache, name, "anything")
+        assert getattr(cache, name) == "anything"
+
+
+@picklable
+def test_an_assigned_setting_goes_with_the_pickled_handle(open_cache: Opener) -> None:
+    cache = open_cache()
+    cache.cull_limit = 3
+    with pickle.loads(pickle.dumps(cache)) as copy:
+        assert copy.cull_limit == 3
+    assert open_cache().cull_limit == 10
+
+
+def test_settings_of_every_kind_of_handle_are_assigned(tmp_path: Path) -> None:
+    index, deque = Index(tmp_path / "index"), Deque(directory=tmp_path / "deque", maxlen=3)
+    index.cache.cull_limit = deque.cache.cull_limit = 4
+    assert (index.cache.cull_limit, deque.cache.cull_limit, deque.cache.deque_maxlen) == (4, 4, 3)
+    with Cache(tmp_path / "json", disk=JSONDisk, disk_compress_level=3) as cache:
+        cache.disk_compress_level = 9
+        assert (cache.disk_compress_level, cache.disk.compress_level) == (9, 9)  # type: ignore[attr-defined]
+    with FanoutCache(tmp_path / "fanout", shards=2) as fanout:
+        fanout.cache("child").size_limit = 1 << 20
+        assert (fanout.cache("child").size_limit, fanout.size_limit) == (1 << 20, 1 << 30)
+        assert not hasattr(fanout, "deque_maxlen")
 
 
 @pytest.mark.parametrize(
@@ -123,7 +227,7 @@ def test_type_checkers_know_every_argument() -> None:
 @few
 def test_a_setting_of_the_disk_takes_effect(cache: Cache) -> None:
     cache.reset("disk_min_file_size", 100)
-    assert cache.disk_min_file_size == cache.disk.min_file_size == 100  # type: ignore[attr-defined]
+    assert cache.disk_min_file_size == cache.disk.min_file_size == 100
     cache["key"] = "x" * 200
     assert len(list(Path(cache.directory).rglob("*.val"))) == 1
     cache.reset("disk_min_file_size", 1000)
@@ -139,7 +243,7 @@ def test_turning_the_hot_layer_off_and_on_changes_no_answer(open_cache: Opener) 
         cache.reset("hot_size_limit", limit)
         other["key"] = limit
         assert cache["key"] == cache["key"] == limit
-    assert open_cache().hot_size_limit != 0  # type: ignore[attr-defined]  # a limit on memory is nobody else's
+    assert open_cache().hot_size_limit != 0  # a limit on memory is nobody else's
 
 
 def test_statistics_count_hits_and_misses_of_all_handles(open_cache: Opener) -> None:
@@ -153,7 +257,7 @@ def test_statistics_count_hits_and_misses_of_all_handles(open_cache: Opener) -> 
         cache["missing"]
     assert cache.stats() == (5, 2)
     other = open_cache()
-    assert other.statistics == 1  # type: ignore[attr-defined]
+    assert other.statistics == 1
     assert other["key"] == 1
     other["another"] = 1
     assert cache.stats(reset=True) == (6, 2)
@@ -416,7 +520,7 @@ def test_a_setting_whose_transaction_is_rolled_back_is_what_it_was(open_cache: O
         cache.reset("cull_limit", 0)
         cache.reset("durability", "power")
         cache.reset("eviction_policy", "least-frequently-used")
-        assert (cache.reset("cull_limit"), cache.durability) == (0, "power")  # type: ignore[attr-defined]
+        assert (cache.reset("cull_limit"), cache.durability) == (0, "power")
         raise KeyError
     assert {name: getattr(cache, name) for name in DEFAULT_SETTINGS} == before
     assert {name: cache.reset(name) for name in DEFAULT_SETTINGS} == before
@@ -435,5 +539,5 @@ def test_a_setting_is_what_the_transaction_round_one_that_was_rolled_back_made_i
             cache.reset("size_limit", 1 << 25)
             cache.reset("cull_limit", 3)
             raise KeyError
-    assert (cache.size_limit, cache.cull_limit) == (1 << 20, 7)  # type: ignore[attr-defined]
+    assert (cache.size_limit, cache.cull_limit) == (1 << 20, 7)
     assert cache.reset("size_limit") == 1 << 20

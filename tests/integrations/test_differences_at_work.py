@@ -246,7 +246,7 @@ def test_a_read_writes_to_the_disk_in_diskcache(diskcache: ModuleType, tmp_path:
 
 def test_a_pickled_fanout_cache_keeps_its_limits(tmp_path: Path) -> None:
     with FanoutCache(tmp_path, shards=2, size_limit=40_000_000) as cache, pickle.loads(pickle.dumps(cache)) as copy:
-        assert copy.size_limit == cache.size_limit == 40_000_000  # type: ignore[attr-defined]
+        assert copy.size_limit == cache.size_limit == 40_000_000
 
 
 def test_a_pickled_fanout_cache_forgets_its_limits_in_diskcache(diskcache: ModuleType, tmp_path: Path) -> None:

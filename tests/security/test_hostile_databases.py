@@ -154,7 +154,7 @@ def test_a_name_that_is_no_text_is_nobodys(directory: Path, tmp_path: Path) -> N
         plant(directory, "INSERT INTO setting VALUES (?, 'x')", name)
     with closing(Cache(directory)) as cache:
         assert cache["a"] == "text"
-        assert cache.size_limit == 1 << 30  # type: ignore[attr-defined]
+        assert cache.size_limit == 1 << 30
     assert not (tmp_path / "marker").exists()
 
 

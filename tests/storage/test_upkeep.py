@@ -234,9 +234,9 @@ def test_a_setting_read_anew_is_in_force(tmp_path: Path) -> None:
 def test_durability_has_two_names(name: str, value: object, durability: str, synchronous: int, tmp_path: Path) -> None:
     with Cache(tmp_path) as cache:
         cache.reset(name, value)
-        seen = [(cache.durability, cache.sqlite_synchronous, cache.disk.sync)]  # type: ignore[attr-defined]
+        seen = [(cache.durability, cache.sqlite_synchronous, cache.disk.sync)]
     with Cache(tmp_path) as cache:
-        seen.append((cache.durability, cache.sqlite_synchronous, cache.disk.sync))  # type: ignore[attr-defined]
+        seen.append((cache.durability, cache.sqlite_synchronous, cache.disk.sync))
     assert seen == [(durability, synchronous, value == "power")] * 2
 
 
