@@ -1,4 +1,8 @@
-"""Views: the keys, values and items of a cache or an index, as a dictionary has them."""
+"""Views: the keys, values and items of a cache or an index, as a dictionary has them.
+
+They look at the entries anew each time. Their `len` is that of the cache: it counts expired entries that are not
+removed yet, since to leave those out means to read them all.
+"""
 
 from __future__ import annotations
 

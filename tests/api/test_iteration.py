@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import datetime as dt
 import enum
+import shutil
 from collections import Counter, OrderedDict
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
-from diskcache_like import Cache
+import pytest
+
+from diskcache_like import Cache, FanoutCache, Index
+from diskcache_like.cache import COMPLETIONS
+from diskcache_like.errors import DirectoryError
 
 from ..support.cache_kinds import Clock, Opener, exact, few, ordered
 from .test_reading import identical
@@ -149,3 +155,50 @@ def test_in_a_transaction_its_own_writes_are_seen(open_cache: Opener) -> None:
         assert (len(cache), len(other)) == (2, 1)
     assert sorted(other) == ["new", "second"]
     assert len(other) == 2
+
+
+def test_a_dictionary_is_made_of_live_entries(cache: Cache, clock: Clock) -> None:
+    cache.set_many({f"key {number}": number for number in range(5)})
+    cache.set("over", 1, expire=5)
+    wanted = {f"key {number}": number for number in range(5)}
+    assert dict(cache) == {**cache} == {**wanted, "over": 1}
+    clock.advance(6)
+    assert "over" in list(cache)
+    assert dict(cache) == dict(cache.items()) == wanted
+    assert set(cache.keys()) == set(wanted)
+    assert cache.keys() & {"over", "key 1"} == {"key 1"}
+    assert list(reversed(cache.keys())) == list(reversed(list(cache.keys())))
+    assert sorted(cache.values()) == sorted(reversed(cache.values())) == list(range(5))
+    assert ("key 1", 1) in cache.items()
+    assert ("over", 1) not in cache.items()
+    assert 4 in cache.values()
+
+
+def test_items_and_values_leave_out_what_is_removed_meanwhile(open_cache: Opener) -> None:
+    cache, other = open_cache(), open_cache()
+    for view in (cache.items, cache.values):
+        cache.set_many({f"key {number}": number for number in range(300)})
+        found = iter(view())
+        next(found)
+        other.clear()
+        assert len(list(found)) <= 300
+
+
+def test_keys_are_offered_for_completion_the_newest_first(cache: Cache) -> None:
+    assert cache._ipython_key_completions_() == []
+    cache.set_many({f"key {number}": number for number in range(COMPLETIONS + 5)})
+    offered = cache._ipython_key_completions_()
+    assert offered == list(reversed(cache))[:COMPLETIONS]
+    assert Index.fromcache(cache)._ipython_key_completions_() == offered
+
+
+@pytest.mark.parametrize("kind", [Cache, FanoutCache])
+def test_completion_raises_nothing(tmp_path: Path, kind: type[Cache]) -> None:
+    cache = kind(tmp_path / "cache")
+    cache["key"] = 1
+    cache.close()
+    shutil.rmtree(cache.directory)
+    with Cache(cache.directory, compressor="zlib"):
+        with pytest.raises(DirectoryError):
+            list(cache)
+        assert cache._ipython_key_completions_() == []

@@ -459,6 +459,11 @@ def test_another_kind_of_disk_is_refused(open_cache: Opener, tmp_path: Path, kin
         open_cache(coherence="hope")
 
 
+def test_a_disk_is_shown_by_class_and_directory(cache: Cache) -> None:
+    assert repr(cache._shards.stores[0].disk) == f"{type(cache.disk).__name__}({cache._shards.stores[0].directory!r})"
+    assert SECRET not in repr(cache.disk)
+
+
 def test_constants_keep_their_identity_on_their_way_to_another_process() -> None:
     for constant in (ENOVAL, UNKNOWN):
         assert pickle.loads(pickle.dumps(constant)) == constant

@@ -29,7 +29,7 @@ from django.core.cache.backends.base import BaseCache
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import request_started
 
-from diskcache_like import Cache, Deque, DjangoCache, FanoutCache, Index, SettingError
+from diskcache_like import DEFAULT_SETTINGS, Cache, Deque, DjangoCache, FanoutCache, Index, SettingError
 from diskcache_like.djangocache import handles
 
 from ..support.cache_kinds import QUICK, Clock
@@ -144,6 +144,21 @@ def test_limits_on_entries_are_ignored_and_unknown_options_refused(make: Maker) 
     assert cache.get_many(["a", "b"]) == {"a": 1, "b": 2}
     with pytest.raises(SettingError, match="size_limt"):
         make(options={"size_limt": 1})
+
+
+def test_settings_are_attributes_that_are_in_force_when_they_are_assigned(make: Maker) -> None:
+    one, other = make(), make()
+    with pytest.raises(SettingError, match="eviction_policy is 'LRU'"):
+        one.eviction_policy = "LRU"
+    one.cull_limit, one.eviction_policy = 3, "least-recently-used"
+    for _ in range(2):
+        assert one.cull_limit == one._cache.cull_limit == 3
+        assert one.eviction_policy == "least-recently-used"
+        assert one._cache.reset("cull_limit", update=False) in (3, 10)
+        one.cull_limit = 3
+        one.close()
+    assert other.cull_limit == 10
+    assert make().cull_limit == 10
 
 
 def test_prefixes_versions_and_key_functions_keep_entries_apart(make: Maker) -> None:
@@ -428,7 +443,7 @@ def test_every_operation_has_an_asynchronous_twin() -> None:
         name
         for name, member in inspect.getmembers(DjangoCache)
         if not name.startswith("_") and not inspect.iscoroutinefunction(member)
-    } - (made_here | {"make_and_validate_key"})
+    } - (made_here | {"make_and_validate_key", *DEFAULT_SETTINGS})
     assert len(operations) > 20
     assert {name for name in operations if not inspect.iscoroutinefunction(getattr(DjangoCache, f"a{name}"))} == set()
 
