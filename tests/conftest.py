@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import re
+import signal
 import threading
 from collections.abc import Generator, Iterator
 from contextlib import closing
@@ -37,6 +38,12 @@ hypothesis.settings.register_profile("dev", deadline=None)
 # For a long look: pytest --hypothesis-profile=thorough
 hypothesis.settings.register_profile("thorough", deadline=None, max_examples=3000)
 hypothesis.settings.load_profile("ci" if CI else "dev")
+
+
+def pytest_configure() -> None:
+    """Let SIGINT interrupt tests and their children: a script starts its background jobs with that signal ignored."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

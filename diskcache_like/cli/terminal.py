@@ -171,6 +171,8 @@ def print_passes(passes: Sequence[Pass], usage: Usage) -> None:
     )
     if not first.tally.computed:
         print("The cache was warm already: nothing was left to compute.")
+    elif first.tally.hits:
+        print("Hits in the first run are modules that another process had measured a moment before.")
     together = Tally()
     for one in passes:
         together.add(one.tally)

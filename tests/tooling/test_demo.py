@@ -21,6 +21,7 @@ from diskcache_like.errors import CorruptDatabase
 from diskcache_like.migration.copy import Skipped, Summary
 from diskcache_like.storage.sqlite.connection import PAGE_SIZE
 
+from ..support.project import ROOT
 from ..support.tampering import database
 
 TIMEOUT = 120
@@ -52,6 +53,7 @@ def test_demo_shows_its_work_and_cleans_up(temporary: Path) -> None:
     done = run("demo", "--limit", 30, "--processes", 3, temporary=temporary)
     assert (done.returncode, done.stderr) == (0, "")
     assert re.search(r"^fresh processes +\S+ m?s +[\d,]+ x +100\.0% +0$", done.stdout, re.MULTILINE)
+    assert re.search(r"^Hits in the first run .* another process", done.stdout, re.MULTILINE)
     assert "read on its very next get: 0 stale reads" in done.stdout
     for word in ("set index", "get summary, disk", "get summary, memory", "value files", "longest function"):
         assert word in done.stdout
@@ -64,6 +66,7 @@ def test_demo_is_warm_the_second_time(tmp_path: Path, temporary: Path) -> None:
     second = run("demo", directory, "--limit", 20, temporary=temporary)
     assert (first.returncode, second.returncode) == (0, 0)
     assert "warm already" not in first.stdout
+    assert "Hits in the first run" not in second.stdout
     assert "warm already" in second.stdout
     assert re.search(r"^first run +\S+ m?s +100\.0% +0$", second.stdout, re.MULTILINE)
     with Cache(directory) as cache:
@@ -90,6 +93,15 @@ def test_interrupted_demo_leaves_nothing(number: signal.Signals, code: int, temp
     assert process.returncode == code
     assert errors == ("interrupted\n" if number == signal.SIGINT else "")
     assert list(temporary.iterdir()) == []
+
+
+def test_tests_that_interrupt_pass_in_the_background_job_of_a_script(tmp_path: Path) -> None:
+    test = f"{Path(__file__)}::{test_interrupted_demo_leaves_nothing.__name__}[{signal.SIGINT.value}-130]"
+    job = ["sh", "-c", "trap '' INT; exec \"$@\"", "sh", sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    job += [f"--basetemp={tmp_path / 'inner'}", test]
+    done = subprocess.run(job, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT, check=False)
+    assert done.returncode == 0, done.stdout
+    assert "1 passed" in done.stdout
 
 
 @pytest.mark.parametrize("rich", [True, False])
