@@ -167,6 +167,10 @@ class SignatureWarning(UserWarning):
     """Entries that should be authenticated are not; reading them is a miss."""
 
 
+class FileSystemWarning(UserWarning):
+    """The cache directory is on a FUSE mount, beside which others may reach the same files unseen."""
+
+
 class UnknownFileWarning(UserWarning):
     """`check` found a file in the cache directory that the cache does not know."""
 

@@ -62,6 +62,7 @@ class Options:
     compressor: str | None = None
     allow: Iterable[type | str] = ()
     mmap: bool = False
+    allow_filesystem: bool = False
     clock: Callable[[], float] = present
 
     @classmethod
@@ -81,8 +82,9 @@ class Options:
             raise SettingError(f"namespace is {options.namespace!r}, expected text")
         if options.encrypt is not None and type(options.encrypt) is not bool:
             raise SettingError(f"encrypt is {options.encrypt!r}, expected True or False")
-        if not isinstance(options.mmap, bool):
-            raise SettingError(f"mmap is {options.mmap!r}, expected True or False")
+        for name in ("mmap", "allow_filesystem"):
+            if not isinstance(given := getattr(options, name), bool):
+                raise SettingError(f"{name} is {given!r}, expected True or False")
         if not callable(options.clock):
             raise SettingError(f"clock is {options.clock!r}, expected a function that returns seconds since 1970")
         if isinstance(options.allow, Iterator | list):

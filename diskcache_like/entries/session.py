@@ -17,6 +17,7 @@ from ..errors import SecretError, SettingError
 from ..policies import policy_named
 from ..settings import DEFAULT_SETTINGS
 from ..storage.opening.directory import ensure_directory
+from ..storage.opening.file_system import check_file_system
 from ..storage.opening.identity import IDENTITY_DEFAULTS, Config
 from ..storage.shards import ShardSet
 from ..storage.store import Store
@@ -59,6 +60,7 @@ class Session:
         self.sealer: Sealer | None = None
         self.implementation = choose_implementation(self.options.coherence)
         self.directory = resolved(directory)
+        check_file_system(self.directory, self.options.allow_filesystem)
         ensure_directory(self.directory, self.options.shared, sync=self.given.get("durability") == "power")
         self.shards = ShardSet(self.directory, shards, self._configuration(disk, opening), disk)
         try:

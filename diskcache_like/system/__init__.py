@@ -4,6 +4,7 @@
 - `signal_safe`: contexts that clean up even if a signal handler raises
 - `forks`: notice cheaply that this process was forked
 - `boot`: which boot of the machine this is
+- `mounts`: on which kind of file system a path is
 - `paths`: inspect paths and walk directories
 - `tasks`: the running asyncio task
 """

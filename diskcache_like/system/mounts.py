@@ -1,0 +1,100 @@
+"""Tell on which kind of file system a path is."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Final, NamedTuple
+
+from .signals import reraise_signal
+
+MOUNTS: Final = "/proc/self/mountinfo"
+DESCRIPTORS: Final = "/proc/self/fdinfo"
+
+_ESCAPE: Final = re.compile(rb"\\([0-7]{3})")  # of blanks and backslashes in the table of mounts
+_STATFS_SIZE: Final = 256  # bytes; more than any Linux writes
+_KINDS: Final = {
+    0x00C36400: "ceph",
+    0x01021997: "9p",
+    0x0BD00BD0: "lustre",
+    0x517B: "smb",
+    0x5346414F: "afs",
+    0x65735546: "fuse",
+    0x6969: "nfs",
+    0xFE534D42: "smb3",
+    0xFF534D42: "cifs",
+}
+
+
+class Mount(NamedTuple):
+    """A mounted file system: its kind, with that of a FUSE program (`fuse.sshfs`), and where it is mounted."""
+
+    kind: str
+    point: str
+
+
+def mount_of(path: str) -> Mount | None:
+    """Return the mount that a directory is on, or will be on once it is made.
+
+    None for a disk of this machine, which one look tells, and if the system does not say. The kernel names the mount of
+    an open directory, so neither links nor mounts over mounts can mislead. Without `/proc`, statfs tells the kind of
+    the more usual network file systems.
+    """
+    try:
+        descriptor = _open_nearest(path)
+    except OSError as error:
+        reraise_signal(error)
+        return None
+    try:
+        if os.major(os.fstat(descriptor).st_dev):  # a block device; all else has numbers of major 0
+            return None
+        return _listed(descriptor) or _by_magic(descriptor, path)
+    finally:
+        os.close(descriptor)
+
+
+def _open_nearest(path: str) -> int:
+    """Open a directory, or the nearest one above it that is there; O_PATH would not make an automounter mount it."""
+    while True:
+        try:
+            return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            above = os.path.dirname(path)
+            if above == path:
+                raise
+            path = above
+
+
+def _listed(descriptor: int) -> Mount | None:
+    """Look the mount of an open directory up in the table of mounts."""
+    try:
+        number = re.search(rb"^mnt_id:\s*(\d+)", _content(f"{DESCRIPTORS}/{descriptor}"), re.MULTILINE)
+        # number, parent, device, root, point, options, further fields, "-", kind: blanks in paths are escaped
+        form = rb"^%d \d+ \S+ \S+ (\S+) .*?- (\S+) "
+        line = number and re.search(form % int(number[1]), _content(MOUNTS), re.MULTILINE)
+    except OSError as error:
+        reraise_signal(error)
+        return None
+    if not line:
+        return None
+    point = _ESCAPE.sub(lambda octal: bytes([int(octal[1], 8)]), line[1])
+    return Mount(os.fsdecode(line[2]), os.fsdecode(point))
+
+
+def _content(path: str) -> bytes:
+    with open(path, "rb", buffering=0) as file:
+        return file.read()
+
+
+def _by_magic(descriptor: int, path: str) -> Mount | None:
+    """Ask statfs, which Python lacks, for the number of a kind of file system."""
+    import ctypes  # slow to import, and hardly ever needed
+
+    found = ctypes.create_string_buffer(_STATFS_SIZE)
+    try:
+        failed = ctypes.CDLL(None).fstatfs(descriptor, found)
+    except (OSError, AttributeError) as error:  # such as a system whose C library has another name for it
+        reraise_signal(error)
+        return None
+    kind = None if failed else _KINDS.get(ctypes.c_ulong.from_buffer(found).value & 0xFFFFFFFF)
+    return None if kind is None else Mount(kind, path)
