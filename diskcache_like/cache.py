@@ -66,7 +66,7 @@ class Cache(Queues, Streams, Administration):
     `encrypt`: seal everything with keys that the secret opens; `namespace`: derive other keys from the same secret;
     `hot_encoded`: seal what is in memory, too.
     `strict`: raise for entries that fail authentication or are damaged instead of treating them as missing. `shared`:
-    accept a directory that others can write. `allow_filesystem`: accept one on a network file system or a folder of
+    share the directory with users of its group. `allow_filesystem`: accept one on a network file system or a folder of
     the host, and do not warn of FUSE. `coherence`: 'auto', 'python' or 'native'. `clock`: seconds since 1970.
     `serializer`: 'msgpack', 'json' or 'pickle', and `compressor`: 'none', 'zlib', 'zstd' or 'lz4', recorded when the
     cache is made. `allow`: classes whose objects count as data in this cache, beside those given to `register`.

@@ -167,6 +167,10 @@ class SignatureWarning(UserWarning):
     """Entries that should be authenticated are not; reading them is a miss."""
 
 
+class UnreadableFileWarning(UserWarning):
+    """A value file cannot be read by this user; reading its entry is a miss."""
+
+
 class FileSystemWarning(UserWarning):
     """The cache directory is on a FUSE mount, beside which others may reach the same files unseen."""
 

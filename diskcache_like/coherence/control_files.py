@@ -5,26 +5,43 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import time
 from pathlib import Path
 
 from ..errors import UnsafeDirectory, file_error
+from ..system.paths import PRIVATE_FILE, SHARED_ATTEMPTS, SHARED_FILE, SHARED_PAUSE, set_mode
+from ..system.signals import suppress
 
 
 def open_control_file(path: Path, *, create: bool, shared: bool = False) -> int:
-    """Open a control file and return its descriptor, or raise UnsafeDirectory; see `check_control_file`."""
+    """Open a control file and return its descriptor, or raise UnsafeDirectory; see `check_control_file`.
+
+    A file of this user gets mode 0660 if it is `shared`, whatever the umask; a new one that is not gets 0600.
+    """
     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT if create else 0)
     try:
-        descriptor = os.open(path, flags, 0o660 if shared else 0o600)
+        descriptor = _open_shared(path, flags) if shared else os.open(path, flags, PRIVATE_FILE)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.EMLINK):
             raise UnsafeDirectory("is a symbolic link, not a file of the cache; remove it", path) from error
         raise file_error(error, path) from error
     try:
         check_control_file(os.fstat(descriptor), path, shared)
+        if shared:
+            set_mode(descriptor, SHARED_FILE)
     except BaseException:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def _open_shared(path: Path, flags: int) -> int:
+    """Open a file that another user may be making just now, and is about to let this one's group have."""
+    for _ in range(SHARED_ATTEMPTS - 1):
+        with suppress(PermissionError):
+            return os.open(path, flags, SHARED_FILE)
+        time.sleep(SHARED_PAUSE)
+    return os.open(path, flags, SHARED_FILE)
 
 
 def check_control_file(status: os.stat_result, path: str | os.PathLike[str], shared: bool) -> None:

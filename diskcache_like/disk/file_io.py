@@ -11,6 +11,7 @@ import errno
 import io
 import os
 import stat
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +19,17 @@ from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
 from ..encoding.file_names import checked
 from ..errors import CacheError, DecodeError, UnsafeDirectory, file_error
-from ..system.paths import is_directory
+from ..system.paths import (
+    PRIVATE_FILE,
+    PRIVATE_FOLDER,
+    SHARED_ATTEMPTS,
+    SHARED_FILE,
+    SHARED_FOLDER,
+    SHARED_PAUSE,
+    is_directory,
+    mode_of,
+    set_mode,
+)
 from ..system.signals import reraise_signal, suppress
 
 if TYPE_CHECKING:
@@ -67,19 +78,33 @@ def _parent(root: str, parts: list[str], create: bool) -> int:
             except FileNotFoundError:
                 if not create:
                     raise
-                _mkdir(part, handle)
-                inner = os.open(part, _DIRECTORY, dir_fd=handle)
+                inner = _made_folder(part, handle)
         finally:
             os.close(handle)
         handle = inner
     return handle
 
 
-def _mkdir(part: str, dir_fd: int) -> None:
+def _made_folder(part: str, parent: int) -> int:
+    """Make a folder and open it."""
+    is_ours = True
     try:
-        os.mkdir(part, 0o700, dir_fd=dir_fd)
+        os.mkdir(part, PRIVATE_FOLDER, dir_fd=parent)
     except FileExistsError:
-        return  # another writer made it; opening it decides whether it is a real directory
+        is_ours = False  # another writer made it; opening it decides whether it is a real directory
+    handle = os.open(part, _DIRECTORY, dir_fd=parent)
+    try:
+        if is_ours and _is_shared(parent):
+            set_mode(handle, SHARED_FOLDER)
+    except BaseException:
+        os.close(handle)
+        raise
+    return handle
+
+
+def _is_shared(folder: int) -> bool:
+    """Tell whether a group may write an open folder, and so what is made in it: only `shared` caches have such."""
+    return bool(os.fstat(folder).st_mode & stat.S_IWGRP)
 
 
 def _parent_for_writing(root: str, parents: list[str]) -> int:
@@ -93,14 +118,28 @@ def _parent_for_writing(root: str, parents: list[str]) -> int:
 
 
 def create(root: str, name: str) -> int:
-    """Create the value file `name` exclusively (0600) and return its descriptor, open for writing."""
-    return _in_new_parent(root, name, lambda last, parent: os.open(last, _CREATE, 0o600, dir_fd=parent))
+    """Create the value file `name` exclusively and return its descriptor, open for writing.
+
+    Its mode is 0600, in a folder that a group may write 0660.
+    """
+    return _in_new_parent(root, name, _created)
+
+
+def _created(last: str, parent: int) -> int:
+    descriptor = os.open(last, _CREATE, PRIVATE_FILE, dir_fd=parent)
+    try:
+        if _is_shared(parent):
+            set_mode(descriptor, SHARED_FILE)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def _in_new_parent(root: str, name: str, step: Callable[[str, int], T]) -> T:
     """Create the directories of a value file, and call `step` with the last part of its name and its directory."""
     *parents, last = checked(name).split("/")
-    for attempt in range(10):
+    for attempt in range(SHARED_ATTEMPTS):
         try:
             parent = _parent_for_writing(root, parents)
             try:
@@ -109,8 +148,13 @@ def _in_new_parent(root: str, name: str, step: Callable[[str, int], T]) -> T:
                 os.close(parent)
         except FileNotFoundError:
             # After it was made, `remove` deleted the directory because it was empty; that is unlikely to repeat.
-            if attempt == 9 or not Path(root).is_dir():
+            if attempt == SHARED_ATTEMPTS - 1 or not Path(root).is_dir():
                 raise
+        except PermissionError:
+            # Another user of the group makes the directory just now.
+            if attempt == SHARED_ATTEMPTS - 1 or not stat.S_IMODE(mode_of(root)) & stat.S_IWGRP:
+                raise
+            time.sleep(SHARED_PAUSE)
     raise AssertionError("unreachable")
 
 
@@ -199,7 +243,7 @@ def _open_unnamed(root: str) -> int:
     if not is_directory("/proc/self/fd"):
         return -1
     try:
-        return os.open(root, _UNNAMED, 0o600)
+        return os.open(root, _UNNAMED, PRIVATE_FILE)
     except OSError as error:
         if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
             raise
@@ -209,8 +253,14 @@ def _open_unnamed(root: str) -> int:
 def link_unnamed(descriptor: int, root: str, name: str) -> None:
     """Give a file without a name the name of a value file."""
     source = f"/proc/self/fd/{descriptor}"
-    # Python calls linkat with AT_SYMLINK_FOLLOW only if it is given a directory descriptor.
-    _in_new_parent(root, name, lambda last, parent: os.link(source, last, dst_dir_fd=parent, follow_symlinks=True))
+
+    def link(last: str, parent: int) -> None:
+        if _is_shared(parent):
+            set_mode(descriptor, SHARED_FILE)
+        # Python calls linkat with AT_SYMLINK_FOLLOW only if it is given a directory descriptor.
+        os.link(source, last, dst_dir_fd=parent, follow_symlinks=True)
+
+    _in_new_parent(root, name, link)
 
 
 def _write_all(descriptor: int, chunk: Buffer) -> int:

@@ -16,7 +16,7 @@ from ..disk.contract import NOT_KEPT, Constant
 from ..disk.value_files import Stored
 from ..encoding import keys, values
 from ..encoding.record import MODE_RAW, RESIDUE, SIMPLE_HEAD, Record
-from ..errors import DecodeError, DictionaryError, SignatureError
+from ..errors import DecodeError, DictionaryError, DirectoryError, SignatureError
 from ..storage.store import Store
 from . import encryption
 from .hot import NEGATIVE_HIT, PLAIN_TYPES, HotLayer
@@ -147,6 +147,9 @@ class Loader:
             except DecodeError as error:
                 self._rows.report_corrupt(error, key)
                 return None
+            except DirectoryError as error:
+                self._rows.report_unreadable(error, key)
+                return None
             if self._hot_encoded:
                 kept, decode = encryption.kept_hot(store, stored, record, blob)
             if not stamp & 1 and store.session.slots[slot] == stamp and not read and kept is not NOT_KEPT:
@@ -177,7 +180,7 @@ class Loader:
     ) -> tuple[Any, Record] | Literal[Removable.EXPIRED] | None:
         """Return value and record of a row found by its order; EXPIRED if it has expired or is damaged, to be removed.
 
-        None for one that another secret, policy or dictionary may still read: the caller skips it, and it stays.
+        None for one that another user, secret, policy or dictionary may still read: the caller skips it, and it stays.
         """
         stored, _, store = location
         try:
@@ -189,6 +192,9 @@ class Loader:
             self._rows.report_corrupt(error, key)
             if isinstance(error, SignatureError | DictionaryError):
                 return None
+        except DirectoryError as error:
+            self._rows.report_unreadable(error, key)
+            return None
         return EXPIRED
 
     def current(
@@ -196,7 +202,7 @@ class Loader:
     ) -> tuple[Any, Record | None] | Literal[Removable.EXPIRED] | None:
         """Return value and record of a live entry for a `decide` function; as in `load`, no record of a simple one.
 
-        EXPIRED if it has expired, None if there is none or it is damaged.
+        EXPIRED if it has expired, None if there is none, or it is damaged or not to be read by this user.
         """
         stored, _, store = location
         if (
@@ -221,6 +227,8 @@ class Loader:
             self._rows.report_lost_file(key)
         except DecodeError as error:
             self._rows.report_corrupt(error, key)
+        except DirectoryError as error:
+            self._rows.report_unreadable(error, key)
         return None
 
 

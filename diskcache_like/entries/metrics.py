@@ -18,7 +18,7 @@ class Metrics:
         self.counters = [0, 0]  # hits and misses that were not added to the shared ones yet; in a list for speed
         self.damaged = 0  # entries that did not match their checksum or could not be decoded
         self.unauthenticated = 0  # entries whose authentication failed or was missing
-        self.missing_files = 0  # rows whose value file was gone
+        self.missing_files = 0  # rows whose value file was gone, or not to be read by this user
 
     def flush(self, count_uses: Callable[[int, int], None]) -> None:
         """Add the hits and misses to the counts of all processes; the write lock is held."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
 import warnings
 from collections.abc import Iterator
@@ -16,11 +17,13 @@ from ..encoding.record import FULL, MODE_PICKLE, MODE_RAW, SIGNED, SIMPLE_HEAD, 
 from ..errors import (
     CacheError,
     DecodeError,
+    DirectoryError,
     DiskFull,
     ExpiryError,
     KeyEncodeError,
     SignatureError,
     SignatureWarning,
+    UnreadableFileWarning,
     ValueTooLarge,
 )
 from ..storage.store import Row, Store
@@ -48,7 +51,7 @@ class RowCodec:
         self._signs_all = session.signs_all
         self._signs_pickles = session.pickle_policy == "signed"
         self.clock = session.clock
-        self._warned = False
+        self._warned = self._warned_of_file = False
         self.modulus = session.shards.modulus
         self.stored_key = session.disk.key_encoder()
 
@@ -241,6 +244,20 @@ class RowCodec:
         self._session.metrics.missing_files += 1
         if self._session.options.strict:
             raise DecodeError(f"{self._session.directory!r}: key {key!r}: its value file is gone")
+
+    def report_unreadable(self, error: DirectoryError, key: Any) -> None:
+        """Count an entry whose value file this user may not read, and warn once; raise any other error.
+
+        In strict mode this one is raised, too; otherwise the entry reads as missing.
+        """
+        session = self._session
+        if error.errno not in (errno.EACCES, errno.EPERM) or session.options.strict:
+            raise error
+        session.metrics.missing_files += 1
+        if not self._warned_of_file:
+            self._warned_of_file = True
+            message = f"{session.directory!r}: key {key!r}: {error}; such entries read as missing (said once)"
+            warnings.warn(message, UnreadableFileWarning, stacklevel=4)
 
     @contextlib.contextmanager
     def reporting(self, key: Any) -> Iterator[None]:

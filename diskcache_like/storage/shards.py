@@ -114,7 +114,7 @@ class ShardSet:
         """Decide the layout of a new cache. The directory's lock makes it one process's decision."""
         if wanted == 1:
             return 1
-        lock = WriteLock(os.path.join(self.directory, LOCK))
+        lock = WriteLock(os.path.join(self.directory, LOCK), shared=self._config.shared)
         lock.acquire(self._config.timeout)
         try:
             layout = self._layout.stored()

@@ -11,6 +11,13 @@ from collections.abc import Iterator
 
 from .signals import reraise_signal, suppress
 
+# Modes of what a cache makes: for its user alone, or also for a group that shares it. Setgid has whatever is made in a
+# folder belong to the folder's group, whoever makes it.
+PRIVATE_FILE, SHARED_FILE = 0o600, 0o660
+PRIVATE_FOLDER, SHARED_FOLDER = 0o700, 0o2770
+# For one of a group that meets a file or folder between its making and `set_mode`: tries, and seconds between them.
+SHARED_ATTEMPTS, SHARED_PAUSE = 10, 0.001
+
 
 def mode_of(path: str | os.PathLike[str], follow: bool = True) -> int:
     """Return the mode of the file at a path, or 0 if there is none or it cannot be seen."""
@@ -51,6 +58,14 @@ def files_below(root: str) -> Iterator[str]:
         directories.sort()
         relative = os.path.relpath(path, root)
         yield from (name if relative == "." else f"{relative}/{name}" for name in names)
+
+
+def set_mode(descriptor: int, mode: int) -> None:
+    """Give a file or folder of this user its mode; the umask takes from it when it is made, and mkdir no setgid."""
+    status = os.fstat(descriptor)
+    if status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) != mode:
+        with suppress(PermissionError):  # on a file system without modes
+            os.fchmod(descriptor, mode)
 
 
 def sync_directory(path: str) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
+from collections.abc import Iterator
 
 from ...errors import DirectoryError, DiskFull, UnsafeDirectory, file_error
 from ...system import paths
@@ -12,15 +14,19 @@ from ...system.signals import reraise_signal
 
 
 def ensure_directory(path: str, shared: bool, sync: bool = False) -> None:
-    """Make the directory and its parents (0700) where missing, and refuse one that others could tamper with.
+    """Make the directory and its parents where missing, and refuse one that others could tamper with.
 
+    Each that is made has mode 0700, or 2770 if it is `shared`. A shared directory of this user that a group may write
+    gets setgid if it lacks it, so that its files belong to that group, whoever makes them.
     With `sync` what is made is on stable storage when this returns.
     Raises DirectoryError for what is not a usable directory and UnsafeDirectory for a foreign or writable one, unless
     `shared`, and for one that a link of somebody else's leads to.
     """
     _refuse_links(path)
     try:
-        _make_private(path, sync)
+        _make(path, shared, sync)
+        if shared:
+            _keep_group(path)
     except FileExistsError as error:
         raise DirectoryError(errno.ENOTDIR, "the cache directory is a file; choose another path", path) from error
     except NotADirectoryError as error:
@@ -42,19 +48,39 @@ def ensure_directory(path: str, shared: bool, sync: bool = False) -> None:
         raise DirectoryError(errno.EACCES, "the cache directory must be readable and writable for this user", path)
 
 
-def _make_private(path: str, sync: bool) -> None:
-    """Make a directory, and the missing ones above it, each 0700; `os.makedirs` gives that mode to the last only."""
+def _make(path: str, shared: bool, sync: bool) -> None:
+    """Make a directory, and the missing ones above it; `os.makedirs` gives a mode to the last only."""
     parent = os.path.dirname(path)
     if not paths.mode_of(parent, follow=False):
-        _make_private(parent, sync)
+        _make(parent, shared, sync)
     try:
-        os.mkdir(path, 0o700)
+        os.mkdir(path, paths.PRIVATE_FOLDER)
     except FileExistsError:  # perhaps another process made it just now
         if not paths.is_directory(path):
             raise
         return
+    if shared:
+        with _opened(path, os.O_NOFOLLOW) as folder:
+            paths.set_mode(folder, paths.SHARED_FOLDER)
     if sync:
         paths.sync_directory(parent)
+
+
+def _keep_group(path: str) -> None:
+    """Have what is made in a directory belong to its group, if this user owns it and only a group may write it too."""
+    others = stat.S_IWGRP | stat.S_IWOTH
+    if paths.mode_of(path) & (others | stat.S_ISGID) == stat.S_IWGRP:
+        with _opened(path) as folder:
+            paths.set_mode(folder, stat.S_IMODE(os.fstat(folder).st_mode) | stat.S_ISGID)
+
+
+@contextlib.contextmanager
+def _opened(path: str, flags: int = 0) -> Iterator[int]:
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | flags)
+    try:
+        yield folder
+    finally:
+        os.close(folder)
 
 
 def _refuse_links(path: str) -> None:

@@ -276,7 +276,7 @@ def _connect_or_prepare(path: str, settings: dict[str, Any], config: Config) -> 
             if not schema.is_empty(connection):
                 return connection
         connection.close()
-    return prepare_file(path, settings, config.timeout)
+    return prepare_file(path, settings, config.timeout, config.shared)
 
 
 def _renew(generations: GenerationFile, epoch: int, displaced: int, has_siblings: bool) -> None:

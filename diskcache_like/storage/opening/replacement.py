@@ -132,7 +132,7 @@ def make_next(directory: str, config: Config, generations: GenerationFile, probl
     path = database_path(directory, following)
     settings = {**DEFAULT_SETTINGS, **wanted.settings}
     try:
-        with contextlib.closing(prepare_file(path, settings, config.timeout)) as connection:
+        with contextlib.closing(prepare_file(path, settings, config.timeout, config.shared)) as connection:
             schema.create(connection, {**storable(settings), **wanted.identity, **first_transaction(wanted.identity)})
     except BaseException as error:
         for suffix in ("", "-wal", "-shm", "-journal"):

@@ -26,6 +26,7 @@ from ...errors import (
     UnsafeDirectory,
     file_error,
 )
+from ...system.paths import PRIVATE_FILE, SHARED_FILE, set_mode
 from ...system.signal_safe import signal_safe
 from ...system.signals import reraise_signal, suppress
 from . import statements as sql
@@ -297,14 +298,20 @@ def _pragmas(settings: dict[str, Any], reader: bool) -> tuple[str, ...]:
     )
 
 
-def prepare_file(path: str, settings: dict[str, Any], timeout: float) -> sqlite3.Connection:
-    """Create the database file (0600) if it is missing and return a connection in the configured journal mode.
+def prepare_file(path: str, settings: dict[str, Any], timeout: float, shared: bool) -> sqlite3.Connection:
+    """Create the database file if it is missing and return a connection in the configured journal mode.
 
-    The caller holds the write lock. Creating with O_EXCL is the one time that the file is opened by path: no other
-    connection of this process can exist to a file that did not, so closing the descriptor drops nobody's locks.
+    Its mode is 0600, or 0660 if it is `shared`; SQLite gives the same to the files beside it. The caller holds the
+    write lock. Creating with O_EXCL is the one time that the file is opened by path: no other connection of this
+    process can exist to a file that did not, so closing the descriptor drops nobody's locks.
     """
     try:
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, PRIVATE_FILE)
+        try:
+            if shared:
+                set_mode(descriptor, SHARED_FILE)
+        finally:
+            os.close(descriptor)
         # Left by a removed database of that name. This process may still have it mapped, and SQLite, which knows no
         # locks between two databases of one process, would cut the -shm file short under it: a SIGBUS.
         for suffix in ("-wal", "-shm"):
