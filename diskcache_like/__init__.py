@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
+
+if sys.platform == "win32":
+    raise ImportError(
+        "diskcache_like needs flock and shared memory as Linux has them, and does not run on Windows: use it in WSL 2, "
+        "with the cache in a directory of Linux's own",
+        name=__name__,
+    )
 
 from .cache import Cache, Entry
 from .disk.contract import UNKNOWN, Disk

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import pickle
+import resource  # now, since importing it opens a file, and it tells why none can be opened
 
 from .system.signals import reraise_signal
 
@@ -115,7 +116,7 @@ class DiskFull(CacheError, OSError):
 
 
 _ADVICE = {
-    **dict.fromkeys((errno.EMFILE, errno.ENFILE), "close files, or raise the limit on how many may be open"),
+    errno.ENFILE: "close files, or raise the system's limit on how many may be open (fs.file-max)",
     **dict.fromkeys(
         (errno.EACCES, errno.EPERM, errno.EROFS), "a file of the cache must be one that this user can read and write"
     ),
@@ -129,8 +130,22 @@ def file_error(error: OSError, path: str | os.PathLike[str]) -> DirectoryError |
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return DiskFull("no room for the file", path)
     code = error.errno or errno.EIO
+    if code == errno.EMFILE:
+        return DirectoryError(code, f"{os.strerror(code)}: {_file_limit()}; close files, or raise it (ulimit -n)", path)
     advice = _ADVICE.get(code, "the system could not do what the cache asked of it")
     return DirectoryError(code, f"{os.strerror(code)}; {advice}", path)
+
+
+def too_few_descriptors(path: str, shards: int, least: int, most: int) -> DirectoryError:
+    """Return the error for a cache that cannot be opened for want of descriptors: `least` to `most` for each shard."""
+    made = f"a cache of {shards} shards" if shards > 1 else "a cache"
+    need = f"{made} needs {shards * least}, and up to {shards * most} with many threads"
+    remedy = "raise the limit (ulimit -n), or use fewer shards" if shards > 1 else "raise the limit (ulimit -n)"
+    return DirectoryError(errno.EMFILE, f"{os.strerror(errno.EMFILE)}: {_file_limit()}; {need}: {remedy}", path)
+
+
+def _file_limit() -> str:
+    return f"this process may have {resource.getrlimit(resource.RLIMIT_NOFILE)[0]} open (RLIMIT_NOFILE)"
 
 
 class AlreadyImported(CacheError, ImportError):

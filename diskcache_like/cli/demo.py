@@ -261,9 +261,14 @@ def demo_cache(directory: str | None) -> Iterator[Cache]:
                 shutil.rmtree(temporary)
 
 
+def processors() -> int:
+    """Return how many processors this process may use; all there are where the system does not say."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def run(directory: str | None = None, processes: int | None = None, limit: int | None = None) -> int:
     """Run the demonstration, print its results, and return an exit code: 1 if any read was stale."""
-    count = processes or max(2, min(4, len(os.sched_getaffinity(0))))  # one for each processor, but from 2 to 4
+    count = processes or max(2, min(4, processors()))  # one for each processor, but from 2 to 4
     modules = find_modules(limit)
     with handling(stop, signal.SIGTERM, signal.SIGHUP), demo_cache(directory) as cache:
         print(f"Python {sys.version.split()[0]}, {len(modules):,} modules of its standard library, {count} processes")

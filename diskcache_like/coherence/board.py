@@ -13,7 +13,7 @@ stores with stores. On other CPUs there is no board.
 
 The holder of the write lock may take a record from here in the same way: no slot changes meanwhile.
 
-The content need not survive anything. The file is made without a lock, because every state of it is valid.
+The content need not survive anything. The file may be made without a lock, because every state of it is valid.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Final
 
 from ..errors import DirectoryError, DiskFull, UnsafeDirectory
 from ..system.signals import reraise_signal
-from .control_files import open_control_file
+from .control_files import allocate, extend, open_control_file
 
 CELL: Final = 256  # bytes
 CELLS: Final = 2039  # a prime, because the hashes of short keys are regular
@@ -46,15 +46,22 @@ class Board:
         self._words = self._bytes.cast("Q")
 
     @classmethod
-    def open(cls, path: str, shared: bool = False) -> Board | None:
-        """Open the board and make its file if necessary; return None if that fails: a cache works without it."""
+    def open(cls, path: str, shared: bool = False, locked: bool = False) -> Board | None:
+        """Open the board and make its file if necessary; return None if that fails: a cache works without it.
+
+        If the system cannot allocate in advance, only who holds the write lock (`locked`) can make the file.
+        """
         try:
             descriptor = open_control_file(Path(path), create=True, shared=shared)
         except (DirectoryError, DiskFull, UnsafeDirectory):
             return None
         try:
-            # Allocated, not only extended: storing into a hole on a full disk kills the process with SIGBUS.
-            os.posix_fallocate(descriptor, 0, SIZE)
+            if not (
+                allocate(descriptor, SIZE)
+                or os.fstat(descriptor).st_size >= SIZE
+                or (locked and extend(descriptor, SIZE))
+            ):
+                return None
             return cls(mmap.mmap(descriptor, SIZE, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE))
         except OSError as error:
             reraise_signal(error)

@@ -1,4 +1,7 @@
-"""Open a shard's control files, the ones that the package itself maps or locks, and refuse what others may control."""
+"""Open a shard's control files, the ones that the package itself maps or locks, and refuse what others may control.
+
+Their blocks are allocated before they are mapped: storing into a hole on a full disk kills the process with SIGBUS.
+"""
 
 from __future__ import annotations
 
@@ -42,6 +45,28 @@ def _open_shared(path: Path, flags: int) -> int:
             return os.open(path, flags, SHARED_FILE)
         time.sleep(SHARED_PAUSE)
     return os.open(path, flags, SHARED_FILE)
+
+
+def allocate(descriptor: int, size: int) -> bool:
+    """Allocate the blocks of a file's first `size` bytes; return False if the system or the file system cannot."""
+    if not hasattr(os, "posix_fallocate"):
+        return False
+    try:
+        os.posix_fallocate(descriptor, 0, size)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+            raise
+        return False
+    return True
+
+
+def extend(descriptor: int, size: int) -> bool:
+    """Write zeros to the end of a file until it has `size` bytes; tell whether it has.
+
+    Nobody else may write the file meanwhile.
+    """
+    found = os.fstat(descriptor).st_size
+    return found + os.pwrite(descriptor, bytes(max(0, size - found)), found) >= size
 
 
 def check_control_file(status: os.stat_result, path: str | os.PathLike[str], shared: bool) -> None:

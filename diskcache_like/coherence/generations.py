@@ -24,7 +24,7 @@ from ..errors import DirectoryError, file_error
 from ..system.boot import boot_id
 from . import atomics
 from .atomics import Implementation, Words
-from .control_files import open_control_file
+from .control_files import allocate, open_control_file
 
 PAGE: Final = 4096
 HEADER_WORDS: Final = PAGE // 8
@@ -377,9 +377,9 @@ def _map_for_writing(path: Path, slots: int, shared: bool) -> tuple[mmap.mmap, b
 
 
 def _allocate(descriptor: int, size: int, path: Path) -> None:
-    """Allocate the file's blocks: storing into a hole on a full disk kills the process with SIGBUS."""
+    """Allocate the file's blocks, by writing where that is the only way."""
     try:
-        if not _allocate_in_advance(descriptor, size):
+        if not allocate(descriptor, size):
             _rewrite(descriptor, size)
     except OSError as error:
         raise file_error(error, path) from error
@@ -393,21 +393,9 @@ def _fill_holes(descriptor: int, size: int, path: Path) -> None:
     """
     try:
         if os.fstat(descriptor).st_blocks * 512 < size:
-            _allocate_in_advance(descriptor, size)
+            allocate(descriptor, size)
     except OSError as error:
         raise file_error(error, path) from error
-
-
-def _allocate_in_advance(descriptor: int, size: int) -> bool:
-    if not hasattr(os, "posix_fallocate"):
-        return False
-    try:
-        os.posix_fallocate(descriptor, 0, size)
-    except OSError as error:
-        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
-            raise
-        return False
-    return True
 
 
 def _rewrite(descriptor: int, size: int) -> None:

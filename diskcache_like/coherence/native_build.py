@@ -30,7 +30,6 @@ SOURCE = r"""
 #include <stddef.h>
 #include <stdint.h>
 #if defined(__linux__)
-#include <linux/futex.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -74,6 +73,10 @@ static void dl_fill(void *words, size_t length, uint64_t value)
 
 #if defined(__linux__) && defined(SYS_futex)
 
+/* The kernel's numbers, which never change. The header that names them, <linux/futex.h>, does not come with musl. */
+#define DL_FUTEX_WAIT 0
+#define DL_FUTEX_WAKE 1
+
 /* The kernel compares 32 bits: the low half of the word, wherever the byte order places it. */
 static uint32_t *dl_low_half(void *words, size_t index)
 {
@@ -91,14 +94,14 @@ static int dl_futex_wait(void *words, size_t index, uint32_t expected, long time
     struct timespec timeout;
     timeout.tv_sec = timeout_us / 1000000;
     timeout.tv_nsec = (timeout_us % 1000000) * 1000;
-    if (syscall(SYS_futex, dl_low_half(words, index), FUTEX_WAIT, expected, &timeout, NULL, 0) == 0)
+    if (syscall(SYS_futex, dl_low_half(words, index), DL_FUTEX_WAIT, expected, &timeout, NULL, 0) == 0)
         return 0;
     return errno;
 }
 
 static int dl_futex_wake(void *words, size_t index, int waiters)
 {
-    if (syscall(SYS_futex, dl_low_half(words, index), FUTEX_WAKE, waiters, NULL, NULL, 0) >= 0)
+    if (syscall(SYS_futex, dl_low_half(words, index), DL_FUTEX_WAKE, waiters, NULL, NULL, 0) >= 0)
         return 0;
     return errno;
 }

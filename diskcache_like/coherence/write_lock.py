@@ -26,7 +26,7 @@ from ..errors import DirectoryError, NotOwner, Timeout, TransactionError
 from ..system.signals import reraise_signal, suppress
 from . import atomics
 from .atomics import Words
-from .control_files import open_control_file
+from .control_files import allocate, extend, open_control_file
 from .generations import Header
 from .native import NativeModule
 
@@ -249,9 +249,9 @@ class WriteLock:
 
         Nobody reads them. They lie in this file because every handle has it open.
         """
-        with suppress(OSError, AttributeError):  # some systems cannot
-            if self.disk_reserve() < size:
-                os.posix_fallocate(self._descriptor, 0, size)
+        with suppress(OSError):
+            if self.disk_reserve() < size and not allocate(self._descriptor, size):
+                extend(self._descriptor, size)
 
     def disk_reserve(self) -> int:
         """Return the size of the disk reserve in bytes."""

@@ -29,6 +29,8 @@ from ..system.paths import (
     is_directory,
     mode_of,
     set_mode,
+    sync_entries,
+    sync_file,
 )
 from ..system.signals import reraise_signal, suppress
 
@@ -41,7 +43,7 @@ T = TypeVar("T")
 CHUNK = 1 << 20  # bytes read or written at a time, so that no value is in memory twice
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_UNNAMED = os.O_WRONLY | os.O_TMPFILE | os.O_CLOEXEC
+_UNNAMED = os.O_WRONLY | os.O_TMPFILE | os.O_CLOEXEC if hasattr(os, "O_TMPFILE") else None
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # NONBLOCK: a planted FIFO must not block a reader
 
 
@@ -175,7 +177,7 @@ def write(root: str, name: str, chunks: Iterable[bytes], sync: bool) -> int:
                     size += _write_all(writer.fileno(), chunk)
             with translated_errors(path):
                 if sync:
-                    os.fdatasync(descriptor)
+                    sync_file(descriptor)
         with translated_errors(path):
             if sync:
                 _sync_parents(root, name)
@@ -219,7 +221,7 @@ class NewFile:
         """Give the file its name; with `sync`, file and directory are on stable storage when this returns."""
         with translated_errors(self._path):
             if sync:
-                os.fdatasync(self._descriptor)
+                sync_file(self._descriptor)
             if not self._is_named:
                 link_unnamed(self._descriptor, self._root, self.name)
                 self._is_named = True
@@ -240,7 +242,7 @@ class NewFile:
 
 def _open_unnamed(root: str) -> int:
     """Return the descriptor of a new file without a name, or -1 if the system has none or cannot name them later."""
-    if not is_directory("/proc/self/fd"):
+    if _UNNAMED is None or not is_directory("/proc/self/fd"):
         return -1
     try:
         return os.open(root, _UNNAMED, PRIVATE_FILE)
@@ -276,7 +278,7 @@ def _sync_parents(root: str, name: str) -> None:
     for depth in range(len(parents), -1, -1):
         handle = _parent(root, parents[:depth], create=False)
         try:
-            os.fsync(handle)
+            sync_entries(handle)
         finally:
             os.close(handle)
 

@@ -17,7 +17,7 @@ from typing import Any
 from ..coherence.write_lock import WriteLock
 from ..disk.contract import Disk
 from ..encoding.keys import new_modulus
-from ..errors import CacheError, DirectoryError, DiskFull, SecretError, SettingError, StorageError
+from ..errors import CacheError, DirectoryError, DiskFull, SecretError, SettingError, StorageError, too_few_descriptors
 from ..settings import DEFAULT_SETTINGS
 from ..system.signal_safe import signal_safe
 from .opening.directory import ensure_directory
@@ -25,9 +25,12 @@ from .opening.identity import IDENTITY_DEFAULTS, INHERITED, LOCK, Config, cache_
 from .opening.shard_layout import ShardLayout
 from .redo_log import RedoLog, left
 from .shard.ownership import Transaction
+from .sqlite.reader_pool import MAX_READERS
 from .store import Store
 
 _PATIENCE = 0.1  # seconds at most that opening waits for the end of a cross-shard transaction
+# Of each shard: the lock, the mapped generations and board, -shm, and database and -wal for each connection.
+LEAST_DESCRIPTORS, MOST_DESCRIPTORS = (4 + 2 * connections for connections in (2, MAX_READERS + 1))
 _SHARD_PRIME = 1_000_003  # keys with regular hashes still spread over the shards
 
 
@@ -51,6 +54,11 @@ class ShardSet:
                 break
             except _LayoutChanged:
                 continue
+            except DirectoryError as error:
+                if error.errno != errno.EMFILE:
+                    raise
+                shards = config.identity.get("shards", wanted)
+                raise too_few_descriptors(directory, shards, LEAST_DESCRIPTORS, MOST_DESCRIPTORS) from error
         else:
             raise DirectoryError(errno.EBUSY, "two layouts are being made at once", directory)
         identity = self.stores[0].session.identity

@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import functools
+import sys
 from pathlib import Path
 from typing import Final
 
 from .signals import reraise_signal
 
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+_UUID_SIZE: Final = 64  # bytes, more than a UUID as text has
 
 
 def boot_id() -> int:
     """Return a number that changes each time the machine starts, or 0 if the system does not say."""
     try:
-        return int(_BOOT_ID.read_text(encoding="ascii").replace("-", "").strip()[:16], 16)
-    except (OSError, ValueError) as error:
+        text = _session_uuid() if sys.platform == "darwin" else _BOOT_ID.read_text(encoding="ascii")
+        return int(text.replace("-", "").strip()[:16], 16)
+    except (OSError, ValueError, AttributeError) as error:
         reraise_signal(error)
         return 0
+
+
+@functools.cache
+def _session_uuid() -> str:
+    """Return macOS's name of this boot."""
+    import ctypes  # slow to import, and not needed on Linux
+
+    found, size = ctypes.create_string_buffer(_UUID_SIZE), ctypes.c_size_t(_UUID_SIZE)
+    ctypes.CDLL(None).sysctlbyname(b"kern.bootsessionuuid", found, ctypes.byref(size), None, 0)
+    return found.value.decode("ascii")

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import stat
 from collections.abc import Iterator
@@ -17,6 +19,9 @@ PRIVATE_FILE, SHARED_FILE = 0o600, 0o660
 PRIVATE_FOLDER, SHARED_FOLDER = 0o700, 0o2770
 # For one of a group that meets a file or folder between its making and `set_mode`: tries, and seconds between them.
 SHARED_ATTEMPTS, SHARED_PAUSE = 10, 0.001
+
+# What macOS has instead of fsync, which there leaves all in the memory of the disk, where a power loss finds it.
+FULL_SYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)
 
 
 def mode_of(path: str | os.PathLike[str], follow: bool = True) -> int:
@@ -68,10 +73,35 @@ def set_mode(descriptor: int, mode: int) -> None:
             os.fchmod(descriptor, mode)
 
 
+def sync_file(descriptor: int) -> None:
+    """Bring what is in a file to stable storage."""
+    if not _synced_fully(descriptor):
+        getattr(os, "fdatasync", os.fsync)(descriptor)
+
+
+def sync_entries(descriptor: int) -> None:
+    """Bring the entries of an open directory to stable storage."""
+    if not _synced_fully(descriptor):
+        os.fsync(descriptor)
+
+
+def _synced_fully(descriptor: int) -> bool:
+    """Do what macOS needs; return False where fsync is to do it."""
+    if FULL_SYNC is None:
+        return False
+    try:
+        fcntl.fcntl(descriptor, FULL_SYNC)
+    except OSError as error:
+        if error.errno not in (errno.ENOTSUP, errno.EINVAL, errno.ENOTTY):
+            raise
+        return False  # the file system knows no other way than fsync
+    return True
+
+
 def sync_directory(path: str) -> None:
-    """Bring the entries of a directory to stable storage."""
+    """Bring the entries of the directory at a path to stable storage."""
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.fsync(handle)
+        sync_entries(handle)
     finally:
         os.close(handle)

@@ -22,7 +22,8 @@ from typing import Any, Self, TypeVar
 PATIENCE = 60.0  # seconds after which a test gives up on another process; no test waits for it to pass
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["pytest", "diskcache_like", "tests.support.cache_kinds", "tests.support.workers"])
+_SUPPORT = [f"tests.support.{name}" for name in ("other_systems", "cache_kinds", "workers")]  # the first before all
+CONTEXT.set_forkserver_preload(["pytest", *_SUPPORT])
 
 
 class Silence(AssertionError):

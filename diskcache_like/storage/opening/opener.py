@@ -187,11 +187,14 @@ def _existing(directory: str, config: Config) -> GenerationFile | None:
     return found
 
 
-def open_board(directory: str, config: Config) -> Board | None:
-    """Return the shard's board; None where the hot layer is off or the CPU does not order what it needs."""
+def open_board(directory: str, config: Config, locked: bool = False) -> Board | None:
+    """Return the shard's board; None where the hot layer is off or the CPU does not order what it needs.
+
+    `locked`: the caller holds the write lock.
+    """
     if config.implementation != "python":
         return None
-    return Board.open(os.path.join(directory, BOARD), config.shared)
+    return Board.open(os.path.join(directory, BOARD), config.shared, locked)
 
 
 def _read_verified(connection: sqlite3.Connection, path: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -223,7 +226,7 @@ def _under_lock(directory: str, config: Config, lock: WriteLock) -> GenerationFi
                 epoch=epoch,
                 shared=config.shared,
             )
-        board = open_board(directory, config)
+        board = open_board(directory, config, locked=True)
         if board is not None:
             board.clear()
             board.close()

@@ -32,7 +32,7 @@ class Reader:
         """Return the record at `h`; the caller verifies that it belongs to its key and calls `find` if not."""
         session = self._session
         if token_word[0] != session.token:
-            session.open()
+            session.ready()
         if session.header[_EPOCH] != session.epoch:
             session.follow()
         txn = self._connection.txn  # once: another thread may end it at any time

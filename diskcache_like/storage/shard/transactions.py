@@ -68,7 +68,7 @@ class Transactions:
         """
         session = self.session
         if token_word[0] != session.token:
-            session.open()
+            session.ready()
         txn = self._connection.txn
         if txn is not None and txn.is_callers():
             self._connection.verify_open()

@@ -26,7 +26,7 @@ from ...errors import (
     UnsafeDirectory,
     file_error,
 )
-from ...system.paths import PRIVATE_FILE, SHARED_FILE, set_mode
+from ...system import paths
 from ...system.signal_safe import signal_safe
 from ...system.signals import reraise_signal, suppress
 from . import statements as sql
@@ -42,6 +42,7 @@ NORMAL, FULL = 1, 2  # values of PRAGMA synchronous
 # brings the journal back undoes the last commit.
 EXTRA = 3
 READER_CACHE_KIB = 4096
+CONNECTION_FILES = 3  # database, -wal, and for the first connection of a process -shm
 SUPER_TAIL = 16  # bytes at least at the end of a journal that names a super-journal
 _JOURNAL_MAGIC = bytes.fromhex("d9d505f920a163d7")
 SPARE = 1 << 20  # bytes; where so much is left, a page that found no place was none that a sound database asks for
@@ -51,8 +52,10 @@ STEPS = 1 << 14
 SCHEMA_LOOKS = 4  # for thousands of tables, where a cache has four
 FOREIGN_LOOKS = 16
 
+# Extended codes, which not every interpreter names: SQLITE_IOERR and a number of its own above the low byte.
+_IOERR_SHORT_READ, _IOERR_SHMOPEN, _IOERR_SHMSIZE = (10 | number << 8 for number in (2, 18, 19))
 _CORRUPT = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
-_FULL = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE, sqlite3.SQLITE_IOERR_SHMOPEN})
+_FULL = frozenset({sqlite3.SQLITE_FULL, _IOERR_SHMSIZE, _IOERR_SHMOPEN})
 _READ_ONLY = frozenset({sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM})
 
 
@@ -74,15 +77,35 @@ def mapped(error: Failure, path: str, reads: bool = False) -> CacheError:
         return corrupt(f"{path!r}: more is read than there is room for: pages lead to one page several times", path)
     text = f"{path!r}: {error}"
     damaged = code in _CORRUPT or (reads and code == sqlite3.SQLITE_TOOBIG)
-    if damaged or extended == sqlite3.SQLITE_IOERR_SHORT_READ or _is_emptied(code, path):
+    if damaged or extended == _IOERR_SHORT_READ or _is_emptied(code, path):
         return corrupt(text, path)
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return Timeout(f"{path!r} is locked by a program that does not use the cache's own lock ({error})")
     if code == sqlite3.SQLITE_FULL or extended in _FULL:
         return DiskFull(f"no room on the disk ({error}); the write was not made, what is stored stays readable", path)
+    if code == sqlite3.SQLITE_CANTOPEN and (shortage := _shortage()) is not None:
+        return file_error(shortage, path)
     if code in _READ_ONLY:
         return DirectoryError(errno.EACCES, f"the database cannot be opened or written ({error})", path)
     return StorageError(text)
+
+
+def _shortage() -> OSError | None:
+    """Return the system's error if this process has not enough descriptors left for a connection.
+
+    SQLite does not say why it cannot open a file, and what it had open it has closed by now.
+    """
+    opened: list[int] = []
+    try:
+        while len(opened) < CONNECTION_FILES:
+            opened.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+    except OSError as error:
+        reraise_signal(error)
+        return error if error.errno in (errno.EMFILE, errno.ENFILE) else None
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
+    return None
 
 
 def integrity_error(connection: sqlite3.Connection, path: str) -> str | None:
@@ -294,6 +317,7 @@ def _pragmas(settings: dict[str, Any], reader: bool) -> tuple[str, ...]:
         "PRAGMA wal_autocheckpoint = 0",  # checkpoints are explicit, after the slots are settled, under the write lock
         f"PRAGMA journal_size_limit = {JOURNAL_SIZE_LIMIT}",
         synchronous(settings["sqlite_synchronous"]),
+        *(("PRAGMA fullfsync = ON",) if paths.FULL_SYNC is not None else ()),
         f"PRAGMA cache_size = {cache_size}",
     )
 
@@ -306,10 +330,12 @@ def prepare_file(path: str, settings: dict[str, Any], timeout: float, shared: bo
     process can exist to a file that did not, so closing the descriptor drops nobody's locks.
     """
     try:
-        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, PRIVATE_FILE)
+        descriptor = os.open(
+            path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, paths.PRIVATE_FILE
+        )
         try:
             if shared:
-                set_mode(descriptor, SHARED_FILE)
+                paths.set_mode(descriptor, paths.SHARED_FILE)
         finally:
             os.close(descriptor)
         # Left by a removed database of that name. This process may still have it mapped, and SQLite, which knows no

@@ -1,0 +1,254 @@
+"""Systems that are not Linux on x86-64 with CPython, as far as that can be shown here: names, files, processors."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import resource
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from diskcache_like import Cache, DirectoryError, FanoutCache
+from diskcache_like.coherence.board import SIZE, Board
+from diskcache_like.coherence.write_lock import WriteLock
+from diskcache_like.storage.opening import opener
+from diskcache_like.storage.shards import LEAST_DESCRIPTORS
+from diskcache_like.system import boot, forks, paths
+
+from ..support.other_systems import SYSTEMS, VARIABLE
+from ..support.project import ROOT
+
+BUILDER = ROOT / "diskcache_like" / "coherence" / "native_build.py"
+CORE = (
+    *("api/test_reading.py", "api/test_transactions.py", "api/test_writing.py", "coherence/test_board.py"),
+    *("coherence/test_generations.py", "coherence/test_write_lock.py", "storage/test_directories.py"),
+)
+# What is about a name that is missing there, or about the boot number of Linux.
+LEFT_OUT = "fallocate or full_disk or holes or boot"
+QUICK_KINDS = "not (cold or few-slots or signed or sealed or json or fanout-8)"
+TIMEOUT = 600
+
+
+def run(*command: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, **variables}
+    return subprocess.run(
+        [*map(str, command)], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=TIMEOUT, check=False
+    )
+
+
+@pytest.mark.parametrize(("system", "native"), [("macos", "1"), ("pypy", "1"), ("arm64", "1"), ("arm64", "0")])
+def test_the_core_works_as_on_another_system(system: str, native: str, tmp_path: Path) -> None:
+    options = ["-q", "-p", "tests.support.other_systems", "-p", "no:cacheprovider", f"--basetemp={tmp_path / 'inner'}"]
+    chosen = ["-k", f"{QUICK_KINDS} and not ({LEFT_OUT})", *(f"tests/{name}" for name in CORE)]
+    variables = {VARIABLE: system, "DISKCACHE_LIKE_NATIVE": native, "CI": ""}
+    done = run(sys.executable, "-m", "pytest", *options, *chosen, **variables)
+    assert done.returncode == 0, done.stdout[-4000:]
+    assert " passed" in done.stdout
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_a_pretended_system_lacks_what_it_should(system: str) -> None:
+    wanted = {
+        "macos": "not hasattr(os, 'O_TMPFILE') and not forks._guard.wiped_by_kernel and paths.FULL_SYNC == 51",
+        "pypy": "not hasattr(os, 'posix_fallocate') and choose_implementation('python') == 'off'",
+        "arm64": "choose_implementation('python') == 'off'",
+    }
+    program = f"""
+import os, tests.support.other_systems
+from diskcache_like.coherence.atomics import choose_implementation
+from diskcache_like.system import forks, paths
+assert {wanted[system]}
+"""
+    done = run(sys.executable, "-c", program, **{VARIABLE: system})
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("module", ["diskcache_like", "diskcache_like.compat", "diskcache_like.coherence.native"])
+def test_windows_is_refused_in_one_sentence(module: str) -> None:
+    done = run(sys.executable, "-c", f"import sys; sys.platform = 'win32'; import {module}")
+    assert done.returncode == 1
+    assert done.stderr.count("Traceback") == 1
+    assert "ImportError: diskcache_like needs flock and shared memory" in done.stderr.splitlines()[-1]
+
+
+# -- what another system does in place of what it lacks ---------------------------------------------------------------
+
+
+@pytest.fixture
+def no_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "posix_fallocate")
+
+
+@pytest.mark.usefixtures("no_allocation")
+def test_only_the_holder_of_the_lock_makes_a_board_by_writing(tmp_path: Path) -> None:
+    path = str(tmp_path / "cache.board")
+    assert Board.open(path) is None, "two who write zeros at once would erase what others posted"
+    made = Board.open(path, locked=True)
+    assert made is not None
+    assert os.stat(path).st_blocks * 512 >= SIZE
+    made.post(5, 2, b"record")
+    found = Board.open(path)
+    again = Board.open(path, locked=True)
+    assert found is not None
+    assert again is not None
+    assert found.find(5, 2) == again.find(5, 2) == b"record"
+    for board in (made, found, again):
+        board.close()
+
+
+@pytest.mark.usefixtures("no_allocation")
+def test_a_board_that_finds_no_room_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "pwrite", lambda descriptor, data, offset: 4096)
+    assert Board.open(str(tmp_path / "cache.board"), locked=True) is None
+
+
+@pytest.mark.usefixtures("no_allocation")
+def test_the_disk_reserve_is_written(tmp_path: Path) -> None:
+    with closing(WriteLock(tmp_path / "cache.lock")) as lock:
+        lock.acquire()
+        lock.keep_disk_reserve(1 << 18)
+        assert lock.disk_reserve() >= 1 << 18
+        assert lock.drop_disk_reserve()
+        assert lock.disk_reserve() == 0
+        lock.release()
+
+
+def test_what_must_outlast_a_power_loss_is_synced_fully_on_macos(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[int] = []
+
+    def fully(descriptor: int, command: int) -> int:
+        assert command == 51
+        synced.append(stat.S_IFMT(os.fstat(descriptor).st_mode))
+        return 0
+
+    monkeypatch.setattr(paths, "FULL_SYNC", 51)
+    monkeypatch.setattr(fcntl, "fcntl", fully)
+    for name in ("fdatasync", "fsync"):
+        monkeypatch.delattr(os, name)
+    with Cache(tmp_path / "cache", durability="power") as cache:
+        cache["large"] = b"x" * 100_000
+        assert synced.count(stat.S_IFREG) == 1
+        assert synced.count(stat.S_IFDIR) >= 3
+        connection = cache._shards.stores[0].connection.open()
+        assert connection.execute("PRAGMA fullfsync").fetchone() == (1,)
+
+
+def test_a_file_system_without_full_sync_is_synced_as_it_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(code: int) -> None:
+        def fully(*_: int) -> int:
+            raise OSError(code, os.strerror(code))
+
+        monkeypatch.setattr(fcntl, "fcntl", fully)
+
+    synced: list[int] = []
+    monkeypatch.setattr(paths, "FULL_SYNC", 51)
+    monkeypatch.setattr(os, "fsync", synced.append)
+    refuse(errno.ENOTSUP)
+    paths.sync_directory(str(tmp_path))
+    assert len(synced) == 1
+    refuse(errno.EIO)
+    with pytest.raises(OSError, match="Input/output"):
+        paths.sync_directory(str(tmp_path))
+
+
+def test_macos_names_its_boot(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(boot.sys, "platform", "darwin")  # type: ignore[attr-defined]
+    assert boot.boot_id() == 0, "the C library of Linux has no such call"
+    monkeypatch.setattr(boot, "_session_uuid", lambda: "0F5A3C52-7D5B-4A11-9B0E-5E8E1A1F7C21")
+    assert boot.boot_id() == 0x0F5A3C527D5B4A11
+
+
+def test_calls_open_nothing_where_the_kernel_cannot_wipe_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There each call asks for the process; none may wait for the lock that guards opening, which a fork holds."""
+    with Cache(tmp_path / "cache", hot_size_limit=0) as cache:
+        cache["key"] = 1
+        monkeypatch.setattr(forks._guard, "wiped_by_kernel", False)
+        monkeypatch.setattr(opener, "mutex", refuse)
+        word, forks.token_word[0] = forks.token_word[0], forks._NOBODY
+        try:
+            assert cache["key"] == 1
+            cache["key"] = 2
+            assert cache.incr("key") == 3
+        finally:
+            forks.token_word[0] = word
+            monkeypatch.undo()
+
+
+def refuse() -> None:
+    raise AssertionError("the lock that guards opening was taken")
+
+
+def compile_helper(tmp_path: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    """Compile the C of the helper alone; a system without the kernel's headers has no <linux/...>."""
+    source = tmp_path / "helper.c"
+    text = BUILDER.read_text().partition('SOURCE = r"""')[2].partition('"""')[0]
+    source.write_text(text + "\nint main(void) { return 0; }\n")
+    return run(*command, "-Wall", "-Wno-unused-function", "-o", tmp_path / "helper", source)
+
+
+@pytest.mark.parametrize("compiler", ["cc", "musl-gcc"])
+def test_the_helper_needs_no_headers_of_the_kernel(compiler: str, tmp_path: Path) -> None:
+    if shutil.which(compiler) is None:
+        pytest.skip(f"{compiler} is not installed" if compiler == "musl-gcc" else "there is no compiler")
+    (tmp_path / "linux").mkdir()
+    (tmp_path / "linux" / "futex.h").write_text("#error musl comes without it\n")
+    done = compile_helper(tmp_path, compiler, "-I", str(tmp_path))
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+# -- descriptors ------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def descriptors_left(number: int) -> Iterator[int]:
+    """Let this process open only so many more files, and return what its limit is then."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = max(map(int, os.listdir("/proc/self/fd")))
+    held = [os.open(os.devnull, os.O_RDONLY) for _ in range(used)]  # so that none below the highest is free
+    limit = max(held) + 1 + number
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    try:
+        yield limit
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for descriptor in held:
+            os.close(descriptor)
+
+
+@pytest.mark.parametrize("number", [0, 1, 3, 5, 9, 20, 30])
+def test_a_cache_that_finds_too_few_descriptors_names_limit_and_need(number: int, tmp_path: Path) -> None:
+    with descriptors_left(number) as limit, pytest.raises(DirectoryError) as raised:
+        FanoutCache(tmp_path / "cache", shards=8)
+    assert raised.value.errno == errno.EMFILE
+    text = str(raised.value)
+    assert f"this process may have {limit} open (RLIMIT_NOFILE)" in text
+    assert "a cache of 8 shards needs 64, and up to 176 with many threads" in text
+    assert str(tmp_path / "cache") in text
+    with FanoutCache(tmp_path / "cache", shards=8) as cache:
+        cache[1] = 1
+
+
+def test_what_is_said_to_be_needed_suffices(tmp_path: Path) -> None:
+    FanoutCache(tmp_path / "cache", shards=4).close()
+    with descriptors_left(4 * LEAST_DESCRIPTORS), FanoutCache(tmp_path / "cache", shards=4) as cache:
+        for number in range(100):
+            cache[number] = number
+            assert cache[number] == number
+
+
+def test_a_call_that_finds_no_descriptor_names_the_limit(tmp_path: Path) -> None:
+    with Cache(tmp_path / "cache") as cache:
+        with descriptors_left(1) as limit, pytest.raises(DirectoryError, match=f"may have {limit} open") as raised:
+            cache["key"] = 1  # opens the writing connection
+        assert raised.value.errno == errno.EMFILE
+        cache["key"] = 1

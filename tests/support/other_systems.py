@@ -1,0 +1,73 @@
+"""Make this Python look like one of another system: a plugin that takes names away before anything is imported.
+
+`python -m pytest -p tests.support.other_systems` with `PRETENDED_SYSTEM` naming one of `SYSTEMS`. What the other system
+does differently beside its names and files is not shown.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import importlib
+import os
+import platform
+import sqlite3
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Callable
+from types import ModuleType, SimpleNamespace
+
+VARIABLE = "PRETENDED_SYSTEM"
+
+_LINUX_ONLY = (
+    *("O_TMPFILE", "copy_file_range", "eventfd", "fdatasync", "getrandom", "memfd_create"),
+    *("posix_fadvise", "posix_fallocate", "sched_getaffinity", "sched_setaffinity", "splice"),
+)
+_OF_TESTS = "pidfd_open", "sched_yield"  # which macOS lacks too, but tests use
+
+
+def macos() -> None:
+    """Pretend that there are no files of the kernel's, no names of Linux's own, and another call that syncs."""
+    _remove(os, _LINUX_ONLY)
+    kept = {name: getattr(os, name) for name in _OF_TESTS}
+    _remove(os, _OF_TESTS)
+    fcntl.F_FULLFSYNC = 51  # type: ignore[attr-defined]  # Linux refuses it, as macOS does on a network file system
+    sysconfig.get_config_vars()  # would be looked for under the other name
+    before, sys.platform = sys.platform, "darwin"
+    try:
+        boot = importlib.import_module("diskcache_like.system.boot")
+        mounts = importlib.import_module("diskcache_like.system.mounts")
+        importlib.import_module("diskcache_like")
+    finally:
+        sys.platform = before
+        vars(os).update(kept)
+    uuid = "0F5A3C52-7D5B-4A11-9B0E-5E8E1A1F7C21"
+    vars(boot).update(sys=SimpleNamespace(platform="darwin"), _session_uuid=lambda: uuid)
+    vars(mounts).update(MOUNTS="/nowhere", DESCRIPTORS="/nowhere")
+
+
+def pypy() -> None:
+    """Pretend fewer names in `os` and `sqlite3`, and no promise that words are read and written whole."""
+    _remove(os, ("O_TMPFILE", "posix_fallocate"))
+    _remove(sqlite3, [name for name in dir(sqlite3) if name.startswith("SQLITE_IOERR")])
+    vars(sys).update(implementation=SimpleNamespace(**{**vars(sys.implementation), "name": "pypy"}))
+
+
+def arm64() -> None:
+    """Pretend a processor that orders loads and stores less."""
+    platform.machine = lambda: "aarch64"
+
+
+SYSTEMS: dict[str, Callable[[], None]] = {"macos": macos, "pypy": pypy, "arm64": arm64}
+
+
+def _remove(module: ModuleType, names: object) -> None:
+    assert isinstance(names, (tuple, list))
+    for name in names:
+        if hasattr(module, name):
+            delattr(module, name)
+    tempfile._O_TMPFILE_WORKS = False  # type: ignore[attr-defined]  # it looked when it was imported
+
+
+if VARIABLE in os.environ:
+    SYSTEMS[os.environ[VARIABLE]]()
