@@ -42,6 +42,7 @@ class Arguments(Settings, total=False):
     compressor: str | None
     allow: Iterable[type | str]
     mmap: bool
+    allow_filesystem: bool
     clock: Callable[[], float]
 
 

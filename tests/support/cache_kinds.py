@@ -20,9 +20,7 @@ from diskcache_like.coherence.atomics import choose_implementation
 SECRET = "a secret for tests only"
 NEEDS_CIPHER = pytest.mark.skipif(find_spec("cryptography") is None, reason="cryptography is not installed")
 NEEDS_HELPER = pytest.mark.skipif(native.load() is None, reason="the native helper is not built")
-ORDERED = choose_implementation("python") == "python"  # the processor keeps the order of loads and of stores
 NEEDS_HOT = pytest.mark.skipif(choose_implementation() == "off", reason="there is no hot layer on this processor")
-NEEDS_ORDER = pytest.mark.skipif(not ORDERED, reason="there is no board on this processor")
 
 
 class Clock:
