@@ -696,14 +696,16 @@ class Cache(Queues, Streams, Administration):
         ignore: Iterable[int | str] = (),
         *,
         key: Callable[..., Any] | None = None,
+        version: Any = None,
     ) -> Callable[[Callable[P, R]], memoizing.Memoized[P, R]]:
         """Return a decorator that caches a function's results; see `Memoized` for what the decorated function offers.
 
         `name`: instead of the function's own. `typed`: arguments of different types are different. `expire`: seconds; 0
         keeps nothing. `tag`: for `evict`. `ignore`: positions and names of arguments that do not count. `key`: function
-        of the call's arguments that returns the key's variable part. Works on coroutine functions too.
+        of the call's arguments that returns the key's variable part. `version`: change it with the function's body, so
+        that results of the old one are not used. Works on coroutine functions too.
         """
-        call_keys = CallKeys(name, typed, ignore, key)
+        call_keys = CallKeys(name, typed, ignore, key, version)
         return memoizing.memoize(self, call_keys, expire, tag, partial(atomic_key, self))
 
     # -- the handle -----------------------------------------------------------------------------------------------

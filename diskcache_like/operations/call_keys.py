@@ -2,12 +2,15 @@
 
 The key of a call is the function's name and the arguments as its signature binds them, so that ``f(1)``, ``f(x=1)``
 and ``f(1, 2)`` with the default given are one entry. For lambdas and nested functions, whose names say little, a digest
-of the code and of what it closes over is part of the name; a named function keeps its key when it is edited.
+of the code and of what it closes over is part of the name; a named function keeps its key when it is edited. In
+`__main__` the script is part of the name, since every script has its functions in a module of that name.
 """
 
 from __future__ import annotations
 
 import inspect
+import os
+import sys
 import types
 import weakref
 from collections.abc import Callable, Iterable
@@ -36,18 +39,22 @@ class CallKeys(NamedTuple):
 
     `name`: instead of the function's own. `typed`: arguments of different types are different. `ignore`: positions and
     names of arguments that do not count. `key`: function of the call's arguments that returns the key's variable part.
+    `version`: any key; another one is for another body of the function, whose results are kept apart.
     """
 
     name: str | None = None
     typed: bool = False
     ignore: Iterable[int | str] = ()
     key: Callable[..., Any] | None = None
+    version: Any = None
 
     def of(self, function: Callable[..., Any]) -> CallKey:
         """Return the function that makes the key of a call of `function` from its arguments."""
         if callable(self.name):
             raise TypeError("name cannot be a function: write the decorator with its arguments in parentheses")
         name = function_name(function) + _owner(function) if self.name is None else self.name
+        if self.version is not None:
+            name = f"{name} version {blake2b(keys.encode_key(self.version), digest_size=16).hexdigest()}"
         if self.key is None:
             ignored = (self.ignore,) if isinstance(self.ignore, int | str) else tuple(self.ignore)
             return key_maker(function, name, self.typed, ignored)
@@ -66,7 +73,7 @@ def function_name(function: Callable[..., Any], met: list[Callable[..., Any]] | 
     Functions that share a module and qualified name but not their code or closure get different names. `met`: the
     functions named so far, since a function may close over itself.
     """
-    name = full_name(function)
+    name = f"{_module_of(function)}.{function.__qualname__}"
     code = getattr(function, "__code__", None)
     if code is None or ("<lambda>" not in name and "<locals>" not in name):
         return name
@@ -77,6 +84,22 @@ def function_name(function: Callable[..., Any], met: list[Callable[..., Any]] | 
     for variable, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
         digest.update(variable.encode() + _digest_of_cell(cell, met))
     return f"{name}:{digest.hexdigest()}"
+
+
+def _module_of(function: Callable[..., Any]) -> str:
+    """Return the module of a function; for one in `__main__` the module or the script that runs.
+
+    A process that `multiprocessing` spawned calls it `__mp_main__`. An interactive session has no file, and its
+    functions keep the name `__main__`.
+    """
+    module = function.__module__
+    if module not in ("__main__", "__mp_main__"):
+        return module
+    main = sys.modules.get(module)
+    spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
+    if spec is not None:  # of python -m
+        return str(spec.name)
+    return "__main__" if file is None else f"__main__ of {os.path.realpath(file)}"
 
 
 def _digest_code(code: types.CodeType, update: Callable[[bytes], None]) -> None:
@@ -147,24 +170,26 @@ def key_maker(function: Callable[..., Any], name: str, typed: bool, ignore: Iter
     namespace: dict[str, Any] = {f"{mark}name": name, f"{mark}type": type, f"{mark}types": _types_of}
     heads, parts = _parameters(signature, ignored, namespace, mark)
     # Each parameter is one field, also *args and **kwargs; else an argument of one could look like one of the other.
-    fields = "".join(f"{part}, " for part, _ in parts)
-    types_ = ", ".join(part_types for _, part_types in parts)
+    fields = "".join(f"{part}, " for _, part, _ in parts)
+    types_ = ", ".join(part_types for _, _, part_types in parts)
     tail = f", ({types_},)" if typed and parts else ""
     source = f"def __key__({', '.join(heads)}):\n    return ({mark}name, ({fields}){tail})"
     exec(compile(source, f"<key of {name}>", "exec"), namespace)  # noqa: S102 - built from identifiers only
     maker: CallKey = namespace["__key__"]
-    return _bounded(maker, plain=not typed and len(parts) <= FEW)
+    explain = _explanation(name, [parameter for parameter, _, _ in parts])
+    return _bounded(maker, explain, plain=not typed and len(parts) <= FEW)
 
 
 def _parameters(
     signature: inspect.Signature, ignored: frozenset[int | str], namespace: dict[str, Any], mark: str
-) -> tuple[list[str], list[tuple[str, str]]]:
-    """Return the parameters of the key function, and for each part of the key its expression and that of its types.
+) -> tuple[list[str], list[tuple[str, str, str]]]:
+    """Return the parameters of the key function, and for each part of the key its parameter and two expressions.
 
+    One expression is of the part itself, the other one of its types.
     A position in `ignored` counts the arguments of a call: it can mean one of *args, but no keyword-only argument.
     """
     heads: list[str] = []
-    parts: list[tuple[str, str]] = []
+    parts: list[tuple[str, str, str]] = []
     seen_star = slash_due = False
     for position, parameter in enumerate(signature.parameters.values()):
         kind, name = parameter.kind, parameter.name
@@ -191,7 +216,7 @@ def _parameters(
             heads.append(f"{name}={mark}default_{name}" if default else name)
             kept = kept and (position not in ignored or kind is parameter.KEYWORD_ONLY)
             part = name, f"{mark}type({name}).__qualname__"
-        parts += [part] if kept else []
+        parts += [(name, *part)] if kept else []
     return [*heads, "/"] if slash_due else heads, parts
 
 
@@ -224,10 +249,28 @@ def _any_signature(name: str, typed: bool, ignored: frozenset[int | str]) -> Cal
     return key
 
 
-def _bounded(make: CallKey, plain: bool = False) -> CallKey:
+def _explanation(name: str, parameters: list[str]) -> Callable[[tuple[Any, ...]], str]:
+    """Return a function that says which argument keeps a made key from being one, or nothing."""
+
+    def explain(made: tuple[Any, ...]) -> str:
+        for parameter, value in zip(parameters, made[1], strict=True):
+            try:
+                keys.encode_unbounded(value)
+            except KeyEncodeError as error:
+                return (
+                    f"argument {parameter!r} of {name} cannot be part of a key: {error}; or leave it out of the key"
+                    f" with ignore={{{parameter!r}}}, or make the key with key="
+                )
+        return ""
+
+    return explain
+
+
+def _bounded(make: CallKey, explain: Callable[[tuple[Any, ...]], str] = lambda _: "", plain: bool = False) -> CallKey:
     """Return a key function whose long keys, such as whole documents, are replaced by their digest.
 
-    `plain`: the key is a name and a tuple of few arguments, so that looking at these may be enough.
+    `explain`: returns what to say of a key that cannot be one, if that is more than its own error says. `plain`: the
+    key is a name and a tuple of few arguments, so that looking at these may be enough.
     """
 
     def cache_key(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
@@ -241,7 +284,11 @@ def _bounded(make: CallKey, plain: bool = False) -> CallKey:
                 return made
         if keys.hashes_like_stored_key(made) and _surely_short(made):
             return made
-        encoded = keys.encode_unbounded(made)
+        try:
+            encoded = keys.encode_unbounded(made)
+        except KeyEncodeError as error:
+            text = explain(made)
+            raise KeyEncodeError(text or str(error)) from None
         return made if len(encoded) <= LONG_KEY else (made[0], blake2b(encoded, digest_size=32).digest())
 
     return cache_key

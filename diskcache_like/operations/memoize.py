@@ -10,9 +10,10 @@ from datetime import timedelta
 from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, Self, TypeVar, cast, overload
 
 from ..coherence.futex import pauses
+from ..encoding import keys
 from ..entries.atomic_key import AtomicKey
 from ..entries.row_codec import Expiry
-from ..errors import Timeout
+from ..errors import ExpiryError, Timeout
 from .call_keys import CallKey, CallKeys, decorated
 
 RUNS_CALLERS_CODE = True  # for `interrupts_a_call` of system/signal_safe.py
@@ -82,6 +83,15 @@ class Memoized(Protocol[P, R_co]):
         """
 
 
+def check_lifetime(expire: Any, tag: Any) -> None:
+    """Raise ExpiryError or KeyEncodeError, as storing a result would, where a function is decorated."""
+    if expire is not None and (isinstance(expire, bool) or not isinstance(expire, int | float | timedelta)):
+        raise ExpiryError(f"expire is {expire!r}, expected seconds, a timedelta or None")
+    if math.isnan(seconds_of(expire)):
+        raise ExpiryError(f"expire is {expire!r}, expected seconds, a timedelta or None")
+    keys.encode_tag(tag)
+
+
 def seconds_of(expire: Expiry | None) -> float:
     """Return the seconds that a result is kept; infinity for None."""
     return math.inf if expire is None else expire.total_seconds() if isinstance(expire, timedelta) else expire
@@ -93,6 +103,7 @@ def memoize(
     """Return a decorator that keeps a function's results, but no exceptions, in `cache`; see `Cache.memoize`."""
     if callable(call_keys.name):
         raise TypeError("name cannot be a function: write @cache.memoize() with parentheses")
+    check_lifetime(expire, tag)
     keeps = seconds_of(expire) > 0
 
     def keep(key: Any, result: Any) -> None:

@@ -75,9 +75,19 @@ class _Shared:
         until: float | None = self._cache.get(self._key, expire_time=True)[1]
         return until
 
-    def acquire(self) -> None:
-        """Take the lock, waiting without limit."""
-        self._acquire(None)
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        """Take the lock and return whether that was possible, as `threading.Lock.acquire` does.
+
+        It waits for `timeout` seconds at most, -1 for as long as it takes. With `blocking=False` it does what
+        `try_acquire` does. Raises ValueError for another negative timeout, and for one with `blocking=False`.
+        """
+        if timeout != -1 and (not blocking or not timeout >= 0):
+            raise ValueError(
+                f"timeout is {timeout!r}, expected -1 to wait without limit, or seconds, 0 or more, if blocking"
+            )
+        if not blocking:
+            return self.try_acquire()
+        return self._acquire(None if timeout == -1 else time.monotonic() + timeout)
 
     def try_acquire(self, timeout: float = 0.0) -> bool:
         """Take the lock if that is possible within `timeout` seconds; return whether it was.

@@ -25,7 +25,7 @@ from ..entries.loading import ENOVAL
 from ..entries.row_codec import Expiry
 from ..errors import Timeout
 from ..operations.call_keys import CallKey, CallKeys
-from ..operations.memoize import Memoized, as_memoized, seconds_of, when_free
+from ..operations.memoize import Memoized, as_memoized, check_lifetime, seconds_of, when_free
 from ..system.boot import boot_id
 from ..system.forks import process_token
 from ..system.paths import mode_of
@@ -330,6 +330,8 @@ def memoize_stampede(
     tag: Any = None,
     beta: float = 1,
     ignore: Iterable[int | str] = (),
+    *,
+    version: Any = None,
 ) -> Callable[[Callable[P, R]], Memoized[P, R]]:
     """Return a decorator like `Cache.memoize` under which results are neither missed nor renewed by many at once.
 
@@ -337,11 +339,12 @@ def memoize_stampede(
     the next one computes. A result is recomputed in the background before it expires: `beta` above 1 does so earlier,
     below 1 later, 0 never; an error there goes to `threading.excepthook` or the event loop's handler. Nobody waits for
     a computation that takes longer than both `expire` and a minute. `expire`: seconds, None for never; 0 keeps nothing.
-    Works on coroutine functions too, without blocking the event loop.
+    Works on coroutine functions too, without blocking the event loop. `version`: as for `Cache.memoize`.
     """
+    check_lifetime(expire, tag)
 
     def decorate(function: Callable[P, R]) -> Memoized[P, R]:
-        make = CallKeys(name, typed, ignore).of(function)
+        make = CallKeys(name, typed, ignore, version=version).of(function)
 
         def call_key(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
             # Another key than `memoize` makes: both may decorate one function, and they store different things.

@@ -6,16 +6,21 @@ import asyncio
 import dataclasses
 import functools
 import inspect
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from diskcache_like import Cache
+from diskcache_like import Cache, ExpiryError, KeyEncodeError, memoize_stampede
 
 from ..support.cache_kinds import Clock, Opener, exact, few, one
+
+LIMIT = 60.0  # seconds after which a test gives up on another process; no test waits for it to pass
 
 
 class Counted:
@@ -520,3 +525,81 @@ def test_bound_methods_do_not_share_results_with_those_of_another_object(cache: 
     assert [decorate(kind.named)(1) for kind in (Scale, Other)] == ["Scale", "Other"]
     shared = cache.memoize(name="by name")
     assert [shared(Scale(factor).times)(5) for factor in (1, 2)] == [5, 5]
+
+
+@few
+def test_another_version_has_results_of_its_own(cache: Cache, calls: Counted) -> None:
+    def load(number: int) -> int:
+        calls(number)
+        return number
+
+    old, new = (cache.memoize("load", version=version)(load) for version in (None, (2, "b")))
+    assert [old(1), new(1), old(1), new(1)] == [1, 1, 1, 1]
+    assert len(calls) == 2
+    assert new.invalidate(1)
+    assert old.__cache_key__(1) in cache
+    with pytest.raises(KeyEncodeError):
+        cache.memoize(version=object())(load)
+
+
+@few
+def test_an_argument_that_cannot_be_a_key_is_named(cache: Cache) -> None:
+    class Client:
+        @cache.memoize()
+        def fetch(self, number: int) -> int:
+            return number
+
+    with pytest.raises(KeyEncodeError, match=r"'self' of .*Client\.fetch.*ignore=\{'self'\}") as raised:
+        Client().fetch(1)
+    assert len(raised.traceback) <= 4
+    assert raised.value.__cause__ is None
+
+
+@few
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [({"expire": "10"}, ExpiryError), ({"expire": float("nan")}, ExpiryError), ({"tag": lambda: "a"}, KeyEncodeError)],
+)
+def test_a_wrong_lifetime_or_tag_is_refused_at_decoration(
+    options: dict[str, Any], error: type[Exception], cache: Cache
+) -> None:
+    with pytest.raises(error):
+        cache.memoize(**options)(len)
+    with pytest.raises(error):
+        memoize_stampede(cache, **{"expire": None, **options})(len)
+
+
+SCRIPT = """
+import sys
+from diskcache_like import Cache
+
+cache = Cache(sys.argv[1])
+
+@cache.memoize()
+def load(number):
+    return {answer!r}
+
+if __name__ == "__main__":
+    print(load(1), load.cache_info().hits)
+"""
+
+
+def test_functions_of_two_scripts_share_no_results(tmp_path: Path) -> None:
+    answers = {}
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.py").write_text(SCRIPT.format(answer=name))
+    for name in ("one", "two", "one"):
+        command = [sys.executable, str(tmp_path / f"{name}.py"), str(tmp_path / "cache")]
+        answers[name] = subprocess.run(command, capture_output=True, text=True, check=True, timeout=LIMIT).stdout
+    assert answers == {"one": "one 1\n", "two": "two 0\n"}
+
+
+def test_a_module_that_is_run_shares_results_with_itself_imported(tmp_path: Path) -> None:
+    (tmp_path / "loads.py").write_text(SCRIPT.format(answer="same"))
+    run = [sys.executable, "-m", "loads", str(tmp_path / "cache")]
+    imported = [sys.executable, "-c", "import loads; print(loads.load(1), loads.load.cache_info().hits)"]
+    printed = [
+        subprocess.run(command, capture_output=True, text=True, check=True, timeout=LIMIT, cwd=tmp_path).stdout
+        for command in (run, [*imported, str(tmp_path / "cache")])
+    ]
+    assert printed == ["same 0\n", "same 1\n"]

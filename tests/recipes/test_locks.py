@@ -99,7 +99,7 @@ def test_a_lease_frees_itself_and_its_owner_learns_of_it(cache: Cache, clock: Cl
     assert in_thread(next_owner.try_acquire) is False
     clock.advance(0.5)
     assert not late.held()
-    assert in_thread(lambda: (next_owner.acquire(), next_owner.held())) == (None, True)
+    assert in_thread(lambda: (next_owner.acquire(), next_owner.held())) == (True, True)
     with pytest.raises(LeaseLost, match="expire=10"):
         late.extend()
     with pytest.raises(LeaseLost, match="lost"):
@@ -239,6 +239,25 @@ def test_what_is_not_a_locks_entry_is_refused_or_waited_for(cache: Cache, make: 
         with pytest.raises(TypeError, match="'lock'"):
             make(cache, "lock").acquire()
     assert cache["lock"] == 5
+
+
+@few
+@each_lock
+def test_acquire_takes_the_arguments_of_a_threading_lock(cache: Cache, make: Maker) -> None:
+    lock = make(cache, "lock")
+    assert lock.acquire() is True
+    taken: list[bool] = []
+    ways: tuple[dict[str, Any], ...] = ({"blocking": False}, {"timeout": 0}, {"timeout": 0.001})
+    other = threading.Thread(target=lambda: taken.extend(lock.acquire(**way) for way in ways))
+    other.start()
+    other.join(PATIENCE)
+    assert taken == [False, False, False]
+    lock.release()
+    assert lock.acquire(timeout=1) is True
+    lock.release()
+    for wrong in ({"timeout": -2}, {"timeout": float("nan")}, {"blocking": False, "timeout": 1}):
+        with pytest.raises(ValueError, match="timeout is"):
+            lock.acquire(**wrong)
 
 
 @few
@@ -454,6 +473,8 @@ def test_recipes_are_called_as_in_diskcache(cache: Cache, diskcache: ModuleType,
     def parameters(function: Any) -> list[tuple[str, Any, Any]]:
         return [(each.name, each.default, each.kind) for each in inspect.signature(function).parameters.values()]
 
-    assert parameters(ours) == parameters(theirs)
-    for method in {"acquire", "release", "locked", "add", "get", "pop"} & set(vars(theirs)):
-        assert parameters(getattr(ours, method)) == parameters(getattr(theirs, method))
+    methods = {"acquire", "release", "locked", "add", "get", "pop"} & set(vars(theirs))
+    for mine, their in [(ours, theirs), *((getattr(ours, method), getattr(theirs, method)) for method in methods)]:
+        alike = parameters(their)
+        assert parameters(mine)[: len(alike)] == alike
+        assert all(default is not inspect.Parameter.empty for _, default, _ in parameters(mine)[len(alike) :])
