@@ -17,6 +17,9 @@ class Averager:
         self._expire = expire
         self._tag = tag
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._key!r})"
+
     def add(self, value: float) -> None:
         """Add `value` to the average. Atomic."""
         with atomic_key(self._cache, self._key).transaction(None):

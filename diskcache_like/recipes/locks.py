@@ -44,6 +44,9 @@ class _Shared:
         self._held: list[tuple[Owner, str]] = []
         self._most = 2 * REMEMBERED  # entries in `_held` above which `_forget_lost` runs
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._key!r})"
+
     def __reduce__(self) -> Any:
         return (type(self), (self._cache, self._key, self._expire, self._tag))
 

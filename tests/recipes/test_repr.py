@@ -1,0 +1,18 @@
+"""Recipes say which key they use."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from diskcache_like import Averager, BoundedSemaphore, Cache, Lock, RLock
+
+
+def test_locks_and_averagers_name_their_key(tmp_path: Path) -> None:
+    with Cache(str(tmp_path / "cache")) as cache:
+        made = [kind(cache, "jobs") for kind in (Lock, RLock, BoundedSemaphore, Averager)]
+        assert list(map(repr, made)) == [
+            "Lock('jobs')",
+            "RLock('jobs')",
+            "BoundedSemaphore('jobs')",
+            "Averager('jobs')",
+        ]
