@@ -86,11 +86,11 @@ _SECONDS = {"1 s": 1.0, "10 ms": 0.010}
 def _ours() -> Iterator[tuple[str, Candidate]]:
     """Yield the kinds of our cache, each with the hot layer and without."""
     for suffix, detail, note, settings in _LAYERS:
-        yield f"cache{suffix}", Candidate(OURS.having(**settings), f"Cache{detail}", note)
+        yield f"cache{suffix}", Candidate(OURS.having(**settings), f"diskcache_like{detail}", note)
     for suffix, detail, note, settings in _LAYERS:
         for shards, timeout in _SHARDINGS:
             spec = OURS.having("FanoutCache", shards=shards, timeout=_SECONDS[timeout], **settings)
-            title = f"FanoutCache {shards} shards, {timeout}{detail}"
+            title = f"diskcache_like, FanoutCache {shards} shards, {timeout}{detail}"
             told = f"a write that waits longer than {timeout} for its shard is given up"
             name = f"fanout-{shards}-{timeout.replace(' ', '')}{suffix}"
             yield name, Candidate(spec, title, f"{told}; {note}" if note else told)

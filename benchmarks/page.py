@@ -15,6 +15,7 @@ from benchmarks.subjects import BenchmarkError
 from benchmarks.tables import machine_text, scenario_tables
 
 RESULTS = "results"
+OVERVIEW = "overview"  # which stays where it is: it comes from a run of its own
 IMAGES = Path("images", "benchmarks")
 # Where the way to the slowest call is the point, and where memory and disk are.
 CURVED = ("classic", "zipf-99-1", "hot-key", "eviction", "open-loop")
@@ -57,7 +58,7 @@ def marks(mark: str) -> tuple[str, str]:
 
 def _remove_others(images: Path, drawn: Sequence[Drawing]) -> None:
     """Remove plots of an earlier record that this one does not have."""
-    kept = {f"{drawing.name}.{name}" for drawing in drawn for name in FORMATS}
+    kept = {f"{name}.{kind}" for name in (OVERVIEW, *(drawing.name for drawing in drawn)) for kind in FORMATS}
     for path in images.iterdir():
         if path.suffix[1:] in FORMATS and path.name not in kept:
             path.unlink()

@@ -1,0 +1,157 @@
+"""The overview as one picture: a cell for each peer, size, call and number of processes, with its ratio in it.
+
+Every ratio is printed, blue where diskcache_like is faster and orange where the peer is, the deeper the more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks import panels, plots
+from benchmarks.intervals import Spread, ratio_spread
+from benchmarks.record import Record, Trial
+from benchmarks.styles import BLUE, GREY, INK, ORANGE
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+NAME = "overview"
+TITLE = "How many times as long as diskcache_like other stores take for a call"
+OURS = "cache"
+CALLS = ("get", "set", "delete")
+SIZES = (100, 10_000, 1_000_000)
+ROW, CELL, LABEL = 0.25, 0.72, 1.15  # inches
+DEEPEST, PALEST, SATURATED = 0.75, 0.08, 100  # shares of the colour, and the ratio from which it is deepest
+EVEN = 1.05  # ratios nearer to 1 than this have no colour
+TEXT = 11.5
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The ratios, by size, peer, call and number of processes, and which of each there are."""
+
+    rows: list[tuple[int, str]]
+    columns: list[tuple[str, int]]
+    cells: dict[tuple[int, str, str, int], Spread]
+
+
+def grid(record: Record) -> Grid:
+    """Return how many times as long as ours each peer's median call took, repetitions paired."""
+    cells: dict[tuple[int, str, str, int], Spread] = {}
+    for scenario in record.scenarios:
+        for size in record.steps(scenario):
+            found = record.of(scenario, size)
+            for name in found.keys() - {OURS}:
+                for call in CALLS:
+                    if spread := _ratio(found[name], found.get(OURS, ()), call):
+                        cells[size, name, call, found[name][0].processes] = spread
+    counts = sorted({count for *_, count in cells})
+    sizes = sorted({size for size, *_ in cells})
+    names = [name for name in record.subjects if any(name == cell[1] for cell in cells)]
+    rows = [(size, name) for size in sizes for name in names]
+    return Grid(rows, [(call, count) for call in CALLS for count in counts], cells)
+
+
+def _ratio(theirs: Sequence[Trial], ours: Sequence[Trial], call: str) -> Spread | None:
+    times = [
+        {one.repetition: one.calls[call].p50 for one in trials if call in one.calls and one.calls[call].p50 > 0}
+        for trials in (theirs, ours)
+    ]
+    common = sorted(times[0].keys() & times[1].keys())
+    return ratio_spread(*([time[one] for one in common] for time in times)) if common else None
+
+
+def explanation(record: Record) -> str:
+    """Say in a sentence or two what the numbers are."""
+    repeats = record.options.get("repeats", 1)
+    return (
+        "A call's median time divided by diskcache_like's: 1x is equal, above 1x (blue) diskcache_like is faster, "
+        "below 1x (orange) the other one is. "
+        f"Medians of {repeats} interleaved repetitions, 80 % get, 15 % set, 5 % delete, 1 and "
+        f"{record.options.get('processes', 1)} processes, on {record.machine.get('CPU', 'one machine')}; "
+        "servers on Unix sockets."
+    )
+
+
+def size_text(count: int) -> str:
+    """Write a number of bytes in decimal units, as the sizes of values are round in them."""
+    for scale, unit in ((10**6, "MB"), (10**3, "KB")):
+        if count >= scale:
+            return f"{count / scale:g} {unit}"
+    return f"{count} B"
+
+
+def ratio_text(ratio: float) -> str:
+    """Write a ratio with two digits, or all of those before the point."""
+    digits = 0 if ratio >= 9.95 else 1 if ratio >= 0.995 else 2
+    return f"{ratio:,.{digits}f}x"
+
+
+def shade(ratio: float) -> tuple[float, float, float]:
+    """Return the colour of a cell as shares of red, green and blue."""
+    if 1 / EVEN < ratio < EVEN:
+        return (1.0, 1.0, 1.0)
+    colour = BLUE if ratio > 1 else ORANGE
+    deep = PALEST + (DEEPEST - PALEST) * min(abs(math.log(ratio)) / math.log(SATURATED), 1)
+    red, green, blue = (int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5))
+    return (1 - deep + deep * red, 1 - deep + deep * green, 1 - deep + deep * blue)
+
+
+def draw(record: Record, directory: Path) -> None:
+    """Draw the picture into `directory` as PNG and SVG."""
+    found = grid(record)
+    sizes = list(dict.fromkeys(size for size, _ in found.rows))
+    lines = len(found.rows) + len(sizes)
+    wide, high = LABEL + CELL * len(found.columns), ROW * (lines + 4)
+    with panels.styled():
+        from matplotlib.figure import Figure
+
+        made = Figure(figsize=(wide, high))
+        axes = made.add_axes((0, 0, 1, 1))
+        axes.set(xlim=(0, wide), ylim=(high / ROW, 0))
+        axes.set_axis_off()
+        _words(axes, found)
+        for place, size in enumerate(sizes):
+            top = 3.8 + place * (len(found.rows) / len(sizes) + 1)
+            axes.text(0.08, top + 0.55, f"values of {size_text(size)}", va="center", fontsize=TEXT, weight="bold")
+            for number, row in enumerate(row for row in found.rows if row[0] == size):
+                _row(axes, record, found, row, top + 1 + number)
+        made.set_layout_engine("none")
+        plots.save(made, directory, NAME)
+
+
+def _words(axes: Axes, found: Grid) -> None:
+    """Write title, headings, and what the colours mean."""
+    title = "Time per call, as a multiple of diskcache_like's"
+    axes.text(0.08, 0.75, title, va="center", fontsize=13, weight="bold")
+    for at, colour, text in ((0.08, BLUE, "diskcache_like is faster"), (2.55, ORANGE, "the other one is faster")):
+        axes.text(at, 1.75, "\u25a0", va="center", fontsize=TEXT + 3, color=colour)
+        axes.text(at + 0.2, 1.75, text, va="center", fontsize=TEXT)
+    counts = len({count for _, count in found.columns})
+    for place, (call, count) in enumerate(found.columns):
+        middle = LABEL + CELL * (place + 0.5)
+        if place % counts == 0:
+            axes.text(
+                middle + CELL * (counts - 1) / 2, 2.75, call, ha="center", va="center", weight="bold", fontsize=12
+            )
+        text = "1 process" if count == 1 else f"{count} proc."
+        axes.text(middle, 3.7, text, ha="center", va="center", fontsize=9.5)
+
+
+def _row(axes: Axes, record: Record, found: Grid, row: tuple[int, str], top: float) -> None:
+    from matplotlib.patches import Rectangle
+
+    name = record.label(row[1]).split()[0]
+    axes.text(0.08, top + 0.5, name, va="center", fontsize=TEXT)
+    for place, (call, count) in enumerate(found.columns):
+        spread, left = found.cells.get((*row, call, count)), LABEL + CELL * place
+        if spread is None:
+            axes.text(left + CELL / 2, top + 0.5, "-", ha="center", va="center", color=GREY)
+            continue
+        axes.add_patch(Rectangle((left + 0.02, top + 0.05), CELL - 0.04, 0.9, color=shade(spread.median), lw=0))
+        text = ratio_text(spread.median)
+        axes.text(left + CELL / 2, top + 0.5, text, ha="center", va="center", color=INK, fontsize=TEXT)
