@@ -108,7 +108,7 @@ def running(name: str, directory: Path, megabytes: int | None = None) -> Iterato
     if len(bytes(path)) > LONGEST_SOCKET:
         raise BenchmarkError(f"{path} is too long for a Unix socket; choose a directory with a shorter path")
     directory.mkdir(mode=0o700)
-    command = [*_dying_with_us(), program, *server.arguments(str(path), megabytes)]
+    command = [*dying_with_us(), program, *server.arguments(str(path), megabytes)]
     with signals_held():  # Ctrl-C is for the benchmark, which then ends the server
         process = subprocess.Popen(command, cwd=directory, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     started = Running(server.program, path, process)
@@ -124,7 +124,7 @@ def running(name: str, directory: Path, megabytes: int | None = None) -> Iterato
             process.wait()
 
 
-def _dying_with_us() -> list[str]:
+def dying_with_us() -> list[str]:
     """Return what to put before a command so that it ends with this process, even if that is killed."""
     setpriv = shutil.which("setpriv")
     return [setpriv, "--pdeathsig", "KILL"] if setpriv else []
