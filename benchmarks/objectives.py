@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from benchmarks import page
 from benchmarks.budgets import AIM, BUDGETS, MISSED, MUST, UNCLEAR, UNMEASURED, Outcome, assess
 from benchmarks.command import FAILED, GOOD, add_only, explained, refuse_lost, run_as_command
 from benchmarks.measure import measure_costs
@@ -28,6 +29,7 @@ from benchmarks.subjects import DISKCACHE, OURS, MissingSubject
 from benchmarks.workspace import workspace
 
 MISSED_ONE = 1
+MARK = "objectives"
 SUMMARY = "GITHUB_STEP_SUMMARY"
 VERDICTS = (AIM, MUST, UNCLEAR, MISSED, UNMEASURED)
 
@@ -64,6 +66,7 @@ def parser() -> argparse.ArgumentParser:
     add("--strict", action="store_true", help="fail also if an objective is unclear or was not measured")
     add("--directory", type=Path, default=Path(tempfile.gettempdir()), help="where caches are made (%(default)s)")
     add("--report", type=Path, metavar="FILE", help="write the report to FILE as Markdown")
+    add("--docs", type=Path, metavar="PAGE.md", help="put the table into the marked place of this page")
     add("--json", type=Path, metavar="FILE", help="write everything that was measured to FILE")
     return made
 
@@ -108,6 +111,13 @@ def markdown(outcomes: Sequence[Outcome], facts: Mapping[str, str], remarks: Seq
     return "\n".join(parts)
 
 
+def filling(outcomes: Sequence[Outcome], facts: Mapping[str, str]) -> str:
+    """Return what a page of documentation says; in a block of text no column is cut off, since it scrolls."""
+    _, _, rest = objectives_table(outcomes).text().partition("\n\n")
+    machine = ", ".join(facts[name] for name in ("CPU", "kernel", "Python", "SQLite") if name in facts)
+    return f"```text\n{rest}```\n\n{tally(outcomes)}. {machine}.\n"
+
+
 def remarks_on(record: Record, outcomes: Sequence[Outcome]) -> list[str]:
     """Name what was missed, what is unclear, what failed, and what could not be measured."""
     found = [f"{one.verdict}: {one.budget.label}" for one in outcomes if one.verdict in (MISSED, UNCLEAR)]
@@ -147,6 +157,8 @@ def publish(text: str, report: Path | None) -> None:
 
 def check(asked: argparse.Namespace) -> int:
     """Measure what the command line asks for, and report."""
+    if asked.docs:
+        page.marked(asked.docs, MARK)
     names = [name for name in EFFORTS if not asked.only or name in asked.only]
     labels = f"{OURS.label} against {DISKCACHE.label}"
     with workspace(asked.directory) as space:
@@ -164,6 +176,8 @@ def check(asked: argparse.Namespace) -> int:
     if asked.json:
         write_json(asked.json, facts, {name: asdict(one) for name, one in efforts.items()}, record, outcomes)
     print(objectives_table(outcomes).text(), tally(outcomes), *remarks, f"took {facts['took']}", sep="\n")
+    if asked.docs:
+        page.put(asked.docs, MARK, filling(outcomes, facts))
     publish(markdown(outcomes, facts, remarks), asked.report)
     return status(record, outcomes, fatal(asked))
 

@@ -220,6 +220,19 @@ class TestRun:
         assert objectives.main(["--directory", str(tmp_path)]) == command.GOOD
         assert "GITHUB_STEP_SUMMARY could not be written" in capsys.readouterr().err
 
+    def test_the_table_goes_into_the_marked_place_of_a_page(
+        self, measured: dict[str, Findings | Exception], tmp_path: Path
+    ) -> None:
+        pytest.importorskip("diskcache")
+        page = tmp_path / "benchmarks.md"
+        page.write_text("before\n<!-- objectives:begin -->\nof an earlier run\n<!-- objectives:end -->\nafter\n")
+        assert objectives.main(["--directory", str(tmp_path), "--docs", str(page)]) == command.GOOD
+        text = page.read_text()
+        assert text.startswith("before\n<!-- objectives:begin -->")
+        assert text.endswith("<!-- objectives:end -->\nafter\n")
+        assert "verdict" in text
+        assert "of an earlier run" not in text
+
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [(["--only", "nonsense"], "classic"), (["--report", "/no/such/directory/file"], "no such directory")],
