@@ -1,4 +1,4 @@
-"""Drawing primitives: horizontal bars in groups, percentile curves, and lines over the steps of a scenario.
+"""Drawing primitives: dots or bars for each subject, percentile curves, and lines over the steps of a scenario.
 
 They know nothing of records, only of labels and spreads. matplotlib is imported by `figure` and nowhere else, so that
 tables need none.
@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.intervals import Spread
-from benchmarks.styles import BLUE, GREY, INK, SETTINGS, SKY, WIDTH, look, tick_count, wrapped
+from benchmarks.styles import GREY, INK, SETTINGS, WIDTH, Look, tick_count, wrapped
 from benchmarks.subjects import BenchmarkError
 
 if TYPE_CHECKING:
@@ -23,27 +23,28 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FLOOR = 1.0  # a logarithmic axis has no zero; below a nanosecond, a byte or an operation per second is nothing to see
-BAR_LIMIT, LINE_LIMIT = 10, 8
-FILLS = ((BLUE, ""), (SKY, "////"), ("#FFFFFF", ""))
+LINE_LIMIT = 10
+ROOM = 0.11  # share of a figure's width that a value beside a dot takes on either side
 MARKED = (0.5, 0.1, 0.01, 0.001)  # shares of slower calls that get a marker and an error bar
 SHARES = {0.5: "50 %", 0.1: "90 %", 0.01: "99 %", 1e-3: "99.9 %", 1e-4: "99.99 %", 1e-5: "99.999 %"}
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """What an axis shows, and how its ticks are written."""
+    """What an axis shows, and how its ticks and the values on it are written."""
 
     label: str
     tick: Callable[[float], str]
+    value: Callable[[float], str]
     logarithmic: bool = True
 
 
 @dataclass(frozen=True)
 class Line:
-    """One subject's line: where it stands among all subjects decides how it looks."""
+    """One subject's line, and how it looks."""
 
     label: str
-    place: int
+    look: Look
     points: Sequence[tuple[float, Spread]]
     slowest: float = 0.0
 
@@ -76,6 +77,13 @@ def parts(labels: Sequence[str], limit: int) -> list[list[str]]:
     count = -(-len(labels) // limit)
     ends = [len(labels) * part // count for part in range(count + 1)]
     return [list(labels[low:high]) for low, high in pairwise(ends)]
+
+
+def beside(labels: Sequence[str], limit: int) -> list[list[str]]:
+    """Split subjects into panels of at most `limit`, the first of all, which is the product, in each of them."""
+    if len(labels) <= limit:
+        return [list(labels)]
+    return [[labels[0], *part] for part in parts(labels[1:], limit - 1)]
 
 
 def bounds(spreads: Iterable[Spread | None], extra: Iterable[float] = ()) -> tuple[float, float]:
@@ -116,56 +124,79 @@ def bars(
     columns: Mapping[str, Mapping[str, Sequence[Spread | None]]],
     names: Sequence[str],
     quantity: Quantity,
+    looks: Mapping[str, Look],
 ) -> Figure:
-    """Draw groups of horizontal bars: a column of panels for each key of `columns`, a group for each label in it."""
+    """Draw a row for each subject with its values: dots on a logarithmic axis, bars on one that begins at zero.
+
+    `columns` has a panel for each of its keys; `looks` says by label which colour a subject has.
+    """
     labels = list(dict.fromkeys(label for column in columns.values() for label in column))
-    split = parts(labels, BAR_LIMIT)
     lines = max(wrapped(label).count("\n") + 1 for label in labels)
-    height = len(labels) * max(0.17 * len(names) + 0.16, 0.15 * lines + 0.08) + 0.5 * len(split) + 1.3
-    made = figure(f"{title}\n" if len(names) > 1 else title, note, height)
-    grid: Any = made.subplots(
-        len(split), len(columns), sharex=True, sharey="row", squeeze=False, height_ratios=[len(part) for part in split]
+    height = len(labels) * max(0.32, 0.16 * lines + 0.08) + 1.7
+    named = f": {', '.join(names)} from left to right" if len(names) > 1 else ""
+    made = figure(title, note + named, height)
+    grid: Any = made.subplots(1, len(columns), sharex=True, sharey=True, squeeze=False)
+    limits = bar_limits(
+        [one for column in columns.values() for group in column.values() for one in group], quantity, len(columns)
     )
-    limits = bar_limits([one for column in columns.values() for group in column.values() for one in group], quantity)
-    for row, part in zip(grid, split, strict=True):
-        for axes, (heading, column) in zip(row, columns.items(), strict=True):
-            axes.set(xscale="log" if quantity.logarithmic else "linear", xlim=limits, title=heading)
-            bar_panel(axes, [(label, column.get(label, ())) for label in part], names)
-            ticks(axes.xaxis, quantity, max(7 // len(columns), 3))
-    for axes in grid[-1]:
+    for axes, (heading, column) in zip(grid[0], columns.items(), strict=True):
+        axes.set(xscale="log" if quantity.logarithmic else "linear", xlim=limits, title=heading)
+        bar_panel(axes, [(label, column.get(label, ())) for label in labels], quantity, looks)
+        ticks(axes.xaxis, quantity, max(7 // len(columns), 2))
         axes.set_xlabel(quantity.label)
-    if len(names) > 1:
-        handles = grid[0][0].get_legend_handles_labels()
-        made.legend(*handles, loc="upper left", bbox_to_anchor=(0, 1 - 0.3 / height), ncols=len(names))
     return made
 
 
-def bar_limits(spreads: Sequence[Spread | None], quantity: Quantity) -> tuple[float, float]:
-    """Return the ends of the axis of bars: whole decades, or from zero if it is not logarithmic."""
+def bar_limits(spreads: Sequence[Spread | None], quantity: Quantity, columns: int) -> tuple[float, float]:
+    """Return the ends of the axis, with room for the values beside the dots or bars."""
     if quantity.logarithmic:
-        return bounds(spreads)
-    return 0, max([spread.interval.high for spread in spreads if spread] + [FLOOR]) * 1.06
+        ends = [max(end, FLOOR) for spread in spreads if spread for end in spread.interval[:2]] or [FLOOR]
+        low, high, share = min(ends), max(ends), min(ROOM * columns, 0.4)
+        room: float = max(high / low, 10) ** (share / (1 - 2 * share))
+        return low / room, high * room
+    return 0, max([spread.interval.high for spread in spreads if spread] + [FLOOR]) * 1.4
 
 
-def bar_panel(axes: Axes, groups: Sequence[tuple[str, Sequence[Spread | None]]], names: Sequence[str]) -> None:
-    """Draw one panel of bars, the first group on top."""
-    left = axes.get_xlim()[0]
-    thickness = 0.84 / len(names)
+def bar_panel(
+    axes: Axes, groups: Sequence[tuple[str, Sequence[Spread | None]]], quantity: Quantity, looks: Mapping[str, Look]
+) -> None:
+    """Draw one panel, the first subject on top."""
     axes.set_ylim(len(groups) - 0.5, -0.5)
     axes.set_yticks(range(len(groups)), [wrapped(label) for label, _ in groups])
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="y", visible=False)
-    for place, name in enumerate(names):
-        colour, hatch = FILLS[place % len(FILLS)]
-        drawn = [(row, group[place]) for row, (_, group) in enumerate(groups) if len(group) > place]
-        known = [(row - 0.42 + thickness * (place + 0.5), spread) for row, spread in drawn if spread]
-        heights, ends = [height for height, _ in known], [max(spread.median, FLOOR) for _, spread in known]
-        drawn_bars = axes.barh(heights, [end - left for end in ends], thickness, left=left, color=colour, label=name)
-        for bar in drawn_bars:
-            bar.set(hatch=hatch, edgecolor=INK, linewidth=0.6)
-        reach = list(zip(*(whiskers(spread) for _, spread in known), strict=True))
-        axes.errorbar(ends, heights, xerr=reach or None, fmt="none", ecolor=INK, elinewidth=1, capsize=2)
-    _say_nothing(axes, groups, left)
+    for row, (label, group) in enumerate(groups):
+        known = [spread for spread in group if spread]
+        if known and max(spread.median for spread in known) > 0:
+            (dots if quantity.logarithmic else bar)(axes, row, known, quantity, looks[label].colour)
+    _say_nothing(axes, groups, axes.get_xlim()[0])
+
+
+def dots(axes: Axes, row: int, known: Sequence[Spread], quantity: Quantity, colour: str) -> None:
+    """Draw one subject's values as dots, the first one full, and write the first and the last beside them."""
+    ends = [max(spread.median, FLOOR) for spread in known]
+    reach = list(zip(*(whiskers(spread) for spread in known), strict=True))
+    axes.plot(ends, [row] * len(ends), color=colour, linewidth=1.2)
+    axes.errorbar(ends, [row] * len(ends), xerr=reach, fmt="none", ecolor=colour, elinewidth=1, capsize=3)
+    for place, end in enumerate(ends):
+        fill = colour if place == 0 else "white"
+        axes.plot([end], [row], marker="o", markersize=7 - 1.5 * (place == 1), color=colour, markerfacecolor=fill)
+    written = {0: "right", len(ends) - 1: "left"} if len(ends) > 1 else {0: "left"}
+    for place, side in written.items():
+        end = known[place].interval[0 if side == "right" else 1]
+        spot, away = (max(end, FLOOR), row), (-6 if side == "right" else 6, 0)
+        text = quantity.value(known[place].median)
+        axes.annotate(text, spot, away, textcoords="offset points", va="center", ha=side, fontsize=8.5)
+
+
+def bar(axes: Axes, row: int, known: Sequence[Spread], quantity: Quantity, colour: str) -> None:
+    """Draw one subject's value as a bar from zero, and write it at its end."""
+    spread = known[0]
+    below, above = spread.median - spread.interval.low, spread.interval.high - spread.median
+    axes.barh(row, spread.median, 0.6, color=colour)
+    axes.errorbar([spread.median], [row], xerr=[[below], [above]], fmt="none", ecolor=INK, elinewidth=1, capsize=2)
+    spot = (spread.interval.high, row)
+    axes.annotate(quantity.value(spread.median), spot, (6, 0), textcoords="offset points", va="center", fontsize=8.5)
 
 
 def _say_nothing(axes: Axes, groups: Sequence[tuple[str, Sequence[Spread | None]]], left: float) -> None:
@@ -185,7 +216,7 @@ def line_rows(
 ) -> tuple[Figure, list[tuple[list[Any], list[Line]]]]:
     """Return a figure with a row of panels for each part of the lines, all on the same axes."""
     by_label = {line.label: line for line in lines}
-    split = parts(list(by_label), LINE_LIMIT)
+    split = beside(list(by_label), LINE_LIMIT)
     made = figure(title, note, 3.1 * len(split) + 0.9)
     grid: Any = made.subplots(len(split), columns, sharex=True, sharey=True, squeeze=False)
     return made, [(list(row), [by_label[name] for name in part]) for row, part in zip(grid, split, strict=True)]
@@ -207,7 +238,7 @@ def legend_beside(axes: Axes) -> None:
 
 def draw_line(axes: Axes, line: Line, points: Sequence[tuple[float, Spread]], marked: Sequence[int]) -> None:
     """Draw one line, with markers and error bars at the marked points."""
-    style = look(line.place)
+    style = line.look
     across, up = [step for step, _ in points], [max(spread.median, FLOOR) for _, spread in points]
     axes.plot(
         across,
@@ -251,7 +282,7 @@ def curves(title: str, note: str, lines: Sequence[Line], quantity: Quantity) -> 
 
 def curve(axes: Axes, line: Line, end: float) -> None:
     """Draw one percentile curve, markers at the usual percentiles, and a dotted way to the slowest call."""
-    style = look(line.place)
+    style = line.look
     draw_line(axes, line, line.points, [place for place, (share, _) in enumerate(line.points) if share in MARKED])
     share, spread = line.points[-1]
     top = max(line.slowest, FLOOR)

@@ -1,6 +1,6 @@
 """A record as plots, each as PNG and SVG, and the same files from the same record every time.
 
-For each scenario: bars of p50, p90 and p99 of every call, percentile curves up to the slowest call, memory and disk.
+For each scenario: dots at p50, p90 and p99 of every call, percentile curves up to the slowest call, memory and disk.
 For a scenario with steps also: throughput and cost over the steps. Error bars are confidence intervals of the median
 over repetitions (`benchmarks.intervals`).
 """
@@ -31,7 +31,8 @@ from benchmarks.repetitions import (
     slowest,
     throughput,
 )
-from benchmarks.styles import tick_count, tick_duration, tick_rate, tick_size
+from benchmarks.report import duration, size
+from benchmarks.styles import Look, look_of, tick_count, tick_duration, tick_rate, tick_size
 from benchmarks.subjects import BenchmarkError
 
 if TYPE_CHECKING:
@@ -40,9 +41,9 @@ if TYPE_CHECKING:
 FORMATS = ("png", "svg")
 SHADES = 256
 SHOWN = ("p50", "p90", "p99")
-TIME = Quantity("time per call", tick_duration)
-RATE = Quantity("operations per second, all processes", tick_rate)
-BYTES = Quantity("size in bytes", tick_size, logarithmic=False)
+TIME = Quantity("time per call", tick_duration, duration)
+RATE = Quantity("operations per second, all processes", tick_rate, tick_rate)
+BYTES = Quantity("size in bytes", tick_size, size, logarithmic=False)
 BARS, CURVES, THROUGHPUT, COST, SIZE = "bars", "curves", "throughput", "cost", "size"
 COLUMN_LIMIT = 3
 
@@ -132,7 +133,7 @@ def _of_step(record: Record, scenario: str, step: int) -> Iterator[Drawing]:
 
 def _over_steps(record: Record, scenario: str, steps: Sequence[int]) -> Iterator[Drawing]:
     facts = record.scenarios[scenario]
-    across = Quantity(facts.step or "step", tick_count)
+    across = Quantity(facts.step or "step", tick_count, tick_count)
     make = partial(_drawing, scenario=scenario, step=None)
     found = {step: record.of(scenario, step) for step in steps}
     if any(throughput(trials) for subjects in found.values() for trials in subjects.values()):
@@ -164,12 +165,12 @@ def _bars(record: Record, found: dict[str, list[Trial]], calls: Sequence[str], t
         for call in calls
     }
     first = [group[0] for column in columns.values() for group in column.values()]
-    return panels.bars(title, _note(first, "bars"), columns, SHOWN, TIME)
+    return panels.bars(title, _note(first, "dots"), columns, SHOWN, TIME, _looks(record))
 
 
 def _curves(record: Record, found: dict[str, list[Trial]], call: str, title: str) -> Figure:
     lines = [
-        Line(record.label(name), _place(record, name), points, slowest(trials, call))
+        Line(record.label(name), _look(record, name), points, slowest(trials, call))
         for name, trials in found.items()
         if (points := curve_spreads(trials, call))
     ]
@@ -183,7 +184,7 @@ def _sizes(record: Record, found: dict[str, list[Trial]], title: str) -> Figure:
         "peak memory": {record.label(name): [memory(trials)] for name, trials in found.items()},
     }
     first = [group[0] for group in columns["on disk"].values()]
-    return panels.bars(title, _note(first, "bars"), columns, ("",), BYTES)
+    return panels.bars(title, _note(first, "bars"), columns, ("",), BYTES, _looks(record))
 
 
 def _throughput(record: Record, found: dict[int, dict[str, list[Trial]]], across: Quantity, title: str) -> Figure:
@@ -203,14 +204,18 @@ def _cost(record: Record, found: dict[int, dict[str, list[Trial]]], call: str, a
 def _lines(
     record: Record, found: dict[int, dict[str, list[Trial]]], measure: Callable[[list[Trial]], Spread | None]
 ) -> list[Line]:
-    """Return one line for each subject that has a point at any step."""
+    """Return one line for each subject that has a point at more than one step."""
     points: dict[str, list[tuple[float, Spread]]] = {name: [] for name in record.subjects}
     for step, subjects in found.items():
         for name, trials in subjects.items():
             if spread := measure(trials):
                 points[name].append((step, spread))
-    return [Line(record.label(name), _place(record, name), some) for name, some in points.items() if some]
+    return [Line(record.label(name), _look(record, name), some) for name, some in points.items() if len(some) > 1]
 
 
-def _place(record: Record, name: str) -> int:
-    return list(record.subjects).index(name)
+def _look(record: Record, name: str) -> Look:
+    return look_of(name, list(record.subjects).index(name))
+
+
+def _looks(record: Record) -> dict[str, Look]:
+    return {record.label(name): _look(record, name) for name in record.subjects}

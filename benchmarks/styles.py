@@ -68,6 +68,29 @@ class Look:
     dashes: Any
 
 
+# One colour for one subject in every plot, whatever else is measured; the kinds of one package share its colour.
+SUBJECTS = {
+    "cache": Look(BLUE, "o", "-"),
+    "cache-cold": Look(SKY, "o", "--"),
+    "fanout-8-1s": Look(BLUE, "s", "-."),
+    "fanout-8-10ms": Look(BLUE, "D", (0, (1, 1.2))),
+    "diskcache": Look(VERMILLION, "^", "-"),
+    "diskcache-fanout-8": Look(VERMILLION, "v", "--"),
+    "memcached": Look(GREEN, "P", "-"),
+    "redis": Look(PURPLE, "X", "-"),
+    "lmdb": Look(BLACK, "s", "-"),
+    "pysciqlop": Look(ORANGE, "D", "-"),
+}
+
+
+def look_of(subject: str, place: int) -> Look:
+    """Return a subject's own look, or for one that has none a grey one that its place among all subjects decides."""
+    if subject in SUBJECTS:
+        return SUBJECTS[subject]
+    spare = look(place)
+    return Look(GREY, spare.marker, spare.dashes)
+
+
 def look(place: int) -> Look:
     """Return the look of the subject at `place`: after each round of colours, markers and dashes move on by one."""
     turn = place // len(COLOURS)

@@ -18,6 +18,7 @@ from benchmarks import page, panels, plots, render, styles, tables
 from benchmarks.intervals import Interval, Spread
 from benchmarks.record import CURVE, Calls, Record, ScenarioFacts, SubjectFacts, Trial, load
 from benchmarks.repetitions import curve_spreads, percentile_spread, slowest, speedup
+from benchmarks.report import duration
 from benchmarks.subjects import BenchmarkError
 
 from ...support.project import ROOT
@@ -189,6 +190,8 @@ class TestPlots:
             )
             found = record.of(drawing.scenario, drawing.step)
             for name, trials in found.items():
+                if drawing.kind in (plots.COST, plots.THROUGHPUT) and len({one.step for one in trials}) == 1:
+                    continue  # one point is no line
                 calls = drawing.call.split("-") if drawing.call else []
                 if not calls or any(one.calls[call].count for one in trials for call in calls if call in one.calls):
                     assert LABELS[name] in text, drawing.name
@@ -269,6 +272,25 @@ class TestPlots:
         for start in range(30 - panels.LINE_LIMIT):
             near = looks[start : start + panels.LINE_LIMIT]
             assert len({(one.marker, one.dashes) for one in near}) == len(near), "in grey as well"
+
+    def test_a_subject_looks_the_same_whatever_else_is_measured_and_no_two_look_alike(self) -> None:
+        assert {styles.look_of("redis", place) for place in range(30)} == {styles.SUBJECTS["redis"]}
+        assert len(set(styles.SUBJECTS.values())) == len(styles.SUBJECTS)
+        peers = [styles.SUBJECTS[name].colour for name in ("cache", "diskcache", "memcached", "redis", "lmdb")]
+        assert len(set(peers)) == len(peers)
+
+    @given(st.integers(1, 100), st.integers(2, 12))
+    def test_every_panel_of_lines_has_the_product_beside_its_peers(self, count: int, limit: int) -> None:
+        labels = [str(number) for number in range(count)]
+        split = panels.beside(labels, limit)
+        assert all(part[0] == "0" and len(part) <= limit for part in split)
+        assert [label for part in split for label in part[1:]] == labels[1:]
+
+    def test_values_stand_beside_their_dots(self, drawn: tuple[Path, list[plots.Drawing]], record: Record) -> None:
+        directory, _ = drawn
+        spread = percentile_spread(record.of(ALONE)["cache"], "hit", "p50")
+        assert spread
+        assert duration(spread.median) in words(directory / f"{ALONE}-hit-bars.svg")
 
     @pytest.mark.parametrize("colour", styles.COLOURS)
     def test_colours_stand_out_from_white(self, colour: str) -> None:
