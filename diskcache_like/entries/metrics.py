@@ -20,6 +20,10 @@ class Metrics:
         self.unauthenticated = 0  # entries whose authentication failed or was missing
         self.missing_files = 0  # rows whose value file was gone, or not to be read by this user
 
+    def __repr__(self) -> str:
+        counts = ", ".join(f"{name}={getattr(self, name)}" for name in ("damaged", "unauthenticated", "missing_files"))
+        return f"{type(self).__name__}({counts})"
+
     def flush(self, count_uses: Callable[[int, int], None]) -> None:
         """Add the hits and misses to the counts of all processes; the write lock is held."""
         hits, misses = self.counters

@@ -214,3 +214,11 @@ def test_a_name_in_an_entry_imports_nothing(tmp_path: Path) -> None:
         "assert not any(name.startswith('tests') for name in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("value", [Open(a=1), [Open(a=1)]], ids=["alone", "in a list"])
+def test_a_class_that_is_not_registered_is_refused_with_the_way_to_do_that(value: Any, tmp_path: Path) -> None:
+    with Cache(tmp_path, pickle="never") as cache:
+        with pytest.raises(ValueEncodeError, match=r"Open.*register\(\) or allow="):
+            cache["key"] = value
+        assert "key" not in cache

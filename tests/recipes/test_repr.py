@@ -1,4 +1,4 @@
-"""Recipes say which key they use."""
+"""Recipes say which key they use, and metrics what they count."""
 
 from __future__ import annotations
 
@@ -16,3 +16,8 @@ def test_locks_and_averagers_name_their_key(tmp_path: Path) -> None:
             "BoundedSemaphore('jobs')",
             "Averager('jobs')",
         ]
+
+
+def test_metrics_name_what_they_count(tmp_path: Path) -> None:
+    with Cache(tmp_path / "cache") as cache:
+        assert repr(cache.metrics) == "Metrics(damaged=0, unauthenticated=0, missing_files=0)"
