@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -344,4 +346,14 @@ def test_a_second_process_makes_the_shard_a_shared_one(tmp_path: Path) -> None:
             finally:
                 os._exit(0)
         os.waitpid(child, 0)
+        assert store(cache).session.header[Header.SHARED] == 1
+
+
+def test_a_process_of_the_same_id_in_another_container_is_a_second_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "getpid", lambda: 7)
+    program = f"import os; os.getpid = lambda: 7; from diskcache_like import Cache; Cache({str(tmp_path / 'cache')!r})"
+    with Cache(tmp_path / "cache") as cache:
+        subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
         assert store(cache).session.header[Header.SHARED] == 1

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import secrets
 from collections.abc import Callable
 from typing import Any
 
@@ -38,6 +40,14 @@ class ClosedWords:
 
 
 CLOSED = ClosedWords()
+
+
+@functools.lru_cache(maxsize=1)
+def _process_number(token: int) -> int:
+    """Return a number of the process that has this token: process ids would be equal in two containers."""
+    return 1 + secrets.randbits(62)
+
+
 NOT_OPEN = -1  # equal to no process token, and not to the 0 that a wiped page shows
 
 
@@ -103,7 +113,7 @@ class ShardSession:
 
         Two that open it at the same instant may miss each other: that costs cold reads until the next opening.
         """
-        header, me = self.header, os.getpid()
+        header, me = self.header, _process_number(process_token())
         if header[Header.OPENER] not in (0, me):
             header[Header.SHARED] = 1
         header[Header.OPENER] = me
