@@ -17,7 +17,8 @@ from ..cache import Cache
 from ..entries.session import Opening
 from ..errors import CacheError, DirectoryError
 from ..storage.opening.identity import is_database
-from ..system.paths import files_below
+from ..system.paths import files_below, is_directory
+from ..system.signals import reraise_signal
 from .terminal import shown
 
 COPIES = 5  # attempts at a copy of a directory that others write to
@@ -56,7 +57,7 @@ def readable(directory: str, values: bool = True) -> Iterator[str]:
     volume that is mounted read-only, or somebody else's cache. Errors name the original. `values`: the body reads
     value files too. Raises DirectoryError if somebody writes faster than the copy is made.
     """
-    if not os.path.isdir(directory) or os.access(directory, os.W_OK):
+    if not is_directory(directory) or os.access(directory, os.W_OK):
         yield directory
         return
     with tempfile.TemporaryDirectory(prefix="diskcache-") as folder:
@@ -107,6 +108,7 @@ def _copy(directory: str, copy: str, values: bool) -> None:
             try:
                 source = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=handle)
             except OSError as error:
+                reraise_signal(error)
                 if error.errno in (errno.ELOOP, errno.ENXIO, errno.ENOENT):  # a link, a socket, or gone
                     continue
                 raise DirectoryError(error.errno or errno.EIO, "cannot be read", os.path.join(path, name)) from error

@@ -25,7 +25,7 @@ NEEDS_BOARD = pytest.mark.skipif(choose_implementation() != "python", reason="ca
 
 @pytest.fixture
 def board(tmp_path: Path) -> Iterator[Board]:
-    opened = Board.open(str(tmp_path / "cache.board"))
+    opened = Board.open(str(tmp_path / "cache.board"), locked=True)
     assert opened is not None
     yield opened
     opened.close()
@@ -349,11 +349,17 @@ def test_a_second_process_makes_the_shard_a_shared_one(tmp_path: Path) -> None:
         assert store(cache).session.header[Header.SHARED] == 1
 
 
-def test_a_process_of_the_same_id_in_another_container_is_a_second_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "getpid", lambda: 7)
-    program = f"import os; os.getpid = lambda: 7; from diskcache_like import Cache; Cache({str(tmp_path / 'cache')!r})"
-    with Cache(tmp_path / "cache") as cache:
-        subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
-        assert store(cache).session.header[Header.SHARED] == 1
+PROGRAM = """
+import os, sys
+os.getpid = lambda: 7
+from diskcache_like import Cache
+from diskcache_like.coherence.generations import Header
+with Cache(sys.argv[1]) as cache:
+    print(cache._shards.stores[0].session.header[Header.SHARED])
+"""
+
+
+def test_a_process_of_the_same_id_in_another_container_is_a_second_one(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path / "cache")]
+    printed = [subprocess.run(command, check=True, timeout=60, capture_output=True).stdout for _ in range(2)]
+    assert printed == [b"0\n", b"1\n"]
