@@ -71,7 +71,8 @@ class Payloads:
                 raise ValueEncodeError(
                     f"value of type {type(value).__qualname__} is not plain data ({reason}) and pickle='never' is in "
                     "force; convert it to plain data, or name the class to register() or allow= if it is a dataclass,"
-                    " an enum, a named tuple, or of attrs or pydantic, or open the cache with pickle='signed'"
+                    " an enum, a named tuple, or of attrs or pydantic, or open the cache with pickle='signed' or a Disk"
+                    " of your own"
                 ) from None
             return MODE_PICKLE, codec.pack(dumps_pickle(value, self.pickle_protocol), use_dictionary=False)
 
