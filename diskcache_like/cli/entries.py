@@ -16,7 +16,7 @@ from ..errors import KeyEncodeError, ValueEncodeError
 from ..operations.inspection import records_of
 from .arguments import positive
 from .opening import existing, to_look_at
-from .terminal import as_json, as_text, print_json, print_table, shown
+from .terminal import as_json, as_text, print_json, print_removed, print_table, shown
 
 RUNS_CALLERS_CODE = True  # for `interrupts_a_call` of system/signal_safe.py
 
@@ -133,10 +133,7 @@ def evict(options: argparse.Namespace) -> int:
     """Remove every entry with a tag, and print how many there were."""
     with existing(options.directory) as cache:
         removed = cache.evict(options.tag, retry=True)
-    if options.json:
-        print_json({"removed": removed})
-    else:
-        print(f"{removed:,} entries removed")
+    print_removed(removed, options.json)
     return 0
 
 

@@ -54,6 +54,14 @@ def print_json(found: Mapping[str, Any]) -> None:
     print(json.dumps(found), flush=True)
 
 
+def print_removed(removed: int, as_object: bool) -> None:
+    """Print how many entries a command has removed, `as_object` as JSON."""
+    if as_object:
+        print_json({"removed": removed})
+    else:
+        print(f"{removed:,} entries removed")
+
+
 @dataclass
 class Tally:
     """How many look-ups were hits, and how many nanoseconds each call took."""

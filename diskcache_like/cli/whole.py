@@ -16,7 +16,7 @@ from ..errors import CorruptDatabase, CorruptDatabaseWarning, SecretError, Setti
 from ..operations.inspection import work_of
 from .arguments import interval, positive
 from .opening import WithoutRecovery, existing, readable, to_look_at
-from .terminal import print_json, shown
+from .terminal import print_json, print_removed, shown
 
 RUNS_CALLERS_CODE = True  # for `interrupts_a_call` of system/signal_safe.py
 
@@ -133,10 +133,7 @@ def clear(options: argparse.Namespace) -> int:
             print("nothing removed", file=sys.stderr)
             return 1
         removed = cache.clear()
-    if options.json:
-        print_json({"removed": removed})
-    else:
-        print(f"{removed:,} entries removed")
+    print_removed(removed, options.json)
     return 0
 
 

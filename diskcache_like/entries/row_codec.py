@@ -159,12 +159,8 @@ class RowCodec:
         """Return the absolute expiry for `expire` seconds (or a timedelta) from now; None means never."""
         if expire is None:
             return None
-        seconds = expire.total_seconds() if isinstance(expire, timedelta) else expire
-        try:
-            seconds = math.nan if isinstance(seconds, str | bytes | bytearray) else float(seconds)
-        except (TypeError, ValueError, OverflowError):
-            raise ExpiryError(f"expire is {expire!r}, expected seconds from now or None") from None
-        if math.isnan(seconds) or seconds < 0:
+        seconds = seconds_of(expire)
+        if seconds < 0:
             raise ExpiryError(f"expire is {expire!r}, expected seconds from now, 0 or more")
         return None if math.isinf(seconds) else self.clock() + seconds
 
@@ -266,6 +262,20 @@ class RowCodec:
             yield
         except DecodeError as error:
             self.report_corrupt(error, key)
+
+
+def seconds_of(expire: Any) -> float:
+    """Return the seconds of a lifetime, infinity for None; raise ExpiryError for what is no number."""
+    if expire is None:
+        return math.inf
+    given = expire.total_seconds() if isinstance(expire, timedelta) else expire
+    try:
+        seconds = math.nan if isinstance(given, str | bytes | bytearray) else float(given)
+    except (TypeError, ValueError, OverflowError):
+        seconds = math.nan
+    if math.isnan(seconds):
+        raise ExpiryError(f"expire is {expire!r}, expected seconds from now, a timedelta or None")
+    return seconds
 
 
 def discard(store: Store, encoded: Stored) -> None:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import functools
 import inspect
-import math
 from collections.abc import Callable, Sized
-from datetime import timedelta
 from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, Self, TypeVar, cast, overload
 
 from ..coherence.futex import pauses
 from ..encoding import keys
 from ..entries.atomic_key import AtomicKey
-from ..entries.row_codec import Expiry
-from ..errors import ExpiryError, Timeout
+from ..entries.row_codec import Expiry, seconds_of
+from ..errors import Timeout
 from .call_keys import CallKey, CallKeys, decorated
 
 RUNS_CALLERS_CODE = True  # for `interrupts_a_call` of system/signal_safe.py
@@ -84,17 +82,9 @@ class Memoized(Protocol[P, R_co]):
 
 
 def check_lifetime(expire: Any, tag: Any) -> None:
-    """Raise ExpiryError or KeyEncodeError, as storing a result would, where a function is decorated."""
-    if expire is not None and (isinstance(expire, bool) or not isinstance(expire, int | float | timedelta)):
-        raise ExpiryError(f"expire is {expire!r}, expected seconds, a timedelta or None")
-    if math.isnan(seconds_of(expire)):
-        raise ExpiryError(f"expire is {expire!r}, expected seconds, a timedelta or None")
+    """Raise ExpiryError or KeyEncodeError where a function is decorated, as storing a result would."""
+    seconds_of(expire)
     keys.encode_tag(tag)
-
-
-def seconds_of(expire: Expiry | None) -> float:
-    """Return the seconds that a result is kept; infinity for None."""
-    return math.inf if expire is None else expire.total_seconds() if isinstance(expire, timedelta) else expire
 
 
 def memoize(

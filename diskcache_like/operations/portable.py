@@ -32,6 +32,7 @@ class Portable:
         self._disk = disk = Disk(session.directory, _NO_FILES)
         disk.pickle_policy, disk.secret = session.pickle_policy, session.secret
         disk.value_codec = new_codec("msgpack", "none", DEFAULT_SETTINGS, session.pickle_policy, (session.classes,))
+        self._decode = Msgpack().decode
         self._secret = session.secret
         self._signs_pickles = session.pickle_policy == "signed"
 
@@ -49,7 +50,7 @@ class Portable:
 
         SignatureError, which is a DecodeError, means a pickle that was not signed with this cache's secret.
         """
-        found = Msgpack().decode(data)
+        found = self._decode(data)
         if type(found) is not tuple or len(found) != 3:
             raise DecodeError("expected a key, its original and a record")
         stored, original, blob = found

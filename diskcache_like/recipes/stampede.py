@@ -22,10 +22,10 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 from ..cache import Cache, atomic_key, clock_of
 from ..coherence.futex import pauses, slices
 from ..entries.loading import ENOVAL
-from ..entries.row_codec import Expiry
+from ..entries.row_codec import Expiry, seconds_of
 from ..errors import Timeout
 from ..operations.call_keys import CallKey, CallKeys
-from ..operations.memoize import Memoized, as_memoized, check_lifetime, seconds_of, when_free
+from ..operations.memoize import Memoized, as_memoized, check_lifetime, when_free
 from ..system.boot import boot_id
 from ..system.forks import process_token
 from ..system.paths import mode_of

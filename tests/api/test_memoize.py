@@ -11,6 +11,8 @@ import sys
 import threading
 from collections.abc import Callable
 from datetime import timedelta
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -567,6 +569,13 @@ def test_a_wrong_lifetime_or_tag_is_refused_at_decoration(
         cache.memoize(**options)(len)
     with pytest.raises(error):
         memoize_stampede(cache, **{"expire": None, **options})(len)
+
+
+@few
+@pytest.mark.parametrize("expire", [Decimal(10), Fraction(21, 2), timedelta(seconds=10), True])
+def test_a_lifetime_may_be_any_number_that_set_takes(expire: Any, cache: Cache) -> None:
+    assert cache.memoize(expire=expire)(abs)(-1) == 1
+    assert memoize_stampede(cache, expire)(abs)(-2) == 2
 
 
 SCRIPT = """
