@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
+from ..coherence.presence import Presence
 from .row_codec import Expiry, RowCodec
 
 SHORTEST_SLEEP = 0.001  # seconds; a shorter sleep is not worthwhile, even if a lease ends sooner
@@ -44,6 +45,10 @@ class AtomicKey:
         """Wake the sleepers; call it after a change."""
         _, h, store = self._rows.locate(self._key)
         store.wake(h)
+
+    def presence(self) -> Presence:
+        """Return what shows other processes that this one has the key's shard open."""
+        return self._rows.locate(self._key)[2].session.presence()
 
     def left(self, until: float | None) -> float:
         """Return the seconds to sleep until a moment by the cache's clock; None means never."""

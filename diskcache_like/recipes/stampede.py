@@ -12,7 +12,6 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-import os
 import random
 import sys
 import threading
@@ -26,9 +25,6 @@ from ..entries.row_codec import Expiry, seconds_of
 from ..errors import Timeout
 from ..operations.call_keys import CallKey, CallKeys
 from ..operations.memoize import Memoized, as_memoized, check_lifetime, when_free
-from ..system.boot import boot_id
-from ..system.forks import process_token
-from ..system.paths import mode_of
 from ..system.signals import reraise_signal
 from .locks import Lock
 from .owners import Owner, current_owner
@@ -39,7 +35,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 RENEWAL = "diskcache_like renewal"  # name of a thread that recomputes a result
-PATIENCE = 60.0  # seconds to wait for a computation at least, if its process lives; `expire`, if that is longer
+PATIENCE = 60.0  # seconds to wait for a computation at least, if its process runs; `expire`, if that is longer
 
 
 class Found(NamedTuple):
@@ -51,7 +47,11 @@ class Found(NamedTuple):
 
 
 class SingleFlight(Lock):
-    """The lock of the one caller who computes a result; it is free, too, once the process that held it has died."""
+    """The lock of the one caller who computes a result; it is free, too, once the process that held it has ended.
+
+    Its token names the owner and the presence of its process in the shard, which is there before the token is stored:
+    so a presence that others find ended never belongs to a computation that has just begun.
+    """
 
     _noun = "computation"
 
@@ -60,10 +60,10 @@ class SingleFlight(Lock):
         self._owner = owner
 
     def _new_token(self, owner: Owner) -> str:
-        return f"{owner.name} {_process(process_token())}"
+        return f"{owner.name} {self._atomic.presence().name}"
 
     def _is_free(self, found: Any) -> bool:
-        return found is ENOVAL or _has_died(str(found).partition(" ")[2])
+        return found is ENOVAL or self._atomic.presence().has_ended(str(found).partition(" ")[2])
 
     def begin(self, wait: float | None) -> bool:
         """Begin to compute if nobody else does; raise Timeout after `wait` seconds for the shard's write lock."""
@@ -97,44 +97,6 @@ class SingleFlight(Lock):
         """Do what `finish` does, without blocking the event loop."""
         await self._give_async(self._pop(self._owner))
         self._atomic.wake()
-
-
-@functools.lru_cache(maxsize=1)
-def _process(token: int) -> str:
-    """Return text that names this process and no other: boot, name space of process ids, id, moment of its start.
-
-    `token` is the process's own, so that a forked child does not get its parent's name.
-    """
-    pid = os.getpid()
-    try:
-        namespace = os.readlink("/proc/self/ns/pid")
-    except OSError as error:
-        reraise_signal(error)
-        namespace = "unknown"
-    return f"{boot_id()} {namespace} {pid} {_start_of(pid)}"
-
-
-def _has_died(process: str) -> bool:
-    """Tell whether a process has surely ended; False for one in another container, which cannot be seen from here."""
-    here = _process(process_token()).split(" ")
-    try:
-        boot, namespace, pid, start = process.split(" ")
-        if int(boot) != int(here[0]):
-            return True
-        return namespace == here[1] and _start_of(int(pid)) != start
-    except ValueError:
-        return False
-
-
-def _start_of(pid: int) -> str:
-    """Return when a process was started, in ticks since boot; '' if it has ended, be it reaped by its parent or not."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            state, *rest = file.read().rpartition(")")[2].split()
-    except OSError as error:
-        reraise_signal(error)
-        return "" if mode_of("/proc/self/stat") else "unknown"
-    return "" if state in "ZX" else rest[18]
 
 
 class _Results:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
 import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -16,7 +15,6 @@ import pytest
 from diskcache_like import Cache, memoize_stampede
 from diskcache_like.coherence import futex
 from diskcache_like.recipes import stampede
-from diskcache_like.system.forks import process_token
 
 from ..support.cache_kinds import NEEDS_HELPER, Clock, Opener, few, one
 from ..support.contention import opened
@@ -201,25 +199,6 @@ def test_when_the_one_that_computes_dies_the_next_one_does_it(crew: Crew, open_c
     worker.kill()
     waiting.join(PATIENCE)
     assert found == ["done"]
-
-
-def test_only_a_process_that_has_certainly_died_is_given_up() -> None:
-    here = stampede._process(process_token())
-    boot, namespace, pid, start = here.split(" ")
-    assert not stampede._has_died(here)
-    assert stampede._has_died(f"{int(boot) + 1} {namespace} {pid} {start}"), "the machine was started anew"
-    assert stampede._has_died(f"{boot} {namespace} {pid} 1"), "another process has its number now"
-    assert not stampede._has_died(f"{boot} pid:[1] {pid} 1"), "in another container: who knows"
-    for text in ("", "x", "1 2 3", "a b c d", "1 2 3 4 5"):
-        assert not stampede._has_died(text)
-    child = os.fork()
-    if not child:
-        os._exit(0)
-    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)  # a zombie now
-    try:
-        assert stampede._has_died(f"{boot} {namespace} {child} {start}")
-    finally:
-        os.waitpid(child, 0)
 
 
 @few

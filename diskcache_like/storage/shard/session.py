@@ -6,12 +6,14 @@ import functools
 import os
 import secrets
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from ...coherence import native
 from ...coherence.atomics import Words
 from ...coherence.board import Board
 from ...coherence.generations import GenerationFile, Header
+from ...coherence.presence import Presence
 from ...coherence.write_lock import WriteLock
 from ...crypto.keyring import Sealer
 from ...disk.contract import Disk
@@ -19,7 +21,7 @@ from ...errors import CacheError, CorruptDatabase, KeyringError, TransactionErro
 from ...policies import policy_named
 from ...system.forks import process_token
 from ..opening import opener, replacement
-from ..opening.identity import LOCK, Config, cache_replaced, identity_of
+from ..opening.identity import GENERATIONS, LOCK, Config, cache_replaced, identity_of
 from ..sqlite.reader_pool import ReaderPool
 from . import forking
 from .forking import Resumable
@@ -71,6 +73,7 @@ class ShardSession:
         self.slots: Words
         self.uses: Words
         self.board: Board | None = None
+        self._presence: Presence | None = None
         self.epoch = 0
         self.path = ""
         forking.watch(self)
@@ -153,6 +156,19 @@ class ShardSession:
         if self.token != process_token():
             self.open()
 
+    def presence(self) -> Presence:
+        """Return what shows other processes that this one has the shard open; it ends with `close`."""
+        with opener.mutex():
+            self.ready()
+            if self._presence is None:
+                self._presence = Presence(Path(self.directory, GENERATIONS), shared=self.config.shared)
+            return self._presence
+
+    def _end_presence(self) -> None:
+        presence, self._presence = self._presence, None
+        if presence is not None:
+            presence.close()
+
     def is_open_with(self, lock: WriteLock) -> bool:
         """Tell whether the shard is open and `lock` its write lock; if not, another thread has closed it."""
         return self.lock is lock and not self.inherited()
@@ -161,6 +177,7 @@ class ShardSession:
         """Close everything, and release the write lock, which the caller holds."""
         lock = self.lock
         try:
+            self._end_presence()
             self._close_connections()
             self.generations.close()
             if self.board is not None:
@@ -283,6 +300,7 @@ class ShardSession:
     def _abandon(self) -> None:
         """Rid a forked child of what it inherited (see `forking`)."""
         self.lock.abandon()
+        self._end_presence()
         connections, idle = self.pool.inherited()
         connection = self.connection
         if connection.raw is not None:
