@@ -151,7 +151,7 @@ def bar_limits(spreads: Sequence[Spread | None], quantity: Quantity, columns: in
     """Return the ends of the axis, with room for the values beside the dots or bars."""
     if quantity.logarithmic:
         ends = [max(end, FLOOR) for spread in spreads if spread for end in spread.interval[:2]] or [FLOOR]
-        low, high, share = min(ends), max(ends), min(ROOM * columns, 0.4)
+        low, high, share = min(ends), max(ends), min(ROOM * columns, 0.3)
         room: float = max(high / low, 10) ** (share / (1 - 2 * share))
         return low / room, high * room
     return 0, max([spread.interval.high for spread in spreads if spread] + [FLOOR]) * 1.4
