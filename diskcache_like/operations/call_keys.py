@@ -8,6 +8,7 @@ of the code and of what it closes over is part of the name; a named function kee
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 import sys
@@ -139,7 +140,7 @@ def _digest_of(value: Any, met: list[Callable[..., Any]]) -> bytes:
 
 def is_decorated(value: Any) -> bool:
     """Tell whether a decorator of this package returned this very function, not one that wraps it again."""
-    return isinstance(value, types.FunctionType) and value in decorated
+    return isinstance(value, types.FunctionType | functools.partial) and value in decorated
 
 
 def _owner(function: Callable[..., Any]) -> str:

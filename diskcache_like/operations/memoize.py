@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import types
 from collections.abc import Callable, Sized
 from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, Self, TypeVar, cast, overload
 
@@ -65,7 +66,7 @@ class Memoized(Protocol[P, R_co]):
     @overload
     def __get__(self, instance: None, owner: type, /) -> Self: ...
     @overload
-    def __get__(self: Memoized[Concatenate[S, Q], T], instance: S, owner: type | None = None, /) -> Callable[Q, T]: ...
+    def __get__(self: Memoized[Concatenate[S, Q], T], instance: S, owner: type | None = None, /) -> Memoized[Q, T]: ...
 
     def __cache_key__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         """Return the key under which the result of a call with these arguments is kept."""
@@ -79,6 +80,63 @@ class Memoized(Protocol[P, R_co]):
         Hits and misses are the calls of this one wrapper in this process. `maxsize` is None, since no number of entries
         is the limit; `currsize` is the number of entries in the whole cache, of all functions and processes.
         """
+
+
+class MemoizedMethod(functools.partial[Any]):
+    """A memoized function whose first parameter is `self`, alone in its class or bound to an object.
+
+    What a bound one offers takes the arguments of a call on that object: `shop.price.invalidate("tea")`. Functions
+    stay plain functions, which are called faster; only attributes of a method can be bound no other way.
+    """
+
+    def __get__(self, instance: Any, owner: type | None = None) -> MemoizedMethod:
+        return self if instance is None else MemoizedMethod(self.func, instance)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.func, name)
+
+    @property
+    def __doc__(self) -> str | None:  # type: ignore[override]  # the function's, not that of this class
+        return self.func.__doc__
+
+    @property
+    def __module__(self) -> str:  # type: ignore[override]
+        return self.func.__module__
+
+    @property
+    def __wrapped__(self) -> Callable[..., Any]:
+        function = self.func.__wrapped__  # type: ignore[attr-defined]
+        return types.MethodType(function, *self.args) if self.args else function
+
+    @property
+    def __self__(self) -> Any:
+        if self.args:
+            return self.args[0]
+        raise AttributeError(f"method {self.func.__qualname__!r} is not bound to an object")
+
+    def __cache_key__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.func.__cache_key__(*self.args, *args, **kwargs)  # type: ignore[attr-defined]
+
+    def invalidate(self, *args: Any, **kwargs: Any) -> bool:
+        """Remove the result of a call with these arguments, as `Memoized.invalidate` does."""
+        return bool(self.func.invalidate(*self.args, *args, **kwargs))  # type: ignore[attr-defined]
+
+    def __eq__(self, other: object) -> bool:
+        """Compare as bound methods do: the same function of the same object."""
+        if not isinstance(other, MemoizedMethod):
+            return NotImplemented
+        return self.func is other.func and [*map(id, self.args)] == [*map(id, other.args)]
+
+    def __hash__(self) -> int:
+        return hash((self.func, *map(id, self.args)))
+
+    def __repr__(self) -> str:
+        bound = f" of {self.args[0]!r}" if self.args else ""
+        return f"<memoized method {self.func.__qualname__}{bound}>"
+
+    def __reduce__(self) -> Any:
+        # As bound methods and functions are pickled: by name.
+        return (getattr, (self.args[0], self.func.__name__)) if self.args else self.func.__qualname__
 
 
 def check_lifetime(expire: Any, tag: Any) -> None:
@@ -165,6 +223,14 @@ def as_memoized(
         return cache.delete(call_key(*args, **kwargs), retry=True)
 
     wrapper.__cache_key__, wrapper.cache_info, wrapper.invalidate = call_key, cache_info, invalidate
-    decorated.add(wrapper)
-    memoized: Memoized[P, R] = wrapper
-    return memoized
+    memoized = wrapper
+    if _is_method(wrapper.__wrapped__):
+        memoized = MemoizedMethod(wrapper)
+        memoized.__dict__ = wrapper.__dict__  # one dictionary: what is set on one of them is seen on both
+    decorated.add(memoized)
+    return cast("Memoized[P, R]", memoized)
+
+
+def _is_method(function: Any) -> bool:
+    code = getattr(function, "__code__", None)
+    return code is not None and code.co_varnames[: code.co_argcount][:1] == ("self",)
