@@ -83,14 +83,20 @@ class Memoized(Protocol[P, R_co]):
 
 
 class MemoizedMethod(functools.partial[Any]):
-    """A memoized function whose first parameter is `self`, alone in its class or bound to an object.
+    """A memoized function whose first parameter is `self`, as its class sees it.
 
-    What a bound one offers takes the arguments of a call on that object: `shop.price.invalidate("tea")`. Functions
-    stay plain functions, which are called faster; only attributes of a method can be bound no other way.
+    Functions stay plain functions, which are called faster; only attributes of a method can be bound no other way.
     """
 
-    def __get__(self, instance: Any, owner: type | None = None) -> MemoizedMethod:
-        return self if instance is None else MemoizedMethod(self.func, instance)
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else BoundMethod(self.func, instance)
+
+    def __reduce__(self) -> Any:
+        return self.func.__qualname__  # as a function is pickled: by name
+
+
+class BoundMethod(functools.partial[Any]):
+    """A memoized method of an object; what it offers takes the arguments of a call on that object."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.func, name)
@@ -104,15 +110,12 @@ class MemoizedMethod(functools.partial[Any]):
         return self.func.__module__
 
     @property
-    def __wrapped__(self) -> Callable[..., Any]:
-        function = self.func.__wrapped__  # type: ignore[attr-defined]
-        return types.MethodType(function, *self.args) if self.args else function
+    def __self__(self) -> Any:
+        return self.args[0]
 
     @property
-    def __self__(self) -> Any:
-        if self.args:
-            return self.args[0]
-        raise AttributeError(f"method {self.func.__qualname__!r} is not bound to an object")
+    def __wrapped__(self) -> Callable[..., Any]:
+        return types.MethodType(self.func.__wrapped__, *self.args)  # type: ignore[attr-defined]
 
     def __cache_key__(self, *args: Any, **kwargs: Any) -> Any:
         return self.func.__cache_key__(*self.args, *args, **kwargs)  # type: ignore[attr-defined]
@@ -123,20 +126,16 @@ class MemoizedMethod(functools.partial[Any]):
 
     def __eq__(self, other: object) -> bool:
         """Compare as bound methods do: the same function of the same object."""
-        if not isinstance(other, MemoizedMethod):
-            return NotImplemented
-        return self.func is other.func and [*map(id, self.args)] == [*map(id, other.args)]
+        return isinstance(other, BoundMethod) and self.func is other.func and self.args[0] is other.args[0]
 
     def __hash__(self) -> int:
-        return hash((self.func, *map(id, self.args)))
+        return hash((self.func, id(self.args[0])))
 
     def __repr__(self) -> str:
-        bound = f" of {self.args[0]!r}" if self.args else ""
-        return f"<memoized method {self.func.__qualname__}{bound}>"
+        return f"<memoized method {self.func.__qualname__} of {self.args[0]!r}>"
 
     def __reduce__(self) -> Any:
-        # As bound methods and functions are pickled: by name.
-        return (getattr, (self.args[0], self.func.__name__)) if self.args else self.func.__qualname__
+        return getattr, (self.args[0], self.func.__name__)  # as a bound method is pickled
 
 
 def check_lifetime(expire: Any, tag: Any) -> None:
@@ -226,7 +225,8 @@ def as_memoized(
     memoized = wrapper
     if _is_method(wrapper.__wrapped__):
         memoized = MemoizedMethod(wrapper)
-        memoized.__dict__ = wrapper.__dict__  # one dictionary: what is set on one of them is seen on both
+        memoized.__dict__ = wrapper.__dict__  # one dictionary: bound methods see what is set on the unbound one
+        functools.update_wrapper(memoized, wrapper.__wrapped__)
     decorated.add(memoized)
     return cast("Memoized[P, R]", memoized)
 
