@@ -45,7 +45,7 @@ R = TypeVar("R")
 
 
 class Entry(NamedTuple):
-    """What `get_entry` returns: a value with its metadata."""
+    """What `get_entry` returns: a value with its metadata; `size` is the bytes that it takes up as stored."""
 
     value: Any
     expire_time: float | None

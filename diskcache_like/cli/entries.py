@@ -20,7 +20,6 @@ from .terminal import as_json, as_text, print_json, print_removed, print_table, 
 
 RUNS_CALLERS_CODE = True  # for `interrupts_a_call` of system/signal_safe.py
 
-ABSENT = object()
 KINDS: dict[str, Callable[[str], Any]] = {
     "text": str,
     "int": int,
@@ -37,11 +36,14 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     keyed.add_argument(
         "--key-type", choices=KINDS, default="text", help="what KEY is; bytes are given in hexadecimal (default: text)"
     )
+    tagged = argparse.ArgumentParser(add_help=False)
+    tagged.add_argument("--tag-type", choices=KINDS, default="text", help="what the tag is (default: text)")
+
     one = commands.add_parser("get", parents=[common, keyed], help="print the value of a key; 1 if there is none")
     one.add_argument("--raw", action="store_true", help="write text or bytes as they are, without a line end")
     one.set_defaults(command=get)
 
-    store = commands.add_parser("set", parents=[common, keyed], help="store a value under a key")
+    store = commands.add_parser("set", parents=[common, keyed, tagged], help="store a value under a key")
     store.add_argument("value", metavar="VALUE", help="the value, or - to read it from the standard input")
     store.add_argument("--value-type", choices=KINDS, default="text", help="what VALUE is (default: text)")
     store.add_argument("--expire", type=float, metavar="SECONDS", help="remove it after this time")
@@ -52,15 +54,15 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         command=delete
     )
 
-    every = commands.add_parser("keys", parents=[common], help="list keys in order of insertion")
+    every = commands.add_parser("keys", parents=[common, tagged], help="list keys in order of insertion")
     every.add_argument("--prefix", help="only text keys that begin with this")
     every.add_argument("--tag", help="only keys of entries with this tag")
     every.add_argument("--limit", type=positive, metavar="N", help="at most so many")
     every.set_defaults(command=keys)
 
-    tagged = commands.add_parser("evict", parents=[common], help="remove every entry with a tag")
-    tagged.add_argument("--tag", required=True)
-    tagged.set_defaults(command=evict)
+    gone = commands.add_parser("evict", parents=[common, tagged], help="remove every entry with a tag")
+    gone.add_argument("--tag", required=True)
+    gone.set_defaults(command=evict)
 
     sizes_ = commands.add_parser("sizes", parents=[common], help="show what takes the room: entries and bytes by group")
     sizes_.add_argument("--by", choices=GROUPS, default="prefix", help="how to group entries (default: prefix)")
@@ -97,7 +99,7 @@ def set_(options: argparse.Namespace) -> int:
         value = _parsed(sys.stdin.read(), options.value_type, ValueEncodeError)
     with existing(options.directory) as cache:
         stored = cache.set(
-            _parsed(options.key, options.key_type, KeyEncodeError), value, options.expire, tag=options.tag
+            _parsed(options.key, options.key_type, KeyEncodeError), value, options.expire, tag=_tag(options)
         )
     if not stored:
         print(shown(f"{options.key!r}: the value is larger than the cache may be"), file=sys.stderr)
@@ -113,7 +115,7 @@ def delete(options: argparse.Namespace) -> int:
 def keys(options: argparse.Namespace) -> int:
     """List the keys of live entries, with their metadata if JSON is asked for."""
     with to_look_at(options.directory, values=False) as cache:
-        for key, record in itertools.islice(_selected(cache, options.prefix, options.tag), options.limit):
+        for key, record in itertools.islice(_selected(cache, options.prefix, _tag(options)), options.limit):
             if options.json:
                 print_json({"key": as_json(key), **_metadata(record.expire, tag_of(record), _size(record))})
             else:
@@ -121,7 +123,7 @@ def keys(options: argparse.Namespace) -> int:
     return 0
 
 
-def _selected(cache: Cache, prefix: str | None, tag: str | None) -> Iterator[tuple[Any, Record]]:
+def _selected(cache: Cache, prefix: str | None, tag: Any) -> Iterator[tuple[Any, Record]]:
     for key, record in records_of(cache, cache):
         if prefix is not None and not (isinstance(key, str) and key.startswith(prefix)):
             continue
@@ -132,7 +134,7 @@ def _selected(cache: Cache, prefix: str | None, tag: str | None) -> Iterator[tup
 def evict(options: argparse.Namespace) -> int:
     """Remove every entry with a tag, and print how many there were."""
     with existing(options.directory) as cache:
-        removed = cache.evict(options.tag, retry=True)
+        removed = cache.evict(_tag(options), retry=True)
     print_removed(removed, options.json)
     return 0
 
@@ -150,8 +152,8 @@ def _by_tag(cache: Cache, key: Any, record: Record, separator: str) -> str:
 
 
 def _by_type(cache: Cache, key: Any, record: Record, separator: str) -> str:
-    value = cache.get(key, ABSENT)
-    return "(gone)" if value is ABSENT else type(value).__name__
+    entry = cache.get_entry(key)  # which counts as no use
+    return "(gone)" if entry is None else type(entry.value).__name__
 
 
 GROUPS: dict[str, Callable[[Cache, Any, Record, str], str]] = {"tag": _by_tag, "prefix": _by_prefix, "type": _by_type}
@@ -181,6 +183,10 @@ def _size(record: Record) -> int:
 
 def _metadata(expire: float | None, tag: Any, size: int) -> dict[str, Any]:
     return {"expire_time": expire, "tag": as_json(tag), "size": size}
+
+
+def _tag(options: argparse.Namespace) -> Any:
+    return None if options.tag is None else _parsed(options.tag, options.tag_type, KeyEncodeError)
 
 
 def _parsed(text: str, kind: str, error: type[KeyEncodeError | ValueEncodeError]) -> Any:

@@ -103,6 +103,7 @@ def add_migrate(commands: Any) -> None:
         metavar="PREFIX",
         help="turn the keys with this prefix into items of a queue ('' for push without a prefix); may be repeated",
     )
+    move.add_argument("--json", action="store_true", help="print JSON")
     move.set_defaults(command=migrate)
 
 

@@ -7,7 +7,7 @@ import itertools
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, BinaryIO
@@ -151,8 +151,11 @@ def import_(options: argparse.Namespace) -> int:
         file: BinaryIO = sys.stdin.buffer
         if options.input is not None:
             file = stack.enter_context(open(options.input, "rb"))
+        first = file.readline()
+        if first != MAGIC:
+            _checked(1, partial(_json_item, first))  # before a cache is made for a file that is none
         cache = stack.enter_context(Cache(options.directory))
-        for key, value, expire_time, tag in _items(file, Portable(cache)):
+        for key, value, expire_time, tag in _items(file, first, Portable(cache)):
             left = None if expire_time is None else expire_time - time.time()
             if left is not None and left <= 0:
                 expired += 1
@@ -168,19 +171,23 @@ def import_(options: argparse.Namespace) -> int:
     return 1 if too_large else 0
 
 
-def _items(file: BinaryIO, portable: Portable) -> Iterator[Item]:
-    """Yield the entries of a file; raise DecodeError, with their number, for one that is malformed."""
-    first = file.readline()
-    framed = first == MAGIC
+def _items(file: BinaryIO, first: bytes, portable: Portable) -> Iterator[Item]:
+    """Yield the entries of a file after its first line; raise DecodeError for one that is malformed."""
+    lines = itertools.chain([first], iter(file.readline, None))
     for number in itertools.count(1):
-        try:
-            item = _msgpack_item(file, portable) if framed else _json_item(first or file.readline())
-        except DecodeError as error:
-            raise DecodeError(f"entry {number} of the file: {error}; those before it are stored") from error
+        read = partial(_msgpack_item, file, portable) if first == MAGIC else partial(_json_item, next(lines))
+        item = _checked(number, read)
         if item is None:
             return
-        first = b""
         yield item
+
+
+def _checked(number: int, read: Callable[[], Item | None]) -> Item | None:
+    try:
+        return read()
+    except DecodeError as error:
+        before = "; those before it are stored" if number > 1 else ""
+        raise DecodeError(f"entry {number} of the file: {error}{before}") from error
 
 
 def _json_item(line: bytes) -> Item | None:
@@ -215,6 +222,7 @@ def copy(options: argparse.Namespace) -> int:
     """Copy a cache; return 1 if an entry, or a named child, was left out."""
     given = {name: getattr(options, name) for name in ("serializer", "compressor") if getattr(options, name)}
     given.update(_setting(text) for text in options.set)
+    _refuse_inside(options.directory, options.target)
     with to_look_at(options.directory) as source:
         carried = {name: source.reset(name) for name in CARRIED}
         shards, identity = identity_of(source)
@@ -232,6 +240,12 @@ def copy(options: argparse.Namespace) -> int:
     else:
         print(f"{copied:,} entries copied, {max(left_out, 0):,} left out")
     return 1 if left_out > 0 or children else 0
+
+
+def _refuse_inside(directory: str, target: str) -> None:
+    source, copy = os.path.realpath(directory), os.path.realpath(target)
+    if os.path.commonpath((source, copy)) == source:
+        raise SettingError(f"{target!r} lies inside {directory!r}: give a directory outside of it")
 
 
 def _setting(text: str) -> tuple[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import shutil
 import signal
@@ -624,6 +625,9 @@ def test_the_command_reports_and_says_by_its_status_whether_all_was_copied(
         assert f"{len(wanted) + (code == 0):,} " in said
         assert ("skipped 'odd': pickle of an instance of" in said) == (code == 1)
         assert new.exists() == ("--dry-run" not in arguments)
+    assert main.main(["migrate", str(old), str(tmp_path / "as json"), "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert (found["copied"], [each["key"] for each in found["skipped"]]) == (len(wanted), ["'odd'"])
     assert main.main(["migrate", str(tmp_path / "missing"), str(tmp_path / "x")]) == 2
     assert "missing" in capsys.readouterr().err
     with pytest.raises(SystemExit):

@@ -112,6 +112,25 @@ def test_evict_by_tag(shell: Shell, cache: Cache) -> None:
     assert list(cache) == [3, "day"]
 
 
+def test_a_tag_may_be_a_number(shell: Shell, cache: Cache) -> None:
+    cache.set("a", 1, tag=7)
+    shell.run("set", "b", "2", "--tag", "7", "--tag-type", "int")
+    shell.run("set", "c", "3", "--tag", "7")
+    assert shell.run("keys", "--tag", "7", "--tag-type", "int").splitlines() == ["a", "b"]
+    assert shell.json("evict", "--tag", "7", "--tag-type", "int") == [{"removed": 2}]
+    assert shell.run("keys", "--tag", "7").splitlines() == ["c"]
+    shell.run("keys", "--tag", "x", "--tag-type", "int", code=2)
+    assert "'x' is not int" in shell.err
+
+
+@pytest.mark.parametrize("by", ["prefix", "tag", "type"])
+def test_a_look_at_sizes_counts_no_hit(by: str, shell: Shell, cache: Cache) -> None:
+    cache.reset("statistics", 1)
+    before = shell.json("stats")
+    shell.run("sizes", "--by", by)
+    assert shell.json("stats") == before
+
+
 @pytest.mark.parametrize(
     ("by", "groups"),
     [

@@ -106,6 +106,21 @@ def test_a_malformed_file_is_refused_with_the_number_of_the_entry(data: bytes, s
     assert "entry 1 of the file" in shell.err
 
 
+def test_a_file_that_is_none_makes_no_cache(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "file"
+    file.write_text("not json\n")
+    assert main.main(["import", str(tmp_path / "new"), "--input", str(file)]) == 2
+    assert "those before" not in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_cache_is_not_copied_into_itself(shell: Shell, cache: Cache) -> None:
+    for target in (shell.directory, shell.directory / "inner"):
+        shell.run("copy", target, code=2)
+        assert "inside" in shell.err
+    assert not (shell.directory / "inner").exists()
+
+
 def test_copy_takes_limits_and_codec_along_or_others(shell: Shell, cache: Cache, tmp_path: Path) -> None:
     cache.reset("size_limit", 1 << 25)
     target = tmp_path / "target"

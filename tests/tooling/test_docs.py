@@ -21,7 +21,7 @@ from ..support.doc_blocks import Block, blocks, missing, run
 from ..support.project import ROOT
 
 PAGES = sorted(path for path in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")) if "_build" not in path.parts)
-LANGUAGES = {"", "python", "sh", "text", "ini", "toml", "yaml", "dockerfile"}
+LANGUAGES = {"", "python", "sh", "text", "html", "ini", "toml", "yaml", "dockerfile"}
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 EXTRAS = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
 
