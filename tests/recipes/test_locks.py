@@ -33,7 +33,7 @@ each_lock = pytest.mark.parametrize("make", MAKERS)
 
 @pytest.fixture(params=[pytest.param("1", id="helper", marks=NEEDS_HELPER), pytest.param("0", id="pauses")])
 def helper(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Do with and without the native helper."""
+    """Do with and without the native helper; ask for it before the cache, which needs the helper again on ARM64."""
     monkeypatch.setenv(native.VARIABLE, request.param)
     return str(request.param)
 
@@ -381,7 +381,7 @@ def test_locks_exclude_threads_and_processes(crew: Crew, tmp_path: Path, kind: s
 @few
 @each_lock
 def test_who_waits_goes_on_when_the_lease_of_a_dead_owner_ends(
-    cache: Cache, clock: Clock, make: Maker, helper: str, monkeypatch: pytest.MonkeyPatch
+    helper: str, cache: Cache, clock: Clock, make: Maker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lock = make(cache, "lock", expire=10)
     in_thread(lock.acquire)
@@ -452,7 +452,7 @@ def test_a_wake_up_is_for_everyone_on_the_slot(cache: Cache, monkeypatch: pytest
 
 
 @one
-def test_a_sleeper_leaves_a_closed_store_alone(cache: Cache, helper: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sleeper_leaves_a_closed_store_alone(helper: str, cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
     monkeypatch.setattr("time.sleep", slept.append)
     _, h, store = cache._rows.locate("key")

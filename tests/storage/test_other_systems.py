@@ -29,7 +29,8 @@ from ..support.project import ROOT
 BUILDER = ROOT / "diskcache_like" / "coherence" / "native_build.py"
 CORE = (
     *("api/test_reading.py", "api/test_transactions.py", "api/test_writing.py", "coherence/test_board.py"),
-    *("coherence/test_generations.py", "coherence/test_write_lock.py", "storage/test_directories.py"),
+    *("coherence/test_generations.py", "coherence/test_write_lock.py", "recipes/test_locks.py"),
+    "storage/test_directories.py",
 )
 # What is about a name that is missing there, or about the boot number of Linux.
 LEFT_OUT = "fallocate or full_disk or holes or boot"
