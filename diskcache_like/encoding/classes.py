@@ -149,13 +149,20 @@ Conversions = tuple[Callable[[Any], Any], Callable[[Any], Any]]
 
 
 def _enum_conversions(cls: type[Enum]) -> Conversions:
-    if issubclass(cls, Flag):
-        return lambda member: member.value, cls
-
-    def from_data(name: Any) -> Enum:
+    def by_name(name: Any) -> Enum:
         return cls.__members__[name]
 
-    return lambda member: member.name, from_data
+    def by_value(value: Any) -> Enum:
+        # For a value that it does not have, a flag may give some of the bits, or the bare number. That depends on its
+        # boundary, and what that is by default on Python's version: 3.11.2 drops bits where 3.11.7 raises.
+        member = cls(value)
+        if type(member) is not cls or member.value != value:
+            raise DecodeError(f"{full_name(cls)} does not have the value that was stored, {value!r:.50}")
+        return member
+
+    if issubclass(cls, Flag):
+        return lambda member: member.value, by_value
+    return lambda member: member.name, by_name
 
 
 def _named_tuple_conversions(cls: Any) -> Conversions:

@@ -17,7 +17,7 @@ from diskcache_like.encoding.classes import PROCESS_REGISTRY, Registry, registry
 from diskcache_like.encoding.values import NotSerializable
 from diskcache_like.errors import DecodeError
 
-from ..support.sample_objects import CALLS, CLASSES, OBJECTS, Color, Frozen, Open, Plain, Point
+from ..support.sample_objects import CALLS, CLASSES, FLAGS, OBJECTS, Color, Frozen, Open, Plain, Point
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ HOSTILE = [
     ["tests.support.sample_objects.Color", "__class__"],
     ["tests.support.sample_objects.Color", []],
     ["tests.support.sample_objects.Rights", "READ"],
-    ["tests.support.sample_objects.Rights", 64],
+    *([f"tests.support.sample_objects.{flag.__name__}", 64] for flag in FLAGS),
     ["tests.support.sample_objects.Rights", [1]],
     ["tests.support.sample_objects.Frozen", {"__class__": 1, "a": 1}],
     ["tests.support.sample_objects.Model", {}],

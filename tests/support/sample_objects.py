@@ -30,6 +30,14 @@ class Rights(enum.Flag):
     WRITE = 2
 
 
+class Conforming(enum.Flag, boundary=enum.CONFORM):
+    READ = 1
+
+
+class Ejecting(enum.IntFlag, boundary=enum.EJECT):
+    READ = 1
+
+
 class Point(NamedTuple):
     x: Any
     y: Any
@@ -97,7 +105,8 @@ class Open(pydantic.BaseModel):
     _hidden: int = 5
 
 
-CLASSES: list[type] = [Color, Level, Text, Rights, Point, Pair, Plain, Frozen, Derived, Slotted, Old, Model, Open]
+FLAGS: list[type] = [Rights, Conforming, Ejecting]
+CLASSES: list[type] = [Color, Level, Text, *FLAGS, Point, Pair, Plain, Frozen, Derived, Slotted, Old, Model, Open]
 OBJECTS: list[Any] = [
     Color.RED,
     Color.GREEN,
@@ -105,6 +114,8 @@ OBJECTS: list[Any] = [
     Text.A,
     Rights.READ | Rights.WRITE,
     Rights(0),
+    Conforming.READ,
+    Ejecting.READ,
     Point(1, (2, {3})),
     Pair("left", Point(b"1", None)),
     Plain("name", [1, (2,), Color.RED]),
