@@ -305,7 +305,7 @@ class Writer:
     def _change(self, autocommit: bool, h: int, place: int, change: Touch | Remove) -> int:
         """Give the entry at `place` another expiry, or remove it."""
         if autocommit:
-            self._maintenance.run_if_due()
+            self._maintenance.run_if_due(removes=type(change) is Remove)
         self._invalidation.note_written(2 * WRITE_COST)
         if type(change) is Touch:
             return self._around(h, autocommit, self._touch, (place, change))

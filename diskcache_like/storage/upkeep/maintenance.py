@@ -52,8 +52,8 @@ class Maintenance:
         if checkpointer.blocked and incoming:
             path = self._session.path
             raise refusal or DiskFull("no room for what is in the -wal file, so nothing is added", path)
-        if checkpointer.blocked and makes_room and self._connection.txn is None:
-            self.recovery.reclaim_space(removes=True)
+        if makes_room:
+            self._unblock_for_removal()
 
     def _unless_full(self, step: Callable[[], object]) -> DiskFull | None:
         """Take a step; return the error if there is no room for it, and the caller's transaction goes on."""
@@ -70,13 +70,21 @@ class Maintenance:
             if self._session.header[Header.FILES]:
                 self.trash.sweep()
 
-    def run_if_due(self) -> None:
+    def _unblock_for_removal(self) -> None:
+        """Give the disk reserve to a checkpoint that found no room, outside a transaction: a removal makes room."""
+        if self._checkpointer.blocked and self._connection.txn is None:
+            self.recovery.reclaim_space(removes=True)
+
+    def run_if_due(self, removes: bool = False) -> None:
         """Run if the WAL has grown enough, before writes that do not call `run`; no transaction is open.
 
-        Neither a checkpoint nor a sweep is possible within a transaction, so the next one begins with what is due.
+        Neither a checkpoint nor a sweep is possible within a transaction, so the next one begins with what is due. The
+        write may be one that `removes` an entry.
         """
         if self._checkpointer.is_due():
             self.run(0, makes_room=False)
+            if removes:
+                self._unblock_for_removal()
         else:
             self._checkpointer.unblock()
 

@@ -27,7 +27,8 @@ class Recovery:
         self.transactions = transactions
         self.trash = trash
         self.checkpointer = checkpointer
-        # A transaction that removed more than it added was rolled back on a full disk: the next gets the disk reserve.
+        # The next transaction gets the disk reserve: it removes something where a checkpoint found no room, or it may
+        # repeat one that removed more than it added and was rolled back on a full disk.
         self.needs_reserve = False
 
     def run(self, step: Callable[[], T], removes: bool = False) -> T:
@@ -68,7 +69,7 @@ class Recovery:
         """Yield a context once, and a second time if its body failed and may be run once more.
 
         That is after a corrupt database, quarantined by then, and after a full disk if the body `removes` something in
-        a transaction, which then gets the disk reserve.
+        a transaction, which then gets the disk reserve; at once if a checkpoint found no room the last time.
         """
 
         def mend(error: CacheError) -> bool:
@@ -76,6 +77,8 @@ class Recovery:
                 return self._session.recover(error)
             return removes and self.needs_reserve
 
+        if removes and self.checkpointer.blocked and self._session.connection.callers_transaction() is None:
+            self.needs_reserve = True
         first = Attempt(mend)
         yield first
         if first.may_be_repeated:
@@ -86,7 +89,7 @@ class Recovery:
         self.needs_reserve = isinstance(error, DiskFull) and txn.added < 0
 
     def reclaim_if_needed(self) -> None:
-        """Reclaim space, the disk reserve included, for a transaction that may repeat the one that found no room."""
+        """Reclaim space, the disk reserve included, for the transaction that `needs_reserve` is about."""
         if self.needs_reserve:
             self.needs_reserve = False
             self.reclaim_space(removes=True)
