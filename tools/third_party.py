@@ -33,7 +33,37 @@ class Project(NamedTuple):
     tests: tuple[str, ...]
     needs: tuple[str, ...] = ()
     install: bool = True  # the project itself too
+    conftest: str = ""  # put beside the tests where the distribution lacks its own
 
+
+# The fixtures that cashews' tests ask for by name, on its disk backend with one cache, as the project runs it.
+CASHEWS = """\
+from unittest.mock import Mock
+
+import pytest
+from cashews import Cache
+from cashews.backends.diskcache import DiskCache
+
+
+@pytest.fixture(params=[pytest.param("diskcache", marks=pytest.mark.diskcache)])
+async def raw_backend(request, tmp_path):
+    backend = DiskCache(directory=tmp_path / "cache", shards=0)
+    await backend.init()
+    yield backend, request.param
+    await backend.close()
+
+
+@pytest.fixture
+def target(raw_backend):
+    return Mock(wraps=raw_backend[0], is_full_disable=False)
+
+
+@pytest.fixture
+def cache(target):
+    made = Cache(name="diskcache")
+    made._add_backend(target)
+    return made
+"""
 
 PROJECTS = {
     project.requirement.partition("==")[0]: project
@@ -76,6 +106,15 @@ PROJECTS = {
             "a store on Cache",
             ("tests/cache", "tests/coverage/test_cache_coverage.py"),
             ("anthropic", "pytest-asyncio", "python-dotenv"),
+        ),
+        # Only what uses the disk backend: the rest needs a Redis server, or tests backends in memory. Entries live for
+        # 20 ms in many tests, which is why the project has tests that fail run again too.
+        Project(
+            "cashews==7.6.0",
+            "a backend on Cache",
+            ("tests", "--asyncio-mode=auto", "--reruns=5", "-m", "diskcache and not redis"),
+            ("hypothesis", "pytest-asyncio", "pytest-rerunfailures"),
+            conftest=CASHEWS,
         ),
     )
 }
@@ -127,6 +166,8 @@ def prepare(project: Project, folder: Path) -> tuple[Path, Path]:
     for name in ("conftest.py", "pyproject.toml", "pytest.ini"):
         if (source / name).exists():
             shutil.copy(source / name, alone)
+    if project.conftest:
+        (alone / "conftest.py").write_text(project.conftest)
     return python, alone
 
 
