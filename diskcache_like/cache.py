@@ -16,44 +16,50 @@ from functools import partial
 from typing import Any, Literal, NamedTuple, ParamSpec, Self, TypeVar, Unpack, overload
 
 from .coherence.generations import MAX_WORD, Header
-from .disk.contract import Disk
+from .disk.contract import Constant, Disk
 from .disk.value_files import Stored
-from .encoding import keys
-from .encoding.record import MODE_RAW, Record
+from .encoding.made_keys import path_of
+from .encoding.record import MODE_RAW, NO_METADATA, Metadata, Record
+from .encoding.tags import join_tags, pack_tags, split_tags, tag_or_tags, tags_of
 from .entries.atomic_key import AtomicKey
 from .entries.hot import NEGATIVE_HIT, PLAIN_TYPES, HotLayer, note_often
 from .entries.loading import ENOVAL, EXPIRED, Loader
 from .entries.metrics import Metrics
 from .entries.options import Arguments
-from .entries.row_codec import Expiry, Location, RowCodec, discard, tag_of, with_metadata
+from .entries.row_codec import Expiry, Location, RowCodec, discard, with_expiry, with_metadata
 from .entries.session import Opening, Session
-from .errors import CacheError, DecodeError, DirectoryError, DiskFull, Timeout
+from .errors import CacheError, DirectoryError, DiskFull, Timeout
 from .operations import memoize as memoizing
+from .operations import namespaces
 from .operations.administration import Administration
 from .operations.call_keys import CallKeys
+from .operations.iteration import Iteration
 from .operations.queues import Queues
 from .operations.streams import Streams
-from .operations.views import Items, LiveKeys, Values
-from .storage.store import REMOVE, Change, Row, Store, Touch
-from .system.signals import suppress
+from .storage.store import REMOVE, Change, Row, Store
 
 SET_MANY_BATCH = 1000  # entries per transaction of set_many and delete_many
-COMPLETIONS = 1000  # keys at most that are offered for completion
+ANY_VERSION: Any = Constant("ANY_VERSION")
 _TICK = Header.TICK
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 class Entry(NamedTuple):
-    """What `get_entry` returns: a value with its metadata; `size` is the bytes that it takes up as stored."""
+    """What `get_entry` returns: a value with its metadata."""
 
     value: Any
     expire_time: float | None
-    tag: Any
-    size: int
+    tag: Any  # the one tag, None, or a tuple of several
+    size: int  # bytes that the value takes up as stored
+    tags: tuple[Any, ...] = ()
+    version: int = 0  # of the write that stored the value, for `set(..., if_version=...)`
+    age: float | None = None  # seconds since it was computed, if `get_or_set` or `memoize` stored it
+    stale: bool = False  # it has expired, and is kept for those who ask for stale values
+    etag: bytes = b""
 
 
-class Cache(Queues, Streams, Administration):
+class Cache(Queues, Streams, Iteration, Administration):
     """A persistent cache in a directory, shared by threads and processes.
 
     Behaves like a dictionary; keys that are equal are one entry. Values come back equal and of the same type. Every
@@ -63,13 +69,13 @@ class Cache(Queues, Streams, Administration):
     `directory`: made if missing, a temporary one if None. `disk`: how keys and values are stored. `settings`: see
     `DEFAULT_SETTINGS`; stored when the cache is made, and for this handle only afterwards. `pickle`: 'signed', 'never'
     or 'trusted', for values that are not plain data. `secret`: authenticates every entry (bytes or text, 16 or more).
-    `encrypt`: seal everything with keys that the secret opens; `namespace`: derive other keys from the same secret;
-    `hot_encoded`: seal what is in memory, too.
-    `strict`: raise for entries that fail authentication or are damaged instead of treating them as missing. `shared`:
-    share the directory with users of its group. `allow_filesystem`: accept one on a network file system or a folder of
-    the host, and do not warn of FUSE. `coherence`: 'auto', 'python' or 'native'. `clock`: seconds since 1970.
-    `serializer`: 'msgpack', 'json' or 'pickle', and `compressor`: 'none', 'zlib', 'zstd' or 'lz4', recorded when the
-    cache is made. `allow`: classes whose objects count as data in this cache, beside those given to `register`.
+    `encrypt`: seal everything with keys that the secret opens; `key_context`: derive other keys from the same secret;
+    `hot_encoded`: seal what is in memory, too. `strict`: raise for entries that fail authentication or are damaged
+    instead of treating them as missing. `shared`: share the directory with users of its group. `allow_filesystem`:
+    accept one on a network file system or a folder of the host, and do not warn of FUSE. `coherence`: 'auto', 'python'
+    or 'native'. `clock`: seconds since 1970. `serializer`: 'msgpack', 'json' or 'pickle', and `compressor`: 'none',
+    'zlib', 'zstd' or 'lz4', recorded when the cache is made. `allow`: classes whose objects count as data in this
+    cache, beside those given to `register`.
 
     Raises DirectoryError, UnsafeDirectory, ForeignDatabase, DiskCacheDirectory, NewerFormat, SettingError, SecretError,
     MissingDependency.
@@ -282,15 +288,22 @@ class Cache(Queues, Streams, Administration):
         record = self._rows.verified(key, location, location[2].read(location[1]))
         return record is not None and self._rows.is_live(record)
 
-    def get_entry(self, key: Any, default: Any = None) -> Any:
-        """Return an `Entry` (value, expire_time, tag, size in bytes) for `key`, or `default`."""
-        _, h, store = location = self._rows.locate(key)
-        stamp = store.session.slots[store.session.slot_of(h)]
-        found = self._loader.load_checked(key, location, (stamp, store.read(h)))
+    def get_entry(self, key: Any, default: Any = None, *, stale: bool = False) -> Any:
+        """Return the `Entry` of `key`, its value with its metadata, or `default` if it is missing or expired.
+
+        With `stale` also one that has expired and is still kept, for the stale windows of `get_or_set`.
+        """
+        location = self._rows.locate(key)
+        found = self._loader.load_recorded(key, location, stale)
         if found is not None:
-            value, record = found
+            value, record, version = found
+            expire, tags, _, created, _, etag = record.metadata
+            now = self._clock()
+            age = None if created is None else max(now - created, 0.0)
             with self._rows.reporting(key):
-                return Entry(value, record.expire, tag_of(record), record.size or len(record.payload))
+                size = record.size or len(record.payload)
+                is_stale = expire is not None and expire <= now
+                return Entry(value, expire, tag_or_tags(tags), size, tags_of(tags), version, age, is_stale, etag)
         return default
 
     def get_many(self, keys_: Iterable[Any]) -> dict[Any, Any]:
@@ -336,18 +349,27 @@ class Cache(Queues, Streams, Administration):
         read: bool = False,
         tag: Any = None,
         retry: bool = False,
+        *,
+        tags: Iterable[Any] | None = None,
+        if_version: int | None = ANY_VERSION,
     ) -> bool:
         """Store `value` under `key`, replacing what was there; return False if it can never fit the size limit.
 
-        `expire`: seconds from now, None for never. `read`: `value` is a binary file object, read to its end. `tag`: for
-        `evict`. Atomic. Raises Timeout, ExpiryError, KeyEncodeError, ValueEncodeError, DiskFull; nothing changes then.
+        `expire`: seconds from now, None for never. `read`: `value` is a binary file object, read to its end. `tag`, or
+        `tags` for several (64 at most): what `evict` and listings find it by. `if_version`: store it, and return True,
+        only if the live entry still has this `Entry.version`; None means that there must be none. Atomic. Raises
+        Timeout, ExpiryError, TagError, KeyEncodeError, ValueEncodeError, DiskFull; nothing changes then.
         """
         rows = self._rows
         stored, h, store = location = rows.locate(key)
-        expiry = None if expire is None else rows.expiry(expire)
+        metadata = NO_METADATA
+        if expire is not None or tag is not None or tags is not None:
+            metadata = rows.metadata(expire, pack_tags(tag, tags, key))
+        if if_version is not ANY_VERSION:
+            return self._set_if(key, value, read, metadata, retry, partial(self._has_version, location, if_version))
         encoded = rows.encode(store, value, read, key)
         try:
-            row = rows.row(key, location, encoded, expiry, None if tag is None else keys.encode_tag(tag, key))
+            row = rows.row(key, location, encoded, metadata)
             if rows.is_oversize(row):
                 discard(store, encoded)
                 return False
@@ -357,7 +379,46 @@ class Cache(Queues, Streams, Administration):
         except BaseException:
             discard(store, encoded)
             return self._failed(False)
-        self._loader.keep_written(key, location, stamp, expiry, value, encoded)
+        self._loader.keep_written(key, location, stamp, metadata.expire, value, encoded)
+        return True
+
+    def _has_version(self, location: Location, version: int | None, record: Record | None) -> bool:
+        """Tell whether the entry, whose live record is given, has this version; the write lock is held."""
+        stored, h, store = location
+        return (None if record is None else store.version(h, stored)) == version
+
+    def _set_if(
+        self,
+        key: Any,
+        value: Any,
+        read: bool,
+        metadata: Metadata,
+        retry: bool,
+        condition: Callable[[Record | None], bool],
+    ) -> bool:
+        """Store `value` if the condition holds for the live record of `key`; return whether it was stored. Atomic."""
+        rows = self._rows
+        stored, h, store = location = rows.locate(key)
+        encoded = rows.encode(store, value, read, key)
+        is_met = False
+
+        def decide(blob: bytes | None) -> Change:
+            nonlocal is_met
+            record = rows.verified_own(key, location, blob)
+            is_met = condition(record if record is not None and rows.is_live(record) else None)
+            return row if is_met else None
+
+        try:
+            row = rows.row(key, location, encoded, metadata)
+            if not rows.is_oversize(row):
+                stamp = store.compute(h, stored, decide, self._wait(retry))
+        except BaseException:
+            discard(store, encoded)
+            return self._failed(False)
+        if not is_met:
+            discard(store, encoded)
+            return False
+        self._loader.keep_written(key, location, stamp, metadata.expire, value, encoded)
         return True
 
     def __setitem__(self, key: Any, value: Any) -> None:
@@ -371,34 +432,35 @@ class Cache(Queues, Streams, Administration):
         expire: Expiry | None = None,
         tag: Any = None,
         retry: bool = False,
+        *,
+        tags: Iterable[Any] | None = None,
     ) -> int:
         """Store all items and return how many were stored; those that can never fit the size limit are left out.
 
-        Each batch of 1,000 per shard is atomic.
+        Arguments as for `set`. Each batch of 1,000 per shard is atomic.
         """
-        expiry = self._rows.expiry(expire)
-        encoded_tag = keys.encode_tag(tag)
+        metadata = self._rows.metadata(expire, pack_tags(tag, tags))
         pairs = items.items() if isinstance(items, Mapping) else items
         stored = 0
         for batch in batches(pairs, SET_MANY_BATCH):
             try:
-                stored += self._set_batch(((*pair, expiry, encoded_tag) for pair in batch), self._wait(retry))
+                stored += self._set_batch(((*pair, metadata) for pair in batch), self._wait(retry))
             except Timeout as error:
                 return self._failed(stored + getattr(error, "count", 0))
         return stored
 
-    def _set_batch(self, items: Iterable[tuple[Any, Any, float | None, bytes | None]], wait: float | None) -> int:
-        """Store (key, value, expiry, encoded tag) of each item, a transaction per shard; return how many fit."""
+    def _set_batch(self, items: Iterable[tuple[Any, Any, Metadata]], wait: float | None) -> int:
+        """Store (key, value, metadata) of each item, a transaction per shard; return how many fit."""
         rows = self._rows
         groups: dict[Store, list[tuple[int, bytes, bytes | Row]]] = {}
         written: list[tuple[Store, Stored]] = []
         count = 0
         try:
-            for key, value, expiry, tag in items:
+            for key, value, metadata in items:
                 stored_key, h, store = location = rows.locate(key)
                 encoded = rows.encode(store, value, False, key)
                 written.append((store, encoded))
-                row = rows.row(key, location, encoded, expiry, tag)
+                row = rows.row(key, location, encoded, metadata)
                 if rows.is_oversize(row):
                     discard(*written.pop())
                     continue
@@ -417,7 +479,7 @@ class Cache(Queues, Streams, Administration):
         return count
 
     def copy_to(self, target: Cache) -> int:
-        """Store every live entry in `target`, with its expiry and tag, in order of insertion; return how many.
+        """Store every live entry in `target`, with its expiry and tags, in order of insertion; return how many.
 
         `target` may have another codec, other settings, or another number of shards. What it has under the same key is
         replaced. Entries that can never fit its size limit are left out. An entry that is written while this runs may
@@ -428,12 +490,12 @@ class Cache(Queues, Streams, Administration):
             raise DirectoryError(errno.EINVAL, "a cache cannot be copied to itself; give another one", self.directory)
         return sum(target._set_batch(self._items(batch), None) for batch in batches(self, SET_MANY_BATCH))
 
-    def _items(self, keys_: Iterable[Any]) -> Iterator[tuple[Any, Any, float | None, bytes | None]]:
-        """Yield (key, value, expiry, encoded tag) of those keys that have a live entry."""
+    def _items(self, keys_: Iterable[Any]) -> Iterator[tuple[Any, Any, Metadata]]:
+        """Yield (key, value, metadata) of those keys that have a live entry."""
         for key in keys_:
-            entry = self.get_entry(key)
-            if entry is not None:
-                yield key, entry.value, entry.expire_time, keys.encode_tag(entry.tag)
+            found = self._loader.load_recorded(key, self._rows.locate(key))
+            if found is not None:
+                yield key, found[0], found[1].metadata
 
     def add(
         self,
@@ -443,37 +505,17 @@ class Cache(Queues, Streams, Administration):
         read: bool = False,
         tag: Any = None,
         retry: bool = False,
+        *,
+        tags: Iterable[Any] | None = None,
     ) -> bool:
         """Store `value` if `key` has no live entry; return whether it was stored. Atomic; arguments as for `set`."""
         if not read and key in self:
             return False
-        rows = self._rows
-        stored, h, store = location = rows.locate(key)
-        expiry = rows.expiry(expire)
-        encoded = rows.encode(store, value, read, key)
-        added = False
-
-        def decide(blob: bytes | None) -> Change:
-            nonlocal added
-            record = rows.verified_own(key, location, blob)
-            added = record is None or not rows.is_live(record)
-            return row if added else None
-
-        try:
-            row = rows.row(key, location, encoded, expiry, keys.encode_tag(tag, key))
-            if not rows.is_oversize(row):
-                stamp = store.compute(h, stored, decide, self._wait(retry))
-        except BaseException:
-            discard(store, encoded)
-            return self._failed(False)
-        if not added:
-            discard(store, encoded)
-            return False
-        self._loader.keep_written(key, location, stamp, expiry, value, encoded)
-        return True
+        metadata = self._rows.metadata(expire, pack_tags(tag, tags, key))
+        return self._set_if(key, value, read, metadata, retry, lambda record: record is None)
 
     def incr(self, key: Any, delta: int = 1, default: int | None = 0, retry: bool = False) -> Any:
-        """Add `delta` to the number under `key` and return the sum. Atomic; expiry and tag stay.
+        """Add `delta` to the number under `key` and return the sum. Atomic; expiry and tags stay.
 
         A missing or expired key counts as `default`; with `default=None` it raises KeyError. Raises TypeError when the
         value is not a number.
@@ -481,13 +523,13 @@ class Cache(Queues, Streams, Administration):
         stored, h, store = location = self._rows.locate(key)
         row, current_of = self._rows.row, self._loader.current
         result: Any = None
-        expiry: float | None = None
+        metadata = NO_METADATA
         encoded: Stored = (MODE_RAW, b"", None, 0)
 
         def decide(blob: bytes | None) -> Change:
-            nonlocal result, encoded, expiry
+            nonlocal result, encoded, metadata
             found = current_of(key, location, blob)
-            expiry = tag = None
+            metadata = NO_METADATA
             if found is not None and found is not EXPIRED:
                 current, record = found
                 if type(current) is not int and (
@@ -496,7 +538,7 @@ class Cache(Queues, Streams, Administration):
                     raise TypeError(f"value of key {key!r} is a {type(current).__name__}, expected a number")
                 result = current + delta
                 if record is not None:
-                    expiry, tag = record.expire, record.tag
+                    metadata = record.metadata
             elif default is None:
                 raise KeyError(key)
             else:
@@ -504,14 +546,14 @@ class Cache(Queues, Streams, Administration):
             if encoded[2] is not None:
                 discard(store, encoded)  # the file of an attempt that failed
             encoded = store.disk.encode(result, False, key)
-            return row(key, location, encoded, expiry, tag)
+            return row(key, location, encoded, metadata)
 
         try:
             stamp = store.compute(h, stored, decide, None if retry else self._session.timeout)
         except BaseException:
             discard(store, encoded)  # an integer may be large enough for a file
             return self._failed(None)
-        self._loader.keep_written(key, location, stamp, expiry, result, encoded)
+        self._loader.keep_written(key, location, stamp, metadata.expire, result, encoded)
         return result
 
     def decr(self, key: Any, delta: int = 1, default: int | None = 0, retry: bool = False) -> Any:
@@ -520,26 +562,46 @@ class Cache(Queues, Streams, Administration):
 
     def touch(self, key: Any, expire: Expiry | None = None, retry: bool = False) -> bool:
         """Give a live entry a new expiry (seconds from now, None for never); return whether there was one. Atomic."""
+        expiry = self._rows.expiry(expire)
+
+        def touched(old: Metadata) -> Metadata:
+            return with_expiry(old, expiry)
+
+        return self._change(key, touched, retry)
+
+    def retag(self, key: Any, add: Iterable[Any] = (), remove: Iterable[Any] = (), retry: bool = False) -> bool:
+        """Add tags to a live entry, and remove others; return whether there was one. Atomic; its expiry stays.
+
+        A tag in both is there afterwards. Raises TagError if that would be more than 64.
+        """
+        more, less = set(split_tags(pack_tags(tags=add, key=key))), set(split_tags(pack_tags(tags=remove, key=key)))
+
+        def retagged(old: Metadata) -> Metadata:
+            return old._replace(tags=join_tags({*split_tags(old.tags)} - less | more))
+
+        return self._change(key, retagged, retry)
+
+    def _change(self, key: Any, change: Callable[[Metadata], Metadata], retry: bool) -> bool:
+        """Give a live entry other metadata, and return whether there was one. Atomic."""
         rows = self._rows
         stored, h, store = location = rows.locate(key)
-        expiry = rows.expiry(expire)
-        touched = False
+        changed = False
 
         def decide(blob: bytes | None) -> Change:
-            nonlocal touched
-            touched = False  # this may be the second try, and the entry may be gone since the first
+            nonlocal changed
+            changed = False  # this may be the second try, and the entry may be gone since the first
             record = rows.verified_own(key, location, blob)
             if record is None or not rows.is_live(record):
                 return None
-            touched = True
-            mode, payload, _, tag, file, size, signed = record
-            return Touch(expiry, rows.repacked(location, Record(mode, payload, expiry, tag, file, size, signed)))
+            touch = rows.changed(location, record, change(record.metadata))
+            changed = True
+            return touch
 
         try:
             store.compute(h, stored, decide, self._wait(retry))
         except Timeout:
             return self._failed(False)
-        return touched
+        return changed
 
     @overload
     def pop(
@@ -628,54 +690,6 @@ class Cache(Queues, Streams, Administration):
                 return self._failed(removed)
         return removed
 
-    # -- iteration ------------------------------------------------------------------------------------------------
-
-    def __iter__(self) -> Iterator[Any]:
-        """Yield the keys in order of insertion, also expired ones, but not those that are added meanwhile."""
-        return self._iterate(reverse=False)
-
-    def __reversed__(self) -> Iterator[Any]:
-        """Yield the keys from the newest to the oldest, otherwise like iteration."""
-        return self._iterate(reverse=True)
-
-    def _iterate(self, reverse: bool) -> Iterator[Any]:
-        stores = self._shards.stores
-        scans = [(store, store.scan(reverse)) for store in (reversed(stores) if reverse else stores)]
-        for store, scan in scans:
-            for h, stored, original in scan:
-                try:
-                    self._rows.check_place(h, stored)
-                    yield store.disk.user_key(stored, original)
-                except DecodeError as error:
-                    self._rows.report_corrupt(error, stored)
-
-    def iterkeys(self, reverse: bool = False) -> Iterator[Any]:
-        """Yield the keys in sorted order (numbers, text, bytes, the rest), holding all of them in memory."""
-        yield from sorted(self._iterate(reverse=False), key=keys.sort_key, reverse=reverse)
-
-    def keys(self) -> LiveKeys:
-        """Return a view of the keys of live entries, for `dict(cache)`, which raises KeyError for one that vanishes."""
-        return LiveKeys(self)
-
-    def values(self) -> Values:
-        """Return a view of the values of live entries."""
-        return Values(self)
-
-    def items(self) -> Items:
-        """Return a view of the (key, value) pairs of live entries; `dict(cache.items())` never raises KeyError."""
-        return Items(self)
-
-    def _ipython_key_completions_(self) -> list[Any]:
-        """Return the newest keys, for the tab key in IPython, where an error would be in the way."""
-        found: list[Any] = []
-        with suppress(Exception):
-            found.extend(itertools.islice(self._iterate(reverse=True), COMPLETIONS))
-        return found
-
-    def __len__(self) -> int:
-        """Return the number of entries, including expired ones that are not removed yet."""
-        return sum(store.count() for store in self._shards.stores)
-
     # -- transactions and memoizing -----------------------------------------------------------------------------------
 
     def transact(self, retry: bool = False) -> contextlib.AbstractContextManager[None]:
@@ -686,6 +700,9 @@ class Cache(Queues, Streams, Administration):
         Raises Timeout, TransactionError.
         """
         return self._shards.transaction(self._wait(retry))
+
+    def _atomic_key(self, key: Any) -> AtomicKey:
+        return AtomicKey(self._rows, key)
 
     def memoize(
         self,
@@ -707,6 +724,14 @@ class Cache(Queues, Streams, Administration):
         """
         call_keys = CallKeys(name, typed, ignore, key, version)
         return memoizing.memoize(self, call_keys, expire, tag, partial(atomic_key, self))
+
+    def namespace(self, name: str) -> Self:
+        """Return a view of this cache with a key space of its own, under a name; it has the same memory and limits.
+
+        It has no queues. `clear`, `len`, iteration and `evict` mean its own entries, found by the index of tags.
+        `check`, `close` and what else is about the whole are this cache's, in which its keys are `NamespacedKey`.
+        """
+        return namespaces.view(self, path_of((name,)))  # type: ignore[no-any-return]  # of this class
 
     # -- the handle -----------------------------------------------------------------------------------------------
 
@@ -748,7 +773,7 @@ def _unopened(kind: type[Cache], options: dict[str, Any]) -> Cache:
 
 def atomic_key(cache: Cache, key: Any) -> AtomicKey:
     """Return the key with what recipes need: atomic steps on its entry, and waiting until that changes."""
-    return AtomicKey(cache._rows, key)
+    return cache._atomic_key(key)
 
 
 def clock_of(cache: Cache) -> Callable[[], float]:

@@ -23,6 +23,7 @@ from .cache import Cache
 from .errors import CacheError
 from .fanout import FanoutCache
 from .operations.call_keys import function_name
+from .operations.tagging import Match
 from .persistent import Deque, Index
 from .settings import DEFAULT_SETTINGS
 from .system.signals import reraise_signal, suppress
@@ -243,10 +244,12 @@ class DjangoCache(BaseCache):  # type: ignore[misc]  # Django has no types
         read: bool = False,
         tag: Any = None,
         retry: bool = True,
+        *,
+        tags: Iterable[Any] | None = None,
     ) -> bool:
         """Store `value` if `key` has no live entry, and return whether it was stored. Atomic."""
         made = self.make_and_validate_key(key, version)
-        return self._cache.add(made, value, self.get_backend_timeout(timeout), read, tag, retry)
+        return self._cache.add(made, value, self.get_backend_timeout(timeout), read, tag, retry, tags=tags)
 
     def get(
         self,
@@ -274,10 +277,12 @@ class DjangoCache(BaseCache):  # type: ignore[misc]  # Django has no types
         read: bool = False,
         tag: Any = None,
         retry: bool = True,
+        *,
+        tags: Iterable[Any] | None = None,
     ) -> bool:
         """Store `value` under `key`; return False if it can never fit the size limit. Atomic."""
         made = self.make_and_validate_key(key, version)
-        return self._cache.set(made, value, self.get_backend_timeout(timeout), read, tag, retry)
+        return self._cache.set(made, value, self.get_backend_timeout(timeout), read, tag, retry, tags=tags)
 
     def touch(self, key: Any, timeout: Any = DEFAULT_TIMEOUT, version: int | None = None, retry: bool = True) -> bool:
         """Give a live entry a new timeout and return whether there was one. Atomic."""
@@ -340,17 +345,22 @@ class DjangoCache(BaseCache):  # type: ignore[misc]  # Django has no types
         return {key: found[stored] for key, stored in made.items() if stored in found}
 
     def set_many(
-        self, data: Mapping[Any, Any], timeout: Any = DEFAULT_TIMEOUT, version: int | None = None
+        self,
+        data: Mapping[Any, Any],
+        timeout: Any = DEFAULT_TIMEOUT,
+        version: int | None = None,
+        *,
+        tags: Iterable[Any] | None = None,
     ) -> list[Any]:
         """Store all items, and return the keys of those that can never fit the size limit."""
         expire = self.get_backend_timeout(timeout)
         pairs = [(self.make_and_validate_key(key, version), value) for key, value in data.items()]
-        if self._cache.set_many(pairs, expire, retry=True) == len(pairs):
+        if self._cache.set_many(pairs, expire, retry=True, tags=tags) == len(pairs):
             return []
         return [
             key
             for key, (made, value) in zip(data, pairs, strict=True)
-            if not self._cache.set(made, value, expire, retry=True)
+            if not self._cache.set(made, value, expire, retry=True, tags=tags)
         ]
 
     def delete_many(self, keys: Iterable[Any], version: int | None = None) -> None:
@@ -375,9 +385,14 @@ class DjangoCache(BaseCache):  # type: ignore[misc]  # Django has no types
         """Drop the tag index."""
         self._cache.drop_tag_index()
 
-    def evict(self, tag: Any) -> int:
-        """Remove every entry with this tag, of whatever prefix and version, and return how many there were."""
-        return self._cache.evict(tag)
+    def evict(
+        self, tag: Any = None, *, tags: Iterable[Any] | None = None, match: Match = "any", soft: bool = False
+    ) -> int:
+        """Remove every entry with this tag, or with any or all of `tags`; as `Cache.evict`.
+
+        Of whatever prefix and version. Returns how many there were.
+        """
+        return self._cache.evict(tag, tags=tags, match=match, soft=soft)
 
     def cull(self) -> int:
         """Remove expired entries, then live ones by policy until the size limit holds; return how many went."""

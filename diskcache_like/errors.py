@@ -62,6 +62,10 @@ class KeyTooLarge(CacheError, ValueError):
     """A key is longer than a stored key may be."""
 
 
+class TagError(CacheError, ValueError):
+    """Tags are too many, one of them is too long, or they are given in two ways at once."""
+
+
 class ValueTooLarge(CacheError, ValueError):
     """A value would not fit into the cache even if everything else were evicted."""
 
@@ -166,6 +170,10 @@ class DiskCacheDirectory(ForeignDatabase):
 
 class NewerFormat(ForeignDatabase):
     """The database was written by a newer version of this package."""
+
+
+class OlderFormat(ForeignDatabase):
+    """The database was written by a version of this package from before the present format, which is not converted."""
 
 
 class CorruptDatabase(StorageError):

@@ -46,7 +46,7 @@ from diskcache_like.disk.serializers import new_serializer
 from diskcache_like.encoding.classes import registry_of
 from diskcache_like.encoding.compressors import PayloadCompressor, make_dictionary, new_compressor
 from diskcache_like.encoding.keys import decode_key, encode_key
-from diskcache_like.encoding.record import MODE_ARRAY, MODE_ARROW, Record, pack, pack_simple, unpack
+from diskcache_like.encoding.record import MODE_ARRAY, MODE_ARROW, Metadata, Record, pack, pack_simple, unpack
 from diskcache_like.encoding.values import encode_value
 from diskcache_like.errors import DecodeError
 from tests.support.sample_arrays import (
@@ -112,7 +112,10 @@ def targets() -> list[Target]:
             values: list[Any] = [*ANSWERS[:4], *RECORDS[:4]]
             values += [*MIXED[:4], MANY_PAIRS, *OBJECTS] if serializer == "msgpack" else []
             found.append(Target(f"{serializer}+{compressor}", one.decode, [one.encode(value) for value in values]))
-    records = [pack_simple(STORED, b"\x01"), pack(STORED, Record(1, b"payload", 5.0, b"\xa1t"))]
+    records = [
+        pack_simple(STORED, b"\x01"),
+        pack(STORED, Record(1, b"payload", Metadata(5.0, b"\x02\xa1t", 6.0, 1.0, 2.0, b"e"))),
+    ]
     found.append(Target("record", lambda blob: unpack(STORED, blob), records))
     keys: list[Any] = ["text", 5, (1, ("a", 2.5)), frozenset({1, 2}), b"bytes", 1 << 80]
     found.append(Target("key", decode_key, [encode_key(key) for key in keys]))
@@ -165,7 +168,10 @@ def _sealed_targets() -> list[Target]:
 
     Behind the seal is what only this program writes; it is fuzzed as well, sealed anew.
     """
-    records = [KEY.seal(STORED, one) for one in (Record(0, b"payload"), Record(1, b"payload", 5.0, b"\xa1t"))]
+    records = [
+        KEY.seal(STORED, one)
+        for one in (Record(0, b"payload"), Record(1, b"payload", Metadata(5.0, b"\x02\xa1t", 6.0, 1.0, 2.0, b"e")))
+    ]
     names = [KEY.seal_key(STORED, b"canonical", spelling) for spelling in (None, b"spelling")]
     sizes = (0, 5, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 7)
     sealed = [b"".join(sealed_pieces(KEY.file_cipher(IDENTIFIER), [bytes(size)])) for size in sizes]

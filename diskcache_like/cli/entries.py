@@ -6,14 +6,15 @@ import argparse
 import itertools
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ..cache import Cache
 from ..encoding.record import Record
-from ..entries.row_codec import tag_of
+from ..encoding.tags import tags_of
 from ..errors import KeyEncodeError, ValueEncodeError
 from ..operations.inspection import records_of
+from ..operations.tagging import MATCHES, Selection
 from .arguments import positive
 from .opening import existing, to_look_at
 from .terminal import as_json, as_text, print_json, print_removed, print_table, shown
@@ -47,7 +48,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     store.add_argument("value", metavar="VALUE", help="the value, or - to read it from the standard input")
     store.add_argument("--value-type", choices=KINDS, default="text", help="what VALUE is (default: text)")
     store.add_argument("--expire", type=float, metavar="SECONDS", help="remove it after this time")
-    store.add_argument("--tag", help="a label, for `evict`")
+    store.add_argument("--tag", action="append", default=[], help="a label, for `evict`; may be repeated")
     store.set_defaults(command=set_)
 
     commands.add_parser("delete", parents=[common, keyed], help="remove a key; 1 if there is none").set_defaults(
@@ -56,18 +57,25 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
 
     every = commands.add_parser("keys", parents=[common, tagged], help="list keys in order of insertion")
     every.add_argument("--prefix", help="only text keys that begin with this")
-    every.add_argument("--tag", help="only keys of entries with this tag")
+    _add_selection(every, required=False)
     every.add_argument("--limit", type=positive, metavar="N", help="at most so many")
     every.set_defaults(command=keys)
 
-    gone = commands.add_parser("evict", parents=[common, tagged], help="remove every entry with a tag")
-    gone.add_argument("--tag", required=True)
+    gone = commands.add_parser("evict", parents=[common, tagged], help="remove every entry with a tag, or several")
+    _add_selection(gone, required=True)
+    gone.add_argument("--soft", action="store_true", help="keep what can be had stale, as if it had just expired")
     gone.set_defaults(command=evict)
 
     sizes_ = commands.add_parser("sizes", parents=[common], help="show what takes the room: entries and bytes by group")
     sizes_.add_argument("--by", choices=GROUPS, default="prefix", help="how to group entries (default: prefix)")
     sizes_.add_argument("--separator", default=":", help="what ends the prefix of a text key (default: a colon)")
     sizes_.set_defaults(command=sizes)
+
+
+def _add_selection(command: argparse.ArgumentParser, required: bool) -> None:
+    text = "only entries with this tag; may be repeated"
+    command.add_argument("--tag", action="append", default=[], required=required, help=text)
+    command.add_argument("--match", choices=MATCHES, default="any", help="of several tags (default: any)")
 
 
 def get(options: argparse.Namespace) -> int:
@@ -77,7 +85,7 @@ def get(options: argparse.Namespace) -> int:
     if entry is None:
         return 1
     if options.json:
-        print_json({"value": as_json(entry.value), **_metadata(entry.expire_time, entry.tag, entry.size)})
+        print_json({"value": as_json(entry.value), **_metadata(entry.expire_time, entry.tags, entry.size)})
     elif options.raw:
         if not isinstance(entry.value, str | bytes):
             raise ValueEncodeError(f"the value of {options.key!r} is a {type(entry.value).__name__}, not text or bytes")
@@ -99,7 +107,7 @@ def set_(options: argparse.Namespace) -> int:
         value = _parsed(sys.stdin.read(), options.value_type, ValueEncodeError)
     with existing(options.directory) as cache:
         stored = cache.set(
-            _parsed(options.key, options.key_type, KeyEncodeError), value, options.expire, tag=_tag(options)
+            _parsed(options.key, options.key_type, KeyEncodeError), value, options.expire, tags=_tags(options)
         )
     if not stored:
         print(shown(f"{options.key!r}: the value is larger than the cache may be"), file=sys.stderr)
@@ -115,58 +123,63 @@ def delete(options: argparse.Namespace) -> int:
 def keys(options: argparse.Namespace) -> int:
     """List the keys of live entries, with their metadata if JSON is asked for."""
     with to_look_at(options.directory, values=False) as cache:
-        for key, record in itertools.islice(_selected(cache, options.prefix, _tag(options)), options.limit):
+        for key, record in itertools.islice(_selected(cache, options), options.limit):
             if options.json:
-                print_json({"key": as_json(key), **_metadata(record.expire, tag_of(record), _size(record))})
+                print_json(
+                    {"key": as_json(key), **_metadata(record.expire, tags_of(record.metadata.tags), _size(record))}
+                )
             else:
                 print(shown(key if isinstance(key, str) else repr(key)))
     return 0
 
 
-def _selected(cache: Cache, prefix: str | None, tag: Any) -> Iterator[tuple[Any, Record]]:
+def _selected(cache: Cache, options: argparse.Namespace) -> Iterator[tuple[Any, Record]]:
+    selection = Selection.of(_tags(options) or None, options.match, options.prefix)
     for key, record in records_of(cache, cache):
-        if prefix is not None and not (isinstance(key, str) and key.startswith(prefix)):
-            continue
-        if tag is None or tag_of(record) == tag:
+        if selection.takes(key) and selection.has(record.metadata):
             yield key, record
 
 
 def evict(options: argparse.Namespace) -> int:
-    """Remove every entry with a tag, and print how many there were."""
+    """Remove every entry with a tag, or several, and print how many there were."""
     with existing(options.directory) as cache:
-        removed = cache.evict(_tag(options), retry=True)
+        removed = cache.evict(tags=_tags(options), match=options.match, soft=options.soft, retry=True)
     print_removed(removed, options.json)
     return 0
 
 
-def _by_prefix(cache: Cache, key: Any, record: Record, separator: str) -> str:
+def _by_prefix(cache: Cache, key: Any, record: Record, separator: str) -> list[str]:
     if not isinstance(key, str):
-        return f"({type(key).__name__})"
+        return [f"({type(key).__name__})"]
     prefix, found, _ = key.partition(separator)
-    return prefix + found if found else "(none)"
+    return [prefix + found if found else "(none)"]
 
 
-def _by_tag(cache: Cache, key: Any, record: Record, separator: str) -> str:
-    tag = tag_of(record)
-    return "(none)" if tag is None else str(tag)
+def _by_tag(cache: Cache, key: Any, record: Record, separator: str) -> list[str]:
+    return [str(tag) for tag in tags_of(record.metadata.tags)] or ["(none)"]
 
 
-def _by_type(cache: Cache, key: Any, record: Record, separator: str) -> str:
+def _by_type(cache: Cache, key: Any, record: Record, separator: str) -> list[str]:
     entry = cache.get_entry(key)  # which counts as no use
-    return "(gone)" if entry is None else type(entry.value).__name__
+    return ["(gone)" if entry is None else type(entry.value).__name__]
 
 
-GROUPS: dict[str, Callable[[Cache, Any, Record, str], str]] = {"tag": _by_tag, "prefix": _by_prefix, "type": _by_type}
+GROUPS: dict[str, Callable[[Cache, Any, Record, str], list[str]]] = {
+    "tag": _by_tag,
+    "prefix": _by_prefix,
+    "type": _by_type,
+}
 
 
 def sizes(options: argparse.Namespace) -> int:
-    """Print entries and bytes of each group, the largest first."""
+    """Print entries and bytes of each group, the largest first; an entry with several tags is in several groups."""
     groups: dict[str, list[int]] = {}
     with to_look_at(options.directory, values=options.by == "type") as cache:
         for key, record in records_of(cache, cache):
-            group = groups.setdefault(GROUPS[options.by](cache, key, record, options.separator), [0, 0])
-            group[0] += 1
-            group[1] += _size(record)
+            for name in GROUPS[options.by](cache, key, record, options.separator):
+                group = groups.setdefault(name, [0, 0])
+                group[0] += 1
+                group[1] += _size(record)
     ranked = sorted(groups.items(), key=lambda item: item[1][1], reverse=True)
     if options.json:
         for name, (number, size) in ranked:
@@ -181,12 +194,12 @@ def _size(record: Record) -> int:
     return record.size or len(record.payload)
 
 
-def _metadata(expire: float | None, tag: Any, size: int) -> dict[str, Any]:
-    return {"expire_time": expire, "tag": as_json(tag), "size": size}
+def _metadata(expire: float | None, tags: Sequence[Any], size: int) -> dict[str, Any]:
+    return {"expire_time": expire, "tags": [as_json(tag) for tag in tags], "size": size}
 
 
-def _tag(options: argparse.Namespace) -> Any:
-    return None if options.tag is None else _parsed(options.tag, options.tag_type, KeyEncodeError)
+def _tags(options: argparse.Namespace) -> list[Any]:
+    return [_parsed(tag, options.tag_type, KeyEncodeError) for tag in options.tag]
 
 
 def _parsed(text: str, kind: str, error: type[KeyEncodeError | ValueEncodeError]) -> Any:

@@ -30,13 +30,12 @@ MAGIC = b"diskcache_like export 1\n"
 LENGTH = 4  # bytes of the length before each entry, big endian
 LONGEST = (1 << 32) - 1
 PIECE = 1 << 20  # bytes read at once
-FIELDS = ("key", "value", "expire_time", "tag")
+FIELDS = ("key", "value", "expire_time", "tags")
 CARRIED = (
     "size_limit",
     "cull_limit",
     "eviction_policy",
     "statistics",
-    "tag_index",
     "durability",
     "compress_level",
     "compress_min_size",
@@ -51,7 +50,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         "export",
         parents=[common],
         help="write all entries to a file",
-        description="Write the live entries with expiry and tag, in order of insertion: as JSON lines, or as msgpack,"
+        description="Write the live entries with expiry and tags, in order of insertion: as JSON lines, or as msgpack,"
         " which holds every value; what had to be pickled is signed with the secret of the cache. The file is not"
         " encrypted, and is made for this user alone. What cannot be written is left out and listed.",
         epilog="exit status: 0 everything was written, 1 something was left out, 2 it failed",
@@ -75,7 +74,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         "copy",
         parents=[common],
         help="copy a cache, if you like with another codec or number of shards",
-        description="Copy every live entry with expiry and tag, in order of insertion. A target that is not there is"
+        description="Copy every live entry with expiry and tags, in order of insertion. A target that is not there is"
         " made with the limits, the codec, the shards and the encryption of the cache, except for what is given here.",
         epilog="exit status: 0 everything was copied, 1 something was left out, 2 it failed",
     )
@@ -106,7 +105,7 @@ def export(options: argparse.Namespace) -> int:
             if entry is None:
                 continue  # gone meanwhile, or counted below
             try:
-                data = frame((key, entry.value, entry.expire_time, entry.tag))
+                data = frame((key, entry.value, entry.expire_time, entry.tags))
             except (NotSerializable, ValueEncodeError) as reason:
                 left_out += 1
                 print(shown(f"left out {key!r}: {reason}"), file=sys.stderr)
@@ -131,7 +130,8 @@ def _unreadable(cache: Cache) -> int:
 
 
 def _json_line(item: Item) -> bytes:
-    return Json().encode(dict(zip(FIELDS, item, strict=True))) + b"\n"
+    key, value, expire_time, tags = item
+    return Json().encode(dict(zip(FIELDS, (key, value, expire_time, list(tags)), strict=True))) + b"\n"
 
 
 def _msgpack_frame(portable: Portable, item: Item) -> bytes:
@@ -155,11 +155,11 @@ def import_(options: argparse.Namespace) -> int:
         if first != MAGIC:
             _checked(1, partial(_json_item, first))  # before a cache is made for a file that is none
         cache = stack.enter_context(Cache(options.directory))
-        for key, value, expire_time, tag in _items(file, first, Portable(cache)):
+        for key, value, expire_time, tags in _items(file, first, Portable(cache)):
             left = None if expire_time is None else expire_time - time.time()
             if left is not None and left <= 0:
                 expired += 1
-            elif cache.set(key, value, left, tag=tag, retry=True):
+            elif cache.set(key, value, left, tags=tags, retry=True):
                 stored += 1
             else:
                 too_large += 1
@@ -196,10 +196,12 @@ def _json_item(line: bytes) -> Item | None:
     found = Json().decode(line)
     if not isinstance(found, dict) or set(found) != set(FIELDS):
         raise DecodeError(f"expected an object with {', '.join(FIELDS)}")
-    key, value, expire_time, tag = (found[name] for name in FIELDS)
+    key, value, expire_time, tags = (found[name] for name in FIELDS)
     if isinstance(expire_time, bool) or not isinstance(expire_time, int | float | None):
         raise DecodeError(f"expire_time is {expire_time!r}, expected seconds since 1970 or null")
-    return key, value, expire_time, tag
+    if not isinstance(tags, list | tuple):
+        raise DecodeError(f"tags is {tags!r}, expected a list")
+    return key, value, expire_time, tuple(tags)
 
 
 def _msgpack_item(file: BinaryIO, portable: Portable) -> Item | None:

@@ -21,7 +21,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, BinaryIO, Final
 
 from ..encoding import file_names
-from ..encoding.record import HAS_EXPIRE, HAS_TAG, MODE_RAW, Record
+from ..encoding.record import MODE_RAW, Record, pack_fields, unpack_fields
 from ..errors import DecodeError, SignatureError, missing_dependency
 from ..system.signals import reraise_signal
 
@@ -35,9 +35,8 @@ NONCE_SIZE: Final = 12
 TAG_SIZE: Final = 16
 CHUNK: Final = 64 << 10  # bytes of a file's content that are sealed in one piece
 
-SEALED_PLAIN: Final = 3  # first byte of a sealed record: a value in the row without expiry or tag
+SEALED_PLAIN: Final = 3  # first byte of a sealed record: a value in the row without metadata
 SEALED: Final = 4  # the same for every other record
-_HEAD: Final = struct.Struct("<BidQIH")  # flags, mode, expiry, size of the file, length of the tag, length of the name
 _START: Final = 1 + EPOCH_SIZE  # where the nonce begins in a sealed record
 _BODY: Final = _START + NONCE_SIZE
 _SMALLEST: Final = _BODY + TAG_SIZE
@@ -105,14 +104,8 @@ class DataKey:
 
     def seal(self, stored: bytes, record: Record) -> bytes:
         """Return the sealed record of the entry with this stored key."""
-        mode, payload, expire, tag, file, size, _ = record
-        if mode == MODE_RAW and expire is None and tag is None and file is None:
-            head, plain = self.plain_head, payload
-        else:
-            flags = (HAS_EXPIRE if expire is not None else 0) | (HAS_TAG if tag is not None else 0)
-            name, tag = (file or "").encode(), tag or b""
-            head = self._record_head
-            plain = b"".join((_HEAD.pack(flags, mode, expire or 0.0, size, len(tag), len(name)), tag, name, payload))
+        simple = record.is_simple()
+        head, plain = (self.plain_head, record.payload) if simple else (self._record_head, pack_fields(record))
         nonce = os.urandom(NONCE_SIZE)
         return head + nonce + self._record.encrypt(nonce, plain, head + stored)
 
@@ -121,22 +114,7 @@ class DataKey:
         plain = decrypt(self._record, blob, _START, blob[:_START] + stored)
         if blob[0] == SEALED_PLAIN:
             return Record(MODE_RAW, plain, signed=True)
-        try:
-            flags, mode, expire, size, tag_length, name_length = _HEAD.unpack_from(plain)
-            start = _HEAD.size + tag_length
-            end = start + name_length
-            file = plain[start:end].decode("ascii") if name_length else None
-        except (struct.error, UnicodeDecodeError) as error:
-            raise DecodeError("sealed record does not have the layout that this version writes") from error
-        return Record(
-            mode,
-            plain[end:],
-            expire if flags & HAS_EXPIRE else None,
-            plain[_HEAD.size : start] if flags & HAS_TAG else None,
-            file,
-            size,
-            True,
-        )
+        return unpack_fields(plain, signed=True)
 
     def seal_key(self, stored: bytes, canonical: bytes, original: bytes | None) -> bytes:
         """Return the sealed form of a key: its canonical bytes, and the original key if that is needed."""

@@ -1,6 +1,6 @@
 """The keys of an encrypted cache: how the secret leads to them, and how they survive a change of the secret.
 
-    secret, namespace ── HKDF ──> wrapping key ── unwraps ──> KEK ── opens ──> blinding key, data keys
+    secret, key_context ── HKDF ──> wrapping key ── unwraps ──> KEK ── opens ──> blinding key, data keys
 
 Blinding key and data keys are random and lie in the database, sealed with a random key-encryption key (KEK). The KEK
 lies beside them, wrapped once for each secret that opens the cache: one secret, or two while `rotate` is at work. So a
@@ -52,23 +52,23 @@ _CRC: Final = struct.Struct("<I")
 
 
 class MasterKey:
-    """What a secret and a namespace lead to: it wraps the KEK of a keyring, and unwraps it."""
+    """What a secret and a key context lead to: it wraps the KEK of a keyring, and unwraps it."""
 
-    __slots__ = ("_extract", "namespace")
+    __slots__ = ("_extract", "key_context")
 
-    def __init__(self, secret: bytes, namespace: str) -> None:
+    def __init__(self, secret: bytes, key_context: str) -> None:
         self._extract = hkdf_extract(secret)
-        self.namespace = namespace
+        self.key_context = key_context
 
     def _key(self, salt: bytes) -> bytes:
-        return hkdf_expand(self._extract, b"wrapping key", salt, self.namespace.encode("utf-8", "surrogatepass"))
+        return hkdf_expand(self._extract, b"wrapping key", salt, self.key_context.encode("utf-8", "surrogatepass"))
 
     def _checks(self, salt: bytes) -> tuple[bytes, bytes]:
-        """Return checks that recognise the secret, and the secret with this namespace, without revealing either."""
-        name = self.namespace.encode("utf-8", "surrogatepass")
+        """Return checks that recognise the secret, and the secret with this key context, without revealing either."""
+        name = self.key_context.encode("utf-8", "surrogatepass")
         return (
             hkdf_expand(self._extract, b"secret check", salt, size=_CHECK_SIZE),
-            hkdf_expand(self._extract, b"namespace check", salt, name, size=_CHECK_SIZE),
+            hkdf_expand(self._extract, b"key context check", salt, name, size=_CHECK_SIZE),
         )
 
     def wrap(self, key: bytes) -> bytes:
@@ -78,12 +78,12 @@ class MasterKey:
         return _WRAP.pack(*self._checks(salt), salt, wrapped)
 
     def matches(self, wrap: bytes) -> bool:
-        """Tell whether `wrap` was made with this secret and namespace."""
-        secret, namespace, salt, _ = _WRAP.unpack(wrap)
-        return compare_digest(secret + namespace, b"".join(self._checks(salt)))
+        """Tell whether `wrap` was made with this secret and key context."""
+        secret, context, salt, _ = _WRAP.unpack(wrap)
+        return compare_digest(secret + context, b"".join(self._checks(salt)))
 
-    def is_of_another_namespace(self, wrap: bytes) -> bool:
-        """Tell whether `wrap` was made with this secret but another namespace."""
+    def is_of_another_context(self, wrap: bytes) -> bool:
+        """Tell whether `wrap` was made with this secret but another key context."""
         secret, _, salt, _ = _WRAP.unpack(wrap)
         return compare_digest(secret, self._checks(salt)[0]) and not self.matches(wrap)
 
@@ -144,7 +144,7 @@ class Keyring(NamedTuple):
 
     @classmethod
     def opened(cls, sealed: bytes, master: MasterKey, place: str) -> Self:
-        """Open a sealed keyring; raise SecretError for another secret or namespace, KeyringError for damage."""
+        """Open a sealed keyring; raise SecretError for another secret or key context, KeyringError for damage."""
         head, wraps = _split(sealed, place)
         wrap = next((wrap for wrap in wraps if master.matches(wrap)), None)
         if wrap is None:
@@ -193,10 +193,10 @@ def _damaged_error(place: str) -> KeyringError:
 
 
 def _secret_error(wraps: tuple[bytes, ...], master: MasterKey, place: str) -> SecretError:
-    if any(master.is_of_another_namespace(wrap) for wrap in wraps):
+    if any(master.is_of_another_context(wrap) for wrap in wraps):
         return SecretError(
-            f"{place!r} is encrypted under another namespace than {master.namespace!r}: pass the namespace= that it was"
-            " made with"
+            f"{place!r} is encrypted under another key context than {master.key_context!r}: pass the key_context= that"
+            " it was made with"
         )
     return SecretError(
         f"{place!r} is encrypted with another secret than the one given; if rotate changed it, pass the new one"

@@ -20,6 +20,7 @@ from ..columnar import registry
 from ..crypto.signing import Secret
 from ..encoding import file_names, keys, values
 from ..encoding.compressors import EXPANDED_LIMIT
+from ..encoding.made_keys import split_key
 from ..encoding.pickling import loads_pickle
 from ..encoding.record import MODE_BINARY, MODE_NONE, MODE_PICKLE, MODE_RAW, MODE_TEXT, Record
 from ..encoding.values import NotSerializable, encode_value
@@ -176,6 +177,8 @@ class Disk(Payloads, ValueFiles):
             return keys.encode_key(key)
         if isinstance(key, _QUEUE_KEYS):
             return keys.encode_key(key)  # `put` would take it for the equal int or str of a user
+        if type(key) is keys.NamespacedKey:
+            return key.path.start + self.stored_key(key.key)
         db_key, raw = self.put(key)
         return keys.encode_key((db_key, bool(raw)))
 
@@ -202,12 +205,13 @@ class Disk(Payloads, ValueFiles):
         if self.sealer is not None:
             return self._key_of(*self.sealer.open_key(stored, original), authentic=True)
         if not self._own_keys:
-            pair = keys.decode_key(stored)
+            path, inner = split_key(stored)
+            pair = keys.decode_key(inner)
             if isinstance(pair, _QUEUE_KEYS):
                 return pair
             if not isinstance(pair, tuple) or len(pair) != 2:
                 raise DecodeError("stored key was not written by this class of Disk")
-            return self.get(*pair)
+            return self.get(*pair) if path is None else keys.NamespacedKey(path, self.get(*pair))
         return self._key_of(stored, original, self._trusts_keys())
 
     def _key_of(self, stored: bytes, original: bytes | None, authentic: bool) -> Any:
@@ -216,10 +220,11 @@ class Disk(Payloads, ValueFiles):
         if authentic and self.pickle_policy == "never":
             raise SignatureError("key is an instance and the policy is pickle='never'")
         pickled = original[1:] if authentic else self._verified_key(stored, original)
+        path, inner = split_key(stored)
         key = loads_pickle(pickled)
-        if keys.encode_key(key) != stored:
+        if keys.encode_key(key) != inner:
             raise DecodeError("stored key and original key do not agree")
-        return key
+        return key if path is None else keys.NamespacedKey(path, key)
 
     def _trusts_keys(self) -> bool:
         return self.pickle_policy == "trusted" and not self.authenticates

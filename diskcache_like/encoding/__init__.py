@@ -1,6 +1,7 @@
 """Keys, values and records as bytes: no file is opened here, and no database.
 
 - `keys`: keys to stored keys and back, and where in the database they lie; `canonical`: the bytes of a stored key
+- `made_keys`: the keys of queues and namespaces; `tags`: the tags of an entry
 - `values`: plain data as msgpack; `msgpack_reader`: read msgpack within bounds
 - `classes`: dataclasses, enums and other registered classes as data
 - `json`: the JSON serializer; `pickling`: pickles of what is not plain data

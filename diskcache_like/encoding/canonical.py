@@ -26,11 +26,12 @@ from fractions import Fraction
 from functools import partial
 from itertools import chain
 from pathlib import PurePath, PureWindowsPath
-from typing import Any, Final, Self
+from typing import Any, Final
 from uuid import UUID
 
 from ..errors import CacheError, KeyEncodeError, KeyTooLarge
 from ..system.signals import reraise_signal
+from .made_keys import NamespacedKey, PrefixedQueueKey, QueueKey
 from .values import BIN_HEADS, SMALL_INTS, STR_HEADS, int_to_bytes
 
 KEY_SIZE_LIMIT: Final = 64 * 1024
@@ -60,57 +61,6 @@ _MAX_DIGITS = 4096  # of a Decimal or Fraction; KEY_SIZE_LIMIT alone bounds inte
 
 _Encoder = Callable[[Any, "_Walk"], bytes]
 _Number = int | float | Decimal | Fraction | complex
-
-
-class QueueKey(int):
-    """The key of an item in the queue without a prefix; equal only to the same queue key, not to an integer."""
-
-    __slots__ = ()
-    prefix: Final = None
-
-    @property
-    def number(self) -> int:
-        """Return the position in the queue."""
-        return int.__int__(self)
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is QueueKey and int.__eq__(self, other)
-
-    def __ne__(self, other: object) -> bool:
-        return not self == other
-
-    def __hash__(self) -> int:
-        return hash((QueueKey, int.__int__(self)))
-
-    def __reduce__(self) -> tuple[type[Self], tuple[int]]:
-        return type(self), (int.__int__(self),)
-
-
-class PrefixedQueueKey(str):
-    """The key of an item in the queue called `prefix`; equal only to the same queue key, not to a text."""
-
-    __slots__ = ("number", "prefix")
-    prefix: str
-    number: int
-
-    def __new__(cls, prefix: str, number: int) -> Self:
-        """Make the key of the item with that number."""
-        self = super().__new__(cls, f"{prefix}-{number:015d}")
-        self.prefix = prefix
-        self.number = number
-        return self
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is PrefixedQueueKey and self.number == other.number and self.prefix == other.prefix
-
-    def __ne__(self, other: object) -> bool:
-        return not self == other
-
-    def __hash__(self) -> int:
-        return hash((PrefixedQueueKey, self.prefix, self.number))
-
-    def __reduce__(self) -> tuple[type[Self], tuple[str, int]]:
-        return type(self), (self.prefix, self.number)
 
 
 def encode_key(key: Any) -> bytes:
@@ -357,6 +307,11 @@ def _queue(value: QueueKey | PrefixedQueueKey, _walk: _Walk) -> bytes:
     return _extension(PREFIXED, value.prefix.encode("utf-8", "surrogatepass") + number)
 
 
+def _namespaced(value: NamespacedKey, walk: _Walk) -> bytes:
+    start: bytes = value.path.start
+    return start + encode_key(value.key)
+
+
 # Keys that are identified by their name, or by what pickle would store.
 
 
@@ -457,6 +412,7 @@ _ENCODERS: Final = _Encoders(
         set: _set,
         QueueKey: _queue,
         PrefixedQueueKey: _queue,
+        NamespacedKey: _namespaced,
         bytearray: _bytes,
         memoryview: _memoryview,
         complex: _number,

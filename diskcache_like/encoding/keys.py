@@ -21,8 +21,9 @@ from uuid import UUID
 
 from ..errors import DecodeError, KeyEncodeError, KeyTooLarge, ValueEncodeError
 from ..system.signals import reraise_signal
-from . import canonical
-from .canonical import KEY_DEPTH, KEY_SIZE_LIMIT, PrefixedQueueKey, QueueKey, encode_key, encode_unbounded
+from . import canonical, made_keys
+from .canonical import KEY_DEPTH, KEY_SIZE_LIMIT, encode_key, encode_unbounded
+from .made_keys import NamespacedKey, PrefixedQueueKey, QueueKey
 from .msgpack_reader import NESTED, Format, Mark
 from .pickling import dumps_pickle
 from .values import NotSerializable, decode_value, encode_value, int_from_bytes
@@ -31,11 +32,11 @@ __all__ = [
     "KEY_DEPTH",
     "KEY_SIZE_LIMIT",
     "KeyDecodeError",
+    "NamespacedKey",
     "PrefixedQueueKey",
     "QueueKey",
     "decode_key",
     "encode_key",
-    "encode_tag",
     "encode_unbounded",
     "hashes_like_stored_key",
     "is_prime",
@@ -48,7 +49,6 @@ __all__ = [
 
 _AS_DATA: Final = b"\x00"
 _AS_PICKLE: Final = b"\x01"
-_NO_KEY: Final = object()
 
 
 class KeyDecodeError(DecodeError):
@@ -58,32 +58,6 @@ class KeyDecodeError(DecodeError):
 def queue_key(prefix: str | None, number: int) -> QueueKey | PrefixedQueueKey:
     """Return the key of an item in a queue."""
     return QueueKey(number) if prefix is None else PrefixedQueueKey(prefix, number)
-
-
-def encode_tag(tag: object, key: object = _NO_KEY) -> bytes | None:
-    """Encode the tag of an entry like a key; None stays None. `key`: whose tag it is, for the error.
-
-    No original is stored beside a tag, so a tag that could not be rebuilt without one is refused. So is a collection,
-    whose items `evict` would not find.
-    """
-    if tag is None:
-        return None
-    if isinstance(tag, list | tuple | set | frozenset | dict):
-        whose = "tag" if key is _NO_KEY else f"tag of key {key!r}"
-        raise KeyEncodeError(
-            f"{whose} is a {type(tag).__qualname__}; use one text or number, because an entry has one tag for now"
-        )
-    stored = encode_key(tag)
-    if not _is_plain(tag):
-        try:
-            _decode(stored)
-        except DecodeError as error:
-            kind = type(tag)
-            raise KeyEncodeError(
-                f"a tag of type {kind.__module__}.{kind.__qualname__} could not be read back; use text, a number or"
-                " another plain value that identifies it"
-            ) from error
-    return stored
 
 
 # ---------------------------------------------------------------------------------------------------- decoding
@@ -179,6 +153,9 @@ def decode_key(stored: bytes, original: bytes | None = None) -> Any:
 
     An original key that is data is used if it belongs to this stored key; the caller deals with one that is a pickle.
     """
+    if stored[:1] == made_keys.START:
+        path, inner = made_keys.split_key(stored)
+        return NamespacedKey(path, decode_key(inner, original))  # type: ignore[arg-type]  # it has a path
     if original is not None and original[:1] == _AS_DATA:
         try:
             key = decode_value(memoryview(original)[1:])
@@ -226,6 +203,8 @@ def original_key(key: Any, stored: bytes) -> bytes | None:
     """
     if type(key) in _PLAIN or _is_plain(key):
         return None
+    if type(key) is NamespacedKey:
+        return original_key(key.key, stored[len(key.path.start) :])
     try:
         payload = encode_value(key)
     except NotSerializable:
@@ -318,6 +297,8 @@ def _is_direct(key: Any, budget: int) -> int:
             if budget < 0:
                 break
         return budget
+    if kind is NamespacedKey:
+        return _is_direct(key.key, budget)
     if kind is float:
         return budget if key == key else -1
     if kind is Decimal:

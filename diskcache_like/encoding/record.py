@@ -2,12 +2,17 @@
 
 Two layouts, little-endian:
 
-* simple: ``01`` payload crc32 — a value in the row, without expiry or tag, not authenticated;
-* full: ``02`` flags mode(i32) expire(f64) size(u64) tag-length(u32) file-length(u16) tag file payload trailer.
+* simple: ``01`` payload crc32 — a value in the row, without metadata, not authenticated;
+* full: ``02`` fields trailer.
+
+The fields, which a sealed record holds too: flags mode(i32) expire(f64) size(u64) tags-length(u16) file-length(u16),
+then those that a flag announces: retain-until(f64); created(f64) cost(f64); etag-length(u8) etag; then tags file
+payload.
 
 The trailer is a CRC-32 or, if the flag SIGNED is set, a 16-byte keyed BLAKE2b tag. Both cover the stored key too, so a
 record that was moved to another key does not verify. If the value is in a file, the payload is the digest of the file's
-content, so that the cost of `touch` does not depend on the size of the value.
+content, so that the cost of `touch` does not depend on the size of the value. Two bits of the flags name the checksum
+of files, for one that may be added; all that is written today has 0.
 
 The CRC of a message that is followed by its own CRC is a constant, the residue, whatever the initial value. So one call
 over the whole record verifies it.
@@ -16,6 +21,7 @@ over the whole record verifies it.
 from __future__ import annotations
 
 import struct
+from functools import lru_cache
 from typing import NamedTuple, Protocol
 from zlib import crc32
 
@@ -26,10 +32,17 @@ SIMPLE_HEAD = b"\x01"
 FULL = 2
 SIGNED = 1  # flag: the trailer is a keyed tag, not a CRC
 HAS_EXPIRE = 2  # flag: the field `expire` is used
-HAS_TAG = 4  # flag: the field `tag` is used (it is never empty: every encoded tag has at least one byte)
+HAS_RETAIN = 4  # flag: the entry can be had stale until `retain_until`
+HAS_CREATED = 8  # flag: the record says when the value was computed, and how long that took
+HAS_ETAG = 16  # flag: the record has an etag
+UNKNOWN_FLAGS = 0xE0  # two bits of them for the checksum of files
 RESIDUE = 0x2144DF1C  # CRC-32 of any message followed by its own CRC-32
 TAG_SIZE = 16
-_HEAD = struct.Struct("<BBidQIH")
+_FIELDS = struct.Struct("<BidQHH")
+_SMALLEST = 1 + _FIELDS.size
+_MOMENT = struct.Struct("<d")
+_MOMENT_AND_COST = struct.Struct("<dd")
+ETAG_LIMIT = 64  # bytes
 _CRC = struct.Struct("<I")
 
 MODE_NONE = 0
@@ -54,36 +67,85 @@ class Authenticator(Protocol):
         ...
 
 
+class Metadata(NamedTuple):
+    """What is stored of an entry beside its value."""
+
+    expire: float | None = None  # when it expires
+    tags: bytes = b""  # as `tags.py` packs them
+    retain_until: float | None = None  # until when it can be had stale, which is later than `expire`
+    created: float | None = None  # when the value was computed, if that is known
+    cost: float = 0.0  # seconds that this took
+    etag: bytes = b""
+
+    @property
+    def remove_at(self) -> float | None:
+        """Return when the entry may be removed."""
+        return self.expire if self.retain_until is None else self.retain_until
+
+
+NO_METADATA = Metadata()
+
+
 class Record(NamedTuple):
     """An entry as it is stored, without its key."""
 
     mode: int
     payload: bytes
-    expire: float | None = None
-    tag: bytes | None = None
+    metadata: Metadata = NO_METADATA
     file: str | None = None
     size: int = 0  # bytes of the value file; 0 for a value in the row
     signed: bool = False
 
+    @property
+    def expire(self) -> float | None:
+        """Return when the entry expires, None for never."""
+        return self.metadata.expire
+
+    def is_simple(self) -> bool:
+        """Tell whether there is nothing but a value in the row."""
+        return self.mode == MODE_RAW and self.file is None and self.metadata == NO_METADATA
+
 
 def pack_simple(stored: bytes, payload: bytes) -> bytes:
-    """Return the BLOB of a value in the row without expiry or tag."""
+    """Return the BLOB of a value in the row without metadata."""
     body = SIMPLE_HEAD + payload
     return body + crc32(body, crc32(stored)).to_bytes(4, "little")
 
 
 def pack(stored: bytes, record: Record, signer: Authenticator | None = None) -> bytes:
     """Return the BLOB of a record under its stored key; authenticated if a signer is given."""
-    mode, payload, expire, tag, file, size, _ = record
-    if signer is None and mode == MODE_RAW and expire is None and tag is None and file is None:
-        return pack_simple(stored, payload)
-    flags = (SIGNED if signer else 0) | (HAS_EXPIRE if expire is not None else 0) | (HAS_TAG if tag is not None else 0)
-    name = file.encode() if file is not None else b""
-    head = _HEAD.pack(FULL, flags, mode, 0.0 if expire is None else expire, size, len(tag or b""), len(name))
-    body = b"".join((head, tag or b"", name, payload))
-    if signer is not None:
-        return body + signer.tag(stored, body)
-    return body + _CRC.pack(crc32(body, crc32(stored)))
+    if signer is None:
+        return pack_simple(stored, record.payload) if record.is_simple() else pack_full(stored, record)
+    body = b"\x02" + pack_fields(record, SIGNED)
+    return body + signer.tag(stored, body)
+
+
+def pack_full(stored: bytes, record: Record) -> bytes:
+    """Return the BLOB of a record with metadata or in a file, not authenticated."""
+    body = b"\x02" + pack_fields(record)
+    return body + crc32(body, crc32(stored)).to_bytes(4, "little")
+
+
+def pack_fields(record: Record, flags: int = 0) -> bytes:
+    """Return the fields of a record, the payload last."""
+    mode, payload, (expire, tags, retain_until, created, cost, etag), file, size, _ = record
+    if expire is None:
+        expire = 0.0
+    else:
+        flags |= HAS_EXPIRE
+    more = b""
+    if retain_until is not None:
+        flags |= HAS_RETAIN
+        more = _MOMENT.pack(retain_until)
+    if created is not None:
+        flags |= HAS_CREATED
+        more += _MOMENT_AND_COST.pack(created, cost)
+    if etag:
+        flags |= HAS_ETAG
+        more += bytes((len(etag),)) + etag
+    if file is None:
+        return _FIELDS.pack(flags, mode, expire, size, len(tags), 0) + more + tags + payload
+    return b"".join((_FIELDS.pack(flags, mode, expire, size, len(tags), len(file)), more, tags, file.encode(), payload))
 
 
 def unpack(stored: bytes, blob: object, signer: Authenticator | None = None, required: bool = False) -> Record:
@@ -100,35 +162,56 @@ def unpack(stored: bytes, blob: object, signer: Authenticator | None = None, req
         if required:
             raise SignatureError("entry is not authenticated, but this cache requires it")
         return Record(MODE_RAW, blob[1:-4])
-    if blob[0] != FULL or len(blob) < _HEAD.size + 4:
+    if blob[0] != FULL or len(blob) < _SMALLEST + 4:
         raise DecodeError(f"record starts with byte {blob[0]}, expected {SIMPLE} or {FULL}")
-    return _unpack_full(stored, blob, signer, required)
-
-
-def _unpack_full(stored: bytes, blob: bytes, signer: Authenticator | None, required: bool) -> Record:
-    _, flags, mode, expire, size, tag_length, name_length = _HEAD.unpack_from(blob)
-    signed = bool(flags & SIGNED)
+    signed = bool(blob[1] & SIGNED)
     _verify(stored, blob, signed, signer)
     if required and not signed:
         raise SignatureError("entry is not authenticated, but this cache requires it")
-    start = _HEAD.size + tag_length
-    end = start + name_length
-    last = len(blob) - (TAG_SIZE if signed else 4)
-    if end > last:
-        raise DecodeError("record is shorter than the lengths in it say")
+    return unpack_fields(blob[1 : -TAG_SIZE if signed else -4], signed)
+
+
+def unpack_fields(fields: bytes, signed: bool) -> Record:
+    """Return the record that has these fields, which are known to be intact; raise DecodeError for other bytes."""
     try:
-        file = blob[start:end].decode("ascii") if name_length else None
-    except UnicodeDecodeError as error:
-        raise DecodeError("record names its file in bytes that are not ASCII") from error
-    return Record(
-        mode,
-        blob[end:last],
-        expire if flags & HAS_EXPIRE else None,
-        blob[_HEAD.size : start] if flags & HAS_TAG else None,
-        file,
-        size,
-        signed,
-    )
+        flags, mode, expire, size, tags_length, name_length = _FIELDS.unpack_from(fields)
+        start, metadata = _metadata(fields, flags, expire, tags_length)
+        end = start + name_length
+        file = fields[start:end].decode("ascii") if name_length else None
+    except (struct.error, IndexError, UnicodeDecodeError) as error:
+        raise DecodeError(f"record does not have the layout of one ({error})") from error
+    if end > len(fields) or flags & UNKNOWN_FLAGS or not _are_tags(metadata.tags):
+        raise DecodeError("record does not have the lengths that it says, or has flags of a later version")
+    return Record(mode, fields[end:], metadata, file, size, signed)
+
+
+def _metadata(fields: bytes, flags: int, expire: float, tags_length: int) -> tuple[int, Metadata]:
+    """Return where the metadata ends, and what it is."""
+    start = _FIELDS.size
+    retain_until: float | None = None
+    created: float | None = None
+    cost, etag = 0.0, b""
+    if flags & HAS_RETAIN:
+        (retain_until,) = _MOMENT.unpack_from(fields, start)
+        start += _MOMENT.size
+    if flags & HAS_CREATED:
+        created, cost = _MOMENT_AND_COST.unpack_from(fields, start)
+        start += _MOMENT_AND_COST.size
+    if flags & HAS_ETAG:
+        end = start + 1 + fields[start]
+        start, etag = end, fields[start + 1 : end]
+    end = start + tags_length
+    kept = expire if flags & HAS_EXPIRE else None
+    return end, Metadata(kept, fields[start:end], retain_until, created, cost, etag)
+
+
+@lru_cache(4096)
+def _are_tags(packed: bytes) -> bool:
+    """Tell whether bytes are tags, each behind its length, which is not 0."""
+    start = 0
+    while start < len(packed) and packed[start]:
+        start += 1 + packed[start]
+    return start == len(packed)
 
 
 def _verify(stored: bytes, blob: bytes, signed: bool, signer: Authenticator | None) -> None:
@@ -137,5 +220,5 @@ def _verify(stored: bytes, blob: bytes, signed: bool, signer: Authenticator | No
             raise DecodeError("record does not match its checksum")
     elif signer is None:
         raise SignatureError("entry is authenticated, but this handle has no secret")
-    elif len(blob) < _HEAD.size + TAG_SIZE or not signer.verify(blob[-TAG_SIZE:], stored, blob[:-TAG_SIZE]):
+    elif len(blob) < _SMALLEST + TAG_SIZE or not signer.verify(blob[-TAG_SIZE:], stored, blob[:-TAG_SIZE]):
         raise SignatureError("entry was changed, or authenticated with a different secret")

@@ -16,6 +16,7 @@ from ..crypto.keyring import Keyring, MasterKey, Sealer
 from ..disk.contract import NOT_KEPT, Disk
 from ..encoding import file_names
 from ..encoding.record import Record
+from ..encoding.tags import tags_column
 from ..errors import CorruptDatabaseWarning, KeyringError, SettingError
 from ..storage import check
 from ..storage.opening.identity import Config
@@ -102,9 +103,9 @@ def sealed_row(disk: Disk, key: Any, stored: bytes, record: Record) -> Row:
     sealer = disk.sealer
     assert sealer is not None
     column = None if record.file is None else file_names.to_column(record.file)
-    blind = None if record.tag is None else sealer.blind_tag(record.tag)
-    blob = sealer.seal(stored, record)
-    return Row(blob, record.expire, blind, record.size, column, disk.original_key(key, stored))
+    tags = tags_column(record.metadata.tags, sealer.blind_tag)
+    blob, expiries = sealer.seal(stored, record), Row.expiries(record.metadata)
+    return Row(blob, *expiries, tags, record.size, column, disk.original_key(key, stored))
 
 
 def kept_hot(

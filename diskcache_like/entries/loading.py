@@ -114,6 +114,20 @@ class Loader:
             return None
         return self.load_checked(key, location, (stamp, blob), read, maps)
 
+    def load_recorded(self, key: Any, location: Location, stale: bool = False) -> tuple[Any, Record, int] | None:
+        """Return the value of an entry, its record, and the version of its row when the three were together."""
+        stored, h, store = location
+        for _ in range(ATTEMPTS):
+            stamp = store.session.slots[store.session.slot_of(h)]
+            blob, version = store.find_versioned(h, stored)
+            found = self.load_checked(key, location, (stamp, blob), stale=stale)
+            if found is None:
+                return None
+            # A value in a file may be that of a later row, if the file that the first one names was gone.
+            if found[1].file is None or store.find_versioned(h, stored)[1] == version:
+                return *found, version
+        return None
+
     def load_checked(
         self,
         key: Any,
@@ -121,8 +135,9 @@ class Loader:
         seen: tuple[int, bytes | None],
         read: bool = False,
         maps: bool | None = None,
+        stale: bool = False,
     ) -> tuple[Any, Record] | None:
-        """Do what `load` does for a record of any kind.
+        """Do what `load` does for a record of any kind; with `stale` also for one that is kept after its expiry.
 
         `seen`: the generation of the key's slot before a SELECT, and what that found. If the value file is gone when it
         is opened, the row is an older one, and is read again.
@@ -133,7 +148,7 @@ class Loader:
         maps = self._maps if maps is None else maps
         for _ in range(ATTEMPTS):
             record = self._rows.verified(key, location, blob)
-            if record is None or not self._rows.is_live(record):
+            if record is None or (not self._rows.is_live(record) and not (stale and self._rows.is_kept(record))):
                 return None
             try:
                 value, kept, decode = store.disk.load(record, read, maps)

@@ -32,7 +32,7 @@ class Arguments(Settings, total=False):
     pickle: str | None
     secret: bytes | str | None
     encrypt: bool | None
-    namespace: str
+    key_context: str
     hot_encoded: bool
     strict: bool
     shared: bool
@@ -53,7 +53,7 @@ class Options:
     pickle: str | None = None
     secret: bytes | str | None = None
     encrypt: bool | None = None
-    namespace: str = ""
+    key_context: str = ""
     hot_encoded: bool = False
     strict: bool = False
     shared: bool = False
@@ -79,8 +79,8 @@ class Options:
         if type(slots) is not int or not MIN_SLOTS <= slots <= MAX_SLOTS or slots & (slots - 1):
             wanted = f"a power of two from {MIN_SLOTS} to {MAX_SLOTS}"
             raise SettingError(f"generation_slots is {slots!r}, expected {wanted}")
-        if not isinstance(options.namespace, str):
-            raise SettingError(f"namespace is {options.namespace!r}, expected text")
+        if not isinstance(options.key_context, str):
+            raise SettingError(f"key_context is {options.key_context!r}, expected text")
         if options.encrypt is not None and type(options.encrypt) is not bool:
             raise SettingError(f"encrypt is {options.encrypt!r}, expected True or False")
         for name in ("mmap", "allow_filesystem"):

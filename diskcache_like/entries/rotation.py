@@ -31,7 +31,7 @@ def rotate(session: Session, new_secret: bytes | str, progress: Progress | None)
             f"{session.directory!r} is not encrypted: a secret that only authenticates cannot be changed; copy the"
             " entries into a cache made with encrypt=True"
         )
-    new = MasterKey(secret, session.options.namespace)
+    new = MasterKey(secret, session.options.key_context)
     sealed = list(_left_to_do(session.shards.stores, new))
     epochs = [rekeying.begin(store, sealer, new) for store, sealer in sealed]
     done, total = 0, sum(store.count() for store, _ in sealed)

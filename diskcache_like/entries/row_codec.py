@@ -13,7 +13,20 @@ from zlib import crc32
 
 from ..disk.value_files import Stored
 from ..encoding import file_names, keys
-from ..encoding.record import FULL, MODE_PICKLE, MODE_RAW, SIGNED, SIMPLE_HEAD, Record, pack, unpack
+from ..encoding.record import (
+    FULL,
+    MODE_PICKLE,
+    MODE_RAW,
+    NO_METADATA,
+    SIGNED,
+    SIMPLE_HEAD,
+    Metadata,
+    Record,
+    pack,
+    pack_full,
+    unpack,
+)
+from ..encoding.tags import tag_or_tags, tags_column, with_hidden
 from ..errors import (
     CacheError,
     DecodeError,
@@ -26,7 +39,7 @@ from ..errors import (
     UnreadableFileWarning,
     ValueTooLarge,
 )
-from ..storage.store import Row, Store
+from ..storage.store import Row, Store, Touch
 from ..system.signals import suppress
 from . import encryption
 from .hot import PLAIN_TYPES
@@ -48,6 +61,7 @@ class RowCodec:
         self._shards = session.shards
         self._one = session.shards.stores[0] if len(session.shards.stores) == 1 else None
         self._sealer = session.sealer
+        self.blind = None if session.sealer is None else session.sealer.blind_tag
         self._signs_all = session.signs_all
         self._signs_pickles = session.pickle_policy == "signed"
         self.clock = session.clock
@@ -81,10 +95,6 @@ class RowCodec:
         column = keys.encode_key(prefix)
         return column if self._sealer is None else self._sealer.blind_queue(column)
 
-    def tag_column(self, tag: bytes | None) -> bytes | None:
-        """Return the tag column for an encoded tag, blinded if the cache is encrypted."""
-        return tag if self._sealer is None or tag is None else self._sealer.blind_tag(tag)
-
     def check_place(self, h: int, stored: bytes) -> None:
         """Raise DecodeError for a key that does not belong to its hash: one of the two was changed."""
         if type(stored) is not bytes or keys.key_hash(stored, self.modulus) != h & ~3:
@@ -104,26 +114,45 @@ class RowCodec:
                 raise
         return store.disk.encode(value, read, key)
 
-    def row(
-        self, key: Any, location: Location, encoded: Stored, expire: float | None, tag: bytes | None
-    ) -> bytes | Row:
+    def row(self, key: Any, location: Location, encoded: Stored, metadata: Metadata) -> bytes | Row:
         """Return what the store writes: a whole row, or only the record if the row has nothing else."""
         stored, _, store = location
         mode, payload, file, size = encoded
         if type(key) in PLAIN_TYPES:
             original = None
         elif isinstance(key, keys.QueueKey | keys.PrefixedQueueKey):
-            return self._queue_row(key, location, Record(mode, payload, expire, tag, file, size))
+            return self._queue_row(key, location, Record(mode, payload, metadata, file, size))
         else:
             original = None if self._sealer is not None else store.disk.original_key(key, stored)
-        if expire is None and tag is None and file is None and mode == MODE_RAW and not self._signs_all:
+            if type(key) is keys.NamespacedKey:
+                metadata = metadata._replace(tags=with_hidden(metadata.tags, key.path))
+        if metadata is NO_METADATA and file is None and mode == MODE_RAW and not self._signs_all:
             body = SIMPLE_HEAD + payload
             blob = body + crc32(body, crc32(stored)).to_bytes(4, "little")
             return blob if original is None else Row(blob, original_key=original)
-        record = Record(mode, payload, expire, tag, file, size)
+        record = Record(mode, payload, metadata, file, size)
         if self._sealer is not None:
             return encryption.sealed_row(store.disk, key, stored, record)
-        return Row(self._pack(stored, record), expire, tag, size, _file_column(file), original)
+        return self._open_row(stored, record, original)
+
+    def _open_row(
+        self,
+        stored: bytes,
+        record: Record,
+        original: bytes | None,
+        queue: bytes | None = None,
+        num: int | None = None,
+    ) -> Row:
+        """Return the row of an entry that is not sealed."""
+        mode, _, metadata, file, size, _ = record
+        signed = self._signs_all or (mode == MODE_PICKLE and self._signs_pickles)
+        v = pack(stored, record, self._session.secret.signer) if signed else pack_full(stored, record)
+        expire, tags, retain_until, *_ = metadata
+        fresh = None if retain_until is None else expire
+        column = None if file is None else file_names.to_column(file)
+        return Row(
+            v, expire if fresh is None else retain_until, fresh, tags_column(tags), size, column, original, queue, num
+        )
 
     def _queue_row(self, key: keys.QueueKey | keys.PrefixedQueueKey, location: Location, record: Record) -> Row:
         """Return the row of a queue's item, whether it is pushed or put back under its key."""
@@ -131,12 +160,7 @@ class RowCodec:
         queue = self.queue_column(key.prefix)
         if self._sealer is not None:
             return encryption.sealed_row(store.disk, key, stored, record)._replace(queue=queue, num=key.number)
-        blob = self._pack(stored, record)
-        return Row(blob, record.expire, record.tag, record.size, _file_column(record.file), None, queue, key.number)
-
-    def _pack(self, stored: bytes, record: Record) -> bytes:
-        signed = self._signs_all or (record.mode == MODE_PICKLE and self._signs_pickles)
-        return pack(stored, record, self._session.secret.signer if signed else None)
+        return self._open_row(stored, record, None, queue, key.number)
 
     def repacked(self, location: Location, record: Record) -> bytes:
         """Return the packed record of an entry whose value stays the same."""
@@ -146,6 +170,11 @@ class RowCodec:
             return sealer.seal(stored, record)
         return pack(stored, record, self._session.secret.signer if record.signed else None)
 
+    def changed(self, location: Location, record: Record, metadata: Metadata) -> Touch:
+        """Return what gives an entry other metadata, and leaves its value."""
+        v = self.repacked(location, record._replace(metadata=metadata))
+        return Touch(v, *Row.expiries(metadata), tags_column(metadata.tags, self.blind))
+
     def is_oversize(self, row: bytes | Row) -> bool:
         """Tell whether the value alone would exceed the size limit of its shard."""
         return (len(row) if isinstance(row, bytes) else len(row.v) + row.size) > self._session.value_limit
@@ -154,6 +183,11 @@ class RowCodec:
         """Return the error for a value that the size limit can never hold."""
         limit = self._session.value_limit
         return ValueTooLarge(f"value of key {key!r} is larger than size_limit allows ({limit} bytes)")
+
+    def metadata(self, expire: Any, packed_tags: bytes) -> Metadata:
+        """Return the metadata of an entry that is written now and expires after `expire`."""
+        expiry = self.expiry(expire)
+        return Metadata(expiry, packed_tags) if packed_tags or expiry is not None else NO_METADATA
 
     def expiry(self, expire: Any) -> float | None:
         """Return the absolute expiry for `expire` seconds (or a timedelta) from now; None means never."""
@@ -203,7 +237,13 @@ class RowCodec:
 
     def is_live(self, record: Record) -> bool:
         """Tell whether a record has not expired."""
-        return record.expire is None or record.expire > self.clock()
+        expire = record.metadata.expire
+        return expire is None or expire > self.clock()
+
+    def is_kept(self, record: Record) -> bool:
+        """Tell whether a record may be had stale, or has not even expired."""
+        until = record.metadata.remove_at
+        return until is None or until > self.clock()
 
     def check_record(self, store: Store, h: int, stored: bytes, blob: bytes) -> Record:
         """Return the record; raise DecodeError or FileNotFoundError for an entry that would not read."""
@@ -290,13 +330,12 @@ def discard(store: Store, encoded: Stored) -> None:
                 store.disk.remove(file)
 
 
-def _file_column(file: str | None) -> bytes | str | None:
-    return None if file is None else file_names.to_column(file)
-
-
-def tag_of(record: Record) -> Any:
-    """Return the tag of a record as the user gave it, None if it has none."""
-    return None if record.tag is None else keys.decode_key(record.tag)
+def with_expiry(metadata: Metadata, expiry: float | None) -> Metadata:
+    """Return the metadata with another expiry; the time for which the entry is kept after it stays the same."""
+    retain_until = None
+    if expiry is not None and metadata.retain_until is not None and metadata.expire is not None:
+        retain_until = expiry + (metadata.retain_until - metadata.expire)
+    return metadata._replace(expire=expiry, retain_until=retain_until)
 
 
 def with_metadata(value: Any, record: Record | None, expire_time: bool, tag: bool) -> Any:
@@ -304,5 +343,5 @@ def with_metadata(value: Any, record: Record | None, expire_time: bool, tag: boo
     if not (expire_time or tag):
         return value
     expiry = (None if record is None else record.expire,) if expire_time else ()
-    label = (None if record is None else tag_of(record),) if tag else ()
+    label = (None if record is None else tag_or_tags(record.metadata.tags),) if tag else ()
     return (value, *expiry, *label)

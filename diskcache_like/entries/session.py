@@ -120,7 +120,7 @@ class Session:
         if given is None:
             wanted = f"pass secret= or set {signing.SECRET_VARIABLE}"
             raise SecretError(f"{self.directory!r}: an encrypted cache needs its secret: {wanted}")
-        return MasterKey(given, self.options.namespace)
+        return MasterKey(given, self.options.key_context)
 
     def take_secret(self, secret: bytes | str) -> None:
         """Use the new secret that a rotation has given the cache."""

@@ -293,8 +293,6 @@ class Migration:
         if part.kind in ("deque", "index"):
             settings["eviction_policy"] = "none"
         settings.setdefault("eviction_policy", DEFAULT_SETTINGS["eviction_policy"])
-        if settings.pop("tag_index", 0):
-            cache.create_tag_index()
         synchronous = settings.pop("sqlite_synchronous", 1)
         cache.reset("durability", DURABILITY_NAMES[synchronous])
         limit = settings.get("size_limit")

@@ -1,5 +1,6 @@
 """Operations of a cache that are a topic of their own; `Cache` inherits or calls them.
 
+- `tagging`: evict and list by tag; `namespaces`: views with keys of their own; `iteration`: going over entries
 - `queues`: push, pull, peek; `streams`: values read and written in pieces
 - `memoize`: memoized functions; `call_keys`: the keys of their calls
 - `administration`: operations on a cache as a whole: clear, evict, check, stats, reset, rotate

@@ -5,48 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..encoding import keys
 from ..entries import rotation
 from ..entries.dictionaries import Training, train
 from ..entries.loading import ENOVAL
-from ..errors import ExpiryError, SettingError, Timeout
+from ..errors import ExpiryError, SettingError
 from ..policies import policy_named
 from ..settings import HANDLE_ONLY, checked, checked_all, is_setting, unknown
 from ..storage.check import check_whole
 from ..storage.shards import new_disk
-from ..storage.store import Store
-from .parts import Parts
 from .settings_in_force import SettingsInForce
+from .tagging import Tagging
 
 MOMENTS = 1e300  # seconds; a moment farther away is a mistake
 
 
-class Administration(SettingsInForce, Parts):
+class Administration(Tagging, SettingsInForce):
     """The operations on a cache as a whole."""
-
-    def _remove_from_all(self, remove: Callable[[Store], int]) -> int:
-        removed = 0
-        for store in self._shards.stores:
-            try:
-                removed += remove(store)
-            except Timeout as error:
-                error.args = (removed + getattr(error, "count", 0),)
-                return self._failed(removed)
-        return removed
 
     def clear(self, retry: bool = False) -> int:
         """Remove every entry and return how many there were. Goes in batches; a Timeout carries the count so far."""
         removed = self._remove_from_all(lambda store: store.remove_selected("any", (), self._wait_for_all(retry)))
         self._hot.clear()
         return removed
-
-    def evict(self, tag: Any, retry: bool = False) -> int:
-        """Remove every entry with this tag and return how many there were; in batches, like `clear`."""
-        column = self._rows.tag_column(keys.encode_tag(tag))
-        if column is None:
-            return 0
-        wait = self._wait_for_all(retry)
-        return self._remove_from_all(lambda store: store.remove_selected("tagged", (column,), wait))
 
     def expire(self, now: float | None = None, retry: bool = False) -> int:
         """Remove every entry that is expired at `now` (default: the present) and return how many; in batches."""
@@ -108,15 +88,11 @@ class Administration(SettingsInForce, Parts):
         return train(self._session.dictionaries, self._rows.records, size, self._wait_for_all(retry))
 
     def create_tag_index(self) -> None:
-        """Make an index so that `evict` finds a tag without reading every entry."""
-        for store in self._shards.stores:
-            store.index_tags(True, None)
+        """Note the wish in the setting `tag_index`, for programs made for DiskCache: tags are always indexed."""
         self.reset("tag_index", 1)
 
     def drop_tag_index(self) -> None:
-        """Drop the tag index; `evict` still works, but reads every entry."""
-        for store in self._shards.stores:
-            store.index_tags(False, None)
+        """Note the wish in the setting `tag_index`, for programs made for DiskCache: tags are always indexed."""
         self.reset("tag_index", 0)
 
     def reset(self, key: str, value: Any = ENOVAL, update: bool = True) -> Any:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sized
 from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, Self, TypeVar, cast, overload
 
 from ..coherence.futex import pauses
-from ..encoding import keys
+from ..encoding.tags import pack_tags
 from ..entries.atomic_key import AtomicKey
 from ..entries.row_codec import Expiry, seconds_of
 from ..errors import Timeout
@@ -141,7 +141,7 @@ class BoundMethod(functools.partial[Any]):
 def check_lifetime(expire: Any, tag: Any) -> None:
     """Raise ExpiryError or KeyEncodeError where a function is decorated, as storing a result would."""
     seconds_of(expire)
-    keys.encode_tag(tag)
+    pack_tags(tag)
 
 
 def memoize(

@@ -8,16 +8,16 @@ from ..disk.codec import new_codec
 from ..disk.contract import Disk
 from ..disk.serializers import Msgpack
 from ..encoding import keys
-from ..encoding.record import MODE_PICKLE, Record, pack, unpack
+from ..encoding.record import MODE_PICKLE, Metadata, Record, pack, unpack
+from ..encoding.tags import pack_tags, tags_of
 from ..encoding.values import encode_value
-from ..entries.row_codec import tag_of
 from ..errors import DecodeError
 from ..settings import DEFAULT_SETTINGS
 from .parts import Parts
 
 _NO_FILES = 1 << 62  # bytes from which a value would go to a file of its own
 
-Item = tuple[Any, Any, float | None, Any]  # key, value, moment of expiry, tag
+Item = tuple[Any, Any, float | None, tuple[Any, ...]]  # key, value, moment of expiry, tags
 
 
 class Portable:
@@ -38,11 +38,11 @@ class Portable:
 
     def pack(self, item: Item) -> bytes:
         """Return an entry as bytes; raise ValueEncodeError for a value that the pickle policy refuses."""
-        key, value, expire, tag = item
+        key, value, expire, tags = item
         stored = keys.encode_key(key)
         mode, payload, _, _ = self._disk.encode(value, False, key)
         signer = self._secret.signer if mode == MODE_PICKLE and self._signs_pickles else None
-        record = pack(stored, Record(mode, payload, expire, keys.encode_tag(tag)), signer)
+        record = pack(stored, Record(mode, payload, Metadata(expire, pack_tags(tags=tags))), signer)
         return encode_value((stored, self._disk.original_key(key, stored), record))
 
     def unpack(self, data: bytes) -> Item:
@@ -58,4 +58,4 @@ class Portable:
         if record.file is not None:
             raise DecodeError("its value lies in a file of another cache")
         key = self._disk.user_key(stored, original)
-        return key, self._disk.load(record, False)[0], record.expire, tag_of(record)
+        return key, self._disk.load(record, False)[0], record.expire, tags_of(record.metadata.tags)

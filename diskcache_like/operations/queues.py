@@ -6,12 +6,13 @@ ends without reading what lies between.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
 from ..disk.contract import UNKNOWN
 from ..encoding import keys
 from ..encoding.record import Record
+from ..encoding.tags import pack_tags
 from ..entries.loading import EXPIRED
 from ..entries.row_codec import Expiry, discard, with_metadata
 from ..errors import DecodeError, Timeout, ValueTooLarge
@@ -37,6 +38,8 @@ class Queues(Parts):
         read: bool = False,
         tag: Any = None,
         retry: bool = False,
+        *,
+        tags: Iterable[Any] | None = None,
     ) -> Any:
         """Append `value` to one side of the queue called `prefix` and return its key. Atomic.
 
@@ -45,7 +48,7 @@ class Queues(Parts):
         rows = self._rows
         store = rows.queue_store(prefix)
         queue = rows.queue_column(prefix)
-        expiry = rows.expiry(expire)
+        metadata = rows.metadata(expire, pack_tags(tag, tags))
         last = _is_back(side)
         encoded = rows.encode(store, value, read, UNKNOWN)
         try:
@@ -55,7 +58,7 @@ class Queues(Parts):
                     number = QUEUE_START if found is None else found[1] + (1 if last else -1)
                     key = keys.queue_key(prefix, number)
                     stored, h, _ = location = rows.locate(key)
-                    row = rows.row(key, location, encoded, expiry, keys.encode_tag(tag, key))
+                    row = rows.row(key, location, encoded, metadata)
                     if rows.is_oversize(row):
                         raise ValueTooLarge(f"value for queue {prefix!r} is larger than size_limit allows")
                     store.upsert(h, stored, row, None)

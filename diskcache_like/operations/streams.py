@@ -5,11 +5,12 @@ from __future__ import annotations
 import io
 import os
 import tempfile
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, Self, overload
 
 from ..disk.file_io import CHUNK
 from ..disk.value_files import Stored
-from ..encoding import keys
+from ..encoding.tags import pack_tags
 from ..entries.loading import ENOVAL
 from ..entries.row_codec import Expiry, discard
 from ..errors import DiskFull
@@ -36,9 +37,18 @@ class Streams(Parts):
         expire: Expiry | None = ...,
         tag: Any = ...,
         retry: bool = ...,
+        *,
+        tags: Iterable[Any] | None = ...,
     ) -> StreamWriter: ...
     def open(
-        self, key: Any, mode: str = "rb", expire: Expiry | None = None, tag: Any = None, retry: bool = False
+        self,
+        key: Any,
+        mode: str = "rb",
+        expire: Expiry | None = None,
+        tag: Any = None,
+        retry: bool = False,
+        *,
+        tags: Iterable[Any] | None = None,
     ) -> BinaryIO | StreamWriter:
         """Open the bytes of `key` as a binary stream, for reading ("rb") or for writing ("wb").
 
@@ -51,7 +61,7 @@ class Streams(Parts):
         """
         if mode in ("w", "wb"):
             self._rows.expiry(expire)  # raises for one that cannot be
-            return StreamWriter(self, key, expire, keys.encode_tag(tag, key), retry)
+            return StreamWriter(self, key, expire, pack_tags(tag, tags, key), retry)
         if mode not in ("r", "rb"):
             raise ValueError(f"mode is {mode!r}, expected 'rb' or 'wb'; to append, read and write again")
         found = self._loader.get(key, ENOVAL, True, False, False, None)
@@ -67,7 +77,7 @@ class Streams(Parts):
         rows = self._rows
         stored, h, store = location = rows.locate(writer.key)
         try:
-            row = rows.row(writer.key, location, encoded, rows.expiry(writer.expire), writer.tag)
+            row = rows.row(writer.key, location, encoded, rows.metadata(writer.expire, writer.tags))
             if rows.is_oversize(row):
                 raise rows.too_large(writer.key)
             store.upsert(h, stored, row, self._wait_for_all(writer.retry))
@@ -79,10 +89,10 @@ class Streams(Parts):
 class StreamWriter(io.BufferedIOBase):
     """What `open(key, "wb")` returns: a binary stream whose content becomes the value of the key on closing."""
 
-    def __init__(self, cache: Streams, key: Any, expire: Expiry | None, tag: bytes | None, retry: bool) -> None:
+    def __init__(self, cache: Streams, key: Any, expire: Expiry | None, tags: bytes, retry: bool) -> None:
         self.key = key
         self.expire = expire
-        self.tag = tag
+        self.tags = tags
         self.retry = retry
         self._cache = cache
         self._store: Store = cache._rows.locate(key)[2]

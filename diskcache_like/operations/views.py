@@ -26,7 +26,7 @@ class Entries(Protocol):
     def __len__(self) -> int: ...
 
 
-def _pairs(entries: Entries, keys: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
+def pairs(entries: Entries, keys: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
     """Yield key and value of each key that is still there when its turn comes."""
     for key in keys:
         value = entries.get(key, ENOVAL)
@@ -66,17 +66,17 @@ class Values(_View, abc.ValuesView[Any]):
         return any(found is value or found == value for found in self)
 
     def __iter__(self) -> Iterator[Any]:
-        return (value for _, value in _pairs(self._mapping, self._mapping))
+        return (value for _, value in pairs(self._mapping, self._mapping))
 
     def __reversed__(self) -> Iterator[Any]:
-        return (value for _, value in _pairs(self._mapping, reversed(self._mapping)))
+        return (value for _, value in pairs(self._mapping, reversed(self._mapping)))
 
 
 class Items(_View, abc.ItemsView[Any, Any]):
     """The (key, value) pairs of live entries."""
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
-        return _pairs(self._mapping, self._mapping)
+        return pairs(self._mapping, self._mapping)
 
     def __reversed__(self) -> Iterator[tuple[Any, Any]]:
-        return _pairs(self._mapping, reversed(self._mapping))
+        return pairs(self._mapping, reversed(self._mapping))

@@ -18,9 +18,11 @@ from ..crypto.keyring import Sealer
 from ..disk import file_io
 from ..encoding import file_names, keys
 from ..encoding.record import Record
+from ..encoding.tags import tags_column
 from ..errors import CorruptDatabaseWarning, DecodeError, EmptyDirWarning, UnknownFileWarning
 from ..system import paths
 from ..system.signals import reraise_signal, suppress
+from .shard.row import Row
 from .sqlite import statements as sql
 from .sqlite.connection import corrupt
 from .store import Store
@@ -59,6 +61,7 @@ def check_store(
     flaws = _flaws(store, found)
     _check_tick(store, fix, timeout, found)
     _check_rows(store, check_record, fix, timeout, found)
+    _check_index(store, fix, timeout, found)
     if fix and flaws and (left := _flaws(store, _Findings())):  # more than a row that has gone by now
         problem = corrupt(f"{store.path!r}: {left[0]}", store.path)
         if looks == 1 or not store.session.recover(problem):
@@ -94,7 +97,7 @@ def check_without_secret(store: Store) -> list[warnings.WarningMessage]:
     entries = in_files = 0
     for rows in store.reader.pages(sql.PAGE_ROWS, PAGE):
         entries += len(rows)
-        in_files += sum(row[6] is not None for row in rows)
+        in_files += sum(row[7] is not None for row in rows)
         for row in rows:
             problem = _outer_problem(store, row)
             if problem is not None:
@@ -111,7 +114,7 @@ def check_without_secret(store: Store) -> list[warnings.WarningMessage]:
 
 def _outer_problem(store: Store, row: Sequence[Any]) -> str | None:
     """Return what is wrong with a row as far as that can be seen without opening its record."""
-    h, stored, _, _, _, size, file, _, _, _, blob = row
+    h, stored, _, _, _, _, size, file, _, _, _, blob = row
     if not isinstance(stored, bytes) or not isinstance(blob, bytes):
         return "key or record is not a BLOB"
     if keys.key_hash(stored, store.session.identity["modulus"]) != h & ~3:
@@ -146,7 +149,7 @@ class _Findings:
 def _check_tick(store: Store, fix: bool, timeout: float | None, found: _Findings) -> None:
     """Report entries that were written after what counts as the last write: iteration leaves them out."""
     with store.locked(timeout):
-        ((last,),) = store.connection.select(sql.LAST_SEQ, (store.session.generations.highest_tick(),))
+        ((last,),) = store.connection.select(sql.LAST_WRITE, (store.session.generations.highest_tick(),))
         if last > store.session.header[Header.TICK]:
             found.add(
                 f"{store.path}: {store.session.header[Header.TICK]} writes were counted, entries are from write {last}"
@@ -169,8 +172,23 @@ def _check_rows(store: Store, check_record: CheckRecord, fix: bool, timeout: flo
                     store.remover.delete([row[0]], locked)
 
 
+def _check_index(store: Store, fix: bool, timeout: float | None, found: _Findings) -> None:
+    """Report where the index of tags says something else than the rows."""
+    kinds = (
+        (sql.NOT_INDEXED, sql.ADD_TO_INDEX, "lacks tags of an entry"),
+        (sql.FALSELY_INDEXED, sql.DROP_FROM_INDEX, "has tags that an entry does not have"),
+    )
+    with store.locked(timeout):
+        for select, mend, problem in kinds:
+            wrong = store.connection.select(select, (-1,))
+            for tag, place in wrong:
+                found.add(f"entry {place} in {store.path}: the index of tags {problem}")
+                if fix:
+                    store.connection.execute(mend, (tag, place))
+
+
 def _problem(store: Store, check_record: CheckRecord, row: Sequence[Any]) -> str | None:
-    h, stored, seq, expire, tag, size, file, original_key, queue, num, blob = row
+    h, stored, seq, expire, fresh, tags, size, file, original_key, queue, num, blob = row
     if not isinstance(stored, bytes) or not isinstance(blob, bytes):
         return "key or record is not a BLOB"
     if not isinstance(seq, int) or seq > store.session.generations.highest_tick():
@@ -186,8 +204,9 @@ def _problem(store: Store, check_record: CheckRecord, row: Sequence[Any]) -> str
         reraise_signal(error)
         return _Unread(error)
     sealer = store.disk.sealer
-    wanted = record.tag if sealer is None or record.tag is None else sealer.blind_tag(record.tag)
-    if (expire, tag, size, file) != (record.expire, wanted, record.size, column):
+    wanted = tags_column(record.metadata.tags, None if sealer is None else sealer.blind_tag)
+    said = Row.expiries(record.metadata)
+    if (expire, fresh, tags, size, file) != (*said, wanted, record.size, column):
         return "columns do not say what the record says"
     if not isinstance(original_key, bytes | None) or not _is_in_queue(sealer, stored, original_key, queue, num):
         return "original key or queue is not what a cache writes"

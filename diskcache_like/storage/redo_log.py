@@ -42,7 +42,7 @@ FORMAT = 2
 DIGEST_SIZE = 16
 CHUNK_PLACES = 1000  # and
 CHUNK_BYTES = 256 << 10  # of rows that are in memory at a time
-COLUMNS = 13  # of a row
+COLUMNS = 15  # of a row
 _INTEGER = 1 << 63  # bound of what SQLite takes
 
 

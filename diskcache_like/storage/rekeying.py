@@ -56,7 +56,7 @@ def _refuse_overtaken(store: Store, sealer: Sealer, epoch: bytes) -> None:
 def _is_stale(row: Sequence[Any], epoch: bytes) -> bool:
     """Tell whether a part of a row is sealed with another data key; what is not sealed at all is damage, and stays."""
     try:
-        return epoch_of(row[10]) != epoch or epoch_of_key(row[7]) != epoch
+        return epoch_of(row[11]) != epoch or epoch_of_key(row[8]) != epoch
     except DecodeError:
         return False
 
@@ -70,7 +70,7 @@ def _renew_batch(store: Store, sealer: Sealer, epoch: bytes, rows: Sequence[Sequ
             new = _try_renewed(store, sealer, row)
             if new is not None:
                 renewed.append((row, new))
-                written += [new.file] if new.file is not None and new.file != row[6] else []
+                written += [new.file] if new.file is not None and new.file != row[7] else []
         if not renewed:
             return
         with store.transaction(None):
@@ -85,17 +85,15 @@ def _renew_batch(store: Store, sealer: Sealer, epoch: bytes, rows: Sequence[Sequ
 
 def _try_renewed(store: Store, sealer: Sealer, row: Sequence[Any]) -> Row | None:
     """Return the row sealed anew, None for one that is damaged or whose file is gone: it stays as it is."""
-    _, stored, _, expire, tag, size, file, original_key, queue, num, blob = row
     try:
-        row_ = Row(blob, expire, tag, size, file, original_key, queue, num)
-        return store.data_keys.sealed_again(sealer, stored, row_)
+        return store.data_keys.sealed_again(sealer, row[1], Row(row[11], *row[3:11]))
     except (DecodeError, FileNotFoundError):
         return None
 
 
 def _replace(store: Store, row: Sequence[Any], new: Row, written: list[bytes | str]) -> None:
     """Write a renewed row unless the entry was written since; unlink the file that is not needed."""
-    parameters = (new.v, new.original_key, new.file, new.size, row[0], row[1], row[10])
+    parameters = (new.v, new.original_key, new.file, new.size, row[0], row[1], row[11])
     store.invalidation.note_written(len(new.v))
     done = store.connection.execute(sql.UPDATE_SEALED, parameters).rowcount
     if not done and new.file is not None and new.file in written:

@@ -21,7 +21,6 @@ from .shard.row import REMOVE, Change, Decide, Row, Touch
 from .shard.session import ShardSession
 from .shard.transactions import Transactions
 from .shard_settings import ShardSettings
-from .sqlite import schema
 from .sqlite import statements as sql
 from .upkeep.bulk_removal import BulkRemoval
 from .upkeep.checkpoints import Checkpointer
@@ -63,6 +62,7 @@ class Store:
         bulk = BulkRemoval(self.maintenance)
         # What is called most, without a step in between.
         self.read, self.read_many, self.find, self.select = reader.read, reader.read_many, reader.find, reader.select
+        self.find_versioned = reader.find_versioned
         self.scan, self.volume, self.refers_to = reader.scan, reader.volume, reader.refers_to
         self.upsert, self.upsert_many = writer.upsert, writer.upsert_many
         self.remove, self.compute = writer.remove, writer.compute
@@ -116,6 +116,11 @@ class Store:
         except (Timeout, TransactionError):
             opener.close_later(self.close_soon)
 
+    def version(self, h: int, stored: bytes) -> int:
+        """Return the version of the key's row, 0 for no row; the write lock is held."""
+        rows = self.connection.select(sql.SELECT_VERSIONED, (h, stored))
+        return int(rows[0][1]) if rows else 0
+
     def sleep_on(self, h: int, stamp: int, seconds: float) -> None:
         """Sleep until `wake` is called for `h`, but not if its slot is no longer `stamp`, and `seconds` at most."""
         futex.sleep(self.session.slots, self.session.slot_of(h), stamp, seconds)
@@ -160,12 +165,6 @@ class Store:
         """Bring the count in the header in line with the database; the write lock is held, no transaction is open."""
         ((number,),) = self.connection.select(sql.COUNT)
         self.session.header[_COUNT] = number
-
-    def index_tags(self, wanted: bool, timeout: float | None) -> None:
-        """Make or drop the index on tags."""
-        for attempt in self.attempts():
-            with attempt, self.locked(timeout):
-                self.connection.walk(schema.CREATE_TAG_INDEX if wanted else schema.DROP_TAG_INDEX)
 
     def work_counts(self) -> tuple[int, int]:
         """Return how many writes and evictions there were, as numbers that only grow.

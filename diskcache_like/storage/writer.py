@@ -30,6 +30,7 @@ _DISPLACED, _SHARED, _WRITTEN, _VOLUME_DUE = Header.DISPLACED, Header.SHARED, He
 # A BLOB is bound as a bytearray: for bytes the sqlite3 module looks for an adapter each time, which costs several times
 # the copy (half a microsecond in Python 3.11).
 _blob = bytearray
+_ALONE = [0, None, None, None, None]  # of a row without file, original key and queue
 
 
 class Writer:
@@ -113,7 +114,7 @@ class Writer:
         if plain and not session.policy.marks_frequency and not header[_DISPLACED]:
             return self._around(h, autocommit, self._store_record, (stored, row, known, again))
         step = self._store_row if session.disk.sealer is None else self._store_sealed
-        return self._around(h, autocommit, step, (stored, Row(row) if plain else row, again))  # type: ignore[arg-type]
+        return self._around(h, autocommit, step, (stored, Row(row) if plain else row, known, again))  # type: ignore[arg-type]
 
     def _store_record(self, h: int, tick: int, arguments: tuple[bytes, bytes, bool, bool]) -> bytes | None:
         """Write a row that has nothing but a record; return what the board is to show."""
@@ -137,24 +138,24 @@ class Writer:
             self._count(1)
         return v if again or self._session.header[_SHARED] else None
 
-    def _store_row(self, h: int, tick: int, arguments: tuple[bytes, Row, bool]) -> bytes | None:
+    def _store_row(self, h: int, tick: int, arguments: tuple[bytes, Row, bool, bool]) -> bytes | None:
         """Write all columns of a row; return what the board is to show."""
-        stored, row, again = arguments
+        stored, row, known, again = arguments
         self._maintenance.trash.expect()  # for the file that the row may have had
         place = self._placement.place(h, stored) if self._session.header[_DISPLACED] else h
-        if not (again and self._replace_value(place, stored, row, tick)):
+        if not ((known or again) and self._replace_value(place, stored, row, tick, again)):
             self._write_row(place, stored, row, tick)
         return row.v if (again or self._session.header[_SHARED]) and len(row.v) + row.size <= RECORD_LIMIT else None
 
-    def _store_sealed(self, h: int, tick: int, arguments: tuple[bytes, Row, bool]) -> bytes | None:
+    def _store_sealed(self, h: int, tick: int, arguments: tuple[bytes, Row, bool, bool]) -> bytes | None:
         """Write a row as the present data key seals it; if that made another value file, unlink the one not needed."""
-        stored, row, again = arguments
+        stored, row, known, again = arguments
         present = self._data_keys.present_row(stored, row)
         if present.file == row.file:
-            return self._store_row(h, tick, (stored, present, again))
+            return self._store_row(h, tick, (stored, present, known, again))
         unneeded = present.file
         try:
-            posted = self._store_row(h, tick, (stored, present, again))
+            posted = self._store_row(h, tick, (stored, present, known, again))
             unneeded = row.file  # not before, since a second try needs it
             return posted
         finally:
@@ -172,12 +173,13 @@ class Writer:
         same = place == inserted
         exists = same and execute(sql.SELECT_V, (place,)).fetchone() is not None
         if session.policy.marks_frequency:
-            rank, base = 0, session.uses[(place & HOME) % session.slot_prime] & NEVER
+            rank: int | None = 0
+            base = session.uses[(place & HOME) % session.slot_prime] & NEVER
         else:
-            rank, base = 2 * tick, 0
-        v, expire, tag, size, file, original_key, queue, num = row
-        columns = (place, _blob(stored), tick, rank, base, expire, tag, size, file, original_key, queue, num, _blob(v))
-        done = execute(sql.UPSERT, columns)
+            rank, base = None, 0
+        v, *columns = row
+        parameters = (place, _blob(stored), tick, rank, base, *columns, _blob(v))
+        done = execute(sql.UPSERT, parameters)
         if not done.rowcount:
             if placed:
                 raise corrupt(f"{session.path!r}: a row is found at a place that is free", session.path)
@@ -186,12 +188,17 @@ class Writer:
             connection.inserted = place
             self._count(1)
 
-    def _replace_value(self, place: int, stored: bytes, row: Row, tick: int) -> bool:
-        """Replace the record of a row whose other columns stay as they are; return False if they do not."""
-        if self._session.policy.marks_frequency or row.size or row.original_key is not None or row.queue is not None:
+    def _replace_value(self, place: int, stored: bytes, row: Row, tick: int, again: bool) -> bool:
+        """Replace record and expiry of a row whose other columns stay as they are; return False if they do not."""
+        v, expire, fresh, tags, *others = row
+        if others != _ALONE or self._session.policy.marks_frequency:
             return False
-        parameters = (place, _blob(stored), tick, _blob(row.v), row.expire, row.tag)
-        return self._connection.open().execute(sql.UPDATE_VALUE, parameters).rowcount == 1
+        connection = self._connection
+        execute = (connection.cursor or connection.open_cursor()).execute
+        parameters = (place, _blob(stored), tick, _blob(v), expire, fresh, tags)
+        if (again or expire is None) and execute(sql.UPDATE_VALUE, parameters).rowcount:
+            return True
+        return expire is not None and execute(sql.UPDATE_EXPIRING, parameters).rowcount == 1
 
     def _announce(self, row: Row) -> int:
         """Note in the header, before the commit, that files or expiries may exist; return the row's bytes."""
@@ -207,7 +214,8 @@ class Writer:
             session.header[_FILES] = 1
             if self._connection.txn is not None:
                 self._connection.txn.files.append(row.file)
-        return len(row.v) + row.size
+        cost = len(row.v) + row.size
+        return cost if row.tags is None else cost + WRITE_COST * (row.tags.count(" ") + 1)  # a page of the index each
 
     # -- many rows ----------------------------------------------------------------------------------------------------
 
@@ -317,7 +325,9 @@ class Writer:
         if change.expire is not None:
             header = self._session.header
             header[_NEXT_EXPIRE] = min(header[_NEXT_EXPIRE], microseconds(change.expire))
-        self._connection.open().execute(sql.UPDATE_EXPIRE, (change.expire, change.v, place))
+        self._connection.open().execute(
+            sql.UPDATE_METADATA, (change.expire, change.fresh, change.tags, change.v, place)
+        )
         return change.v
 
     def _delete_place(self, _: int, __: int, arguments: tuple[int]) -> None:

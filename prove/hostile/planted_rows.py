@@ -155,7 +155,7 @@ def _with_content(_: Around, stored: bytes, content: Callable[[], bytes], mode: 
 
 
 def _with_flags(_: Around, stored: bytes, flags: int) -> bytes:
-    whole = forged(stored, b"\x05", mode=MODE_RAW, tag=b"\xa1t")
+    whole = forged(stored, b"\x05", mode=MODE_RAW, tags=b"\x02\xa1t")
     return _sealed(stored, whole[:1] + bytes((flags,)) + whole[2:-4])
 
 
@@ -166,8 +166,8 @@ def _sealed(stored: bytes, body: bytes) -> bytes:
 def _elsewhere(_: Around, stored: bytes, name: str, mode: int) -> bytes:
     """Return a record of a value that lies in a file of that name, with the size and digest of what lies outside."""
     encoded = name.encode("utf-8", "surrogatepass")
-    head = record._HEAD.pack(2, 0, mode, 0.0, len(PRECIOUS), 0, len(encoded))
-    return _sealed(stored, head + encoded + crc32(PRECIOUS).to_bytes(4, "little"))
+    head = record._FIELDS.pack(0, mode, 0.0, len(PRECIOUS), 0, len(encoded))
+    return _sealed(stored, b"\x02" + head + encoded + crc32(PRECIOUS).to_bytes(4, "little"))
 
 
 def _with_field(_: Around, stored: bytes, field: str, number: Any) -> bytes:

@@ -225,13 +225,15 @@ def test_several_tags_at_once(kept: Cache, tags: Any) -> None:
         "tag of key 'small'": lambda: kept.set("small", bytes(50_000), tag=tags),
         "tag of key 'new'": lambda: kept.add("new", bytes(50_000), tag=tags),
         "tag of key 'stream'": lambda: kept.open("stream", "wb", tag=tags),
-        "tag of key 5": lambda: kept.push(bytes(50_000), tag=tags),
-        "tag of key": limited,
+        "^tag": lambda: kept.push(bytes(50_000), tag=tags),
+        "tag": limited,
         "tag is": lambda: kept.set_many({"small": bytes(50_000)}, tag=tags),
         "^tag is": lambda: kept.evict(tags),
     }
     for message, write in writes.items():
-        with pytest.raises(TypeError, match=rf"{message}.* a {type(tags).__name__}; use one text or number"):
+        with pytest.raises(
+            TypeError, match=rf"{message}.* a {type(tags).__name__}; use text, bytes or a number, or tags="
+        ):
             write()
 
 

@@ -140,7 +140,9 @@ def write_with_upkeep(cache: Cache) -> None:
 
 @one
 def test_columns_that_contradict_their_record_are_found(cache: Cache) -> None:
-    for number, change in enumerate(("expire = 1e9", "tag = x'a3746167'", "size = 5", "file = x'" + "00" * 16 + "'")):
+    for number, change in enumerate(
+        ("expire = 1e9", "tags = x'a3746167'", "fresh = 1", "size = 5", "file = x'" + "00" * 16 + "'")
+    ):
         cache[f"key {number}"] = "value"
         tamper(cache, f"UPDATE entry SET {change}")
         cache.reset("cull_limit", 0, update=False)
@@ -216,7 +218,7 @@ def test_volume_follows_what_is_stored(cache: Cache) -> None:
     assert cache.volume() < empty + 100_000
 
 
-def test_a_tag_index_changes_no_answer(open_cache: Opener) -> None:
+def test_the_tag_index_of_diskcache_changes_no_answer(open_cache: Opener) -> None:
     cache, other = open_cache(), open_cache()
     cache.set_many({"a": 1, "b": 2}, tag="before")
     for _ in range(2):

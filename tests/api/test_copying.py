@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -87,14 +88,14 @@ def test_an_entry_that_goes_meanwhile_is_left_out(
 ) -> None:
     source = open_cache()
     source.set_many({str(number): number for number in range(4)})
-    get_entry = source.get_entry
+    load_recorded = source._loader.load_recorded
 
-    def get_and_lose(key: object) -> object:
-        found = get_entry(key)
+    def load_and_lose(*arguments: Any) -> object:
+        found = load_recorded(*arguments)
         source.clear()
         return found
 
-    monkeypatch.setattr(source, "get_entry", get_and_lose)
+    monkeypatch.setattr(source._loader, "load_recorded", load_and_lose)
     with Cache(tmp_path / "target") as target:
         assert source.copy_to(target) == 1
         assert len(target) == 1

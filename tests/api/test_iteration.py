@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from diskcache_like import Cache, FanoutCache, Index
-from diskcache_like.cache import COMPLETIONS
 from diskcache_like.errors import DirectoryError
+from diskcache_like.operations.iteration import COMPLETIONS
 
 from ..support.cache_kinds import Clock, Opener, exact, few, ordered
 from .test_reading import identical

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -31,8 +32,9 @@ BIG = "x" * 3_000
 keys = st.sampled_from(KEYS).flatmap(lambda key: st.sampled_from(SPELLINGS.get(key, [key])))
 values = st.integers(-5, 5) | st.sampled_from([None, 1.5, "text", b"bytes", [1, [2]], {"a": (1,)}, BIG, BIG + "y", {3}])
 expiries = st.none() | st.sampled_from([0.5, 1, 2.5, 1000])
-tags = st.none() | st.sampled_from(["a", "b"])
+tags = st.sets(st.sampled_from(["a", "b", 3]))
 handles = st.integers(0, 1)
+matches: Any = st.sampled_from(["any", "all"])
 
 
 class Entry(NamedTuple):
@@ -40,7 +42,14 @@ class Entry(NamedTuple):
 
     value: Any
     expire: float | None
-    tag: str | None
+    tags: frozenset[Any]
+
+    @property
+    def tag(self) -> Any:
+        """Return what `get(tag=True)` answers."""
+        if len(self.tags) < 2:
+            return next(iter(self.tags), None)
+        return tuple(tag for tag in (3, "a", "b") if tag in self.tags)
 
 
 class RolledBack(Exception):
@@ -133,7 +142,7 @@ class Model(RuleBasedStateMachine):
     def get_with_metadata(self, handle: int, key: Any) -> None:
         entry = self.expected(handle, key)
         found = self.handles[handle].get(key, "missing", expire_time=True, tag=True)
-        assert found == (("missing", None, None) if entry is None else tuple(entry))
+        assert found == (("missing", None, None) if entry is None else (entry.value, entry.expire, entry.tag))
 
     @rule(handle=handles, wanted=st.lists(keys, max_size=6))
     def get_many(self, handle: int, wanted: list[Any]) -> None:
@@ -149,22 +158,22 @@ class Model(RuleBasedStateMachine):
 
     # -- writing --------------------------------------------------------------------------------------------------
 
-    @rule(handle=handles, key=keys, value=values, expire=expiries, tag=tags)
-    def set(self, handle: int, key: Any, value: Any, expire: float | None, tag: str | None) -> None:
-        assert self.writer(handle).set(key, value, expire=expire, tag=tag)
-        self.entries[key] = Entry(value, self.moment(expire), tag)
+    @rule(handle=handles, key=keys, value=values, expire=expiries, tags=tags)
+    def set(self, handle: int, key: Any, value: Any, expire: float | None, tags: AbstractSet[Any]) -> None:
+        assert self.writer(handle).set(key, value, expire=expire, tags=tags)
+        self.entries[key] = Entry(value, self.moment(expire), frozenset(tags))
 
-    @rule(handle=handles, items=st.dictionaries(st.sampled_from(KEYS), values, max_size=5), expire=expiries, tag=tags)
-    def set_many(self, handle: int, items: dict[Any, Any], expire: float | None, tag: str | None) -> None:
-        assert self.writer(handle).set_many(items, expire=expire, tag=tag) == len(items)
-        self.entries.update({key: Entry(value, self.moment(expire), tag) for key, value in items.items()})
+    @rule(handle=handles, items=st.dictionaries(st.sampled_from(KEYS), values, max_size=5), expire=expiries, tags=tags)
+    def set_many(self, handle: int, items: dict[Any, Any], expire: float | None, tags: AbstractSet[Any]) -> None:
+        assert self.writer(handle).set_many(items, expire=expire, tags=tags) == len(items)
+        self.entries.update({key: Entry(value, self.moment(expire), frozenset(tags)) for key, value in items.items()})
 
-    @rule(handle=handles, key=keys, value=values, expire=expiries, tag=tags)
-    def add(self, handle: int, key: Any, value: Any, expire: float | None, tag: str | None) -> None:
+    @rule(handle=handles, key=keys, value=values, expire=expiries, tags=tags)
+    def add(self, handle: int, key: Any, value: Any, expire: float | None, tags: AbstractSet[Any]) -> None:
         missing = self.live(key) is None
-        assert self.writer(handle).add(key, value, expire=expire, tag=tag) == missing
+        assert self.writer(handle).add(key, value, expire=expire, tags=tags) == missing
         if missing:
-            self.entries[key] = Entry(value, self.moment(expire), tag)
+            self.entries[key] = Entry(value, self.moment(expire), frozenset(tags))
 
     @rule(handle=handles, key=keys, delta=st.integers(-3, 3))
     def incr(self, handle: int, key: Any, delta: int) -> None:
@@ -173,15 +182,15 @@ class Model(RuleBasedStateMachine):
             with pytest.raises(TypeError):
                 self.writer(handle).incr(key, delta)
             return
-        value, expire, tag = entry or Entry(10, None, None)
+        value, expire, tags = entry or Entry(10, None, frozenset())
         assert self.writer(handle).incr(key, delta, default=10) == value + delta
-        self.entries[key] = Entry(value + delta, expire, tag)
+        self.entries[key] = Entry(value + delta, expire, tags)
 
     @rule(handle=handles, key=keys)
     def pop(self, handle: int, key: Any) -> None:
         entry = self.live(key)
         found = self.writer(handle).pop(key, "missing", expire_time=True, tag=True)
-        assert found == (("missing", None, None) if entry is None else tuple(entry))
+        assert found == (("missing", None, None) if entry is None else (entry.value, entry.expire, entry.tag))
         if entry is not None:
             del self.entries[key]
 
@@ -210,7 +219,7 @@ class Model(RuleBasedStateMachine):
     @rule(handle=handles, value=values, expire=expiries, back=st.booleans())
     def push(self, handle: int, value: Any, expire: float | None, back: bool) -> None:
         key = self.writer(handle).push(value, side="back" if back else "front", expire=expire)
-        self.queue.insert(len(self.queue) if back else 0, (key, Entry(value, self.moment(expire), None)))
+        self.queue.insert(len(self.queue) if back else 0, (key, Entry(value, self.moment(expire), frozenset())))
 
     @precondition(lambda self: self.queues)
     @rule(handle=handles, back=st.booleans(), remove=st.booleans())
@@ -236,13 +245,41 @@ class Model(RuleBasedStateMachine):
         assert self.writer(handle).expire() <= len(self.entries) + len(self.queue)
         self.forget_expired()
 
-    @rule(handle=handles, tag=st.sampled_from(["a", "b"]))
-    def evict(self, handle: int, tag: str) -> None:
-        tagged = {key: entry for key, entry in self.entries.items() if entry.tag == tag}
+    @rule(handle=handles, wanted=st.sets(st.sampled_from(["a", "b", 3]), min_size=1), match=matches)
+    def evict(self, handle: int, wanted: AbstractSet[Any], match: Literal["any", "all"]) -> None:
+        tagged = self.tagged(wanted, match)
         live = sum(self.live(key) is not None for key in tagged)
-        assert live <= self.writer(handle).evict(tag) <= len(tagged)
+        assert live <= self.writer(handle).evict(tags=wanted, match=match) <= len(tagged)
         for key in tagged:
             del self.entries[key]
+
+    @rule(handle=handles, wanted=st.sets(st.sampled_from(["a", "b", 3]), min_size=1), match=matches)
+    def list_by_tag(self, handle: int, wanted: AbstractSet[Any], match: Literal["any", "all"]) -> None:
+        live = {key for key in self.tagged(wanted, match) if self.live(key) is not None}
+        cache = self.handles[handle]
+        assert set(cache.keys(tags=wanted, match=match)) == live
+        assert cache.count(tags=wanted, match=match) == len(live)
+
+    @rule(handle=handles, key=keys, add=tags, remove=tags)
+    def retag(self, handle: int, key: Any, add: AbstractSet[Any], remove: AbstractSet[Any]) -> None:
+        entry = self.live(key)
+        assert self.writer(handle).retag(key, add, remove) == (entry is not None)
+        if entry is not None:
+            self.entries[key] = entry._replace(tags=entry.tags - remove | add)
+
+    @rule(handle=handles, key=keys, value=values)
+    def set_if_version(self, handle: int, key: Any, value: Any) -> None:
+        entry, cache = self.live(key), self.writer(handle)
+        found = cache.get_entry(key)
+        assert (found is None) == (entry is None)
+        assert not cache.set(key, value, if_version=-1 if found is None else found.version - 1)
+        assert cache.set(key, value, if_version=None if found is None else found.version)
+        self.entries[key] = Entry(value, None, frozenset())
+
+    def tagged(self, wanted: AbstractSet[Any], match: Literal["any", "all"]) -> list[Any]:
+        """Return the keys, of expired entries too, that have any or all of some tags."""
+        test = any if match == "any" else all
+        return [key for key, entry in self.entries.items() if test(tag in entry.tags for tag in wanted)]
 
     @rule(handle=handles)
     def clear(self, handle: int) -> None:

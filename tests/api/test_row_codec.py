@@ -10,7 +10,7 @@ import pytest
 
 from diskcache_like import DecodeError, ValueTooLarge
 from diskcache_like.disk.contract import Disk
-from diskcache_like.encoding.record import MODE_RAW, Record
+from diskcache_like.encoding.record import MODE_RAW, NO_METADATA, Metadata, Record
 from diskcache_like.entries.atomic_key import AtomicKey
 from diskcache_like.entries.metrics import Metrics
 from diskcache_like.entries.row_codec import RowCodec
@@ -61,10 +61,10 @@ def codec(strict: bool = False, limit: float = math.inf) -> tuple[RowCodec, Any,
 def test_what_becomes_a_row_comes_back(key: Any) -> None:
     rows, _, store = codec()
     location = rows.locate(key)
-    row = rows.row(key, location, (MODE_RAW, b"payload", None, 0), 105.0, b"tag")
+    row = rows.row(key, location, (MODE_RAW, b"payload", None, 0), Metadata(105.0, b"\x03tag"))
     assert isinstance(row, Row)
     record = rows.verified(key, location, row.v)
-    assert record == Record(MODE_RAW, b"payload", 105.0, b"tag")
+    assert record == Record(MODE_RAW, b"payload", Metadata(105.0, b"\x03tag"))
     assert rows.is_live(record)
     assert rows.locate(key) == location
     assert location[2] is store
@@ -73,14 +73,14 @@ def test_what_becomes_a_row_comes_back(key: Any) -> None:
 def test_a_plain_entry_is_a_record_alone() -> None:
     rows, _, _ = codec()
     location = rows.locate("key")
-    row = rows.row("key", location, (MODE_RAW, b"payload", None, 0), None, None)
+    row = rows.row("key", location, (MODE_RAW, b"payload", None, 0), NO_METADATA)
     assert type(row) is bytes
     assert rows.verified("key", location, row) == Record(MODE_RAW, b"payload")
 
 
 def test_a_record_of_another_key_is_reported() -> None:
     rows, session, _ = codec()
-    row = rows.row("key", rows.locate("key"), (MODE_RAW, b"payload", None, 0), None, None)
+    row = rows.row("key", rows.locate("key"), (MODE_RAW, b"payload", None, 0), NO_METADATA)
     assert rows.verified_own("other", rows.locate("other"), row) is None  # type: ignore[arg-type]
     assert session.metrics.damaged == 1
 

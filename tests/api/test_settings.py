@@ -490,6 +490,8 @@ def test_the_signatures_are_those_of_diskcache(ours: type, name: str) -> None:
         expected, found = shape(function), shape(getattr(ours, method))
         if ("kwargs", "<class 'inspect._empty'>") in expected or method == "__init__":
             found, expected = [pair[:1] for pair in found], [pair[:1] for pair in expected]  # type: ignore[misc]
+        if method == "evict":  # the tag may be left out, for several
+            found, expected = [pair[:1] for pair in found], [pair[:1] for pair in expected]  # type: ignore[misc]
         assert found[: len(expected)] == expected, method
     for attribute, value in inspect.getmembers(theirs):
         if isinstance(value, property) and not attribute.startswith("_"):

@@ -25,7 +25,6 @@ from diskcache_like.encoding.keys import (
     QueueKey,
     decode_key,
     encode_key,
-    encode_tag,
     hashes_like_stored_key,
     key_hash,
     new_modulus,
@@ -346,11 +345,6 @@ def test_keys_sort_numbers_first_then_text_then_bytes_then_the_rest() -> None:
 
 def test_every_key_can_be_sorted_among_all() -> None:
     assert len(sorted(DISTINCT, key=sort_key)) == len(DISTINCT)
-
-
-def test_a_tag_is_encoded_like_a_key_and_none_is_no_tag() -> None:
-    assert encode_tag(None) is None
-    assert encode_tag("a") == encode_key("a")
 
 
 # Placing.

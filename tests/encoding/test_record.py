@@ -7,7 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from diskcache_like.crypto.signing import Signer
-from diskcache_like.encoding.record import MODE_BINARY, MODE_PICKLE, MODE_RAW, SIMPLE, Record, pack, pack_simple, unpack
+from diskcache_like.encoding.record import (
+    MODE_BINARY,
+    MODE_PICKLE,
+    MODE_RAW,
+    SIMPLE,
+    Metadata,
+    Record,
+    pack,
+    pack_simple,
+    unpack,
+)
 from diskcache_like.errors import DecodeError, SignatureError
 
 SIGNER, OTHER = Signer(b"one secret of 16 bytes and more"), Signer(b"another secret of 16 bytes and more")
@@ -19,8 +29,17 @@ records = st.builds(
     Record,
     mode=st.sampled_from([MODE_RAW, MODE_BINARY, MODE_PICKLE]),
     payload=st.binary(max_size=200),
-    expire=st.none() | st.floats(allow_nan=False),
-    tag=st.none() | st.binary(min_size=1, max_size=50),
+    metadata=st.builds(
+        Metadata,
+        expire=st.none() | st.floats(allow_nan=False),
+        tags=st.lists(st.binary(min_size=1, max_size=20), max_size=3).map(
+            lambda tags: b"".join(bytes((len(tag),)) + tag for tag in tags)
+        ),
+        retain_until=st.none() | st.floats(allow_nan=False),
+        created=st.none() | st.floats(allow_nan=False),
+        cost=st.just(0.0),
+        etag=st.binary(max_size=64),
+    ),
     file=st.none() | st.just(NAME),
     size=st.integers(0, 2**64 - 1),
 )
@@ -28,16 +47,19 @@ records = st.builds(
 SAMPLES = [
     Record(MODE_RAW, b"payload"),
     Record(MODE_RAW, b""),
-    Record(MODE_RAW, b"payload", 1.7e9, b"tag"),
-    Record(MODE_BINARY, b"\0\1\2\3", None, None, NAME, 50_000),
-    Record(MODE_PICKLE, b"\x80\x05.", 0.0, b"\0"),
+    Record(MODE_RAW, b"payload", Metadata(1.7e9, b"\x03tag")),
+    Record(MODE_BINARY, b"\0\1\2\3", file=NAME, size=50_000),
+    Record(MODE_PICKLE, b"\x80\x05.", Metadata(0.0, b"\x01\0\x02ab")),
+    Record(MODE_RAW, b"", Metadata(1.0, b"", 2.0, 0.5, 0.25, b"etag")),
+    Record(MODE_RAW, b"x", Metadata(created=0.5, cost=7.0)),
+    Record(MODE_RAW, b"x", Metadata(5.0, b"\x01a", None, None, 0.0, b"e" * 64)),
 ]
 
 
 @given(stored_keys, records, signers)
 def test_what_is_packed_is_unpacked(stored: bytes, record: Record, signer: Signer | None) -> None:
     found = unpack(stored, pack(stored, record, signer), signer, required=signer is not None)
-    simple = signer is None and record[:1] + record[2:5] == (MODE_RAW, None, None, None)
+    simple = signer is None and record.is_simple()
     assert found == record._replace(signed=signer is not None, size=0 if simple else record.size)
     assert str(found.expire) == str(record.expire), "-0.0 stays -0.0"
 

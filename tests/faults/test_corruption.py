@@ -369,11 +369,10 @@ def test_check_sets_a_database_aside_whose_structure_is_damaged(directory: Path)
 
 def test_a_schema_that_python_cannot_even_quote_is_damage_in_use_too(directory: Path) -> None:
     path = directory / "cache.db"
-    place = path.read_bytes().index(b"id = 1;\nEND")  # in a trigger
+    changed = path.read_bytes().replace(b"id = 1;\nEND", b"\xe9d = 1;\nEND")  # in a trigger, and old copies of it
     with closing(Cache(directory)) as cache:
         with path.open("r+b") as file:
-            file.seek(place)
-            file.write(b"\xe9")
+            file.write(changed)
         with said_once(directory):
             cache["new"] = 1  # the first write here, which opens a connection for it
         assert cache["new"] == 1

@@ -22,7 +22,15 @@ PAGE = 512  # bytes; smaller than what a cache uses, so that whole pages can be 
 NOW = 1_700_000_000.0
 PARTS = 2  # processes
 # Errors of opening; the second where a byte of the header tells SQLite that it may only read.
-CLEAN = {"ForeignDatabase", "DirectoryError", "NewerFormat", "SettingError", "SecretError", "StorageError"}
+CLEAN = {
+    "ForeignDatabase",
+    "DirectoryError",
+    "NewerFormat",
+    "OlderFormat",
+    "SettingError",
+    "SecretError",
+    "StorageError",
+}
 VALUES: dict[Any, Any] = {
     **{f"key {number}": f"value {number} " * 3 for number in range(20)},
     "number": 12345.5,

@@ -343,7 +343,7 @@ def test_eviction_makes_room_on_a_disk_full_of_rows(disk: Disk, size: int) -> No
 
 def fill_by_others(disk: Disk, cache: Cache, size: int) -> None:
     """Fill the disk while all rows of the cache are in the WAL, which then finds no room in the database."""
-    for number in range(300_000 // size):
+    for number in range(200_000 // size):
         cache.set(number, bytes(size), tag="tag", expire=1e6)
     disk.fill()
 

@@ -13,6 +13,7 @@ import pytest
 
 from diskcache_like import Cache, FanoutCache
 from diskcache_like.errors import CorruptDatabaseWarning, ForeignDatabase
+from diskcache_like.storage.sqlite.schema import VERSION
 from diskcache_like.system import boot as system_boot
 
 from ..support.tampering import damage, database, plant
@@ -171,5 +172,5 @@ def test_a_rotation_is_durable_step_by_step(directory: Path) -> None:
         level = statement.split()[-1] if "synchronous" in statement else level
         if "'keyring'" in statement:
             syncs.append((level, ran[number + 2], "wal_checkpoint" in ran[number + 3], ran[number + 4]))
-    anew = "PRAGMA user_version = 1"  # a commit that begins the -wal file anew, before anything is written unsynced
+    anew = f"PRAGMA user_version = {VERSION}"  # a commit that begins the -wal file anew, before anything is written unsynced
     assert syncs == [("3", "COMMIT", True, anew)] * 4  # each shard opened by both secrets, then by one

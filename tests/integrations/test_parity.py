@@ -43,6 +43,10 @@ SIGNATURES_THAT_DIFFER = {
         ],
         "a cache always passes both; a Disk made alone should do what one in a cache does",
     ),
+    **dict.fromkeys(
+        ("Cache.evict", "DjangoCache.evict", "FanoutCache.evict"),
+        (["tag is None by default, not <class 'inspect._empty'>"], "several tags are given as tags=[...] instead"),
+    ),
     "FanoutCache.expire": (
         ["now comes before retry"],
         "a FanoutCache is a Cache, whose expire has `now` in front in DiskCache too",

@@ -37,7 +37,7 @@ from diskcache_like.cli import main
 from diskcache_like.coherence.board import NO_ENTRY
 from diskcache_like.crypto.keyring import Keyring, MasterKey
 from diskcache_like.crypto.signing import Signer
-from diskcache_like.encoding.record import MODE_RAW, Record, pack, pack_simple
+from diskcache_like.encoding.record import MODE_RAW, Metadata, Record, pack, pack_simple
 from diskcache_like.entries.session import Opening
 from diskcache_like.errors import (
     CacheError,
@@ -262,11 +262,11 @@ def test_what_compresses_is_sealed_and_rotated_too(tmp_path: Path, kind: Any) ->
 @pytest.fixture
 def made(tmp_path: Path, kind: Any) -> Iterator[Path]:
     directory = tmp_path / "cache"
-    with kind(directory, namespace="mine", **SEALED) as cache:
+    with kind(directory, key_context="mine", **SEALED) as cache:
         cache["data"] = [1, 2]
         cache["file"] = b"x" * BIG
     yield directory
-    with kind(directory, secret=SECRET, namespace="mine") as cache:
+    with kind(directory, secret=SECRET, key_context="mine") as cache:
         assert (cache["data"], cache["file"]) == ([1, 2], b"x" * BIG), "whatever was tried, nothing is lost"
         assert cache.check() == []
 
@@ -275,15 +275,15 @@ def made(tmp_path: Path, kind: Any) -> Iterator[Path]:
     ("given", "error", "words"),
     [
         ({}, SecretError, "needs its secret"),
-        ({"secret": OTHER, "namespace": "mine"}, SecretError, "another secret"),
-        ({"secret": SECRET}, SecretError, "another namespace than ''"),
-        ({"secret": SECRET, "namespace": "yours", "encrypt": True}, SecretError, "another namespace than 'yours'"),
-        ({"secret": SECRET, "namespace": "mine", "encrypt": False}, SettingError, "made encrypted"),
+        ({"secret": OTHER, "key_context": "mine"}, SecretError, "another secret"),
+        ({"secret": SECRET}, SecretError, "another key context than ''"),
+        ({"secret": SECRET, "key_context": "yours", "encrypt": True}, SecretError, "another key context than 'yours'"),
+        ({"secret": SECRET, "key_context": "mine", "encrypt": False}, SettingError, "made encrypted"),
         ({"encrypt": True}, SecretError, "needs its secret"),
-        ({"secret": "short", "namespace": "mine"}, SettingError, "16 bytes"),
-        ({"secret": SECRET, "namespace": 5}, SettingError, "namespace is 5"),
+        ({"secret": "short", "key_context": "mine"}, SettingError, "16 bytes"),
+        ({"secret": SECRET, "key_context": 5}, SettingError, "key_context is 5"),
         ({"secret": SECRET, "encrypt": "yes"}, SettingError, "encrypt is 'yes'"),
-        ({"secret": SECRET, "namespace": "mine", "disk": JSONDisk}, SettingError, "codec"),
+        ({"secret": SECRET, "key_context": "mine", "disk": JSONDisk}, SettingError, "codec"),
     ],
 )
 def test_each_wrong_way_to_open_has_its_own_error(
@@ -295,7 +295,7 @@ def test_each_wrong_way_to_open_has_its_own_error(
 
 def test_the_environment_gives_the_secret(made: Path, kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DISKCACHE_LIKE_SECRET", SECRET)
-    with kind(made, namespace="mine", encrypt=True) as cache:
+    with kind(made, key_context="mine", encrypt=True) as cache:
         assert cache["data"] == [1, 2]
         copy = pickle.loads(pickle.dumps(cache))
         assert copy["data"] == [1, 2]
@@ -303,7 +303,7 @@ def test_the_environment_gives_the_secret(made: Path, kind: Any, monkeypatch: py
 
 
 def test_a_pickled_handle_carries_no_secret(made: Path, kind: Any) -> None:
-    with kind(made, secret=SECRET, namespace="mine", encrypt=True) as cache:
+    with kind(made, secret=SECRET, key_context="mine", encrypt=True) as cache:
         keyring = cache._session.sealer.keyring
         pickled = pickle.dumps(cache)
         for secret in (SECRET.encode(), keyring.kek, keyring.blinding, *(key for _, key in keyring.data)):
@@ -312,20 +312,20 @@ def test_a_pickled_handle_carries_no_secret(made: Path, kind: Any) -> None:
         pickle.loads(pickled)
 
 
-def test_namespaces_keep_caches_with_one_secret_apart(tmp_path: Path) -> None:
+def test_key_contexts_keep_caches_with_one_secret_apart(tmp_path: Path) -> None:
     blobs = []
     for name in ("one", "two"):
-        with Cache(tmp_path / name, namespace=name, **SEALED) as cache:
+        with Cache(tmp_path / name, key_context=name, **SEALED) as cache:
             cache["key"] = "value"
         with database(tmp_path / name) as connection:
             blobs.append(connection.execute("SELECT h, k, v, spelling FROM entry").fetchone())
     assert not set(blobs[0]) & set(blobs[1])
-    for name in ("keyring", "modulus"):  # even with the other's keyring it does not open under its own namespace
+    for name in ("keyring", "modulus"):  # even with the other's keyring it does not open under its own key context
         with database(tmp_path / "one") as connection:
             (value,) = connection.execute("SELECT value FROM setting WHERE name = ?", (name,)).fetchone()
         plant(tmp_path / "two", "UPDATE setting SET value = ? WHERE name = ?", value, name)
-    with pytest.raises(SecretError, match="namespace"):
-        Cache(tmp_path / "two", namespace="two", secret=SECRET)
+    with pytest.raises(SecretError, match="key context"):
+        Cache(tmp_path / "two", key_context="two", secret=SECRET)
 
 
 @pytest.mark.parametrize("kept", [b"", b"\x01\x01", "text", 5])
@@ -607,7 +607,7 @@ def test_a_shard_that_was_lost_gets_the_keyring_of_the_others(tmp_path: Path) ->
 
 # -- forgeries --------------------------------------------------------------------------------------------------------
 
-COLUMNS = "h, k, seq, rank, base, expire, tag, size, file, spelling, queue, num, v"
+COLUMNS = "h, k, seq, version, rank, base, expire, fresh, tags, size, file, spelling, queue, num, v"
 
 
 @pytest.fixture
@@ -659,7 +659,7 @@ GONE = (None, None, None)
 def test_a_record_moved_to_another_key_is_not_believed(sealed: Path) -> None:
     before, all_rows = seen(sealed), rows(sealed)
     for key, donor in (("one", "two"), ("dated", "later"), ("file one", "file two"), ("object one", "one")):
-        forge(sealed, key, v=all_rows[donor][12], file=all_rows[donor][8], size=all_rows[donor][7])
+        forge(sealed, key, v=all_rows[donor][14], file=all_rows[donor][10], size=all_rows[donor][9])
     after = seen(sealed)
     for key in ("one", "dated", "file one"):
         assert after[key] == GONE
@@ -682,9 +682,9 @@ def test_a_whole_row_moved_to_another_place_is_not_believed(sealed: Path) -> Non
 
 
 def test_items_of_a_queue_stay_in_their_place(sealed: Path) -> None:
-    items = [row for row in rows(sealed).values() if row[10] is not None]
+    items = [row for row in rows(sealed).values() if row[12] is not None]
     assert len(items) == 2
-    forge_numbers = [(items[1][11], items[0][0]), (items[0][11], items[1][0])]
+    forge_numbers = [(items[1][13], items[0][0]), (items[0][13], items[1][0])]
     plant(sealed, "UPDATE entry SET num = num + 100 WHERE queue IS NOT NULL")
     for number, h in forge_numbers:
         plant(sealed, "UPDATE entry SET num = ? WHERE h = ?", number, h)
@@ -695,7 +695,7 @@ def test_an_expiry_cannot_be_extended(tmp_path: Path) -> None:
     clock = Clock()
     with Cache(tmp_path, clock=clock, **SEALED) as cache:
         cache.set("dated", "value", expire=10)
-        older = rows_of(cache)["dated"][12]
+        older = rows_of(cache)["dated"][14]
         cache.touch("dated", 1)
     plant(tmp_path, "UPDATE entry SET expire = ?", clock.now + 1e6)
     clock.advance(5)
@@ -713,7 +713,7 @@ def rows_of(cache: Cache) -> dict[Any, tuple[Any, ...]]:
     """Return the rows of an open cache by key."""
     store = cache._shards.stores[0]
     found = store.select(f"SELECT {COLUMNS} FROM entry")
-    return {store.disk.user_key(row[1], row[9]): row for row in found}
+    return {store.disk.user_key(row[1], row[11]): row for row in found}
 
 
 def test_keys_that_share_a_place_are_kept_apart(tmp_path: Path) -> None:
@@ -732,8 +732,8 @@ def test_keys_that_share_a_place_are_kept_apart(tmp_path: Path) -> None:
 
 def test_tags_cannot_be_exchanged(sealed: Path) -> None:
     all_rows = rows(sealed)
-    assert all_rows["dated"][6] != all_rows["later"][6]
-    forge(sealed, "dated", tag=all_rows["later"][6])
+    assert all_rows["dated"][8] != all_rows["later"][8]
+    forge(sealed, "dated", tags=all_rows["later"][8])
     assert seen(sealed)["dated"][2] == "tag", "what is believed is the tag that was sealed"
     with Cache(sealed, secret=SECRET) as cache:
         assert len(cache.check()) == 1, "the column does not say what the record says"
@@ -744,7 +744,7 @@ def test_what_was_sealed_in_another_cache_is_not_believed(sealed: Path, tmp_path
         fill(cache)
     foreign = rows(tmp_path / "other")
     for key in ("one", "dated"):
-        forge(sealed, key, v=foreign[key][12])
+        forge(sealed, key, v=foreign[key][14])
     assert seen(sealed)["one"] == seen(sealed)["dated"] == GONE
 
 
@@ -753,7 +753,7 @@ def test_records_in_the_clear_are_refused(sealed: Path) -> None:
     for stored in (own, other):
         for blob in (
             pack_simple(stored, b"\xa6forged"),
-            pack(stored, Record(MODE_RAW, b"\xa6forged", 4e9)),
+            pack(stored, Record(MODE_RAW, b"\xa6forged", Metadata(4e9))),
             pack(stored, Record(MODE_RAW, b"\xa6forged"), Signer(SECRET.encode())),
         ):
             plant(sealed, "UPDATE entry SET v = ? WHERE k = ?", blob, own)
@@ -773,7 +773,7 @@ def row_key(directory: Path, key: str) -> bytes:
 def test_value_files_cannot_be_exchanged(sealed: Path) -> None:
     with Cache(sealed, secret=SECRET) as cache:
         first, second = (
-            sealed / cache._shards.stores[0].disk.sealer.open(row[1], row[12]).file  # type: ignore[union-attr, operator]
+            sealed / cache._shards.stores[0].disk.sealer.open(row[1], row[14]).file  # type: ignore[union-attr, operator]
             for key, row in rows_of(cache).items()
             if str(key).startswith("file")
         )
@@ -853,7 +853,7 @@ def test_a_file_changed_while_it_is_read_is_noticed(tmp_path: Path) -> None:
 
 
 def test_check_finds_and_mends_with_the_secret(sealed: Path) -> None:
-    forge(sealed, "one", v=rows(sealed)["two"][12])
+    forge(sealed, "one", v=rows(sealed)["two"][14])
     value_files(sealed)[0].write_bytes(b"x" * 1000)
     with Cache(sealed, secret=SECRET) as cache:
         assert len(cache.check()) >= 2
@@ -869,7 +869,7 @@ def test_check_without_the_secret_says_what_it_cannot_see(
     told = capsys.readouterr().out
     assert "10 entries, 2 of them in value files" in told
     assert told.count("\n") == 1
-    forge(sealed, "one", v=rows(sealed)["two"][12])  # only the secret can tell
+    forge(sealed, "one", v=rows(sealed)["two"][14])  # only the secret can tell
     value_files(sealed)[0].write_bytes(b"x" * 1000)
     value_files(sealed)[1].unlink()
     assert main.main(["check", str(sealed)]) == 1
@@ -909,9 +909,9 @@ def test_a_data_key_is_followed_by_another_before_it_has_sealed_too_much(
                 cache[number] = number
         for number in range(100):
             cache.touch(number % 7, 1000)
-        epochs = {row[12][1:5] for row in rows_of(cache).values()}
+        epochs = {row[14][1:5] for row in rows_of(cache).values()}
         assert len(epochs) >= 4
-        most = max(sum(row[12][1:5] == epoch for row in rows_of(cache).values()) for epoch in epochs)
+        most = max(sum(row[14][1:5] == epoch for row in rows_of(cache).values()) for epoch in epochs)
         assert most <= 40 + 50, "a transaction keeps its key to its end"
         assert {number: other[number] for number in range(150)} == {number: number for number in range(150)}
         assert cache.check() == []

@@ -18,7 +18,7 @@ from diskcache_like import Cache, Disk, JSONDisk
 from diskcache_like.crypto.signing import Signer
 from diskcache_like.disk import file_io
 from diskcache_like.encoding import file_names
-from diskcache_like.encoding.record import MODE_BINARY, MODE_PICKLE, MODE_RAW, Record, pack, pack_simple
+from diskcache_like.encoding.record import MODE_BINARY, MODE_PICKLE, MODE_RAW, Metadata, Record, pack, pack_simple
 from diskcache_like.errors import DecodeError, SignatureError, SignatureWarning
 
 from ..support.cache_kinds import Clock
@@ -66,7 +66,7 @@ def make(directory: Path, **options: Any) -> None:
 def replace(directory: Path, blob: bytes, stored: bytes = A) -> None:
     """Put another record into the row of a key."""
     plant(
-        directory, "UPDATE entry SET v = ?, expire = NULL, tag = NULL, size = 0, file = NULL WHERE k = ?", blob, stored
+        directory, "UPDATE entry SET v = ?, expire = NULL, tags = NULL, size = 0, file = NULL WHERE k = ?", blob, stored
     )
 
 
@@ -95,7 +95,7 @@ def forgeries(payload: bytes) -> dict[str, bytes]:
     found["signed by flag alone"] = whole[:1] + b"\x01" + whole[2:]
     found["their tag without its flag"] = (lambda blob: blob[:1] + b"\x00" + blob[2:])(forged(A, payload, THEIRS))
     found["bare pickle"] = payload
-    found["with expiry and tag"] = forged(A, payload, expire=9e9, tag=b"\xa1t", size=5)
+    found["with expiry and tag"] = forged(A, payload, expire=9e9, tags=b"\x02\xa1t", size=5)
     return found
 
 
@@ -248,7 +248,7 @@ def test_a_file_exchanged_after_it_was_verified_is_not_loaded(
 def row_of(directory: Path, stored: bytes) -> tuple[Any, ...]:
     with database(directory) as connection:
         found: tuple[Any, ...] = connection.execute(
-            "SELECT v, expire, tag, size, file, spelling FROM entry WHERE k = ?", (stored,)
+            "SELECT v, expire, tags, size, file, spelling FROM entry WHERE k = ?", (stored,)
         ).fetchone()
         return found
 
@@ -257,7 +257,7 @@ def row_of(directory: Path, stored: bytes) -> tuple[Any, ...]:
 def test_an_entry_copied_to_another_key_is_missing(directory: Path, policy: str) -> None:
     options = POLICIES[policy]
     make(directory, **options)
-    statement = "UPDATE entry SET v = ?, expire = ?, tag = ?, size = ?, file = ?, spelling = ? WHERE k = ?"
+    statement = "UPDATE entry SET v = ?, expire = ?, tags = ?, size = ?, file = ?, spelling = ? WHERE k = ?"
     plant(directory, statement, *row_of(directory, B), A)
     assert_missing(directory, SignatureError if "secret" in policy else DecodeError, **options)
     make(directory, **options)
@@ -283,8 +283,16 @@ def test_an_expiry_extended_in_its_column_is_over_all_the_same(directory: Path, 
             assert cache.touch("a", 5) is False
 
 
+def test_planted_tags_that_are_none(directory: Path) -> None:
+    make(directory)
+    for tags in (b"\x00", b"\x05abc", b"\x01a\x00", b"\xff" * 3):
+        replace(directory, forged(A, b"\xa1v", mode=MODE_RAW, tags=tags))
+        assert_missing(directory)
+        make(directory)
+
+
 def unpacked(blob: bytes) -> list[Any]:
-    return list(struct.unpack_from("<BBidQIH", blob))
+    return list(struct.unpack_from("<BBidQHH", blob))
 
 
 def test_an_authenticated_entry_changed_in_anything(directory: Path, clock: Clock) -> None:
@@ -292,12 +300,12 @@ def test_an_authenticated_entry_changed_in_anything(directory: Path, clock: Cloc
         cache.set("a", "one", expire=10, tag="t")
         cache["b"] = "two"
     (blob, *_) = row_of(directory, A)
-    head, rest = unpacked(blob), blob[28:]
-    assert head[:3] == [2, 7, MODE_RAW]
-    for place, value in ((1, 5), (1, 3), (1, 6), (1, 0), (2, MODE_PICKLE), (2, MODE_BINARY), (3, 9e9), (4, 5), (5, 0)):
+    head, rest = unpacked(blob), blob[26:]
+    assert head[:3] == [2, 3, MODE_RAW]
+    for place, value in ((1, 1), (1, 2), (1, 7), (1, 0), (2, MODE_PICKLE), (2, MODE_BINARY), (3, 9e9), (4, 5), (5, 0)):
         changed = list(head)
         changed[place] = value
-        replace(directory, struct.pack("<BBidQIH", *changed) + rest)
+        replace(directory, struct.pack("<BBidQHH", *changed) + rest)
         assert_missing(directory, clock=clock, secret=SECRET)
     for changed_rest in (rest[:-17] + b"!" + rest[-16:], rest[:-1] + bytes([rest[-1] ^ 1]), rest[:-16], rest + b"!"):
         replace(directory, blob[:28] + changed_rest)
@@ -310,8 +318,8 @@ def test_an_authenticated_entry_changed_in_anything(directory: Path, clock: Cloc
 def test_an_entry_that_was_authenticated_is_not_believed_without_its_tag(directory: Path) -> None:
     make(directory, secret=SECRET)
     (blob, *_) = row_of(directory, A)
-    payload = blob[28:-16]
-    for weaker in (pack_simple(A, payload), pack(A, Record(MODE_RAW, payload, expire=9e9))):
+    payload = blob[26:-16]
+    for weaker in (pack_simple(A, payload), pack(A, Record(MODE_RAW, payload, Metadata(9e9)))):
         replace(directory, weaker)
         assert_missing(directory, SignatureError, secret=SECRET)
 
@@ -333,8 +341,8 @@ def test_operations_that_write_do_not_authenticate_what_was_planted(directory: P
 
 def test_a_planted_tag_that_cannot_be_decoded(directory: Path) -> None:
     make(directory)
-    for tag in (b"", b"\xc1", b"\xc7\x00\x27", b"\x80" * 50, b"\xdd\xff\xff\xff\xff"):
-        replace(directory, forged(A, b"\xa1v", mode=MODE_RAW, tag=tag))
+    for tag in (b"\xc7\x00\x27", b"\x80" * 50, b"\xdd\xff\xff\xff\xff"):
+        replace(directory, forged(A, b"\xa1v", mode=MODE_RAW, tags=bytes((len(tag),)) + tag))
         with closing(Cache(directory)) as cache:
             assert cache.get("a", "missing", tag=True) == ("missing", None)
             assert cache.get_entry("a") is None
@@ -358,9 +366,9 @@ def test_claims_of_great_length_allocate_nothing(directory: Path) -> None:
         b"\x91" * 100_000,
         b"\xc7\x00\x20" * 50_000,
     ]
-    head = struct.pack("<BBidQIH", 2, 4, MODE_RAW, 0.0, 2**63, 2**32 - 1, 2**16 - 1)
+    head = struct.pack("<BBidQHH", 2, 4, MODE_RAW, 0.0, 2**63, 2**16 - 1, 2**16 - 1)
     blobs = [pack_simple(A, claim) for claim in claims] + [
-        forged(A, claim, mode=MODE_RAW, tag=claim) for claim in claims
+        forged(A, claim, mode=MODE_RAW, tags=bytes((len(tag),)) + tag) for claim in claims for tag in (claim[:255],)
     ]
     blobs.append(head + crc32(head, crc32(A)).to_bytes(4, "little"))
     for blob in blobs:

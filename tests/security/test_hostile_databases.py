@@ -18,6 +18,7 @@ from diskcache_like.errors import (
     CorruptDatabaseWarning,
     ForeignDatabase,
     NewerFormat,
+    OlderFormat,
     SettingError,
     SignatureWarning,
 )
@@ -102,17 +103,25 @@ def test_a_planted_shard(tmp_path: Path) -> None:
         FanoutCache(tmp_path / "cache")
 
 
-@pytest.mark.parametrize("version", [2, 99, 2**31 - 1])
+@pytest.mark.parametrize("version", [3, 99, 2**31 - 1])
 def test_a_database_of_a_newer_version(directory: Path, version: int) -> None:
     plant(directory, f"PRAGMA user_version = {version}")
     before = database_of(directory)
-    with pytest.raises(NewerFormat, match=rf"cache\.db.*format {version}.*reads up to 1: upgrade"):
+    with pytest.raises(NewerFormat, match=rf"cache\.db.*format {version}.*reads only 2: upgrade"):
         Cache(directory)
     assert database_of(directory) == before
-    plant(directory, "PRAGMA user_version = 1")
+    plant(directory, "PRAGMA user_version = 2")
     with closing(Cache(directory)) as cache:
         assert cache["a"] == "text"
         assert cache.check() == []
+
+
+def test_a_database_of_an_older_version(directory: Path) -> None:
+    plant(directory, "PRAGMA user_version = 1")
+    before = database_of(directory)
+    with pytest.raises(OlderFormat, match=r"cache\.db.*format 1.*reads only 2: delete the directory, or export"):
+        Cache(directory)
+    assert database_of(directory) == before
 
 
 @pytest.mark.parametrize(
@@ -236,7 +245,7 @@ def test_no_value_in_any_column_runs_code_or_breaks_an_operation(tmp_path: Path,
     original = tmp_path / "original"
     with closing(Cache(original, **QUICK, **OPTIONS[options])) as cache:
         fill(cache)
-    chosen = PLACES if options == "signed" else [("entry", name) for name in ("k", "tag", "spelling", "v")]
+    chosen = PLACES if options == "signed" else [("entry", name) for name in ("k", "tags", "spelling", "v")]
     if options == "trusted":
         chosen.remove(("entry", "spelling"))  # where the old behaviour is asked for, a pickle in a key is loaded
     for number, (table, column) in enumerate(chosen):
@@ -268,7 +277,7 @@ def test_a_record_that_is_none_reads_as_missing_and_is_mended(directory: Path, v
 
 
 def test_columns_that_say_something_else_than_the_record_are_reported_and_mended(directory: Path) -> None:
-    for change in ("expire = 5e9", "tag = x'01'", "size = 7", "spelling = 5", "num = 3"):
+    for change in ("expire = 5e9", "tags = x'01'", "fresh = 5", "size = 7", "spelling = 5", "num = 3"):
         plant(directory, f"UPDATE entry SET {change} WHERE k = ?", b"\xa1a")
         with closing(Cache(directory)) as cache:
             (problem,) = cache.check()

@@ -25,7 +25,7 @@ from diskcache_like.crypto.aead import (
     sealed_pieces,
 )
 from diskcache_like.crypto.keyring import Keyring, MasterKey, Sealer
-from diskcache_like.encoding.record import MODE_BINARY, MODE_PICKLE, MODE_RAW, Record
+from diskcache_like.encoding.record import MODE_BINARY, MODE_PICKLE, MODE_RAW, Metadata, Record
 from diskcache_like.errors import CacheError, DecodeError, KeyringError, MissingDependency, SecretError, SignatureError
 
 KEY = DataKey(b"1234", bytes(range(32)))
@@ -33,9 +33,9 @@ STORED, OTHER = b"s" * 32, b"o" * 32
 RECORDS = [
     Record(MODE_RAW, b"payload"),
     Record(MODE_RAW, b""),
-    Record(MODE_RAW, b"payload", 1.5, b"tag"),
-    Record(MODE_PICKLE, b"pickle", None, b"tag"),
-    Record(MODE_BINARY, b"1234", 4e9, None, "ab/cd/" + "0" * 28 + ".val", 12345),
+    Record(MODE_RAW, b"payload", Metadata(1.5, b"\x03tag", 2.5, 1.0, 0.5, b"etag")),
+    Record(MODE_PICKLE, b"pickle", Metadata(None, b"\x03tag")),
+    Record(MODE_BINARY, b"1234", Metadata(4e9), "ab/cd/" + "0" * 28 + ".val", 12345),
 ]
 
 
@@ -212,12 +212,12 @@ def test_a_size_that_no_file_has_is_refused(size: int) -> None:
 # -- the keyring ------------------------------------------------------------------------------------------------------
 
 
-def test_a_keyring_opens_with_its_secret_and_namespace_only(master: MasterKey) -> None:
+def test_a_keyring_opens_with_its_secret_and_key_context_only(master: MasterKey) -> None:
     keyring = Keyring.new(master)
     assert Keyring.opened(keyring.sealed(), master, "place") == keyring
     with pytest.raises(SecretError, match="another secret"):
         Keyring.opened(keyring.sealed(), MasterKey(b"another secret of it", ""), "place")
-    with pytest.raises(SecretError, match="another namespace than 'x'"):
+    with pytest.raises(SecretError, match="another key context than 'x'"):
         Keyring.opened(keyring.sealed(), MasterKey(b"one secret of sixteen", "x"), "place")
     assert b"one secret" not in keyring.sealed()
     for _, key in keyring.data:

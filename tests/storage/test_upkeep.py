@@ -240,14 +240,6 @@ def test_durability_has_two_names(name: str, value: object, durability: str, syn
     assert seen == [(durability, synchronous, value == "power")] * 2
 
 
-def test_a_cache_made_with_a_tag_index_has_one(tmp_path: Path) -> None:
-    statement = "SELECT name FROM sqlite_master WHERE name = 'entry_tag'"
-    with Cache(tmp_path, tag_index=1) as cache:
-        assert cache._shards.stores[0].select(statement) == [("entry_tag",)]
-        cache.drop_tag_index()
-        assert cache._shards.stores[0].select(statement) == []
-
-
 def test_the_journal_of_an_existing_cache_is_kept_in_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoints, "CHECKPOINT_BYTES", 1 << 20)
     Cache(tmp_path).close()

@@ -77,7 +77,22 @@ BAD_SETTINGS: list[tuple[str, object]] = [
 # -- columns and file names ------------------------------------------------------------------------------------------
 
 COLUMNS = {
-    "entry": ("k", "seq", "rank", "base", "expire", "tag", "size", "file", "spelling", "queue", "num", "v"),
+    "entry": (
+        "k",
+        "seq",
+        "version",
+        "rank",
+        "base",
+        "expire",
+        "fresh",
+        "tags",
+        "size",
+        "file",
+        "spelling",
+        "queue",
+        "num",
+        "v",
+    ),
     "totals": ("files",),
     "trash": ("file", "size", "at"),
 }

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from diskcache_like import Cache
 from diskcache_like.crypto.signing import Signer
-from diskcache_like.encoding.record import MODE_PICKLE, Record, pack
+from diskcache_like.encoding.record import MODE_PICKLE, Metadata, Record, pack
 from diskcache_like.errors import CacheError
 
 Snapshot = dict[str, tuple[object, ...]]
@@ -69,7 +69,7 @@ TREES = (
     "entry_expire",
     "entry_queue",
     "entry_file",
-    "entry_tag",
+    "tagged",
     "entry_rank",
     "trash",
     "setting",
@@ -157,7 +157,8 @@ def forged(
     stored: bytes, payload: bytes, signer: Signer | None = None, mode: int = MODE_PICKLE, **fields: Any
 ) -> bytes:
     """Return a record that is consistent in itself: with the right checksum, or a tag of the forger's own secret."""
-    return pack(stored, Record(mode, payload, **fields), signer)
+    told = {name: fields.pop(name) for name in Metadata._fields if name in fields}
+    return pack(stored, Record(mode, payload, Metadata(**told), **fields), signer)
 
 
 # -- damage to a file -----------------------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ def test_get_with_json_prints_the_entry(shell: Shell, cache: Cache) -> None:
     assert entry == {
         "value": "Grace\x1b[2J",
         "expire_time": cache.get("user:2", expire_time=True)[1],
-        "tag": "users",
+        "tags": ["users"],
         "size": cache.get_entry("user:2").size,
     }
     assert shell.json("get", "day")[0]["value"] == {"repr": "datetime.date(2026, 1, 2)"}

@@ -82,7 +82,7 @@ def test_export_counts_what_it_cannot_read(shell: Shell, cache: Cache, tmp_path:
 
 def test_expired_entries_are_not_imported(shell: Shell, tmp_path: Path) -> None:
     file = tmp_path / "lines"
-    file.write_text('{"key": "a", "value": 1, "expire_time": 5.0, "tag": null}\n')
+    file.write_text('{"key": "a", "value": 1, "expire_time": 5.0, "tags": []}\n')
     assert shell.json("import", "--input", file) == [{"stored": 0, "expired": 1, "left_out": 0}]
 
 
@@ -92,7 +92,7 @@ def test_expired_entries_are_not_imported(shell: Shell, tmp_path: Path) -> None:
         b"not json\n",
         b"[1, 2]\n",
         b'{"key": 1}\n',
-        b'{"key": "a", "value": 1, "expire_time": "soon", "tag": null}\n',
+        b'{"key": "a", "value": 1, "expire_time": "soon", "tags": []}\n',
         b"diskcache_like export 1\n\x00\x00",
         b"diskcache_like export 1\n\x00\x00\x00\x09short",
         b"diskcache_like export 1\n\x00\x00\x00\x01\xc1",

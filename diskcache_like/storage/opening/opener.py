@@ -19,7 +19,7 @@ from ...coherence.atomics import Implementation
 from ...coherence.board import Board
 from ...coherence.generations import UNCOUNTED, GenerationFile, Header
 from ...coherence.write_lock import WriteLock
-from ...errors import CorruptDatabase, ForeignDatabase
+from ...errors import CorruptDatabase
 from ...settings import DEFAULT_SETTINGS
 from ...system import paths
 from ...system.boot import boot_id
@@ -199,8 +199,7 @@ def open_board(directory: str, config: Config, locked: bool = False) -> Board | 
 
 def _read_verified(connection: sqlite3.Connection, path: str) -> tuple[dict[str, Any], dict[str, Any]]:
     with closed_on_error(connection), corrupt_if_damaged(connection, path):
-        if schema.verify(connection, path) < schema.VERSION:
-            raise ForeignDatabase(f"{path!r} has an older format and could not be migrated")
+        schema.verify(connection, path)
         return read_settings(connection, path)
 
 
@@ -237,7 +236,7 @@ def _under_lock(directory: str, config: Config, lock: WriteLock) -> GenerationFi
 
 
 def _ensure_database(config: Config, path: str, lost: bool) -> tuple[int, int]:
-    """Make the database if it is missing or empty, migrate it if it is old.
+    """Make the database if it is missing or empty.
 
     Returns whether keys may live beside their home place and, if the count of writes is `lost`, the last write that
     left an entry: counting from before it would put what is written next in front of what is there.
@@ -253,12 +252,10 @@ def _ensure_database(config: Config, path: str, lost: bool) -> tuple[int, int]:
                     connection, {**storable(settings), **config.identity, **first_transaction(config.identity)}
                 )
             with corrupt_if_damaged(connection, path):
-                version = schema.verify(connection, path)
-                if version < schema.VERSION:
-                    schema.migrate(connection, path, version)
+                schema.verify(connection, path)
                 identity, _ = read_settings(connection, path)
             displaced = int(identity.get("displaced", 0))
-            return displaced, walked(connection, path, sql.LAST_SEQ, (FARTHEST,))[0][0] if lost else 0
+            return displaced, walked(connection, path, sql.LAST_WRITE, (FARTHEST,))[0][0] if lost else 0
         finally:
             connection.close()
     except (CorruptDatabase, *FAILURES) as error:  # `reads`: it writes no long value

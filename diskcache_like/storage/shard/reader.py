@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import json
 from array import array
 from collections.abc import Callable, Iterator, Sequence
+from operator import itemgetter
 from typing import Any
 
 from ...coherence.generations import NEVER, Header
@@ -130,6 +132,12 @@ class Reader:
                 return v  # type: ignore[no-any-return]  # whoever unpacks it refuses what is no BLOB
         return None
 
+    def find_versioned(self, h: int, stored: bytes) -> tuple[bytes | None, int]:
+        """Return the record of the key and the version of its row; None and 0 for no row."""
+        for v, version in self.select(sql.SELECT_VERSIONED, (h, stored)):
+            return v, version if type(version) is int else 0
+        return None, 0
+
     def read_many(self, hashes: Sequence[int]) -> dict[int, bytes]:
         """Return the records at `hashes` that exist, `MANY` per statement."""
         found: dict[int, bytes] = {}
@@ -162,6 +170,44 @@ class Reader:
         self._connection.ensure_index(schema.CREATE_SEQ_INDEX)
         rows = self.select(sql.LAST if last else sql.FIRST, (skip,))
         return rows[0] if rows else None
+
+    def places(self, after: int | None = None) -> Iterator[int]:
+        """Yield all places in order, behind `after`, page by page."""
+        yield from self._placed(sql.PAGE_PLACES, (), after)
+
+    def tagged(self, name: str, others: Sequence[str], after: int | None = None) -> Iterator[int]:
+        """Yield the places that the index has for one tag and for all of the others, in order, page by page."""
+        yield from self._placed(sql.PAGE_TAGGED, (name, json.dumps(others)), after)
+
+    def _placed(self, statement: str, parameters: tuple[object, ...], after: int | None) -> Iterator[int]:
+        position = -(1 << 63) if after is None else after
+        while rows := self._select_placed(statement, (*parameters, position, PAGE_OF_ENTRIES)):
+            if rows[-1][0] <= position:
+                raise corrupt(f"{self._session.path!r}: places are not in order", self._session.path)
+            position = rows[-1][0]
+            yield from (place for (place,) in rows)
+
+    def count_tagged(self, name: str) -> int:
+        """Return the number of entries, expired ones among them, that the index has for a tag."""
+        return int(self.select(sql.COUNT_TAGGED, (name, -1))[0][0])
+
+    def smallest_first(self, names: Sequence[str]) -> list[str]:
+        """Return the names of tags, that with the fewest entries first, at the price of counting these, or double."""
+        most = 64
+        while True:
+            counts = {name: self.select(sql.COUNT_TAGGED, (name, most))[0][0] for name in names}
+            if min(counts.values()) < most:
+                return sorted(names, key=counts.__getitem__)
+            most *= 2
+
+    def tag_sums(self, now: float) -> list[tuple[str, int, float, int]]:
+        """Return (name in the index, live entries, their bytes, place of one of them) for each tag."""
+        return self.select(sql.SUM_TAGS, (now,))
+
+    def rows_at(self, places: Sequence[int]) -> Iterator[tuple[int, Any, Any, Any]]:
+        """Yield (place, stored key, original key, record) of the rows at some places, in their order."""
+        for batch in sql.batches(places):
+            yield from sorted(self._select_placed(sql.SELECT_RECORDS, batch), key=itemgetter(0))
 
     def blobs(self) -> Iterator[tuple[Any, Any]]:
         """Yield (stored key, record) of every row, page by page, in no useful order."""

@@ -1,4 +1,4 @@
-"""The database schema: every table, index and trigger, its version, and how older versions become the present one.
+"""The database schema: every table, index and trigger, and its version.
 
 The invariants that must survive any crash live here, not in Python: the bytes in value files are counted, and the file
 of a row that goes or changes is in the trash, from the same commit on. Rows without a file pay nothing for that. Each
@@ -11,21 +11,26 @@ import os
 import sqlite3
 from collections.abc import Generator
 
-from ...errors import CorruptDatabase, DiskCacheDirectory, ForeignDatabase, NewerFormat
+from ...errors import CorruptDatabase, DiskCacheDirectory, ForeignDatabase, NewerFormat, OlderFormat
 from ...system.signal_safe import signal_safe
 
-# `spelling` is what the package calls the original key: the pickle of a key that its stored key does not give back.
+# Of a row: `seq` and `version` are the writes (ticks) that inserted it and that wrote its value last. `rank` is NULL as
+# long as `version` says when its turn to be evicted comes. `expire` is when it goes, `fresh` when it expires, where it
+# is kept after that. `spelling` is what the package calls the original key: the pickle of a key that its stored key
+# does not give back.
 APPLICATION_ID = 0x64636C6B  # "dclk"
-VERSION = 1
+VERSION = 2
 
 ENTRY = """CREATE TABLE entry (
     h INTEGER PRIMARY KEY,
     k BLOB NOT NULL,
     seq INTEGER NOT NULL,
-    rank INTEGER NOT NULL,
+    version INTEGER NOT NULL,
+    rank INTEGER,
     base INTEGER NOT NULL DEFAULT 0,
     expire REAL,
-    tag BLOB,
+    fresh REAL,
+    tags TEXT,
     size INTEGER NOT NULL DEFAULT 0,
     file,
     spelling BLOB,
@@ -39,8 +44,9 @@ SEQ_INDEX = "CREATE INDEX entry_seq ON entry (seq)"
 EXPIRE_INDEX = "CREATE INDEX entry_expire ON entry (expire) WHERE expire IS NOT NULL"
 QUEUE_INDEX = "CREATE UNIQUE INDEX entry_queue ON entry (queue, num) WHERE queue IS NOT NULL"
 FILE_INDEX = "CREATE INDEX entry_file ON entry (file) WHERE file IS NOT NULL"
-TAG_INDEX = "CREATE INDEX entry_tag ON entry (tag) WHERE tag IS NOT NULL"
-RANK_INDEX = "CREATE INDEX entry_rank ON entry (rank)"
+RANK_INDEX = "CREATE INDEX entry_rank ON entry (coalesce(rank, 2 * version))"
+# The names of an entry's tags (encoding/tags.py), which is the index for `evict`, and for listing by tag.
+TAGGED = "CREATE TABLE tagged (tag TEXT, place INTEGER, PRIMARY KEY (tag, place)) WITHOUT ROWID"
 # No OR REPLACE in a trigger: the conflict clause of the statement that fires it wins over it.
 ON_INSERT = """CREATE TRIGGER entry_insert AFTER INSERT ON entry WHEN new.file IS NOT NULL BEGIN
     UPDATE totals SET files = files + new.size WHERE id = 1;
@@ -55,27 +61,46 @@ ON_UPDATE = """CREATE TRIGGER entry_update AFTER UPDATE OF file ON entry WHEN ol
         WHERE old.file IS NOT NULL AND NOT EXISTS (SELECT 1 FROM trash WHERE file = old.file);
 END"""
 
-REQUIRED = (ENTRY, TOTALS, TRASH, SETTING, EXPIRE_INDEX, QUEUE_INDEX, FILE_INDEX)
-TRIGGERS = (ON_INSERT, ON_DELETE, ON_UPDATE)
-OPTIONAL = (SEQ_INDEX, TAG_INDEX, RANK_INDEX)  # made when they are first needed
+
+def each_name(tags: str) -> str:
+    """Return SQL for a table whose column `value` has the names that a column of tags lists.
+
+    What somebody planted there may be anything. Then there are none, since an error in a trigger would keep the entry
+    from being removed; `json_valid` must not be used in a trigger of a schema that is not trusted.
+    """
+    is_list = f"{tags} NOT GLOB '*[^0-9a-f ]*' AND length({tags}) = length(CAST({tags} AS BLOB))"
+    made = f"""'["' || replace({tags}, ' ', '","') || '"]'"""
+    return f"json_each(CASE WHEN typeof({tags}) = 'text' AND {is_list} THEN {made} ELSE '[]' END)"
+
+
+_ADD_TAGS = f"INSERT OR IGNORE INTO tagged SELECT value, new.h FROM {each_name('new.tags')};"  # noqa: S608 - made of constants
+_DROP_TAGS = f"DELETE FROM tagged WHERE tag IN (SELECT value FROM {each_name('old.tags')}) AND place = old.h;"  # noqa: S608 - made of constants
+ON_TAGGED_INSERT = f"""CREATE TRIGGER entry_tagged AFTER INSERT ON entry WHEN new.tags IS NOT NULL BEGIN
+    {_ADD_TAGS}
+END"""
+ON_TAGGED_DELETE = f"""CREATE TRIGGER entry_untagged AFTER DELETE ON entry WHEN old.tags IS NOT NULL BEGIN
+    {_DROP_TAGS}
+END"""
+ON_TAGGED_UPDATE = f"""CREATE TRIGGER entry_retagged AFTER UPDATE OF tags ON entry WHEN old.tags IS NOT new.tags BEGIN
+    {_DROP_TAGS}
+    {_ADD_TAGS}
+END"""
+
+REQUIRED = (ENTRY, TOTALS, TRASH, SETTING, EXPIRE_INDEX, QUEUE_INDEX, FILE_INDEX, TAGGED)
+TRIGGERS = (ON_INSERT, ON_DELETE, ON_UPDATE, ON_TAGGED_INSERT, ON_TAGGED_DELETE, ON_TAGGED_UPDATE)
+OPTIONAL = (SEQ_INDEX, RANK_INDEX)  # made when they are first needed
 
 CREATE_SEQ_INDEX = SEQ_INDEX.replace("INDEX", "INDEX IF NOT EXISTS", 1)
-CREATE_TAG_INDEX = TAG_INDEX.replace("INDEX", "INDEX IF NOT EXISTS", 1)
 CREATE_RANK_INDEX = RANK_INDEX.replace("INDEX", "INDEX IF NOT EXISTS", 1)
-DROP_TAG_INDEX = "DROP INDEX IF EXISTS entry_tag"
 
 SELECT_SCHEMA = "SELECT type, name, sql FROM sqlite_master LIMIT 1000"  # more than a cache has; pages may have no end
 INSERT_TOTALS = "INSERT INTO totals (id, files) VALUES (1, 0)"
 
-# Statements that lead from version n to n + 1, at index n - 1.
-MIGRATIONS: tuple[tuple[str, ...], ...] = ()
-
 
 def create(connection: sqlite3.Connection, settings: dict[str, object]) -> None:
     """Make the whole schema and store `settings` in one transaction; the caller holds the write lock."""
-    tag_index = (TAG_INDEX,) if settings.get("tag_index") else ()
     with _committed(connection):
-        for statement in (*REQUIRED, *TRIGGERS, *tag_index, INSERT_TOTALS):
+        for statement in (*REQUIRED, *TRIGGERS, INSERT_TOTALS):
             connection.execute(statement)
         connection.executemany("INSERT INTO setting (name, value) VALUES (?, ?)", settings.items())
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
@@ -100,11 +125,11 @@ def is_empty(connection: sqlite3.Connection) -> bool:
     return connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone() is None
 
 
-def verify(connection: sqlite3.Connection, path: str) -> int:
-    """Return the version of the database after comparing its schema with the expected one.
+def verify(connection: sqlite3.Connection, path: str) -> None:
+    """Refuse a database of another version or make, or whose schema is not the expected one.
 
-    Raises DiskCacheDirectory, NewerFormat or ForeignDatabase. Nothing planted is run: reading sqlite_master executes
-    no trigger and no view, and `trusted_schema` is off on every connection.
+    Raises DiskCacheDirectory, NewerFormat, OlderFormat or ForeignDatabase. Nothing planted is run: reading
+    sqlite_master executes no trigger and no view, and `trusted_schema` is off on every connection.
     """
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     (version,) = connection.execute("PRAGMA user_version").fetchone()
@@ -114,13 +139,16 @@ def verify(connection: sqlite3.Connection, path: str) -> int:
         _refuse_foreign(path, names, os.path.dirname(path))
     if version > VERSION:
         raise NewerFormat(
-            f"{path!r} has format {version}, this version of diskcache_like reads up to {VERSION}: upgrade the package"
+            f"{path!r} has format {version}, this version of diskcache_like reads only {VERSION}: upgrade the package"
         )
     if version < 1:
         raise ForeignDatabase(f"{path!r} claims format {version}, which never existed")
-    if version == VERSION:
-        _compare(path, rows)
-    return int(version)
+    if version < VERSION:
+        raise OlderFormat(
+            f"{path!r} has format {version}, this version of diskcache_like reads only {VERSION}: delete the directory,"
+            " or export it with the version that wrote it and import that"
+        )
+    _compare(path, rows)
 
 
 def refuse_foreign(connection: sqlite3.Connection, path: str, directory: str) -> None:
@@ -153,14 +181,3 @@ def _compare(path: str, rows: list[tuple[str, str, str | None]]) -> None:
             f"{path!r} does not have the schema of diskcache_like (unexpected: {unexpected or 'nothing'}, "
             f"missing: {len(missing)}); it was altered by someone else and is not opened"
         )
-
-
-def migrate(connection: sqlite3.Connection, path: str, version: int) -> None:
-    """Bring an older database to the present version, one committed step at a time; the caller holds the lock."""
-    for step in range(version, VERSION):
-        with _committed(connection):
-            for statement in MIGRATIONS[step - 1]:
-                connection.execute(statement)
-            connection.execute(f"PRAGMA user_version = {step + 1}")
-    if verify(connection, path) != VERSION:
-        raise CorruptDatabase(f"{path!r} could not be brought to format {VERSION}")

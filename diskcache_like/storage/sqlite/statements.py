@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from .schema import each_name
+
 # What reads all of a table or an index, or as much of it as does not fit a condition. If an index is missing that may
 # be what looks one row up, and if one is damaged what has a LIMIT.
 WALKS: set[str] = set()
@@ -18,37 +20,46 @@ def _walk(statement: str) -> str:
 SELECT_V = "SELECT v FROM entry WHERE h = ?"
 # A key whose home `h` is taken by another key lives in one of the three places after it (schema: h is a multiple of 4).
 SELECT_PROBES = "SELECT h, k, v FROM entry WHERE h BETWEEN ?1 AND ?1 + 3 ORDER BY h LIMIT 4"
-UPSERT_PLAIN = """INSERT INTO entry (h, k, seq, rank, v) VALUES (?1, ?2, ?3, 2 * ?3, ?4)
-    ON CONFLICT (h) DO UPDATE SET rank = excluded.rank, base = 0, expire = NULL, tag = NULL, size = 0, file = NULL,
-    spelling = NULL, v = excluded.v WHERE k = excluded.k"""
+SELECT_VERSIONED = "SELECT v, version FROM entry WHERE h BETWEEN ?1 AND ?1 + 3 AND k = ?2 LIMIT 1"
+UPSERT_PLAIN = """INSERT INTO entry (h, k, seq, version, v) VALUES (?1, ?2, ?3, ?3, ?4)
+    ON CONFLICT (h) DO UPDATE SET version = excluded.version, rank = NULL, base = 0, expire = NULL, fresh = NULL,
+    tags = NULL, size = 0, file = NULL, spelling = NULL, v = excluded.v WHERE k = excluded.k"""
 # The same for one row, unless the row that is there has more than a record: a statement that sets none of the columns
 # that an index or a trigger looks at is cheaper by a twentieth. Then its half for a place most likely taken.
-_PLAIN = "base = 0 AND expire IS NULL AND tag IS NULL AND size = 0 AND file IS NULL AND spelling IS NULL"
-UPSERT_RECORD = f"""INSERT INTO entry (h, k, seq, rank, v) VALUES (?1, ?2, ?3, 2 * ?3, ?4)
-    ON CONFLICT (h) DO UPDATE SET rank = excluded.rank, v = excluded.v WHERE k = excluded.k AND {_PLAIN}"""  # noqa: S608 - made of constants
-UPDATE_RECORD = f"UPDATE entry SET rank = 2 * ?3, v = ?4 WHERE h = ?1 AND k = ?2 AND {_PLAIN}"  # noqa: S608 - made of constants
-UPSERT = """INSERT INTO entry (h, k, seq, rank, base, expire, tag, size, file, spelling, queue, num, v)
-    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-    ON CONFLICT (h) DO UPDATE SET rank = excluded.rank, base = excluded.base, expire = excluded.expire,
-    tag = excluded.tag, size = excluded.size, file = excluded.file, spelling = excluded.spelling,
-    queue = excluded.queue, num = excluded.num, v = excluded.v WHERE k = excluded.k"""
+_PLAIN = "base = 0 AND expire IS NULL AND tags IS NULL AND size = 0 AND file IS NULL AND spelling IS NULL"
+UPSERT_RECORD = f"""INSERT INTO entry (h, k, seq, version, v) VALUES (?1, ?2, ?3, ?3, ?4)
+    ON CONFLICT (h) DO UPDATE SET version = excluded.version, rank = NULL, v = excluded.v
+    WHERE k = excluded.k AND {_PLAIN}"""  # noqa: S608 - made of constants
+UPDATE_RECORD = f"UPDATE entry SET version = ?3, rank = NULL, v = ?4 WHERE h = ?1 AND k = ?2 AND {_PLAIN}"  # noqa: S608 - made of constants
+UPSERT = """INSERT INTO entry (h, k, seq, version, rank, base, expire, fresh, tags, size, file, spelling, queue, num, v)
+    VALUES (?1, ?2, ?3, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14)
+    ON CONFLICT (h) DO UPDATE SET version = excluded.version, rank = excluded.rank, base = excluded.base,
+    expire = excluded.expire, fresh = excluded.fresh, tags = excluded.tags, size = excluded.size,
+    file = excluded.file, spelling = excluded.spelling, queue = excluded.queue, num = excluded.num, v = excluded.v
+    WHERE k = excluded.k"""
 UPDATE_SEALED = "UPDATE entry SET v = ?, spelling = ?, file = ?, size = ? WHERE h = ? AND k = ? AND v = ?"
-# Where a value alone is replaced: a statement that sets no indexed column writes no page of an index.
-UPDATE_VALUE = """UPDATE entry SET rank = 2 * ?3, v = ?4 WHERE h = ?1 AND k = ?2 AND expire IS ?5 AND tag IS ?6
-    AND base = 0 AND size = 0 AND file IS NULL AND spelling IS NULL"""
-UPDATE_EXPIRE = "UPDATE entry SET expire = ?, v = ? WHERE h = ?"
-DELETE = "DELETE FROM entry WHERE h = ? AND k = ? AND (expire IS NULL OR expire > ?)"
+# Where a value alone is replaced, or its expiry with it: a statement that sets no indexed column writes no page of an
+# index.
+_ALONE = "tags IS ?7 AND base = 0 AND size = 0 AND file IS NULL AND spelling IS NULL AND queue IS NULL"
+UPDATE_VALUE = f"""UPDATE entry SET version = ?3, rank = NULL, v = ?4
+    WHERE h = ?1 AND k = ?2 AND expire IS ?5 AND fresh IS ?6 AND {_ALONE}"""  # noqa: S608 - made of constants
+UPDATE_EXPIRING = f"""UPDATE entry SET version = ?3, rank = NULL, expire = ?5, fresh = ?6, v = ?4
+    WHERE h = ?1 AND k = ?2 AND {_ALONE}"""  # noqa: S608 - made of constants
+UPDATE_METADATA = "UPDATE entry SET expire = ?, fresh = ?, tags = ?, v = ? WHERE h = ?"
+DELETE = "DELETE FROM entry WHERE h = ? AND k = ? AND (expire IS NULL OR coalesce(fresh, expire) > ?)"
 DELETE_H = "DELETE FROM entry WHERE h = ?"
 CHANGE_NOTHING = "DELETE FROM entry WHERE 0"  # refused, as every change is, by a connection that can only read
 SELECT_FILE = """SELECT file FROM (SELECT k, file FROM entry WHERE h BETWEEN ?1 AND ?1 + 3 LIMIT 4)
     WHERE k = ?2 AND file IS NOT NULL"""
-SELECT_IMAGES = """SELECT h, k, seq, rank, base, expire, tag, size, file, spelling, queue, num, v FROM entry
+SELECT_IMAGES = """SELECT h, k, seq, version, rank, base, expire, fresh, tags, size, file, spelling, queue, num, v
+    FROM entry
     WHERE h BETWEEN ?1 AND ?1 + 3 LIMIT 4"""
-RESTORE = """INSERT INTO entry (h, k, seq, rank, base, expire, tag, size, file, spelling, queue, num, v)
-    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-    ON CONFLICT (h) DO UPDATE SET k = excluded.k, seq = excluded.seq, rank = excluded.rank, base = excluded.base,
-    expire = excluded.expire, tag = excluded.tag, size = excluded.size, file = excluded.file,
-    spelling = excluded.spelling, queue = excluded.queue, num = excluded.num, v = excluded.v"""
+RESTORE = """INSERT INTO entry
+    (h, k, seq, version, rank, base, expire, fresh, tags, size, file, spelling, queue, num, v)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    ON CONFLICT (h) DO UPDATE SET k = excluded.k, seq = excluded.seq, version = excluded.version, rank = excluded.rank,
+    base = excluded.base, expire = excluded.expire, fresh = excluded.fresh, tags = excluded.tags, size = excluded.size,
+    file = excluded.file, spelling = excluded.spelling, queue = excluded.queue, num = excluded.num, v = excluded.v"""
 
 # -- many entries ------------------------------------------------------------------------------------------------
 MANY = 100  # keys per statement; a shorter batch repeats its last key, so that one text serves every size
@@ -56,27 +67,52 @@ SELECT_MANY = f"SELECT h, v FROM entry WHERE h IN ({', '.join('?' * MANY)})"  # 
 SELECT_PRESENT = f"SELECT h FROM entry WHERE h IN ({', '.join('?' * MANY)})"  # noqa: S608 - made of constants
 SELECT_FILES = f"SELECT file FROM entry WHERE file IS NOT NULL AND h IN ({', '.join('?' * MANY)})"  # noqa: S608 - made of constants
 SELECT_KEYS = f"SELECT h, k, spelling FROM entry WHERE h IN ({', '.join('?' * MANY)})"  # noqa: S608 - made of constants
-PAGE_ROWS = """SELECT h, k, seq, expire, tag, size, file, spelling, queue, num, v FROM entry
+PAGE_ROWS = """SELECT h, k, seq, expire, fresh, tags, size, file, spelling, queue, num, v FROM entry
     WHERE h > ? ORDER BY h LIMIT ?"""
 PAGE_KEYS_AND_RECORDS = "SELECT h, k, v FROM entry WHERE h > ? ORDER BY h LIMIT ?"
 FIRST = _walk("SELECT h, k, spelling, v FROM entry ORDER BY seq LIMIT 1 OFFSET ?")
 LAST = _walk("SELECT h, k, spelling, v FROM entry ORDER BY seq DESC LIMIT 1 OFFSET ?")
-LAST_SEQ = _walk("SELECT coalesce(max(seq), 0) FROM entry WHERE typeof(seq) = 'integer' AND seq <= ?")
+LAST_WRITE = _walk("SELECT coalesce(max(version), 0) FROM entry WHERE typeof(version) = 'integer' AND version <= ?")
 LAST_INSERTED = "SELECT last_insert_rowid()"
 QUEUE_FORWARD = _walk("""SELECT h, k, num, v FROM entry
     WHERE queue = ? AND num BETWEEN ? AND ? AND typeof(num) = 'integer' ORDER BY num LIMIT ? OFFSET ?""")
 QUEUE_BACKWARD = _walk(QUEUE_FORWARD.replace("ORDER BY num", "ORDER BY num DESC"))
 IN_ORDER = _walk("SELECT h FROM entry WHERE seq <= ? ORDER BY seq, h")
 IN_REVERSE = _walk("SELECT h FROM entry WHERE seq <= ? ORDER BY seq DESC, h DESC")
+# -- by tag ------------------------------------------------------------------------------------------------------
+PAGE_PLACES = "SELECT h FROM entry WHERE h > ? ORDER BY h LIMIT ?"
+# Pages of the places with tag ?1 and all of those in the list ?2, behind place ?3.
+PAGE_TAGGED = _walk("""SELECT place FROM tagged WHERE tag = ?1 AND place > ?3 AND NOT EXISTS
+    (SELECT 1 FROM json_each(?2) AS other WHERE NOT EXISTS
+    (SELECT 1 FROM tagged AS also WHERE also.tag = other.value AND also.place = tagged.place))
+    ORDER BY place LIMIT ?4""")
+COUNT_TAGGED = _walk("SELECT count(1) FROM (SELECT 1 FROM tagged WHERE tag = ? LIMIT ?)")
+_LIVE = "(expire IS NULL OR coalesce(fresh, expire) > ?1)"
+# Each tag with the number of its live entries, their bytes, and the place of one of them.
+SUM_TAGS = _walk(f"""SELECT tag, count(1), total(length(v) + size), min(place) FROM tagged CROSS JOIN entry ON h = place
+    WHERE {_LIVE} GROUP BY tag""")  # noqa: S608 - made of constants
+SELECT_RECORDS = f"SELECT h, k, spelling, v FROM entry WHERE h IN ({', '.join('?' * MANY)})"  # noqa: S608 - made of constants
+# What the index lacks, and what it has and no entry does.
+_NAMES = each_name("tags")
+NOT_INDEXED = _walk(f"""SELECT value, h FROM entry, {_NAMES} WHERE tags IS NOT NULL
+    AND NOT EXISTS (SELECT 1 FROM tagged WHERE tag = value AND place = h) LIMIT ?""")  # noqa: S608 - made of constants
+FALSELY_INDEXED = _walk(f"""SELECT tag, place FROM tagged WHERE NOT EXISTS
+    (SELECT 1 FROM entry, {_NAMES} WHERE h = place AND value = tag) LIMIT ?""")  # noqa: S608 - made of constants
+ADD_TO_INDEX = "INSERT OR IGNORE INTO tagged VALUES (?, ?)"
+DROP_FROM_INDEX = "DELETE FROM tagged WHERE tag IS ? AND place IS ?"
 MIN_EXPIRE = _walk("SELECT CAST(min(expire) AS REAL) FROM entry WHERE expire IS NOT NULL")
 
 # -- removal in batches ------------------------------------------------------------------------------------------
 SELECT_EXPIRED = _walk("SELECT h FROM entry WHERE expire IS NOT NULL AND expire <= ? ORDER BY expire LIMIT ?")
-SELECT_TAGGED = _walk("SELECT h FROM entry WHERE tag = ? AND tag IS NOT NULL LIMIT ?")
+# Entries with tag ?1 and all of those in the list ?2. What the index offers and no entry has is passed over.
+SELECT_TAGGED = _walk("""SELECT place FROM tagged CROSS JOIN entry ON h = place WHERE tag = ?1 AND NOT EXISTS
+    (SELECT 1 FROM json_each(?2) AS other WHERE NOT EXISTS
+    (SELECT 1 FROM tagged AS also WHERE also.tag = other.value AND also.place = tagged.place)) LIMIT ?3""")
 SELECT_ANY = "SELECT h FROM entry LIMIT ?"
-SELECT_VICTIMS = _walk("SELECT h, CAST(rank AS INTEGER), CAST(base AS INTEGER) FROM entry ORDER BY rank LIMIT ?")
+SELECT_VICTIMS = _walk("""SELECT h, CAST(coalesce(rank, 2 * version) AS INTEGER), CAST(base AS INTEGER) FROM entry
+    ORDER BY coalesce(rank, 2 * version) LIMIT ?""")
 UPDATE_RANK = "UPDATE entry SET rank = ?, base = ? WHERE h = ?"
-RESET_RANKS_BY_SEQ = "UPDATE entry SET rank = 2 * seq, base = 0"
+RESET_RANKS = "UPDATE entry SET rank = NULL, base = 0"
 RESET_RANKS_TO_ZERO = "UPDATE entry SET rank = 0, base = 0"
 
 # -- totals, trash, settings -------------------------------------------------------------------------------------

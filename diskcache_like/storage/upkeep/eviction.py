@@ -221,4 +221,4 @@ class Evictor:
     def rank_anew(self) -> None:
         """Give every row the rank that it begins with under the present policy."""
         by_uses = self._session.policy.marks_frequency
-        self._connection.walk(sql.RESET_RANKS_TO_ZERO if by_uses else sql.RESET_RANKS_BY_SEQ)
+        self._connection.walk(sql.RESET_RANKS_TO_ZERO if by_uses else sql.RESET_RANKS)

@@ -1,0 +1,94 @@
+"""What tags cost: writes with none, one and eight, new entries and old ones, in one run, interleaved.
+
+``python -m benchmarks.tags`` prints the medians and their ratio to writes without tags; with ``--evict`` it compares
+the removal of 10,000 of many tagged entries with DiskCache's, which has an index on tags too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import statistics
+import tempfile
+import time
+from typing import Any
+
+from diskcache_like import Cache
+
+ENTRIES = 20_000
+PART = 500  # writes of one kind in a row
+KINDS: dict[str, dict[str, Any]] = {
+    "no tags": {},
+    "one tag": {"tags": ["tag 1"]},
+    "eight tags": {"tags": [f"tag {number}" for number in range(8)]},
+}
+
+
+def timed(cache: Cache, keys: list[str], options: dict[str, Any]) -> float:
+    """Return the microseconds of one write."""
+    values = [os.urandom(16) for _ in keys]  # SQLite would skip a page that stays the same
+    start = time.perf_counter()
+    for key, value in zip(keys, values, strict=True):
+        cache.set(key, value, **options)
+    return (time.perf_counter() - start) / len(keys) * 1e6
+
+
+def writes(directory: str) -> None:
+    """Print what writes cost."""
+    keys = [f"key {number}" for number in random.Random(1).sample(range(10 * ENTRIES), ENTRIES)]
+    caches = {kind: Cache(f"{directory}/{kind}") for kind in KINDS}
+    for title, parts in (
+        ("new entry", [keys[start : start + PART] for start in range(0, ENTRIES, PART)]),
+        ("replaced, same tags", [random.sample(keys, PART) for _ in range(ENTRIES // PART)]),
+    ):
+        found: dict[str, list[float]] = {kind: [] for kind in KINDS}
+        for part in parts:
+            for kind, options in KINDS.items():
+                found[kind].append(timed(caches[kind], part, options))
+        base = statistics.median(found["no tags"])
+        for kind, times in found.items():
+            middle = statistics.median(times)
+            print(f"{title:20} {kind:10} {middle:7.2f} us  {middle / base:5.2f}")
+    for cache in caches.values():
+        cache.close()
+
+
+def evictions(directory: str, entries: int) -> None:
+    """Print how long it takes to remove 10,000 entries by their tag, here and with DiskCache."""
+    import diskcache
+
+    ours = Cache(f"{directory}/ours", size_limit=1 << 40, eviction_policy="none")
+    theirs = diskcache.Cache(f"{directory}/theirs", size_limit=1 << 40, eviction_policy="none", tag_index=True)
+    removed = 10_000
+    for cache in (ours, theirs):
+        with cache.transact():
+            for number in range(entries):
+                cache.set(number, number, tag=f"tag {number % (entries // removed)}")
+    times: dict[str, list[float]] = {"diskcache_like": [], "DiskCache": []}
+    for number in range(min(5, entries // removed)):
+        for name, cache in (("diskcache_like", ours), ("DiskCache", theirs)):
+            start = time.perf_counter()
+            count = cache.evict(f"tag {number}")
+            times[name].append(time.perf_counter() - start)
+            assert count == removed
+    for name, seconds in times.items():
+        print(f"{name:15} {removed:,} of {entries:,}: {statistics.median(seconds) * 1e3:8.1f} ms")
+    ours.close()
+    theirs.close()
+
+
+def main() -> None:
+    """Run what is asked for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--evict", type=int, metavar="ENTRIES", help="compare evictions among so many entries")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as directory:
+        if options.evict:
+            evictions(directory, options.evict)
+        else:
+            writes(directory)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""The keys that the package makes itself: of items in queues, and of entries in namespaces.
+
+The stored key of an entry in a namespace is the start of the namespace, which no other key begins with, and the stored
+key of the user's key. Such an entry has hidden tags, by which the index finds it: one for its own namespace and one for
+each that this lies in.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, Final, NamedTuple, Self
+
+from ..errors import DecodeError, KeyEncodeError
+from .values import decode_value, encode_value
+
+HIDDEN: Final = 0xC1  # begins the stored keys and the tags of namespaces; MessagePack never begins with it
+START: Final = bytes((HIDDEN,))
+PATH_LIMIT: Final = 200  # bytes of all names of a path
+_WITHIN: Final = b"\x00"
+_BELOW: Final = b"\x01"
+_known: weakref.WeakValueDictionary[tuple[str, ...], Path] = weakref.WeakValueDictionary()
+
+
+class QueueKey(int):
+    """The key of an item in the queue without a prefix; equal only to the same queue key, not to an integer."""
+
+    __slots__ = ()
+    prefix: Final = None
+
+    @property
+    def number(self) -> int:
+        """Return the position in the queue."""
+        return int.__int__(self)
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is QueueKey and int.__eq__(self, other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash((QueueKey, int.__int__(self)))
+
+    def __reduce__(self) -> tuple[type[Self], tuple[int]]:
+        return type(self), (int.__int__(self),)
+
+
+class PrefixedQueueKey(str):
+    """The key of an item in the queue called `prefix`; equal only to the same queue key, not to a text."""
+
+    __slots__ = ("number", "prefix")
+    prefix: str
+    number: int
+
+    def __new__(cls, prefix: str, number: int) -> Self:
+        """Make the key of the item with that number."""
+        self = super().__new__(cls, f"{prefix}-{number:015d}")
+        self.prefix = prefix
+        self.number = number
+        return self
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is PrefixedQueueKey and self.number == other.number and self.prefix == other.prefix
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash((PrefixedQueueKey, self.prefix, self.number))
+
+    def __reduce__(self) -> tuple[type[Self], tuple[str, int]]:
+        return type(self), (self.prefix, self.number)
+
+
+class Path:
+    """The names that lead to a namespace. There is one object for each path, so that to compare two is cheap."""
+
+    __slots__ = ("__weakref__", "below", "names", "start", "tags", "within")
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        encoded = encode_value(list(names))
+        if len(encoded) > PATH_LIMIT:
+            raise KeyEncodeError(f"the names of namespace {'/'.join(names)[:80]!r} take more than {PATH_LIMIT} bytes")
+        self.names = names
+        self.start = START + bytes((len(encoded),)) + encoded
+        self.within = START + _WITHIN + encoded  # the tag of the entries in it
+        self.below = START + _BELOW + encoded  # the tag of those in the namespaces that it contains
+        outer = [START + _BELOW + encode_value(list(names[:length])) for length in range(1, len(names))]
+        self.tags = {self.within, *outer}  # of each entry in it
+
+    def __reduce__(self) -> Any:
+        return path_of, (self.names,)
+
+    def __repr__(self) -> str:
+        return repr("/".join(self.names))
+
+
+def path_of(names: tuple[str, ...]) -> Path:
+    """Return the path with these names; raise KeyEncodeError for what is no name."""
+    if not names or not all(type(name) is str and name for name in names):
+        raise KeyEncodeError(f"a namespace is called {names[-1:]!r}, expected text that is not empty")
+    found = _known.get(names)
+    # `setdefault` is one step, so all threads get the same object.
+    return _known.setdefault(names, Path(names)) if found is None else found
+
+
+class NamespacedKey(NamedTuple):
+    """The key of an entry in a namespace, as the cache around it lists it."""
+
+    path: Path
+    key: Any
+
+
+def split_key(stored: bytes) -> tuple[Path | None, bytes]:
+    """Return the path of the namespace that a stored key is in, and what the stored key is there."""
+    if stored[:1] != START:
+        return None, stored
+    end = 2 + stored[1] if len(stored) > 2 else 0
+    names = decode_value(stored[2:end])
+    if not isinstance(names, list) or not names or not all(type(name) is str and name for name in names):
+        raise DecodeError("a stored key begins like one in a namespace, and names none")
+    try:
+        path = path_of(tuple(names))
+    except KeyEncodeError as error:
+        raise DecodeError(str(error)) from error
+    if path.start != stored[:end] or stored[end : end + 1] == START:
+        raise DecodeError("a stored key is not in its canonical form")
+    return path, stored[end:]

@@ -1,0 +1,107 @@
+"""Iteration: the entries of a cache one after the other, all of them or those that a selection finds."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import Any, overload
+
+from ..encoding import keys
+from ..entries.loading import ENOVAL
+from ..errors import DecodeError
+from ..system.signals import suppress
+from .tagging import Match, Selection, Tagging
+from .views import Items, LiveKeys, Values, pairs
+
+COMPLETIONS = 1000  # keys at most that are offered for completion
+
+
+class Iteration(Tagging):
+    """The operations that go over entries."""
+
+    @property
+    def _entries(self) -> Any:
+        """Return this cache as a view looks at it: with the operations on keys, which its class adds."""
+        return self
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the keys in order of insertion, also expired ones, but not those that are added meanwhile."""
+        return self._iterate(reverse=False)
+
+    def __reversed__(self) -> Iterator[Any]:
+        """Yield the keys from the newest to the oldest, otherwise like iteration."""
+        return self._iterate(reverse=True)
+
+    def _iterate(self, reverse: bool) -> Iterator[Any]:
+        stores = self._shards.stores
+        scans = [(store, store.scan(reverse)) for store in (reversed(stores) if reverse else stores)]
+        for store, scan in scans:
+            for h, stored, original in scan:
+                try:
+                    self._rows.check_place(h, stored)
+                    yield store.disk.user_key(stored, original)
+                except DecodeError as error:
+                    self._rows.report_corrupt(error, stored)
+
+    def iterkeys(self, reverse: bool = False) -> Iterator[Any]:
+        """Yield the keys in sorted order (numbers, text, bytes, the rest), holding all of them in memory."""
+        yield from sorted(self._iterate(reverse=False), key=keys.sort_key, reverse=reverse)
+
+    @overload
+    def keys(self) -> LiveKeys: ...
+    @overload
+    def keys(
+        self, tags: Iterable[Any] | None = ..., match: Match = ..., prefix: str | None = ..., after: Any = ...
+    ) -> Iterator[Any]: ...
+    def keys(
+        self,
+        tags: Iterable[Any] | None = None,
+        match: Match = "any",
+        prefix: str | None = None,
+        after: Any = ENOVAL,
+    ) -> LiveKeys | Iterator[Any]:
+        """Return a view of the keys of live entries, for `dict(cache)`, which raises KeyError for one that vanishes.
+
+        With arguments, an iterator in an order of its own: of the keys with any or all of `tags`, and of those that are
+        text and begin with `prefix`, from behind the key `after`, so that a list can be shown page by page. What is
+        there all the time is in it, what comes or goes meanwhile may be. Without tags it reads every entry.
+        """
+        if tags is None and prefix is None and after is ENOVAL:
+            return LiveKeys(self._entries)
+        return (found.key for found in self._select(Selection.of(tags, match, prefix), after))
+
+    def values(self) -> Values:
+        """Return a view of the values of live entries."""
+        return Values(self._entries)
+
+    @overload
+    def items(self) -> Items: ...
+    @overload
+    def items(
+        self, tags: Iterable[Any] | None = ..., match: Match = ..., prefix: str | None = ..., after: Any = ...
+    ) -> Iterator[tuple[Any, Any]]: ...
+    def items(
+        self,
+        tags: Iterable[Any] | None = None,
+        match: Match = "any",
+        prefix: str | None = None,
+        after: Any = ENOVAL,
+    ) -> Items | Iterator[tuple[Any, Any]]:
+        """Return a view of the (key, value) pairs of live entries; `dict(cache.items())` never raises KeyError.
+
+        With arguments, an iterator over some of them, as for `keys`.
+        """
+        if tags is None and prefix is None and after is ENOVAL:
+            return Items(self._entries)
+        return pairs(self._entries, self.keys(tags, match, prefix, after))
+
+    def _ipython_key_completions_(self) -> list[Any]:
+        """Return the newest keys, for the tab key in IPython, where an error would be in the way."""
+        found: list[Any] = []
+        with suppress(Exception):
+            found.extend(itertools.islice(self._iterate(reverse=True), COMPLETIONS))
+        return found
+
+    def __len__(self) -> int:
+        """Return the number of entries, including expired ones that are not removed yet."""
+        return sum(store.count() for store in self._shards.stores)

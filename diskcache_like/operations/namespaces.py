@@ -1,0 +1,163 @@
+"""Namespaces: views of a cache that have a key space of their own, in the same files and the same memory.
+
+A view is the cache's own class, with the same parts, whose operations on keys take them for keys of the namespace.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from ..encoding.made_keys import NamespacedKey, Path, path_of
+from ..encoding.record import Metadata
+from ..encoding.tags import index_name, tags_of, without_hidden
+from ..entries.loading import ENOVAL
+from ..errors import CacheError
+from .tagging import Found, Selection, TagUsage, sorted_usages
+
+if TYPE_CHECKING:
+    from ..cache import Cache
+
+# The operations whose first argument is a key.
+KEYED = (
+    *("get", "read", "get_entry", "set", "add", "incr", "touch", "retag", "pop", "delete", "open", "_mapped"),
+    *("__getitem__", "__setitem__", "__delitem__", "__contains__", "_atomic_key"),
+)
+REFUSED = ("push", "pull", "peek", "peekitem")
+PARTS = ("_session", "_shards", "_rows", "_hot", "_loader", "_hot_get", "_clock")
+
+
+class Namespace:
+    """What a view changes of its cache's class."""
+
+    _around: Any  # the cache itself
+    _path: Path
+
+    def _own(self, key: Any) -> NamespacedKey:
+        """Return the key as the cache has it; an operation that calls another one gives it such a key."""
+        if type(key) is NamespacedKey and key.path is self._path:
+            return key
+        return NamespacedKey(self._path, key)
+
+    def namespace(self, name: str) -> Any:
+        """Return the namespace called `name` within this one; `clear` of this one clears it too."""
+        return view(self._around, path_of((*self._path.names, name)))
+
+    # -- many keys ----------------------------------------------------------------------------------------------------
+
+    def get_many(self, keys_: Iterable[Any]) -> dict[Any, Any]:
+        """Do what `Cache.get_many` does."""
+        found = super().get_many(map(self._own, keys_))  # type: ignore[misc]
+        return {key.key: value for key, value in found.items()}
+
+    def set_many(self, items: Mapping[Any, Any] | Iterable[tuple[Any, Any]], *args: Any, **kwargs: Any) -> int:
+        """Do what `Cache.set_many` does."""
+        pairs = items.items() if isinstance(items, Mapping) else items
+        own = ((self._own(key), value) for key, value in pairs)
+        return int(super().set_many(own, *args, **kwargs))  # type: ignore[misc]
+
+    def delete_many(self, keys_: Iterable[Any], *args: Any, **kwargs: Any) -> int:
+        """Do what `Cache.delete_many` does."""
+        return int(super().delete_many(map(self._own, keys_), *args, **kwargs))  # type: ignore[misc]
+
+    def _items(self, keys_: Iterable[Any]) -> Iterator[tuple[Any, Any, Metadata]]:
+        for own, value, metadata in super()._items(map(self._own, keys_)):  # type: ignore[misc]
+            yield own.key, value, metadata._replace(tags=without_hidden(metadata.tags))
+
+    # -- the whole namespace ------------------------------------------------------------------------------------------
+
+    def _select(self, selection: Selection, after: Any = ENOVAL) -> Iterator[Found]:
+        start = after if after is ENOVAL else self._own(after)
+        own = selection._replace(within=self._path)
+        for found in super()._select(own, start):  # type: ignore[misc]
+            yield found._replace(key=found.key.key)
+
+    def evict(self, tag: Any = None, retry: bool = False, **options: Any) -> int:
+        """Do what `Cache.evict` does, among the entries of this namespace."""
+        return int(super().evict(tag, retry, **options, _within=self._path))  # type: ignore[misc]
+
+    def tags(self, prefix: str | None = None) -> list[TagUsage]:
+        """Return each tag of this namespace with the number and the bytes of its live entries, sorted."""
+        sums: dict[Any, TagUsage] = {}
+        for found in self._select(Selection()):
+            for tag in tags_of(found.record.metadata.tags):
+                known = sums.get(tag, TagUsage(tag, 0, 0))
+                size = len(found.record.payload) + found.record.size
+                sums[tag] = TagUsage(tag, known.entries + 1, known.bytes + size)
+        wanted = Selection.of(None, "any", prefix)
+        return sorted_usages(usage for usage in sums.values() if wanted.takes(usage.name))
+
+    def clear(self, retry: bool = False) -> int:
+        """Remove every entry of this namespace and of those in it; return how many there were. Goes in batches."""
+        cache, removed = self._around, 0
+        for tag in (self._path.within, self._path.below):
+            name, wait = index_name(tag, cache._rows.blind), cache._wait_for_all(retry)
+            removed += cache._remove_from_all(
+                lambda store, name=name, wait=wait: store.remove_selected("tagged", (name, "[]"), wait)
+            )
+        return removed
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the keys of live entries, in an order of its own."""
+        yield from (found.key for found in self._select(Selection()))
+
+    def __reversed__(self) -> Iterator[Any]:
+        """Yield the keys of live entries from the other end."""
+        yield from reversed(list(self))
+
+    def _iterate(self, reverse: bool) -> Iterator[Any]:
+        return reversed(self) if reverse else iter(self)
+
+    def __len__(self) -> int:
+        """Return the number of entries, including expired ones that are not removed yet."""
+        cache = self._around
+        name = index_name(self._path.within, cache._rows.blind)
+        return sum(store.reader.count_tagged(name) for store in cache._shards.stores)
+
+    # -- the handle ---------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Close the cache around it."""
+        self._around.close()
+
+    def __reduce__(self) -> Any:
+        return view, (self._around, self._path)
+
+    def __repr__(self) -> str:
+        return f"{self._around!r}.namespace({self._path!r})"
+
+
+def _keyed(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def of_namespace(self: Namespace, key: Any, *args: Any, **kwargs: Any) -> Any:
+        if type(key) is not NamespacedKey or key.path is not self._path:
+            key = NamespacedKey(self._path, key)
+        return method(self, key, *args, **kwargs)
+
+    return of_namespace
+
+
+def _refused(name: str) -> Callable[..., NoReturn]:
+    def refuse(self: Namespace, *_: Any, **__: Any) -> NoReturn:
+        raise CacheError(f"{name}() is not there in a namespace: call that of the cache, with a prefix for a queue")
+
+    return refuse
+
+
+@functools.cache
+def _kind(kind: Any) -> Any:
+    """Return the class of views of a class of caches."""
+    methods = {name: _keyed(getattr(kind, name)) for name in KEYED} | {name: _refused(name) for name in REFUSED}
+    return type(kind.__name__, (Namespace, kind), methods)
+
+
+def view(cache: Cache, path: Path) -> Any:
+    """Return the view of a cache that `Cache.namespace` promises."""
+    kind: Any = type(cache)
+    kind = _kind(kind)
+    made = kind.__new__(kind)
+    for name in PARTS:
+        setattr(made, name, getattr(cache, name))
+    made._around, made._path = cache, path
+    return made

@@ -1,0 +1,252 @@
+"""Tagging: find, count and remove entries by their tags, and list keys in pages.
+
+The index offers places, and the record that lies there decides: an index that was damaged or forged can hide an entry
+or offer another one, which is passed over.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+from ..encoding.keys import sort_key
+from ..encoding.made_keys import HIDDEN, NamespacedKey, Path
+from ..encoding.record import Metadata, Record
+from ..encoding.tags import index_name, join_tags, pack_tags, split_tags, tags_of
+from ..entries.loading import ENOVAL
+from ..errors import DecodeError, TagError, Timeout
+from ..storage.store import REMOVE, Change, Store
+from .parts import Parts
+
+Match = Literal["any", "all"]
+MATCHES = ("any", "all")
+SOFT_BATCH = 100  # entries that one transaction of a soft eviction changes
+
+
+class TagUsage(NamedTuple):
+    """What `tags` yields for each tag."""
+
+    name: Any
+    entries: int
+    bytes: int  # of their rows and value files
+
+
+class Found(NamedTuple):
+    """An entry that a selection found."""
+
+    key: Any
+    stored: bytes
+    place: int
+    record: Record
+    store: Store
+
+
+class Selection(NamedTuple):
+    """Which entries are wanted."""
+
+    tags: frozenset[bytes] = frozenset()  # encoded; empty for entries with any tags or none
+    match: Match = "any"
+    prefix: str | None = None  # of a key that is text
+    within: Path | None = None  # the namespace; None for all entries of the cache
+
+    @classmethod
+    def of(cls, tags: Iterable[Any] | None, match: Match, prefix: str | None = None) -> Selection:
+        """Return the selection that a caller asks for; raise TagError or TypeError for one that cannot be."""
+        if match not in MATCHES:
+            raise TagError(f"match is {match!r}, expected 'any' or 'all'")
+        if not isinstance(prefix, str | None):
+            raise TypeError(f"prefix is {prefix!r}, expected text or None")
+        packed = pack_tags(tags=tags)
+        if tags is not None and not packed:
+            raise TagError("tags is empty, expected at least one tag; leave it out for all entries")
+        return cls(frozenset(split_tags(packed)), match, prefix)
+
+    def has(self, metadata: Metadata) -> bool:
+        """Tell whether an entry has the tags that are wanted."""
+        own = split_tags(metadata.tags)
+        return self.tags.issubset(own) if self.match == "all" else not self.tags or not self.tags.isdisjoint(own)
+
+    def takes(self, key: Any) -> bool:
+        """Tell whether a key is in the namespace, and has the prefix, that is wanted."""
+        if self.within is not None:
+            if type(key) is not NamespacedKey or key.path is not self.within:
+                return False
+            key = key.key
+        return self.prefix is None or (isinstance(key, str) and key.startswith(self.prefix))
+
+
+def sorted_usages(usages: Iterable[TagUsage]) -> list[TagUsage]:
+    """Return what `tags` does, in the order of their names."""
+    return sorted(usages, key=lambda usage: sort_key(usage.name))
+
+
+class Tagging(Parts):
+    """The operations on tags."""
+
+    def evict(
+        self,
+        tag: Any = None,
+        retry: bool = False,
+        *,
+        tags: Iterable[Any] | None = None,
+        match: Match = "any",
+        soft: bool = False,
+        _within: Path | None = None,
+    ) -> int:
+        """Remove every entry with this tag, or with any or all of `tags`, and return how many there were.
+
+        With `soft` those that have a stale window (`get_or_set`) are kept until it ends, as if they had just expired.
+        In batches, like `clear`: what gets the tag meanwhile may stay or go. A Timeout carries the count so far.
+        """
+        if tag is None and tags is None:
+            return 0
+        packed = pack_tags(tag, tags)
+        if not packed:
+            return 0
+        selection = Selection(frozenset(split_tags(packed)), Selection.of(None, match).match, within=_within)
+        wait = self._wait_for_all(retry)
+        remove = self._soften if soft else self._remove_tagged
+        return self._remove_from_all(lambda store: remove(store, selection, wait))
+
+    def _remove_tagged(self, store: Store, selection: Selection, wait: float | None) -> int:
+        names, within = self._names(selection)
+        if selection.match == "all":
+            first, *others = store.reader.smallest_first([*names, *within])
+            return store.remove_selected("tagged", (first, json.dumps(others)), wait)
+        removed = 0
+        for name in names:
+            try:
+                removed += store.remove_selected("tagged", (name, json.dumps(within)), wait)
+            except Timeout as error:
+                error.count = removed + getattr(error, "count", 0)  # type: ignore[attr-defined]
+                raise
+        return removed
+
+    def _soften(self, store: Store, selection: Selection, wait: float | None) -> int:
+        """Let live entries of one shard expire now, and remove those that cannot be had stale; return how many."""
+        rows, now = self._rows, self._rows.clock()
+        evicted = 0
+
+        def decide(found: Found, blob: bytes | None) -> Change:
+            location = found.stored, found.place & ~3, store
+            record = rows.verified_own(found.key, location, blob)
+            if record is None or not rows.is_live(record) or not selection.has(record.metadata):
+                return None
+            if record.metadata.retain_until is None:
+                return REMOVE
+            return rows.changed(location, record, record.metadata._replace(expire=now))
+
+        entries = self._found(store, selection)
+        while batch := list(itertools.islice(entries, SOFT_BATCH)):
+            try:
+                for attempt in store.attempts():
+                    with attempt, store.transaction(wait):
+                        for found in batch:
+                            store.compute(found.place & ~3, found.stored, partial(decide, found), wait)
+            except Timeout as error:
+                error.count = evicted  # type: ignore[attr-defined]
+                raise
+            evicted += len(batch)
+        return evicted
+
+    def count(self, tags: Iterable[Any] | None = None, match: Match = "any", prefix: str | None = None) -> int:
+        """Return the number of live entries with any or all of `tags`, whose keys are text that begins with `prefix`.
+
+        It reads them all, or all of one tag; `len` counts at once, expired entries included.
+        """
+        return sum(1 for _ in self._select(Selection.of(tags, match, prefix)))
+
+    def tags(self, prefix: str | None = None) -> list[TagUsage]:
+        """Return each tag with the number and the bytes of its live entries, sorted; `prefix`: of tags that are text.
+
+        It looks at every tagged entry.
+        """
+        selection = Selection.of(None, "any", prefix)
+        sums: dict[bytes, tuple[int, int]] = {}
+        for store in self._shards.stores:
+            for name, number, size, place in store.reader.tag_sums(self._rows.clock()):
+                tag = self._named(store, name, place)
+                if tag is not None:
+                    entries, total = sums.get(tag, (0, 0))
+                    sums[tag] = entries + int(number), total + int(size)
+        named = [TagUsage(tags_of(join_tags({tag}))[0], *sums[tag]) for tag in sums]
+        return sorted_usages(usage for usage in named if selection.takes(usage.name))
+
+    def _named(self, store: Store, name: str, place: int) -> bytes | None:
+        """Return the tag that the index calls `name`, by the record of an entry that has it; None if that has not."""
+        for found in self._verified(store, [place]):
+            for tag in split_tags(found.record.metadata.tags):
+                if tag[0] != HIDDEN and index_name(tag, self._rows.blind) == name:
+                    return tag
+        return None
+
+    # -- listing ------------------------------------------------------------------------------------------------------
+
+    def _select(self, selection: Selection, after: Any = ENOVAL) -> Iterator[Found]:
+        """Yield the live entries that are wanted, from behind the key `after`; no read transaction stays open.
+
+        What is there all the time is yielded, what comes or goes meanwhile may be, and an entry may come twice if it
+        was moved.
+        """
+        stores: Sequence[Store] = self._shards.stores
+        position = None
+        if after is not ENOVAL:
+            _, position, store = self._rows.locate(after)
+            stores = stores[stores.index(store) :]
+        for store in stores:
+            for found in self._found(store, selection, position):
+                if after is ENOVAL or found.key != after:
+                    yield found
+            position = None
+
+    def _found(self, store: Store, selection: Selection, position: int | None = None) -> Iterator[Found]:
+        places = self._offered(store, selection, position)
+        while page := list(itertools.islice(places, 100)):
+            for found in self._verified(store, page):
+                if selection.has(found.record.metadata) and selection.takes(found.key):
+                    yield found
+
+    def _offered(self, store: Store, selection: Selection, position: int | None) -> Iterator[int]:
+        """Yield the places that the index offers, in order."""
+        names, within = self._names(selection)
+        if not names:
+            return store.reader.tagged(within[0], (), position) if within else store.reader.places(position)
+        if selection.match == "all":
+            first, *others = store.reader.smallest_first([*names, *within])
+            return store.reader.tagged(first, others, position)
+        merged = heapq.merge(*(store.reader.tagged(name, within, position) for name in names))
+        return (place for place, _ in itertools.groupby(merged))
+
+    def _names(self, selection: Selection) -> tuple[list[str], list[str]]:
+        """Return the names in the index of the tags that are wanted, and of that of the namespace."""
+        blind, path = self._rows.blind, selection.within
+        names = [index_name(tag, blind) for tag in sorted(selection.tags)]
+        return names, [] if path is None else [index_name(path.within, blind)]
+
+    def _verified(self, store: Store, places: Sequence[int]) -> Iterator[Found]:
+        """Yield the live entries at these places that this handle can read."""
+        rows = self._rows
+        for h, stored, original, blob in store.reader.rows_at(places):
+            try:
+                rows.check_place(h, stored)
+                record = rows.unpacked(store, stored, blob)
+                key = store.disk.user_key(stored, original) if rows.is_live(record) else None
+            except DecodeError as error:
+                rows.report_corrupt(error, stored)
+                continue
+            if rows.is_live(record):
+                yield Found(key, stored, h, record, store)
+
+    def _remove_from_all(self, remove: Callable[[Store], int]) -> int:
+        removed = 0
+        for store in self._shards.stores:
+            try:
+                removed += remove(store)
+            except Timeout as error:
+                error.args = (removed + getattr(error, "count", 0),)
+                return self._failed(removed)
+        return removed

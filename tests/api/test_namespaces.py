@@ -1,0 +1,182 @@
+"""Namespaces: key spaces of their own in one cache, found by the index, cleared and counted without the rest."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+
+from diskcache_like import Averager, Cache, CacheError, KeyEncodeError, Lock, barrier
+from diskcache_like.encoding.made_keys import NamespacedKey, path_of
+
+from ..support.cache_kinds import Clock, Opener, few, one
+from .test_checking import messages, tamper
+
+KEYS: list[Any] = ["text", "", 1, 2.5, None, "x" * 300, True]
+
+
+def test_each_has_its_own_keys(cache: Cache) -> None:
+    users, pages = cache.namespace("users"), cache.namespace("pages")
+    for number, key in enumerate(KEYS[:-1]):
+        cache[key], users[key], pages[key] = number, -number, str(number)
+    for number, key in enumerate(KEYS[:-1]):
+        assert (cache[key], users[key], pages[key]) == (number, -number, str(number))
+        assert users.get_entry(key).value == -number
+    assert users[1.0] == users[True] == users[1]
+    assert set(users) == set(KEYS[:-1])
+    assert len(users) == len(pages) == len(KEYS) - 1
+    assert len(cache) == 3 * len(users)
+    del users["text"]
+    assert "text" not in users
+    assert cache["text"] == 0
+    assert pages["text"] == "0"
+    assert messages(cache) == []
+
+
+def test_every_operation_on_keys(cache: Cache) -> None:
+    space = cache.namespace("space")
+    assert space.add("a", 1, tags=["t"])
+    assert not space.add("a", 2)
+    assert space.incr("a", 5) == 6
+    assert space.decr("a") == 5
+    assert space.touch("a", 100)
+    assert space.retag("a", add=["u"])
+    assert space.get("a", expire_time=True, tag=True)[2] == ("t", "u")
+    assert space.set_many({"b": 2, "c": 3}, tags=["t"]) == 2
+    assert space.get_many(["a", "b", "nothing"]) == {"a": 5, "b": 2}
+    assert dict(space) == dict(space.items()) == {"a": 5, "b": 2, "c": 3}
+    assert sorted(space.iterkeys()) == sorted(space.keys()) == sorted(reversed(space)) == ["a", "b", "c"]
+    assert sorted(space.values()) == [2, 3, 5]
+    assert space.pop("b") == 2
+    assert space.delete_many(["b", "c"]) == 1
+    assert space.set("a", 9, if_version=space.get_entry("a").version)
+    assert not space.set("a", 9, if_version=None)
+    assert list(cache) == [NamespacedKey(path_of(("space",)), "a")]
+    assert cache[next(iter(cache))] == 9
+    with space.transact():
+        space["d"] = 1
+    assert space["d"] == 1
+
+
+def test_tags_within_a_namespace(cache: Cache) -> None:
+    users, pages = cache.namespace("users"), cache.namespace("pages")
+    for space in (cache, users, pages):
+        for number in range(4):
+            space.set(f"k:{number}", number, tags=["all", f"n{number % 2}"])
+    assert sorted(users.keys(tags=["n0"])) == ["k:0", "k:2"]
+    assert users.count(tags=["all", "n1"], match="all") == 2
+    assert users.count(prefix="k:") == 4
+    assert {usage.name: usage.entries for usage in users.tags()} == {"all": 4, "n0": 2, "n1": 2}
+    assert cache.count(tags=["all"]) == 12
+    assert users.get_entry("k:1").tags == ("all", "n1")
+    assert users.evict("n1") == 2
+    assert users.evict(tags=["all", "n0"], match="all") == 2
+    assert len(users) == 0
+    assert (len(pages), len(cache)) == (4, 8)
+    assert cache.evict(tags=["n0", "n1"]) == 8
+    assert messages(cache) == []
+
+
+def test_nested_ones_are_cleared_with_the_outer(cache: Cache) -> None:
+    outer = cache.namespace("a")
+    inner = outer.namespace("b").namespace("c")
+    for space in (cache, outer, inner, cache.namespace("b")):
+        space["key"] = 1
+    assert len(outer) == len(inner) == 1
+    assert list(outer) == ["key"], "that of the inner one is not its own"
+    assert inner.clear() == 1
+    inner["key"] = 1
+    assert outer.clear() == 2
+    assert "key" not in inner
+    assert len(cache) == 2
+
+
+def test_a_page_begins_behind_a_key(cache: Cache) -> None:
+    space = cache.namespace("space")
+    space.set_many({number: number for number in range(50)})
+    cache.set_many({number: number for number in range(50)})
+    keys = list(space)
+    assert sorted(keys) == list(range(50))
+    assert list(space.keys(after=keys[19])) == keys[20:]
+
+
+def test_expired_ones_are_in_no_answer(cache: Cache, clock: Clock) -> None:
+    cache.reset("cull_limit", 0, update=False)
+    space = cache.namespace("space")
+    space.set("key", 1, expire=1)
+    clock.advance(1)
+    assert list(space) == []
+    assert "key" not in space
+    assert space.count() == 0
+    assert cache.expire() == 1
+    assert len(space) == 0
+
+
+@few
+def test_recipes_and_memoize_work_in_one(cache: Cache) -> None:
+    space = cache.namespace("space")
+    calls: list[int] = []
+
+    @space.memoize()
+    def double(number: int) -> int:
+        calls.append(number)
+        return 2 * number
+
+    assert [double(2), double(2)] == [4, 4]
+    assert calls == [2]
+    with Lock(space, "lock"):
+        assert space["lock"]
+        assert "lock" not in cache
+    averager = Averager(space, "latency")
+    averager.add(2)
+    averager.add(4)
+    assert averager.get() == 3
+    barrier(space, Lock)(double)(3)
+    assert space.clear() >= 2
+    assert double(2) == 4
+    assert calls == [2, 3, 2]
+
+
+@few
+def test_handles_share_it_and_pickles_bring_it_back(open_cache: Opener) -> None:
+    cache, other = open_cache(), open_cache()
+    space = cache.namespace("a").namespace("b")
+    space["key"] = 1
+    assert other.namespace("a").namespace("b")["key"] == 1
+    key = next(iter(other))
+    assert pickle.loads(pickle.dumps(key)) == key
+    assert "'a/b'" in repr(space)
+
+
+@one
+def test_a_pickled_namespace_opens_its_cache(cache: Cache) -> None:
+    cache.namespace("a")["key"] = 1
+    again = pickle.loads(pickle.dumps(cache.namespace("a")))
+    assert again["key"] == 1
+    again.close()
+
+
+@one
+def test_what_is_none(cache: Cache) -> None:
+    for name in ("", 5, None, "x" * 300):
+        with pytest.raises(KeyEncodeError, match="namespace"):
+            cache.namespace(name)  # type: ignore[arg-type]
+    space = cache.namespace("space")
+    for call in (space.pull, space.peek, space.peekitem):
+        with pytest.raises(CacheError, match="not there in a namespace"):
+            call()
+    space[[1, 2]] = "an unhashable key"
+    assert space[[1, 2]] == "an unhashable key"
+
+
+@one
+def test_keys_that_only_look_like_it(cache: Cache) -> None:
+    cache["key"] = 1
+    cache.namespace("space")["key"] = 2
+    for planted in ("x'c1'", "x'c105'", "x'c10391a161'", "x'c10391a161c10391a162a163'", "x'c10190a161'"):
+        tamper(cache, f"UPDATE entry SET k = {planted} WHERE h = (SELECT max(h) FROM entry)")
+        assert len(list(cache)) <= 2
+        assert messages(cache)
+    messages(cache, fix=True)
+    assert messages(cache) == []
