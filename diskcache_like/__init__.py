@@ -20,7 +20,9 @@ from .entries.dictionaries import Training
 from .entries.loading import ENOVAL
 from .errors import (
     AlreadyImported,
+    BreakerOpen,
     CacheError,
+    ComputeTimeout,
     CorruptDatabase,
     CorruptDatabaseWarning,
     DecodeError,
@@ -40,6 +42,7 @@ from .errors import (
     NewerFormat,
     NotOwner,
     OlderFormat,
+    Overloaded,
     SecretError,
     SettingError,
     SignatureError,
@@ -56,6 +59,7 @@ from .errors import (
     ValueTooLarge,
 )
 from .fanout import FanoutCache
+from .operations.rules import Breaker, Computing, StoredError
 from .persistent import Deque, Index
 from .policies import EVICTION_POLICY
 from .recipes import Averager, BoundedSemaphore, Lock, RLock, barrier, memoize_stampede, throttle
@@ -74,8 +78,12 @@ __all__ = [
     "AlreadyImported",
     "Averager",
     "BoundedSemaphore",
+    "Breaker",
+    "BreakerOpen",
     "Cache",
     "CacheError",
+    "ComputeTimeout",
+    "Computing",
     "CorruptDatabase",
     "CorruptDatabaseWarning",
     "DecodeError",
@@ -102,12 +110,14 @@ __all__ = [
     "NewerFormat",
     "NotOwner",
     "OlderFormat",
+    "Overloaded",
     "RLock",
     "SecretError",
     "SettingError",
     "SignatureError",
     "SignatureWarning",
     "StorageError",
+    "StoredError",
     "TagError",
     "Timeout",
     "Training",

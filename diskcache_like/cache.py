@@ -13,7 +13,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple, ParamSpec, Self, TypeVar, Unpack, overload
+from typing import Any, Literal, NamedTuple, Self, Unpack, overload
 
 from .coherence.generations import MAX_WORD, Header
 from .disk.contract import Constant, Disk
@@ -23,16 +23,15 @@ from .encoding.record import MODE_RAW, NO_METADATA, Metadata, Record
 from .encoding.tags import join_tags, pack_tags, split_tags, tag_or_tags, tags_of
 from .entries.atomic_key import AtomicKey
 from .entries.hot import NEGATIVE_HIT, PLAIN_TYPES, HotLayer, note_often
-from .entries.loading import ENOVAL, EXPIRED, Loader
+from .entries.loading import ENOVAL, EXPIRED, Loader, hot_expiry
 from .entries.metrics import Metrics
 from .entries.options import Arguments
 from .entries.row_codec import Expiry, Location, RowCodec, discard, with_expiry, with_metadata
 from .entries.session import Opening, Session
 from .errors import CacheError, DirectoryError, DiskFull, Timeout
-from .operations import memoize as memoizing
 from .operations import namespaces
 from .operations.administration import Administration
-from .operations.call_keys import CallKeys
+from .operations.computed import Computed
 from .operations.iteration import Iteration
 from .operations.queues import Queues
 from .operations.streams import Streams
@@ -41,8 +40,6 @@ from .storage.store import REMOVE, Change, Row, Store
 SET_MANY_BATCH = 1000  # entries per transaction of set_many and delete_many
 ANY_VERSION: Any = Constant("ANY_VERSION")
 _TICK = Header.TICK
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
 class Entry(NamedTuple):
@@ -59,7 +56,7 @@ class Entry(NamedTuple):
     etag: bytes = b""
 
 
-class Cache(Queues, Streams, Iteration, Administration):
+class Cache(Queues, Streams, Iteration, Computed, Administration):
     """A persistent cache in a directory, shared by threads and processes.
 
     Behaves like a dictionary; keys that are equal are one entry. Values come back equal and of the same type. Every
@@ -293,8 +290,7 @@ class Cache(Queues, Streams, Iteration, Administration):
 
         With `stale` also one that has expired and is still kept, for the stale windows of `get_or_set`.
         """
-        location = self._rows.locate(key)
-        found = self._loader.load_recorded(key, location, stale)
+        found = self._recorded(key, stale)
         if found is not None:
             value, record, version = found
             expire, tags, _, created, _, etag = record.metadata
@@ -418,7 +414,7 @@ class Cache(Queues, Streams, Iteration, Administration):
         if not is_met:
             discard(store, encoded)
             return False
-        self._loader.keep_written(key, location, stamp, metadata.expire, value, encoded)
+        self._loader.keep_written(key, location, stamp, hot_expiry(metadata), value, encoded)
         return True
 
     def __setitem__(self, key: Any, value: Any) -> None:
@@ -690,7 +686,7 @@ class Cache(Queues, Streams, Iteration, Administration):
                 return self._failed(removed)
         return removed
 
-    # -- transactions and memoizing -----------------------------------------------------------------------------------
+    # -- transactions and namespaces -----------------------------------------------------------------------------------
 
     def transact(self, retry: bool = False) -> contextlib.AbstractContextManager[None]:
         """Make the body one transaction: other tasks see all of its writes or none, and wait to write.
@@ -700,30 +696,6 @@ class Cache(Queues, Streams, Iteration, Administration):
         Raises Timeout, TransactionError.
         """
         return self._shards.transaction(self._wait(retry))
-
-    def _atomic_key(self, key: Any) -> AtomicKey:
-        return AtomicKey(self._rows, key)
-
-    def memoize(
-        self,
-        name: str | None = None,
-        typed: bool = False,
-        expire: Expiry | None = None,
-        tag: Any = None,
-        ignore: Iterable[int | str] = (),
-        *,
-        key: Callable[..., Any] | None = None,
-        version: Any = None,
-    ) -> Callable[[Callable[P, R]], memoizing.Memoized[P, R]]:
-        """Return a decorator that caches a function's results; see `Memoized` for what the decorated function offers.
-
-        `name`: instead of the function's own. `typed`: arguments of different types are different. `expire`: seconds; 0
-        keeps nothing. `tag`: for `evict`. `ignore`: positions and names of arguments that do not count. `key`: function
-        of the call's arguments that returns the key's variable part. `version`: change it with the function's body, so
-        that results of the old one are not used. Works on coroutine functions too.
-        """
-        call_keys = CallKeys(name, typed, ignore, key, version)
-        return memoizing.memoize(self, call_keys, expire, tag, partial(atomic_key, self))
 
     def namespace(self, name: str) -> Self:
         """Return a view of this cache with a key space of its own, under a name; it has the same memory and limits.

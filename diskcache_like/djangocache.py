@@ -12,7 +12,7 @@ import os
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from datetime import timedelta
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack
 
 from asgiref.sync import sync_to_async
 from django.core.cache.backends.base import DEFAULT_TIMEOUT, BaseCache
@@ -23,6 +23,7 @@ from .cache import Cache
 from .errors import CacheError
 from .fanout import FanoutCache
 from .operations.call_keys import function_name
+from .operations.computed import Options
 from .operations.tagging import Match
 from .persistent import Deque, Index
 from .settings import DEFAULT_SETTINGS
@@ -423,9 +424,11 @@ class DjangoCache(BaseCache):  # type: ignore[misc]  # Django has no types
         tag: Any = None,
         ignore: Iterable[int | str] = (),
         *,
-        key: Callable[..., Any] | None = None,
+        key: Callable[..., Any] | str | None = None,
+        tags: Iterable[Any] | Callable[[Any], Iterable[Any]] | None = None,
+        **options: Unpack[Options],
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """Return a decorator that caches a function's results; see `Cache.memoize`.
+        """Return a decorator that caches a function's results; see `Cache.memoize`, also for `options`.
 
         `timeout` of 0 keeps nothing. Prefix and version are part of the name. What the function's `__cache_key__`
         returns is a key for `get`, `delete` and the like, whatever their `version`.
@@ -436,7 +439,9 @@ class DjangoCache(BaseCache):  # type: ignore[misc]  # Django has no types
         def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
             base = self.make_key(function_name(function) if name is None else name, version)
             expire = self.get_backend_timeout(timeout)
-            wrapper: Any = self._cache.memoize(base, typed, expire, tag, ignore, key=key)(function)
+            wrapper: Any = self._cache.memoize(base, typed, expire, tag, ignore, key=key, tags=tags, **options)(
+                function
+            )
             cache_key = wrapper.__cache_key__
             wrapper.__cache_key__ = functools.wraps(cache_key)(lambda *a, **k: MadeKey(cache_key(*a, **k)))
             decorated: Callable[..., Any] = wrapper

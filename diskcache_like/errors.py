@@ -74,6 +74,18 @@ class ExpiryError(CacheError, ValueError):
     """An expiry is NaN, infinite in the wrong direction, or not a number of seconds."""
 
 
+class ComputeTimeout(CacheError, TimeoutError):
+    """A computation took longer than `hard_timeout`; it goes on, and its result is kept."""
+
+
+class Overloaded(CacheError):
+    """`max_concurrent` computations are under way already, and there is no old value to serve."""
+
+
+class BreakerOpen(CacheError):
+    """What computes has failed too often of late, is not called for now, and there is no old value to serve."""
+
+
 class DecodeError(CacheError, ValueError):
     """Stored bytes are not in the form that the configured codec writes."""
 

@@ -33,10 +33,11 @@ class Presence:
     otherwise its parent would seem to live as long as the child does.
     """
 
-    __slots__ = ("_descriptor", "name")
+    __slots__ = ("_descriptor", "_held", "name")
 
     def __init__(self, path: Path, *, shared: bool = False) -> None:
         self.name = ""
+        self._held: dict[int, object] = {}  # what `hold` has locked; single steps on a dictionary are atomic
         self._descriptor = open_control_file(path, create=False, shared=shared)
         offset = secrets.randbelow(_OFFSETS)
         if self._ask(_SET, offset) is not None:
@@ -48,12 +49,32 @@ class Presence:
             return False
         return int(name) < _OFFSETS and self._ask(_GET, int(name)) == fcntl.F_UNLCK
 
-    def _ask(self, command: int, offset: int) -> int | None:
-        """Try or take the lock on a byte and return the kind of lock that the kernel answers, None for no answer."""
+    def hold(self, number: int) -> bool:
+        """Lock the byte of a number, of less than 61 bits, for this process and thread; return whether that was free.
+
+        The dictionary keeps the threads of this process apart, for which the kernel sees one owner, and the kernel the
+        processes: both have to be free, and the first is given back if the second is not.
+        """
+        mark = object()
+        if self._held.setdefault(number, mark) is not mark:
+            return False
+        if self._ask(_SET, _OFFSETS + number) is None:
+            del self._held[number]
+            return False
+        return True
+
+    def let_go(self, number: int) -> None:
+        """Free the byte of a number that `hold` has locked."""
+        if number in self._held:
+            self._ask(_SET, _OFFSETS + number, fcntl.F_UNLCK)
+            del self._held[number]  # last: until then no other thread takes what the kernel has freed
+
+    def _ask(self, command: int, offset: int, kind: int = fcntl.F_WRLCK) -> int | None:
+        """Try or take a lock on a byte and return the kind of lock that the kernel answers, None for no answer."""
         if not sys.platform.startswith("linux"):
             return None  # its struct flock has another layout
         try:
-            answer = fcntl.fcntl(self._descriptor, command, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, offset, 1, 0))
+            answer = fcntl.fcntl(self._descriptor, command, _FLOCK.pack(kind, os.SEEK_SET, offset, 1, 0))
         except OSError as error:
             reraise_signal(error)
             return None

@@ -104,6 +104,10 @@ def path_of(names: tuple[str, ...]) -> Path:
     return _known.setdefault(names, Path(names)) if found is None else found
 
 
+FLIGHTS: Final = path_of(("\0flights",))  # the keys of computations under way, which have no tags
+FLIGHTS.tags.clear()
+
+
 class NamespacedKey(NamedTuple):
     """The key of an entry in a namespace, as the cache around it lists it."""
 
@@ -123,6 +127,7 @@ def split_key(stored: bytes) -> tuple[Path | None, bytes]:
         path = path_of(tuple(names))
     except KeyEncodeError as error:
         raise DecodeError(str(error)) from error
-    if path.start != stored[:end] or stored[end : end + 1] == START:
+    inner = stored[end : end + 1] == START and (path is not FLIGHTS or stored[end:].startswith(FLIGHTS.start))
+    if path.start != stored[:end] or inner:
         raise DecodeError("a stored key is not in its canonical form")
     return path, stored[end:]

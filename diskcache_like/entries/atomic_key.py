@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from ..coherence.presence import Presence
-from .row_codec import Expiry, RowCodec
+from .row_codec import Expiry, Location, RowCodec
 
 SHORTEST_SLEEP = 0.001  # seconds; a shorter sleep is not worthwhile, even if a lease ends sooner
 
@@ -15,40 +15,58 @@ SHORTEST_SLEEP = 0.001  # seconds; a shorter sleep is not worthwhile, even if a 
 class AtomicKey:
     """What recipes need of a cache beside its operations: transactions on one key's shard, sleeping and waking."""
 
-    __slots__ = ("_key", "_rows", "now")
+    __slots__ = ("_key", "_location", "_rows", "now")
 
     def __init__(self, rows: RowCodec, key: Any) -> None:
         self._rows = rows
         self._key = key
+        self._location: Location | None = None
         self.now: Callable[[], float] = rows.clock  # by the cache's clock
+
+    def _found(self) -> Location:
+        """Return where the key lives, which is looked for once."""
+        if self._location is None:
+            self._location = self._rows.locate(self._key)
+        return self._location
 
     def transaction(self, wait: float | None) -> AbstractContextManager[None]:
         """Make the body one transaction on the key's own shard; raise Timeout after `wait` seconds (None: never)."""
-        return self._rows.locate(self._key)[2].transaction(wait)
+        return self._found()[2].transaction(wait)
 
     def in_transaction(self) -> bool:
         """Tell whether the caller is inside a transaction, where it cannot see what others write."""
-        return self._rows.locate(self._key)[2].in_transaction()
+        return self._found()[2].in_transaction()
 
     def generation(self) -> int:
         """Return the generation to sleep on; read it before looking at the entry."""
-        _, h, store = self._rows.locate(self._key)
+        _, h, store = self._found()
         store.session.ready()
         return store.session.slots[store.session.slot_of(h)]
 
     def sleep(self, generation: int, seconds: float) -> None:
         """Sleep until the entry may have changed since `generation`, `seconds` at most."""
-        _, h, store = self._rows.locate(self._key)
+        _, h, store = self._found()
         store.sleep_on(h, generation, seconds)
 
     def wake(self) -> None:
         """Wake the sleepers; call it after a change."""
-        _, h, store = self._rows.locate(self._key)
+        _, h, store = self._found()
         store.wake(h)
 
     def presence(self) -> Presence:
         """Return what shows other processes that this one has the key's shard open."""
-        return self._rows.locate(self._key)[2].session.presence()
+        return self._found()[2].session.presence()
+
+    def hold(self) -> bool | None:
+        """Hold the key if nobody does, until `let_go` or the end of the process; None where that is not possible."""
+        _, h, store = self._found()
+        presence = store.session.presence()
+        return presence.hold(h >> 2) if presence.name else None
+
+    def let_go(self) -> None:
+        """Let go of a key that is held."""
+        _, h, store = self._found()
+        store.session.presence().let_go(h >> 2)
 
     def left(self, until: float | None) -> float:
         """Return the seconds to sleep until a moment by the cache's clock; None means never."""

@@ -5,6 +5,8 @@ An entry is kept only under the generation that its slot had before it was read 
 
 from __future__ import annotations
 
+import math
+import random
 from enum import Enum
 from typing import Any, Final, Literal
 from zlib import crc32
@@ -15,7 +17,7 @@ from ..coherence.generations import Header
 from ..disk.contract import NOT_KEPT, Constant
 from ..disk.value_files import Stored
 from ..encoding import keys, values
-from ..encoding.record import MODE_RAW, RESIDUE, SIMPLE_HEAD, Record
+from ..encoding.record import MODE_RAW, RESIDUE, SIMPLE_HEAD, Metadata, Record
 from ..errors import DecodeError, DictionaryError, DirectoryError, SignatureError
 from ..storage.store import Store
 from . import encryption
@@ -169,7 +171,7 @@ class Loader:
                 kept, decode = encryption.kept_hot(store, stored, record, blob)
             if not stamp & 1 and store.session.slots[slot] == stamp and not read and kept is not NOT_KEPT:
                 size = record.size or len(record.payload)
-                self._hot.keep(key, location, stamp, record.expire, (kept, decode), size)
+                self._hot.keep(key, location, stamp, hot_expiry(record.metadata), (kept, decode), size)
             return value, record
         self._rows.report_lost_file(key)
         return None
@@ -245,6 +247,16 @@ class Loader:
         except DirectoryError as error:
             self._rows.report_unreadable(error, key)
         return None
+
+
+def hot_expiry(metadata: Metadata) -> float | None:
+    """Return until when a value is served from memory without a look at its record.
+
+    For one that is computed anew ahead of time that is a moment drawn by chance, after which a reader decides: it is
+    the earlier, the longer the computation takes (see `recipes/stampede.py`).
+    """
+    expire, cost = metadata.expire, metadata.cost
+    return expire + cost * math.log(1.0 - random.random()) if cost and expire is not None else expire
 
 
 def _posted(store: Store, h: int, slots: Words, stamp: int) -> bytes | None:

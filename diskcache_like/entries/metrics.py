@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+COUNTS = ("damaged", "unauthenticated", "missing_files", "failed_renewals")
+
 
 class Metrics:
     """Counts of one handle in this process.
@@ -12,16 +14,17 @@ class Metrics:
     augmented assignment, and without it a lost count harms nobody.
     """
 
-    __slots__ = ("counters", "damaged", "missing_files", "unauthenticated")
+    __slots__ = ("counters", *COUNTS)
 
     def __init__(self) -> None:
         self.counters = [0, 0]  # hits and misses that were not added to the shared ones yet; in a list for speed
         self.damaged = 0  # entries that did not match their checksum or could not be decoded
         self.unauthenticated = 0  # entries whose authentication failed or was missing
         self.missing_files = 0  # rows whose value file was gone, or not to be read by this user
+        self.failed_renewals = 0  # computations behind a caller that raised an error
 
     def __repr__(self) -> str:
-        counts = ", ".join(f"{name}={getattr(self, name)}" for name in ("damaged", "unauthenticated", "missing_files"))
+        counts = ", ".join(f"{name}={getattr(self, name)}" for name in COUNTS)
         return f"{type(self).__name__}({counts})"
 
     def flush(self, count_uses: Callable[[int, int], None]) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import string
 import sys
 import types
 import weakref
@@ -46,21 +47,60 @@ class CallKeys(NamedTuple):
     name: str | None = None
     typed: bool = False
     ignore: Iterable[int | str] = ()
-    key: Callable[..., Any] | None = None
+    key: Callable[..., Any] | str | None = None
     version: Any = None
+
+    def name_of(self, function: Callable[..., Any]) -> str:
+        """Return the name that results of `function` are kept under."""
+        name = function_name(function) + _owner(function) if self.name is None else self.name
+        if self.version is None:
+            return name
+        return f"{name} version {blake2b(keys.encode_key(self.version), digest_size=16).hexdigest()}"
 
     def of(self, function: Callable[..., Any]) -> CallKey:
         """Return the function that makes the key of a call of `function` from its arguments."""
         if callable(self.name):
             raise TypeError("name cannot be a function: write the decorator with its arguments in parentheses")
-        name = function_name(function) + _owner(function) if self.name is None else self.name
-        if self.version is not None:
-            name = f"{name} version {blake2b(keys.encode_key(self.version), digest_size=16).hexdigest()}"
+        name = self.name_of(function)
         if self.key is None:
             ignored = (self.ignore,) if isinstance(self.ignore, int | str) else tuple(self.ignore)
             return key_maker(function, name, self.typed, ignored)
-        given = self.key
+        given = template(function, self.key) if isinstance(self.key, str) else self.key
         return _bounded(lambda *args, **kwargs: (name, given(*args, **kwargs)))
+
+
+def template(function: Callable[..., Any], text: str) -> Callable[..., str]:
+    """Return a function of a call's arguments that fills them into a text such as 'user:{user.id}'.
+
+    Fields name parameters, and attributes of what they are given. Nothing is called or indexed, and no name begins with
+    an underscore. Raises TypeError for any other text, where the function is decorated.
+    """
+    signature = inspect.signature(function)
+    parts: list[tuple[str, list[str], str, str]] = []
+    for literal, field, form, conversion in string.Formatter().parse(text):
+        names = [] if field is None else field.split(".")
+        unknown = names[:1] != [] and names[0] not in signature.parameters
+        if unknown or any(not name.isidentifier() or name.startswith("_") for name in names):
+            raise TypeError(
+                f"{text!r} has the field {field!r}, expected parameters of {full_name(function)}, and attributes"
+            )
+        parts.append((literal, names, form or "", conversion or ""))
+
+    def filled(*args: Any, **kwargs: Any) -> str:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        made = []
+        for literal, names, form, conversion in parts:
+            made.append(literal)
+            if names:
+                value = functools.reduce(getattr, names[1:], bound.arguments[names[0]])
+                made.append(format(_CONVERTED[conversion](value), form))
+        return "".join(made)
+
+    return filled
+
+
+_CONVERTED: dict[str, Callable[[Any], Any]] = {"": lambda value: value, "s": str, "r": repr, "a": ascii}
 
 
 def full_name(func: Callable[..., Any]) -> str:

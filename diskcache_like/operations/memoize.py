@@ -6,18 +6,17 @@ import functools
 import inspect
 import types
 from collections.abc import Callable, Sized
+from dataclasses import replace
+from functools import partial
 from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, Self, TypeVar, cast, overload
 
-from ..coherence.futex import pauses
-from ..encoding.tags import pack_tags
-from ..entries.atomic_key import AtomicKey
-from ..entries.row_codec import Expiry, seconds_of
-from ..errors import Timeout
-from .call_keys import CallKey, CallKeys, decorated
+from ..entries.loading import ENOVAL
+from ..entries.row_codec import Expiry
+from .call_keys import CallKey, CallKeys, decorated, template
+from .computing import Computation, take, take_async
+from .rules import Computing, Rules, StoredError, hidden_tag
 
 RUNS_CALLERS_CODE = True  # for `interrupts_a_call` of system/signal_safe.py
-
-_MISSING = object()
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
@@ -74,6 +73,18 @@ class Memoized(Protocol[P, R_co]):
     def invalidate(self, *args: P.args, **kwargs: P.kwargs) -> bool:
         """Remove the result of a call with these arguments; return whether there was one. Atomic."""
 
+    def refresh(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
+        """Call the function with these arguments, whatever there is, and keep its result."""
+
+    def peek(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+        """Return the result that is there for these arguments, or None, without calling the function."""
+
+    def key(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+        """Return what `__cache_key__` does."""
+
+    def cache_clear(self) -> int:
+        """Remove all results of this function, those of other processes too; return how many there were."""
+
     def cache_info(self) -> CacheInfo:
         """Return hits, misses, maxsize and currsize, as `functools.lru_cache` names them.
 
@@ -124,6 +135,16 @@ class BoundMethod(functools.partial[Any]):
         """Remove the result of a call with these arguments, as `Memoized.invalidate` does."""
         return bool(self.func.invalidate(*self.args, *args, **kwargs))  # type: ignore[attr-defined]
 
+    def refresh(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the method anew, as `Memoized.refresh` does."""
+        return self.func.refresh(*self.args, *args, **kwargs)  # type: ignore[attr-defined]
+
+    def peek(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the result that is there, as `Memoized.peek` does."""
+        return self.func.peek(*self.args, *args, **kwargs)  # type: ignore[attr-defined]
+
+    key = __cache_key__
+
     def __eq__(self, other: object) -> bool:
         """Compare as bound methods do: the same function of the same object."""
         return isinstance(other, BoundMethod) and self.func is other.func and self.args[0] is other.args[0]
@@ -138,80 +159,89 @@ class BoundMethod(functools.partial[Any]):
         return getattr, (self.args[0], self.func.__name__)  # as a bound method is pickled
 
 
-def check_lifetime(expire: Any, tag: Any) -> None:
-    """Raise ExpiryError or KeyEncodeError where a function is decorated, as storing a result would."""
-    seconds_of(expire)
-    pack_tags(tag)
-
-
-def memoize(
-    cache: Results, call_keys: CallKeys, expire: Expiry | None, tag: Any, atomic_key: Callable[[Any], AtomicKey]
-) -> Callable[[Callable[P, R]], Memoized[P, R]]:
-    """Return a decorator that keeps a function's results, but no exceptions, in `cache`; see `Cache.memoize`."""
+def memoize(cache: Any, call_keys: CallKeys, rules: Rules) -> Callable[[Callable[P, R]], Memoized[P, R]]:
+    """Return a decorator that keeps a function's results in `cache`; see `Cache.memoize`."""
     if callable(call_keys.name):
         raise TypeError("name cannot be a function: write @cache.memoize() with parentheses")
-    check_lifetime(expire, tag)
-    keeps = seconds_of(expire) > 0
-
-    def keep(key: Any, result: Any) -> None:
-        if keeps:
-            cache.set(key, result, expire, tag=tag, retry=True)
 
     def decorate(function: Callable[P, R]) -> Memoized[P, R]:
-        call_key, compute = call_keys.of(function), cast("Callable[..., Any]", function)
-        get = cache.get
-        hits = misses = 0
+        call_key, scope = call_keys.of(function), call_keys.name_of(function)
+        compute = _with_tags(cast("Callable[..., Any]", function), rules.tags)
+        hidden = hidden_tag(scope)
+        own = replace(rules, hidden=hidden, tags=rules.tags if callable(rules.tags) else None)
+        computation = Computation(cache, own, scope)
+        get = computation.find if rules.beta or rules.cache_errors else cache.get
+        hits = 0
 
         @functools.wraps(function)
         def calling(*args: Any, **kwargs: Any) -> Any:
-            nonlocal hits, misses
+            nonlocal hits
             key = call_key(*args, **kwargs)
-            result = get(key, _MISSING)
-            if result is not _MISSING:
+            result = get(key, ENOVAL)
+            if result is not ENOVAL:
                 hits += 1
                 return result
-            misses += 1
-            result = compute(*args, **kwargs)
-            keep(key, result)
-            return result
+            return take(computation.steps(key, partial(compute, args, kwargs)))
 
         @functools.wraps(function)
         async def awaiting(*args: Any, **kwargs: Any) -> Any:
-            nonlocal hits, misses
+            nonlocal hits
             key = call_key(*args, **kwargs)
-            result = get(key, _MISSING)
-            if result is not _MISSING:
+            result = get(key, ENOVAL)
+            if result is not ENOVAL:
                 hits += 1
                 return result
-            misses += 1
-            result = await compute(*args, **kwargs)
-            await when_free(atomic_key(key), lambda: keep(key, result))
-            return result
+            return await take_async(computation.steps(key, partial(compute, args, kwargs)))
 
-        wrapper = awaiting if inspect.iscoroutinefunction(function) else calling
-        return as_memoized(wrapper, cache, call_key, lambda: (hits, misses))
+        is_coroutine = inspect.iscoroutinefunction(function)
+
+        def refresh(*args: Any, **kwargs: Any) -> Any:
+            steps = computation.refresh(call_key(*args, **kwargs), partial(compute, args, kwargs))
+            return take_async(steps) if is_coroutine else take(steps)
+
+        def peek(*args: Any, **kwargs: Any) -> Any:
+            value = cache.get(call_key(*args, **kwargs), ENOVAL)
+            return None if value is ENOVAL or type(value) is StoredError else value
+
+        extras = {
+            "refresh": refresh,
+            "peek": peek,
+            "key": call_key,
+            "cache_clear": lambda: cache._evict_hidden(hidden),
+        }
+        wrapper = awaiting if is_coroutine else calling
+        return as_memoized(wrapper, cache, call_key, lambda: (hits + computation.hits, computation.misses), extras)
 
     return decorate
 
 
-async def when_free(key: AtomicKey, write: Callable[[], object]) -> None:
-    """Run `write` as a transaction on the key's shard as soon as that is free.
+def _with_tags(function: Callable[..., Any], tags: Any) -> Callable[..., Any]:
+    """Return a function of a call's arguments and its `Computing`, which gets the tags that the arguments make."""
+    if tags is None or callable(tags):
+        return lambda args, kwargs, _: function(*args, **kwargs)
+    made = [template(function, tag) if isinstance(tag, str) and "{" in tag else tag for tag in tags]
+    if not any(map(callable, made)):
+        fixed = list(tags)
 
-    If `write` itself waited, it would block the event loop for as long as another process holds the lock.
-    """
-    import asyncio
+        def with_fixed(args: Any, kwargs: Any, context: Computing) -> Any:
+            context.tags = fixed
+            return function(*args, **kwargs)
 
-    for seconds in pauses():
-        try:
-            with key.transaction(0):
-                write()
-            return
-        except Timeout:
-            await asyncio.sleep(seconds)
+        return with_fixed
+
+    def with_made(args: Any, kwargs: Any, context: Computing) -> Any:
+        context.tags = [tag(*args, **kwargs) if callable(tag) else tag for tag in made]
+        return function(*args, **kwargs)
+
+    return with_made
 
 
 def as_memoized(
-    wrapper: Any, cache: Results, call_key: CallKey, counts: Callable[[], tuple[int, int]]
+    wrapper: Any,
+    cache: Results,
+    call_key: CallKey,
+    counts: Callable[[], tuple[int, int]],
+    extras: dict[str, Callable[..., Any]],
 ) -> Memoized[P, R]:
     """Give a wrapper, made with functools.wraps, what `Memoized` promises; `counts` returns hits and misses."""
 
@@ -222,6 +252,7 @@ def as_memoized(
         return cache.delete(call_key(*args, **kwargs), retry=True)
 
     wrapper.__cache_key__, wrapper.cache_info, wrapper.invalidate = call_key, cache_info, invalidate
+    wrapper.__dict__.update(extras)
     memoized = wrapper
     if _is_method(wrapper.__wrapped__):
         memoized = MemoizedMethod(wrapper)

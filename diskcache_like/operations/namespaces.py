@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # The operations whose first argument is a key.
 KEYED = (
     *("get", "read", "get_entry", "set", "add", "incr", "touch", "retag", "pop", "delete", "open", "_mapped"),
-    *("__getitem__", "__setitem__", "__delitem__", "__contains__", "_atomic_key"),
+    *("__getitem__", "__setitem__", "__delitem__", "__contains__", "_atomic_key", "_recorded", "_hot_value", "_put"),
 )
 REFUSED = ("push", "pull", "peek", "peekitem")
 PARTS = ("_session", "_shards", "_rows", "_hot", "_loader", "_hot_get", "_clock")
@@ -90,13 +90,7 @@ class Namespace:
 
     def clear(self, retry: bool = False) -> int:
         """Remove every entry of this namespace and of those in it; return how many there were. Goes in batches."""
-        cache, removed = self._around, 0
-        for tag in (self._path.within, self._path.below):
-            name, wait = index_name(tag, cache._rows.blind), cache._wait_for_all(retry)
-            removed += cache._remove_from_all(
-                lambda store, name=name, wait=wait: store.remove_selected("tagged", (name, "[]"), wait)
-            )
-        return removed
+        return sum(self._around._evict_hidden(tag, retry) for tag in (self._path.within, self._path.below))
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the keys of live entries, in an order of its own."""

@@ -256,7 +256,7 @@ class Model(RuleBasedStateMachine):
     @rule(handle=handles, wanted=st.sets(st.sampled_from(["a", "b", 3]), min_size=1), match=matches)
     def list_by_tag(self, handle: int, wanted: AbstractSet[Any], match: Literal["any", "all"]) -> None:
         live = {key for key in self.tagged(wanted, match) if self.live(key) is not None}
-        cache = self.handles[handle]
+        cache = self.writer(handle)
         assert set(cache.keys(tags=wanted, match=match)) == live
         assert cache.count(tags=wanted, match=match) == len(live)
 

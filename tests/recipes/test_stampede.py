@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from diskcache_like import Cache, memoize_stampede
+from diskcache_like import Cache, CacheError, memoize_stampede
 from diskcache_like.coherence import futex
-from diskcache_like.recipes import stampede
+from diskcache_like.operations import computing, flights, rules
 
 from ..support.cache_kinds import NEEDS_HELPER, Clock, Opener, few, one
 from ..support.contention import opened
@@ -64,7 +64,7 @@ def run_threads(number: int, work: Callable[[int], object]) -> None:
 def background() -> None:
     """Wait until results that are made in the background are there."""
     for thread in threading.enumerate():
-        if thread.name == stampede.RENEWAL:
+        if thread.name == computing.RENEWAL:
             thread.join(PATIENCE)
 
 
@@ -202,23 +202,23 @@ def test_when_the_one_that_computes_dies_the_next_one_does_it(crew: Crew, open_c
 
 
 @few
-def test_a_computation_that_takes_too_long_is_not_waited_for(cache: Cache, clock: Clock) -> None:
+def test_a_computation_that_takes_too_long_is_not_waited_for(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flights, "PATIENCE", 0.05)
     began, may_end, found = threading.Event(), threading.Event(), []
 
-    @memoize_stampede(cache, expire=10, name="work")
+    @memoize_stampede(cache, expire=0.01, name="work")
     def slow() -> str:
         began.set()
         assert may_end.wait(PATIENCE)
         return "slow"
 
-    @memoize_stampede(cache, expire=10, name="work")
+    @memoize_stampede(cache, expire=0.01, name="work")
     def quick() -> str:
         return "quick"
 
     thread = threading.Thread(target=lambda: found.append(slow()))
     thread.start()
     assert began.wait(PATIENCE)
-    clock.advance(stampede.PATIENCE)
     assert quick() == "quick"
     may_end.set()
     thread.join(PATIENCE)
@@ -237,7 +237,7 @@ def test_a_result_may_last_for_ever(cache: Cache, clock: Clock, chance: list[flo
 
 
 @few
-def test_a_call_within_the_computation_of_its_own_key_does_not_wait(cache: Cache) -> None:
+def test_a_call_within_the_computation_of_its_own_key_does_not_wait_for_itself(cache: Cache) -> None:
     @memoize_stampede(cache, expire=60, ignore={"again"})
     def work(number: int, again: bool = True) -> int:
         return work(number, again=False) + 1 if again else number
@@ -246,7 +246,8 @@ def test_a_call_within_the_computation_of_its_own_key_does_not_wait(cache: Cache
     def fibonacci(number: int) -> int:
         return number if number < 2 else fibonacci(number - 1) + fibonacci(number - 2)
 
-    assert work(5) in (5, 6)
+    with pytest.raises(CacheError, match="it would wait for itself"):
+        work(5)
     assert fibonacci(20) == 6765
     assert fibonacci.cache_info().misses == 21
 
@@ -291,8 +292,8 @@ def test_a_result_is_made_anew_before_it_expires(cache: Cache, clock: Clock, cha
         clock.advance(5)
         return len(calls)
 
-    assert work() == 1
     chance.append(1 - math.exp(-1))  # early by cost * beta = 10 seconds
+    assert work() == 1
     clock.advance(89)
     assert work() == 1
     background()
@@ -321,9 +322,9 @@ def test_one_alone_makes_a_result_anew(cache: Cache, clock: Clock, chance: list[
         assert len(calls) == 1 or may_end.wait(PATIENCE)
         return len(calls)
 
+    chance.append(0.9)
     work()
     clock.advance(98)
-    chance.append(0.9)
     run_threads(8, lambda _: work())
     may_end.set()
     background()
@@ -331,19 +332,32 @@ def test_one_alone_makes_a_result_anew(cache: Cache, clock: Clock, chance: list[
 
 
 @few
-def test_what_was_made_anew_meanwhile_is_not_made_again(cache: Cache, clock: Clock) -> None:
-    results, key = stampede._Threads(len, cache, 100, None, 1), ("key",)
-    results.keep(key, 1, clock.now)
-    found = results.find(key)
-    assert found is not None
-    clock.advance(1)
-    flight = results.early(key, found)
-    assert flight is not None
-    assert results.early(key, found) is None, "somebody is at it"
-    results.keep(key, 2, clock.now)
-    flight.finish()
-    assert results.early(key, found) is None, "it expires later than what was found"
-    assert list(cache) == [key], "nobody is at it any more"
+def test_what_was_made_anew_meanwhile_is_not_made_again(cache: Cache, clock: Clock, chance: list[float]) -> None:
+    """A caller that was about to renew a result, and finds it renewed once it has the flight, leaves it."""
+    calls: list[None] = []
+
+    @memoize_stampede(cache, expire=100)
+    def work() -> int:
+        calls.append(None)
+        clock.advance(1)
+        return len(calls)
+
+    chance.append(0.9)
+    work()
+    clock.advance(98)
+    begin = flights.Flight.begin
+
+    def begin_late(flight: flights.Flight, *arguments: bool) -> bool:
+        if len(calls) == 1:
+            work.refresh()
+        return begin(flight, *arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(flights.Flight, "begin", begin_late)
+        assert work() == 1
+    background()
+    assert len(calls) == 2
+    assert list(cache) == [work.__cache_key__()], "nobody is at it any more"
 
 
 @one
@@ -381,9 +395,9 @@ def test_where_no_thread_starts_the_result_is_made_anew_later(
     def refused(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
+    chance.append(0.9)
     work()
     clock.advance(98)
-    chance.append(0.9)
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refused)
         assert work() == 1, "there is a result"
@@ -405,9 +419,9 @@ def test_a_task_that_is_cancelled_at_once_is_not_waited_for(cache: Cache, clock:
         return len(calls)
 
     async def main() -> None:
+        chance.append(0.9)
         await work()
         clock.advance(98)
-        chance.append(0.9)
         assert await work() == 1
         (renewal,) = asyncio.all_tasks() - {asyncio.current_task()}
         renewal.cancel()  # before its first step
@@ -431,13 +445,21 @@ def test_what_fails_in_the_background_is_told_and_tried_again(
             raise ZeroDivisionError
         return len(calls)
 
+    chance.append(0.9999999)
     work()
     clock.advance(90)
-    chance.append(0.9999999)
-    for expected in (1, 1, 3):
-        assert work() == expected
-        chance.append(0 if len(calls) == 3 else chance[-1])
-        background()
+    assert work() == 1
+    background()
+    assert told == [ZeroDivisionError]
+    assert cache.metrics.failed_renewals == 1
+    assert work() == 1
+    background()
+    assert len(calls) == 2, "not at once"
+    clock.advance(rules.RENEWAL_PAUSE)
+    assert work() == 1
+    background()
+    chance.append(0)
+    assert work() == 3
     assert told == [ZeroDivisionError]
 
 

@@ -1,0 +1,197 @@
+"""Computed values: `get_or_set` and `memoize`, two spellings of one operation (`computing`)."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack, overload
+
+from ..encoding.record import Metadata
+from ..encoding.tags import index_name
+from ..entries.atomic_key import AtomicKey
+from ..entries.hot import NEGATIVE_HIT
+from ..entries.loading import ENOVAL
+from .call_keys import CallKeys
+from .computing import Computation, take, take_async
+from .memoize import Memoized, memoize
+from .rules import Breaker, Computing, Lifetime, Rules, StoredError
+from .tagging import Tagging
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Options(TypedDict, total=False):
+    """The options of `get_or_set` and `memoize`."""
+
+    stale_while_revalidate: Lifetime
+    stale_if_error: Lifetime
+    soft_timeout: float | None
+    hard_timeout: float | None
+    beta: float | None
+    jitter: float
+    when: Callable[[Any], bool] | None
+    none_expire: Lifetime
+    cache_errors: type[Exception] | tuple[type[Exception], ...]
+    error_expire: Lifetime | None
+    max_concurrent: int | None
+    breaker: Breaker | None
+
+
+class Computed(Tagging):
+    """The operations that compute what is missing."""
+
+    @overload
+    def get_or_set(
+        self,
+        key: Any,
+        compute: Callable[..., Coroutine[Any, Any, R]],
+        expire: Lifetime | Callable[[R], Any] | None = ...,
+        *,
+        tag: Any = ...,
+        tags: Iterable[Any] | Callable[[R], Iterable[Any]] | None = ...,
+        **options: Unpack[Options],
+    ) -> Coroutine[Any, Any, R]: ...
+    @overload
+    def get_or_set(
+        self,
+        key: Any,
+        compute: Callable[..., R],
+        expire: Lifetime | Callable[[R], Any] | None = ...,
+        *,
+        tag: Any = ...,
+        tags: Iterable[Any] | Callable[[R], Iterable[Any]] | None = ...,
+        **options: Unpack[Options],
+    ) -> R: ...
+    def get_or_set(
+        self,
+        key: Any,
+        compute: Callable[..., Any],
+        expire: Any = None,
+        *,
+        tag: Any = None,
+        tags: Any = None,
+        **options: Unpack[Options],
+    ) -> Any:
+        """Return the value of `key`, or what `compute()` returns, which is stored.
+
+        Of all threads and processes that want it one computes it, and the others wait; if that one fails or dies, the
+        next one computes. A coroutine function is awaited, and so is what this returns then. A function with a
+        parameter gets a `Computing`.
+
+        `expire`: seconds, a timedelta, text such as '2h5m', or a function of the result. `tags`: or a function of it.
+        `stale_while_revalidate`: for so long after the expiry return the old value at once, and renew it behind the
+        caller. `stale_if_error`: for so long return it if the computation raises an error, takes longer than
+        `soft_timeout` seconds, or is refused. `hard_timeout`: seconds after which ComputeTimeout is raised; the
+        computation goes on. `beta`: renew it behind the caller before it expires, 1 for the usual chance. `jitter`: a
+        part by which a lifetime may be shorter. `when`: whether to store a result; `none_expire`: how long None is.
+        `cache_errors`: which errors to store, for `error_expire`. `max_concurrent`: calls at a time in all processes;
+        beyond it, Overloaded after the cache's timeout. `breaker`: see `Breaker`; while it is open, BreakerOpen.
+
+        In a transaction it computes without waiting for others. Raises what `compute` raises, and CacheError if that
+        wants the same key. The words of stale values are those of RFC 5861.
+        """
+        if not callable(compute):
+            raise TypeError(f"compute is {compute!r}, expected a function that returns the value")
+        is_coroutine = inspect.iscoroutinefunction(compute)
+        if not is_coroutine and not options.get("beta"):
+            value = self.get(key, ENOVAL)
+            if value is not ENOVAL and type(value) is not StoredError:
+                return value
+        call, asks = _with_context(compute)
+        both: Any = {"tags": tags if tag is None else _one_tag(tag, tags), **options}
+        computation = Computation(self, Rules(expire=expire, asks=asks, **both), _scope(compute))
+        return _get_async(computation, key, call) if is_coroutine else _get(computation, key, call)
+
+    def memoize(
+        self,
+        name: str | None = None,
+        typed: bool = False,
+        expire: Lifetime | Callable[[Any], Any] | None = None,
+        tag: Any = None,
+        ignore: Iterable[int | str] = (),
+        *,
+        key: Callable[..., Any] | str | None = None,
+        version: Any = None,
+        tags: Iterable[Any] | Callable[[Any], Iterable[Any]] | None = None,
+        **options: Unpack[Options],
+    ) -> Callable[[Callable[P, R]], Memoized[P, R]]:
+        """Return a decorator that caches a function's results; see `Memoized` for what the decorated function offers.
+
+        `name`: instead of the function's own. `typed`: arguments of different types are different. `expire`: seconds, a
+        timedelta, text such as '2h5m', or a function of the result; 0 keeps nothing. `tag` or `tags`: for `evict`; text
+        may name arguments, as in 'user:{user.id}'. `ignore`: positions and names of arguments that do not count. `key`:
+        such text, or a function of the call's arguments, that makes the key's variable part. `version`: change it with
+        the function's body, so that results of the old one are not used. Other options are those of `get_or_set`. Works
+        on coroutine functions too.
+        """
+        call_keys = CallKeys(name, typed, ignore, key, version)
+        both: Any = {"tags": tags if tag is None else _one_tag(tag, tags), **options}
+        return memoize(self, call_keys, Rules(expire=expire, **both))
+
+    # -- what computing needs of a cache ------------------------------------------------------------------------------
+
+    get: Callable[..., Any]
+    _set_if: Callable[..., bool]
+
+    def _own(self, key: Any) -> Any:
+        """Return the key as the cache has it."""
+        return key
+
+    def _atomic_key(self, key: Any) -> AtomicKey:
+        """Return the key with what recipes need."""
+        return AtomicKey(self._rows, key)
+
+    def _put(self, key: Any, value: Any, metadata: Metadata) -> bool:
+        """Store a value with its metadata, and wait for that as long as it takes."""
+        return self._set_if(key, value, False, metadata, True, lambda _: True)
+
+    def _recorded(self, key: Any, stale: bool = False) -> Any:
+        """Return (value, record, version) of an entry, None if there is none."""
+        return self._loader.load_recorded(key, self._rows.locate(key), stale)
+
+    def _hot_value(self, key: Any) -> Any:
+        """Return the value of a key if that is in memory and valid, else ENOVAL."""
+        entry = self._hot.probe(key)
+        value = ENOVAL if entry is None else self._hot.hit(entry)
+        return ENOVAL if value is NEGATIVE_HIT else value
+
+    def _evict_hidden(self, tag: bytes, retry: bool = True) -> int:
+        """Remove every entry with a hidden tag."""
+        name, wait = index_name(tag, self._rows.blind), self._wait_for_all(retry)
+        return self._remove_from_all(lambda store: store.remove_selected("tagged", (name, "[]"), wait))
+
+
+def _one_tag(tag: Any, tags: Any) -> list[Any]:
+    if tags is not None:
+        raise TypeError(f"tag={tag!r} and tags= are both given: put all of them into tags")
+    return [tag]
+
+
+def _scope(compute: Callable[..., Any]) -> str:
+    """Return the name of a function, under which its concurrent calls and its errors are counted."""
+    return f"{compute.__module__}.{getattr(compute, '__qualname__', type(compute).__qualname__)}"
+
+
+def _with_context(compute: Callable[..., Any]) -> tuple[Callable[[Computing], Any], bool]:
+    """Return the function as one that takes a `Computing`, and whether it wants that."""
+    try:
+        parameters = inspect.signature(compute).parameters.values()
+    except (TypeError, ValueError):
+        parameters = {}.values()
+    if any(
+        each.default is each.empty and each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
+        for each in parameters
+    ):
+        return compute, True
+    return lambda _: compute(), False
+
+
+def _get(computation: Computation, key: Any, call: Callable[[Computing], Any]) -> Any:
+    value = computation.find(key)
+    return take(computation.steps(key, call)) if value is ENOVAL else value
+
+
+async def _get_async(computation: Computation, key: Any, call: Callable[[Computing], Any]) -> Any:
+    value = computation.find(key)
+    return await take_async(computation.steps(key, call)) if value is ENOVAL else value

@@ -1,0 +1,560 @@
+"""Computing: get a value or compute it and keep it, once for all who want it, as `Rules` say.
+
+What happens is spelled once, as generators that yield the steps which wait or call the user's function; a driver takes
+each step either in its thread or in an event loop. So functions and coroutine functions have the same rules.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import itertools
+import math
+import random
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator
+from concurrent.futures import Future, wait
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+from ..coherence.futex import pauses, slices
+from ..encoding.record import Metadata
+from ..encoding.values import NotSerializable, encode_value
+from ..entries.atomic_key import AtomicKey
+from ..entries.loading import ENOVAL
+from ..errors import BreakerOpen, CacheError, ComputeTimeout, Overloaded, Timeout
+from ..system.signals import reraise_signal
+from .flights import Flight, flight_key
+from .rules import ERROR_PAUSE, RENEWAL_PAUSE, Computing, Rules, StoredError
+
+RUNS_CALLERS_CODE = True  # for `interrupts_a_call` of system/signal_safe.py
+
+RENEWAL = "diskcache_like renewal"  # name of a thread that computes behind its caller
+_under_way: contextvars.ContextVar[tuple[Any, ...]] = contextvars.ContextVar("under_way", default=())
+
+Steps = Generator["Step", Any, Any]
+
+
+class Old(NamedTuple):
+    """A value that is there, fresh or stale."""
+
+    value: Any
+    metadata: Metadata
+
+
+# -- steps ------------------------------------------------------------------------------------------------------------
+
+
+class Step(Protocol):
+    """Something that takes time, done in a thread or awaited."""
+
+    def run(self) -> Any:
+        """Do it, waiting in this thread."""
+
+    async def arun(self) -> Any:
+        """Do it without blocking the event loop."""
+
+
+class Call(NamedTuple):
+    """Call the user's function."""
+
+    function: Callable[[], Any]
+
+    def run(self) -> Any:
+        """Call a function."""
+        return self.function()
+
+    async def arun(self) -> Any:
+        """Await what a coroutine function returns."""
+        return await self.function()
+
+
+class Write(NamedTuple):
+    """Write to the key's shard; a loop waits for the write lock without blocking."""
+
+    atomic: AtomicKey
+    write: Callable[[], Any]
+
+    def run(self) -> Any:
+        """Write."""
+        return self.write()
+
+    async def arun(self) -> Any:
+        """Write as soon as the shard is free."""
+        import asyncio
+
+        for seconds in pauses():
+            try:
+                with self.atomic.transaction(0):
+                    return self.write()
+            except Timeout:
+                await asyncio.sleep(seconds)
+        raise AssertionError("pauses never end")
+
+
+class Take(NamedTuple):
+    """Take a flight if it is free; with the kernel's locks that waits for nobody."""
+
+    flight: Flight
+    in_spite: bool
+
+    def run(self) -> bool:
+        """Take it."""
+        return self.flight.begin(self.in_spite)
+
+    async def arun(self) -> Any:
+        """Take it, if need be as soon as its shard is free."""
+        return self.run() if self.flight.atomic.presence().name else await Write(self.flight.atomic, self.run).arun()
+
+
+class Finish(NamedTuple):
+    """Free a flight."""
+
+    flight: Flight
+
+    def run(self) -> None:
+        """Free it."""
+        self.flight.finish()
+
+    async def arun(self) -> None:
+        """Free it, if need be as soon as its shard is free."""
+        if self.flight.atomic.presence().name:
+            self.run()
+        else:
+            await Write(self.flight.atomic, self.run).arun()
+
+
+class Rest(NamedTuple):
+    """Wait until a flight may have changed since `generation`, at most some seconds."""
+
+    atomic: AtomicKey
+    generation: int
+    most: float
+    pause: float
+    slice: float
+
+    def run(self) -> None:
+        """Sleep until somebody wakes the sleepers."""
+        self.atomic.sleep(self.generation, min(self.most, self.slice))
+
+    async def arun(self) -> None:
+        """Sleep for a moment."""
+        import asyncio
+
+        await asyncio.sleep(min(self.most, self.pause))
+
+
+class Within(NamedTuple):
+    """Take steps elsewhere and return their outcome, a done future, if they end within some seconds; else None.
+
+    They go on to their end in any case.
+    """
+
+    steps: Steps
+    seconds: float
+
+    def run(self) -> Any:
+        """Take them in a thread."""
+        outcome: Future[Any] = Future()
+        _start(self.steps, outcome)
+        return outcome if wait([outcome], self.seconds).done else None
+
+    async def arun(self) -> Any:
+        """Take them in a task."""
+        import asyncio
+
+        task = _start_task(self.steps)
+        done, _ = await asyncio.wait({task}, timeout=self.seconds)
+        return task if done else None
+
+
+class Behind(NamedTuple):
+    """Begin to take steps elsewhere; `ended` is called if they cannot begin."""
+
+    steps: Steps
+    ended: Callable[[], None]
+
+    def run(self) -> None:
+        """Begin them in a thread; if none can start, report that."""
+        try:
+            _start(self.steps, None)
+        except Exception as error:
+            self.steps.close()
+            self.ended()
+            reraise_signal(error)
+            threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), None)))
+
+    async def arun(self) -> None:
+        """Begin them in a task."""
+        _start_task(self.steps).add_done_callback(lambda _: self.ended())
+
+
+_tasks: set[Any] = set()  # those under way; an event loop holds its tasks only weakly
+
+
+def _start_task(steps: Steps) -> Any:
+    import asyncio
+
+    task = asyncio.ensure_future(take_async(steps))
+    _tasks.add(task)
+    task.add_done_callback(_tasks.discard)
+    return task
+
+
+def _start(steps: Steps, outcome: Future[Any] | None) -> None:
+    context = contextvars.copy_context()
+    threading.Thread(target=context.run, args=(_take_into, steps, outcome), name=RENEWAL, daemon=True).start()
+
+
+def _take_into(steps: Steps, outcome: Future[Any] | None) -> None:
+    try:
+        value = take(steps)
+    except BaseException as error:
+        if outcome is None:
+            raise
+        outcome.set_exception(error)
+    else:
+        if outcome is not None:
+            outcome.set_result(value)
+
+
+def take(steps: Steps) -> Any:
+    """Take all steps in this thread, and return what they come to."""
+    try:
+        step = next(steps)
+        while True:
+            try:
+                found = step.run()
+            except BaseException as error:
+                step = steps.throw(error)
+            else:
+                step = steps.send(found)
+    except StopIteration as end:
+        return end.value
+
+
+async def take_async(steps: Steps) -> Any:
+    """Take all steps in the running event loop, and return what they come to."""
+    try:
+        step = next(steps)
+        while True:
+            try:
+                found = await step.arun()
+            except BaseException as error:
+                step = steps.throw(error)
+            else:
+                step = steps.send(found)
+    except StopIteration as end:
+        return end.value
+
+
+# -- what happens -----------------------------------------------------------------------------------------------------
+
+
+class Computation:
+    """Get or compute values of one kind; `scope` names what `max_concurrent` and `breaker` count together."""
+
+    def __init__(self, cache: Any, rules: Rules, scope: str) -> None:
+        self.cache = cache
+        self.rules = rules
+        self.hits = self.misses = 0
+        self._scope = scope
+        self._now: Callable[[], float] = cache._clock
+
+    def find(self, key: Any, default: Any = ENOVAL) -> Any:
+        """Return the value that is there and need not be looked at twice, or `default`; raise a stored error."""
+        value = self.cache._hot_value(key) if self.rules.beta else self.cache.get(key, ENOVAL)
+        return default if value is ENOVAL else self._checked(value, default)
+
+    def _present(self, key: Any) -> Any:
+        """Return the value that somebody else has stored by now, ENOVAL if nobody has."""
+        value = self._checked(self.cache.get(key, ENOVAL), ENOVAL)
+        self.hits += value is not ENOVAL
+        return value
+
+    def _checked(self, value: Any, default: Any) -> Any:
+        """Return a value that was found; raise an error that was stored instead of one."""
+        if type(value) is StoredError:
+            self._raise(value)
+            return default
+        return value
+
+    def steps(self, key: Any, call: Callable[[Computing], Any]) -> Steps:
+        """Take care of a value that `find` has not found."""
+        rules, old = self.rules, self._old(key)
+        now = self._now()
+        if old is not None and not _is_over(old, now, 0):
+            self.hits += 1
+            if self._is_due(old, now):
+                yield from self._renew(key, call, old)
+            return old.value
+        if old is not None and not _is_over(old, now, rules.stale_while_revalidate):
+            self.hits += 1
+            yield from self._renew(key, call, old)
+            return old.value
+        usable = old is not None and not _is_over(old, now, rules.stale_if_error)
+        return (yield from self._wait(key, call, old, usable))
+
+    def refresh(self, key: Any, call: Callable[[Computing], Any]) -> Steps:
+        """Compute a value anew, whatever is there."""
+        return (yield from self._compute(key, call, self._old(key), False, None))
+
+    def _old(self, key: Any) -> Old | None:
+        if self.rules.is_bare and not self.rules.asks:
+            return None
+        found = self.cache._recorded(key, True)
+        return None if found is None or type(found[0]) is StoredError else Old(found[0], found[1].metadata)
+
+    def _is_due(self, old: Old, now: float) -> bool:
+        """Decide by chance whether to compute a fresh value anew ahead of time (see `recipes/stampede.py`)."""
+        _, _, _, _, cost, _ = old.metadata
+        expire = old.metadata.expire
+        # 1 - random() is never 0, which has no logarithm.
+        return expire is not None and expire - now <= -cost * math.log(1.0 - random.random())
+
+    def flight(self, key: Any) -> Flight:
+        """Return the flight for a key."""
+        own = self.cache._own(key)
+        return self._flight(flight_key(own), self.cache._atomic_key(own))
+
+    def _flight(self, key: Any, computed: AtomicKey | None = None) -> Flight:
+        atomic = self.cache._atomic_key(key)
+        return Flight(self.cache, key, atomic, self.rules.patience, computed or atomic)
+
+    # -- behind the caller --------------------------------------------------------------------------------------------
+
+    def _renew(self, key: Any, call: Callable[[Computing], Any], old: Old) -> Steps:
+        """Compute a value anew behind the caller, unless somebody does so, or has failed just now."""
+        flight = self.flight(key)
+        if flight.atomic.in_transaction():
+            return
+        if not (yield Take(flight, False)):
+            return
+        present = self._old(key)
+        if present is not None and present.metadata.created != old.metadata.created:
+            yield Finish(flight)
+            return
+        yield Behind(self._renewal(key, call, old, flight), flight.finish)
+
+    def _renewal(self, key: Any, call: Callable[[Computing], Any], old: Old, flight: Flight) -> Steps:
+        try:
+            yield from self._compute(key, call, old, False, None)
+        except Exception:
+            self.cache.metrics.failed_renewals += 1
+            yield Write(flight.atomic, partial(flight.pause, RENEWAL_PAUSE))
+            raise
+        finally:
+            yield Finish(flight)
+
+    # -- while the caller waits ---------------------------------------------------------------------------------------
+
+    def _wait(self, key: Any, call: Callable[[Computing], Any], old: Old | None, usable: bool) -> Steps:
+        """Return what somebody else computes, or compute it."""
+        rules, flight = self.rules, self.flight(key)
+        if not rules.keeps or flight.atomic.in_transaction():
+            self.misses += 1
+            return (yield from self._compute(key, call, old, usable, None))
+        name = (id(self.cache._shards), self.cache._own(key))
+        if name in _under_way.get():
+            raise CacheError(f"key {key!r} is computed by a call that needs its value; it would wait for itself")
+        limit = rules.hard_timeout if rules.soft_timeout is None or not usable else rules.soft_timeout
+        end = math.inf if limit is None else time.monotonic() + limit
+        found = yield from self._join(key, flight, old if usable else None, end)
+        if found is not ENOVAL:
+            return found
+        job = self._alone(key, call, old, usable, flight, name)
+        if limit is None:
+            return (yield from job)
+        outcome = yield Within(job, max(end - time.monotonic(), 0.0))
+        if outcome is not None:
+            return outcome.result()
+        if usable:
+            return self._kept(old)
+        raise ComputeTimeout(f"key {key!r}: its computation takes more than {limit} s; it goes on and keeps its result")
+
+    def _join(self, key: Any, flight: Flight, usable: Old | None, end: float) -> Steps:
+        """Return what somebody else computes, or the old value where there is no waiting for that.
+
+        ENOVAL if the flight is this call's now, or somebody else has had it for too long. Raises ComputeTimeout at the
+        end.
+        """
+        patience = time.monotonic() + flight.patience
+        for pause, longest in zip(pauses(), slices(), strict=False):
+            generation = flight.computed.generation()
+            if (yield Take(flight, usable is None)) or time.monotonic() >= patience:
+                return ENOVAL
+            left = end - time.monotonic()
+            if usable is not None and (left <= 0 or flight.is_paused()):
+                return self._kept(usable)
+            if left <= 0:
+                raise ComputeTimeout(f"key {key!r} is computed by somebody else, who takes too long")
+            yield Rest(flight.computed, generation, left, pause, longest)
+            value = self._present(key)
+            if value is not ENOVAL:
+                return value
+        raise AssertionError("slices never end")
+
+    def _kept(self, old: Old | None) -> Any:
+        assert old is not None
+        self.hits += 1
+        return old.value
+
+    def _alone(
+        self, key: Any, call: Callable[[Computing], Any], old: Old | None, usable: bool, flight: Flight, name: Any
+    ) -> Steps:
+        """Compute a value while holding its flight."""
+        token = None
+        try:
+            # Whoever computed before stored the value before they finished, and this began after that.
+            value = self._present(key)
+            if value is not ENOVAL:
+                return value
+            self.misses += 1
+            token = _under_way.set((*_under_way.get(), name))
+            return (yield from self._compute(key, call, old, usable, flight))
+        finally:
+            if token is not None:
+                _under_way.set(tuple(each for each in _under_way.get() if each != name))
+            yield Finish(flight)
+
+    # -- the computation ----------------------------------------------------------------------------------------------
+
+    def _compute(
+        self, key: Any, call: Callable[[Computing], Any], old: Old | None, usable: bool, flight: Flight | None
+    ) -> Steps:
+        """Call the function and keep its result; serve the old value instead of an error if it is `usable`."""
+        rules, cache = self.rules, self.cache
+        atomic = cache._atomic_key(key)
+        context = Computing(None, None, b"") if old is None else self._context(old)
+        started = self._now()
+        try:
+            value = yield from self._called(partial(call, context))
+        except Exception as error:
+            reraise_signal(error)  # an alarm, say, is no error of the function's
+            metadata = rules.error_metadata(context, self._now()) if isinstance(error, rules.cache_errors) else None
+            if metadata is not None:
+                yield Write(atomic, partial(cache._put, key, _stored(error), metadata))
+            elif usable and old is not None:
+                if flight is not None:
+                    yield Write(flight.atomic, partial(flight.pause, ERROR_PAUSE))
+                return old.value
+            raise
+        now = self._now()
+        if context.renewed and old is not None:
+            value = old.value
+        metadata = rules.metadata(value, context, now, max(now - started, 0.0))
+        if metadata is not None:
+            yield Write(atomic, partial(cache._put, key, value, metadata))
+        return value
+
+    def _context(self, old: Old) -> Computing:
+        created = old.metadata.created
+        age = None if created is None else max(self._now() - created, 0.0)
+        return Computing(old.value, age, old.metadata.etag)
+
+    def _called(self, call: Callable[[], Any]) -> Steps:
+        """Call the function, if the breaker lets it through, in one of the places for concurrent calls."""
+        held: list[Flight] = []
+        breaker = self.rules.breaker
+        try:
+            if breaker is not None:
+                yield from self._pass_breaker(held)
+            if self.rules.max_concurrent is not None:
+                yield from self._take_place("place", self.rules.max_concurrent, self.cache.timeout, held)
+            try:
+                value = yield Call(call)
+            except Exception:
+                if breaker is not None:
+                    state = self._state()
+                    yield Write(state, partial(self._note_error, state))
+                raise
+            if breaker is not None and any(flight.key.key[:1] == ("probe",) for flight in held):
+                state = self._state()
+                yield Write(state, partial(self.cache.delete, self._state_key, retry=True))
+            return value
+        finally:
+            for flight in held:
+                yield Finish(flight)
+
+    def _take_place(self, kind: str, places: int, patience: float, held: list[Flight]) -> Steps:
+        """Take one of some places; raise Overloaded if all stay taken for some seconds."""
+        end = time.monotonic() + patience
+        numbers = random.sample(range(places), places)
+        for pause, longest in zip(pauses(), slices(), strict=False):
+            for number in numbers:
+                flight = self._flight(flight_key((kind, self._scope, number)))
+                generation = flight.atomic.generation()
+                if (yield Take(flight, True)):
+                    held.append(flight)
+                    return
+            left = end - time.monotonic()
+            if left <= 0:
+                raise Overloaded(f"{places} computations of {self._scope} are under way, which is max_concurrent")
+            yield Rest(flight.atomic, generation, left, pause, longest)
+
+    # -- the breaker --------------------------------------------------------------------------------------------------
+
+    @property
+    def _state_key(self) -> Any:
+        return flight_key(("breaker", self._scope))
+
+    def _state(self) -> AtomicKey:
+        atomic: AtomicKey = self.cache._atomic_key(self._state_key)
+        return atomic
+
+    def _pass_breaker(self, held: list[Flight]) -> Steps:
+        """Raise BreakerOpen if calls fail too often; once the pause is over, let a few through."""
+        breaker = self.rules.breaker
+        assert breaker is not None
+        _, until = self.cache.get(self._state_key, ((), None))
+        if until is None:
+            return
+        if self._now() >= until:
+            try:
+                yield from self._take_place("probe", breaker.probes, 0, held)
+                return
+            except Overloaded:
+                pass
+        raise BreakerOpen(f"{self._scope} failed {breaker.errors} times within {breaker.window} s, and is not called")
+
+    def _note_error(self, state: AtomicKey) -> None:
+        breaker = self.rules.breaker
+        assert breaker is not None
+        now = self._now()
+        with state.transaction(None):
+            errors, until = self.cache.get(self._state_key, ((), None))
+            recent = (*(moment for moment in errors if moment > now - breaker.window), now)
+            if until is not None or len(recent) >= breaker.errors:
+                recent, until = (), now + breaker.open
+            keep = max(breaker.window, breaker.open) * 10
+            self.cache.set(self._state_key, (recent, until), keep, retry=True)
+
+    def _raise(self, stored: StoredError) -> None:
+        """Raise the error that was stored, if it is one of those that may be."""
+        for kind in _with_subclasses(self.rules.cache_errors):
+            if f"{kind.__module__}.{kind.__qualname__}" == stored.kind:
+                self.hits += 1
+                raise kind(*stored.arguments)
+
+
+def _is_over(old: Old, now: float, window: float) -> bool:
+    expire = old.metadata.expire
+    return expire is not None and now >= expire + window
+
+
+def _stored(error: Exception) -> StoredError:
+    kind = type(error)
+    try:
+        encode_value(error.args)
+        arguments = error.args
+    except NotSerializable:
+        arguments = (str(error),)
+    return StoredError(f"{kind.__module__}.{kind.__qualname__}", arguments)
+
+
+def _with_subclasses(kinds: tuple[type[Exception], ...]) -> list[type[Exception]]:
+    found = list(kinds)
+    for kind in itertools.islice(found, None):
+        found.extend(kind.__subclasses__())
+    return found

@@ -1,0 +1,98 @@
+"""Flights: the right of one call to compute something, among all threads and processes that want the same.
+
+A flight is a lock of the kernel's on the byte that belongs to its key, so it costs no write, and ends with its process.
+Where the system has no such locks it is an entry, which is respected for some time. That the last computation has
+failed is an entry in any case.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from ..encoding.made_keys import FLIGHTS, NamespacedKey
+from ..entries.atomic_key import AtomicKey
+
+PATIENCE = 60.0  # seconds that others wait for a computation at least, though its process runs: it may hang
+PAUSED = "paused"
+
+
+class Entries(Protocol):
+    """What a flight needs of a cache."""
+
+    def get(self, key: Any, default: Any = ...) -> Any:
+        """Do what `Cache.get` does."""
+
+    @property
+    def set(self) -> Callable[..., bool]:
+        """Return `Cache.set`."""
+
+    def delete(self, key: Any, retry: bool = ...) -> bool:
+        """Do what `Cache.delete` does."""
+
+
+class Flight:
+    """The right to compute what belongs to a key, which is one of `FLIGHTS`.
+
+    `computed`: the key of what is computed, on whose slot others sleep: storing the value changes the slot, so whoever
+    is about to sleep notices. A computation that stores nothing changes no slot, and is noticed a slice later.
+    """
+
+    __slots__ = ("_cache", "_held", "_token", "atomic", "computed", "key", "patience")
+
+    def __init__(self, cache: Entries, key: Any, atomic: AtomicKey, patience: float, computed: AtomicKey) -> None:
+        self.key = key
+        self.patience = max(patience, PATIENCE)
+        self.atomic = atomic
+        self.computed = computed
+        self._cache = cache
+        self._held = False  # the lock of the kernel's
+        self._token: str | None = None  # of the entry instead
+
+    def begin(self, in_spite: bool = False) -> bool:
+        """Take the flight if it is free, and return whether it was.
+
+        `in_spite`: also if the last computation has failed just now.
+        """
+        if not in_spite and self.is_paused():
+            return False
+        held = self.atomic.hold()
+        if held is None:
+            return self._begin_by_entry()
+        self._held = held
+        return held
+
+    def _begin_by_entry(self) -> bool:
+        token = secrets.token_hex(16)
+        if self.is_paused():
+            self._cache.delete(self.key, retry=True)
+        if not self._cache.set(self.key, token, self.patience, retry=True, if_version=None):
+            return False
+        self._token = token
+        return True
+
+    def is_paused(self) -> bool:
+        """Tell whether the last computation failed a short time ago."""
+        return bool(self._cache.get(self.key) == PAUSED)
+
+    def finish(self) -> None:
+        """Free the flight if it is this call's, which ends the waiting of others."""
+        held, self._held = self._held, False
+        token, self._token = self._token, None
+        if held:
+            self.atomic.let_go()
+        elif token is not None and self._cache.get(self.key) == token:
+            self._cache.delete(self.key, retry=True)
+        if held or token is not None:
+            self.computed.wake()
+
+    def pause(self, seconds: float) -> None:
+        """Note that the computation has failed: for some seconds nobody begins who has an old value to serve."""
+        self._token = None
+        self._cache.set(self.key, PAUSED, seconds, retry=True)
+
+
+def flight_key(key: Any) -> NamespacedKey:
+    """Return the key of the flight for a key of the cache."""
+    return NamespacedKey(FLIGHTS, key)

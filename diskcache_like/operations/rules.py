@@ -1,0 +1,185 @@
+"""Rules: how a value is computed, for how long it is kept, and what callers get while it cannot be computed."""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any, Final, NamedTuple
+
+from ..encoding.classes import register
+from ..encoding.made_keys import HIDDEN
+from ..encoding.record import ETAG_LIMIT, Metadata
+from ..encoding.tags import join_hidden, pack_tags, split_tags
+from ..entries.row_codec import Expiry, seconds_of
+from ..errors import ExpiryError, SettingError, TagError
+
+RENEWAL_PAUSE = 1.0  # seconds after a renewal has failed before another one begins
+ERROR_PAUSE = 30.0  # seconds for which an old value is served after an error before it is tried again
+_UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+_PART: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhdw])")
+
+Lifetime = Expiry | str  # seconds, a timedelta, or text such as "2h5m"
+
+
+def lifetime(expire: Any) -> float:
+    """Return the seconds of a lifetime, infinity for None; text is numbers with a unit (ms, s, m, h, d, w).
+
+    Raises ExpiryError for what is none.
+    """
+    if not isinstance(expire, str):
+        return seconds_of(expire)
+    parts = _PART.findall(expire)
+    if not parts or "".join(number + unit for number, unit in parts) != expire.replace(" ", ""):
+        raise ExpiryError(f"expire is {expire!r}, expected numbers with a unit, such as '90s', '2h5m' or '1d'")
+    return sum(float(number) * _UNITS[unit] for number, unit in parts)
+
+
+def hidden_tag(scope: str) -> bytes:
+    """Return the hidden tag of a memoized function's results."""
+    return bytes((HIDDEN, 2)) + blake2b(scope.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+class Breaker(NamedTuple):
+    """When to stop calling what fails: after `errors` errors within `window` seconds, for `open` seconds.
+
+    Then `probes` calls at a time are let through, the first of which that succeeds closes it. The state is in the
+    cache, so all processes share it.
+    """
+
+    errors: int = 5
+    window: float = 60.0
+    open: float = 30.0
+    probes: int = 1
+
+
+@register
+@dataclass(frozen=True)
+class StoredError:
+    """An error of a computation that was kept instead of a result."""
+
+    kind: str
+    arguments: tuple[Any, ...]
+
+
+class Computing:
+    """What `get_or_set` hands to a function that takes an argument: the old value, and how to keep the new one."""
+
+    def __init__(self, old: Any, age: float | None, etag: bytes) -> None:
+        self.old = old  # the value that was there, None if there is none
+        self.age = age  # seconds since it was computed
+        self.etag = etag  # that was kept with it; assign another to keep it with the new one
+        self.expire: Any = ...  # assign a lifetime to have it instead of that of the call
+        self.tags: Iterable[Any] | None = None  # assign tags to have them instead of those of the call
+        self.store = True  # assign False to return the result without keeping it
+        self.renewed = False
+
+    def not_modified(self) -> Any:
+        """Keep the old value for another lifetime; return what this returns from the function."""
+        self.renewed = True
+        return self.old
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The options of `get_or_set` and `memoize`, checked; see there for what they mean."""
+
+    expire: Any = None
+    tags: Any = None
+    stale_while_revalidate: Any = 0
+    stale_if_error: Any = 0
+    soft_timeout: float | None = None
+    hard_timeout: float | None = None
+    beta: float | None = None
+    jitter: float = 0.0
+    when: Callable[[Any], bool] | None = None
+    none_expire: Any = ...
+    cache_errors: tuple[type[Exception], ...] = ()
+    error_expire: Any = None
+    max_concurrent: int | None = None
+    breaker: Breaker | None = None
+    hidden: bytes = b""  # tag of a memoized function
+
+    asks: bool = False  # the function takes a `Computing`
+
+    def __post_init__(self) -> None:
+        for name in ("stale_while_revalidate", "stale_if_error"):
+            object.__setattr__(self, name, lifetime(getattr(self, name)))
+        for name, given in (
+            ("expire", self.expire),
+            ("none_expire", self.none_expire),
+            ("error_expire", self.error_expire),
+        ):
+            if given is not ... and not callable(given) and lifetime(given) < 0:
+                raise ExpiryError(f"{name} is {given!r}, expected 0 or more")
+        for name in ("soft_timeout", "hard_timeout", "beta"):
+            number: Any = getattr(self, name)
+            if number is not None and (
+                isinstance(number, bool) or not isinstance(number, int | float) or not number >= 0
+            ):
+                raise SettingError(f"{name} is {number!r}, expected a number, 0 or more, or None")
+        part: Any = self.jitter
+        if not isinstance(part, int | float) or not 0 <= part <= 1:
+            raise SettingError(f"jitter is {part!r}, expected a part from 0 to 1")
+        most: Any = self.max_concurrent
+        if most is not None and (type(most) is not int or most < 1):
+            raise SettingError(f"max_concurrent is {most!r}, expected a number of calls, 1 or more, or None")
+        if not callable(self.tags):
+            pack_tags(tags=self.tags)
+        errors: Any = self.cache_errors
+        if isinstance(errors, type):
+            object.__setattr__(self, "cache_errors", (errors,))
+
+    @property
+    def is_bare(self) -> bool:
+        """Tell whether an old value is never of use."""
+        return not (self.stale_while_revalidate or self.stale_if_error or self.beta)
+
+    @property
+    def keeps(self) -> bool:
+        """Tell whether a result may be kept at all."""
+        return self.expire is None or callable(self.expire) or lifetime(self.expire) > 0
+
+    @property
+    def patience(self) -> float:
+        """Return for how many seconds a computation is respected at least."""
+        return 0.0 if callable(self.expire) or math.isinf(seconds := lifetime(self.expire)) else seconds
+
+    def metadata(self, value: Any, context: Computing, now: float, cost: float) -> Metadata | None:
+        """Return how a result is kept, None if it is not kept."""
+        if not context.store or (self.when is not None and not self.when(value)):
+            return None
+        given = context.expire
+        if given is ...:
+            given = self.none_expire if value is None and self.none_expire is not ... else self.expire
+        return self._kept(given(value) if callable(given) else given, value, context, now, cost)
+
+    def error_metadata(self, context: Computing, now: float) -> Metadata | None:
+        """Return how an error is kept."""
+        given = self.expire if self.error_expire is None else self.error_expire
+        return None if callable(given) else self._kept(given, None, context, now, 0.0, windows=False)
+
+    def _kept(
+        self, given: Any, value: Any, context: Computing, now: float, cost: float, windows: bool = True
+    ) -> Metadata | None:
+        seconds = lifetime(given)
+        if not seconds > 0:
+            return None
+        seconds *= 1 - random.random() * self.jitter
+        etag: Any = context.etag
+        if not isinstance(etag, bytes) or len(etag) > ETAG_LIMIT:
+            raise TagError(f"etag is {etag!r:.80}, expected {ETAG_LIMIT} bytes at most")
+        packed = self._packed_tags(value, context)
+        if math.isinf(seconds):
+            return Metadata(None, packed, None, now, 0.0, etag)
+        window = max(self.stale_while_revalidate, self.stale_if_error) if windows else 0
+        retain_until = now + seconds + window if window else None
+        return Metadata(now + seconds, packed, retain_until, now, cost * (self.beta or 0.0), etag)
+
+    def _packed_tags(self, value: Any, context: Computing) -> bytes:
+        tags = self.tags if context.tags is None else context.tags
+        packed = pack_tags(tags=tags(value) if callable(tags) else tags)
+        return join_hidden({*split_tags(packed), self.hidden}) if self.hidden else packed

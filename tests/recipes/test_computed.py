@@ -1,0 +1,568 @@
+"""get_or_set and memoize: what a caller gets, in the table of docs/computed.md, and each option alone."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from diskcache_like import (
+    Breaker,
+    BreakerOpen,
+    Cache,
+    CacheError,
+    ComputeTimeout,
+    Computing,
+    ExpiryError,
+    Overloaded,
+    SettingError,
+    TagError,
+)
+from diskcache_like.operations import computing, flights, rules
+
+from ..support.cache_kinds import Clock, Opener, few, one
+from ..support.workers import PATIENCE, Crew, Link, ready
+
+FRESH, WITHIN, BEYOND = "fresh", "within a window", "absent"
+STATES = (FRESH, WITHIN, BEYOND)
+OUTCOMES = ("computed", "raises", "slow", "busy", "breaker open")
+EXPIRE, WINDOW = 10.0, 5.0
+
+
+@pytest.fixture
+def crew() -> Iterator[Crew]:
+    with Crew() as made:
+        yield made
+
+
+def background() -> None:
+    """Wait until what is computed behind its caller is there."""
+    for thread in threading.enumerate():
+        if thread.name == computing.RENEWAL:
+            thread.join(PATIENCE)
+
+
+class Caller:
+    """Calls `get_or_set`, of a function or a coroutine function, with one outcome."""
+
+    def __init__(self, cache: Cache, coroutine: bool) -> None:
+        self.cache = cache
+        self.coroutine = coroutine
+        self.calls = 0
+        self.may_end = threading.Event()
+
+    def __call__(self, outcome: str, **options: Any) -> Any:
+        def work() -> str:
+            self.calls += 1
+            if outcome == "raises":
+                raise ZeroDivisionError
+            if outcome == "slow":
+                assert self.may_end.wait(PATIENCE)
+            return "new"
+
+        async def awork() -> str:
+            self.calls += 1
+            if outcome == "raises":
+                raise ZeroDivisionError
+            if outcome == "slow":
+                await asyncio.to_thread(self.may_end.wait, PATIENCE)
+            return "new"
+
+        async def main() -> Any:
+            try:
+                return await self.cache.get_or_set("key", awork, EXPIRE, **options)
+            finally:
+                self.may_end.set()
+                others = asyncio.all_tasks() - {asyncio.current_task()}
+                if others:
+                    await asyncio.wait(others)
+
+        if self.coroutine:
+            return asyncio.run(main())
+        try:
+            return self.cache.get_or_set("key", work, EXPIRE, **options)
+        finally:
+            self.may_end.set()
+            background()
+
+
+def expected(window: str, state: str, outcome: str) -> Any:
+    """Return what the table in the documentation promises: a value, or an error."""
+    if state == FRESH:
+        return "old"
+    if state == WITHIN and window == "stale_while_revalidate":
+        return "old"
+    if outcome == "computed":
+        return "new"
+    if state == WITHIN and window == "stale_if_error":
+        return "old"
+    return {
+        "raises": ZeroDivisionError,
+        "slow": ComputeTimeout,
+        "busy": Overloaded,
+        "breaker open": BreakerOpen,
+    }[outcome]
+
+
+@few
+@pytest.mark.parametrize("coroutine", [False, True], ids=["function", "coroutine"])
+@pytest.mark.parametrize("window", ["none", "stale_while_revalidate", "stale_if_error"])
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("outcome", OUTCOMES)
+def test_the_table(
+    open_cache: Opener, clock: Clock, coroutine: bool, window: str, state: str, outcome: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    cache = open_cache(timeout=0.05) if outcome == "busy" else open_cache()
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)  # a renewal that fails tells so
+    windows: dict[str, Any] = {} if window == "none" else {window: WINDOW}
+    cache.get_or_set("key", lambda: "old", EXPIRE, **windows)
+    clock.advance({FRESH: EXPIRE - 1, WITHIN: EXPIRE + 1, BEYOND: EXPIRE + WINDOW + 1}[state])
+    caller = Caller(cache, coroutine)
+    options: dict[str, Any] = dict(windows)
+    if outcome == "slow":
+        options |= {"soft_timeout": 0.02, "hard_timeout": 0.05}
+    if outcome == "busy":
+        options |= {"max_concurrent": 1}
+        monkeypatch.setattr(flights.Flight, "begin", refuse_places(flights.Flight.begin))
+    if outcome == "breaker open":
+        options |= {"breaker": Breaker(errors=1)}
+        monkeypatch.setattr(computing.Computation, "_pass_breaker", refuse_breaker)
+    wanted = expected(window, state, outcome)
+    if isinstance(wanted, str):
+        assert caller(outcome, **options) == wanted
+    else:
+        with pytest.raises(wanted):
+            caller(outcome, **options)
+    if outcome in ("computed", "slow") and (wanted != "old" or state == WITHIN):
+        assert cache.get("key") == "new", "what was computed is kept, however long it took"
+    assert caller.calls <= 1
+    assert cache.check() == []
+
+
+def refuse_places(begin: Callable[..., bool]) -> Callable[..., bool]:
+    """Return what takes flights, but no place for a concurrent call."""
+    return lambda flight, *arguments: flight.key.key[:1] != ("place",) and begin(flight, *arguments)
+
+
+def refuse_breaker(computation: computing.Computation, held: list[Any]) -> Iterator[Any]:
+    """Refuse a call as an open breaker does."""
+    if not held:
+        raise BreakerOpen("it is open")
+    yield
+
+
+# -- one for all ------------------------------------------------------------------------------------------------------
+
+
+@few
+def test_many_threads_compute_once(cache: Cache) -> None:
+    calls: list[int] = []
+    barrier = threading.Barrier(16)
+
+    def compute() -> int:
+        calls.append(1)
+        return len(calls)
+
+    def work() -> int:
+        barrier.wait(PATIENCE)
+        return cache.get_or_set("key", compute, 60)
+
+    found: list[int] = []
+    threads = [threading.Thread(target=lambda: found.append(work())) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert found == [1] * 16
+    assert calls == [1]
+
+
+@few
+def test_ten_thousand_tasks_compute_a_hundred_keys_once_each(cache: Cache) -> None:
+    calls: list[int] = []
+
+    async def compute(number: int) -> int:
+        calls.append(number)
+        await asyncio.sleep(0.01)
+        return number
+
+    async def main() -> list[int]:
+        async def one_(number: int) -> int:
+            async def work() -> int:
+                return await compute(number)
+
+            return await cache.get_or_set(("key", number), work, 60)
+
+        return await asyncio.gather(*(one_(number % 100) for number in range(10_000)))
+
+    assert asyncio.run(main()) == [number % 100 for number in range(10_000)]
+    assert sorted(calls) == list(range(100))
+
+
+@pytest.mark.parametrize("state", ["missing", "stale"])
+def test_eight_processes_compute_each_key_once(crew: Crew, tmp_path: Path, state: str) -> None:
+    keys = 200
+    if state == "stale":
+        with Cache(tmp_path / "cache", clock=lambda: time.time() - 5) as cache:
+            for number in range(keys):
+                cache.get_or_set(number, lambda: -1, 0.001, stale_while_revalidate=1000)
+    workers = crew.start_many(8, compute_all, tmp_path / "cache", keys)
+    crew.together(workers)
+    assert sum(crew.results(workers)) == keys
+
+
+def compute_all(link: Link, _: int, directory: Path, keys: int) -> int:
+    """Get or compute all keys; return how many this process computed."""
+    calls: list[int] = []
+
+    def compute(number: int) -> int:
+        calls.append(number)
+        return number
+
+    with Cache(directory) as cache:
+        ready(link)
+        for number in range(keys):
+            found = cache.get_or_set(number, partial(compute, number), 1000, stale_while_revalidate=1000)
+            assert found in (-1, number)
+        background()
+    return len(calls)
+
+
+@few
+def test_the_same_key_within_its_own_computation(cache: Cache) -> None:
+    def work() -> Any:
+        return cache.get_or_set("key", work)
+
+    with pytest.raises(CacheError, match="'key' is computed by a call that needs its value"):
+        work()
+    assert cache.get_or_set("key", lambda: cache.get_or_set("other", lambda: 1) + 1) == 2
+
+
+@few
+def test_in_a_transaction_it_computes_without_a_flight(cache: Cache) -> None:
+    with pytest.raises(ZeroDivisionError), cache.transact():
+        assert cache.get_or_set("key", lambda: 1, 60, stale_while_revalidate=5) == 1
+        assert cache["key"] == 1
+        raise ZeroDivisionError
+    assert "key" not in cache
+
+
+# -- each option ------------------------------------------------------------------------------------------------------
+
+
+@few
+@pytest.mark.parametrize(
+    ("expire", "seconds"),
+    [(7, 7), (timedelta(minutes=2), 120), ("2h5m", 7500), ("1.5s", 1.5), ("1d 2h", 93600), (lambda value: value, 9)],
+    ids=["number", "timedelta", "hours", "part", "days", "function"],
+)
+def test_an_expiry_in_any_form(cache: Cache, clock: Clock, expire: Any, seconds: float) -> None:
+    cache.get_or_set("key", lambda: 9, expire)
+    assert cache.get_entry("key").expire_time == clock.now + seconds
+
+
+@few
+def test_jitter_only_shortens(cache: Cache, clock: Clock) -> None:
+    for number in range(30):
+        cache.get_or_set(number, lambda: 1, 100, jitter=0.5)
+        assert clock.now + 50 <= cache.get_entry(number).expire_time <= clock.now + 100
+
+
+@few
+def test_what_is_not_to_be_kept(cache: Cache, clock: Clock) -> None:
+    assert cache.get_or_set("key", lambda: 1, when=lambda value: value > 1) == 1
+    assert "key" not in cache
+    assert cache.get_or_set("key", lambda: 2, when=lambda value: value > 1) == 2
+    assert cache["key"] == 2
+    assert cache.get_or_set("none", lambda: None, 100, none_expire=5) is None
+    assert cache.get_entry("none").expire_time == clock.now + 5
+    cache.get_or_set("never", lambda: None, 100, none_expire=0)
+    assert "never" not in cache
+
+
+@few
+def test_errors_that_are_kept(cache: Cache, clock: Clock) -> None:
+    calls: list[int] = []
+
+    def work() -> None:
+        calls.append(1)
+        raise Odd("text", 7)
+
+    for _ in range(3):
+        with pytest.raises(Odd) as caught:
+            cache.get_or_set("key", work, 100, cache_errors=LookupError, error_expire=5)
+        assert caught.value.args == ("text", 7)
+    assert calls == [1]
+    clock.advance(5)
+    with pytest.raises(Odd):
+        cache.get_or_set("key", work, 100)
+    assert cache.get_or_set("other", lambda: 1, cache_errors=()) == 1
+
+    def odd() -> None:
+        raise LookupError(object())
+
+    for _ in range(2):
+        with pytest.raises(LookupError, match="object object"):
+            cache.get_or_set("object", odd, 100, cache_errors=(LookupError, OSError))
+
+
+@few
+def test_after_an_error_the_old_value_is_served_for_a_while(cache: Cache, clock: Clock) -> None:
+    calls: list[int] = []
+
+    def fail() -> int:
+        calls.append(1)
+        raise ZeroDivisionError
+
+    cache.get_or_set("key", lambda: 1, 10, stale_if_error=100)
+    clock.advance(10)
+    for _ in range(3):
+        assert cache.get_or_set("key", fail, 10, stale_if_error=100) == 1
+    assert calls == [1]
+    assert cache.get_entry("key") is None, "get never sees a stale one"
+    assert cache.get_entry("key", stale=True).stale
+    clock.advance(rules.ERROR_PAUSE)
+    assert cache.get_or_set("key", fail, 10, stale_if_error=100) == 1
+    assert calls == [1, 1]
+    clock.advance(rules.ERROR_PAUSE)
+    assert cache.get_or_set("key", lambda: 2, 10, stale_if_error=100) == 2
+    clock.advance(200)
+    with pytest.raises(ZeroDivisionError):
+        cache.get_or_set("key", fail, 10, stale_if_error=100)
+    assert cache.get_or_set("key", lambda: 3, 10, stale_if_error=100) == 3, "there is nothing to serve: no pause"
+
+
+@few
+def test_a_soft_eviction_leaves_what_can_be_had_stale(cache: Cache, clock: Clock) -> None:
+    cache.get_or_set("kept", lambda: 1, 100, tags=["t"], stale_if_error=50)
+    cache.set("plain", 1, expire=100, tags=["t"])
+    assert cache.evict("t", soft=True) == 2
+    assert "kept" not in cache
+    assert "plain" not in cache
+    assert cache.count(tags=["t"]) == 0
+    assert cache.get_entry("kept", stale=True).value == 1
+    assert not cache.delete("kept"), "it is not live"
+    cache.get_or_set("kept", lambda: 1, 100, tags=["t"], stale_if_error=50)
+    cache.evict("t", soft=True)
+
+    def fail() -> int:
+        raise ZeroDivisionError
+
+    assert cache.get_or_set("kept", fail, 100, stale_if_error=50) == 1
+    clock.advance(150)
+    assert cache.get_entry("kept", stale=True) is None
+    assert cache.expire() >= 1
+    assert cache.check() == []
+
+
+@few
+def test_the_breaker_opens_and_lets_a_probe_through(open_cache: Opener, clock: Clock) -> None:
+    cache, other = open_cache(), open_cache()
+    breaker = Breaker(errors=3, window=60, open=30)
+    calls: list[int] = []
+    broken = True
+
+    def work() -> int:
+        calls.append(1)
+        if broken:
+            raise ZeroDivisionError
+        return 5
+
+    for handle in (cache, other, cache):
+        with pytest.raises(ZeroDivisionError):
+            handle.get_or_set("key", work, breaker=breaker)
+    for handle in (cache, other):
+        with pytest.raises(BreakerOpen, match="failed 3 times"):
+            handle.get_or_set("key", work, breaker=breaker)
+    clock.advance(30)
+    with pytest.raises(ZeroDivisionError):
+        other.get_or_set("key", work, breaker=breaker)
+    with pytest.raises(BreakerOpen):
+        cache.get_or_set("key", work, breaker=breaker)
+    clock.advance(30)
+    broken = False
+    assert cache.get_or_set("key", work, breaker=breaker) == 5
+    assert len(calls) == 5
+    broken = True
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            cache.get_or_set("another", work, breaker=breaker)
+    clock.advance(61)
+    with pytest.raises(ZeroDivisionError):
+        cache.get_or_set("another", work, breaker=breaker)
+
+
+@few
+def test_no_more_than_so_many_at_a_time(open_cache: Opener) -> None:
+    cache = open_cache(timeout=0.05)
+    inside, may_end = threading.Semaphore(0), threading.Event()
+
+    def work() -> int:
+        inside.release()
+        assert may_end.wait(PATIENCE)
+        return 1
+
+    threads = [
+        threading.Thread(target=cache.get_or_set, args=(number, work), kwargs={"max_concurrent": 2})
+        for number in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+        assert inside.acquire(timeout=PATIENCE)
+    with pytest.raises(Overloaded, match="2 computations of"):
+        cache.get_or_set("third", work, max_concurrent=2)
+    may_end.set()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert cache.get_or_set("third", work, max_concurrent=2) == 1
+
+
+@few
+def test_the_context_knows_the_old_value(cache: Cache, clock: Clock) -> None:
+    seen: list[Any] = []
+
+    def work(context: Computing) -> Any:
+        seen.append((context.old, context.age, context.etag))
+        if context.etag == b"v2":
+            return context.not_modified()
+        context.etag = b"v%d" % (len(seen) + 1)
+        context.tags = ["a", "b"]
+        context.expire = 20
+        return f"value {len(seen)}"
+
+    assert cache.get_or_set("key", work, 10, stale_if_error=50) == "value 1"
+    entry = cache.get_entry("key")
+    assert (entry.etag, entry.tags, entry.expire_time) == (b"v2", ("a", "b"), clock.now + 20)
+    clock.advance(21)
+    assert cache.get_or_set("key", work, 10, stale_if_error=50) == "value 1"
+    assert seen == [(None, None, b""), ("value 1", 21.0, b"v2")]
+    assert cache.get_entry("key").expire_time == clock.now + 10
+    assert cache.get_entry("key").age == 0
+
+    def unkept(context: Computing) -> int:
+        context.store = False
+        return 1
+
+    assert cache.get_or_set("unkept", unkept) == 1
+    assert "unkept" not in cache
+
+
+@few
+def test_tags_of_the_result(cache: Cache) -> None:
+    cache.get_or_set("key", lambda: ["x", "y"], tags=lambda value: value)
+    cache.get_or_set("one", lambda: 1, tag="z")
+    assert cache.get_entry("key").tags == ("x", "y")
+    assert cache.get_entry("one").tags == ("z",)
+
+
+@one
+def test_options_that_cannot_be(cache: Cache) -> None:
+    wrong: list[tuple[type[Exception], dict[str, Any]]] = [
+        (ExpiryError, {"expire": "soon"}),
+        (ExpiryError, {"expire": -1}),
+        (ExpiryError, {"stale_if_error": "x"}),
+        (SettingError, {"soft_timeout": -1}),
+        (SettingError, {"hard_timeout": "1"}),
+        (SettingError, {"beta": True}),
+        (SettingError, {"jitter": 2}),
+        (SettingError, {"max_concurrent": 0}),
+        (TagError, {"tags": "text"}),
+        (TypeError, {"expires": 5}),
+    ]
+    for error, options in wrong:
+        with pytest.raises(error):
+            cache.get_or_set("key", lambda: 1, **options)
+        with pytest.raises(error):
+            cache.memoize(**options)(len)
+    with pytest.raises(TypeError, match="compute is 5"):
+        cache.get_or_set("key", 5)  # type: ignore[call-overload]
+    assert len(cache) == 0
+
+
+# -- memoize ----------------------------------------------------------------------------------------------------------
+
+
+class Odd(LookupError):
+    """An error of the user's."""
+
+
+class User:
+    """Something with attributes."""
+
+    def __init__(self, number: int) -> None:
+        self.id = number
+
+
+@few
+def test_templates_of_keys_and_tags(cache: Cache) -> None:
+    calls: list[int] = []
+
+    @cache.memoize(key="user:{user.id}:{page!s:>3}", tags=["user:{user.id}", "users"], name="shown")
+    def show(user: User, page: int = 1) -> int:
+        calls.append(user.id)
+        return page
+
+    assert [show(User(1)), show(User(1)), show(User(2), page=5)] == [1, 1, 5]
+    assert calls == [1, 2]
+    assert show.key(User(2), 5) == ("shown", "user:2:  5")
+    assert cache.evict("user:1") == 1
+    assert cache.count(tags=["users"]) == 1
+    for text in ("{nobody}", "{user.__class__}", "{user[0]}", "{}", "{user.id.real()}"):
+        with pytest.raises(TypeError, match="expected parameters of"):
+            cache.memoize(key=text)(lambda user: user)
+
+
+@few
+def test_what_a_memoized_function_offers(cache: Cache) -> None:
+    calls: list[int] = []
+
+    @cache.memoize(expire=60)
+    def double(number: int) -> int:
+        calls.append(number)
+        return 2 * number
+
+    @cache.memoize(expire=60)
+    def triple(number: int) -> int:
+        return 3 * number
+
+    assert double.peek(1) is None
+    assert [double(1), double(2), triple(1)] == [2, 4, 3]
+    assert double.peek(1) == 2
+    assert double.refresh(1) == 2
+    assert calls == [1, 2, 1]
+    assert double.invalidate(1)
+    assert double.peek(1) is None
+    assert double(1) == 2
+    assert double.cache_clear() == 2
+    assert triple.peek(1) == 3
+    assert double.cache_info()[:2] == (0, 3)
+
+
+@few
+def test_a_coroutine_function_with_options(cache: Cache, clock: Clock) -> None:
+    calls: list[int] = []
+
+    @cache.memoize(expire=10, stale_if_error=100, tags=["n{number}"])
+    async def work(number: int) -> int:
+        calls.append(number)
+        if len(calls) == 2:
+            raise ZeroDivisionError
+        return number
+
+    async def main() -> None:
+        assert await work(1) == 1
+        clock.advance(11)
+        assert await work(1) == 1
+        assert await work.refresh(1) == 1
+        assert cache.get_entry(work.key(1)).tags == ("n1",)
+
+    asyncio.run(main())
+    assert calls == [1, 1, 1]
