@@ -83,6 +83,8 @@ def get(options: argparse.Namespace) -> int:
     with to_look_at(options.directory) as cache:
         entry = cache.get_entry(_parsed(options.key, options.key_type, KeyEncodeError))
     if entry is None:
+        hint = "; keys of other types need --key-type" if options.key_type == "text" else ""
+        print(shown(f"no entry under the {options.key_type} key {options.key!r}{hint}"), file=sys.stderr)
         return 1
     if options.json:
         print_json({"value": as_json(entry.value), **_metadata(entry.expire_time, entry.tags, entry.size)})

@@ -153,7 +153,7 @@ def import_(options: argparse.Namespace) -> int:
             file = stack.enter_context(open(options.input, "rb"))
         first = file.readline()
         if first != MAGIC:
-            _checked(1, partial(_json_item, first))  # before a cache is made for a file that is none
+            _refuse_other_file(first, options.input)  # before a cache is made for it
         cache = stack.enter_context(Cache(options.directory))
         for key, value, expire_time, tags in _items(file, first, Portable(cache)):
             left = None if expire_time is None else expire_time - time.time()
@@ -169,6 +169,15 @@ def import_(options: argparse.Namespace) -> int:
     else:
         print(f"{stored:,} entries stored, {expired:,} had expired, {too_large:,} left out")
     return 1 if too_large else 0
+
+
+def _refuse_other_file(first: bytes, name: str | None) -> None:
+    """Raise DecodeError for a first line that `export` did not write."""
+    try:
+        _json_item(first)
+    except DecodeError as error:
+        where = "the standard input" if name is None else repr(name)
+        raise DecodeError(f"{where} is not what `export` writes; its first line: {error}") from error
 
 
 def _items(file: BinaryIO, first: bytes, portable: Portable) -> Iterator[Item]:

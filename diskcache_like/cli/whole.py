@@ -99,7 +99,7 @@ def check(options: argparse.Namespace) -> int:
     if not found:
         print("nothing found")
     elif options.fix:
-        print("repaired what could be repaired")
+        print("repaired what could be repaired, and removed entries that were damaged")
     return 1 if found else 0
 
 

@@ -167,7 +167,7 @@ def _check_rows(store: Store, check_record: CheckRecord, fix: bool, timeout: flo
             with store.locked(timeout) as locked:
                 problem = _problem_now(store, check_record, row[0])
                 if problem is not None:
-                    found.add(f"entry {row[0]} in {store.path}: {problem}")
+                    found.add(f"entry {_named(store, row)} in {store.path}: {problem}")
                 if problem is not None and fix and not isinstance(problem, _Unread):
                     store.remover.delete([row[0]], locked)
 
@@ -233,6 +233,14 @@ def _queue_columns(stored: bytes) -> tuple[bytes, int] | tuple[None, None]:
     if isinstance(key, keys.QueueKey | keys.PrefixedQueueKey):
         return keys.encode_key(key.prefix), key.number
     return None, None
+
+
+def _named(store: Store, row: Sequence[Any]) -> str:
+    """Return the key of a row, where that can be told without its secret and without running code, and its place."""
+    if store.disk.sealer is None and isinstance(row[1], bytes):
+        with contextlib.suppress(DecodeError):
+            return f"{keys.decode_key(row[1])!r:.80} (at {row[0]})"
+    return str(row[0])
 
 
 def _problem_now(store: Store, check_record: CheckRecord, h: int) -> str | None:

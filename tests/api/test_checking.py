@@ -54,6 +54,7 @@ def test_each_kind_of_damage_is_found_and_mended(open_cache: Opener) -> None:
     assert (cache.metrics.damaged, cache.metrics.missing_files) == (2, 1)
     found = cache.check()
     assert len(found) == 7
+    assert any("entry 'three' (at " in str(problem.message) for problem in found), "damaged entries are named"
     assert sum(problem.category is UnknownFileWarning for problem in found) == 2
     assert sum(problem.category is EmptyDirWarning for problem in found) == 2, "one where a file was lost"
     assert len(cache.check(fix=True)) >= 6

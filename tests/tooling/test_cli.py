@@ -30,6 +30,7 @@ def test_get_prints_the_value(shell: Shell) -> None:
     assert shell.run("get", "user:2") == "Grace\\x1b[2J\n"
     assert shell.run("get", 3, "--key-type", "int") == "b'\\x00\\xff'\n"
     assert shell.run("get", "nothing", code=1) == ""
+    assert "no entry under the text key 'nothing'; keys of other types need --key-type" in shell.err
 
 
 def test_get_with_json_prints_the_entry(shell: Shell, cache: Cache) -> None:

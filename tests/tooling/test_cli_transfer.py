@@ -103,14 +103,16 @@ def test_a_malformed_file_is_refused_with_the_number_of_the_entry(data: bytes, s
     file = tmp_path / "file"
     file.write_bytes(data)
     shell.run("import", "--input", file, code=2)
-    assert "entry 1 of the file" in shell.err
+    assert ("entry 1 of the file" in shell.err) != ("is not what `export` writes" in shell.err)
 
 
 def test_a_file_that_is_none_makes_no_cache(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "file"
     file.write_text("not json\n")
     assert main.main(["import", str(tmp_path / "new"), "--input", str(file)]) == 2
-    assert "those before" not in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert f"{str(file)!r} is not what `export` writes" in told
+    assert "those before" not in told
     assert not (tmp_path / "new").exists()
 
 
