@@ -63,6 +63,11 @@ def colliding(directory: str, **settings: Any) -> Cache:
     return cache
 
 
+def namespaced(directory: str, **settings: Any) -> Cache:
+    """Return a namespace of a cache."""
+    return Cache(directory, **settings).namespace("space")
+
+
 MODELLED: dict[str, Callable[..., Cache]] = {
     "plain": partial(Cache, **QUICK),
     "cold": partial(Cache, hot_size_limit=0, **QUICK),
@@ -72,6 +77,7 @@ MODELLED: dict[str, Callable[..., Cache]] = {
     "signed": partial(Cache, secret=SECRET, disk_min_file_size=1000, **QUICK),
     "colliding": partial(colliding, disk_min_file_size=1000, **QUICK),
     "colliding-few-slots": partial(colliding, durability="process", generation_slots=16),
+    "namespace": partial(namespaced, disk_min_file_size=1000, **QUICK),
     "fanout": partial(FanoutCache, shards=3, timeout=60, disk_min_file_size=1000, **QUICK),
 }
 
@@ -345,7 +351,8 @@ class Model(RuleBasedStateMachine):
 
 @pytest.mark.parametrize("name", MODELLED)
 def test_a_cache_is_a_dictionary_with_expiry(name: str) -> None:
-    queues = not name.startswith("colliding")  # a fifth key with one hash would take the place of the first
+    # A fifth key with one hash would take the place of the first; a namespace has no queues.
+    queues = not name.startswith(("colliding", "namespace"))
     machine = type(f"Model_{name}", (Model,), {"make": staticmethod(MODELLED[name]), "queues": queues})
     limits = settings(
         max_examples=settings().max_examples // 6,

@@ -226,7 +226,7 @@ def scatter(directory: Path, table: str, column: str, planted: list[object]) -> 
     """Put the values into a column, row by row in turn; text that is not UTF-8 and NULL among them."""
     with database(directory) as connection:
         connection.execute("PRAGMA ignore_check_constraints = ON")
-        key = {"entry": "h", "totals": "id", "trash": "file"}[table]
+        key = {"entry": "h", "totals": "id", "trash": "file", "tagged": "place"}[table]
         rows = [row for (row,) in connection.execute(f"SELECT {key} FROM {table} ORDER BY 1")]
         for number, row in enumerate(rows):
             text = "?" if number % (len(planted) + 1) else "CAST(x'ff80' AS TEXT)"
@@ -254,6 +254,8 @@ def test_no_value_in_any_column_runs_code_or_breaks_an_operation(tmp_path: Path,
         scatter(directory, table, column, values(marker))
         with closing(Cache(directory, **OPTIONS[options])) as cache:
             assert run_steps(cache) == [], f"{table}.{column}"
+            if table == "tagged":
+                cache.check(fix=True)  # entries go without the index rows that no entry has
             assert [str(problem.message) for problem in cache.check()] == [], f"{table}.{column}"
             cache["new"] = "value"
             assert cache["new"] == "value"

@@ -95,6 +95,7 @@ COLUMNS = {
     ),
     "totals": ("files",),
     "trash": ("file", "size", "at"),
+    "tagged": ("tag", "place"),
 }
 PLACES = [(table, column) for table, columns in COLUMNS.items() for column in columns]
 
