@@ -239,7 +239,7 @@ def _forgeable(item: Item) -> frozenset[Any]:
 def _plant(item: Item, directory: Path, payload: Payload, around: Around) -> int:
     """Put the payload into the column of the rows, as far as SQLite takes it; return how many rows that changed."""
     changed = 0
-    key = {"entry": "h", "totals": "id", "trash": "file", "setting": "name"}[item.table]
+    key = {"entry": "h", "totals": "id", "trash": "file", "tagged": "place", "setting": "name"}[item.table]
     with database(directory) as connection:
         connection.execute("PRAGMA ignore_check_constraints = ON")
         connection.execute("PRAGMA synchronous = OFF")

@@ -99,7 +99,8 @@ NOT_INDEXED = _walk(f"""SELECT value, h FROM entry, {_NAMES} WHERE tags IS NOT N
 FALSELY_INDEXED = _walk(f"""SELECT tag, place FROM tagged WHERE NOT EXISTS
     (SELECT 1 FROM entry, {_NAMES} WHERE h = place AND value = tag) LIMIT ?""")  # noqa: S608 - made of constants
 ADD_TO_INDEX = "INSERT OR IGNORE INTO tagged VALUES (?, ?)"
-DROP_FROM_INDEX = "DELETE FROM tagged WHERE tag IS ? AND place IS ?"
+# Text that is not UTF-8 is read as bytes.
+DROP_FROM_INDEX = "DELETE FROM tagged WHERE tag IN (?1, CAST(?1 AS TEXT)) AND place IN (?2, CAST(?2 AS TEXT))"
 MIN_EXPIRE = _walk("SELECT CAST(min(expire) AS REAL) FROM entry WHERE expire IS NOT NULL")
 
 # -- removal in batches ------------------------------------------------------------------------------------------
