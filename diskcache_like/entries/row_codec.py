@@ -146,7 +146,10 @@ class RowCodec:
         """Return the row of an entry that is not sealed."""
         mode, _, metadata, file, size, _ = record
         signed = self._signs_all or (mode == MODE_PICKLE and self._signs_pickles)
-        v = pack(stored, record, self._session.secret.signer) if signed else pack_full(stored, record)
+        if signed:
+            v = pack(stored, record, self._session.secret.signer)
+        else:
+            v = (pack if metadata is NO_METADATA else pack_full)(stored, record)
         expire, tags, retain_until, *_ = metadata
         fresh = None if retain_until is None else expire
         column = None if file is None else file_names.to_column(file)

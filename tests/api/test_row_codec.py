@@ -10,6 +10,7 @@ import pytest
 
 from diskcache_like import DecodeError, ValueTooLarge
 from diskcache_like.disk.contract import Disk
+from diskcache_like.encoding.keys import queue_key
 from diskcache_like.encoding.record import MODE_RAW, NO_METADATA, Metadata, Record
 from diskcache_like.entries.atomic_key import AtomicKey
 from diskcache_like.entries.metrics import Metrics
@@ -76,6 +77,14 @@ def test_a_plain_entry_is_a_record_alone() -> None:
     row = rows.row("key", location, (MODE_RAW, b"payload", None, 0), NO_METADATA)
     assert type(row) is bytes
     assert rows.verified("key", location, row) == Record(MODE_RAW, b"payload")
+
+
+def test_an_item_of_a_queue_without_metadata_has_a_simple_record() -> None:
+    rows, _, _ = codec()
+    key = queue_key("jobs", 5)
+    row = rows.row(key, rows.locate(key), (MODE_RAW, b"payload", None, 0), NO_METADATA)
+    assert isinstance(row, Row)
+    assert len(row.v) == len(b"payload") + 5
 
 
 def test_a_record_of_another_key_is_reported() -> None:
