@@ -49,23 +49,22 @@ class Presence:
             return False
         return int(name) < _OFFSETS and self._ask(_GET, int(name)) == fcntl.F_UNLCK
 
-    def hold(self, number: int) -> bool:
-        """Lock the byte of a number, of less than 61 bits, for this process and thread; return whether that was free.
+    def hold(self, number: int, owner: object) -> bool:
+        """Lock the byte of a number, of less than 61 bits, for an owner in this process; return whether it was free.
 
         The dictionary keeps the threads of this process apart, for which the kernel sees one owner, and the kernel the
-        processes: both have to be free, and the first is given back if the second is not.
+        processes. `let_go` is safe whenever this is interrupted.
         """
-        mark = object()
-        if self._held.setdefault(number, mark) is not mark:
+        if self._held.setdefault(number, owner) is not owner:
             return False
         if self._ask(_SET, _OFFSETS + number) is None:
             del self._held[number]
             return False
         return True
 
-    def let_go(self, number: int) -> None:
-        """Free the byte of a number that `hold` has locked."""
-        if number in self._held:
+    def let_go(self, number: int, owner: object) -> None:
+        """Free the byte of a number if this owner holds it."""
+        if self._held.get(number) is owner:
             self._ask(_SET, _OFFSETS + number, fcntl.F_UNLCK)
             del self._held[number]  # last: until then no other thread takes what the kernel has freed
 

@@ -57,16 +57,16 @@ class AtomicKey:
         """Return what shows other processes that this one has the key's shard open."""
         return self._found()[2].session.presence()
 
-    def hold(self) -> bool | None:
+    def hold(self, owner: object) -> bool | None:
         """Hold the key if nobody does, until `let_go` or the end of the process; None where that is not possible."""
         _, h, store = self._found()
         presence = store.session.presence()
-        return presence.hold(h >> 2) if presence.name else None
+        return presence.hold(h >> 2, owner) if presence.name else None
 
-    def let_go(self) -> None:
-        """Let go of a key that is held."""
+    def let_go(self, owner: object) -> None:
+        """Let go of a key if this owner holds it."""
         _, h, store = self._found()
-        store.session.presence().let_go(h >> 2)
+        store.session.presence().let_go(h >> 2, owner)
 
     def left(self, until: float | None) -> float:
         """Return the seconds to sleep until a moment by the cache's clock; None means never."""

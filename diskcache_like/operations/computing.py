@@ -7,6 +7,7 @@ each step either in its thread or in an event loop. So functions and coroutine f
 from __future__ import annotations
 
 import contextvars
+import inspect
 import itertools
 import math
 import random
@@ -338,6 +339,7 @@ class Computation:
         yield Behind(self._renewal(key, call, old, flight), flight.finish)
 
     def _renewal(self, key: Any, call: Callable[[Computing], Any], old: Old, flight: Flight) -> Steps:
+        _under_way.set(())  # in a context of its own: what its caller computes does not wait for this
         try:
             yield from self._compute(key, call, old, False, None)
         except Exception:
@@ -355,18 +357,22 @@ class Computation:
         if not rules.keeps or flight.atomic.in_transaction():
             self.misses += 1
             return (yield from self._compute(key, call, old, usable, None))
-        name = (id(self.cache._shards), self.cache._own(key))
-        if name in _under_way.get():
+        if self._name(key) in _under_way.get():
             raise CacheError(f"key {key!r} is computed by a call that needs its value; it would wait for itself")
         limit = rules.hard_timeout if rules.soft_timeout is None or not usable else rules.soft_timeout
         end = math.inf if limit is None else time.monotonic() + limit
         found = yield from self._join(key, flight, old if usable else None, end)
         if found is not ENOVAL:
             return found
-        job = self._alone(key, call, old, usable, flight, name)
+        job = self._alone(key, call, old, usable, flight)
         if limit is None:
             return (yield from job)
-        outcome = yield Within(job, max(end - time.monotonic(), 0.0))
+        try:
+            outcome = yield Within(job, max(end - time.monotonic(), 0.0))
+        except BaseException:
+            if inspect.getgeneratorstate(job) == inspect.GEN_CREATED:  # no thread could start
+                yield Finish(flight)
+            raise
         if outcome is not None:
             return outcome.result()
         if usable:
@@ -401,21 +407,17 @@ class Computation:
         return old.value
 
     def _alone(
-        self, key: Any, call: Callable[[Computing], Any], old: Old | None, usable: bool, flight: Flight, name: Any
+        self, key: Any, call: Callable[[Computing], Any], old: Old | None, usable: bool, flight: Flight
     ) -> Steps:
         """Compute a value while holding its flight."""
-        token = None
         try:
             # Whoever computed before stored the value before they finished, and this began after that.
             value = self._present(key)
             if value is not ENOVAL:
                 return value
             self.misses += 1
-            token = _under_way.set((*_under_way.get(), name))
             return (yield from self._compute(key, call, old, usable, flight))
         finally:
-            if token is not None:
-                _under_way.set(tuple(each for each in _under_way.get() if each != name))
             yield Finish(flight)
 
     # -- the computation ----------------------------------------------------------------------------------------------
@@ -427,9 +429,13 @@ class Computation:
         rules, cache = self.rules, self.cache
         atomic = cache._atomic_key(key)
         context = Computing(None, None, b"") if old is None else self._context(old)
-        started = self._now()
+        started, around = self._now(), _under_way.get()
         try:
-            value = yield from self._called(partial(call, context))
+            _under_way.set((*around, self._name(key)))
+            try:
+                value = yield from self._called(partial(call, context))
+            finally:
+                _under_way.set(around)
         except Exception as error:
             reraise_signal(error)  # an alarm, say, is no error of the function's
             metadata = rules.error_metadata(context, self._now()) if isinstance(error, rules.cache_errors) else None
@@ -447,6 +453,10 @@ class Computation:
         if metadata is not None:
             yield Write(atomic, partial(cache._put, key, value, metadata))
         return value
+
+    def _name(self, key: Any) -> tuple[int, Any]:
+        """Return what tells a computation from those of other keys and caches."""
+        return id(self.cache._shards), self.cache._own(key)
 
     def _context(self, old: Old) -> Computing:
         created = old.metadata.created

@@ -39,7 +39,7 @@ class Flight:
     is about to sleep notices. A computation that stores nothing changes no slot, and is noticed a slice later.
     """
 
-    __slots__ = ("_cache", "_held", "_token", "atomic", "computed", "key", "patience")
+    __slots__ = ("_cache", "_mark", "_token", "atomic", "computed", "key", "patience")
 
     def __init__(self, cache: Entries, key: Any, atomic: AtomicKey, patience: float, computed: AtomicKey) -> None:
         self.key = key
@@ -47,7 +47,7 @@ class Flight:
         self.atomic = atomic
         self.computed = computed
         self._cache = cache
-        self._held = False  # the lock of the kernel's
+        self._mark: object | None = None  # the owner of the lock of the kernel's
         self._token: str | None = None  # of the entry instead
 
     def begin(self, in_spite: bool = False) -> bool:
@@ -57,11 +57,9 @@ class Flight:
         """
         if not in_spite and self.is_paused():
             return False
-        held = self.atomic.hold()
-        if held is None:
-            return self._begin_by_entry()
-        self._held = held
-        return held
+        self._mark = object()  # before it is taken, so that an interrupted call gives it back
+        held = self.atomic.hold(self._mark)
+        return self._begin_by_entry() if held is None else held
 
     def _begin_by_entry(self) -> bool:
         token = secrets.token_hex(16)
@@ -78,14 +76,18 @@ class Flight:
 
     def finish(self) -> None:
         """Free the flight if it is this call's, which ends the waiting of others."""
-        held, self._held = self._held, False
         token, self._token = self._token, None
-        if held:
-            self.atomic.let_go()
-        elif token is not None and self._cache.get(self.key) == token:
+        if self._mark is not None:
+            self.atomic.let_go(self._mark)
+            self._mark = None
+        if token is not None and self._cache.get(self.key) == token:
             self._cache.delete(self.key, retry=True)
-        if held or token is not None:
-            self.computed.wake()
+        self.computed.wake()
+
+    def __del__(self) -> None:
+        mark = getattr(self, "_mark", None)
+        if mark is not None:  # a signal handler raised between two steps
+            self.atomic.let_go(mark)
 
     def pause(self, seconds: float) -> None:
         """Note that the computation has failed: for some seconds nobody begins who has an old value to serve."""

@@ -255,6 +255,43 @@ def test_in_a_transaction_it_computes_without_a_flight(cache: Cache) -> None:
     assert "key" not in cache
 
 
+@few
+def test_where_no_thread_starts_nobody_waits_for_it(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refused)
+        with pytest.raises(RuntimeError):
+            cache.get_or_set("key", lambda: 1, hard_timeout=60)
+    assert cache.get_or_set("key", lambda: 2, hard_timeout=60) == 2
+
+
+@few
+def test_a_renewal_may_ask_for_its_own_key(cache: Cache, clock: Clock) -> None:
+    """It gets the old value, and does not wait for itself."""
+
+    def work() -> int:
+        return 1 + cache.get_or_set("key", lambda: 0, 10, stale_while_revalidate=100)
+
+    cache.get_or_set("key", lambda: 5, 10, stale_while_revalidate=100)
+    clock.advance(11)
+    assert cache.get_or_set("key", work, 10, stale_while_revalidate=100) == 5
+    background()
+    assert cache["key"] == 6
+
+
+@few
+def test_a_flight_that_is_dropped_is_free(cache: Cache) -> None:
+    computation = computing.Computation(cache, rules.Rules(), "scope")
+    assert computation.flight("key").begin()  # dropped at once, as when a signal handler raises
+    flight = computation.flight("key")
+    assert flight.begin()
+    assert not computation.flight("key").begin()
+    flight.finish()
+    assert computation.flight("key").begin()
+
+
 # -- each option ------------------------------------------------------------------------------------------------------
 
 
