@@ -15,7 +15,15 @@ from unittest import mock
 
 from diskcache_like import Cache
 from diskcache_like.coherence.generations import Header
-from diskcache_like.errors import CacheError, DirectoryError, DiskFull, StorageError, Timeout, UnsafeDirectory
+from diskcache_like.errors import (
+    CacheError,
+    DirectoryError,
+    DiskFull,
+    StorageError,
+    Timeout,
+    UnreadableFileWarning,
+    UnsafeDirectory,
+)
 from diskcache_like.storage import shards
 from tests.support.cache_kinds import Clock
 from tests.support.inspection import cache_descriptors, problems
@@ -36,7 +44,7 @@ OPTIONS: dict[str, Any] = {
 
 # Of a failed write its file may stay. On a full disk the files of a removal go first, since even a DELETE needs room; the
 # row may then stay. No total or count of what is there may be wrong.
-MENDABLE = re.compile(r"unknown file: |empty directory: |entry \d+ in .*: .*file not found$")
+MENDABLE = re.compile(r"unknown file: |empty directory: |entry .+ in .*: .*file not found$")
 
 
 class Wrong(AssertionError):
@@ -78,6 +86,10 @@ class Session:
             self.judge(name, error)
             self.refused[type(error).__name__] += 1
             return error
+        except UnreadableFileWarning as warning:  # raised, where warnings are errors: the entry reads as missing
+            self.cache._rows._warned_of_file = False  # so that the next one is told of, too
+            self.refused[type(warning).__name__] += 1
+            return StorageError(str(warning))
 
     def judge(self, name: str, error: CacheError) -> None:
         """Take only an error that says what failed, and where."""

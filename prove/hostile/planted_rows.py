@@ -137,7 +137,10 @@ def _records() -> dict[str, Payload]:
     for field, numbers in {
         "expire": (math.nan, math.inf, -math.inf, -1.0, 1e308, 0.0),
         "size": (1, 2**63, 2**64 - 1),
-        "tag": (b"\xc1", b"\xdd\xff\xff\xff\xff", b"\x80\x04.", b"\x91" * 1000),
+        "tags": (b"\x00", b"\x01\xc1", b"\x05\xdd\xff\xff\xff\xff", b"\x03\x80\x04.", b"\x91" * 1000),
+        "retain_until": (math.nan, math.inf, -1.0),
+        "created": (math.nan, math.inf, 1e308),
+        "etag": (b"", b"\xff" * 255),
     }.items():
         for number in numbers:
             made[f"{field} {str(number)[:30]}"] = partial(_with_field, field=field, number=number)
@@ -192,7 +195,7 @@ def items(made: Sequence[Sample]) -> list[Item]:
     for sample in made:
         for table, names in columns.items():
             for column in names:
-                payloads = [*plain, *(records if column in ("v", "spelling", "tag") else ())]
+                payloads = [*plain, *(records if column in ("v", "spelling", "tags") else ())]
                 found += [Item(sample, table, column, payload, both) for payload in payloads for both in (False, True)]
     return found
 
