@@ -293,11 +293,10 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
         found = self._recorded(key, stale)
         if found is not None:
             value, record, version = found
-            expire, tags, _, created, _, etag = record.metadata
+            expire, tags, *_, etag = record.metadata
             now = self._clock()
-            age = None if created is None else max(now - created, 0.0)
             with self._rows.reporting(key):
-                size = record.size or len(record.payload)
+                size, age = record.size or len(record.payload), record.metadata.age(now)
                 is_stale = expire is not None and expire <= now
                 return Entry(value, expire, tag_or_tags(tags), size, tags_of(tags), version, age, is_stale, etag)
         return default
@@ -489,7 +488,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
     def _items(self, keys_: Iterable[Any]) -> Iterator[tuple[Any, Any, Metadata]]:
         """Yield (key, value, metadata) of those keys that have a live entry."""
         for key in keys_:
-            found = self._loader.load_recorded(key, self._rows.locate(key))
+            found = self._recorded(key)
             if found is not None:
                 yield key, found[0], found[1].metadata
 

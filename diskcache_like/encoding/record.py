@@ -82,6 +82,10 @@ class Metadata(NamedTuple):
         """Return when the entry may be removed."""
         return self.expire if self.retain_until is None else self.retain_until
 
+    def age(self, now: float) -> float | None:
+        """Return the seconds since the value was computed, None if that is not known."""
+        return None if self.created is None else max(now - self.created, 0.0)
+
 
 NO_METADATA = Metadata()
 

@@ -21,7 +21,7 @@ class Metrics:
         self.damaged = 0  # entries that did not match their checksum or could not be decoded
         self.unauthenticated = 0  # entries whose authentication failed or was missing
         self.missing_files = 0  # rows whose value file was gone, or not to be read by this user
-        self.failed_renewals = 0  # computations behind a caller that raised an error
+        self.failed_renewals = 0  # computations in the background that raised an error
 
     def __repr__(self) -> str:
         counts = ", ".join(f"{name}={getattr(self, name)}" for name in COUNTS)

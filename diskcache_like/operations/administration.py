@@ -88,11 +88,11 @@ class Administration(Tagging, SettingsInForce):
         return train(self._session.dictionaries, self._rows.records, size, self._wait_for_all(retry))
 
     def create_tag_index(self) -> None:
-        """Note the wish in the setting `tag_index`, for programs made for DiskCache: tags are always indexed."""
+        """Set `tag_index` to 1, for programs made for DiskCache. It has no effect: tags are always indexed."""
         self.reset("tag_index", 1)
 
     def drop_tag_index(self) -> None:
-        """Note the wish in the setting `tag_index`, for programs made for DiskCache: tags are always indexed."""
+        """Set `tag_index` to 0, for programs made for DiskCache. It has no effect: tags are always indexed."""
         self.reset("tag_index", 0)
 
     def reset(self, key: str, value: Any = ENOVAL, update: bool = True) -> Any:

@@ -80,10 +80,10 @@ class Computed(Tagging):
         parameter gets a `Computing`.
 
         `expire`: seconds, a timedelta, text such as '2h5m', or a function of the result. `tags`: or a function of it.
-        `stale_while_revalidate`: for so long after the expiry return the old value at once, and renew it behind the
-        caller. `stale_if_error`: for so long return it if the computation raises an error, takes longer than
+        `stale_while_revalidate`: for so long after the expiry return the old value at once, and renew it in the
+        background. `stale_if_error`: for so long return it if the computation raises an error, takes longer than
         `soft_timeout` seconds, or is refused. `hard_timeout`: seconds after which ComputeTimeout is raised; the
-        computation goes on. `beta`: renew it behind the caller before it expires, 1 for the usual chance. `jitter`: a
+        computation goes on. `beta`: renew it in the background before it expires, 1 for the usual chance. `jitter`: a
         part by which a lifetime may be shorter. `when`: whether to store a result; `none_expire`: how long None is.
         `cache_errors`: which errors to store, for `error_expire`. `max_concurrent`: calls at a time in all processes;
         beyond it, Overloaded after the cache's timeout. `breaker`: see `Breaker`; while it is open, BreakerOpen.
@@ -99,8 +99,8 @@ class Computed(Tagging):
             if value is not ENOVAL and type(value) is not StoredError:
                 return value
         call, asks = _with_context(compute)
-        both: Any = {"tags": tags if tag is None else _one_tag(tag, tags), **options}
-        computation = Computation(self, Rules(expire=expire, asks=asks, **both), _scope(compute))
+        rules = _rules(expire, tag, tags, {**options, "asks": asks})
+        computation = Computation(self, rules, _scope(compute))
         return _get_async(computation, key, call) if is_coroutine else _get(computation, key, call)
 
     def memoize(
@@ -126,8 +126,7 @@ class Computed(Tagging):
         on coroutine functions too.
         """
         call_keys = CallKeys(name, typed, ignore, key, version)
-        both: Any = {"tags": tags if tag is None else _one_tag(tag, tags), **options}
-        return memoize(self, call_keys, Rules(expire=expire, **both))
+        return memoize(self, call_keys, _rules(expire, tag, tags, {**options}))
 
     # -- what computing needs of a cache ------------------------------------------------------------------------------
 
@@ -162,10 +161,10 @@ class Computed(Tagging):
         return self._remove_from_all(lambda store: store.remove_selected("tagged", (name, "[]"), wait))
 
 
-def _one_tag(tag: Any, tags: Any) -> list[Any]:
-    if tags is not None:
+def _rules(expire: Any, tag: Any, tags: Any, options: dict[str, Any]) -> Rules:
+    if tag is not None and tags is not None:
         raise TypeError(f"tag={tag!r} and tags= are both given: put all of them into tags")
-    return [tag]
+    return Rules(expire=expire, tags=tags if tag is None else [tag], **options)
 
 
 def _scope(compute: Callable[..., Any]) -> str:

@@ -1,20 +1,19 @@
 """Computing: get a value or compute it and keep it, once for all who want it, as `Rules` say.
 
-What happens is spelled once, as generators that yield the steps which wait or call the user's function; a driver takes
-each step either in its thread or in an event loop. So functions and coroutine functions have the same rules.
+The procedure is written once, as generators that yield each step which waits or calls the user's function. A driver
+takes the steps in its thread or in an event loop, so functions and coroutine functions follow the same rules.
 """
 
 from __future__ import annotations
 
 import contextvars
 import inspect
-import itertools
 import math
 import random
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, wait
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -23,15 +22,16 @@ from ..coherence.futex import pauses, slices
 from ..encoding.record import Metadata
 from ..encoding.values import NotSerializable, encode_value
 from ..entries.atomic_key import AtomicKey
-from ..entries.loading import ENOVAL
+from ..entries.loading import ENOVAL, hot_expiry
 from ..errors import BreakerOpen, CacheError, ComputeTimeout, Overloaded, Timeout
 from ..system.signals import reraise_signal
+from .call_keys import full_name
 from .flights import Flight, flight_key
 from .rules import ERROR_PAUSE, RENEWAL_PAUSE, Computing, Rules, StoredError
 
 RUNS_CALLERS_CODE = True  # for `interrupts_a_call` of system/signal_safe.py
 
-RENEWAL = "diskcache_like renewal"  # name of a thread that computes behind its caller
+RENEWAL = "diskcache_like renewal"  # name of a thread that computes in the background
 _under_way: contextvars.ContextVar[tuple[Any, ...]] = contextvars.ContextVar("under_way", default=())
 
 Steps = Generator["Step", Any, Any]
@@ -94,36 +94,30 @@ class Write(NamedTuple):
         raise AssertionError("pauses never end")
 
 
-class Take(NamedTuple):
-    """Take a flight if it is free; with the kernel's locks that waits for nobody."""
+class OnFlight(NamedTuple):
+    """Take or free a flight. With kernel locks that waits for nobody; else it writes an entry."""
 
     flight: Flight
-    in_spite: bool
+    act: Callable[[], Any]
 
-    def run(self) -> bool:
-        """Take it."""
-        return self.flight.begin(self.in_spite)
+    def run(self) -> Any:
+        """Do it."""
+        return self.act()
 
     async def arun(self) -> Any:
-        """Take it, if need be as soon as its shard is free."""
-        return self.run() if self.flight.atomic.presence().name else await Write(self.flight.atomic, self.run).arun()
+        """Do it, if need be as soon as the flight's shard is free."""
+        atomic = self.flight.atomic
+        return self.act() if atomic.presence().name else await Write(atomic, self.act).arun()
 
 
-class Finish(NamedTuple):
-    """Free a flight."""
+def begin(flight: Flight, despite_failure: bool) -> OnFlight:
+    """Return the step that takes a flight if it is free."""
+    return OnFlight(flight, partial(flight.begin, despite_failure))
 
-    flight: Flight
 
-    def run(self) -> None:
-        """Free it."""
-        self.flight.finish()
-
-    async def arun(self) -> None:
-        """Free it, if need be as soon as its shard is free."""
-        if self.flight.atomic.presence().name:
-            self.run()
-        else:
-            await Write(self.flight.atomic, self.run).arun()
+def finish(flight: Flight) -> OnFlight:
+    """Return the step that frees a flight."""
+    return OnFlight(flight, flight.finish)
 
 
 class Rest(NamedTuple):
@@ -170,7 +164,7 @@ class Within(NamedTuple):
         return task if done else None
 
 
-class Behind(NamedTuple):
+class InBackground(NamedTuple):
     """Begin to take steps elsewhere; `ended` is called if they cannot begin."""
 
     steps: Steps
@@ -285,34 +279,23 @@ class Computation:
         """Take care of a value that `find` has not found."""
         rules, old = self.rules, self._old(key)
         now = self._now()
-        if old is not None and not _is_over(old, now, 0):
+        if old is not None and not _is_over(old, now, max(rules.stale_while_revalidate, 0)):
             self.hits += 1
-            if self._is_due(old, now):
+            if _is_due(old, now):
                 yield from self._renew(key, call, old)
             return old.value
-        if old is not None and not _is_over(old, now, rules.stale_while_revalidate):
-            self.hits += 1
-            yield from self._renew(key, call, old)
-            return old.value
-        usable = old is not None and not _is_over(old, now, rules.stale_if_error)
+        usable = None if old is None or _is_over(old, now, rules.stale_if_error) else old
         return (yield from self._wait(key, call, old, usable))
 
     def refresh(self, key: Any, call: Callable[[Computing], Any]) -> Steps:
         """Compute a value anew, whatever is there."""
-        return (yield from self._compute(key, call, self._old(key), False, None))
+        return (yield from self._compute(key, call, self._old(key), None, None))
 
     def _old(self, key: Any) -> Old | None:
         if self.rules.is_bare and not self.rules.asks:
             return None
         found = self.cache._recorded(key, True)
         return None if found is None or type(found[0]) is StoredError else Old(found[0], found[1].metadata)
-
-    def _is_due(self, old: Old, now: float) -> bool:
-        """Decide by chance whether to compute a fresh value anew ahead of time (see `recipes/stampede.py`)."""
-        _, _, _, _, cost, _ = old.metadata
-        expire = old.metadata.expire
-        # 1 - random() is never 0, which has no logarithm.
-        return expire is not None and expire - now <= -cost * math.log(1.0 - random.random())
 
     def flight(self, key: Any) -> Flight:
         """Return the flight for a key."""
@@ -323,35 +306,35 @@ class Computation:
         atomic = self.cache._atomic_key(key)
         return Flight(self.cache, key, atomic, self.rules.patience, computed or atomic)
 
-    # -- behind the caller --------------------------------------------------------------------------------------------
+    # -- in the background --------------------------------------------------------------------------------------------
 
     def _renew(self, key: Any, call: Callable[[Computing], Any], old: Old) -> Steps:
-        """Compute a value anew behind the caller, unless somebody does so, or has failed just now."""
+        """Compute a value anew in the background, unless somebody does so, or has failed just now."""
         flight = self.flight(key)
         if flight.atomic.in_transaction():
             return
-        if not (yield Take(flight, False)):
+        if not (yield begin(flight, False)):
             return
         present = self._old(key)
         if present is not None and present.metadata.created != old.metadata.created:
-            yield Finish(flight)
+            yield finish(flight)
             return
-        yield Behind(self._renewal(key, call, old, flight), flight.finish)
+        yield InBackground(self._renewal(key, call, old, flight), flight.finish)
 
     def _renewal(self, key: Any, call: Callable[[Computing], Any], old: Old, flight: Flight) -> Steps:
         _under_way.set(())  # in a context of its own: what its caller computes does not wait for this
         try:
-            yield from self._compute(key, call, old, False, None)
+            yield from self._compute(key, call, old, None, None)
         except Exception:
             self.cache.metrics.failed_renewals += 1
             yield Write(flight.atomic, partial(flight.pause, RENEWAL_PAUSE))
             raise
         finally:
-            yield Finish(flight)
+            yield finish(flight)
 
     # -- while the caller waits ---------------------------------------------------------------------------------------
 
-    def _wait(self, key: Any, call: Callable[[Computing], Any], old: Old | None, usable: bool) -> Steps:
+    def _wait(self, key: Any, call: Callable[[Computing], Any], old: Old | None, usable: Old | None) -> Steps:
         """Return what somebody else computes, or compute it."""
         rules, flight = self.rules, self.flight(key)
         if not rules.keeps or flight.atomic.in_transaction():
@@ -359,9 +342,9 @@ class Computation:
             return (yield from self._compute(key, call, old, usable, None))
         if self._name(key) in _under_way.get():
             raise CacheError(f"key {key!r} is computed by a call that needs its value; it would wait for itself")
-        limit = rules.hard_timeout if rules.soft_timeout is None or not usable else rules.soft_timeout
+        limit = rules.hard_timeout if rules.soft_timeout is None or usable is None else rules.soft_timeout
         end = math.inf if limit is None else time.monotonic() + limit
-        found = yield from self._join(key, flight, old if usable else None, end)
+        found = yield from self._join(key, flight, usable, end)
         if found is not ENOVAL:
             return found
         job = self._alone(key, call, old, usable, flight)
@@ -371,12 +354,12 @@ class Computation:
             outcome = yield Within(job, max(end - time.monotonic(), 0.0))
         except BaseException:
             if inspect.getgeneratorstate(job) == inspect.GEN_CREATED:  # no thread could start
-                yield Finish(flight)
+                yield finish(flight)
             raise
         if outcome is not None:
             return outcome.result()
-        if usable:
-            return self._kept(old)
+        if usable is not None:
+            return self._serve(usable)
         raise ComputeTimeout(f"key {key!r}: its computation takes more than {limit} s; it goes on and keeps its result")
 
     def _join(self, key: Any, flight: Flight, usable: Old | None, end: float) -> Steps:
@@ -388,11 +371,11 @@ class Computation:
         patience = time.monotonic() + flight.patience
         for pause, longest in zip(pauses(), slices(), strict=False):
             generation = flight.computed.generation()
-            if (yield Take(flight, usable is None)) or time.monotonic() >= patience:
+            if (yield begin(flight, usable is None)) or time.monotonic() >= patience:
                 return ENOVAL
             left = end - time.monotonic()
             if usable is not None and (left <= 0 or flight.is_paused()):
-                return self._kept(usable)
+                return self._serve(usable)
             if left <= 0:
                 raise ComputeTimeout(f"key {key!r} is computed by somebody else, who takes too long")
             yield Rest(flight.computed, generation, left, pause, longest)
@@ -401,13 +384,12 @@ class Computation:
                 return value
         raise AssertionError("slices never end")
 
-    def _kept(self, old: Old | None) -> Any:
-        assert old is not None
+    def _serve(self, old: Old) -> Any:
         self.hits += 1
         return old.value
 
     def _alone(
-        self, key: Any, call: Callable[[Computing], Any], old: Old | None, usable: bool, flight: Flight
+        self, key: Any, call: Callable[[Computing], Any], old: Old | None, usable: Old | None, flight: Flight
     ) -> Steps:
         """Compute a value while holding its flight."""
         try:
@@ -418,18 +400,20 @@ class Computation:
             self.misses += 1
             return (yield from self._compute(key, call, old, usable, flight))
         finally:
-            yield Finish(flight)
+            yield finish(flight)
 
     # -- the computation ----------------------------------------------------------------------------------------------
 
     def _compute(
-        self, key: Any, call: Callable[[Computing], Any], old: Old | None, usable: bool, flight: Flight | None
+        self, key: Any, call: Callable[[Computing], Any], old: Old | None, usable: Old | None, flight: Flight | None
     ) -> Steps:
-        """Call the function and keep its result; serve the old value instead of an error if it is `usable`."""
+        """Call the function and keep its result; if it fails, return the `usable` old value, where there is one."""
         rules, cache = self.rules, self.cache
         atomic = cache._atomic_key(key)
-        context = Computing(None, None, b"") if old is None else self._context(old)
         started, around = self._now(), _under_way.get()
+        context = Computing(None, None, b"")
+        if old is not None:
+            context = Computing(old.value, old.metadata.age(started), old.metadata.etag)
         try:
             _under_way.set((*around, self._name(key)))
             try:
@@ -441,10 +425,10 @@ class Computation:
             metadata = rules.error_metadata(context, self._now()) if isinstance(error, rules.cache_errors) else None
             if metadata is not None:
                 yield Write(atomic, partial(cache._put, key, _stored(error), metadata))
-            elif usable and old is not None:
+            elif usable is not None:
                 if flight is not None:
                     yield Write(flight.atomic, partial(flight.pause, ERROR_PAUSE))
-                return old.value
+                return usable.value
             raise
         now = self._now()
         if context.renewed and old is not None:
@@ -457,11 +441,6 @@ class Computation:
     def _name(self, key: Any) -> tuple[int, Any]:
         """Return what tells a computation from those of other keys and caches."""
         return id(self.cache._shards), self.cache._own(key)
-
-    def _context(self, old: Old) -> Computing:
-        created = old.metadata.created
-        age = None if created is None else max(self._now() - created, 0.0)
-        return Computing(old.value, age, old.metadata.etag)
 
     def _called(self, call: Callable[[], Any]) -> Steps:
         """Call the function, if the breaker lets it through, in one of the places for concurrent calls."""
@@ -485,7 +464,7 @@ class Computation:
             return value
         finally:
             for flight in held:
-                yield Finish(flight)
+                yield finish(flight)
 
     def _take_place(self, kind: str, places: int, patience: float, held: list[Flight]) -> Steps:
         """Take one of some places; raise Overloaded if all stay taken for some seconds."""
@@ -495,7 +474,7 @@ class Computation:
             for number in numbers:
                 flight = self._flight(flight_key((kind, self._scope, number)))
                 generation = flight.atomic.generation()
-                if (yield Take(flight, True)):
+                if (yield begin(flight, True)):
                     held.append(flight)
                     return
             left = end - time.monotonic()
@@ -543,9 +522,15 @@ class Computation:
     def _raise(self, stored: StoredError) -> None:
         """Raise the error that was stored, if it is one of those that may be."""
         for kind in _with_subclasses(self.rules.cache_errors):
-            if f"{kind.__module__}.{kind.__qualname__}" == stored.kind:
+            if full_name(kind) == stored.kind:
                 self.hits += 1
                 raise kind(*stored.arguments)
+
+
+def _is_due(old: Old, now: float) -> bool:
+    """Decide by chance whether to compute a value anew ahead of its expiry; one that has expired is always due."""
+    due = hot_expiry(old.metadata)
+    return due is not None and due <= now
 
 
 def _is_over(old: Old, now: float, window: float) -> bool:
@@ -554,17 +539,15 @@ def _is_over(old: Old, now: float, window: float) -> bool:
 
 
 def _stored(error: Exception) -> StoredError:
-    kind = type(error)
     try:
         encode_value(error.args)
         arguments = error.args
     except NotSerializable:
         arguments = (str(error),)
-    return StoredError(f"{kind.__module__}.{kind.__qualname__}", arguments)
+    return StoredError(full_name(type(error)), arguments)
 
 
-def _with_subclasses(kinds: tuple[type[Exception], ...]) -> list[type[Exception]]:
-    found = list(kinds)
-    for kind in itertools.islice(found, None):
-        found.extend(kind.__subclasses__())
-    return found
+def _with_subclasses(kinds: Iterable[type[Exception]]) -> Iterator[type[Exception]]:
+    for kind in kinds:
+        yield kind
+        yield from _with_subclasses(kind.__subclasses__())

@@ -1,8 +1,8 @@
 """Flights: the right of one call to compute something, among all threads and processes that want the same.
 
-A flight is a lock of the kernel's on the byte that belongs to its key, so it costs no write, and ends with its process.
-Where the system has no such locks it is an entry, which is respected for some time. That the last computation has
-failed is an entry in any case.
+A flight is a kernel lock on the byte that belongs to its key, so it costs no write, and ends with its process. Where
+the system has no such locks it is an entry, which others respect for some time. On either kind of system an entry says
+that the last computation has failed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from ..encoding.made_keys import FLIGHTS, NamespacedKey
 from ..entries.atomic_key import AtomicKey
 
-PATIENCE = 60.0  # seconds that others wait for a computation at least, though its process runs: it may hang
+PATIENCE = 60.0  # seconds at least that others wait for a computation whose process runs; then they take it to hang
 PAUSED = "paused"
 
 
@@ -47,15 +47,15 @@ class Flight:
         self.atomic = atomic
         self.computed = computed
         self._cache = cache
-        self._mark: object | None = None  # the owner of the lock of the kernel's
+        self._mark: object | None = None  # the owner of the kernel lock
         self._token: str | None = None  # of the entry instead
 
-    def begin(self, in_spite: bool = False) -> bool:
+    def begin(self, despite_failure: bool = False) -> bool:
         """Take the flight if it is free, and return whether it was.
 
-        `in_spite`: also if the last computation has failed just now.
+        `despite_failure`: also if the last computation has failed just now.
         """
-        if not in_spite and self.is_paused():
+        if not despite_failure and self.is_paused():
             return False
         self._mark = object()  # before it is taken, so that an interrupted call gives it back
         held = self.atomic.hold(self._mark)
@@ -75,7 +75,7 @@ class Flight:
         return bool(self._cache.get(self.key) == PAUSED)
 
     def finish(self) -> None:
-        """Free the flight if it is this call's, which ends the waiting of others."""
+        """Free the flight if it is this call's, and wake those who wait for it."""
         token, self._token = self._token, None
         if self._mark is not None:
             self.atomic.let_go(self._mark)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from ..encoding.made_keys import NamespacedKey, Path, path_of
 from ..encoding.record import Metadata
@@ -15,9 +15,6 @@ from ..encoding.tags import index_name, tags_of, without_hidden
 from ..entries.loading import ENOVAL
 from ..errors import CacheError
 from .tagging import Found, Selection, TagUsage, sorted_usages
-
-if TYPE_CHECKING:
-    from ..cache import Cache
 
 # The operations whose first argument is a key.
 KEYED = (
@@ -32,17 +29,17 @@ class Namespace:
     """What a view changes of its cache's class."""
 
     _around: Any  # the cache itself
-    _path: Path
+    _within: Path  # the path of this one
 
     def _own(self, key: Any) -> NamespacedKey:
         """Return the key as the cache has it; an operation that calls another one gives it such a key."""
-        if type(key) is NamespacedKey and key.path is self._path:
+        if type(key) is NamespacedKey and key.path is self._within:
             return key
-        return NamespacedKey(self._path, key)
+        return NamespacedKey(self._within, key)
 
     def namespace(self, name: str) -> Any:
         """Return the namespace called `name` within this one; `clear` of this one clears it too."""
-        return view(self._around, path_of((*self._path.names, name)))
+        return view(self._around, path_of((*self._within.names, name)))
 
     # -- many keys ----------------------------------------------------------------------------------------------------
 
@@ -69,13 +66,8 @@ class Namespace:
 
     def _select(self, selection: Selection, after: Any = ENOVAL) -> Iterator[Found]:
         start = after if after is ENOVAL else self._own(after)
-        own = selection._replace(within=self._path)
-        for found in super()._select(own, start):  # type: ignore[misc]
+        for found in super()._select(selection, start):  # type: ignore[misc]
             yield found._replace(key=found.key.key)
-
-    def evict(self, tag: Any = None, retry: bool = False, **options: Any) -> int:
-        """Do what `Cache.evict` does, among the entries of this namespace."""
-        return int(super().evict(tag, retry, **options, _within=self._path))  # type: ignore[misc]
 
     def tags(self, prefix: str | None = None) -> list[TagUsage]:
         """Return each tag of this namespace with the number and the bytes of its live entries, sorted."""
@@ -90,7 +82,7 @@ class Namespace:
 
     def clear(self, retry: bool = False) -> int:
         """Remove every entry of this namespace and of those in it; return how many there were. Goes in batches."""
-        return sum(self._around._evict_hidden(tag, retry) for tag in (self._path.within, self._path.below))
+        return sum(self._around._evict_hidden(tag, retry) for tag in (self._within.within, self._within.below))
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the keys of live entries, in an order of its own."""
@@ -106,7 +98,7 @@ class Namespace:
     def __len__(self) -> int:
         """Return the number of entries, including expired ones that are not removed yet."""
         cache = self._around
-        name = index_name(self._path.within, cache._rows.blind)
+        name = index_name(self._within.within, cache._rows.blind)
         return sum(store.reader.count_tagged(name) for store in cache._shards.stores)
 
     # -- the handle ---------------------------------------------------------------------------------------------------
@@ -116,18 +108,16 @@ class Namespace:
         self._around.close()
 
     def __reduce__(self) -> Any:
-        return view, (self._around, self._path)
+        return view, (self._around, self._within)
 
     def __repr__(self) -> str:
-        return f"{self._around!r}.namespace({self._path!r})"
+        return f"{self._around!r}.namespace({self._within!r})"
 
 
 def _keyed(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def of_namespace(self: Namespace, key: Any, *args: Any, **kwargs: Any) -> Any:
-        if type(key) is not NamespacedKey or key.path is not self._path:
-            key = NamespacedKey(self._path, key)
-        return method(self, key, *args, **kwargs)
+        return method(self, self._own(key), *args, **kwargs)
 
     return of_namespace
 
@@ -146,12 +136,11 @@ def _kind(kind: Any) -> Any:
     return type(kind.__name__, (Namespace, kind), methods)
 
 
-def view(cache: Cache, path: Path) -> Any:
+def view(cache: Any, path: Path) -> Any:
     """Return the view of a cache that `Cache.namespace` promises."""
-    kind: Any = type(cache)
-    kind = _kind(kind)
+    kind = _kind(cache.__class__)
     made = kind.__new__(kind)
     for name in PARTS:
         setattr(made, name, getattr(cache, name))
-    made._around, made._path = cache, path
+    made._around, made._within = cache, path
     return made

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TypeVar
 
 from ..entries.hot import HotLayer
 from ..entries.loading import Loader
 from ..entries.row_codec import RowCodec
 from ..entries.session import Session
+from ..errors import Timeout
 from ..storage.shards import ShardSet
+from ..storage.store import Store
 
 T = TypeVar("T")
 
@@ -33,3 +36,14 @@ class Parts:
     def _failed(self, answer: T) -> T:
         """Raise the error being handled; a FanoutCache returns `answer` instead for a Timeout."""
         raise  # noqa: PLE0704
+
+    def _remove_from_all(self, remove: Callable[[Store], int]) -> int:
+        """Remove entries from every shard, and return how many went; a Timeout carries the count so far."""
+        removed = 0
+        for store in self._shards.stores:
+            try:
+                removed += remove(store)
+            except Timeout as error:
+                error.args = (removed + getattr(error, "count", 0),)
+                return self._failed(removed)
+        return removed

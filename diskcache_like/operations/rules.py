@@ -102,7 +102,6 @@ class Rules:
     max_concurrent: int | None = None
     breaker: Breaker | None = None
     hidden: bytes = b""  # tag of a memoized function
-
     asks: bool = False  # the function takes a `Computing`
 
     def __post_init__(self) -> None:
@@ -145,7 +144,7 @@ class Rules:
 
     @property
     def patience(self) -> float:
-        """Return for how many seconds a computation is respected at least."""
+        """Return for how many seconds others wait for a computation at least."""
         return 0.0 if callable(self.expire) or math.isinf(seconds := lifetime(self.expire)) else seconds
 
     def metadata(self, value: Any, context: Computing, now: float, cost: float) -> Metadata | None:

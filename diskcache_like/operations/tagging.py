@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -25,6 +25,13 @@ from .parts import Parts
 Match = Literal["any", "all"]
 MATCHES = ("any", "all")
 SOFT_BATCH = 100  # entries that one transaction of a soft eviction changes
+
+
+def checked_match(match: Match) -> Match:
+    """Return `match`; raise TagError for another word."""
+    if match not in MATCHES:
+        raise TagError(f"match is {match!r}, expected 'any' or 'all'")
+    return match
 
 
 class TagUsage(NamedTuple):
@@ -56,14 +63,12 @@ class Selection(NamedTuple):
     @classmethod
     def of(cls, tags: Iterable[Any] | None, match: Match, prefix: str | None = None) -> Selection:
         """Return the selection that a caller asks for; raise TagError or TypeError for one that cannot be."""
-        if match not in MATCHES:
-            raise TagError(f"match is {match!r}, expected 'any' or 'all'")
         if not isinstance(prefix, str | None):
             raise TypeError(f"prefix is {prefix!r}, expected text or None")
         packed = pack_tags(tags=tags)
         if tags is not None and not packed:
             raise TagError("tags is empty, expected at least one tag; leave it out for all entries")
-        return cls(frozenset(split_tags(packed)), match, prefix)
+        return cls(frozenset(split_tags(packed)), checked_match(match), prefix)
 
     def has(self, metadata: Metadata) -> bool:
         """Tell whether an entry has the tags that are wanted."""
@@ -87,6 +92,8 @@ def sorted_usages(usages: Iterable[TagUsage]) -> list[TagUsage]:
 class Tagging(Parts):
     """The operations on tags."""
 
+    _within: Path | None = None  # the namespace that they are about
+
     def evict(
         self,
         tag: Any = None,
@@ -95,7 +102,6 @@ class Tagging(Parts):
         tags: Iterable[Any] | None = None,
         match: Match = "any",
         soft: bool = False,
-        _within: Path | None = None,
     ) -> int:
         """Remove every entry with this tag, or with any or all of `tags`, and return how many there were.
 
@@ -107,7 +113,7 @@ class Tagging(Parts):
         packed = pack_tags(tag, tags)
         if not packed:
             return 0
-        selection = Selection(frozenset(split_tags(packed)), Selection.of(None, match).match, within=_within)
+        selection = Selection(frozenset(split_tags(packed)), checked_match(match), within=self._within)
         wait = self._wait_for_all(retry)
         remove = self._soften if soft else self._remove_tagged
         return self._remove_from_all(lambda store: remove(store, selection, wait))
@@ -192,6 +198,7 @@ class Tagging(Parts):
         What is there all the time is yielded, what comes or goes meanwhile may be, and an entry may come twice if it
         was moved.
         """
+        selection = selection._replace(within=self._within)
         stores: Sequence[Store] = self._shards.stores
         position = None
         if after is not ENOVAL:
@@ -240,13 +247,3 @@ class Tagging(Parts):
                 continue
             if rows.is_live(record):
                 yield Found(key, stored, h, record, store)
-
-    def _remove_from_all(self, remove: Callable[[Store], int]) -> int:
-        removed = 0
-        for store in self._shards.stores:
-            try:
-                removed += remove(store)
-            except Timeout as error:
-                error.args = (removed + getattr(error, "count", 0),)
-                return self._failed(removed)
-        return removed

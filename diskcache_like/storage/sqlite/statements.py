@@ -82,10 +82,10 @@ IN_REVERSE = _walk("SELECT h FROM entry WHERE seq <= ? ORDER BY seq DESC, h DESC
 # -- by tag ------------------------------------------------------------------------------------------------------
 PAGE_PLACES = "SELECT h FROM entry WHERE h > ? ORDER BY h LIMIT ?"
 # Pages of the places with tag ?1 and all of those in the list ?2, behind place ?3.
-PAGE_TAGGED = _walk("""SELECT place FROM tagged WHERE tag = ?1 AND place > ?3 AND NOT EXISTS
-    (SELECT 1 FROM json_each(?2) AS other WHERE NOT EXISTS
-    (SELECT 1 FROM tagged AS also WHERE also.tag = other.value AND also.place = tagged.place))
-    ORDER BY place LIMIT ?4""")
+_HAS_OTHERS = """NOT EXISTS (SELECT 1 FROM json_each(?2) AS other WHERE NOT EXISTS
+    (SELECT 1 FROM tagged AS also WHERE also.tag = other.value AND also.place = tagged.place))"""
+PAGE_TAGGED = _walk(f"""SELECT place FROM tagged WHERE tag = ?1 AND place > ?3 AND {_HAS_OTHERS}
+    ORDER BY place LIMIT ?4""")  # noqa: S608 - made of constants
 COUNT_TAGGED = _walk("SELECT count(1) FROM (SELECT 1 FROM tagged WHERE tag = ? LIMIT ?)")
 _LIVE = "(expire IS NULL OR coalesce(fresh, expire) > ?1)"
 # Each tag with the number of its live entries, their bytes, and the place of one of them.
@@ -106,9 +106,8 @@ MIN_EXPIRE = _walk("SELECT CAST(min(expire) AS REAL) FROM entry WHERE expire IS 
 # -- removal in batches ------------------------------------------------------------------------------------------
 SELECT_EXPIRED = _walk("SELECT h FROM entry WHERE expire IS NOT NULL AND expire <= ? ORDER BY expire LIMIT ?")
 # Entries with tag ?1 and all of those in the list ?2. What the index offers and no entry has is passed over.
-SELECT_TAGGED = _walk("""SELECT place FROM tagged CROSS JOIN entry ON h = place WHERE tag = ?1 AND NOT EXISTS
-    (SELECT 1 FROM json_each(?2) AS other WHERE NOT EXISTS
-    (SELECT 1 FROM tagged AS also WHERE also.tag = other.value AND also.place = tagged.place)) LIMIT ?3""")
+SELECT_TAGGED = _walk(f"""SELECT place FROM tagged CROSS JOIN entry ON h = place WHERE tag = ?1 AND {_HAS_OTHERS}
+    LIMIT ?3""")  # noqa: S608 - made of constants
 SELECT_ANY = "SELECT h FROM entry LIMIT ?"
 SELECT_VICTIMS = _walk("""SELECT h, CAST(coalesce(rank, 2 * version) AS INTEGER), CAST(base AS INTEGER) FROM entry
     ORDER BY coalesce(rank, 2 * version) LIMIT ?""")
