@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 
 from ..cache import Cache
 from ..encoding.json import Json
+from ..encoding.keys import PrefixedQueueKey, QueueKey
 from ..encoding.values import NotSerializable
 from ..entries.rotation import children_of
 from ..errors import DecodeError, SettingError, ValueEncodeError
@@ -131,7 +132,17 @@ def _unreadable(cache: Cache) -> int:
 
 def _json_line(item: Item) -> bytes:
     key, value, expire_time, tags = item
+    _refuse_key(key)
     return Json().encode(dict(zip(FIELDS, (key, value, expire_time, list(tags)), strict=True))) + b"\n"
+
+
+def _refuse_key(key: Any) -> None:
+    """Raise NotSerializable, which names the key as the cause, if JSON cannot express it."""
+    try:
+        Json().encode(key)
+    except (NotSerializable, ValueEncodeError) as error:
+        kind = "of a queue" if isinstance(key, QueueKey | PrefixedQueueKey) else f"of type {type(key).__name__}"
+        raise NotSerializable(f"JSON cannot express a key {kind}; `--format msgpack` can") from error
 
 
 def _msgpack_frame(portable: Portable, item: Item) -> bytes:

@@ -37,6 +37,14 @@ def test_what_is_exported_is_imported_again(form: str, shell: Shell, cache: Cach
             assert ours == (None if theirs is None else pytest.approx(theirs, abs=LIMIT))
 
 
+def test_export_says_that_json_cannot_express_a_key(shell: Shell, cache: Cache) -> None:
+    cache.push("first", prefix="jobs")
+    cache[1, 2] = "tuple"
+    shell.run("export", code=1)
+    assert "left out 'jobs-500000000000000': JSON cannot express a key of a queue; `--format msgpack` can" in shell.err
+    assert "left out (1, 2): JSON cannot express a key of type tuple; `--format msgpack` can" in shell.err
+
+
 def test_msgpack_holds_whatever_a_cache_holds(
     shell: Shell, cache: Cache, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
