@@ -114,8 +114,8 @@ def markdown(outcomes: Sequence[Outcome], facts: Mapping[str, str], remarks: Seq
 def filling(outcomes: Sequence[Outcome], facts: Mapping[str, str]) -> str:
     """Return what a page of documentation says; in a block of text no column is cut off, since it scrolls."""
     _, _, rest = objectives_table(outcomes).text().partition("\n\n")
-    machine = ", ".join(facts[name] for name in ("CPU", "kernel", "Python", "SQLite") if name in facts)
-    return f"```text\n{rest}```\n\n{tally(outcomes)}. {machine}.\n"
+    machine = ", ".join(facts[name] for name in ("CPU", "kernel", "Python") if name in facts)
+    return f"```text\n{rest}```\n\n{tally(outcomes)}. {machine}, SQLite {facts['SQLite']}.\n"
 
 
 def remarks_on(record: Record, outcomes: Sequence[Outcome]) -> list[str]:
