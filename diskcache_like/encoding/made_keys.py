@@ -7,6 +7,8 @@ each that this lies in.
 
 from __future__ import annotations
 
+import os
+import threading
 import weakref
 from typing import Any, Final, NamedTuple, Self
 
@@ -100,10 +102,19 @@ def path_of(names: tuple[str, ...]) -> Path:
     if not names or not all(type(name) is str and name for name in names):
         raise KeyEncodeError(f"a namespace is called {names[-1:]!r}, expected text that is not empty")
     found = _known.get(names)
-    # `setdefault` is one step, so all threads get the same object.
-    return _known.setdefault(names, Path(names)) if found is None else found
+    if found is None:
+        with _making:  # `setdefault` of a dictionary of weak references is several steps
+            found = _known.setdefault(names, Path(names))
+    return found
 
 
+def _after_fork() -> None:
+    global _making
+    _making = threading.RLock()  # the thread that may hold the old one does not exist in the child
+
+
+_making = threading.RLock()  # a signal handler may ask for a path, too
+os.register_at_fork(after_in_child=_after_fork)
 FLIGHTS: Final = path_of(("\0flights",))  # the keys of computations under way, which have no tags
 FLIGHTS.tags.clear()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
@@ -156,9 +157,11 @@ class Computed(Tagging):
         return ENOVAL if value is NEGATIVE_HIT else value
 
     def _evict_hidden(self, tag: bytes, retry: bool = True) -> int:
-        """Remove every entry with a hidden tag."""
-        name, wait = index_name(tag, self._rows.blind), self._wait_for_all(retry)
-        return self._remove_from_all(lambda store: store.remove_selected("tagged", (name, "[]"), wait))
+        """Remove every entry with a hidden tag, of this namespace if it is one."""
+        path, blind, wait = self._within, self._rows.blind, self._wait_for_all(retry)
+        others = json.dumps([] if path is None else [index_name(path.within, blind)])
+        name = index_name(tag, blind)
+        return self._remove_from_all(lambda store: store.remove_selected("tagged", (name, others), wait))
 
 
 def _rules(expire: Any, tag: Any, tags: Any, options: dict[str, Any]) -> Rules:

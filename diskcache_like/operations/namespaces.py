@@ -6,10 +6,10 @@ A view is the cache's own class, with the same parts, whose operations on keys t
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn
 
-from ..encoding.made_keys import NamespacedKey, Path, path_of
+from ..encoding.made_keys import FLIGHTS, NamespacedKey, Path, path_of
 from ..encoding.record import Metadata
 from ..encoding.tags import index_name, tags_of, without_hidden
 from ..entries.loading import ENOVAL
@@ -32,10 +32,16 @@ class Namespace:
     _within: Path  # the path of this one
 
     def _own(self, key: Any) -> NamespacedKey:
-        """Return the key as the cache has it; an operation that calls another one gives it such a key."""
-        if type(key) is NamespacedKey and key.path is self._within:
+        """Return the key as the cache has it; an operation that calls another one gives it such a key.
+
+        Flights are the cache's. A key of another namespace, as a copied cache has some, is in one within this one.
+        """
+        if type(key) is not NamespacedKey:
+            return NamespacedKey(self._within, key)
+        path, own = key
+        if path is self._within or path is FLIGHTS:
             return key
-        return NamespacedKey(self._within, key)
+        return NamespacedKey(path_of((*self._within.names, *path.names)), own)
 
     def namespace(self, name: str) -> Any:
         """Return the namespace called `name` within this one; `clear` of this one clears it too."""
@@ -48,15 +54,13 @@ class Namespace:
         found = super().get_many(map(self._own, keys_))  # type: ignore[misc]
         return {key.key: value for key, value in found.items()}
 
-    def set_many(self, items: Mapping[Any, Any] | Iterable[tuple[Any, Any]], *args: Any, **kwargs: Any) -> int:
-        """Do what `Cache.set_many` does."""
-        pairs = items.items() if isinstance(items, Mapping) else items
-        own = ((self._own(key), value) for key, value in pairs)
-        return int(super().set_many(own, *args, **kwargs))  # type: ignore[misc]
-
     def delete_many(self, keys_: Iterable[Any], *args: Any, **kwargs: Any) -> int:
         """Do what `Cache.delete_many` does."""
         return int(super().delete_many(map(self._own, keys_), *args, **kwargs))  # type: ignore[misc]
+
+    def _set_batch(self, items: Iterable[tuple[Any, Any, Metadata]], wait: float | None) -> int:
+        own = ((self._own(key), value, metadata) for key, value, metadata in items)
+        return int(super()._set_batch(own, wait))  # type: ignore[misc]
 
     def _items(self, keys_: Iterable[Any]) -> Iterator[tuple[Any, Any, Metadata]]:
         for own, value, metadata in super()._items(map(self._own, keys_)):  # type: ignore[misc]
@@ -106,6 +110,10 @@ class Namespace:
     def close(self) -> None:
         """Close the cache around it."""
         self._around.close()
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what a subclass of `Cache` keeps in an attribute of its own, such as the children of a FanoutCache."""
+        return getattr(self.__dict__["_around"], name)
 
     def __reduce__(self) -> Any:
         return view, (self._around, self._within)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import pickle
+import time
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from diskcache_like import Averager, Cache, CacheError, KeyEncodeError, Lock, barrier
+from diskcache_like import Averager, Breaker, Cache, CacheError, FanoutCache, KeyEncodeError, Lock, barrier
+from diskcache_like.encoding import made_keys
 from diskcache_like.encoding.made_keys import NamespacedKey, path_of
 
-from ..support.cache_kinds import Clock, Opener, few, one
+from ..support.cache_kinds import QUICK, Clock, Opener, few, one
 from .test_checking import messages, tamper
 
 KEYS: list[Any] = ["text", "", 1, 2.5, None, "x" * 300, True]
@@ -180,3 +185,70 @@ def test_keys_that_only_look_like_it(cache: Cache) -> None:
         assert messages(cache)
     messages(cache, fix=True)
     assert messages(cache) == []
+
+
+@few
+def test_what_computing_notes_is_not_in_a_namespace(open_cache: Opener, clock: Clock) -> None:
+    cache = open_cache(strict=True)
+    space = cache.namespace("space")
+
+    def fail() -> int:
+        raise ZeroDivisionError
+
+    assert space.get_or_set("key", lambda: 1, 10, stale_if_error=100) == 1
+    clock.advance(11)
+    assert space.get_or_set("key", fail, 10, stale_if_error=100, breaker=Breaker(9)) == 1
+    clock.advance(-11)
+    assert (list(space), len(space)) == (["key"], 1)
+    list(cache)
+    assert cache.metrics.damaged == 0
+
+
+@few
+def test_results_of_one_function_in_several(cache: Cache) -> None:
+    def double(number: int) -> int:
+        return 2 * number
+
+    here, there = (cache.namespace(name).memoize()(double) for name in "ab")
+    assert [here(1), there(1)] == [2, 2]
+    assert here.cache_clear() == 1
+    assert (here.peek(1), there.peek(1)) == (None, 2)
+    assert cache.memoize()(double).cache_clear() == 1
+
+
+@few
+def test_a_cache_is_copied_into_one(cache: Cache, tmp_path: Path) -> None:
+    with Cache(tmp_path / "source", **QUICK) as source:
+        source["key"] = 1
+        source.namespace("inner")["key"] = 2
+        space = cache.namespace("space")
+        assert source.copy_to(space) == 2
+    assert list(space) == ["key"]
+    assert (space["key"], space.namespace("inner")["key"]) == (1, 2)
+    assert "key" not in cache
+
+
+class InSteps(weakref.WeakValueDictionary[Any, Any]):
+    """Does what such a dictionary does in several steps, with time for another thread between them."""
+
+    def setdefault(self, key: Any, default: Any = None) -> Any:
+        """Return what is there by now, or else put the default there."""
+        found = self.get(key)
+        time.sleep(0.01)
+        if found is None:
+            self[key] = found = default
+        return found
+
+
+def test_threads_get_one_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A namespace finds the keys whose path is its own object."""
+    monkeypatch.setattr(made_keys, "_known", InSteps())
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(path_of, [("space",)] * 2)
+    assert first is second
+
+
+def test_named_caches_are_those_of_the_cache_around(tmp_path: Path) -> None:
+    with FanoutCache(tmp_path, **QUICK) as cache:
+        assert cache.namespace("space").cache("child") is cache.cache("child")
+        assert not hasattr(cache.namespace("space"), "nothing")
