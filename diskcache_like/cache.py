@@ -361,6 +361,8 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
         if expire is not None or tag is not None or tags is not None:
             metadata = rows.metadata(expire, pack_tags(tag, tags, key))
         if if_version is not ANY_VERSION:
+            if if_version is not None and type(if_version) is not int:
+                raise TypeError(f"if_version is {if_version!r:.80}, expected the version of an Entry, or None")
             return self._set_if(key, value, read, metadata, retry, partial(self._has_version, location, if_version))
         encoded = rows.encode(store, value, read, key)
         try:

@@ -183,11 +183,15 @@ class Tagging(Parts):
         return sorted_usages(usage for usage in named if selection.takes(usage.name))
 
     def _named(self, store: Store, name: str, place: int) -> bytes | None:
-        """Return the tag that the index calls `name`, by the record of an entry that has it; None if that has not."""
-        for found in self._verified(store, [place]):
-            for tag in split_tags(found.record.metadata.tags):
-                if tag[0] != HIDDEN and index_name(tag, self._rows.blind) == name:
-                    return tag
+        """Return the tag that the index calls `name`, by the record of an entry that has it; None for a hidden one.
+
+        That at `place`, or another one if it has gone meanwhile or cannot be read.
+        """
+        for each in itertools.chain([place], store.reader.tagged(name, (), None)):
+            for found in self._verified(store, [each]):
+                for tag in split_tags(found.record.metadata.tags):
+                    if index_name(tag, self._rows.blind) == name:
+                        return None if tag[0] == HIDDEN else tag
         return None
 
     # -- listing ------------------------------------------------------------------------------------------------------

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from diskcache_like import Cache, FanoutCache, KeyEncodeError, TagError
-from diskcache_like.operations.tagging import TagUsage
+from diskcache_like.operations.tagging import Selection, TagUsage
+from diskcache_like.storage.shard.reader import Reader
 
 from ..support.cache_kinds import Clock, Opener, few, one
 from .test_checking import messages, tamper
@@ -134,7 +135,24 @@ def test_tags_are_listed_with_what_they_hold(cache: Cache) -> None:
     assert [usage.name for usage in cache.tags(prefix="user:")] == ["user:1", "user:2"]
 
 
-@one
+@few
+def test_a_tag_is_listed_though_one_entry_goes_meanwhile(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache.set_many(dict.fromkeys(range(9), 1), tags=["red"])
+    sums = Reader.tag_sums
+
+    def removing(reader: Reader, now: float) -> Any:
+        found = sums(reader, now)
+        for _, _, _, place in found:
+            for entry in cache._select(Selection()):
+                if entry.place == place:
+                    cache.delete(entry.key)
+        return found
+
+    monkeypatch.setattr(Reader, "tag_sums", removing)
+    assert [usage.name for usage in cache.tags()] == ["red"]
+
+
+@few
 def test_limits(cache: Cache) -> None:
     cache.set("key", 1, tags=["kept"])
     wrong: dict[str, Callable[[], object]] = {
@@ -256,6 +274,10 @@ def test_a_set_that_depends_on_the_version(open_cache: Opener, clock: Clock) -> 
     assert newest > version
     assert cache.set("key", "second")
     assert not other.set("key", "third", if_version=newest), "the same value, written again"
+    wrong: list[Any] = [str(newest), True, cache.get_entry("key")]
+    for given in wrong:
+        with pytest.raises(TypeError, match="if_version is"):
+            cache.set("key", "x", if_version=given)
     other.delete("key")
     assert not cache.set("key", "x", if_version=newest)
     assert cache.set("key", "x" * 5000, expire=1, if_version=None)
