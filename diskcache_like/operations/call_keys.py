@@ -77,12 +77,20 @@ def template(function: Callable[..., Any], text: str) -> Callable[..., str]:
     """
     signature = inspect.signature(function)
     parts: list[tuple[str, list[str], str, str]] = []
-    for literal, field, form, conversion in string.Formatter().parse(text):
+    try:
+        fields = list(string.Formatter().parse(text))
+    except ValueError as error:
+        raise TypeError(f"{text!r} is no template: {error}") from error
+    for literal, field, form, conversion in fields:
         names = [] if field is None else field.split(".")
         unknown = names[:1] != [] and names[0] not in signature.parameters
         if unknown or any(not name.isidentifier() or name.startswith("_") for name in names):
             raise TypeError(
                 f"{text!r} has the field {field!r}, expected parameters of {full_name(function)}, and attributes"
+            )
+        if (conversion or "") not in _CONVERTED or "{" in (form or ""):
+            raise TypeError(
+                f"{text!r} has the field {field!r} with another conversion than !s, !r or !a, or a field in it"
             )
         parts.append((literal, names, form or "", conversion or ""))
 

@@ -6,6 +6,7 @@ takes the steps in its thread or in an event loop, so functions and coroutine fu
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import inspect
 import math
@@ -32,7 +33,9 @@ from .rules import ERROR_PAUSE, RENEWAL_PAUSE, Computing, Rules, StoredError
 RUNS_CALLERS_CODE = True  # for `interrupts_a_call` of system/signal_safe.py
 
 RENEWAL = "diskcache_like renewal"  # name of a thread that computes in the background
-_under_way: contextvars.ContextVar[tuple[Any, ...]] = contextvars.ContextVar("under_way", default=())
+# A list for each computation that the caller is inside of, with its name, and empty once it has ended: a task that was
+# started inside of one keeps this for ever.
+_under_way: contextvars.ContextVar[tuple[list[Any], ...]] = contextvars.ContextVar("under_way", default=())
 
 Steps = Generator["Step", Any, Any]
 
@@ -153,7 +156,7 @@ class Within(NamedTuple):
         """Take them in a thread."""
         outcome: Future[Any] = Future()
         _start(self.steps, outcome)
-        return outcome if wait([outcome], self.seconds).done else None
+        return outcome if wait([outcome], min(self.seconds, threading.TIMEOUT_MAX)).done else None
 
     async def arun(self) -> Any:
         """Take them in a task."""
@@ -285,11 +288,11 @@ class Computation:
                 yield from self._renew(key, call, old)
             return old.value
         usable = None if old is None or _is_over(old, now, rules.stale_if_error) else old
-        return (yield from self._wait(key, call, old, usable))
+        return (yield from self._wait(key, call, usable))
 
     def refresh(self, key: Any, call: Callable[[Computing], Any]) -> Steps:
         """Compute a value anew, whatever is there."""
-        return (yield from self._compute(key, call, self._old(key), None, None))
+        return (yield from self._compute(key, call, None, None))
 
     def _old(self, key: Any) -> Old | None:
         if self.rules.is_bare and not self.rules.asks:
@@ -319,12 +322,12 @@ class Computation:
         if present is not None and present.metadata.created != old.metadata.created:
             yield finish(flight)
             return
-        yield InBackground(self._renewal(key, call, old, flight), flight.finish)
+        yield InBackground(self._renewal(key, call, flight), flight.finish)
 
-    def _renewal(self, key: Any, call: Callable[[Computing], Any], old: Old, flight: Flight) -> Steps:
+    def _renewal(self, key: Any, call: Callable[[Computing], Any], flight: Flight) -> Steps:
         _under_way.set(())  # in a context of its own: what its caller computes does not wait for this
         try:
-            yield from self._compute(key, call, old, None, None)
+            yield from self._compute(key, call, None, None)
         except Exception:
             self.cache.metrics.failed_renewals += 1
             yield Write(flight.atomic, partial(flight.pause, RENEWAL_PAUSE))
@@ -334,20 +337,20 @@ class Computation:
 
     # -- while the caller waits ---------------------------------------------------------------------------------------
 
-    def _wait(self, key: Any, call: Callable[[Computing], Any], old: Old | None, usable: Old | None) -> Steps:
+    def _wait(self, key: Any, call: Callable[[Computing], Any], usable: Old | None) -> Steps:
         """Return what somebody else computes, or compute it."""
         rules, flight = self.rules, self.flight(key)
         if not rules.keeps or flight.atomic.in_transaction():
             self.misses += 1
-            return (yield from self._compute(key, call, old, usable, None))
-        if self._name(key) in _under_way.get():
+            return (yield from self._compute(key, call, usable, None))
+        if [self._name(key)] in _under_way.get():
             raise CacheError(f"key {key!r} is computed by a call that needs its value; it would wait for itself")
         limit = rules.hard_timeout if rules.soft_timeout is None or usable is None else rules.soft_timeout
         end = math.inf if limit is None else time.monotonic() + limit
         found = yield from self._join(key, flight, usable, end)
         if found is not ENOVAL:
             return found
-        job = self._alone(key, call, old, usable, flight)
+        job = self._alone(key, call, usable, flight)
         if limit is None:
             return (yield from job)
         try:
@@ -388,9 +391,7 @@ class Computation:
         self.hits += 1
         return old.value
 
-    def _alone(
-        self, key: Any, call: Callable[[Computing], Any], old: Old | None, usable: Old | None, flight: Flight
-    ) -> Steps:
+    def _alone(self, key: Any, call: Callable[[Computing], Any], usable: Old | None, flight: Flight) -> Steps:
         """Compute a value while holding its flight."""
         try:
             # Whoever computed before stored the value before they finished, and this began after that.
@@ -398,27 +399,29 @@ class Computation:
             if value is not ENOVAL:
                 return value
             self.misses += 1
-            return (yield from self._compute(key, call, old, usable, flight))
+            return (yield from self._compute(key, call, usable, flight))
         finally:
             yield finish(flight)
 
     # -- the computation ----------------------------------------------------------------------------------------------
 
-    def _compute(
-        self, key: Any, call: Callable[[Computing], Any], old: Old | None, usable: Old | None, flight: Flight | None
-    ) -> Steps:
+    def _compute(self, key: Any, call: Callable[[Computing], Any], usable: Old | None, flight: Flight | None) -> Steps:
         """Call the function and keep its result; if it fails, return the `usable` old value, where there is one."""
         rules, cache = self.rules, self.cache
         atomic = cache._atomic_key(key)
         started, around = self._now(), _under_way.get()
         context = Computing(None, None, b"")
+        # Read here, so that the function does not get the very object that a caller has, who goes on with it.
+        old = self._old(key) if rules.asks else None
         if old is not None:
             context = Computing(old.value, old.metadata.age(started), old.metadata.etag)
         try:
-            _under_way.set((*around, self._name(key)))
+            inside = [self._name(key)]
+            _under_way.set((*around, inside))
             try:
                 value = yield from self._called(partial(call, context))
             finally:
+                inside.clear()
                 _under_way.set(around)
         except Exception as error:
             reraise_signal(error)  # an alarm, say, is no error of the function's
@@ -431,7 +434,9 @@ class Computation:
                 return usable.value
             raise
         now = self._now()
-        if context.renewed and old is not None:
+        if context.renewed:
+            if old is None:
+                raise CacheError(f"key {key!r}: its function called not_modified(), and there is no old value")
             value = old.value
         metadata = rules.metadata(value, context, now, max(now - started, 0.0))
         if metadata is not None:
@@ -524,7 +529,7 @@ class Computation:
         for kind in _with_subclasses(self.rules.cache_errors):
             if full_name(kind) == stored.kind:
                 self.hits += 1
-                raise kind(*stored.arguments)
+                raise _remade(kind, stored.arguments)
 
 
 def _is_due(old: Old, now: float) -> bool:
@@ -545,6 +550,15 @@ def _stored(error: Exception) -> StoredError:
     except NotSerializable:
         arguments = (str(error),)
     return StoredError(full_name(type(error)), arguments)
+
+
+def _remade(kind: type[Exception], arguments: tuple[Any, ...]) -> Exception:
+    """Return an error with these arguments, without its `__init__` if that takes others."""
+    with contextlib.suppress(Exception):
+        made = kind(*arguments)
+        if made.args == arguments:
+            return made
+    return kind.__new__(kind, *arguments)
 
 
 def _with_subclasses(kinds: Iterable[type[Exception]]) -> Iterator[type[Exception]]:

@@ -165,6 +165,9 @@ def memoize(cache: Any, call_keys: CallKeys, rules: Rules) -> Callable[[Callable
         raise TypeError("name cannot be a function: write @cache.memoize() with parentheses")
 
     def decorate(function: Callable[P, R]) -> Memoized[P, R]:
+        if isinstance(function, classmethod | staticmethod):
+            kind = type(function).__name__
+            raise TypeError(f"memoize got a {kind}: write @{kind} above it, so that it gets the function")
         call_key, scope = call_keys.of(function), call_keys.name_of(function)
         compute = _with_tags(cast("Callable[..., Any]", function), rules.tags)
         hidden = hidden_tag(scope)
@@ -178,7 +181,7 @@ def memoize(cache: Any, call_keys: CallKeys, rules: Rules) -> Callable[[Callable
             nonlocal hits
             key = call_key(*args, **kwargs)
             result = get(key, ENOVAL)
-            if result is not ENOVAL:
+            if result is not ENOVAL and type(result) is not StoredError:
                 hits += 1
                 return result
             return take(computation.steps(key, partial(compute, args, kwargs)))
@@ -188,7 +191,7 @@ def memoize(cache: Any, call_keys: CallKeys, rules: Rules) -> Callable[[Callable
             nonlocal hits
             key = call_key(*args, **kwargs)
             result = get(key, ENOVAL)
-            if result is not ENOVAL:
+            if result is not ENOVAL and type(result) is not StoredError:
                 hits += 1
                 return result
             return await take_async(computation.steps(key, partial(compute, args, kwargs)))

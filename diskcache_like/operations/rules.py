@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple
@@ -36,6 +37,22 @@ def lifetime(expire: Any) -> float:
     if not parts or "".join(number + unit for number, unit in parts) != expire.replace(" ", ""):
         raise ExpiryError(f"expire is {expire!r}, expected numbers with a unit, such as '90s', '2h5m' or '1d'")
     return sum(float(number) * _UNITS[unit] for number, unit in parts)
+
+
+def _lifetime(name: str, given: Any) -> float:
+    """Return the seconds of an option; raise ExpiryError, with its name, for what is no lifetime."""
+    with contextlib.suppress(ExpiryError):
+        if not isinstance(given, bool) and (seconds := lifetime(given)) >= 0:
+            return seconds
+    raise ExpiryError(f"{name} is {given!r}, expected seconds, 0 or more, a timedelta, or text such as '90s' or '2h5m'")
+
+
+def _is_amount(given: Any) -> bool:
+    return isinstance(given, int | float) and not isinstance(given, bool) and given >= 0  # NaN is not
+
+
+def _is_number_of_calls(given: Any) -> bool:
+    return type(given) is int and given >= 1
 
 
 def hidden_tag(scope: str) -> bytes:
@@ -97,7 +114,7 @@ class Rules:
     jitter: float = 0.0
     when: Callable[[Any], bool] | None = None
     none_expire: Any = ...
-    cache_errors: tuple[type[Exception], ...] = ()
+    cache_errors: Any = ()  # a tuple of classes, once it is checked
     error_expire: Any = None
     max_concurrent: int | None = None
     breaker: Breaker | None = None
@@ -106,31 +123,45 @@ class Rules:
 
     def __post_init__(self) -> None:
         for name in ("stale_while_revalidate", "stale_if_error"):
-            object.__setattr__(self, name, lifetime(getattr(self, name)))
-        for name, given in (
-            ("expire", self.expire),
-            ("none_expire", self.none_expire),
-            ("error_expire", self.error_expire),
-        ):
-            if given is not ... and not callable(given) and lifetime(given) < 0:
-                raise ExpiryError(f"{name} is {given!r}, expected 0 or more")
-        for name in ("soft_timeout", "hard_timeout", "beta"):
-            number: Any = getattr(self, name)
-            if number is not None and (
-                isinstance(number, bool) or not isinstance(number, int | float) or not number >= 0
-            ):
-                raise SettingError(f"{name} is {number!r}, expected a number, 0 or more, or None")
-        part: Any = self.jitter
-        if not isinstance(part, int | float) or not 0 <= part <= 1:
-            raise SettingError(f"jitter is {part!r}, expected a part from 0 to 1")
-        most: Any = self.max_concurrent
-        if most is not None and (type(most) is not int or most < 1):
-            raise SettingError(f"max_concurrent is {most!r}, expected a number of calls, 1 or more, or None")
+            object.__setattr__(self, name, _lifetime(name, getattr(self, name)))
+        for name, seconds in (("expire", self.expire), ("none_expire", self.none_expire)):
+            if seconds is not ... and not callable(seconds):
+                _lifetime(name, seconds)
+        _lifetime("error_expire", self.error_expire)
+        self._check_numbers()
+        if not (self.when is None or callable(self.when)):
+            raise SettingError(f"when is {self.when!r}, expected a function of the result, or None")
         if not callable(self.tags):
+            if isinstance(self.tags, Iterator):  # it gives them only once
+                object.__setattr__(self, "tags", tuple(self.tags))
             pack_tags(tags=self.tags)
-        errors: Any = self.cache_errors
-        if isinstance(errors, type):
-            object.__setattr__(self, "cache_errors", (errors,))
+        given = self.cache_errors
+        errors: Any = given if isinstance(given, tuple) else (given,)
+        if not all(isinstance(kind, type) and issubclass(kind, Exception) for kind in errors):
+            raise SettingError(f"cache_errors is {given!r}, expected a class of exceptions or a tuple of them")
+        object.__setattr__(self, "cache_errors", errors)
+
+    def _check_numbers(self) -> None:
+        for name in ("soft_timeout", "hard_timeout", "beta"):
+            number = getattr(self, name)
+            if number is not None and not _is_amount(number):
+                raise SettingError(f"{name} is {number!r}, expected a number, 0 or more, or None")
+        if not _is_amount(self.jitter) or self.jitter > 1:
+            raise SettingError(f"jitter is {self.jitter!r}, expected a part from 0 to 1")
+        most = self.max_concurrent
+        if most is not None and not _is_number_of_calls(most):
+            raise SettingError(f"max_concurrent is {most!r}, expected a number of calls, 1 or more, or None")
+        breaker: Any = self.breaker
+        if breaker is not None and not (
+            isinstance(breaker, Breaker)
+            and _is_number_of_calls(breaker.errors)
+            and _is_number_of_calls(breaker.probes)
+            and _is_amount(breaker.window)
+            and _is_amount(breaker.open)
+        ):
+            raise SettingError(
+                f"breaker is {breaker!r}, expected a Breaker of at least 1 error and 1 probe, and of seconds, 0 or more"
+            )
 
     @property
     def is_bare(self) -> bool:

@@ -94,3 +94,10 @@ def test_a_memoized_method_is_pickled_by_name(cache: Cache, monkeypatch: pytest.
     again = pickle.loads(pickle.dumps(bound))
     assert again.__self__.rate == 3
     assert again(5) == 15
+
+
+@one
+def test_what_wraps_a_method_is_refused(cache: Cache) -> None:
+    for kind in (classmethod, staticmethod):
+        with pytest.raises(TypeError, match=f"write @{kind.__name__} above it"):
+            cache.memoize()(kind(len))  # type: ignore[arg-type]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -282,6 +284,29 @@ def test_a_renewal_may_ask_for_its_own_key(cache: Cache, clock: Clock) -> None:
 
 
 @few
+def test_a_task_that_a_computation_began_may_ask_for_its_key_later(cache: Cache) -> None:
+    async def main() -> None:
+        later: list[asyncio.Task[int]] = []
+        removed = asyncio.Event()
+
+        async def ask() -> int:
+            await removed.wait()
+            return await cache.get_or_set("key", work, 60)
+
+        async def work() -> int:
+            later.append(asyncio.create_task(ask()))
+            return len(later)
+
+        assert await cache.get_or_set("key", work, 60) == 1
+        cache.delete("key")
+        removed.set()
+        assert await later[0] == 2
+        later[1].cancel()
+
+    asyncio.run(main())
+
+
+@few
 def test_a_flight_that_is_dropped_is_free(cache: Cache) -> None:
     computation = computing.Computation(cache, rules.Rules(), "scope")
     assert computation.flight("key").begin()  # dropped at once, as when a signal handler raises
@@ -349,6 +374,43 @@ def test_errors_that_are_kept(cache: Cache, clock: Clock) -> None:
     for _ in range(2):
         with pytest.raises(LookupError, match="object object"):
             cache.get_or_set("object", odd, 100, cache_errors=(LookupError, OSError))
+
+
+class Parted(LookupError):
+    """An error whose arguments are not those that it is made of."""
+
+    def __init__(self, number: int, part: str) -> None:
+        super().__init__(f"{number}: {part}")
+
+
+@few
+@pytest.mark.parametrize("fail", [lambda: json.loads("{"), lambda: raised(Parted(1, "x"))])
+def test_an_error_of_any_class_is_raised_again(cache: Cache, fail: Callable[[], Any]) -> None:
+    found: list[Exception] = []
+    for _ in range(2):
+        with pytest.raises((LookupError, ValueError)) as caught:
+            cache.get_or_set("key", fail, 100, cache_errors=(LookupError, ValueError))
+        found.append(caught.value)
+    first, second = found
+    assert (type(second), str(second)) == (type(first), str(first))
+
+
+def raised(error: Exception) -> None:
+    raise error
+
+
+@few
+def test_an_error_that_was_kept_is_no_result(cache: Cache) -> None:
+    """The option may be gone with the next version of a program."""
+    results: list[int] = []
+
+    def work() -> int:
+        return results.pop()
+
+    with pytest.raises(IndexError):
+        cache.memoize(name="work", expire=100, cache_errors=IndexError)(work)()
+    results.append(1)
+    assert cache.memoize(name="work", expire=100)(work)() == 1
 
 
 @few
@@ -493,6 +555,52 @@ def test_the_context_knows_the_old_value(cache: Cache, clock: Clock) -> None:
 
 
 @few
+def test_the_function_has_an_old_value_of_its_own(cache: Cache, clock: Clock) -> None:
+    def work(context: Computing) -> list[int]:
+        old: list[int] = context.old
+        old.append(2)
+        return old
+
+    cache.get_or_set("key", lambda: [1], 10, stale_while_revalidate=100)
+    clock.advance(11)
+    served = cache.get_or_set("key", work, 10, stale_while_revalidate=100)
+    background()
+    assert served == [1]
+    assert cache["key"] == [1, 2]
+
+
+@few
+def test_what_is_not_there_cannot_be_not_modified(cache: Cache) -> None:
+    with pytest.raises(CacheError, match="'key': its function called not_modified"):
+        cache.get_or_set("key", lambda context: context.not_modified(), 10, stale_if_error=5)
+    assert "key" not in cache
+
+
+@one
+def test_a_timeout_may_be_any_number(cache: Cache) -> None:
+    async def awork() -> int:
+        return 2
+
+    for seconds in (1e10, math.inf):
+        assert cache.get_or_set(seconds, lambda: 1, hard_timeout=seconds) == 1
+        assert asyncio.run(cache.get_or_set(-seconds, awork, hard_timeout=seconds)) == 2
+
+
+@few
+def test_tags_from_an_iterator(cache: Cache) -> None:
+    cache.get_or_set("key", lambda: 1, tags=iter(["a", "b"]))
+    assert cache.get_entry("key").tags == ("a", "b")
+
+    @cache.memoize(tags=iter(["a", "b{number}"]))
+    def double(number: int) -> int:
+        return 2 * number
+
+    for number in (1, 2):
+        double(number)
+        assert cache.get_entry(double.key(number)).tags == ("a", f"b{number}")
+
+
+@few
 def test_tags_of_the_result(cache: Cache) -> None:
     cache.get_or_set("key", lambda: ["x", "y"], tags=lambda value: value)
     cache.get_or_set("one", lambda: 1, tag="z")
@@ -506,16 +614,31 @@ def test_options_that_cannot_be(cache: Cache) -> None:
         (ExpiryError, {"expire": "soon"}),
         (ExpiryError, {"expire": -1}),
         (ExpiryError, {"stale_if_error": "x"}),
+        (ExpiryError, {"stale_if_error": -1}),
+        (ExpiryError, {"stale_while_revalidate": math.nan}),
+        (ExpiryError, {"stale_while_revalidate": timedelta(-1)}),
+        (ExpiryError, {"stale_while_revalidate": True}),
+        (ExpiryError, {"error_expire": lambda error: 5}),
         (SettingError, {"soft_timeout": -1}),
         (SettingError, {"hard_timeout": "1"}),
         (SettingError, {"beta": True}),
         (SettingError, {"jitter": 2}),
+        (SettingError, {"jitter": True}),
+        (SettingError, {"jitter": math.nan}),
         (SettingError, {"max_concurrent": 0}),
+        (SettingError, {"breaker": 5}),
+        (SettingError, {"breaker": Breaker(errors=0)}),
+        (SettingError, {"breaker": Breaker(probes=0)}),
+        (SettingError, {"breaker": Breaker(open=-1)}),
+        (SettingError, {"breaker": Breaker(window=math.nan)}),
+        (SettingError, {"cache_errors": [LookupError]}),
+        (SettingError, {"cache_errors": KeyboardInterrupt}),
+        (SettingError, {"when": 5}),
         (TagError, {"tags": "text"}),
         (TypeError, {"expires": 5}),
     ]
     for error, options in wrong:
-        with pytest.raises(error):
+        with pytest.raises(error, match=next(iter(options)).removesuffix("s")):
             cache.get_or_set("key", lambda: 1, **options)
         with pytest.raises(error):
             cache.memoize(**options)(len)
@@ -554,6 +677,9 @@ def test_templates_of_keys_and_tags(cache: Cache) -> None:
     assert cache.count(tags=["users"]) == 1
     for text in ("{nobody}", "{user.__class__}", "{user[0]}", "{}", "{user.id.real()}"):
         with pytest.raises(TypeError, match="expected parameters of"):
+            cache.memoize(key=text)(lambda user: user)
+    for text in ("{user", "{user!x}", "{user:{user}}"):
+        with pytest.raises(TypeError, match="user"):
             cache.memoize(key=text)(lambda user: user)
 
 
