@@ -177,9 +177,11 @@ class InBackground(NamedTuple):
         """Begin them in a thread; if none can start, report that."""
         try:
             _start(self.steps, None)
-        except Exception as error:
-            self.steps.close()
-            self.ended()
+        except BaseException as error:
+            if inspect.getgeneratorstate(self.steps) == inspect.GEN_CREATED:  # `threading` may refer to it for ever
+                self.ended()
+            if not isinstance(error, Exception):
+                raise
             reraise_signal(error)
             threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), None)))
 
@@ -417,8 +419,8 @@ class Computation:
             context = Computing(old.value, old.metadata.age(started), old.metadata.etag)
         try:
             inside = [self._name(key)]
-            _under_way.set((*around, inside))
-            try:
+            try:  # before it is set, so that a signal handler that raises just after that leaves nothing under way
+                _under_way.set((*around, inside))
                 value = yield from self._called(partial(call, context))
             finally:
                 inside.clear()

@@ -270,6 +270,49 @@ def test_where_no_thread_starts_nobody_waits_for_it(cache: Cache, monkeypatch: p
 
 
 @few
+def test_where_a_signal_handler_raises_as_a_thread_starts(
+    cache: Cache, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`threading` keeps such a thread, and so what it was to compute, for ever."""
+    kept: list[threading.Thread] = []
+
+    def interrupted(thread: threading.Thread) -> None:
+        kept.append(thread)
+        raise KeyboardInterrupt
+
+    assert cache.get_or_set("key", lambda: 1, 10, stale_while_revalidate=100) == 1
+    clock.advance(11)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            cache.get_or_set("key", lambda: 2, 10, stale_while_revalidate=100)
+    assert cache.get_or_set("key", lambda: 3, 10, stale_while_revalidate=100) == 1
+    background()
+    assert cache["key"] == 3
+
+
+@one
+def test_where_a_signal_handler_raises_as_a_computation_begins(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    under_way = computing._under_way
+
+    class Interrupted:
+        """Sets the variable, and is interrupted just after."""
+
+        get = under_way.get
+
+        def set(self, value: Any) -> None:
+            under_way.set(value)
+            if value:
+                raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(computing, "_under_way", Interrupted())
+        with pytest.raises(KeyboardInterrupt):
+            cache.get_or_set("key", lambda: 1)
+    assert cache.get_or_set("key", lambda: 2) == 2
+
+
+@few
 def test_a_renewal_may_ask_for_its_own_key(cache: Cache, clock: Clock) -> None:
     """It gets the old value, and does not wait for itself."""
 
