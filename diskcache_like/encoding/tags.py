@@ -119,9 +119,9 @@ def with_hidden(packed: bytes, path: Path) -> bytes:
 
 
 @lru_cache(_CACHED)
-def without_hidden(packed: bytes) -> bytes:
-    """Return the tags of an entry that its user gave."""
-    return join_hidden({tag for tag in split_tags(packed) if tag[0] != HIDDEN})
+def without_hidden(packed: bytes, path: Path) -> bytes:
+    """Return the tags of an entry without those of its namespace."""
+    return join_hidden(set(split_tags(packed)) - path.tags)
 
 
 def index_name(encoded: bytes, blind: Callable[[bytes], bytes] | None = None) -> str:

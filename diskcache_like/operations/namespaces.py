@@ -64,7 +64,7 @@ class Namespace:
 
     def _items(self, keys_: Iterable[Any]) -> Iterator[tuple[Any, Any, Metadata]]:
         for own, value, metadata in super()._items(map(self._own, keys_)):  # type: ignore[misc]
-            yield own.key, value, metadata._replace(tags=without_hidden(metadata.tags))
+            yield own.key, value, metadata._replace(tags=without_hidden(metadata.tags, self._within))
 
     # -- the whole namespace ------------------------------------------------------------------------------------------
 

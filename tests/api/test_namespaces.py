@@ -240,6 +240,21 @@ class InSteps(weakref.WeakValueDictionary[Any, Any]):
         return found
 
 
+@few
+def test_results_that_are_copied_out_of_one_are_still_those_of_their_function(cache: Cache, tmp_path: Path) -> None:
+    def double(number: int) -> int:
+        return 2 * number
+
+    space = cache.namespace("space")
+    space.memoize(tags=["a"])(double)(1)
+    with Cache(tmp_path / "target", **QUICK) as target:
+        assert space.copy_to(target) == 1
+        assert target.count(tags=["a"]) == 1
+        assert target.memoize()(double).peek(1) == 2
+        assert len(target.namespace("space")) == 0
+        assert target.memoize()(double).cache_clear() == 1
+
+
 def test_threads_get_one_path(monkeypatch: pytest.MonkeyPatch) -> None:
     """A namespace finds the keys whose path is its own object."""
     monkeypatch.setattr(made_keys, "_known", InSteps())
