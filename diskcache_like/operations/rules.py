@@ -42,7 +42,7 @@ def lifetime(expire: Any) -> float:
 def _lifetime(name: str, given: Any) -> float:
     """Return the seconds of an option; raise ExpiryError, with its name, for what is no lifetime."""
     with contextlib.suppress(ExpiryError):
-        if not isinstance(given, bool) and (seconds := lifetime(given)) >= 0:
+        if (seconds := lifetime(given)) >= 0:
             return seconds
     raise ExpiryError(f"{name} is {given!r}, expected seconds, 0 or more, a timedelta, or text such as '90s' or '2h5m'")
 
