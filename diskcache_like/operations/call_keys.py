@@ -122,7 +122,7 @@ def function_name(function: Callable[..., Any], met: list[Callable[..., Any]] | 
     Functions that share a module and qualified name but not their code or closure get different names. `met`: the
     functions named so far, since a function may close over itself.
     """
-    name = f"{_module_of(function)}.{function.__qualname__}"
+    name = f"{module_of(function)}.{function.__qualname__}"
     code = getattr(function, "__code__", None)
     if code is None or ("<lambda>" not in name and "<locals>" not in name):
         return name
@@ -135,8 +135,8 @@ def function_name(function: Callable[..., Any], met: list[Callable[..., Any]] | 
     return f"{name}:{digest.hexdigest()}"
 
 
-def _module_of(function: Callable[..., Any]) -> str:
-    """Return the module of a function; for one in `__main__` the module or the script that runs.
+def module_of(function: Callable[..., Any]) -> str:
+    """Return the module of a function or class; for one in `__main__` the module or the script that runs.
 
     A process that `multiprocessing` spawned calls it `__mp_main__`. An interactive session has no file, and its
     functions keep the name `__main__`.

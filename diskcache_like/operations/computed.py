@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
 from collections.abc import Callable, Coroutine, Iterable
@@ -12,7 +13,7 @@ from ..encoding.tags import index_name
 from ..entries.atomic_key import AtomicKey
 from ..entries.hot import NEGATIVE_HIT
 from ..entries.loading import ENOVAL
-from .call_keys import CallKeys
+from .call_keys import CallKeys, module_of
 from .computing import Computation, take, take_async
 from .memoize import Memoized, memoize
 from .rules import Breaker, Computing, Lifetime, Rules, StoredError
@@ -172,7 +173,9 @@ def _rules(expire: Any, tag: Any, tags: Any, options: dict[str, Any]) -> Rules:
 
 def _scope(compute: Callable[..., Any]) -> str:
     """Return the name of a function, under which its concurrent calls and its errors are counted."""
-    return f"{compute.__module__}.{getattr(compute, '__qualname__', type(compute).__qualname__)}"
+    while isinstance(compute, functools.partial):
+        compute = compute.func
+    return f"{module_of(compute)}.{getattr(compute, '__qualname__', type(compute).__qualname__)}"
 
 
 def _with_context(compute: Callable[..., Any]) -> tuple[Callable[[Computing], Any], bool]:

@@ -26,7 +26,7 @@ from ..entries.atomic_key import AtomicKey
 from ..entries.loading import ENOVAL, hot_expiry
 from ..errors import BreakerOpen, CacheError, ComputeTimeout, Overloaded, Timeout
 from ..system.signals import reraise_signal
-from .call_keys import full_name
+from .call_keys import module_of
 from .flights import Flight, flight_key
 from .rules import ERROR_PAUSE, RENEWAL_PAUSE, Computing, Rules, StoredError
 
@@ -529,7 +529,7 @@ class Computation:
     def _raise(self, stored: StoredError) -> None:
         """Raise the error that was stored, if it is one of those that may be."""
         for kind in _with_subclasses(self.rules.cache_errors):
-            if full_name(kind) == stored.kind:
+            if _name_of(kind) == stored.kind:
                 self.hits += 1
                 raise _remade(kind, stored.arguments)
 
@@ -551,7 +551,11 @@ def _stored(error: Exception) -> StoredError:
         arguments = error.args
     except NotSerializable:
         arguments = (str(error),)
-    return StoredError(full_name(type(error)), arguments)
+    return StoredError(_name_of(type(error)), arguments)
+
+
+def _name_of(kind: type[Exception]) -> str:
+    return f"{module_of(kind)}.{kind.__qualname__}"
 
 
 def _remade(kind: type[Exception], arguments: tuple[Any, ...]) -> Exception:

@@ -42,7 +42,8 @@ def lifetime(expire: Any) -> float:
 def _lifetime(name: str, given: Any) -> float:
     """Return the seconds of an option; raise ExpiryError, with its name, for what is no lifetime."""
     with contextlib.suppress(ExpiryError):
-        if (seconds := lifetime(given)) >= 0:
+        seconds = lifetime(given)
+        if seconds >= 0:
             return seconds
     raise ExpiryError(f"{name} is {given!r}, expected seconds, 0 or more, a timedelta, or text such as '90s' or '2h5m'")
 
@@ -95,7 +96,7 @@ class Computing:
         self.renewed = False
 
     def not_modified(self) -> Any:
-        """Keep the old value for another lifetime; return what this returns from the function."""
+        """Keep the old value, which must be there, for another lifetime; return what this returns from the function."""
         self.renewed = True
         return self.old
 
@@ -123,7 +124,10 @@ class Rules:
 
     def __post_init__(self) -> None:
         for name in ("stale_while_revalidate", "stale_if_error"):
-            object.__setattr__(self, name, _lifetime(name, getattr(self, name)))
+            window = getattr(self, name)
+            if isinstance(window, bool):  # it looks like a switch, and would be a second
+                raise ExpiryError(f"{name} is {window!r}, expected for how long, such as 60 or '5m'")
+            object.__setattr__(self, name, _lifetime(name, window))
         for name, seconds in (("expire", self.expire), ("none_expire", self.none_expire)):
             if seconds is not ... and not callable(seconds):
                 _lifetime(name, seconds)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -540,6 +542,55 @@ def test_the_breaker_opens_and_lets_a_probe_through(open_cache: Opener, clock: C
     clock.advance(61)
     with pytest.raises(ZeroDivisionError):
         cache.get_or_set("another", work, breaker=breaker)
+
+
+SPAWNING = """
+import multiprocessing, sys
+from diskcache_like import Breaker, Cache
+
+class Unlucky(Exception): pass
+
+def fail():
+    print("called", flush=True)
+    raise Unlucky("text")
+
+def attempt(key, **options):
+    with Cache(sys.argv[1]) as cache:
+        try:
+            cache.get_or_set(key, fail, 100, cache_errors=Unlucky, **options)
+        except Exception as error:
+            print(type(error).__name__, flush=True)
+
+if __name__ == "__main__":
+    for key, options in (("a", {}), ("b", {"breaker": Breaker(errors=1)})):
+        attempt(key, **options)
+        key = key if key == "a" else "c"
+        process = multiprocessing.get_context("spawn").Process(target=attempt, args=(key,), kwargs=options)
+        process.start()
+        process.join()
+"""
+
+
+def test_spawned_processes_share_the_breaker_and_the_errors_of_a_script(tmp_path: Path) -> None:
+    """There its functions and classes are not those of `__main__`."""
+    script = tmp_path / "script.py"
+    script.write_text(SPAWNING)
+    done = subprocess.run(
+        [sys.executable, str(script), str(tmp_path / "cache")], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["called", "Unlucky", "Unlucky", "called", "Unlucky", "BreakerOpen"]
+
+
+@few
+def test_partials_of_two_functions_have_a_breaker_each(cache: Cache) -> None:
+    def fail(_: int) -> None:
+        raise ZeroDivisionError
+
+    breaker = Breaker(errors=1)
+    for error in (ZeroDivisionError, BreakerOpen):
+        with pytest.raises(error):
+            cache.get_or_set("key", partial(fail, 1), breaker=breaker)
+    assert cache.get_or_set("other", partial(max, 1, 2), breaker=breaker) == 2
 
 
 @few
