@@ -10,6 +10,7 @@ import random
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,26 @@ class Bench:
 
     def set(self, draw: random.Random, count: int) -> int:
         return time_pairs(self.hot.set, [(key, value_of(key, count)) for key in draw.choices(self.keys, k=count)])
+
+    def set_tagged(self, draw: random.Random, count: int) -> int:
+        keys = keys_of(HOT_KEYS, "tagged")
+        put = partial(feature(self.hot, "set"), tag="tag")
+        time_pairs(put, [(key, value_of(key)) for key in keys])
+        return time_pairs(put, [(key, value_of(key, count)) for key in draw.choices(keys, k=count)])
+
+    def evict(self, draw: random.Random, count: int) -> int:
+        """Remove so many entries by their tag, of ten times as many with others."""
+        put = feature(self.hot, "set")
+        keys = keys_of(10 * count, "evicted")
+        for number, key in enumerate(keys):
+            put(key, value_of(key), tag=number % 10)
+        start = clock()
+        removed = feature(self.hot, "evict")(7)
+        elapsed = clock() - start
+        if removed != count:
+            raise BenchmarkError(f"evict removed {removed} of {count} entries")
+        self._remove(keys)
+        return elapsed
 
     def delete(self, draw: random.Random, count: int) -> int:
         keys = keys_of(count, "old")
@@ -160,6 +181,8 @@ CALLS = {
     "cold-get": Call(Bench.cold_get, "cold get"),
     "set-new": Call(Bench.set_new, "set, new key"),
     "set": Call(Bench.set, "set, overwriting"),
+    "set-tagged": Call(Bench.set_tagged, "set, overwriting, one tag"),
+    "evict": Call(Bench.evict, "evict, per entry", ("evict",)),
     "delete": Call(Bench.delete, "delete"),
     "incr": Call(Bench.incr, "incr", ("incr",)),
     "add": Call(Bench.add, "add, new key", ("add",)),

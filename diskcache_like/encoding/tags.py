@@ -33,12 +33,14 @@ def pack_tags(tag: Any = None, tags: Iterable[Any] | None = None, key: object = 
         return _pack_texts((tag,)) if type(tag) is str else _pack((encode_tag(tag, key),))
     if tag is not None:
         raise TagError(f"{_tag(key)} is {tag!r}, and tags= is given too: put all of them into tags")
-    if isinstance(tags, str | bytes) or not isinstance(tags, Iterable):
+    kind = type(tags)
+    if kind is not list and kind is not tuple and (isinstance(tags, str | bytes) or not isinstance(tags, Iterable)):
         raise TagError(f"tags is {tags!r}, expected a list of tags")
     given = tuple(tags)
-    if all(type(each) is str for each in given):
-        return _pack_texts(given)
-    return _pack(encode_tag(each, key) for each in given)
+    for each in given:
+        if type(each) is not str:
+            return _pack(encode_tag(each, key) for each in given)
+    return _pack_texts(given)
 
 
 def encode_tag(tag: Any, key: object = _NO_KEY) -> bytes:

@@ -150,7 +150,7 @@ class RowCodec:
             v = pack(stored, record, self._session.secret.signer)
         else:
             v = (pack if metadata is NO_METADATA else pack_full)(stored, record)
-        expire, tags, retain_until, *_ = metadata
+        expire, tags, retain_until = metadata[:3]
         fresh = None if retain_until is None else expire
         column = None if file is None else file_names.to_column(file)
         return Row(
