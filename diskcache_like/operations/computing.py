@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, Protocol
 
 from ..coherence.futex import pauses, slices
 from ..encoding.record import Metadata
+from ..encoding.tags import tags_of
 from ..encoding.values import NotSerializable, encode_value
 from ..entries.atomic_key import AtomicKey
 from ..entries.loading import ENOVAL, hot_expiry
@@ -440,6 +441,7 @@ class Computation:
             if old is None:
                 raise CacheError(f"key {key!r}: its function called not_modified(), and there is no old value")
             value = old.value
+            context.tags = tags_of(old.metadata.tags) if context.tags is None else context.tags
         metadata = rules.metadata(value, context, now, max(now - started, 0.0))
         if metadata is not None:
             yield Write(atomic, partial(cache._put, key, value, metadata))

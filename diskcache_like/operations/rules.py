@@ -96,7 +96,7 @@ class Computing:
         self.renewed = False
 
     def not_modified(self) -> Any:
-        """Keep the old value, which must be there, for another lifetime; return what this returns from the function."""
+        """Keep the old value, which must be there, and its tags for another lifetime; return what this returns."""
         self.renewed = True
         return self.old
 

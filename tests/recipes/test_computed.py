@@ -639,6 +639,7 @@ def test_the_context_knows_the_old_value(cache: Cache, clock: Clock) -> None:
     assert seen == [(None, None, b""), ("value 1", 21.0, b"v2")]
     assert cache.get_entry("key").expire_time == clock.now + 10
     assert cache.get_entry("key").age == 0
+    assert cache.get_entry("key").tags == ("a", "b")
 
     def unkept(context: Computing) -> int:
         context.store = False
