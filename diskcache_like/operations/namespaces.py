@@ -113,7 +113,7 @@ class Namespace:
 
     def __getattr__(self, name: str) -> Any:
         """Return what a subclass of `Cache` keeps in an attribute of its own, such as the children of a FanoutCache."""
-        return getattr(self.__dict__["_around"], name)
+        return getattr(object.__getattribute__(self, "_around"), name)  # not by __dict__, see `Cache._open`
 
     def __reduce__(self) -> Any:
         return view, (self._around, self._within)
