@@ -143,9 +143,21 @@ class Computed(Tagging):
         """Return the key with what recipes need."""
         return AtomicKey(self._rows, key)
 
-    def _put(self, key: Any, value: Any, metadata: Metadata) -> bool:
-        """Store a value with its metadata, and wait for that as long as it takes."""
-        return self._set_if(key, value, False, metadata, True, lambda _: True)
+    def _put(self, key: Any, value: Any, metadata: Metadata, replaces: tuple[int, float | None] | None = None) -> bool:
+        """Store a value with its metadata, and wait for that as long as it takes.
+
+        `replaces`: only if the entry has this version, or has gone since the moment that it was kept until.
+        """
+        stored, h, store = self._rows.locate(key)
+
+        def may_be_stored(_: Any) -> bool:
+            if replaces is None:
+                return True
+            version, until = replaces
+            found = store.version(h, stored)
+            return found == version or (not found and until is not None and until <= self._rows.clock())
+
+        return self._set_if(key, value, False, metadata, True, may_be_stored)
 
     def _recorded(self, key: Any, stale: bool = False) -> Any:
         """Return (value, record, version) of an entry, None if there is none."""

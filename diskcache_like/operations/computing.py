@@ -46,6 +46,7 @@ class Old(NamedTuple):
 
     value: Any
     metadata: Metadata
+    version: int
 
 
 # -- steps ------------------------------------------------------------------------------------------------------------
@@ -301,7 +302,7 @@ class Computation:
         if self.rules.is_bare and not self.rules.asks:
             return None
         found = self.cache._recorded(key, True)
-        return None if found is None or type(found[0]) is StoredError else Old(found[0], found[1].metadata)
+        return None if found is None or type(found[0]) is StoredError else Old(found[0], found[1].metadata, found[2])
 
     def flight(self, key: Any) -> Flight:
         """Return the flight for a key."""
@@ -325,12 +326,12 @@ class Computation:
         if present is not None and present.metadata.created != old.metadata.created:
             yield finish(flight)
             return
-        yield InBackground(self._renewal(key, call, flight), flight.finish)
+        yield InBackground(self._renewal(key, call, old, flight), flight.finish)
 
-    def _renewal(self, key: Any, call: Callable[[Computing], Any], flight: Flight) -> Steps:
+    def _renewal(self, key: Any, call: Callable[[Computing], Any], old: Old, flight: Flight) -> Steps:
         _under_way.set(())  # in a context of its own: what its caller computes does not wait for this
         try:
-            yield from self._compute(key, call, None, None)
+            yield from self._compute(key, call, None, None, old)
         except Exception:
             self.cache.metrics.failed_renewals += 1
             yield Write(flight.atomic, partial(flight.pause, RENEWAL_PAUSE))
@@ -408,10 +409,23 @@ class Computation:
 
     # -- the computation ----------------------------------------------------------------------------------------------
 
-    def _compute(self, key: Any, call: Callable[[Computing], Any], usable: Old | None, flight: Flight | None) -> Steps:
-        """Call the function and keep its result; if it fails, return the `usable` old value, where there is one."""
+    def _compute(
+        self,
+        key: Any,
+        call: Callable[[Computing], Any],
+        usable: Old | None,
+        flight: Flight | None,
+        renewed: Old | None = None,
+    ) -> Steps:
+        """Call the function and keep its result; if it fails, return the `usable` old value, where there is one.
+
+        With `renewed` it is kept only in the place of that value. Whoever wrote or removed the entry meanwhile may know
+        more than the function did when it was called.
+        """
         rules, cache = self.rules, self.cache
         atomic = cache._atomic_key(key)
+        replaces = None if renewed is None else (renewed.version, renewed.metadata.remove_at)
+        keep = partial(cache._put, key, replaces=replaces)
         started, around = self._now(), _under_way.get()
         context = Computing(None, None, b"")
         # Read here, so that the function does not get the very object that a caller has, who goes on with it.
@@ -430,7 +444,7 @@ class Computation:
             reraise_signal(error)  # an alarm, say, is no error of the function's
             metadata = rules.error_metadata(context, self._now()) if isinstance(error, rules.cache_errors) else None
             if metadata is not None:
-                yield Write(atomic, partial(cache._put, key, _stored(error), metadata))
+                yield Write(atomic, partial(keep, _stored(error), metadata))
             elif usable is not None:
                 if flight is not None:
                     yield Write(flight.atomic, partial(flight.pause, ERROR_PAUSE))
@@ -444,7 +458,7 @@ class Computation:
             context.tags = tags_of(old.metadata.tags) if context.tags is None else context.tags
         metadata = rules.metadata(value, context, now, max(now - started, 0.0))
         if metadata is not None:
-            yield Write(atomic, partial(cache._put, key, value, metadata))
+            yield Write(atomic, partial(keep, value, metadata))
         return value
 
     def _name(self, key: Any) -> tuple[int, Any]:

@@ -315,6 +315,32 @@ def test_where_a_signal_handler_raises_as_a_computation_begins(cache: Cache, mon
 
 
 @few
+@pytest.mark.parametrize("change", ["set", "delete", "evict", "expire", "nothing"])
+def test_a_renewal_replaces_only_what_it_renews(cache: Cache, clock: Clock, change: str) -> None:
+    may_end = threading.Event()
+
+    def work() -> str:
+        assert may_end.wait(PATIENCE)
+        return "new"
+
+    cache.get_or_set("key", lambda: "old", 10, stale_while_revalidate=100, tag="a")
+    clock.advance(11)
+    assert cache.get_or_set("key", work, 10, stale_while_revalidate=100) == "old"
+    if change == "set":
+        cache.set("key", "set")
+    elif change == "delete":
+        cache.delete("key")
+    elif change == "evict":
+        cache.evict("a")
+    elif change == "expire":
+        clock.advance(100)
+        cache.expire()
+    may_end.set()
+    background()
+    assert cache.get("key") == {"set": "set", "delete": None, "evict": None}.get(change, "new")
+
+
+@few
 def test_a_renewal_may_ask_for_its_own_key(cache: Cache, clock: Clock) -> None:
     """It gets the old value, and does not wait for itself."""
 
