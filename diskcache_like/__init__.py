@@ -66,6 +66,7 @@ from .recipes import Averager, BoundedSemaphore, Lock, RLock, barrier, memoize_s
 from .settings import DEFAULT_SETTINGS
 
 if TYPE_CHECKING:
+    from .aio import AsyncCache, AsyncDeque, AsyncFanoutCache, AsyncIndex
     from .djangocache import DjangoCache as DjangoCache
 
 __version__ = "0.1.0"
@@ -76,6 +77,10 @@ __all__ = [
     "EVICTION_POLICY",
     "UNKNOWN",
     "AlreadyImported",
+    "AsyncCache",
+    "AsyncDeque",
+    "AsyncFanoutCache",
+    "AsyncIndex",
     "Averager",
     "BoundedSemaphore",
     "Breaker",
@@ -139,7 +144,11 @@ __all__ = [
 if not TYPE_CHECKING:  # or else checkers would accept any name of this module
 
     def __getattr__(name: str) -> Any:
-        """Import DjangoCache when it is asked for: Django is slow to import, and it may not be there."""
+        """Import when they are asked for what is slow to import, and Django, which may not be there."""
+        if name in ("AsyncCache", "AsyncDeque", "AsyncFanoutCache", "AsyncIndex"):
+            from . import aio
+
+            return getattr(aio, name)
         if name != "DjangoCache":
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         try:

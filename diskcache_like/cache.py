@@ -13,7 +13,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple, Self, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, Unpack, overload
 
 from .coherence.generations import MAX_WORD, Header
 from .disk.contract import Constant, Disk
@@ -36,6 +36,9 @@ from .operations.iteration import Iteration
 from .operations.queues import Queues
 from .operations.streams import Streams
 from .storage.store import REMOVE, Change, Row, Store
+
+if TYPE_CHECKING:
+    from .aio import AsyncCache
 
 SET_MANY_BATCH = 1000  # entries per transaction of set_many and delete_many
 ANY_VERSION: Any = Constant("ANY_VERSION")
@@ -706,12 +709,19 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
         """
         return namespaces.view(self, path_of((name,)))  # type: ignore[no-any-return]  # of this class
 
+    @property
+    def aio(self) -> AsyncCache:
+        """Return this cache for coroutines: the same operations, awaited; see `AsyncCache`."""
+        from .aio import AsyncCache  # late: it needs asyncio, which takes long to import
+
+        return AsyncCache.of(self)
+
     # -- the handle -----------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Close every file; the next operation opens them again."""
         self._hot.clear()
-        self._shards.close(max(self._session.timeout, 1.0))
+        self._session.close()
 
     def __enter__(self) -> Self:
         return self

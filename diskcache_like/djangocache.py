@@ -12,6 +12,7 @@ import os
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from datetime import timedelta
+from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack
 
 from asgiref.sync import sync_to_async
@@ -20,6 +21,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import request_started
 
 from .cache import Cache
+from .encoding.values import is_small
 from .errors import CacheError
 from .fanout import FanoutCache
 from .operations.call_keys import function_name
@@ -128,18 +130,29 @@ class MadeKey(tuple[Any, ...]):
     __slots__ = ()
 
 
-def _in_thread(
-    method: Callable[Concatenate[Any, P], T],
-) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
-    """Return the asynchronous twin of a method.
+async def _in_djangos_thread(function: Callable[[], T]) -> T:
+    """Call a function in the thread that Django keeps for synchronous code, as its own backends do.
 
-    It runs in the thread that Django keeps for synchronous code, as its own backends do: pickling a lazy QuerySet
-    queries the database, and the connection belongs to that thread.
+    Pickling a lazy QuerySet queries the database, and the connection belongs to that thread.
+    """
+    found: T = await sync_to_async(function, thread_sensitive=True)()
+    return found
+
+
+def _twin(
+    method: Callable[Concatenate[Any, P], T], bulk: bool = False
+) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
+    """Return the asynchronous twin of a method, which runs on the event loop where it does not block that.
+
+    One that is about many entries (`bulk`) never runs there.
     """
     name = method.__name__
 
     async def twin(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        found: T = await sync_to_async(getattr(self, name), thread_sensitive=True)(*args, **kwargs)
+        function, session = partial(getattr(self, name), *args, **kwargs), self._cache._session
+        if bulk or session.writes_slowly() or not (is_small(args) and is_small(kwargs)):
+            return await _in_djangos_thread(function)
+        found: T = await session.threads.attempt(function, elsewhere=_in_djangos_thread)
         return found
 
     twin.__name__, twin.__qualname__ = f"a{name}", f"DjangoCache.a{name}"
@@ -452,28 +465,28 @@ class DjangoCache(BaseCache):  # type: ignore[misc]  # Django has no types
     # -- asynchronous ---------------------------------------------------------------------------------------------
     # `aget_or_set` is Django's: it calls `aget` and `aadd`, and the caller's function where Django would.
 
-    aadd = _in_thread(add)
-    aget = _in_thread(get)
-    aread = _in_thread(read)
-    aset = _in_thread(set)
-    atouch = _in_thread(touch)
-    apop = _in_thread(pop)
-    adelete = _in_thread(delete)
-    aincr = _in_thread(incr)
-    adecr = _in_thread(decr)
-    ahas_key = _in_thread(has_key)
-    aincr_version = _in_thread(incr_version)
-    aget_many = _in_thread(get_many)
-    aset_many = _in_thread(set_many)
-    adelete_many = _in_thread(delete_many)
-    aexpire = _in_thread(expire)
-    astats = _in_thread(stats)
-    acreate_tag_index = _in_thread(create_tag_index)
-    adrop_tag_index = _in_thread(drop_tag_index)
-    aevict = _in_thread(evict)
-    acull = _in_thread(cull)
-    aclear = _in_thread(clear)
-    aclose = _in_thread(close)
+    aadd = _twin(add)
+    aget = _twin(get)
+    aread = _twin(read)
+    aset = _twin(set)
+    atouch = _twin(touch)
+    apop = _twin(pop)
+    adelete = _twin(delete)
+    aincr = _twin(incr)
+    adecr = _twin(decr)
+    ahas_key = _twin(has_key)
+    aincr_version = _twin(incr_version, bulk=True)
+    aget_many = _twin(get_many)
+    aset_many = _twin(set_many)
+    adelete_many = _twin(delete_many)
+    aexpire = _twin(expire, bulk=True)
+    astats = _twin(stats, bulk=True)
+    acreate_tag_index = _twin(create_tag_index, bulk=True)
+    adrop_tag_index = _twin(drop_tag_index, bulk=True)
+    aevict = _twin(evict, bulk=True)
+    acull = _twin(cull, bulk=True)
+    aclear = _twin(clear, bulk=True)
+    aclose = _twin(close, bulk=True)
 
 
 for _name in DEFAULT_SETTINGS:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from .cache import Cache
 from .disk.contract import Disk
@@ -20,6 +20,9 @@ from .errors import SecretError, SettingError, Timeout
 from .persistent import Deque, DurableCache, Index
 from .storage.opening.directory import refuse_link
 from .storage.shards import close_each
+
+if TYPE_CHECKING:
+    from .aio import AsyncFanoutCache
 
 T = TypeVar("T")
 C = TypeVar("C", Cache, Deque, Index)
@@ -49,6 +52,13 @@ class FanoutCache(Cache):
     ) -> None:
         self._open(directory, shards, timeout, disk, settings)
         self._children: dict[tuple[str, str], Cache | Deque | Index] = {}
+
+    @property
+    def aio(self) -> AsyncFanoutCache:
+        """Return this cache for coroutines; see `AsyncFanoutCache`."""
+        from .aio import AsyncFanoutCache  # late: it needs asyncio, which takes long to import
+
+        return AsyncFanoutCache.of(self)
 
     def __getstate__(self) -> Any:
         """Return the positional arguments to make a handle like this one; a subclass may add those of its own."""

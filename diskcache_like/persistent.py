@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Siz
 from contextlib import AbstractContextManager
 from functools import partialmethod
 from itertools import islice, zip_longest
-from typing import Any, Final, Self, Unpack
+from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 
 from .cache import Cache, batches
 from .disk.contract import Constant, Disk
@@ -29,6 +29,9 @@ from .operations.memoize import Memoized, P, R
 from .operations.queues import Side
 from .operations.views import Items, Keys, Values
 from .settings import checked
+
+if TYPE_CHECKING:
+    from .aio import AsyncDeque, AsyncIndex
 
 MAXLEN: Final = "deque_maxlen"  # the setting that holds a deque's length limit: as an entry it would be an item
 BATCH: Final = 1000  # items per transaction when many are added at once
@@ -125,6 +128,13 @@ class Deque(_InCache, abc.MutableSequence[Any]):
         with self.transact():
             self._cache.reset(MAXLEN, limit)
             self._trim("front")
+
+    @property
+    def aio(self) -> AsyncDeque:
+        """Return this deque for coroutines; see `AsyncDeque`."""
+        from .aio import AsyncDeque  # late: it needs asyncio, which takes long to import
+
+        return AsyncDeque(self)
 
     # -- the ends -------------------------------------------------------------------------------------------------
 
@@ -345,6 +355,13 @@ class Index(_InCache, abc.MutableMapping[Any, Any]):
         self._cache = cache
         self.update(*args, **kwargs)
         return self
+
+    @property
+    def aio(self) -> AsyncIndex:
+        """Return this index for coroutines; see `AsyncIndex`."""
+        from .aio import AsyncIndex  # late: it needs asyncio, which takes long to import
+
+        return AsyncIndex(self)
 
     def __getitem__(self, key: Any) -> Any:
         return self._cache[key]

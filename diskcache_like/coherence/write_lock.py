@@ -23,6 +23,7 @@ from types import FrameType
 from typing import Final
 
 from ..errors import DirectoryError, NotOwner, Timeout, TransactionError
+from ..system.blocking import may_block
 from ..system.signals import reraise_signal, suppress
 from . import atomics
 from .atomics import Words
@@ -78,6 +79,11 @@ class _Wait:
         self.started = started
         self.deadline = _FOREVER if timeout is None else started + timeout
         self.claim = 0
+
+    def begin_pause(self) -> None:
+        """End the call if it must not wait; one that tries only once does not."""
+        if self.deadline > self.started:
+            may_block()
 
 
 class WriteLock:
@@ -313,6 +319,7 @@ class WriteLock:
         now, pause = wait.started, PATIENCE
         try:
             while True:
+                wait.begin_pause()
                 self._waiting_threads[get_ident()] = wait.started
                 if self._thread.acquire(True, max(0.0, min(pause, wait.deadline - now))):
                     return wait
@@ -333,6 +340,7 @@ class WriteLock:
 
     def _let_threads_run(self, wait: _Wait) -> _Wait:
         """Sleep for at most PATIENCE while a thread of this process waits that has waited for as long as that."""
+        wait.begin_pause()
         waiting = self._waiting_threads
         began = now = self._clock()
         thread, since = min(list(waiting.items()), key=itemgetter(1), default=(0, now))
@@ -362,6 +370,7 @@ class WriteLock:
         """Try until the deadline, holding the thread lock; if this raises, neither lock is held afterwards."""
         pause, longest = (FIRST_PAUSE, LONGEST_PAUSE) if self._helper is None else (FIRST_SLICE, LONGEST_SLICE)
         try:
+            wait.begin_pause()
             if wait.deadline > wait.started and (self._spin() or self._yield_and_try(wait)):
                 return
             if self._is_interrupted():
@@ -375,6 +384,7 @@ class WriteLock:
                     raise self._timed_out(wait)
                 pause = min(pause, wait.deadline - now)
                 self._claim_fairness(wait, now, pause)
+                wait.begin_pause()
                 self._pause(pause, wake)
                 pause = min(2 * pause, longest)
         except BaseException:
@@ -468,6 +478,7 @@ class WriteLock:
         wait = _Wait(self._clock(), timeout)
         now, end = wait.started, min(wait.deadline, wait.started + PATIENCE)
         while now < end:
+            wait.begin_pause()
             wake = self._flag_waiter()
             left = header[_FAIRNESS_CLAIM] / 1e6 - now
             if not 0 < left <= LONGEST_SLICE + GRACE:

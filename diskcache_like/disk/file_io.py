@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
 from ..encoding.file_names import checked
 from ..errors import CacheError, DecodeError, UnsafeDirectory, file_error
+from ..system.blocking import may_block
 from ..system.paths import (
     PRIVATE_FILE,
     PRIVATE_FOLDER,
@@ -166,6 +167,7 @@ def write(root: str, name: str, chunks: Iterable[bytes], sync: bool) -> int:
     With `sync` the file and its directory are on stable storage when this returns.
     Raises DiskFull if there is no room, DirectoryError for any other error of the system.
     """
+    may_block()
     path = os.path.join(root, name)
     with translated_errors(path):
         descriptor = create(root, name)
@@ -196,6 +198,7 @@ class NewFile:
     """
 
     def __init__(self, root: str, name: str) -> None:
+        may_block()
         self._root = root
         self.name = name
         self.size = 0
@@ -289,6 +292,7 @@ def open_read(root: str, name: str) -> BinaryIO:
     A link, a directory, a device or a file with a second hard link is refused. Any other error of the system, here or
     when the file is read, is raised as DirectoryError.
     """
+    may_block()
     with translated_errors(os.path.join(root, name), FileNotFoundError):
         descriptor = _open_value(root, name)
     try:

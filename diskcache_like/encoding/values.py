@@ -406,6 +406,8 @@ _IMMUTABLE: Final = frozenset(
 _ZONED: Final = frozenset((datetime, time))
 _ZONES: Final = frozenset((type(None), timezone, ZoneInfo))
 _EXAMINED: Final = 64
+_CONTAINERS: Final = frozenset((list, tuple, set, frozenset, range))
+_MEMBERS: Final = 128  # of a small value
 
 
 def is_immutable(value: object) -> bool:
@@ -423,5 +425,35 @@ def is_immutable(value: object) -> bool:
                 return False
             pending.extend(member)
         elif kind not in _IMMUTABLE and not (kind in _ZONED and type(member.tzinfo) in _ZONES):
+            return False
+    return True
+
+
+def is_small(value: object) -> bool:
+    """Tell whether a value surely takes little time to encode: plain data of a hundred members or so.
+
+    Text and byte strings count as a member for each 256 items.
+    """
+    left = _MEMBERS
+    pending = [value]
+    while pending:
+        member: Any = pending.pop()
+        kind = type(member)
+        if kind is str or kind is bytes or kind is bytearray:
+            left -= 1 + (len(member) >> 8)
+        elif kind is dict:
+            left -= len(member)
+            if left >= 0:
+                pending += member
+                pending += member.values()
+        elif kind in _CONTAINERS:
+            left -= len(member)
+            if left >= 0:
+                pending += member
+        elif kind in _IMMUTABLE or kind in _ZONED:
+            left -= 1
+        else:
+            return False
+        if left < 0:
             return False
     return True

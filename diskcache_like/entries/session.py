@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..coherence.atomics import choose_implementation
 from ..crypto import signing
@@ -25,6 +26,9 @@ from . import encryption
 from .dictionaries import ShardDictionaries
 from .metrics import Metrics
 from .options import Options, check_arguments, resolved
+
+if TYPE_CHECKING:
+    from ..system.threads import Threads
 
 
 class Opening(NamedTuple):
@@ -108,6 +112,24 @@ class Session:
     def settings(self) -> dict[str, Any]:
         """Return the settings in force."""
         return self.shards.stores[0].session.settings
+
+    @functools.cached_property
+    def threads(self) -> Threads:
+        """Return the threads for calls that would block an event loop."""
+        from ..system.threads import Threads  # late: it needs asyncio, which takes long to import
+
+        return Threads()
+
+    def close(self) -> None:
+        """Close every file, and end the threads; the next use opens and makes them again."""
+        if "threads" in vars(self):
+            self.threads.close()
+        self.shards.close(max(self.timeout, 1.0))
+
+    def writes_slowly(self) -> bool:
+        """Tell whether a write takes long now: it is synced to the disk, or other processes have to wait for locks."""
+        shards = self.shards.stores
+        return self.settings["durability"] == "power" or any(store.session.lock.contended() for store in shards)
 
     @property
     def hot_limit(self) -> int:

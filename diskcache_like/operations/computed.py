@@ -210,5 +210,5 @@ def _get(computation: Computation, key: Any, call: Callable[[Computing], Any]) -
 
 
 async def _get_async(computation: Computation, key: Any, call: Callable[[Computing], Any]) -> Any:
-    value = computation.find(key)
+    value = await computation.find_async(key)
     return await take_async(computation.steps(key, call)) if value is ENOVAL else value

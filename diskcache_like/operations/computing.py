@@ -6,7 +6,6 @@ takes the steps in its thread or in an event loop, so functions and coroutine fu
 
 from __future__ import annotations
 
-import contextlib
 import contextvars
 import inspect
 import math
@@ -25,8 +24,9 @@ from ..encoding.tags import tags_of
 from ..encoding.values import NotSerializable, encode_value
 from ..entries.atomic_key import AtomicKey
 from ..entries.loading import ENOVAL, hot_expiry
-from ..errors import BreakerOpen, CacheError, ComputeTimeout, Overloaded, Timeout
-from ..system.signals import reraise_signal
+from ..errors import BreakerOpen, CacheError, ComputeTimeout, Overloaded
+from ..system.signals import reraise_signal, suppress
+from ..system.tasks import sleep
 from .call_keys import module_of
 from .flights import Flight, flight_key
 from .rules import ERROR_PAUSE, RENEWAL_PAUSE, Computing, Rules, StoredError
@@ -76,33 +76,10 @@ class Call(NamedTuple):
         return await self.function()
 
 
-class Write(NamedTuple):
-    """Write to the key's shard; a loop waits for the write lock without blocking."""
+class Do(NamedTuple):
+    """Use the cache, which may wait for the write lock or read a file: in a loop, do so in a thread."""
 
-    atomic: AtomicKey
-    write: Callable[[], Any]
-
-    def run(self) -> Any:
-        """Write."""
-        return self.write()
-
-    async def arun(self) -> Any:
-        """Write as soon as the shard is free."""
-        import asyncio
-
-        for seconds in pauses():
-            try:
-                with self.atomic.transaction(0):
-                    return self.write()
-            except Timeout:
-                await asyncio.sleep(seconds)
-        raise AssertionError("pauses never end")
-
-
-class OnFlight(NamedTuple):
-    """Take or free a flight. With kernel locks that waits for nobody; else it writes an entry."""
-
-    flight: Flight
+    cache: Any
     act: Callable[[], Any]
 
     def run(self) -> Any:
@@ -110,19 +87,8 @@ class OnFlight(NamedTuple):
         return self.act()
 
     async def arun(self) -> Any:
-        """Do it, if need be as soon as the flight's shard is free."""
-        atomic = self.flight.atomic
-        return self.act() if atomic.presence().name else await Write(atomic, self.act).arun()
-
-
-def begin(flight: Flight, despite_failure: bool) -> OnFlight:
-    """Return the step that takes a flight if it is free."""
-    return OnFlight(flight, partial(flight.begin, despite_failure))
-
-
-def finish(flight: Flight) -> OnFlight:
-    """Return the step that frees a flight."""
-    return OnFlight(flight, flight.finish)
+        """Do it without blocking the event loop."""
+        return await self.cache._session.threads.attempt(self.act)
 
 
 class Rest(NamedTuple):
@@ -140,9 +106,7 @@ class Rest(NamedTuple):
 
     async def arun(self) -> None:
         """Sleep for a moment."""
-        import asyncio
-
-        await asyncio.sleep(min(self.most, self.pause))
+        await sleep(min(self.most, self.pause))
 
 
 class Within(NamedTuple):
@@ -269,6 +233,15 @@ class Computation:
         value = self.cache._hot_value(key) if self.rules.beta else self.cache.get(key, ENOVAL)
         return default if value is ENOVAL else self._checked(value, default)
 
+    async def find_async(self, key: Any) -> Any:
+        """Do what `find` does, without blocking the event loop."""
+        return await self.cache._session.threads.attempt(partial(self.find, key), False)
+
+    def peek(self, key: Any) -> Any:
+        """Return the value that is there, None if there is none or an error instead."""
+        value = self.cache.get(key, ENOVAL)
+        return None if value is ENOVAL or type(value) is StoredError else value
+
     def _present(self, key: Any) -> Any:
         """Return the value that somebody else has stored by now, ENOVAL if nobody has."""
         value = self._checked(self.cache.get(key, ENOVAL), ENOVAL)
@@ -284,7 +257,7 @@ class Computation:
 
     def steps(self, key: Any, call: Callable[[Computing], Any]) -> Steps:
         """Take care of a value that `find` has not found."""
-        rules, old = self.rules, self._old(key)
+        rules, old = self.rules, (yield self._do(self._old, key))
         now = self._now()
         if old is not None and not _is_over(old, now, max(rules.stale_while_revalidate, 0)):
             self.hits += 1
@@ -304,6 +277,9 @@ class Computation:
         found = self.cache._recorded(key, True)
         return None if found is None or type(found[0]) is StoredError else Old(found[0], found[1].metadata, found[2])
 
+    def _do(self, act: Callable[..., Any], *args: Any, **kwargs: Any) -> Do:
+        return Do(self.cache, partial(act, *args, **kwargs))
+
     def flight(self, key: Any) -> Flight:
         """Return the flight for a key."""
         own = self.cache._own(key)
@@ -318,13 +294,13 @@ class Computation:
     def _renew(self, key: Any, call: Callable[[Computing], Any], old: Old) -> Steps:
         """Compute a value anew in the background, unless somebody does so, or has failed just now."""
         flight = self.flight(key)
-        if flight.atomic.in_transaction():
+        if (yield self._do(flight.atomic.in_transaction)):
             return
-        if not (yield begin(flight, False)):
+        if not (yield self._do(flight.begin, False)):
             return
-        present = self._old(key)
+        present = yield self._do(self._old, key)
         if present is not None and present.metadata.created != old.metadata.created:
-            yield finish(flight)
+            yield self._do(flight.finish)
             return
         yield InBackground(self._renewal(key, call, old, flight), flight.finish)
 
@@ -334,17 +310,17 @@ class Computation:
             yield from self._compute(key, call, None, None, old)
         except Exception:
             self.cache.metrics.failed_renewals += 1
-            yield Write(flight.atomic, partial(flight.pause, RENEWAL_PAUSE))
+            yield self._do(flight.pause, RENEWAL_PAUSE)
             raise
         finally:
-            yield finish(flight)
+            yield self._do(flight.finish)
 
     # -- while the caller waits ---------------------------------------------------------------------------------------
 
     def _wait(self, key: Any, call: Callable[[Computing], Any], usable: Old | None) -> Steps:
         """Return what somebody else computes, or compute it."""
         rules, flight = self.rules, self.flight(key)
-        if not rules.keeps or flight.atomic.in_transaction():
+        if not rules.keeps or (yield self._do(flight.atomic.in_transaction)):
             self.misses += 1
             return (yield from self._compute(key, call, usable, None))
         if [self._name(key)] in _under_way.get():
@@ -361,7 +337,7 @@ class Computation:
             outcome = yield Within(job, max(end - time.monotonic(), 0.0))
         except BaseException:
             if inspect.getgeneratorstate(job) == inspect.GEN_CREATED:  # no thread could start
-                yield finish(flight)
+                yield self._do(flight.finish)
             raise
         if outcome is not None:
             return outcome.result()
@@ -378,15 +354,15 @@ class Computation:
         patience = time.monotonic() + flight.patience
         for pause, longest in zip(pauses(), slices(), strict=False):
             generation = flight.computed.generation()
-            if (yield begin(flight, usable is None)) or time.monotonic() >= patience:
+            if (yield self._do(flight.begin, usable is None)) or time.monotonic() >= patience:
                 return ENOVAL
             left = end - time.monotonic()
-            if usable is not None and (left <= 0 or flight.is_paused()):
+            if usable is not None and (left <= 0 or (yield self._do(flight.is_paused))):
                 return self._serve(usable)
             if left <= 0:
                 raise ComputeTimeout(f"key {key!r} is computed by somebody else, who takes too long")
             yield Rest(flight.computed, generation, left, pause, longest)
-            value = self._present(key)
+            value = yield self._do(self._present, key)
             if value is not ENOVAL:
                 return value
         raise AssertionError("slices never end")
@@ -399,13 +375,13 @@ class Computation:
         """Compute a value while holding its flight."""
         try:
             # Whoever computed before stored the value before they finished, and this began after that.
-            value = self._present(key)
+            value = yield self._do(self._present, key)
             if value is not ENOVAL:
                 return value
             self.misses += 1
             return (yield from self._compute(key, call, usable, flight))
         finally:
-            yield finish(flight)
+            yield self._do(flight.finish)
 
     # -- the computation ----------------------------------------------------------------------------------------------
 
@@ -423,13 +399,12 @@ class Computation:
         more than the function did when it was called.
         """
         rules, cache = self.rules, self.cache
-        atomic = cache._atomic_key(key)
         replaces = None if renewed is None else (renewed.version, renewed.metadata.remove_at)
         keep = partial(cache._put, key, replaces=replaces)
         started, around = self._now(), _under_way.get()
         context = Computing(None, None, b"")
         # Read here, so that the function does not get the very object that a caller has, who goes on with it.
-        old = self._old(key) if rules.asks else None
+        old = (yield self._do(self._old, key)) if rules.asks else None
         if old is not None:
             context = Computing(old.value, old.metadata.age(started), old.metadata.etag)
         try:
@@ -444,10 +419,10 @@ class Computation:
             reraise_signal(error)  # an alarm, say, is no error of the function's
             metadata = rules.error_metadata(context, self._now()) if isinstance(error, rules.cache_errors) else None
             if metadata is not None:
-                yield Write(atomic, partial(keep, _stored(error), metadata))
+                yield self._do(keep, _stored(error), metadata)
             elif usable is not None:
                 if flight is not None:
-                    yield Write(flight.atomic, partial(flight.pause, ERROR_PAUSE))
+                    yield self._do(flight.pause, ERROR_PAUSE)
                 return usable.value
             raise
         now = self._now()
@@ -458,7 +433,7 @@ class Computation:
             context.tags = tags_of(old.metadata.tags) if context.tags is None else context.tags
         metadata = rules.metadata(value, context, now, max(now - started, 0.0))
         if metadata is not None:
-            yield Write(atomic, partial(keep, value, metadata))
+            yield self._do(keep, value, metadata)
         return value
 
     def _name(self, key: Any) -> tuple[int, Any]:
@@ -478,16 +453,14 @@ class Computation:
                 value = yield Call(call)
             except Exception:
                 if breaker is not None:
-                    state = self._state()
-                    yield Write(state, partial(self._note_error, state))
+                    yield self._do(self._note_error, self._state())
                 raise
             if breaker is not None and any(flight.key.key[:1] == ("probe",) for flight in held):
-                state = self._state()
-                yield Write(state, partial(self.cache.delete, self._state_key, retry=True))
+                yield self._do(self.cache.delete, self._state_key, retry=True)
             return value
         finally:
             for flight in held:
-                yield finish(flight)
+                yield self._do(flight.finish)
 
     def _take_place(self, kind: str, places: int, patience: float, held: list[Flight]) -> Steps:
         """Take one of some places; raise Overloaded if all stay taken for some seconds."""
@@ -497,7 +470,7 @@ class Computation:
             for number in numbers:
                 flight = self._flight(flight_key((kind, self._scope, number)))
                 generation = flight.atomic.generation()
-                if (yield begin(flight, True)):
+                if (yield self._do(flight.begin, True)):
                     held.append(flight)
                     return
             left = end - time.monotonic()
@@ -519,7 +492,7 @@ class Computation:
         """Raise BreakerOpen if calls fail too often; once the pause is over, let a few through."""
         breaker = self.rules.breaker
         assert breaker is not None
-        _, until = self.cache.get(self._state_key, ((), None))
+        _, until = yield self._do(self.cache.get, self._state_key, ((), None))
         if until is None:
             return
         if self._now() >= until:
@@ -576,7 +549,7 @@ def _name_of(kind: type[Exception]) -> str:
 
 def _remade(kind: type[Exception], arguments: tuple[Any, ...]) -> Exception:
     """Return an error with these arguments, without its `__init__` if that takes others."""
-    with contextlib.suppress(Exception):
+    with suppress(Exception):
         made = kind(*arguments)
         if made.args == arguments:
             return made

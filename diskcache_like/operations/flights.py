@@ -76,12 +76,12 @@ class Flight:
 
     def finish(self) -> None:
         """Free the flight if it is this call's, and wake those who wait for it."""
-        token, self._token = self._token, None
         if self._mark is not None:
             self.atomic.let_go(self._mark)
             self._mark = None
-        if token is not None and self._cache.get(self.key) == token:
+        if self._token is not None and self._cache.get(self.key) == self._token:
             self._cache.delete(self.key, retry=True)
+        self._token = None  # not before, since on an event loop this may begin anew
         self.computed.wake()
 
     def __del__(self) -> None:

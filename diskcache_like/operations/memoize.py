@@ -165,9 +165,7 @@ def memoize(cache: Any, call_keys: CallKeys, rules: Rules) -> Callable[[Callable
         raise TypeError("name cannot be a function: write @cache.memoize() with parentheses")
 
     def decorate(function: Callable[P, R]) -> Memoized[P, R]:
-        if isinstance(function, classmethod | staticmethod):
-            kind = type(function).__name__
-            raise TypeError(f"memoize got a {kind}: write @{kind} above it, so that it gets the function")
+        _check_function(function)
         call_key, scope = call_keys.of(function), call_keys.name_of(function)
         compute = _with_tags(cast("Callable[..., Any]", function), rules.tags)
         hidden = hidden_tag(scope)
@@ -190,21 +188,22 @@ def memoize(cache: Any, call_keys: CallKeys, rules: Rules) -> Callable[[Callable
         async def awaiting(*args: Any, **kwargs: Any) -> Any:
             nonlocal hits
             key = call_key(*args, **kwargs)
-            result = get(key, ENOVAL)
-            if result is not ENOVAL and type(result) is not StoredError:
+            result = cache._hot_value(key)
+            if result is ENOVAL or type(result) is StoredError:
+                result = await computation.find_async(key)
+            if result is not ENOVAL:
                 hits += 1
                 return result
             return await take_async(computation.steps(key, partial(compute, args, kwargs)))
 
-        is_coroutine = inspect.iscoroutinefunction(function)
+        wrapper: Any
+        wrapper, run = (awaiting, take_async) if inspect.iscoroutinefunction(function) else (calling, take)
 
         def refresh(*args: Any, **kwargs: Any) -> Any:
-            steps = computation.refresh(call_key(*args, **kwargs), partial(compute, args, kwargs))
-            return take_async(steps) if is_coroutine else take(steps)
+            return run(computation.refresh(call_key(*args, **kwargs), partial(compute, args, kwargs)))
 
         def peek(*args: Any, **kwargs: Any) -> Any:
-            value = cache.get(call_key(*args, **kwargs), ENOVAL)
-            return None if value is ENOVAL or type(value) is StoredError else value
+            return computation.peek(call_key(*args, **kwargs))
 
         extras = {
             "refresh": refresh,
@@ -212,10 +211,15 @@ def memoize(cache: Any, call_keys: CallKeys, rules: Rules) -> Callable[[Callable
             "key": call_key,
             "cache_clear": lambda: cache._evict_hidden(hidden),
         }
-        wrapper = awaiting if is_coroutine else calling
         return as_memoized(wrapper, cache, call_key, lambda: (hits + computation.hits, computation.misses), extras)
 
     return decorate
+
+
+def _check_function(function: Any) -> None:
+    if isinstance(function, classmethod | staticmethod):
+        kind = type(function).__name__
+        raise TypeError(f"memoize got a {kind}: write @{kind} above it, so that it gets the function")
 
 
 def _with_tags(function: Callable[..., Any], tags: Any) -> Callable[..., Any]:

@@ -21,6 +21,7 @@ from ..entries.loading import ENOVAL
 from ..entries.row_codec import Expiry
 from ..errors import CacheError, LeaseLost, NotOwner, Timeout, TransactionError
 from ..system.signals import suppress
+from ..system.tasks import sleep
 from .owners import Owner, current_owner
 
 RUNS_CALLERS_CODE = True  # for `interrupts_a_call` of system/signal_safe.py
@@ -140,15 +141,13 @@ class _Shared:
 
     async def aextend(self, expire: Expiry | None = None) -> None:
         """Do what `extend` does for the running asyncio task, without blocking the event loop."""
-        import asyncio
-
         token = self._token(current_owner())
         for seconds in pauses():
             try:
                 if not self._renew(token, self._expire if expire is None else expire, 0):
                     raise self._lost()
             except Timeout:  # somebody else is writing
-                await asyncio.sleep(seconds)
+                await sleep(seconds)
             else:
                 return
 
@@ -159,8 +158,6 @@ class _Shared:
 
     async def aacquire(self) -> None:
         """Do what `acquire` does for the running asyncio task, without blocking the event loop."""
-        import asyncio
-
         owner = current_owner()
         for seconds in pauses():
             try:
@@ -169,7 +166,7 @@ class _Shared:
             except Timeout:  # somebody else is writing
                 pass
             self._refuse_transaction()
-            await asyncio.sleep(seconds)
+            await sleep(seconds)
 
     async def arelease(self) -> None:
         """Do what `release` does for the running asyncio task; if that is cancelled, release the lock all the same."""
@@ -194,7 +191,7 @@ class _Shared:
                 return self._give(token, 0)
             except Timeout:
                 try:
-                    await asyncio.sleep(seconds)
+                    await sleep(seconds)
                 except asyncio.CancelledError:
                     self._give(token, None)
                     self._atomic.wake()

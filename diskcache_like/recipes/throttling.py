@@ -15,6 +15,7 @@ from ..coherence.futex import pauses
 from ..entries.row_codec import Expiry
 from ..errors import Timeout
 from ..operations.call_keys import function_name
+from ..system.tasks import sleep
 
 RUNS_CALLERS_CODE = True  # for `interrupts_a_call` of system/signal_safe.py
 
@@ -103,19 +104,17 @@ def throttle(
     return decorate
 
 
-async def _pass(take: Callable[[float], float], sleep: Callable[[float], Any]) -> None:
+async def _pass(take: Callable[[float], float], sleep_func: Callable[[float], Any]) -> None:
     """Take a token out of a bucket without blocking the event loop."""
-    import asyncio
-
     for pause in pauses():
         try:
             delay = take(0)
         except Timeout:  # somebody else is writing
-            await asyncio.sleep(pause)
+            await sleep(pause)
             continue
         if not delay:
             return
-        waited = (asyncio.sleep if sleep is time.sleep else sleep)(delay)
+        waited = (sleep if sleep_func is time.sleep else sleep_func)(delay)
         if inspect.isawaitable(waited):
             await waited
 

@@ -31,6 +31,7 @@ from typing import Any, NamedTuple
 from ..coherence.generations import NEVER, UNCOUNTED, Header
 from ..encoding.values import decode_value, encode_value
 from ..errors import CacheError, CorruptDatabase, CorruptDatabaseWarning, DecodeError
+from ..system.blocking import may_block
 from .opening.identity import COMMITTING, LAST_TRANSACTION
 from .shard.ownership import HOME, Transaction
 from .sqlite import statements as sql
@@ -112,6 +113,7 @@ class RedoLog:
 
         Takes the locks of those concerned. Raises Timeout, and what the disk refuses; all is as it was then.
         """
+        may_block()
         deadline = None if timeout is None else time.monotonic() + timeout
         for _ in self._stores:
             try:

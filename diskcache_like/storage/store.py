@@ -13,6 +13,7 @@ from ..coherence.atomics import Words
 from ..coherence.generations import UNCOUNTED, Header
 from ..disk.contract import Disk
 from ..errors import DirectoryError, DiskFull, StorageError, Timeout, TransactionError
+from ..system.blocking import may_block
 from .opening import opener
 from .opening.identity import Config
 from .shard.invalidation import Invalidation
@@ -137,6 +138,7 @@ class Store:
             return header[_COUNT] + txn.added if header[_COUNT] != UNCOUNTED else int(self.select(sql.COUNT)[0][0])
         number = self._settled_count(header)
         if number is None:
+            may_block()
             # Somebody writes all the time, or a writer died, or the count is not known: taking the lock tells.
             for attempt in self.attempts():
                 with attempt, contextlib.suppress(Timeout, DiskFull), self.locked(0) as locked:

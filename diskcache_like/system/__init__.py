@@ -6,5 +6,7 @@
 - `boot`: which boot of the machine this is
 - `mounts`: on which kind of file system a path is
 - `paths`: inspect paths and walk directories
-- `tasks`: the running asyncio task
+- `tasks`: the running task of an event loop
+- `blocking`: keep a call from blocking an event loop
+- `threads`: threads for calls that would
 """

@@ -524,9 +524,9 @@ def test_a_task_makes_a_result_anew_before_it_expires(cache: Cache, clock: Clock
         return len(calls)
 
     async def main() -> list[int]:
+        chance.append(0.9)
         found = [await work()]
         clock.advance(98)
-        chance.append(0.9)
         found.append(await work())
         await asyncio.gather(*(asyncio.all_tasks() - {asyncio.current_task()}))
         chance.append(0)

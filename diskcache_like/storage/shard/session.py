@@ -19,6 +19,7 @@ from ...crypto.keyring import Sealer
 from ...disk.contract import Disk
 from ...errors import CacheError, CorruptDatabase, KeyringError, TransactionError
 from ...policies import policy_named
+from ...system.blocking import may_block
 from ...system.forks import process_token
 from ..opening import opener, replacement
 from ..opening.identity import GENERATIONS, LOCK, Config, cache_replaced, identity_of
@@ -81,6 +82,7 @@ class ShardSession:
 
     def open(self) -> None:
         """Open the shard, creating or repairing what has to be; waits for the write lock only in those cases."""
+        may_block()
         with opener.mutex():
             if self.token == process_token():
                 return  # another thread was first
@@ -215,6 +217,7 @@ class ShardSession:
 
         Only this process closes its old connections, to a file that nobody writes any more.
         """
+        may_block()
         with opener.mutex():
             if self.header is CLOSED:
                 self.open()  # another thread has closed it just now, or is closing it

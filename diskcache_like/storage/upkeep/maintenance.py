@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from ...coherence.generations import MAX_WORD, NEVER, Header, microseconds
 from ...errors import CorruptDatabase, DiskFull
+from ...system.blocking import may_block
 from ..shard.ownership import Transaction
 from ..sqlite import statements as sql
 from .checkpoints import CHECKPOINT_BYTES
@@ -44,6 +45,7 @@ class Maintenance:
         If the disk is full the write itself will fail. But if what is in the WAL has no room in the database, DiskFull
         refuses a write that adds something: it would take the part of the WAL that removals need.
         """
+        may_block()
         checkpointer = self._checkpointer
         checkpointer.measure()
         refusal = self._unless_full(self._checkpoint_and_sweep)

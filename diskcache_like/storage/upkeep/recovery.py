@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from ...errors import CacheError, CorruptDatabase, DiskFull
+from ...system.blocking import may_block
 from ..shard.ownership import Transaction
 from ..shard.transactions import Transactions
 from ..sqlite import statements as sql
@@ -45,6 +46,7 @@ class Recovery:
 
         `removed`: place and stored key of an entry that the step removes, whose file can go first.
         """
+        may_block()
         if isinstance(error, CorruptDatabase):
             mended = self._session.recover(error)
         else:

@@ -1,0 +1,627 @@
+"""The asynchronous classes: what they offer, where their calls run, and what cancellation leaves."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import contextlib
+import inspect
+import os
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import pytest
+import trio
+import uvloop
+
+from diskcache_like import AsyncCache, AsyncFanoutCache, Cache, Deque, FanoutCache, Index, Lock, Timeout, aio
+from diskcache_like.coherence.generations import Header
+from diskcache_like.operations.settings_in_force import SettingsInForce
+from diskcache_like.system import threads
+from diskcache_like.system.threads import Threads
+from tools import async_stub
+
+from ..support.cache_kinds import few, one
+from ..support.workers import PATIENCE
+
+T = TypeVar("T")
+
+LARGE = b"x" * 200_000
+
+uvloop.run(asyncio.sleep(0))  # it keeps a pipe open from its first loop on
+
+# What a face has no method for, and why.
+ABSENT = {
+    "aio": "it is the face",
+    "close": "aclose",
+    "directory": "a property of both",
+    "disk": "in .sync",
+    "metrics": "in .sync",
+    "timeout": "in .sync",
+}
+
+
+def run(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Run a coroutine function in an event loop of its own, which it must not outlast."""
+    return asyncio.run(asyncio.wait_for(main(), PATIENCE))
+
+
+@pytest.fixture
+def on_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fail a test that calls anything in a thread."""
+
+    async def refuse(self: Threads, function: object, waits: bool = True) -> NoReturn:
+        raise AssertionError(f"{function} was called in a thread")
+
+    monkeypatch.setattr(Threads, "call", refuse)
+
+
+@pytest.fixture
+def hops(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Return the list of the functions that were called in a thread."""
+    found: list[object] = []
+    call = Threads.call
+
+    async def note(self: Threads, function: Callable[[], T], waits: bool = True) -> T:
+        found.append(function)
+        return await call(self, function, waits)
+
+    monkeypatch.setattr(Threads, "call", note)
+    return found
+
+
+@contextlib.contextmanager
+def held(cache: Cache) -> Iterator[threading.Event]:
+    """Hold the cache's write locks in another thread until the body ends, or sets the event."""
+    ready, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with cache.transact():
+            ready.set()
+            assert done.wait(PATIENCE)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert ready.wait(PATIENCE)
+    try:
+        yield done
+    finally:
+        done.set()
+        thread.join()
+
+
+async def waiting(cache: Cache) -> None:
+    """Return when a thread of the face waits for the write lock of a shard."""
+    while not any(store.session.lock._waiting_threads for store in cache._shards.stores):  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+
+
+# -- what there is ----------------------------------------------------------------------------------------------------
+
+
+def test_the_stub_is_made_from_the_signatures_of_the_other_classes() -> None:
+    written = async_stub.STUB.read_text()
+    assert ast.dump(ast.parse(written)) == ast.dump(ast.parse(async_stub.stub())), "run python -m tools.async_stub"
+
+
+@pytest.mark.parametrize(
+    ("kind", "face"),
+    [(Cache, AsyncCache), (FanoutCache, AsyncFanoutCache), (Deque, aio.AsyncDeque), (Index, aio.AsyncIndex)],
+)
+def test_a_face_has_every_public_operation(kind: type, face: type) -> None:
+    wanted = {
+        name for name in dir(kind) if not name.startswith("_") and not hasattr(SettingsInForce, name)
+    } - ABSENT.keys()
+    if kind in (Deque, Index):
+        wanted -= {"cache", "fromcache", "maxlen", "copy", "memoize"}  # the object itself, or its settings
+    assert wanted - set(dir(face)) == set()
+
+
+def test_a_method_has_the_name_the_documentation_and_the_parameters_of_the_one_that_it_awaits() -> None:
+    assert AsyncCache.set.__qualname__ == "AsyncCache.set"
+    assert AsyncCache.set.__doc__ == Cache.set.__doc__
+    assert inspect.signature(AsyncCache.set) == inspect.signature(Cache.set)
+
+
+@one
+def test_what_cannot_be_awaited_says_what_to_write_instead(cache: Cache) -> None:
+    face: Any = cache.aio
+    with pytest.raises(TypeError, match="await getitem"):
+        face["k"]
+    with pytest.raises(TypeError, match="await length"):
+        len(face)
+    with pytest.raises(TypeError, match="await contains"):
+        "k" in face  # noqa: B015
+    assert face, "an empty cache is not false"
+    with pytest.raises(AttributeError, match=r"AsyncCache.*'nothing'"):
+        AsyncCache().nothing  # type: ignore[attr-defined]  # noqa: B018
+
+
+CALLS: list[tuple[str, Callable[[Any], Any]]] = [
+    ("get", lambda c: c.get("a")),
+    ("get with metadata", lambda c: c.get("a", expire_time=True, tag=True)),
+    ("default", lambda c: c.get("missing", 7)),
+    ("add", lambda c: c.add("a", 2)),
+    ("incr", lambda c: c.incr("n", 5)),
+    ("pop", lambda c: c.pop("a")),
+    ("delete", lambda c: c.delete("a")),
+    ("touch", lambda c: c.touch("missing")),
+    ("get_many", lambda c: c.get_many(["a", "large", "missing"])),
+    ("set_many", lambda c: c.set_many({n: n for n in range(500)})),
+    ("delete_many", lambda c: c.delete_many(["a", "missing"])),
+    ("push", lambda c: c.push("x", prefix="q")),
+    ("evict", lambda c: c.evict("t")),
+    ("count", lambda c: c.count(tags=["t"])),
+    ("clear", lambda c: c.clear()),
+]
+
+
+@few
+@pytest.mark.parametrize(("name", "call"), CALLS, ids=[name for name, _ in CALLS])
+def test_an_awaited_call_returns_what_the_other_one_does(cache: Cache, name: str, call: Callable[[Any], Any]) -> None:
+    def filled() -> None:
+        cache.clear()
+        cache.set("a", 1, tag="t")
+        cache.set("large", LARGE)
+
+    filled()
+    expected = call(cache)
+    left = dict(cache)
+    filled()
+    assert run(lambda: call(cache.aio)) == expected
+    assert dict(cache) == left
+
+
+@few
+def test_iteration_comes_in_pages(cache: Cache) -> None:
+    cache.set_many({f"k{n}": n for n in range(250)}, tag="t")
+
+    async def main() -> None:
+        face = cache.aio
+        assert [key async for key in face] == list(cache)
+        assert sorted([key async for key in face.keys(prefix="k1")]) == sorted(cache.keys(prefix="k1"))
+        assert sorted([pair async for pair in face.items()]) == sorted(cache.items())
+        assert await face.length() == await face.count() == 250
+
+    run(main)
+
+
+@one
+def test_namespaces_streams_and_errors_pass_through(cache: Cache) -> None:
+    async def main() -> None:
+        face = cache.aio
+        inner = face.namespace("users")
+        await inner.set("ada", 1)
+        assert (await inner.get("ada"), await face.get("ada"), await inner.length()) == (1, None, 1)
+        async with face.open("s", "wb") as writer:
+            assert await writer.write(LARGE) == len(LARGE)
+        async with face.open("s") as reader:
+            assert b"".join([piece async for piece in reader]) == LARGE
+        with pytest.raises(RuntimeError):
+            async with face.open("s", "wb") as writer:
+                await writer.write(b"part")
+                raise RuntimeError
+        assert await face.get("s") == LARGE
+        with pytest.raises(KeyError):
+            await face.getitem("missing")
+        with pytest.raises(TypeError, match="expected a number"):
+            await face.set("text", "x")
+            await face.incr("text")
+
+    run(main)
+
+
+def test_deques_indexes_and_named_children(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with AsyncFanoutCache(tmp_path, 2) as face:
+            queue = await face.deque("queue", maxlen=3)
+            await queue.extend(range(4))
+            assert [item async for item in queue] == [1, 2, 3]
+            assert (await queue.popleft(), await queue.getitem(0), await queue.length()) == (1, 2, 2)
+            assert (await queue.contains(3), await queue.count(3)) == (True, 1)
+            index = await face.index("index")
+            await index.update({"a": 1, "b": 2})
+            assert [pair async for pair in index.items()] == [("a", 1), ("b", 2)]
+            assert (await index.setdefault("c", 3), await index.popitem()) == (3, ("c", 3))
+            child = await face.cache("child")
+            await child.set("k", 1)
+            assert child.sync is face.sync.cache("child")
+            assert queue.sync.aio.sync is queue.sync
+
+    run(main)
+
+
+# -- where calls run --------------------------------------------------------------------------------------------------
+
+
+@few
+def test_small_calls_stay_on_the_loop(cache: Cache, on_the_loop: None) -> None:
+    if cache.reset("disk_min_file_size") == 0:
+        return  # every value is in a file
+    cache.set_many({n: n for n in range(50)})  # which measures the volume of each shard
+
+    async def main() -> None:
+        face = cache.aio
+        assert await face.set("k", {"a": [1, 2, "three"]}, expire=60, tag="t")
+        assert await face.get("k") == {"a": [1, 2, "three"]}
+        cache._hot.clear()
+        assert await face.get("k") == {"a": [1, 2, "three"]}
+        assert await face.get("missing") is None
+        assert await face.incr("n") == 1
+        assert await face.delete("k")
+
+    run(main)
+
+
+@one
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda face: face.set("k", LARGE),
+        lambda face: face.set("k", list(range(1000))),
+        lambda face: face.set("k", slice(1)),
+        lambda face: face.get("large"),
+        lambda face: face.get_many(range(1000)),
+        lambda face: face.pop("large"),
+        lambda face: face.clear(),
+    ],
+)
+def test_large_ones_go_to_a_thread(cache: Cache, hops: list[object], call: Callable[[Any], Awaitable[Any]]) -> None:
+    cache["large"] = LARGE
+
+    async def main() -> None:
+        await call(cache.aio)
+
+    run(main)
+    assert len(hops) == 1
+
+
+def test_writes_that_are_synced_go_to_a_thread(tmp_path: Path, hops: list[object]) -> None:
+    async def main() -> None:
+        async with AsyncCache(tmp_path, durability="power") as face:
+            await face.set("k", 1)
+            assert len(hops) == 1
+
+    run(main)
+
+
+def test_a_checkpoint_goes_to_a_thread(tmp_path: Path, hops: list[object]) -> None:
+    with Cache(tmp_path) as cache:
+        cache["k"] = 1
+
+        async def main() -> None:
+            await cache.aio.set("k", 2)
+            assert hops == []
+            cache._shards.stores[0].session.header[Header.VOLUME_DUE] = 0  # a checkpoint is due
+            await cache.aio.set("k", 3)
+            assert len(hops) == 1
+            assert await cache.aio.get("k") == 3
+
+        run(main)
+
+
+@few
+def test_the_loop_goes_on_while_a_write_waits_for_the_lock(cache: Cache) -> None:
+    cache["there"] = 1
+
+    async def main() -> None:
+        face = cache.aio
+        with held(cache) as done:
+            writing = [asyncio.create_task(face.set(n, n)) for n in range(20)]
+            await waiting(cache)
+            for _ in range(100):
+                assert await face.get("there") == 1
+                await asyncio.sleep(0)
+            assert not any(task.done() for task in writing)
+            done.set()
+            assert all(await asyncio.gather(*writing))
+        assert await face.get(19) == 19
+
+    run(main)
+
+
+def test_readers_do_not_queue_behind_writers_that_wait(tmp_path: Path) -> None:
+    with Cache(tmp_path) as cache:
+        cache["large"] = LARGE
+
+        async def main() -> None:
+            face = cache.aio
+            with held(cache) as done:
+                writing = [asyncio.create_task(face.set(n, n)) for n in range(2 * threads.MAX_THREADS)]
+                await waiting(cache)
+                assert await face.get("large") == LARGE
+                done.set()
+                await asyncio.gather(*writing)
+
+        run(main)
+
+
+@one
+def test_a_timeout_is_the_one_of_the_cache(cache: Cache) -> None:
+    async def main() -> None:
+        with held(cache):
+            cache._session.timeout = 0.01
+            with pytest.raises(Timeout):
+                await cache.aio.set("k", 1)
+
+    run(main)
+
+
+@one
+def test_a_program_that_blocks_its_loop_by_itself_may_do_so(cache: Cache) -> None:
+    cache["large"] = LARGE
+
+    async def compute() -> int:
+        cache._hot.clear()
+        return len(cache["large"])  # within a call of the face
+
+    async def main() -> None:
+        assert await cache.aio.get_or_set("k", compute) == len(LARGE)
+        cache._hot.clear()
+        assert cache["large"] == LARGE
+        cache.aio.sync.set("also large", LARGE)
+
+    run(main)
+
+
+# -- cancellation -----------------------------------------------------------------------------------------------------
+
+
+@few
+def test_a_cancelled_write_that_waits_for_the_lock_does_nothing(cache: Cache) -> None:
+    async def main() -> None:
+        face = cache.aio
+        with held(cache) as done:
+            writing = asyncio.create_task(face.set("k", 1))
+            await waiting(cache)
+            writing.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await writing  # though the lock is still held
+            done.set()
+        assert await face.get("k") is None
+        assert await face.set("k", 2), "the lock is free"
+
+    run(main)
+
+
+@one
+def test_a_cancelled_write_that_has_begun_is_awaited(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache["first"] = 1  # which measures the volume
+    began, may_end = threading.Event(), threading.Event()
+    store = cache._shards.stores[0]
+    upsert = store.upsert
+
+    def slow(*arguments: Any) -> int:
+        began.set()
+        assert may_end.wait(PATIENCE)
+        return upsert(*arguments)
+
+    monkeypatch.setattr(store, "upsert", slow)
+
+    async def main() -> None:
+        writing = asyncio.create_task(cache.aio.set("k", LARGE))
+        assert await asyncio.to_thread(began.wait, PATIENCE)
+        writing.cancel()
+        await asyncio.sleep(0)
+        writing.cancel()
+        await asyncio.sleep(0)
+        assert not writing.done()
+        may_end.set()
+        with pytest.raises(asyncio.CancelledError):
+            await writing
+        assert await cache.aio.get("k") == LARGE, "the caller is told when what was begun has happened"
+
+    run(main)
+
+
+@few
+def test_a_cancelled_transaction_is_rolled_back(cache: Cache) -> None:
+    async def main() -> None:
+        face = cache.aio
+        inside = asyncio.Event()
+
+        async def work() -> None:
+            async with face.transact():
+                await face.set("k", 1)
+                inside.set()
+                await asyncio.Event().wait()
+
+        task = asyncio.create_task(work())
+        await inside.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert await face.get("k") is None
+        assert await face.set("k", 2)
+
+    run(main)
+
+
+@few
+def test_a_transaction_that_is_cancelled_while_it_waits_holds_nothing(cache: Cache) -> None:
+    async def main() -> None:
+        face = cache.aio
+
+        async def work() -> None:
+            async with face.transact(retry=True):
+                raise AssertionError("it must not begin")
+
+        with held(cache) as done:
+            task = asyncio.create_task(work())
+            await waiting(cache)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            done.set()
+        assert await face.set("k", 1)
+
+    run(main)
+
+
+# -- transactions -----------------------------------------------------------------------------------------------------
+
+
+@few
+def test_a_transaction_is_one_tasks_and_others_wait(cache: Cache) -> None:
+    async def main() -> None:
+        face = cache.aio
+        async with face.transact():
+            await face.set("a", 1)
+            assert await face.get("a") == 1
+            assert await face.get_or_set("computed", lambda: 5) == 5
+            other = asyncio.create_task(face.set("b", 2))
+            assert await asyncio.create_task(face.get("a")) is None, "another task sees nothing yet"
+            with pytest.raises(KeyError):
+                async with face.transact():
+                    await face.set("nested", 1)
+                    raise KeyError
+            assert await face.get("nested") is None
+            assert not other.done()
+        assert await other
+        assert await face.get_many(["a", "b", "computed", "nested"]) == {"a": 1, "b": 2, "computed": 5}
+
+    run(main)
+
+
+@one
+def test_an_error_rolls_a_transaction_back(cache: Cache) -> None:
+    async def main() -> None:
+        with pytest.raises(ValueError, match="mine"):
+            async with cache.aio.transact():
+                await cache.aio.set("k", 1)
+                raise ValueError("mine")
+        assert await cache.aio.get("k") is None
+
+    run(main)
+
+
+# -- loops and processes ----------------------------------------------------------------------------------------------
+
+
+@one
+def test_uvloop(cache: Cache) -> None:
+    async def main() -> None:
+        face = cache.aio
+        await face.set("large", LARGE)
+        async with face.transact():
+            await face.set("k", 1)
+        assert await face.get_or_set("computed", fetch) == "fetched"
+        assert await face.length() == 3
+
+    uvloop.run(main())
+
+
+@one
+def test_trio(cache: Cache) -> None:
+    found: list[object] = []
+
+    async def main() -> None:
+        face = cache.aio
+        await face.set("large", LARGE)
+        cache._hot.clear()
+        assert await face.get("large") == LARGE
+        async with face.transact():
+            await face.set("k", 1)
+            assert await face.get("k") == 1
+        assert await face.get_or_set("computed", fetch) == "fetched"
+        async with Lock(cache, "lock"):
+            found.append([key async for key in face])
+        with held(cache), trio.move_on_after(0.01) as scope:
+            await face.set("late", 1)
+        assert scope.cancelled_caught
+        assert await face.get("late") is None
+        await face.set("late", 2)
+
+    trio.run(main)
+    assert found == [["large", "k", "computed", "lock"]]
+
+
+async def fetch() -> str:
+    return "fetched"
+
+
+@one
+def test_loops_come_and_go_and_run_side_by_side(cache: Cache) -> None:
+    async def main(number: int) -> None:
+        for n in range(50):
+            await cache.aio.set((number, n), LARGE if n % 10 == 0 else n)
+            assert await cache.aio.incr("all") > 0
+
+    for number in range(2):
+        asyncio.run(main(number), debug=True)
+    sides = [threading.Thread(target=lambda number=number: asyncio.run(main(number))) for number in range(2, 5)]
+    for side in sides:
+        side.start()
+    for side in sides:
+        side.join()
+    assert cache["all"] == 250
+
+
+def test_a_forked_child_has_threads_of_its_own(tmp_path: Path) -> None:
+    with Cache(tmp_path) as cache:
+
+        async def main() -> None:
+            await cache.aio.set("large", LARGE)
+
+        run(main)
+        child = os.fork()
+        if child == 0:
+            try:
+                run(main)
+                os._exit(0)
+            finally:
+                os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_cache_opens_in_a_thread_or_with_its_first_use(tmp_path: Path) -> None:
+    async def main() -> None:
+        face = AsyncCache(tmp_path, size_limit=2**20)
+        assert not os.listdir(tmp_path)
+        async with face:
+            assert await face.set("k", 1)
+        later = AsyncCache(tmp_path)
+        assert await later.get("k") == 1
+        await later.aclose()
+
+    run(main)
+
+
+# -- computed values --------------------------------------------------------------------------------------------------
+
+
+@few
+def test_concurrent_callers_compute_once(cache: Cache) -> None:
+    calls: list[int] = []
+
+    async def compute(number: int) -> int:
+        calls.append(number)
+        await asyncio.sleep(0)
+        return number
+
+    async def main() -> None:
+        face = cache.aio
+        found = await asyncio.gather(*(face.get_or_set(n % 10, partial(compute, n % 10)) for n in range(200)))
+        assert found == [n % 10 for n in range(200)]
+
+    run(main)
+    assert sorted(calls) == list(range(10))
+
+
+@one
+def test_plain_functions_are_called_in_a_thread(cache: Cache) -> None:
+    async def main() -> None:
+        here = threading.get_ident()
+        assert await cache.aio.get_or_set("k", threading.get_ident) != here
+        assert await cache.aio.get_or_set("awaited", lambda: fetch()) == "fetched"
+
+        @cache.aio.memoize(expire=60)
+        def thread_of(number: int) -> int:
+            return threading.get_ident()
+
+        assert await thread_of(1) == await thread_of(1) != here
+
+    run(main)
