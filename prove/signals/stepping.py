@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import _thread
 import dis
+import gc
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -98,12 +99,15 @@ class Stepper:
     @contextmanager
     def traced(self) -> Iterator[None]:
         """Have the handler and the tracer in place."""
-        before = signal.signal(signal.SIGINT, self.handle)
+        before, collects = signal.signal(signal.SIGINT, self.handle), gc.isenabled()
+        gc.disable()  # a collection begins anywhere, also in the tracer, and calls functions of others
         try:
             yield
         finally:
             sys.settrace(None)
             signal.signal(signal.SIGINT, before)
+            if collects:
+                gc.enable()
 
 
 def carry_out(stepper: Stepper, call: Callable[[], object]) -> None:
