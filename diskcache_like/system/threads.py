@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from .blocking import Hop, WouldBlock, in_thread, loops
+from .signals import suppress
 from .tasks import current_task
 
 CALLS_ON_LOOPS = True  # for `may_block`
@@ -187,7 +188,11 @@ async def _done(future: Future[Any], shielded: bool = False) -> None:
         if not waiter.done():
             waiter.set_result(None)
 
-    future.add_done_callback(lambda _: loop.call_soon_threadsafe(wake))
+    def tell(_: object) -> None:
+        with suppress(RuntimeError):  # the loop has ended, since its task was told of the end before
+            loop.call_soon_threadsafe(wake)
+
+    future.add_done_callback(tell)
     while not future.done():
         try:
             await asyncio.shield(waiter)
@@ -200,6 +205,11 @@ async def _done_in_trio(future: Future[Any], shielded: bool) -> None:
     import trio  # it is running
 
     token, event = trio.lowlevel.current_trio_token(), trio.Event()
-    future.add_done_callback(lambda _: token.run_sync_soon(event.set))
+
+    def tell(_: object) -> None:
+        with suppress(trio.RunFinishedError):
+            token.run_sync_soon(event.set)
+
+    future.add_done_callback(tell)
     with trio.CancelScope(shield=shielded):
         await event.wait()

@@ -20,6 +20,7 @@ from ..proof import Proof, Trial
 from .scenes import Life, Scene, joined, live_all
 
 LOCK = ("lock", "cancelled")
+GLANCE = 0.005  # seconds
 STEPS = 5  # awaits for which whoever is in the way stays there
 MANY = 60  # awaits that nothing here needs
 
@@ -144,7 +145,7 @@ WORKS = (
 
 
 class Hindrance(NamedTuple):
-    """What a thread holds that the task needs, from one await of the task on, for `STEPS` of them."""
+    """What a thread holds that the task needs, from one await of the task on, for `STEPS` of them at most."""
 
     name: str
     hold: Callable[[Cache, Cancellable], Any] | None
@@ -158,6 +159,11 @@ HINDRANCES = (
     Hindrance("somebody writes at its second await", lambda cache, what: cache.transact(retry=True), 2),
     Hindrance("somebody has the lock", lambda cache, what: what.lock and what.lock(cache, LOCK)),
 )
+
+
+def _is_waited_for(cache: Cache) -> bool:
+    """Tell whether a thread waits for a write lock: the task awaits that thread then, once, until it has the lock."""
+    return any(store.session.lock._waiting_threads for store in cache._shards.stores)
 
 
 @contextmanager
@@ -174,7 +180,8 @@ def hindered(cache: Cache, what: Cancellable, hindrance: Hindrance) -> Iterator[
             return
         with held:
             inside.set()
-            may_go.wait(PATIENCE)
+            while not may_go.wait(GLANCE) and not _is_waited_for(cache):
+                pass
 
     def at_each(number: int) -> None:
         if number == hindrance.begin:
