@@ -40,6 +40,7 @@ FANOUT = 3  # shards
 Weights = Mapping[str, int]
 
 _ENTRIES = {"get": 30, "set": 14, "add": 6, "incr": 6, "decr": 2, "pop": 4, "delete": 5, "touch": 2, "expire": 2}
+_ENTRIES |= {"swap": 4, "compute": 4}
 EVERYDAY: Weights = {**_ENTRIES, "push": 4, "pull": 4, "peek": 2, "get_many": 5}
 WHOLE: Weights = {**EVERYDAY, "transact": 10, "undone": 2, "set_many": 4, "evict": 3, "clear": 1}
 TORN: Weights = {**WHOLE, "undone": 0}  # without what shows a torn transaction even to one client
@@ -85,8 +86,10 @@ class Draw:
         self._number += 1
         value, tag = self._number * 10_000, self._random.choice(self._tags)
         side = self._random.choice(("front", "back"))
-        if name in ("set", "add"):
+        if name in ("set", "add", "swap"):
             return name, key, value, tag
+        if name == "compute":
+            return name, key, value
         if name in ("incr", "decr"):
             return name, key, self._number, value
         if name == "push":

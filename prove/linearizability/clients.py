@@ -41,6 +41,15 @@ def _transact(cache: Cache, calls: Sequence[Call], undone: bool) -> tuple[Any, .
     return tuple(answers)
 
 
+def _swap(cache: Cache, key: str, value: int, tag: str | None) -> Any:
+    """Replace an entry by compare-and-set, as often as others come first; return the value that was replaced."""
+    while True:
+        entry = cache.get_entry(key)
+        version = None if entry is None else entry.version
+        if cache.set(key, value, tag=tag, retry=True, if_version=version):
+            return None if entry is None else entry.value
+
+
 def _item(found: tuple[Any, Any]) -> tuple[Any, Any]:
     """Return (number, value) for what a queue answers."""
     key, value = found
@@ -50,7 +59,9 @@ def _item(found: tuple[Any, Any]) -> tuple[Any, Any]:
 RUN: dict[str, Callable[..., Any]] = {
     "get": lambda cache, key: cache.get(key),
     "set": lambda cache, key, value, tag: cache.set(key, value, tag=tag, retry=True),
-    "add": lambda cache, key, value, tag: cache.add(key, value, tag=tag, retry=True),
+    "add": lambda cache, key, value, tag: cache.add(key, value, tags=None if tag is None else [tag], retry=True),
+    "swap": _swap,
+    "compute": lambda cache, key, value: cache.get_or_set(key, lambda: value),
     "incr": lambda cache, key, delta, default: cache.incr(key, delta, default, retry=True),
     "decr": lambda cache, key, delta, default: cache.decr(key, delta, default, retry=True),
     "pop": lambda cache, key: cache.pop(key, retry=True),

@@ -67,6 +67,10 @@ def _add(entry: Cell, value: int, tag: str | None) -> Outcome:
     return (True, (value, tag)) if _value(entry) is None else (False, entry)
 
 
+def _swap(entry: Cell, value: int, tag: str | None) -> Outcome:
+    return _value(entry), (value, tag)
+
+
 def _incr(entry: Cell, delta: int, default: int) -> Outcome:
     value = _value(entry)
     total, tag = (default + delta, None) if value is None else (value + delta, entry[1])
@@ -113,6 +117,7 @@ RULES: dict[str, Callable[..., Outcome]] = {
     "get": _get,
     "set": _set,
     "add": _add,
+    "swap": _swap,
     "incr": _incr,
     "decr": _decr,
     "pop": _pop,
@@ -186,6 +191,11 @@ def parts(recorded: Recorded, shards: Mapping[str, int]) -> Iterator[Part]:
         places = tuple(dict.fromkeys(call[1] for call in calls))
         answers = [PENDING] * len(calls) if pending else answer
         yield Part(recorded, places, tuple(zip(calls, answers, strict=True)), undone=undone)
+    elif name == "compute":  # it may replace what others store while it computes, so it reads or else it writes
+        key, value = arguments
+        wrote = pending or answer == value
+        call = ("set", key, value, None) if wrote else ("get", key)
+        yield Part(recorded, (key,), ((call, True if wrote and not pending else answer),))
     elif name in ("clear", "evict"):
         yield Part(recorded, tuple(shards), removes=True)
     else:
