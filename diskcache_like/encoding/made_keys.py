@@ -119,6 +119,11 @@ FLIGHTS: Final = path_of(("\0flights",))  # the keys of computations under way, 
 FLIGHTS.tags.clear()
 
 
+def is_flight(key: object) -> bool:
+    """Tell whether a key is one of `FLIGHTS`, which no listing has."""
+    return type(key) is NamespacedKey and key.path is FLIGHTS
+
+
 class NamespacedKey(NamedTuple):
     """The key of an entry in a namespace, as the cache around it lists it."""
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, overload
 
 from ..encoding import keys
+from ..encoding.made_keys import is_flight
 from ..entries.loading import ENOVAL
 from ..errors import DecodeError
 from ..system.signals import suppress
@@ -39,9 +40,12 @@ class Iteration(Tagging):
             for h, stored, original in scan:
                 try:
                     self._rows.check_place(h, stored)
-                    yield store.disk.user_key(stored, original)
+                    key = store.disk.user_key(stored, original)
                 except DecodeError as error:
                     self._rows.report_corrupt(error, stored)
+                    continue
+                if not is_flight(key):
+                    yield key
 
     def iterkeys(self, reverse: bool = False) -> Iterator[Any]:
         """Yield the keys in sorted order (numbers, text, bytes, the rest), holding all of them in memory."""

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from ..encoding.keys import sort_key
-from ..encoding.made_keys import HIDDEN, NamespacedKey, Path
+from ..encoding.made_keys import HIDDEN, NamespacedKey, Path, is_flight
 from ..encoding.record import Metadata, Record
 from ..encoding.tags import index_name, join_tags, pack_tags, split_tags, tags_of
 from ..entries.loading import ENOVAL
@@ -81,6 +81,8 @@ class Selection(NamedTuple):
             if type(key) is not NamespacedKey or key.path is not self.within:
                 return False
             key = key.key
+        elif is_flight(key):
+            return False
         return self.prefix is None or (isinstance(key, str) and key.startswith(self.prefix))
 
 

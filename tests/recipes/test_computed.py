@@ -849,3 +849,17 @@ def test_a_coroutine_function_with_options(cache: Cache, clock: Clock) -> None:
 
     asyncio.run(main())
     assert calls == [1, 1, 1]
+
+
+@few
+def test_what_computing_notes_is_in_no_listing(cache: Cache, tmp_path: Path) -> None:
+    breaker = Breaker(errors=1)
+    with pytest.raises(ZeroDivisionError):
+        cache.get_or_set("key", lambda: 1 // 0, breaker=breaker)
+    cache["other"] = 1
+    with Cache(tmp_path / "copy") as copy:
+        cache.copy_to(copy)
+        for each in (cache, copy):
+            assert list(each) == list(reversed(each)) == list(each.keys()) == list(each.keys(prefix="o")) == ["other"]
+            assert dict(each) == {"other": 1}
+            assert each.count() == 1
