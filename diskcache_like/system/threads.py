@@ -108,7 +108,7 @@ class OwnThread:
         self._threads = threads
         self._begin = begin
         self._context: AbstractContextManager[Any] | None = None  # once it is entered
-        self._is_nested = False
+        self._task: object | None = None  # whose it is, if it is not nested
         self.executor: Executor
 
     def _enter(self) -> None:
@@ -118,8 +118,10 @@ class OwnThread:
 
     async def __aenter__(self) -> None:
         outer = self._threads.transaction()
-        self._is_nested = outer is not None
-        self.executor = ThreadPoolExecutor(1, f"{NAME} transaction") if outer is None else outer.executor
+        if outer is None:
+            self._task, self.executor = current_task(), ThreadPoolExecutor(1, f"{NAME} transaction")
+        else:
+            self.executor = outer.executor
         try:
             await _hop(self.executor.submit, self._enter)
         except BaseException as error:
@@ -127,8 +129,8 @@ class OwnThread:
                 await self._exit(type(error), error, None)
             self._end()
             raise
-        if outer is None:
-            self._threads.transactions[current_task()] = self
+        if self._task is not None:
+            self._threads.transactions[self._task] = self
 
     async def __aexit__(self, *error: object) -> bool | None:
         try:
@@ -141,8 +143,8 @@ class OwnThread:
         return await _hop(self.executor.submit, partial(self._context.__exit__, *error), may_be_abandoned=False)
 
     def _end(self) -> None:
-        if not self._is_nested:
-            self._threads.transactions.pop(current_task(), None)
+        if self._task is not None:
+            self._threads.transactions.pop(self._task, None)
             self.executor.shutdown(wait=False)
 
 
