@@ -117,6 +117,9 @@ class Face:
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
+    def __reduce__(self) -> Any:
+        return type(self), (self._sync,)
+
     def __repr__(self) -> str:
         return f"{self._sync!r}.aio"
 

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import inspect
 import os
+import pickle
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from functools import partial
@@ -499,6 +500,21 @@ def test_an_error_rolls_a_transaction_back(cache: Cache) -> None:
 
 
 # -- loops and processes ----------------------------------------------------------------------------------------------
+
+
+def test_a_face_is_pickled_with_what_is_behind(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with AsyncCache(tmp_path / "cache") as face:
+            await face.set("k", 1)
+            again = pickle.loads(pickle.dumps(face))
+            assert type(again) is AsyncCache
+            assert await again.get("k") == 1
+            await again.aclose()
+        deque = pickle.loads(pickle.dumps(Deque([1], tmp_path / "deque").aio))
+        assert await deque.popleft() == 1
+        await deque.aclose()
+
+    run(main)
 
 
 @one
