@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import os
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
     from ..system.threads import Threads
 
 
+LATELY = 0.1  # seconds; the flag that says so comes and goes with each release
+
+
 class Opening(NamedTuple):
     """How a class of caches opens."""
 
@@ -54,6 +58,7 @@ class Session:
         check_arguments(timeout, disk, shards)
         self.options, self.given = Options.split(arguments, opening.lenient)
         self.timeout = timeout
+        self._contended_until = 0.0
         self.clock = self.options.clock
         self.metrics = Metrics()
         self.pickle_policy = signing.resolve_pickle_policy(self.options.pickle)
@@ -127,9 +132,11 @@ class Session:
         self.shards.close(max(self.timeout, 1.0))
 
     def writes_slowly(self) -> bool:
-        """Tell whether a write takes long now: it is synced to the disk, or other processes have to wait for locks."""
-        shards = self.shards.stores
-        return self.settings["durability"] == "power" or any(store.session.lock.contended() for store in shards)
+        """Tell whether a write may take long now: it is synced to the disk, or others had to wait for a lock lately."""
+        now = time.monotonic()
+        if any(store.session.lock.contended() for store in self.shards.stores):
+            self._contended_until = now + LATELY  # a hint for the next writes: any thread may set it
+        return now < self._contended_until or self.settings["durability"] == "power"
 
     @property
     def hot_limit(self) -> int:
