@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 from collections.abc import Callable
@@ -193,8 +194,9 @@ class TestCompare:
         assert run(tmp_path, "first", "second", *calls) == compare.SLOWER_FOUND
         shown = capsys.readouterr().out
         assert "SLOWER: set: HEAD takes" in shown
-        assert "SLOWER: hot-get" not in shown
         found = json.loads(written.read_text())["calls"]
+        # Not that it is no slower at all: on a busy machine so few repetitions may say so.
+        assert statistics.median(found["hot-get"]["ratios"]) < found["set"]["low"]
         assert (found["set"]["verdict"], len(found["set"]["ratios"])) == (SLOWER, 18)
         assert found["set"]["low"] > 1.1
 
