@@ -21,18 +21,21 @@ from typing import Any, NamedTuple
 
 from diskcache_like import Cache
 from diskcache_like.coherence import native
+from diskcache_like.encoding.made_keys import NamespacedKey, path_of
+from diskcache_like.entries.atomic_key import AtomicKey
 from tests.support.broken_writers import sabotage
 from tests.support.workers import Crew, Worker
 
 from ..proof import Proof, Trial
 from .clients import THREADS, Answered, Batch, Handle, Raised, opened, serve
-from .histories import NO_ORDER, Call, Recorded, violations
+from .histories import NO_ORDER, Call, Place, Recorded, Tags, violations
 
 PROCESSES = 3
 BATCH = 10  # histories of a case
 LENGTH = (6, 10)  # operations of a client
 LONG = (250, 400)  # the same of one in a long history
 FANOUT = 3  # shards
+NAMESPACE = path_of(("namespace",))
 
 
 # -- what is called ---------------------------------------------------------------------------------------------------
@@ -40,9 +43,9 @@ FANOUT = 3  # shards
 Weights = Mapping[str, int]
 
 _ENTRIES = {"get": 30, "set": 14, "add": 6, "incr": 6, "decr": 2, "pop": 4, "delete": 5, "touch": 2, "expire": 2}
-_ENTRIES |= {"swap": 4, "compute": 4}
-EVERYDAY: Weights = {**_ENTRIES, "push": 4, "pull": 4, "peek": 2, "get_many": 5}
-WHOLE: Weights = {**EVERYDAY, "transact": 10, "undone": 2, "set_many": 4, "evict": 3, "clear": 1}
+_LATER = {"look": 8, "entry": 4, "retag": 4, "swap": 5, "compute": 8}
+EVERYDAY: Weights = {**_ENTRIES, **_LATER, "push": 4, "pull": 4, "peek": 2, "get_many": 5}
+WHOLE: Weights = {**EVERYDAY, "transact": 10, "undone": 2, "set_many": 4, "evict": 3, "soft": 2, "clear": 1}
 TORN: Weights = {**WHOLE, "undone": 0}  # without what shows a torn transaction even to one client
 
 
@@ -62,8 +65,11 @@ class Draw:
         self._weights = weights
         self._length = length
         self._number = 0
-        self._tags = (None, f"t{name}", f"u{name}")
-        self.keys = [f"{letter}{name}" for letter in "abc"[: source.randint(1, 3)]]
+        self._queue_tags = (f"t{name}", f"u{name}")
+        self._tags = (f"s{name}", *self._queue_tags)
+        self.keys: list[Place] = [f"{letter}{name}" for letter in "abc"[: source.randint(1, 3)]]
+        if source.random() < 0.5:
+            self.keys[-1] = NamespacedKey(NAMESPACE, self.keys[-1])
         self.queue = f"q{name}"
 
     def history(self, clients: int) -> History:
@@ -82,37 +88,42 @@ class Draw:
             names = ["get"] * 3 * length
         return [*warming, *(self._call(name, self._random.choice(self.keys)) for name in names)]
 
-    def _call(self, name: str, key: str) -> Call:
+    def _call(self, name: str, key: Place) -> Call:
         self._number += 1
-        value, tag = self._number * 10_000, self._random.choice(self._tags)
-        side = self._random.choice(("front", "back"))
-        if name in ("set", "add", "swap"):
-            return name, key, value, tag
-        if name == "compute":
-            return name, key, value
+        value, tags = self._number * 10_000, self._drawn_tags(self._tags)
+        side, match = self._random.choice(("front", "back")), self._random.choice(("any", "all"))
+        if name in ("set", "add", "swap", "compute"):
+            return name, key, value, tags
+        if name == "retag":
+            return name, key, tags, self._drawn_tags(self._tags)
         if name in ("incr", "decr"):
             return name, key, self._number, value
         if name == "push":
-            return name, self.queue, value, side, tag
+            return name, self.queue, value, side, self._drawn_tags(self._queue_tags)
         if name in ("pull", "peek"):
             return name, self.queue, side
         if name == "get_many":
             return name, tuple(self.keys)
         if name == "set_many":
-            return name, {each: value + index for index, each in enumerate(self.keys)}, tag
+            return name, {each: value + index for index, each in enumerate(self.keys)}, tags
         if name == "evict":
-            return name, tag or self._tags[1]
+            return name, tags or self._tags[1:2], match
+        if name == "soft":  # with a tag that no item of the queue has, which its transactions take as they find it
+            return name, tuple(self.keys), self._tags[:1], match
         if name == "clear":
             return (name,)
         if name in ("transact", "undone"):
             return "transact", self._transaction(), name == "undone"
         return name, key
 
+    def _drawn_tags(self, known: Tags) -> Tags:
+        return tuple(tag for tag in known if self._random.random() < 0.4)
+
     def _transaction(self) -> tuple[Call, ...]:
         """Return the calls of a transaction over two keys, or one key and the queue: reads, writes, perhaps a read."""
         places = self._random.sample([*self.keys, self.queue], 2)
         keys = [place for place in places if place != self.queue]
-        kinds = ("set", "incr", "pop", "add", "delete", "get")
+        kinds = ("set", "incr", "pop", "add", "delete", "get", "retag")
         calls = [("get", key) for key in keys]
         calls += [self._call(self._random.choice(kinds), key) for key in keys]
         if self.queue in places:
@@ -125,10 +136,10 @@ class Draw:
 # -- the proofs -------------------------------------------------------------------------------------------------------
 
 
-Where = Callable[[str], Callable[[Draw], Mapping[str, int]]]  # directory, then history: the shards of its places
+Where = Callable[[str], Callable[[Draw], Mapping[Place, int]]]  # directory, then history: the shards of its places
 
 
-Finder = Callable[[Sequence[Recorded], Mapping[str, int]], list[str]]
+Finder = Callable[[Sequence[Recorded], Mapping[Place, int]], list[str]]
 
 
 def unspoiled(_: Cache) -> None:
@@ -178,7 +189,7 @@ class Linearizability:
             recorded = put_together(history, clients, [each[number] for each in answers])
             judge(trial, recorded, where(place)(draw), handles, self.find)
 
-    def _where(self, directory: Path, stack: contextlib.ExitStack, place: str) -> Callable[[Draw], dict[str, int]]:
+    def _where(self, directory: Path, stack: contextlib.ExitStack, place: str) -> Callable[[Draw], dict[Place, int]]:
         """Return what tells the shards of a history's places in one of the directories."""
         if self.shards == 1:
             return lambda draw: dict.fromkeys((*draw.keys, draw.queue), 0)
@@ -217,10 +228,10 @@ def put_together(history: History, clients: Sequence[int], answers: Sequence[Seq
     return found
 
 
-def places_of(cache: Cache, draw: Draw) -> dict[str, int]:
+def places_of(cache: Cache, draw: Draw) -> dict[Place, int]:
     """Return the shard of each place of a history."""
     stores = cache._shards.stores
-    places = {key: stores.index(cache._rows.locate(key)[2]) for key in draw.keys}
+    places: dict[Place, int] = {key: stores.index(cache._rows.locate(key)[2]) for key in draw.keys}
     return {**places, draw.queue: stores.index(cache._rows.queue_store(draw.queue))}
 
 
@@ -234,7 +245,7 @@ def at_once(recorded: Sequence[Recorded]) -> int:
 def judge(
     trial: Trial,
     recorded: Sequence[Recorded],
-    places: Mapping[str, int],
+    places: Mapping[Place, int],
     handles: Sequence[Handle],
     find: Finder = violations,
 ) -> None:
@@ -299,6 +310,32 @@ def tear_transactions(cache: Cache) -> None:
     cache.transact = transact  # type: ignore[method-assign]
 
 
+def ignore_versions(cache: Cache) -> None:
+    """Store on any condition of a version."""
+    cache._has_version = lambda *_: True  # type: ignore[method-assign]
+
+
+def share_flights(_: Cache) -> None:
+    """Let everybody have a flight who wants it."""
+
+    def hold(self: AtomicKey, owner: object) -> bool:
+        time.sleep(PAUSE)
+        return True
+
+    AtomicKey.hold = hold  # type: ignore[method-assign]
+
+
+def evict_in_two_steps(cache: Cache) -> None:
+    """Have `evict` remove what had the tags when it looked, whatever became of that."""
+
+    def evict(*_: Any, tags: Tags, match: Any, retry: bool, soft: bool = False) -> int:
+        keys = list(cache.keys(tags=tags, match=match))
+        time.sleep(PAUSE)
+        return sum(cache.delete(key, retry=retry) for key in keys)
+
+    cache.evict = evict  # type: ignore[method-assign, assignment]
+
+
 def _control(spoil: Callable[[Cache], None], promise: int, what: str, weights: Weights = EVERYDAY) -> Proof:
     return Proof(promise, what, Linearizability(weights, spoil=spoil, least=30), share=0.5, finds=NO_ORDER)
 
@@ -332,5 +369,12 @@ PROOFS: dict[str, Proof] = {
     "linearizability-late-generation": _control(bump_late, 1, "generations change only after the commit"),
     "linearizability-unchecked-hit": _control(trust_hits, 1, "hits do not check their generation"),
     "linearizability-two-step-incr": _control(count_in_two_steps, 2, "incr reads and writes in two steps"),
+    "linearizability-ignored-version": _control(ignore_versions, 2, "set does not look at the version"),
+    "linearizability-shared-flight": _control(
+        share_flights, 2, "several compute a value at once", {"look": 4, "compute": 30, "delete": 8, "touch": 1}
+    ),
+    "linearizability-two-step-evict": _control(
+        evict_in_two_steps, 2, "evict looks for tags and removes in two steps", {**_ENTRIES, "retag": 12, "evict": 12}
+    ),
     "linearizability-torn-transaction": _control(tear_transactions, 2, "transact commits each write separately", TORN),
 }

@@ -15,14 +15,16 @@ from typing import Any, NamedTuple
 
 from diskcache_like import Cache, FanoutCache
 from diskcache_like.coherence.atomics import Words
+from diskcache_like.encoding.made_keys import NamespacedKey
 from tests.support.sample_writes import FAR
 from tests.support.workers import PATIENCE, Link
 
 from . import structure_calls
-from .histories import Call
+from .histories import Call, Tags
 
 THREADS = 2  # of a process, at most
 HANDLES = 6  # that a process has open
+TRIES = 10_000  # to store on condition of a version
 LINGER = 0.0001  # seconds
 LOOK = 0.00005  # seconds between two looks at whether the others have come
 
@@ -41,39 +43,72 @@ def _transact(cache: Cache, calls: Sequence[Call], undone: bool) -> tuple[Any, .
     return tuple(answers)
 
 
-def _swap(cache: Cache, key: str, value: int, tag: str | None) -> Any:
-    """Replace an entry by compare-and-set, as often as others come first; return the value that was replaced."""
-    while True:
-        entry = cache.get_entry(key)
-        version = None if entry is None else entry.version
-        if cache.set(key, value, tag=tag, retry=True, if_version=version):
-            return None if entry is None else entry.value
-
-
 def _item(found: tuple[Any, Any]) -> tuple[Any, Any]:
     """Return (number, value) for what a queue answers."""
     key, value = found
     return (None if key is None else key.number), value
 
 
-RUN: dict[str, Callable[..., Any]] = {
-    "get": lambda cache, key: cache.get(key),
-    "set": lambda cache, key, value, tag: cache.set(key, value, tag=tag, retry=True),
-    "add": lambda cache, key, value, tag: cache.add(key, value, tags=None if tag is None else [tag], retry=True),
+def _entry(cache: Cache, key: Any) -> Any:
+    found = cache.get_entry(key)
+    return None if found is None else (found.value, found.tags)
+
+
+def _swap(cache: Cache, key: Any, value: int, tags: Tags) -> Any:
+    """Store a value if nobody has written since the entry was read, again and again; return what it replaced."""
+    for _ in range(TRIES):
+        found = cache.get_entry(key)
+        version = None if found is None else found.version
+        if cache.set(key, value, tags=tags, retry=True, if_version=version):
+            return None if found is None else found.value
+    raise TimeoutError(f"{TRIES} times somebody else was faster, or was said to be")
+
+
+def _compute(cache: Cache, key: Any, value: int, tags: Tags) -> Any:
+    return cache.get_or_set(key, lambda: value, tags=tags)
+
+
+def _soft(cache: Cache, _: Any, tags: Tags, match: Any) -> None:
+    cache.evict(tags=tags, match=match, soft=True, retry=True)
+
+
+def _inside(operation: Callable[..., Any]) -> Callable[..., Any]:
+    """Return an operation on a key that makes it in the namespace of the key, where it has one."""
+
+    def run(cache: Cache, key: Any, *arguments: Any) -> Any:
+        if isinstance(key, NamespacedKey):
+            (name,) = key.path.names
+            return operation(cache.namespace(name), key.key, *arguments)
+        return operation(cache, key, *arguments)
+
+    return run
+
+
+_KEYED: dict[str, Callable[..., Any]] = {
+    "look": lambda cache, key: cache.get(key),
+    "entry": _entry,
+    "set": lambda cache, key, value, tags: cache.set(key, value, tags=tags, retry=True),
     "swap": _swap,
-    "compute": lambda cache, key, value: cache.get_or_set(key, lambda: value),
+    "compute": _compute,
+    "add": lambda cache, key, value, tags: cache.add(key, value, tags=tags, retry=True),
     "incr": lambda cache, key, delta, default: cache.incr(key, delta, default, retry=True),
     "decr": lambda cache, key, delta, default: cache.decr(key, delta, default, retry=True),
     "pop": lambda cache, key: cache.pop(key, retry=True),
     "delete": lambda cache, key: cache.delete(key, retry=True),
     "touch": lambda cache, key: cache.touch(key, FAR, retry=True),
     "expire": lambda cache, key: cache.touch(key, 0, retry=True),
-    "push": lambda cache, queue, value, side, tag: cache.push(value, queue, side, tag=tag, retry=True).number,
+    "retag": lambda cache, key, add, remove: cache.retag(key, add, remove, retry=True),
+}
+RUN: dict[str, Callable[..., Any]] = {
+    **{name: _inside(operation) for name, operation in _KEYED.items()},
+    "get": lambda cache, key: cache.get(key),  # by the key that it has in the cache around the namespace
+    "push": lambda cache, queue, value, side, tags: cache.push(value, queue, side, tags=tags, retry=True).number,
     "pull": lambda cache, queue, side: _item(cache.pull(queue, side=side, retry=True)),
     "peek": lambda cache, queue, side: _item(cache.peek(queue, side=side, retry=True)),
     "get_many": lambda cache, keys: cache.get_many(keys),
-    "set_many": lambda cache, items, tag: cache.set_many(items, tag=tag, retry=True),
-    "evict": lambda cache, tag: cache.evict(tag, retry=True),
+    "set_many": lambda cache, items, tags: cache.set_many(items, tags=tags, retry=True),
+    "evict": lambda cache, tags, match: cache.evict(tags=tags, match=match, retry=True),
+    "soft": _soft,
     "clear": lambda cache: cache.clear(retry=True),
     "transact": _transact,
     **structure_calls.RUN,

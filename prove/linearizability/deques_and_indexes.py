@@ -117,7 +117,7 @@ class DrawStructure:
 # -- the judge --------------------------------------------------------------------------------------------------------
 
 
-def violations(history: Sequence[Recorded], _: Mapping[str, int]) -> list[str]:
+def violations(history: Sequence[Recorded], _: Mapping[Any, int]) -> list[str]:
     """Return a text if no order explains what was answered on a structure, which was empty before."""
     kind = history[0].call[0].partition(".")[0]
     started = [each for each in history if each.call[0] != "deque.limit"]

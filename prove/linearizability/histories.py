@@ -6,7 +6,11 @@ than one step. Modelled is what is promised, step by step:
 - An operation on one key or queue is one step, and so is a `transact` within one shard, and each shard's part of a
   `set_many`. A `get_many` reads each key by itself.
 - `clear` and `evict` remove what they find in one shard after the other, a batch at a time. The histories are far below
-  a batch, so each step removes all that is there, and the last one in each shard finds nothing.
+  a batch, so each step removes all that is there, and the last one in each shard finds nothing. To evict any of
+  several tags is to evict one after the other in each shard. A soft `evict` decides about each key by itself.
+- `get_or_set` that computes has the key's flight from before it finds nothing until it has stored its value, whatever
+  was written meanwhile; nobody else computes in that time. Else it is a read.
+- To store on condition of a version, again until it succeeds, is one step that returns what it replaced.
 - A `transact` over several shards has all their locks when it begins, and commits shard by shard: a reader without a
   transaction may meet one part before another, a writer or another transaction may not.
 
@@ -15,8 +19,8 @@ or does not: a transaction as a whole, of `clear` and `evict` as many steps as w
 late, if the client died between a commit and what makes it known, but not after somebody else has written to the same
 shard: that takes its place. So a write that is called when the client is gone closes what is pending in its shard.
 
-An entry is (value, tag), with `EXPIRED` for the value of one that is there but dead: nobody sees it, except that
-`clear` and `evict` may count it. A queue is a tuple of items (number, value, tag).
+An entry is (value, tags), with `EXPIRED` for the value of one that is there but dead: nobody sees it, except that
+`clear` and `evict` may count it. A queue is a tuple of items (number, value, tags).
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from diskcache_like.encoding.made_keys import NamespacedKey
 from diskcache_like.operations.queues import QUEUE_START
 
 from .checker import Effect, Operation, State, refuted
@@ -31,6 +36,8 @@ from .checker import Effect, Operation, State, refuted
 Cell = Any
 Outcome = tuple[Any, Cell]  # what an operation answers on one place, and what is there then
 Call = tuple[Any, ...]  # name and arguments; the first argument is the place, where there is one
+Place = str | NamespacedKey  # a key or a queue
+Tags = tuple[str, ...]  # sorted
 
 EXPIRED = -1
 WRONG = "wrong"  # stands for the cell after an operation that cannot have answered what it did
@@ -59,22 +66,26 @@ def _get(entry: Cell) -> Outcome:
     return _value(entry), entry
 
 
-def _set(_: Cell, value: int, tag: str | None) -> Outcome:
-    return True, (value, tag)
+def _entry(entry: Cell) -> Outcome:
+    return None if _value(entry) is None else entry, entry
 
 
-def _add(entry: Cell, value: int, tag: str | None) -> Outcome:
-    return (True, (value, tag)) if _value(entry) is None else (False, entry)
+def _set(_: Cell, value: int, tags: Tags) -> Outcome:
+    return True, (value, tags)
 
 
-def _swap(entry: Cell, value: int, tag: str | None) -> Outcome:
-    return _value(entry), (value, tag)
+def _swap(entry: Cell, value: int, tags: Tags) -> Outcome:
+    return _value(entry), (value, tags)
+
+
+def _add(entry: Cell, value: int, tags: Tags) -> Outcome:
+    return (True, (value, tags)) if _value(entry) is None else (False, entry)
 
 
 def _incr(entry: Cell, delta: int, default: int) -> Outcome:
     value = _value(entry)
-    total, tag = (default + delta, None) if value is None else (value + delta, entry[1])
-    return total, (total, tag)
+    total, tags = (default + delta, ()) if value is None else (value + delta, entry[1])
+    return total, (total, tags)
 
 
 def _decr(entry: Cell, delta: int, default: int) -> Outcome:
@@ -98,10 +109,23 @@ def _expire(entry: Cell) -> Outcome:
     return (False, entry) if _value(entry) is None else (True, (EXPIRED, entry[1]))
 
 
-def _push(queue: Cell, value: int, side: str, tag: str | None) -> Outcome:
+def _retag(entry: Cell, add: Tags, remove: Tags) -> Outcome:
+    value = _value(entry)
+    return (False, entry) if value is None else (True, (value, tuple(sorted({*entry[1]} - {*remove} | {*add}))))
+
+
+def _drop(entry: Cell, tags: Tags, match: str) -> Outcome:
+    return None, None if _value(entry) is not None and _has(entry[1], tags, match) else entry
+
+
+def _has(tags: Tags, wanted: Tags, match: str) -> bool:
+    return {*wanted} <= {*tags} if match == "all" else not {*wanted}.isdisjoint(tags)
+
+
+def _push(queue: Cell, value: int, side: str, tags: Tags) -> Outcome:
     back = side == "back"
     number = queue[-1][0] + 1 if queue and back else queue[0][0] - 1 if queue else QUEUE_START
-    item = (number, value, tag)
+    item = (number, value, tags)
     return number, (*queue, item) if back else (item, *queue)
 
 
@@ -115,21 +139,29 @@ def _peek(queue: Cell, side: str) -> Outcome:
 
 RULES: dict[str, Callable[..., Outcome]] = {
     "get": _get,
+    "look": _get,
+    "entry": _entry,
     "set": _set,
-    "add": _add,
     "swap": _swap,
+    "add": _add,
     "incr": _incr,
     "decr": _decr,
     "pop": _pop,
     "delete": _delete,
     "touch": _touch,
     "expire": _expire,
+    "retag": _retag,
+    "drop": _drop,
     "push": _push,
     "pull": _pull,
     "peek": _peek,
 }
-_READS = ("get", "peek", "touch")
-_NO_CHANGE: dict[str, Any] = {"add": False, "pop": None, "delete": False, "expire": False, "pull": NOTHING}
+_READS = ("get", "look", "entry", "peek", "touch")
+_NO_CHANGE: dict[str, Any] = {
+    **dict.fromkeys(("add", "delete", "expire", "retag"), False),
+    "pop": None,
+    "pull": NOTHING,
+}
 
 
 def followed(cell: Cell, call: Call, answer: Any) -> Cell:
@@ -151,13 +183,14 @@ class Part(NamedTuple):
     """What takes effect by itself of a recorded operation, and the places that it concerns."""
 
     whole: Recorded
-    places: tuple[str, ...]
+    places: tuple[Place, ...]
     steps: tuple[tuple[Call, Any], ...] = ()  # operations on one place each, with their answers
     removes: bool = False  # removes entries from all places instead
+    computes: bool = False  # finds nothing, and makes its step before anybody else computes
     undone: bool = False  # rolled back after its steps
 
     @property
-    def changed(self) -> set[str]:
+    def changed(self) -> set[Place]:
         """The places that it may change by its steps."""
         return set() if self.undone else {call[1] for call, answer in self.steps if changes(call, answer)}
 
@@ -172,7 +205,7 @@ class Part(NamedTuple):
         return self.whole.answer is PENDING
 
 
-def parts(recorded: Recorded, shards: Mapping[str, int]) -> Iterator[Part]:
+def parts(recorded: Recorded, shards: Mapping[Place, int]) -> Iterator[Part]:
     """Yield the parts of an operation on a cache that has the places in these shards."""
     (name, *arguments), answer = recorded.call, recorded.answer
     pending = answer is PENDING
@@ -180,24 +213,30 @@ def parts(recorded: Recorded, shards: Mapping[str, int]) -> Iterator[Part]:
         for key in arguments[0]:
             yield Part(recorded, (key,), ((("get", key), PENDING if pending else answer.get(key)),))
     elif name == "set_many":
-        items, tag = arguments
+        items, tags = arguments
         for shard in sorted({shards[key] for key in items}):
             mine = [key for key in items if shards[key] == shard]
             done = PENDING if pending else answer == len(items)
-            steps = tuple((("set", key, items[key], tag), done) for key in mine)
+            steps = tuple((("set", key, items[key], tags), done) for key in mine)
             yield Part(recorded, tuple(mine), steps)
     elif name == "transact":
         calls, undone = arguments
         places = tuple(dict.fromkeys(call[1] for call in calls))
         answers = [PENDING] * len(calls) if pending else answer
         yield Part(recorded, places, tuple(zip(calls, answers, strict=True)), undone=undone)
-    elif name == "compute":  # it may replace what others store while it computes, so it reads or else it writes
-        key, value = arguments
-        wrote = pending or answer == value
-        call = ("set", key, value, None) if wrote else ("get", key)
-        yield Part(recorded, (key,), ((call, True if wrote and not pending else answer),))
     elif name in ("clear", "evict"):
         yield Part(recorded, tuple(shards), removes=True)
+    elif name == "soft":
+        keys, tags, match = arguments
+        for key in keys:
+            yield Part(recorded, (key,), ((("drop", key, tags, match), answer),))
+    elif name == "compute":
+        key, value, tags = arguments
+        if pending or answer == value:
+            step = (("set", key, value, tags), PENDING if pending else True)
+            yield Part(recorded, (key,), (step,), computes=not pending)
+        else:
+            yield Part(recorded, (key,), ((("get", key), answer),))
     else:
         yield Part(recorded, (arguments[0],), ((recorded.call, answer),))
 
@@ -211,34 +250,38 @@ NO_ORDER = "no order explains these operations"
 class Piece:
     """Parts of operations that concern the same places: a history that can be checked by itself.
 
-    After the cells of its places comes `held`, the shards in which a transaction is still to commit (a bit each), and
-    then one cell for the progress of each part that takes several steps.
+    After the cells of its places comes `held`, the shards in which a transaction is still to commit (a bit each), then
+    the places whose flight somebody has (likewise), and then one cell for the progress of each part that takes several
+    steps.
     """
 
-    def __init__(self, places: Sequence[str], shards: Mapping[str, int]) -> None:
+    def __init__(self, places: Sequence[Place], shards: Mapping[Place, int]) -> None:
         self.parts: list[Part] = []
         self._shards = {place: shards[place] for place in places}
         self._index = {place: index for index, place in enumerate(places)}
         self._held = len(places)
+        self._flights = self._held + 1
 
     def judged(self) -> list[str] | None:
         """Return None if the history is linearizable, else a text of it."""
-        progress = self._held + 1
+        progress = first = self._flights + 1
         operations = []
         for part in self.parts:
             several = len({self._shards[place] for place in part.places}) > 1
             if part.removes:
                 effect = self._removal(part, progress)
+            elif part.computes:
+                effect = self._computation(part, progress)
             elif several and part.changes:
                 effect = self._transaction(part, progress)
             else:
                 effect = self._step(part, alone=several or part.whole.call[0] == "transact")
-            progress += part.removes or several
+            progress += part.removes or part.computes or several
             closed_by = self._closing(part) if part.pending else None
             operations.append(Operation(part.whole.called, part.whole.returned, effect, part.changes, closed_by))
         queues = {call[1] for part in self.parts for call, _ in part.steps if call[0] in ("push", "pull", "peek")}
         cells = [() if place in queues else None for place in self._index]
-        refutation = refuted(operations, (*cells, 0, *([None] * (progress - self._held - 1))))
+        refutation = refuted(operations, (*cells, 0, 0, *([None] * (progress - first))))
         return None if refutation is None else self._told(refutation.placed, refutation.state)
 
     def _closing(self, pending: Part) -> frozenset[int]:
@@ -314,20 +357,40 @@ class Piece:
 
         return effect
 
+    def _computation(self, part: Part, progress: int) -> Effect:
+        """Return the effect of a computation: it takes the flight when nothing is there, and stores while it has it."""
+        ((call, _),) = part.steps
+        place, held, flights = self._index[call[1]], self._held, self._flights
+        shard, flight = 1 << self._shards[call[1]], 1 << place
+
+        def effect(state: State) -> Iterable[tuple[State, bool]]:
+            cells, stores = list(state), state[progress] is not None
+            if stores:
+                cells[place] = call[2:]
+            cells[flights] ^= flight
+            cells[progress] = None if stores else "computes"
+            is_possible = (
+                not state[held] & shard if stores else cells[flights] & flight and _value(state[place]) is None
+            )
+            return ((tuple(cells), stores),) if is_possible else ()
+
+        return effect
+
     def _removal(self, part: Part, progress: int) -> Effect:
         """Return the effect of `clear` and `evict`: shard by shard, until nothing is found in it."""
-        tags = part.whole.call[1:]
+        tags, match = part.whole.call[1:] or ((), "all")
         total, held = part.whole.answer, self._held
-        order = sorted(set(self._shards.values()))
-        places = [[self._index[place] for place, its in self._shards.items() if its == shard] for shard in order]
+        wanted = [tags] if match == "all" else [(tag,) for tag in tags]
+        order = [(shard, each) for shard in sorted(set(self._shards.values())) for each in wanted]
+        places = [[self._index[place] for place, its in self._shards.items() if its == shard] for shard, _ in order]
 
         def effect(state: State) -> Iterable[tuple[State, bool]]:
             turn, removed = state[progress] or (0, 0)
-            if state[held] & 1 << order[turn]:
+            if state[held] & 1 << order[turn][0]:
                 return
             cells, live, dead = list(state), 0, 0
             for index in places[turn]:
-                cells[index], here, expired = _without(cells[index], tags)
+                cells[index], here, expired = _without(cells[index], order[turn][1])
                 live, dead = live + here, dead + expired
             for found in range(max(live, 1), live + dead + 1):  # who expired may have been removed for that before
                 if total is PENDING or removed + found <= total:
@@ -366,26 +429,26 @@ def _spelled(call: Call) -> str:
     return f"{call[0]}({', '.join(map(str, call[1:]))})"
 
 
-def _without(cell: Cell, tags: Sequence[str]) -> tuple[Cell, int, int]:
-    """Return a cell without entries that have one of the tags, or without any, and how many went, live and dead."""
+def _without(cell: Cell, tags: Tags) -> tuple[Cell, int, int]:
+    """Return a cell without entries that have all of the tags, and how many went, live and dead."""
     if cell is None:
         return cell, 0, 0
     if cell and not isinstance(cell[0], tuple):
-        if tags and cell[1] not in tags:
+        if not _has(cell[1], tags, "all"):
             return cell, 0, 0
         return None, int(cell[0] != EXPIRED), int(cell[0] == EXPIRED)
-    kept = tuple(item for item in cell if tags and item[2] not in tags)
+    kept = tuple(item for item in cell if not _has(item[2], tags, "all"))
     return kept, len(cell) - len(kept), 0
 
 
-def pieces(history: Sequence[Recorded], shards: Mapping[str, int]) -> list[Piece]:
+def pieces(history: Sequence[Recorded], shards: Mapping[Place, int]) -> list[Piece]:
     """Split a history by places that no operation connects: it is linearizable if each of them is.
 
     That linearizability is local, operation by operation, is P-compositionality (Horn and Kroening, 2015).
     """
     root = {place: place for place in shards}
 
-    def find(place: str) -> str:
+    def find(place: Place) -> Place:
         while root[place] != place:
             place = root[place]
         return place
@@ -394,7 +457,7 @@ def pieces(history: Sequence[Recorded], shards: Mapping[str, int]) -> list[Piece
     for part in found:
         for place in part.places:
             root[find(place)] = find(part.places[0])
-    made: dict[str, Piece] = {}
+    made: dict[Place, Piece] = {}
     for top in {find(place) for place in shards}:
         made[top] = Piece([place for place in shards if find(place) == top], shards)
     for part in found:
@@ -402,7 +465,7 @@ def pieces(history: Sequence[Recorded], shards: Mapping[str, int]) -> list[Piece
     return [piece for piece in made.values() if piece.parts]
 
 
-def violations(history: Sequence[Recorded], shards: Mapping[str, int]) -> list[str]:
+def violations(history: Sequence[Recorded], shards: Mapping[Place, int]) -> list[str]:
     """Return a text for each piece of the history that is not linearizable."""
     told = (piece.judged() for piece in pieces(history, shards))
     return ["\n".join(lines) for lines in told if lines is not None]

@@ -38,9 +38,14 @@ STEPS: dict[str, Sequence[int]] = {  # 0: as it begins; else before and after ch
     "set_many": range(9),
     "clear": range(9),
     "evict": range(9),
+    "soft": range(9),
 }
 FEW = range(5)  # of any other call
-LURE = {"get": 1, "get_many": 1, "peek": 1, "touch": 2, "transact": 12}  # how often a client is killed in such a call
+LURE = {  # how often a client is killed in such a call
+    **dict.fromkeys(("get", "look", "entry", "get_many", "peek"), 1),
+    "touch": 2,
+    "transact": 12,
+}
 USUAL = 4  # in any other
 LATEST = 4  # the longest delay of a kill is 10 ** LATEST turns of an empty loop
 FRESH = -1  # stands for the client whose handle was opened when all were done

@@ -20,10 +20,10 @@ from prove.linearizability.caches import EVERYDAY, WHOLE, Draw, Weights, places_
 from prove.linearizability.checker import Operation, State, refuted
 from prove.linearizability.clients import RUN, Handle, Raised, opened, play
 from prove.linearizability.deques_and_indexes import DEQUE, INDEX
-from prove.linearizability.histories import PENDING, Call, Piece, Recorded, changes, parts, violations
+from prove.linearizability.histories import PENDING, Call, Piece, Place, Recorded, changes, parts, violations
 
-ONE = {"k": 0, "l": 0, "q": 0}
-TWO = {"k": 0, "l": 1, "q": 0}  # places in two shards
+ONE: dict[Place, int] = {"k": 0, "l": 0, "q": 0}
+TWO: dict[Place, int] = {"k": 0, "l": 1, "q": 0}  # places in two shards
 
 
 def told(*lines: tuple[int, int, Call, Any]) -> list[Recorded]:
@@ -34,11 +34,11 @@ def told(*lines: tuple[int, int, Call, Any]) -> list[Recorded]:
     ]
 
 
-def is_legal(*lines: tuple[int, int, Call, Any], shards: dict[str, int] = ONE) -> bool:
+def is_legal(*lines: tuple[int, int, Call, Any], shards: dict[Place, int] = ONE) -> bool:
     return not violations(told(*lines), shards)
 
 
-SET = ("set", "k", 1, None)
+SET = ("set", "k", 1, ())
 GET = ("get", "k")
 
 LEGAL = {
@@ -46,37 +46,69 @@ LEGAL = {
     "a read that overlaps a write sees the value before": ((0, 9, SET, True), (1, 2, GET, None)),
     "a read that overlaps a write sees the value after": ((0, 9, SET, True), (1, 2, GET, 1)),
     "two writes at once, the later call first": (
-        (0, 9, SET, True), (1, 8, ("set", "k", 2, None), True), (10, 11, GET, 1),
+        (0, 9, SET, True), (1, 8, ("set", "k", 2, ()), True), (10, 11, GET, 1),
     ),
     "a touch at the moment of return": ((0, 5, SET, True), (5, 6, GET, None)),
     "counts in any order": (
         (0, 9, ("incr", "k", 1, 0), 2), (0, 9, ("incr", "k", 1, 0), 1), (0, 9, ("decr", "k", 1, 0), 1),
     ),
-    "one of two adds": ((0, 9, ("add", "k", 1, None), False), (0, 9, ("add", "k", 2, None), True)),
+    "one of two adds": ((0, 9, ("add", "k", 1, ()), False), (0, 9, ("add", "k", 2, ()), True)),
     "who is expired is there for nobody": (
         (0, 1, SET, True), (2, 3, ("expire", "k"), True), (4, 5, ("pop", "k"), None), (6, 7, ("touch", "k"), False),
-        (8, 9, ("add", "k", 2, None), True),
+        (8, 9, ("add", "k", 2, ()), True),
     ),
     "clear counts who is expired": ((0, 1, SET, True), (2, 3, ("expire", "k"), True), (4, 5, ("clear",), 1)),
     "clear finds who is expired removed": ((0, 1, SET, True), (2, 3, ("expire", "k"), True), (4, 5, ("clear",), 0)),
     "clear finds one of two, who is expired, removed": (
-        (0, 1, SET, True), (2, 3, ("set", "l", 2, None), True), (4, 5, ("expire", "k"), True), (6, 7, ("clear",), 1),
+        (0, 1, SET, True), (2, 3, ("set", "l", 2, ()), True), (4, 5, ("expire", "k"), True), (6, 7, ("clear",), 1),
     ),
     "clear removes what comes while it runs": (
-        (0, 9, ("clear",), 2), (1, 2, SET, True), (3, 4, GET, None), (5, 6, ("set", "k", 2, None), True), (7, 8, GET, None),
+        (0, 9, ("clear",), 2), (1, 2, SET, True), (3, 4, GET, None), (5, 6, ("set", "k", 2, ()), True), (7, 8, GET, None),
     ),
     "evict removes its tag only": (
-        (0, 1, ("set", "k", 1, "t"), True), (2, 3, ("set", "l", 2, "u"), True), (4, 5, ("evict", "t"), 1),
+        (0, 1, ("set", "k", 1, ("t",)), True), (2, 3, ("set", "l", 2, ("u",)), True), (4, 5, ("evict", ("t",), "any"), 1),
         (6, 7, GET, None), (8, 9, ("get", "l"), 2),
     ),
+    "evict removes what has any of the tags": (
+        (0, 1, ("set", "k", 1, ("t",)), True), (2, 3, ("set", "l", 2, ("u",)), True),
+        (4, 5, ("evict", ("t", "u"), "any"), 2), (6, 7, GET, None),
+    ),
+    "evict removes one of the tags, then the other": (
+        (0, 1, ("set", "k", 1, ("t",)), True), (2, 3, ("set", "l", 2, ("u",)), True),
+        (4, 9, ("evict", ("t", "u"), "any"), 2), (5, 6, GET, None), (6, 7, ("get", "l"), 2),
+    ),
+    "evict removes only what has all of the tags": (
+        (0, 1, ("set", "k", 1, ("t",)), True), (2, 3, ("set", "l", 2, ("t", "u")), True),
+        (4, 5, ("evict", ("t", "u"), "all"), 1), (6, 7, GET, 1), (6, 7, ("get", "l"), None),
+    ),
+    "a soft evict decides about each key by itself": (
+        (0, 1, ("set_many", {"k": 1, "l": 1}, ("t",)), 2), (2, 9, ("soft", ("k", "l"), ("t",), "any"), None),
+        (3, 4, GET, None), (5, 6, ("get", "l"), 1), (10, 11, ("get", "l"), None),
+    ),
+    "retag keeps the value": (
+        (0, 1, ("set", "k", 1, ("t",)), True), (2, 3, ("retag", "k", ("u",), ("t",)), True),
+        (4, 5, ("entry", "k"), (1, ("u",))), (6, 7, ("evict", ("t",), "any"), 0), (8, 9, ("look", "k"), 1),
+    ),
+    "a swap returns what it replaced": (
+        (0, 9, ("swap", "k", 1, ()), 2), (0, 9, ("swap", "k", 2, ()), None), (10, 11, GET, 1),
+    ),
+    "who waits gets what another computed": (
+        (0, 9, ("compute", "k", 1, ()), 2), (0, 9, ("compute", "k", 2, ()), 2), (10, 11, GET, 2),
+    ),
+    "what was written during a computation is overwritten": (
+        (0, 9, ("compute", "k", 1, ()), 1), (1, 2, ("set", "k", 2, ()), True), (3, 4, GET, 2), (10, 11, GET, 1),
+    ),
+    "one computes when what another has computed is gone": (
+        (0, 9, ("compute", "k", 1, ()), 1), (0, 9, ("compute", "k", 2, ()), 2), (0, 9, ("delete", "k"), True),
+    ),
     "incr keeps the tag": (
-        (0, 1, ("set", "k", 1, "t"), True), (2, 3, ("incr", "k", 1, 0), 2), (4, 5, ("evict", "t"), 1),
+        (0, 1, ("set", "k", 1, ("t",)), True), (2, 3, ("incr", "k", 1, 0), 2), (4, 5, ("evict", ("t",), "any"), 1),
     ),
     "get_many reads key by key": (
-        (0, 9, ("set_many", {"k": 1, "l": 1}, None), 2), (1, 8, ("get_many", ("k", "l")), {"k": 1}),
+        (0, 9, ("set_many", {"k": 1, "l": 1}, ()), 2), (1, 8, ("get_many", ("k", "l")), {"k": 1}),
     ),
     "a queue": (
-        (0, 1, ("push", "q", 1, "back", None), QUEUE_START), (2, 3, ("push", "q", 2, "front", None), QUEUE_START - 1),
+        (0, 1, ("push", "q", 1, "back", ()), QUEUE_START), (2, 3, ("push", "q", 2, "front", ()), QUEUE_START - 1),
         (4, 5, ("peek", "q", "back"), (QUEUE_START, 1)), (6, 9, ("pull", "q", "front"), (QUEUE_START, 1)),
         (6, 9, ("pull", "q", "front"), (QUEUE_START - 1, 2)), (10, 11, ("pull", "q", "front"), (None, None)),
     ),
@@ -92,41 +124,63 @@ ILLEGAL = {
     "a value from the future": ((0, 1, GET, 1), (2, 3, SET, True)),
     "new and then old": ((0, 9, SET, True), (1, 2, GET, 1), (3, 4, GET, None)),
     "an increment that was lost": ((0, 9, ("incr", "k", 1, 0), 1), (0, 9, ("incr", "k", 1, 0), 1)),
-    "two who both added": ((0, 9, ("add", "k", 1, None), True), (0, 9, ("add", "k", 2, None), True)),
+    "two who both added": ((0, 9, ("add", "k", 1, ()), True), (0, 9, ("add", "k", 2, ()), True)),
     "two who both removed": (
         (0, 1, SET, True), (2, 9, ("delete", "k"), True), (2, 9, ("delete", "k"), True),
     ),
     "an entry that came back": ((0, 1, SET, True), (2, 3, ("pop", "k"), 1), (4, 5, GET, 1)),
     "a value whose expiry was forgotten": ((0, 1, SET, True), (2, 3, ("expire", "k"), True), (4, 5, GET, 1)),
     "an item pulled twice": (
-        (0, 1, ("push", "q", 1, "back", None), QUEUE_START), (2, 9, ("pull", "q", "front"), (QUEUE_START, 1)),
+        (0, 1, ("push", "q", 1, "back", ()), QUEUE_START), (2, 9, ("pull", "q", "front"), (QUEUE_START, 1)),
         (2, 9, ("pull", "q", "back"), (QUEUE_START, 1)),
     ),
     "an item pulled ahead of an older one": (
-        (0, 1, ("push", "q", 1, "back", None), QUEUE_START), (2, 3, ("push", "q", 2, "back", None), QUEUE_START + 1),
+        (0, 1, ("push", "q", 1, "back", ()), QUEUE_START), (2, 3, ("push", "q", 2, "back", ()), QUEUE_START + 1),
         (4, 5, ("pull", "q", "front"), (QUEUE_START + 1, 2)),
     ),
     "clear counts more than there was": ((0, 1, SET, True), (2, 3, ("clear",), 2)),
     "clear leaves an entry": ((0, 1, SET, True), (2, 3, ("clear",), 1), (4, 5, GET, 1)),
     "clear counts less than it removed": ((0, 1, SET, True), (2, 3, ("clear",), 0), (4, 5, GET, None)),
     "evict removes another tag": (
-        (0, 1, ("set", "k", 1, "u"), True), (2, 3, ("evict", "t"), 0), (4, 5, GET, None),
+        (0, 1, ("set", "k", 1, ("u",)), True), (2, 3, ("evict", ("t",), "any"), 0), (4, 5, GET, None),
     ),
+    "evict leaves what has one of the tags": (
+        (0, 1, ("set", "k", 1, ("t", "u")), True), (2, 3, ("evict", ("u", "v"), "any"), 0), (4, 5, GET, 1),
+    ),
+    "evict removes what has one tag of all": (
+        (0, 1, ("set", "k", 1, ("t",)), True), (2, 3, ("evict", ("t", "u"), "all"), 1),
+    ),
+    "evict removes the other of the tags first": (
+        (0, 1, ("set", "k", 1, ("t",)), True), (2, 3, ("set", "l", 2, ("u",)), True),
+        (4, 9, ("evict", ("t", "u"), "any"), 2), (5, 6, ("get", "l"), None), (7, 8, GET, 1),
+    ),
+    "a soft evict leaves an entry": (
+        (0, 1, ("set", "k", 1, ("t",)), True), (2, 3, ("soft", ("k", "l"), ("t",), "any"), None), (4, 5, GET, 1),
+    ),
+    "a tag that came back": (
+        (0, 1, ("set", "k", 1, ("t",)), True), (2, 3, ("retag", "k", (), ("t",)), True),
+        (4, 5, ("entry", "k"), (1, ("t",))),
+    ),
+    "two who replaced the same": (
+        (0, 1, SET, True), (2, 9, ("swap", "k", 2, ()), 1), (2, 9, ("swap", "k", 3, ()), 1),
+    ),
+    "two who both computed": ((0, 9, ("compute", "k", 1, ()), 1), (0, 9, ("compute", "k", 2, ()), 2)),
+    "what was there is computed": ((0, 1, SET, True), (2, 3, ("compute", "k", 2, ()), 2)),
     "half a set_many": (
-        (0, 9, ("set_many", {"k": 1, "l": 1}, None), 2), (1, 2, GET, 1), (3, 4, ("get", "l"), None),
+        (0, 9, ("set_many", {"k": 1, "l": 1}, ()), 2), (1, 2, GET, 1), (3, 4, ("get", "l"), None),
     ),
-    "a set_many that counts less": ((0, 9, ("set_many", {"k": 1, "l": 1}, None), 1),),
+    "a set_many that counts less": ((0, 9, ("set_many", {"k": 1, "l": 1}, ()), 1),),
     "half a transaction": (
-        (0, 9, ("transact", (SET, ("set", "l", 1, None)), False), (True, True)), (1, 2, GET, 1),
+        (0, 9, ("transact", (SET, ("set", "l", 1, ())), False), (True, True)), (1, 2, GET, 1),
         (3, 4, ("get", "l"), None),
     ),
     "an undone transaction that was seen": ((0, 9, ("transact", (SET,), True), (True,)), (1, 2, GET, 1)),
     "a transaction between whose reads somebody wrote": (
         (0, 1, SET, True), (2, 9, ("transact", (GET, ("get", "l")), False), (1, 2)), (3, 4, ("pop", "k"), 1),
-        (5, 6, ("set", "l", 2, None), True),
+        (5, 6, ("set", "l", 2, ()), True),
     ),
     "transactions that each missed the other": (
-        (0, 9, ("transact", (GET, ("set", "l", 1, None)), False), (None, True)),
+        (0, 9, ("transact", (GET, ("set", "l", 1, ())), False), (None, True)),
         (0, 9, ("transact", (("get", "l"), SET), False), (None, True)),
     ),
 }  # fmt: skip
@@ -142,14 +196,14 @@ def test_a_history_without_one_is_refused(name: str) -> None:
     assert not is_legal(*ILLEGAL[name])
 
 
-TRANSACTION = ("transact", (SET, ("set", "l", 1, None)), False)
+TRANSACTION = ("transact", (SET, ("set", "l", 1, ())), False)
 HALF_SEEN = ((0, 9, TRANSACTION, (True, True)), (1, 2, GET, 1), (3, 4, ("get", "l"), None))
 
 
 def test_shards_commit_one_after_the_other_but_let_nobody_write_between() -> None:
     assert is_legal(*HALF_SEEN, shards=TWO)
-    assert not is_legal(*HALF_SEEN, (5, 6, ("add", "l", 2, None), True), shards=TWO)
-    late = ("transact", (("get", "l"), ("set", "k", 2, None)), False)
+    assert not is_legal(*HALF_SEEN, (5, 6, ("add", "l", 2, ()), True), shards=TWO)
+    late = ("transact", (("get", "l"), ("set", "k", 2, ())), False)
     assert not is_legal(*HALF_SEEN[:2], (3, 4, late, (None, True)), shards=TWO)
     assert is_legal(*HALF_SEEN[:2], (3, 4, late, (1, True)), shards=TWO)
     assert not is_legal(*HALF_SEEN[:2], (3, 4, ("transact", (GET, ("get", "l")), False), (1, None)), shards=TWO)
@@ -158,14 +212,14 @@ def test_shards_commit_one_after_the_other_but_let_nobody_write_between() -> Non
 
 
 def test_shards_have_a_set_many_of_their_own() -> None:
-    half = (0, 9, ("set_many", {"k": 1, "l": 1}, None), 2), (1, 2, GET, 1), (3, 4, ("get", "l"), None)
+    half = (0, 9, ("set_many", {"k": 1, "l": 1}, ()), 2), (1, 2, GET, 1), (3, 4, ("get", "l"), None)
     assert is_legal(*half, shards=TWO)
-    assert is_legal(*half, (5, 6, ("add", "l", 2, None), True), shards=TWO)
+    assert is_legal(*half, (5, 6, ("add", "l", 2, ()), True), shards=TWO)
     assert not is_legal(*half[:2], (10, 11, ("get", "l"), None), shards=TWO)
 
 
 def test_shards_are_cleared_one_after_the_other() -> None:
-    both = (0, 1, ("set_many", {"k": 1, "l": 2}, None), 2)
+    both = (0, 1, ("set_many", {"k": 1, "l": 2}, ()), 2)
     assert is_legal(both, (2, 9, ("clear",), 2), (3, 4, GET, None), (5, 6, ("get", "l"), 2), shards=TWO)
     assert not is_legal(both, (2, 9, ("clear",), 2), (3, 4, ("get", "l"), None), (5, 6, GET, 1), shards=TWO)
     assert not is_legal(both, (2, 9, ("clear",), 2), (3, 4, GET, None), (5, 6, ("get", "l"), 2), shards=ONE)
@@ -181,12 +235,12 @@ def test_a_refusal_tells_what_could_not_be_placed() -> None:
 
 DEATH = 5  # when the clients of the pending operations were gone
 KILLED_SET = (2, DEATH, SET, PENDING)
-SET_2 = ("set", "k", 2, None)
-SET_L = ("set", "l", 1, None)
+SET_2 = ("set", "k", 2, ())
+SET_L = ("set", "l", 1, ())
 BOTH = ("transact", (SET, SET_L), False)
 KILLED_BOTH = (2, DEATH, BOTH, PENDING)
 LAST = ("transact", (GET, ("get", "l")), False)  # as of a handle that was opened when all had ended
-PUSHED = (0, 1, ("push", "q", 1, "back", None), QUEUE_START)
+PUSHED = (0, 1, ("push", "q", 1, "back", ()), QUEUE_START)
 
 PENDING_LEGAL = {
     "it took effect": (KILLED_SET, (7, 8, GET, 1)),
@@ -201,13 +255,21 @@ PENDING_LEGAL = {
         (0, 1, SET, True), (2, DEATH, ("incr", "k", 5, 0), PENDING), (2, DEATH, ("decr", "k", 2, 0), PENDING),
         (7, 8, GET, 6), (9, 10, ("incr", "k", 1, 0), 7),
     ),
-    "an add that did nothing": ((0, 1, SET_2, True), (2, DEATH, ("add", "k", 1, None), PENDING), (7, 8, GET, 2)),
+    "an add that did nothing": ((0, 1, SET_2, True), (2, DEATH, ("add", "k", 1, ()), PENDING), (7, 8, GET, 2)),
     "who was expired by it": (
         (0, 1, SET, True), (2, DEATH, ("expire", "k"), PENDING), (6, 7, GET, None), (8, 9, ("clear",), 1),
     ),
+    "a computation that stored": ((2, DEATH, ("compute", "k", 1, ()), PENDING), (7, 8, GET, 1)),
+    "a computation that ended with its client": (
+        (2, DEATH, ("compute", "k", 1, ()), PENDING), (6, 7, ("compute", "k", 2, ()), 2), (8, 9, GET, 2),
+    ),
+    "half of a soft evict": (
+        (0, 1, ("set_many", {"k": 1, "l": 1}, ("t",)), 2), (2, DEATH, ("soft", ("k", "l"), ("t",), "any"), PENDING),
+        (7, 8, LAST, (None, 1)),
+    ),
     "an item that it pulled": (PUSHED, (2, DEATH, ("pull", "q", "front"), PENDING), (7, 8, ("pull", "q", "front"), (None, None))),
     "an item that it pushed": (
-        (2, DEATH, ("push", "q", 1, "back", None), PENDING), (7, 8, ("pull", "q", "front"), (QUEUE_START, 1)),
+        (2, DEATH, ("push", "q", 1, "back", ()), PENDING), (7, 8, ("pull", "q", "front"), (QUEUE_START, 1)),
     ),
     "reads": (
         (2, DEATH, GET, PENDING), (2, DEATH, ("get_many", ("k", "l")), PENDING), (2, DEATH, ("peek", "q", "front"), PENDING),
@@ -217,7 +279,7 @@ PENDING_LEGAL = {
     "nothing of a transaction": (KILLED_BOTH, (7, 8, LAST, (None, None))),
     "clear": ((0, 1, SET, True), (2, DEATH, ("clear",), PENDING), (7, 8, GET, None)),
     "evict": (
-        (0, 1, ("set", "k", 1, "t"), True), (1, 2, SET_L, True), (2, DEATH, ("evict", "t"), PENDING),
+        (0, 1, ("set", "k", 1, ("t",)), True), (1, 2, SET_L, True), (2, DEATH, ("evict", ("t",), "any"), PENDING),
         (7, 8, LAST, (None, 1)),
     ),
 }  # fmt: skip
@@ -236,7 +298,7 @@ PENDING_ILLEGAL = {
     ),
     "what was acknowledged before is lost": ((0, 1, SET_2, True), (2, DEATH, ("touch", "k"), PENDING), (7, 8, GET, None)),
     "two items pulled by one": (
-        PUSHED, (1, 2, ("push", "q", 2, "back", None), QUEUE_START + 1), (3, DEATH, ("pull", "q", "front"), PENDING),
+        PUSHED, (1, 2, ("push", "q", 2, "back", ()), QUEUE_START + 1), (3, DEATH, ("pull", "q", "front"), PENDING),
         (7, 8, ("pull", "q", "front"), (None, None)),
     ),
     "an item of its pull that came back": (
@@ -247,9 +309,12 @@ PENDING_ILLEGAL = {
     "the other half": (KILLED_BOTH, (7, 8, LAST, (None, 1))),
     "an undone transaction": ((2, DEATH, ("transact", (SET,), True), PENDING), (7, 8, GET, 1)),
     "an evict of another tag": (
-        (0, 1, ("set", "k", 1, "u"), True), (2, DEATH, ("evict", "t"), PENDING), (7, 8, GET, None),
+        (0, 1, ("set", "k", 1, ("u",)), True), (2, DEATH, ("evict", ("t",), "any"), PENDING), (7, 8, GET, None),
     ),
-    "half a set_many": ((2, DEATH, ("set_many", {"k": 1, "l": 1}, None), PENDING), (7, 8, LAST, (1, None))),
+    "a computation that stored behind another": (
+        (2, DEATH, ("compute", "k", 1, ()), PENDING), (6, 7, ("compute", "k", 2, ()), 2), (8, 9, GET, 1),
+    ),
+    "half a set_many": ((2, DEATH, ("set_many", {"k": 1, "l": 1}, ()), PENDING), (7, 8, LAST, (1, None))),
     "half a clear": (
         (0, 1, BOTH, (True, True)), (2, DEATH, ("clear",), PENDING), (7, 8, LAST, (1, None)),
     ),
@@ -281,8 +346,8 @@ def test_shards_complete_a_transaction_whose_client_was_killed_before_anything_e
 
 
 def test_shards_have_parts_of_their_own_of_what_a_killed_client_did() -> None:
-    for call in (("set_many", {"k": 1, "l": 1}, None), ("clear",)):
-        before = (0, 1, ("set_many", {"k": 7, "l": 7}, None), 2)
+    for call in (("set_many", {"k": 1, "l": 1}, ()), ("clear",)):
+        before = (0, 1, ("set_many", {"k": 7, "l": 7}, ()), 2)
         new = None if call == ("clear",) else 1
         found = [
             seen
@@ -297,7 +362,7 @@ def test_a_write_to_another_shard_closes_nothing() -> None:
     late = (0, 1, LAST, (None, None)), KILLED_SET, (6, 7, SET_L, True), (8, 9, GET, None), (10, 11, GET, 1)
     assert is_legal(*late, shards=TWO)
     assert not is_legal(*late, shards=ONE)
-    both = (0, 1, ("set_many", {"k": 7, "l": 7}, None), 2)
+    both = (0, 1, ("set_many", {"k": 7, "l": 7}, ()), 2)
     cleared = (
         both,
         (2, DEATH, ("clear",), PENDING),
@@ -374,11 +439,11 @@ def calls() -> st.SearchStrategy[list[Call]]:
 
 def spelled(number: int, name: str, key: str, side: str) -> Call:
     if name in ("set", "add"):
-        return name, key, number, None
+        return name, key, number, ()
     if name == "incr":
         return name, key, 10, number
     if name == "push":
-        return name, "q", number, side, None
+        return name, "q", number, side, ()
     return (name, "q", side) if name == "pull" else (name, key)
 
 

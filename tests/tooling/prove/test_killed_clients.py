@@ -13,7 +13,7 @@ from prove.linearizability.histories import PENDING, Call, Recorded
 from prove.linearizability.killed_clients import Diary, End, Fuse, Role, Stepped, diary_of, recorded
 from prove.linearizability.kills import FRESH, PROCESSES, Crowd, Death, drawn_cast, drawn_deaths, looked
 
-CALLS: list[Call] = [("get", "k"), ("set", "k", 1, None), ("delete", "k")]
+CALLS: list[Call] = [("get", "k"), ("set", "k", 1, ()), ("delete", "k")]
 GONE = 99
 
 
@@ -65,8 +65,8 @@ def test_what_a_pending_transaction_concerns_is_read_as_one() -> None:
     answers = [(1, 7, 2), (3, 8, 4), (5, 9, 6)]
     separate = [Recorded(FRESH, call, *answer) for call, answer in zip(calls, answers, strict=True)]
     assert looked(answers, calls, []) == separate
-    assert looked(answers, calls, [Recorded(0, ("set", "k", 1, None), 0, PENDING, 9)]) == separate
-    transaction = ("transact", (("set", "k", 1, None), ("pop", "m")), False)
+    assert looked(answers, calls, [Recorded(0, ("set", "k", 1, ()), 0, PENDING, 9)]) == separate
+    transaction = ("transact", (("set", "k", 1, ()), ("pop", "m")), False)
     assert looked(answers, calls, [Recorded(0, transaction, 0, PENDING, 9)]) == [
         separate[1],
         Recorded(FRESH, ("transact", (calls[0], calls[2]), False), 1, (7, 9), 6),
@@ -96,15 +96,15 @@ def test_one_or_two_of_those_who_take_part_are_killed_in_calls_of_theirs() -> No
 @pytest.mark.parametrize("step", [1, 2, 3, 4])
 def test_a_client_is_killed_at_a_change_of_a_generation_and_the_others_go_on(tmp_path: Path, step: int) -> None:
     handle = Handle("slots", "python", hot=True, slow=True)
-    calls: list[Call] = [("set", "k", 1, None), ("set", "l", 2, None), ("set", "m", 3, None)]
+    calls: list[Call] = [("set", "k", 1, ()), ("set", "l", 2, ()), ("set", "m", 3, ())]
     roles = {
-        0: Role(handle, 1, (0, 2), {0: ([("set", "k", 0, None)], calls)}, End(0, 1, step)),
-        3: Role(handle, 1, (0, 2), {2: ([], [("add", "n", 4, None)])}),
+        0: Role(handle, 1, (0, 2), {0: ([("set", "k", 0, ())], calls)}, End(0, 1, step)),
+        3: Role(handle, 1, (0, 2), {2: ([], [("add", "n", 4, ())])}),
     }
     with Crowd(tmp_path, 1, unspoiled) as crowd:
         gone = crowd.play(roles, [Death((0,), End(0, 1, step), 0)])
         assert gone.keys() == {0}
-        found = [*recorded(diary_of(tmp_path, 0), 0, [("set", "k", 0, None), *calls], gone[0])]
+        found = [*recorded(diary_of(tmp_path, 0), 0, [("set", "k", 0, ()), *calls], gone[0])]
         assert [one.answer for one in found] == [True, True, PENDING], "it was in its second call, after the first"
         crowd.replace(gone)
         seen = [one.answer for one in crowd.look({0: handle}, [("get", key) for key in "klmn"])]
