@@ -77,10 +77,14 @@ class Call(NamedTuple):
 
 
 class Do(NamedTuple):
-    """Use the cache, which may wait for the write lock or read a file: in a loop, do so in a thread."""
+    """Use the cache, which may wait for the write lock or read a file: in a loop, do so in a thread.
+
+    `begins` is the flight that this may take.
+    """
 
     cache: Any
     act: Callable[[], Any]
+    begins: Flight | None = None
 
     def run(self) -> Any:
         """Do it."""
@@ -186,18 +190,49 @@ def _take_into(steps: Steps, outcome: Future[Any] | None) -> None:
 
 
 def take(steps: Steps) -> Any:
-    """Take all steps in this thread, and return what they come to."""
+    """Take all steps in this thread, and return what they come to.
+
+    A signal handler may raise between two steps, or in the very step that was to free a flight. If the steps end
+    with an exception, this frees what they took once more.
+    """
+    flights, around = set[Flight](), _under_way.get()
     try:
-        step = next(steps)
+        try:
+            step = next(steps)
+            while True:
+                if type(step) is Do and step.begins is not None:
+                    flights.add(step.begins)
+                elif type(step) in (Within, InBackground):
+                    flights.clear()  # they are freed by what goes on elsewhere
+                try:
+                    found = step.run()
+                except BaseException as error:
+                    step = steps.throw(error)
+                else:
+                    step = steps.send(found)
+        except StopIteration as end:
+            return end.value
+    except BaseException:
+        _end(steps)
+        for flight in flights:
+            flight.finish()
+        _under_way.set(around)
+        raise
+
+
+class _Left(BaseException):
+    """Ends steps that were left in the middle; with GeneratorExit they could take none on their way out."""
+
+
+def _end(steps: Steps) -> None:
+    """Have steps give back what they hold, if they have not come to their end."""
+    try:
+        step = steps.throw(_Left())
         while True:
-            try:
-                found = step.run()
-            except BaseException as error:
-                step = steps.throw(error)
-            else:
-                step = steps.send(found)
-    except StopIteration as end:
-        return end.value
+            step.run()
+            step = next(steps)
+    except (_Left, StopIteration):
+        pass
 
 
 async def take_async(steps: Steps) -> Any:
@@ -280,6 +315,9 @@ class Computation:
     def _do(self, act: Callable[..., Any], *args: Any, **kwargs: Any) -> Do:
         return Do(self.cache, partial(act, *args, **kwargs))
 
+    def _begin(self, flight: Flight, despite_failure: bool = False) -> Do:
+        return Do(self.cache, partial(flight.begin, despite_failure), flight)
+
     def flight(self, key: Any) -> Flight:
         """Return the flight for a key."""
         own = self.cache._own(key)
@@ -296,7 +334,7 @@ class Computation:
         flight = self.flight(key)
         if (yield self._do(flight.atomic.in_transaction)):
             return
-        if not (yield self._do(flight.begin, False)):
+        if not (yield self._begin(flight)):
             return
         present = yield self._do(self._old, key)
         if present is not None and present.metadata.created != old.metadata.created:
@@ -354,7 +392,7 @@ class Computation:
         patience = time.monotonic() + flight.patience
         for pause, longest in zip(pauses(), slices(), strict=False):
             generation = flight.computed.generation()
-            if (yield self._do(flight.begin, usable is None)) or time.monotonic() >= patience:
+            if (yield self._begin(flight, usable is None)) or time.monotonic() >= patience:
                 return ENOVAL
             left = end - time.monotonic()
             if usable is not None and (left <= 0 or (yield self._do(flight.is_paused))):
@@ -470,7 +508,7 @@ class Computation:
             for number in numbers:
                 flight = self._flight(flight_key((kind, self._scope, number)))
                 generation = flight.atomic.generation()
-                if (yield self._do(flight.begin, True)):
+                if (yield self._begin(flight, True)):
                     held.append(flight)
                     return
             left = end - time.monotonic()

@@ -38,7 +38,7 @@ from diskcache_like.system.signal_safe import _SignalSafe
 from diskcache_like.system.signals import is_from_signal_handler, reraise_signal, suppress
 from prove.children import KINDS, opened, played
 from prove.signals.raising_handlers import CALLS, interrupt_part
-from prove.signals.stepping import Alarm, Late, Stepper, carry_out, interrupted, places_in
+from prove.signals.stepping import Alarm, Interrupted, Late, Stepper, carry_out, interrupted, places_in
 
 from ..support.cache_kinds import NEEDS_CIPHER, SECRET
 from ..support.sample_objects import Point
@@ -66,7 +66,9 @@ def test_handlers_run_where_a_result_would_be_lost() -> None:
     assert not all(lost)
 
 
-@pytest.mark.parametrize("name", ["set", "incr", "delete", "transact", "evict", "close"])
+@pytest.mark.parametrize(
+    "name", ["set", "incr", "delete", "transact", "evict", "set with tags", "evict of tags", "get_or_set", "close"]
+)
 def test_a_call_may_be_interrupted_anywhere(tmp_path: Path, name: str) -> None:
     part = partial(interrupt_part, CALLS[name], "Cache", tmp_path / "cache", 3, random.Random(name))
     assert played(part) > 0  # in a process of its own, since one that opens a value file may leave a descriptor open
@@ -144,6 +146,23 @@ def test_a_new_database_is_not_rolled_back_after_its_commit(tmp_path: Path) -> N
 
 def interrupt_leaving() -> mock._patch[mock.MagicMock]:
     return mock.patch.object(Transactions, "release", side_effect=KeyboardInterrupt)
+
+
+def test_an_interrupted_computation_gives_back_its_flight_also_while_the_exception_lives(tmp_path: Path) -> None:
+    with Cache(tmp_path) as cache:
+
+        def compute() -> None:
+            assert cache.get_or_set("key", lambda: 1) == 1
+
+        compute()
+        del cache["key"]
+        for number in range(1, places_in(compute) + 1):
+            cache.delete("key")
+            error = interrupted(compute, number, (Interrupted, Alarm, Late)[number % 3])
+            assert not cache._shards.stores[0].session.presence()._held, (number, error)
+            cache.delete("key")
+            compute()  # which would wait for itself, if this thread seemed to be computing the value
+            del error
 
 
 def test_a_file_stays_whose_write_was_interrupted_after_its_commit(tmp_path: Path) -> None:
