@@ -119,6 +119,20 @@ def many(cache: Cache, account: Account) -> None:
     assert cache.evict("many", retry=True) == 3
 
 
+def tag(cache: Cache, account: Account) -> None:
+    assert cache.set("tagged", 1, tags=["one", "two"], retry=True)
+    assert cache.retag("tagged", ["three"], ["one"], retry=True)
+    assert list(cache.keys(tags=["three"])) == ["tagged"]
+    assert cache.set("tagged", 2, tags=["two"], if_version=cache.get_entry("tagged").version, retry=True)
+    assert cache.evict(tags=["two", "three"], retry=True) == 1
+
+
+def compute(cache: Cache, account: Account) -> None:
+    cache.delete("computed", retry=True)
+    assert cache.get_or_set("computed", lambda: 3, tags=["computed"]) == 3
+    assert cache.evict(tags=["computed"], soft=True, retry=True) == 1
+
+
 def iterate(cache: Cache, account: Account) -> None:
     assert "of the parent" in list(cache)
     assert len(cache) >= 1
@@ -145,6 +159,8 @@ CALLS: dict[str, Callable[[Cache, Account], None]] = {
     "add, delete and pop": remove,
     "push and pull": queue,
     "set_many and evict": many,
+    "tags": tag,
+    "get_or_set": compute,
     "iteration": iterate,
     "close and reopening": open_again,
     "a fork": fork,

@@ -40,7 +40,7 @@ class Call:
     after: dict[Any, Any] | None = None  # None: as before
     atomic: bool = False  # over one shard: all or nothing
     whole: bool = False  # over several shards too
-    tag: str | None = None
+    tags: tuple[str, ...] = ()
 
     @property
     def ends(self) -> list[dict[Any, Any]]:
@@ -52,7 +52,7 @@ def prepare(call: Call, cache: Cache) -> None:
     """Put what the call begins with."""
     for key in {key for end in call.ends for key in end}:
         if key in call.before:
-            cache.set(key, call.before[key], tag=call.tag, retry=True)
+            cache.set(key, call.before[key], tags=call.tags, retry=True)
         else:
             cache.delete(key, retry=True)
     while cache.pull("queue", retry=True) != (None, None):
@@ -105,6 +105,15 @@ def remember(cache: Cache) -> None:
     assert double(4) == double(4) == 8
 
 
+def unchanged(cache: Cache) -> None:
+    assert cache.set("left", 2, if_version=cache.get_entry("left").version, retry=True)
+
+
+def compute(cache: Cache) -> None:
+    """Be the one who computes."""
+    assert cache.get_or_set("left", lambda: NEW, tags=["tag"]) == NEW
+
+
 def open_another(cache: Cache) -> None:
     with opened("Cache" if type(cache) is Cache else "FanoutCache", Path(cache.directory)) as other:
         assert other.get("left") == 1
@@ -143,7 +152,30 @@ CALLS: dict[str, Call] = {
     ),
     "get_many": Call(lambda cache: cache.get_many(list(THREE)), THREE),
     "delete_many": Call(lambda cache: cache.delete_many(list(THREE), retry=True), THREE, {}, atomic=True),
-    "evict": Call(lambda cache: cache.evict("tag", retry=True), {**THREE, "b": OLD}, {}, atomic=True, tag="tag"),
+    "evict": Call(lambda cache: cache.evict("tag", retry=True), {**THREE, "b": OLD}, {}, atomic=True, tags=("tag",)),
+    "set with tags": Call(
+        lambda cache: cache.set("left", NEW, tags=["tag", "another"], retry=True),
+        {"left": OLD},
+        {"left": NEW},
+        tags=("tag", "old"),
+    ),
+    "set if unchanged": Call(unchanged, {"left": 1}, {"left": 2}),
+    "retag": Call(lambda cache: cache.retag("left", ["new"], ["tag"], retry=True), {"left": OLD}, tags=("tag",)),
+    "evict of tags": Call(
+        lambda cache: cache.evict(tags=["tag", "other"], match="all", retry=True),
+        {**THREE, "b": OLD},
+        {},
+        atomic=True,
+        tags=("tag", "other"),
+    ),
+    "soft evict": Call(
+        lambda cache: cache.evict(tags=["tag"], soft=True, retry=True),
+        {**THREE, "b": OLD},
+        {},
+        atomic=True,
+        tags=("tag",),
+    ),
+    "get_or_set": Call(compute, {}, {"left": NEW}),
     "clear": Call(lambda cache: cache.clear(retry=True), {**THREE, "b": OLD}, {}, atomic=True),
     "expire": Call(lambda cache: cache.expire(retry=True), THREE),
     "cull": Call(lambda cache: cache.cull(retry=True), THREE),
@@ -190,6 +222,17 @@ def judge(call: Call, cache: Cache, other: Cache) -> None:
     assert len(other) == len(list(other)), f"{len(list(other))} entries are counted as {len(other)}"
     queue = [other.peek("queue")[1], other.peek("queue", side="back")[1]]
     assert queue in (["old", "old"], ["old", "new"], [None, None]), queue
+    judge_flights(cache, other)
+
+
+def judge_flights(cache: Cache, other: Cache) -> None:
+    """Assert that nobody holds the flight of a key, and that both handles can compute what was to be computed."""
+    for handle in (cache, other):
+        for store in handle._shards.stores:
+            assert not store.session.presence()._held, "a flight is held"
+    for number, handle in enumerate((cache, other)):
+        handle.delete("left", retry=True)
+        assert handle.get_or_set("left", lambda number=number: number) == number
 
 
 def interrupt_part(call: Call, kind: str, directory: Path, part: int, draw: random.Random) -> int:
