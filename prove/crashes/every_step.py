@@ -246,7 +246,10 @@ WRITING = [
     *(
         Deed(name, kind, partial(judge_write, DEED_WRITES[name]))
         for kind in ("fanout", "sealed")
-        for name in ("set to a file", "set from a file", "transact", "delete_many", "push", "pull")
+        for name in (
+            *("set to a file", "set from a file", "transact", "delete_many", "push", "pull"),
+            *("set with tags", "retag", "evict of several tags"),
+        )
     ),
     Deed("make room", "one", judge_room),
     Deed("make room", "sealed", judge_room),

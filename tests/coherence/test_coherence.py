@@ -186,7 +186,7 @@ def test_keys_that_share_a_hash_are_coherent(tmp_path: Path, monkeypatch: pytest
     given = options("one", AS_HERE)
     with opened(tmp_path / "cache", given) as reader, opened(tmp_path / "cache", given) as writer:
         for name, write in WRITES.items():
-            if write.key != "k" or name in ("clear", "cull", "rollback"):
+            if write.key != "k" or name in ("clear", "cull", "rollback", "soft evict"):  # which looks at the true hash
                 continue
             writer.clear()
             for key in ("first", "second"):

@@ -189,6 +189,23 @@ def change_set_tagged(cache: Cache, diary: Diary, owner: int, some: list[int], v
     diary.acknowledge()
 
 
+def change_retagged(cache: Cache, diary: Diary, owner: int, some: list[int], version: int) -> None:
+    """Give keys other tags, and evict one of them by two that it has; the tags that it had find nothing."""
+    old, new, all_ = f"old {owner} {version}", f"new {owner} {version}", f"all {owner}"
+    for key in some:
+        diary.intend({key: version})
+        cache.set((owner, key), make_value(owner, key, version), tags=[old, all_], retry=True)
+        diary.acknowledge()
+        diary.intend({})
+        retagged = cache.retag((owner, key), [f"{new} {key}"], [old], retry=True)
+        diary.acknowledge()
+        assert retagged or cache.reset("eviction_policy") != "none", "nobody else has this key"
+    assert cache.evict(old, retry=True) == 0, "an entry is found by a tag that was taken away"
+    diary.intend({some[0]: 0})
+    cache.evict(tags=[f"{new} {some[0]}", all_], match="all", retry=True)
+    diary.acknowledge()
+
+
 def change_delete(cache: Cache, diary: Diary, owner: int, some: list[int], version: int) -> None:
     for key in some:
         diary.intend({key: 0})
@@ -266,6 +283,7 @@ CHANGES: tuple[Change, ...] = (
     change_set,
     change_set,
     change_set_tagged,
+    change_retagged,
     change_delete,
     change_pop,
     change_touch,

@@ -47,6 +47,14 @@ def _undo_in_a_transaction(cache: Cache) -> None:
         assert cache.get("k") == 2
 
 
+def _tagged(*tags: str) -> Callable[[Cache], object]:
+    return lambda cache: cache.set("k", 1, tags=tags)
+
+
+def _set_if_unchanged(cache: Cache) -> None:
+    assert cache.set("k", 2, if_version=cache.get_entry("k").version)
+
+
 def _shrink(cache: Cache) -> None:
     cache.reset("size_limit", 1)
     cache.cull()
@@ -69,6 +77,13 @@ WRITES: dict[str, Write] = {
     "delete": Write(lambda cache: cache.delete("k"), MISSING),
     "pop": Write(lambda cache: cache.pop("k"), MISSING),
     "evict": Write(lambda cache: cache.evict("t"), MISSING, 1, lambda cache: cache.set("k", 1, tag="t")),
+    "set with tags": Write(lambda cache: cache.set("k", 2, tags=["t", "u"]), 2, 1, _tagged("s", "t")),
+    "set if unchanged": Write(_set_if_unchanged, 2),
+    "retag": Write(lambda cache: cache.retag("k", ["u"], ["t"]), 1, 1, _tagged("s", "t")),
+    "evict of several tags": Write(lambda cache: cache.evict(tags=["t", "u"]), MISSING, 1, _tagged("t", "u")),
+    "evict of all tags": Write(lambda cache: cache.evict(tags=["t", "u"], match="all"), MISSING, 1, _tagged("t", "u")),
+    "soft evict": Write(lambda cache: cache.evict(tags=["t"], soft=True), MISSING, 1, _tagged("t")),
+    "get_or_set": Write(lambda cache: cache.get_or_set("k", lambda: 2, tags=["t"]), 2, MISSING, len),
     "expire": Write(
         lambda cache: cache.expire(time.time() + 2 * FAR), MISSING, 1, lambda cache: cache.set("k", 1, expire=FAR)
     ),
