@@ -223,6 +223,19 @@ def test_what_is_planted_as_tags_keeps_no_entry_from_going(cache: Cache, planted
 
 
 @one
+@pytest.mark.parametrize("planted", ["'text'", "x'00'", "1.5", "9e999"])
+def test_a_place_in_the_index_that_is_no_number_is_passed_over(cache: Cache, planted: str) -> None:
+    cache.set("key", 1, tags=["a"])
+    cache.set("other", 1, tags=["a"])
+    tamper(cache, f"INSERT INTO tagged SELECT tag, {planted} FROM tagged LIMIT 1")
+    assert sorted(cache.keys(tags=["a"])) == ["key", "other"]
+    assert cache.count(tags=["a"]) == cache.tags()[0].entries == 2
+    assert messages(cache, fix=True)
+    assert messages(cache) == []
+    assert cache.evict("a") == 2
+
+
+@one
 def test_evict_ends_whatever_the_index_says(cache: Cache) -> None:
     cache.set("key", 1, tags=["a"])
     tamper(cache, "INSERT INTO tagged SELECT ?, h FROM entry", b"\xa1b".hex())

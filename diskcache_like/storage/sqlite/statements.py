@@ -81,11 +81,11 @@ IN_ORDER = _walk("SELECT h FROM entry WHERE seq <= ? ORDER BY seq, h")
 IN_REVERSE = _walk("SELECT h FROM entry WHERE seq <= ? ORDER BY seq DESC, h DESC")
 # -- by tag ------------------------------------------------------------------------------------------------------
 PAGE_PLACES = "SELECT h FROM entry WHERE h > ? ORDER BY h LIMIT ?"
-# Pages of the places with tag ?1 and all of those in the list ?2, behind place ?3.
+# Pages of the places with tag ?1 and all of those in the list ?2, behind place ?3; damage may have made one no number.
 _HAS_OTHERS = """NOT EXISTS (SELECT 1 FROM json_each(?2) AS other WHERE NOT EXISTS
     (SELECT 1 FROM tagged AS also WHERE also.tag = other.value AND also.place = tagged.place))"""
-PAGE_TAGGED = _walk(f"""SELECT place FROM tagged WHERE tag = ?1 AND place > ?3 AND {_HAS_OTHERS}
-    ORDER BY place LIMIT ?4""")  # noqa: S608 - made of constants
+PAGE_TAGGED = _walk(f"""SELECT place FROM tagged WHERE tag = ?1 AND place > ?3 AND typeof(place) = 'integer'
+    AND {_HAS_OTHERS} ORDER BY place LIMIT ?4""")  # noqa: S608 - made of constants
 COUNT_TAGGED = _walk("SELECT count(1) FROM (SELECT 1 FROM tagged WHERE tag = ? LIMIT ?)")
 _LIVE = "(expire IS NULL OR coalesce(fresh, expire) > ?1)"
 # Each tag with the number of its live entries, their bytes, and the place of one of them.
