@@ -57,6 +57,7 @@ OLDS = {"with older values": OLDER}
 DATED, TAGGED = ("dated", 1.5, 4e9, None), ("tagged", "value", None, "a tag")
 METADATA: dict[Any, tuple[Any, Any, Any]] = {DATED[0]: DATED[1:], TAGGED[0]: TAGGED[1:]}  # value, expiry, tag
 PREFIX, ITEM = "queue", "an item"
+MORE = "one more tag"
 
 Answer = TypeVar("Answer")
 
@@ -302,6 +303,7 @@ class Judge:
             self._expect(key, together.get(key), value)
         self._readers(cache)
         self._listed(cache)
+        self._tagged(cache)
         for call in (cache.volume, cache.stats, partial(len, cache)):
             attempt(call)
 
@@ -324,7 +326,11 @@ class Judge:
                 self._is("pull", pulled, ITEM, "pushed")
         for call in (lambda: cache.touch(DATED[0], 60), lambda: cache.pop("nested"), cache.expire, cache.cull):
             attempt(call)
-        attempt(lambda: cache.evict(TAGGED[3]))
+        if attempt(lambda: cache.retag(TAGGED[0], [MORE], [TAGGED[3]])) and not self.disorder:
+            entry = attempt(lambda: cache.get_entry(TAGGED[0]))
+            if entry is not None and MORE not in entry.tags:
+                self.wrong.append(f"after retag the tags are {entry.tags}")
+        attempt(lambda: cache.evict(tags=[TAGGED[3], MORE]))
 
     def mended(self, cache: Cache) -> None:
         """Mend the cache, and see that it can be used as any other; raise Refused if the package refuses to."""
@@ -344,6 +350,11 @@ class Judge:
             self._is(key, cache[key], value)
         if not {"text", "file", "fresh"} <= set(cache):
             self.wrong.append(f"after check(fix=True) the keys are {list(cache)}")
+        cache.set("fresh", 2, tags=[TAGGED[3], MORE])
+        for tag in (TAGGED[3], MORE):
+            bearers = [key for key in cache if tag in getattr(cache.get_entry(key), "tags", ())]
+            if set(cache.keys(tags=[tag])) != {*bearers}:
+                self.wrong.append(f"after check(fix=True) {tag!r} lists {list(cache.keys(tags=[tag]))}, not {bearers}")
 
     def _expect(self, key: Any, found: Any, value: Any) -> None:
         if found is None or same(found, MISSING):
@@ -416,6 +427,16 @@ class Judge:
         last: Any = attempt(cache.peekitem)
         if last is not None and last[0] in self._values:
             self._expect(last[0], last[1], self._values[last[0]])
+
+    def _tagged(self, cache: Cache) -> None:
+        """Look at what the index of tags leads to, which the records decide about."""
+        keys: list[Any] = attempt(lambda: list(cache.keys(tags=[TAGGED[3]]))) or []
+        names = [usage.name for usage in attempt(cache.tags) or []]
+        if TAGGED[0] in self.spared or not self.keys:
+            return
+        self.wrong += [f"{key!r} is listed by a tag that it has not" for key in keys if key != TAGGED[0]]
+        known = {TAGGED[3], *(old[TAGGED[0]][2] for old in self._olds.values() if TAGGED[0] in old)}
+        self.wrong += [f"the tag {name!r} is listed" for name in names if name not in known]
 
 
 def _problems(cache: Cache, fix: bool = False) -> list[str]:

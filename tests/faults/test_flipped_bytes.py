@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sqlite3
 import warnings
 from collections import Counter
 from collections.abc import Iterable
@@ -38,7 +39,12 @@ VALUES: dict[Any, Any] = {
     ("a", 1): b"bytes" * 20,
     "large": "x" * 40_000,
 }
-METADATA = {"dated": (1.5, 4e9, None), "tagged": ("value", None, "tag")}
+METADATA = {
+    "dated": (1.5, 4e9, None),
+    "tagged": ("value", None, "tag"),
+    "several": ("value", None, ("one", "other", "tag")),
+}
+TAGS = {"tag": {"tagged", "several"}, "one": {"several"}, "other": {"several"}}  # with the keys that have them
 
 
 def clock() -> float:
@@ -53,6 +59,7 @@ def make(directory: Path, options: dict[str, Any]) -> bytes:
         cache.set_many(VALUES)
         cache.set("dated", 1.5, expire=4e9 - NOW)
         cache.set("tagged", "value", tag="tag")
+        cache.set("several", "value", tags=["tag", "one", "other"])
         cache.push("item", prefix="p")
     return (directory / "cache.db").read_bytes()
 
@@ -66,6 +73,8 @@ def look(directory: Path, options: dict[str, Any]) -> tuple[str, object]:
             value = cache.get(key, expire_time=True, tag=True)
             if value not in (whole, (None, None, None)):
                 wrong.append((key, value))
+        wrong += [(tag, key) for tag, tagged in TAGS.items() for key in cache.keys(tags=[tag]) if key not in tagged]
+        wrong += [("tag", usage.name) for usage in cache.tags() if usage.name not in TAGS]
         keys = set(cache)
         wrong += [("key", key) for key in keys if key not in VALUES and key not in METADATA and "p-" not in str(key)]
         item = cache.peek(prefix="p")[1]
@@ -101,12 +110,23 @@ def flip(directory: Path, part: int, options: dict[str, Any]) -> tuple[Counter[s
 
 
 def chosen(content: bytes) -> Iterable[int]:
-    """Return the offsets to try: the header, pages with entries and their parents whole, and some of all others."""
+    """Return the offsets to try: the header, pages with entries, their parents and tags whole, and some of all others."""
     assert len(content) % PAGE == 0
     leaves = {content.index(text) // PAGE for text in (b"value 7 value 7", b"value 15 value 15")}
     parents = {page for page in range(1, len(content) // PAGE) if content[page * PAGE] == 5}  # of a table's pages
-    offsets = set(range(100)) | {page * PAGE + byte for page in leaves | parents for byte in range(PAGE)}
+    offsets = set(range(100)) | {
+        page * PAGE + byte for page in leaves | parents | of_tags(content) for byte in range(PAGE)
+    }
     return sorted(offsets | set(random.Random(7).sample(range(len(content)), 600)))
+
+
+def of_tags(content: bytes) -> set[int]:
+    """Return the pages of the index of tags, which is small."""
+    with closing(sqlite3.connect(":memory:")) as database:
+        database.deserialize(content[:18] + b"\x01\x01" + content[20:])  # without a WAL
+        return {
+            page - 1 for (page,) in database.execute("SELECT rootpage FROM sqlite_master WHERE tbl_name = 'tagged'")
+        }
 
 
 @pytest.mark.parametrize("options", [{}, {"secret": "a secret for tests"}], ids=["checksum", "secret"])
