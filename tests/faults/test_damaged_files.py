@@ -22,7 +22,7 @@ from diskcache_like.coherence.generations import MAX_WORD, Header
 from diskcache_like.errors import CorruptDatabaseWarning, DecodeError
 
 from ..support.integrity import mend
-from ..support.tampering import ENTRIES, value_files
+from ..support.tampering import ENTRIES, plant, value_files
 
 QUICK: dict[str, Any] = {"durability": "process", "generation_slots": 1 << 10}
 MAKERS = pytest.mark.parametrize("make", [Cache, FanoutCache])
@@ -274,6 +274,15 @@ def test_a_number_of_writes_that_is_lost_costs_no_entry(directory: Path) -> None
     for word in (Header.TICK, Header.SETTLED):
         change_word(directory / "cache.gen", word, lambda _: 10)
     with closing(Cache(directory)) as cache:
+        assert any("writes were counted" in str(problem.message) for problem in cache.check(fix=True))
+        assert cache.check() == []
+        assert len(list(cache)) == ENTRIES
+
+
+def test_an_entry_moved_beyond_the_last_write_is_found(directory: Path) -> None:
+    plant(directory, "UPDATE entry SET seq = version + 100 WHERE version = (SELECT max(version) FROM entry)")
+    with closing(Cache(directory)) as cache:
+        assert len(list(cache)) < ENTRIES
         assert any("writes were counted" in str(problem.message) for problem in cache.check(fix=True))
         assert cache.check() == []
         assert len(list(cache)) == ENTRIES

@@ -72,7 +72,8 @@ PAGE_ROWS = """SELECT h, k, seq, expire, fresh, tags, size, file, spelling, queu
 PAGE_KEYS_AND_RECORDS = "SELECT h, k, v FROM entry WHERE h > ? ORDER BY h LIMIT ?"
 FIRST = _walk("SELECT h, k, spelling, v FROM entry ORDER BY seq LIMIT 1 OFFSET ?")
 LAST = _walk("SELECT h, k, spelling, v FROM entry ORDER BY seq DESC LIMIT 1 OFFSET ?")
-LAST_WRITE = _walk("SELECT coalesce(max(version), 0) FROM entry WHERE typeof(version) = 'integer' AND version <= ?")
+LAST_WRITE = _walk("""SELECT coalesce(max(max(version, seq)), 0) FROM entry
+    WHERE typeof(version) = 'integer' AND typeof(seq) = 'integer' AND max(version, seq) <= ?""")
 LAST_INSERTED = "SELECT last_insert_rowid()"
 QUEUE_FORWARD = _walk("""SELECT h, k, num, v FROM entry
     WHERE queue = ? AND num BETWEEN ? AND ? AND typeof(num) = 'integer' ORDER BY num LIMIT ? OFFSET ?""")
