@@ -24,7 +24,7 @@ class Administration(Tagging, SettingsInForce):
 
     def clear(self, retry: bool = False) -> int:
         """Remove every entry and return how many there were. Goes in batches; a Timeout carries the count so far."""
-        removed = self._remove_from_all(lambda store: store.remove_selected("any", (), self._wait_for_all(retry)))
+        removed = self._remove_from_all(lambda store: store.remove_selected("any", tuple, self._wait_for_all(retry)))
         self._hot.clear()
         return removed
 
@@ -34,7 +34,7 @@ class Administration(Tagging, SettingsInForce):
         if isinstance(moment, bool) or not isinstance(moment, int | float) or not abs(moment) <= MOMENTS:
             raise ExpiryError(f"now is {now!r}, expected seconds since 1970 or None")
         wait = self._wait_for_all(retry)
-        return self._remove_from_all(lambda store: store.remove_selected("expired", (moment,), wait))
+        return self._remove_from_all(lambda store: store.remove_selected("expired", lambda: (moment,), wait))
 
     def cull(self, retry: bool = False) -> int:
         """Remove expired entries, then live ones by policy until the size limit holds; return how many went."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import json
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
@@ -172,9 +171,8 @@ class Computed(Tagging):
     def _evict_hidden(self, tag: bytes, retry: bool = True) -> int:
         """Remove every entry with a hidden tag, of this namespace if it is one."""
         path, blind, wait = self._within, self._rows.blind, self._wait_for_all(retry)
-        others = json.dumps([] if path is None else [index_name(path.within, blind)])
-        name = index_name(tag, blind)
-        return self._remove_from_all(lambda store: store.remove_selected("tagged", (name, others), wait))
+        name, others = index_name(tag, blind), [] if path is None else [index_name(path.within, blind)]
+        return self._remove_from_all(lambda store: self._remove_named(store, name, others, wait))
 
 
 def _rules(expire: Any, tag: Any, tags: Any, options: dict[str, Any]) -> Rules:

@@ -105,7 +105,7 @@ class Tagging(Parts):
         match: Match = "any",
         soft: bool = False,
     ) -> int:
-        """Remove every entry with this tag, or with any or all of `tags`, and return how many there were.
+        """Remove every entry with this tag, or with any or all of `tags`, and return how many live ones there were.
 
         With `soft` those that have a stale window (`get_or_set`) are kept until it ends, as if they had just expired.
         In batches, like `clear`: what gets the tag meanwhile may stay or go. A Timeout carries the count so far.
@@ -124,15 +124,19 @@ class Tagging(Parts):
         names, within = self._names(selection)
         if selection.match == "all":
             first, *others = store.reader.smallest_first([*names, *within])
-            return store.remove_selected("tagged", (first, json.dumps(others)), wait)
+            return self._remove_named(store, first, others, wait)
         removed = 0
         for name in names:
             try:
-                removed += store.remove_selected("tagged", (name, json.dumps(within)), wait)
+                removed += self._remove_named(store, name, within, wait)
             except Timeout as error:
                 error.count = removed + getattr(error, "count", 0)  # type: ignore[attr-defined]
                 raise
         return removed
+
+    def _remove_named(self, store: Store, name: str, others: Sequence[str], wait: float | None) -> int:
+        """Remove what has a tag that the index names, and all `others`; return how many live entries went."""
+        return store.remove_selected("tagged", lambda: (name, json.dumps(others), self._rows.clock()), wait)
 
     def _soften(self, store: Store, selection: Selection, wait: float | None) -> int:
         """Let live entries of one shard expire now, and remove those that cannot be had stale; return how many."""

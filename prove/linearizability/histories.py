@@ -20,7 +20,7 @@ late, if the client died between a commit and what makes it known, but not after
 shard: that takes its place. So a write that is called when the client is gone closes what is pending in its shard.
 
 An entry is (value, tags), with `EXPIRED` for the value of one that is there but dead: nobody sees it, except that
-`clear` and `evict` may count it. A queue is a tuple of items (number, value, tags).
+`clear` may count it. A queue is a tuple of items (number, value, tags).
 """
 
 from __future__ import annotations
@@ -379,6 +379,7 @@ class Piece:
     def _removal(self, part: Part, progress: int) -> Effect:
         """Return the effect of `clear` and `evict`: shard by shard, until nothing is found in it."""
         tags, match = part.whole.call[1:] or ((), "all")
+        counts_expired = not tags
         total, held = part.whole.answer, self._held
         wanted = [tags] if match == "all" else [(tag,) for tag in tags]
         order = [(shard, each) for shard in sorted(set(self._shards.values())) for each in wanted]
@@ -392,7 +393,10 @@ class Piece:
             for index in places[turn]:
                 cells[index], here, expired = _without(cells[index], order[turn][1])
                 live, dead = live + here, dead + expired
-            for found in range(max(live, 1), live + dead + 1):  # who expired may have been removed for that before
+            # `clear` counts who expired, unless they were removed for that before; `evict` counts none of them.
+            for found in (
+                range(max(live, 1), live + dead + 1) if counts_expired else range(live, live + bool(live or dead))
+            ):
                 if total is PENDING or removed + found <= total:
                     cells[progress] = (turn, 0 if total is PENDING else removed + found)
                     yield tuple(cells), False

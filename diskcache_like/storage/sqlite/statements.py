@@ -106,9 +106,10 @@ MIN_EXPIRE = _walk("SELECT CAST(min(expire) AS REAL) FROM entry WHERE expire IS 
 
 # -- removal in batches ------------------------------------------------------------------------------------------
 SELECT_EXPIRED = _walk("SELECT h FROM entry WHERE expire IS NOT NULL AND expire <= ? ORDER BY expire LIMIT ?")
-# Entries with tag ?1 and all of those in the list ?2. What the index offers and no entry has is passed over.
-SELECT_TAGGED = _walk(f"""SELECT place FROM tagged CROSS JOIN entry ON h = place WHERE tag = ?1 AND {_HAS_OTHERS}
-    LIMIT ?3""")  # noqa: S608 - made of constants
+# Entries with tag ?1 and all of those in the list ?2, and whether they are live at ?3. What the index offers and no
+# entry has is passed over.
+SELECT_TAGGED = _walk(f"""SELECT place, {_LIVE.replace("?1", "?3")} FROM tagged CROSS JOIN entry ON h = place
+    WHERE tag = ?1 AND instr(' ' || tags || ' ', ' ' || ?1 || ' ') AND {_HAS_OTHERS} LIMIT ?4""")  # noqa: S608 - made of constants
 SELECT_ANY = "SELECT h FROM entry LIMIT ?"
 SELECT_VICTIMS = _walk("""SELECT h, CAST(coalesce(rank, 2 * version) AS INTEGER), CAST(base AS INTEGER) FROM entry
     ORDER BY coalesce(rank, 2 * version) LIMIT ?""")

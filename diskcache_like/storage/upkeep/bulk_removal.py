@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Literal
 
 from ...errors import DiskFull, Timeout
+from ..shard.reader import places_of
 from ..sqlite import statements as sql
 from .maintenance import Maintenance
 
 VACUUMED = 512  # removed entries from which on free pages are given back
 Selection = Literal["any", "tagged", "expired"]
+Parameters = Callable[[], tuple[object, ...]]
 _SELECTIONS = {"any": sql.SELECT_ANY, "tagged": sql.SELECT_TAGGED, "expired": sql.SELECT_EXPIRED}
 
 
@@ -26,9 +28,10 @@ class BulkRemoval:
         self._evictor, self._remover = maintenance.evictor, maintenance.remover
         self._recovery = maintenance.recovery
 
-    def remove(self, which: Selection, parameters: tuple[object, ...], timeout: float | None) -> int:
-        """Remove all entries of a kind in batches, each an atomic step; return how many went.
+    def remove(self, which: Selection, parameters: Parameters, timeout: float | None) -> int:
+        """Remove all entries of a kind in batches, each an atomic step; return how many went, of tagged ones the live.
 
+        `parameters` are asked for anew under each hold of the lock, so a moment among them is that of the batch.
         A Timeout between batches carries the number so far in `count`.
         """
         removed = 0
@@ -42,26 +45,34 @@ class BulkRemoval:
                     self._recovery.checkpointer.vacuum()
         return removed
 
-    def _remove_selected(self, select: str, parameters: tuple[object, ...], timeout: float | None) -> int:
-        """Remove everything that `select` finds; return how many entries went."""
+    def _remove_selected(self, select: str, parameters: Parameters, timeout: float | None) -> int:
+        """Remove everything that `select` finds; return how many entries went, without those that it calls not live."""
         remover, removed = self._remover, 0
+        expired = set[int]()
+
+        def find(most: int | None = None) -> list[int]:
+            rows = remover.rows(select, parameters(), most)
+            expired.update(row[0] for row in rows if row[1:] == (0,))
+            return places_of(rows, self._session.path)
+
         while True:
             try:
                 with self._transactions.locked(timeout) as locked:
                     if locked:
                         self._maintenance.run_if_due()
-                    places: Sequence[int] = remover.select(select, parameters)
+                    expired.clear()
+                    places: Sequence[int] = find()
                     if not places:
                         if removed:
                             self._evictor.give_up_reservation()
                         return removed
-                    places = remover.delete(places, locked, partial(remover.select, select, parameters, -1))
+                    places = remover.delete(places, locked, partial(find, -1))
                     if locked:
                         self._maintenance.after_eviction()  # who removes that much wants the room
             except Exception as error:
                 error.count = removed  # type: ignore[attr-defined]
                 raise
-            removed += len(places)
+            removed += len(places) - len(expired)
 
     def cull(self, timeout: float | None) -> int:
         """Remove expired entries and, above the size limit, live ones by rank; return how many went."""
@@ -72,7 +83,7 @@ class BulkRemoval:
         return removed
 
     def _cull(self, timeout: float | None) -> int:
-        removed = self._remove_selected(sql.SELECT_EXPIRED, (self._session.now(),), timeout)
+        removed = self._remove_selected(sql.SELECT_EXPIRED, lambda: (self._session.now(),), timeout)
         try:
             while self._session.policy.evicts and (evicted := self._evict_excess(timeout)):
                 removed += evicted

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from ...coherence.generations import UNCOUNTED, Header
 from ...errors import DiskFull
@@ -105,8 +106,11 @@ class Remover:
 
     def select(self, statement: str, parameters: Sequence[object] = (), most: int | None = None) -> list[int]:
         """Return the places that a SELECT with a limit finds: a batch, or `most`, -1 for all. The lock is held."""
-        limit = BATCH if most is None else most
-        return places_of(self._connection.select(statement, (*parameters, limit)), self._session.path)
+        return places_of(self.rows(statement, parameters, most), self._session.path)
+
+    def rows(self, statement: str, parameters: Sequence[object] = (), most: int | None = None) -> list[tuple[Any, ...]]:
+        """Return the rows that `select` finds, whose first column is the place."""
+        return self._connection.select(statement, (*parameters, BATCH if most is None else most))
 
     def known_count(self) -> int:
         """Return the number of entries, counting them if the header does not know; the lock is held."""

@@ -69,6 +69,10 @@ LEGAL = {
         (0, 1, ("set", "k", 1, ("t",)), True), (2, 3, ("set", "l", 2, ("u",)), True), (4, 5, ("evict", ("t",), "any"), 1),
         (6, 7, GET, None), (8, 9, ("get", "l"), 2),
     ),
+    "evict removes who is expired, and does not count them": (
+        (0, 1, ("set_many", {"k": 1, "l": 1}, ("t",)), 2), (2, 3, ("expire", "k"), True),
+        (4, 5, ("evict", ("t",), "any"), 1), (6, 7, ("clear",), 0),
+    ),
     "evict removes what has any of the tags": (
         (0, 1, ("set", "k", 1, ("t",)), True), (2, 3, ("set", "l", 2, ("u",)), True),
         (4, 5, ("evict", ("t", "u"), "any"), 2), (6, 7, GET, None),
@@ -141,6 +145,10 @@ ILLEGAL = {
     "clear counts more than there was": ((0, 1, SET, True), (2, 3, ("clear",), 2)),
     "clear leaves an entry": ((0, 1, SET, True), (2, 3, ("clear",), 1), (4, 5, GET, 1)),
     "clear counts less than it removed": ((0, 1, SET, True), (2, 3, ("clear",), 0), (4, 5, GET, None)),
+    "evict counts who is expired": (
+        (0, 1, ("set_many", {"k": 1, "l": 1}, ("t",)), 2), (2, 3, ("expire", "k"), True),
+        (4, 5, ("evict", ("t",), "any"), 2),
+    ),
     "evict removes another tag": (
         (0, 1, ("set", "k", 1, ("u",)), True), (2, 3, ("evict", ("t",), "any"), 0), (4, 5, GET, None),
     ),
