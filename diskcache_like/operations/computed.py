@@ -13,7 +13,7 @@ from ..entries.atomic_key import AtomicKey
 from ..entries.hot import NEGATIVE_HIT
 from ..entries.loading import ENOVAL
 from .call_keys import CallKeys, module_of
-from .computing import Computation, take, take_async
+from .computing import NOTHING, Computation, Replaces, take, take_async
 from .memoize import Memoized, memoize
 from .rules import Breaker, Computing, Lifetime, Rules, StoredError
 from .tagging import Tagging
@@ -142,16 +142,18 @@ class Computed(Tagging):
         """Return the key with what recipes need."""
         return AtomicKey(self._rows, key)
 
-    def _put(self, key: Any, value: Any, metadata: Metadata, replaces: tuple[int, float | None] | None = None) -> bool:
+    def _put(self, key: Any, value: Any, metadata: Metadata, replaces: Replaces | None) -> bool:
         """Store a value with its metadata, and wait for that as long as it takes.
 
-        `replaces`: only if the entry has this version, or has gone since the moment that it was kept until.
+        `replaces`: what must be there; None for anything. An error that was stored instead of a value is nothing.
         """
         stored, h, store = self._rows.locate(key)
 
-        def may_be_stored(_: Any) -> bool:
+        def may_be_stored(record: Any) -> bool:
             if replaces is None:
                 return True
+            if replaces is NOTHING:
+                return record is None or type(self._recorded(key)[0]) is StoredError
             version, until = replaces
             found = store.version(h, stored)
             return found == version or (not found and until is not None and until <= self._rows.clock())

@@ -34,8 +34,8 @@ from .rules import ERROR_PAUSE, RENEWAL_PAUSE, Computing, Rules, StoredError
 RUNS_CALLERS_CODE = True  # for `interrupts_a_call` of system/signal_safe.py
 
 RENEWAL = "diskcache_like renewal"  # name of a thread that computes in the background
-# A list for each computation that the caller is inside of, with its name, and empty once it has ended: a task that was
-# started inside of one keeps this for ever.
+# A list for each computation that the caller is inside of, with its name and that of the place that it has, and empty
+# once it has ended: a task that was started inside of one keeps this for ever.
 _under_way: contextvars.ContextVar[tuple[list[Any], ...]] = contextvars.ContextVar("under_way", default=())
 
 Steps = Generator["Step", Any, Any]
@@ -47,6 +47,16 @@ class Old(NamedTuple):
     value: Any
     metadata: Metadata
     version: int
+
+
+class Replaces(NamedTuple):
+    """The entry that a result may take the place of: it has this version, or was due at `until` and has gone since."""
+
+    version: int
+    until: float | None
+
+
+NOTHING = Replaces(0, None)  # only where no value is
 
 
 # -- steps ------------------------------------------------------------------------------------------------------------
@@ -68,12 +78,19 @@ class Call(NamedTuple):
     function: Callable[[], Any]
 
     def run(self) -> Any:
-        """Call a function."""
-        return self.function()
+        """Call a function; raise Stopped where it raises StopIteration, which would end a generator."""
+        try:
+            return self.function()
+        except StopIteration as error:
+            raise Stopped(error) from error
 
     async def arun(self) -> Any:
         """Await what a coroutine function returns."""
         return await self.function()
+
+
+class Stopped(Exception):
+    """The user's function has raised StopIteration."""
 
 
 class Do(NamedTuple):
@@ -179,7 +196,7 @@ def _start(steps: Steps, outcome: Future[Any] | None) -> None:
 
 def _take_into(steps: Steps, outcome: Future[Any] | None) -> None:
     try:
-        value = take(steps)
+        value = _take(steps)
     except BaseException as error:
         if outcome is None:
             raise
@@ -190,7 +207,15 @@ def _take_into(steps: Steps, outcome: Future[Any] | None) -> None:
 
 
 def take(steps: Steps) -> Any:
-    """Take all steps in this thread, and return what they come to.
+    """Take all steps in this thread, and return what they come to."""
+    try:
+        return _take(steps)
+    except Stopped as error:
+        raise error.args[0] from None
+
+
+def _take(steps: Steps) -> Any:
+    """Take all steps; StopIteration of the user's function is `Stopped` still.
 
     A signal handler may raise between two steps, or in the very step that was to free a flight. If the steps end
     with an exception, this frees what they took once more.
@@ -361,7 +386,7 @@ class Computation:
         if not rules.keeps or (yield self._do(flight.atomic.in_transaction)):
             self.misses += 1
             return (yield from self._compute(key, call, usable, None))
-        if [self._name(key)] in _under_way.get():
+        if _is_under_way(self._name(self.cache._own(key))):
             raise CacheError(f"key {key!r} is computed by a call that needs its value; it would wait for itself")
         limit = rules.hard_timeout if rules.soft_timeout is None or usable is None else rules.soft_timeout
         end = math.inf if limit is None else time.monotonic() + limit
@@ -433,12 +458,14 @@ class Computation:
     ) -> Steps:
         """Call the function and keep its result; if it fails, return the `usable` old value, where there is one.
 
-        With `renewed` it is kept only in the place of that value. Whoever wrote or removed the entry meanwhile may know
-        more than the function did when it was called.
+        With `renewed` it is kept only in the place of that value, with a flight only where no value is. Whoever wrote
+        the entry meanwhile may know more than the function did when it was called.
         """
-        rules, cache = self.rules, self.cache
-        replaces = None if renewed is None else (renewed.version, renewed.metadata.remove_at)
-        keep = partial(cache._put, key, replaces=replaces)
+        rules = self.rules
+        replaces = None if flight is None else NOTHING
+        if renewed is not None:
+            replaces = Replaces(renewed.version, renewed.metadata.remove_at)
+        keep = partial(self.cache._put, key, replaces=replaces)
         started, around = self._now(), _under_way.get()
         context = Computing(None, None, b"")
         # Read here, so that the function does not get the very object that a caller has, who goes on with it.
@@ -446,7 +473,7 @@ class Computation:
         if old is not None:
             context = Computing(old.value, old.metadata.age(started), old.metadata.etag)
         try:
-            inside = [self._name(key)]
+            inside = [self._name(self.cache._own(key))]
             try:  # before it is set, so that a signal handler that raises just after that leaves nothing under way
                 _under_way.set((*around, inside))
                 value = yield from self._called(partial(call, context))
@@ -474,9 +501,9 @@ class Computation:
             yield self._do(keep, value, metadata)
         return value
 
-    def _name(self, key: Any) -> tuple[int, Any]:
-        """Return what tells a computation from those of other keys and caches."""
-        return id(self.cache._shards), self.cache._own(key)
+    def _name(self, own: Any) -> tuple[int, Any]:
+        """Return what tells a key, as the cache has it, from those of other caches."""
+        return id(self.cache._shards), own
 
     def _called(self, call: Callable[[], Any]) -> Steps:
         """Call the function, if the breaker lets it through, in one of the places for concurrent calls."""
@@ -485,8 +512,11 @@ class Computation:
         try:
             if breaker is not None:
                 yield from self._pass_breaker(held)
-            if self.rules.max_concurrent is not None:
+            place = self._name(flight_key(("place", self._scope)))
+            # One that computes within another of the same scope shares its place: the other one waits for it.
+            if self.rules.max_concurrent is not None and not _is_under_way(place):
                 yield from self._take_place("place", self.rules.max_concurrent, self.cache.timeout, held)
+                _under_way.get()[-1].append(place)
             try:
                 value = yield Call(call)
             except Exception:
@@ -559,6 +589,10 @@ class Computation:
             if _name_of(kind) == stored.kind:
                 self.hits += 1
                 raise _remade(kind, stored.arguments)
+
+
+def _is_under_way(name: Any) -> bool:
+    return any(name in each for each in _under_way.get())
 
 
 def _is_due(old: Old, now: float) -> bool:

@@ -8,8 +8,8 @@ than one step. Modelled is what is promised, step by step:
 - `clear` and `evict` remove what they find in one shard after the other, a batch at a time. The histories are far below
   a batch, so each step removes all that is there, and the last one in each shard finds nothing. To evict any of
   several tags is to evict one after the other in each shard. A soft `evict` decides about each key by itself.
-- `get_or_set` that computes has the key's flight from before it finds nothing until it has stored its value, whatever
-  was written meanwhile; nobody else computes in that time. Else it is a read.
+- `get_or_set` that computes has the key's flight from before it finds nothing until it has stored its value, unless
+  there is one by then; nobody else computes in that time. Else it is a read.
 - To store on condition of a version, again until it succeeds, is one step that returns what it replaced.
 - A `transact` over several shards has all their locks when it begins, and commits shard by shard: a reader without a
   transaction may meet one part before another, a writer or another transaction may not.
@@ -358,14 +358,14 @@ class Piece:
         return effect
 
     def _computation(self, part: Part, progress: int) -> Effect:
-        """Return the effect of a computation: it takes the flight when nothing is there, and stores while it has it."""
+        """Return the effect of a computation: it takes the flight when nothing is there, and stores where nothing is."""
         ((call, _),) = part.steps
         place, held, flights = self._index[call[1]], self._held, self._flights
         shard, flight = 1 << self._shards[call[1]], 1 << place
 
         def effect(state: State) -> Iterable[tuple[State, bool]]:
             cells, stores = list(state), state[progress] is not None
-            if stores:
+            if stores and _value(state[place]) is None:
                 cells[place] = call[2:]
             cells[flights] ^= flight
             cells[progress] = None if stores else "computes"

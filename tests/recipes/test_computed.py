@@ -251,6 +251,50 @@ def test_the_same_key_within_its_own_computation(cache: Cache) -> None:
 
 
 @few
+def test_what_is_written_during_a_computation_stays(cache: Cache) -> None:
+    def compute() -> str:
+        cache["key"] = "newer"
+        return "older"
+
+    assert cache.get_or_set("key", compute, tags=["t"]) == "older"
+    assert cache["key"] == "newer"
+
+    @cache.memoize(expire=60)
+    def double(number: int) -> int:
+        assert number == 1 or cache.set(double.key(number), -number)
+        return number * 2
+
+    assert [double(1), double(2)] == [2, 4]
+    assert [double(1), double(2)] == [2, -2]
+    assert double.refresh(2) == double(2) == 4, "asked for, it replaces whatever is there"
+
+
+@one
+def test_a_function_may_raise_what_ends_a_generator(cache: Cache) -> None:
+    def exhausted() -> int:
+        raise StopIteration("end")
+
+    for timeout in (None, PATIENCE):
+        with pytest.raises(StopIteration, match="end"):
+            cache.get_or_set("key", exhausted, hard_timeout=timeout)
+    with pytest.raises(StopIteration, match="end"):
+        cache.memoize()(exhausted)()
+    assert cache.get_or_set("key", lambda: 1) == 1
+
+
+@one
+def test_a_recursive_function_needs_one_place(open_cache: Opener) -> None:
+    cache = open_cache(timeout=0)
+
+    @cache.memoize(max_concurrent=1)
+    def sum_to(number: int) -> int:
+        return number + sum_to(number - 1) if number else 0
+
+    assert sum_to(3) == 6
+    assert sum_to(4) == 10, "the place is free again"
+
+
+@one
 def test_in_a_transaction_it_computes_without_a_flight(cache: Cache) -> None:
     with pytest.raises(ZeroDivisionError), cache.transact():
         assert cache.get_or_set("key", lambda: 1, 60, stale_while_revalidate=5) == 1

@@ -99,8 +99,8 @@ LEGAL = {
     "who waits gets what another computed": (
         (0, 9, ("compute", "k", 1, ()), 2), (0, 9, ("compute", "k", 2, ()), 2), (10, 11, GET, 2),
     ),
-    "what was written during a computation is overwritten": (
-        (0, 9, ("compute", "k", 1, ()), 1), (1, 2, ("set", "k", 2, ()), True), (3, 4, GET, 2), (10, 11, GET, 1),
+    "what was written during a computation stays": (
+        (0, 9, ("compute", "k", 1, ()), 1), (1, 2, ("set", "k", 2, ()), True), (3, 4, GET, 2), (10, 11, GET, 2),
     ),
     "one computes when what another has computed is gone": (
         (0, 9, ("compute", "k", 1, ()), 1), (0, 9, ("compute", "k", 2, ()), 2), (0, 9, ("delete", "k"), True),
@@ -171,6 +171,9 @@ ILLEGAL = {
     ),
     "two who replaced the same": (
         (0, 1, SET, True), (2, 9, ("swap", "k", 2, ()), 1), (2, 9, ("swap", "k", 3, ()), 1),
+    ),
+    "a computation overwrites what was written meanwhile": (
+        (0, 9, ("compute", "k", 1, ()), 1), (1, 2, ("set", "k", 2, ()), True), (3, 4, GET, 2), (10, 11, GET, 1),
     ),
     "two who both computed": ((0, 9, ("compute", "k", 1, ()), 1), (0, 9, ("compute", "k", 2, ()), 2)),
     "what was there is computed": ((0, 1, SET, True), (2, 3, ("compute", "k", 2, ()), 2)),
@@ -268,6 +271,9 @@ PENDING_LEGAL = {
         (0, 1, SET, True), (2, DEATH, ("expire", "k"), PENDING), (6, 7, GET, None), (8, 9, ("clear",), 1),
     ),
     "a computation that stored": ((2, DEATH, ("compute", "k", 1, ()), PENDING), (7, 8, GET, 1)),
+    "a computation whose value another one found as it stored its own": (
+        (2, DEATH, ("compute", "k", 1, ()), PENDING), (6, 7, ("compute", "k", 2, ()), 2), (8, 9, GET, 1),
+    ),
     "a computation that ended with its client": (
         (2, DEATH, ("compute", "k", 1, ()), PENDING), (6, 7, ("compute", "k", 2, ()), 2), (8, 9, GET, 2),
     ),
@@ -318,9 +324,6 @@ PENDING_ILLEGAL = {
     "an undone transaction": ((2, DEATH, ("transact", (SET,), True), PENDING), (7, 8, GET, 1)),
     "an evict of another tag": (
         (0, 1, ("set", "k", 1, ("u",)), True), (2, DEATH, ("evict", ("t",), "any"), PENDING), (7, 8, GET, None),
-    ),
-    "a computation that stored behind another": (
-        (2, DEATH, ("compute", "k", 1, ()), PENDING), (6, 7, ("compute", "k", 2, ()), 2), (8, 9, GET, 1),
     ),
     "half a set_many": ((2, DEATH, ("set_many", {"k": 1, "l": 1}, ()), PENDING), (7, 8, LAST, (1, None))),
     "half a clear": (
