@@ -13,10 +13,10 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, wait
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 from ..coherence.futex import pauses, slices
 from ..encoding.record import Metadata
@@ -26,7 +26,7 @@ from ..entries.atomic_key import AtomicKey
 from ..entries.loading import ENOVAL, hot_expiry
 from ..errors import BreakerOpen, CacheError, ComputeTimeout, Overloaded
 from ..system.signals import reraise_signal, suppress
-from ..system.tasks import sleep
+from ..system.tasks import current_loop, has_ended, sleep, spawn, wait_for_end
 from .call_keys import module_of
 from .flights import Flight, flight_key
 from .rules import ERROR_PAUSE, RENEWAL_PAUSE, Computing, Rules, StoredError
@@ -38,6 +38,7 @@ RENEWAL = "diskcache_like renewal"  # name of a thread that computes in the back
 # once it has ended: a task that was started inside of one keeps this for ever.
 _under_way: contextvars.ContextVar[tuple[list[Any], ...]] = contextvars.ContextVar("under_way", default=())
 
+T = TypeVar("T")
 Steps = Generator["Step", Any, Any]
 
 
@@ -112,6 +113,71 @@ class Do(NamedTuple):
         return await self.cache._session.threads.attempt(self.act)
 
 
+class Job:
+    """A computation in a task of its own, for all callers in its event loop: the last who is cancelled cancels it."""
+
+    __slots__ = ("task", "waiters")
+
+    def __init__(self, steps: Steps) -> None:
+        self.task = spawn(take_async(steps))
+        self.waiters = 0
+
+
+_jobs: dict[tuple[object, Any], Job] = {}  # those under way, by event loop and name; each loop changes its own alone
+
+
+class Waiting:
+    """One caller's waiting for a computation by its name, also for several jobs in turn; leaves the job at the end."""
+
+    __slots__ = ("_job", "_name")
+
+    def __init__(self, name: Any) -> None:
+        self._name = name
+        self._job: Job | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.leave(kind is not None and not issubclass(kind, Exception))
+
+    def leave(self, is_cancelled: bool) -> None:
+        """Wait no longer."""
+        job, self._job = self._job, None
+        if job is not None:
+            job.waiters -= 1
+            if is_cancelled and not job.waiters:
+                job.task.cancel()
+
+    def start(self, steps: Steps) -> Job:
+        """Begin a job that this waits for."""
+        place = current_loop(), self._name
+        self._job = job = _jobs[place] = Job(steps)
+        job.waiters += 1
+        job.task.add_done_callback(lambda _: _jobs.pop(place, None) if _jobs.get(place) is job else None)
+        return job
+
+    def join(self) -> None:
+        """Wait for the job that computes this now in the running loop, if there is one."""
+        job = _jobs.get((current_loop(), self._name))
+        if job is not self._job:
+            self.leave(False)
+            self._job = job
+            if job is not None:
+                job.waiters += 1
+
+    async def wait(self, awaited: Awaitable[T]) -> T:
+        """Await something; if this caller is cancelled meanwhile, as the last one, return after the job has ended."""
+        job = self._job
+        try:
+            return await awaited
+        except BaseException:
+            self.leave(True)
+            if job is not None and not job.waiters:
+                await wait_for_end(job.task)
+            raise
+
+
 class Rest(NamedTuple):
     """Wait until a flight may have changed since `generation`, at most some seconds."""
 
@@ -120,6 +186,7 @@ class Rest(NamedTuple):
     most: float
     pause: float
     slice: float
+    waiting: Waiting
 
     def run(self) -> None:
         """Sleep until somebody wakes the sleepers."""
@@ -127,31 +194,37 @@ class Rest(NamedTuple):
 
     async def arun(self) -> None:
         """Sleep for a moment."""
-        await sleep(min(self.most, self.pause))
+        self.waiting.join()
+        await self.waiting.wait(sleep(min(self.most, self.pause)))
 
 
 class Within(NamedTuple):
     """Take steps elsewhere and return their outcome, a done future, if they end within some seconds; else None.
 
-    They go on to their end in any case.
+    They go on to their end in any case, unless they are taken in an event loop and all who wait for them are cancelled.
     """
 
+    name: Any
     steps: Steps
     seconds: float
 
     def run(self) -> Any:
-        """Take them in a thread."""
+        """Take them in a thread, or in this one if there is no end to that."""
         outcome: Future[Any] = Future()
+        if self.seconds == math.inf:
+            outcome.set_result(_take(self.steps))
+            return outcome
         _start(self.steps, outcome)
         return outcome if wait([outcome], min(self.seconds, threading.TIMEOUT_MAX)).done else None
 
     async def arun(self) -> Any:
         """Take them in a task."""
-        import asyncio
-
-        task = _start_task(self.steps)
-        done, _ = await asyncio.wait({task}, timeout=self.seconds)
-        return task if done else None
+        with Waiting(self.name) as waiting:
+            job = waiting.start(self.steps)
+            if await waiting.wait(has_ended(job.task, self.seconds)):
+                return job.task
+            job.waiters += 1  # for good, so that it goes on whoever is cancelled
+        return None
 
 
 class InBackground(NamedTuple):
@@ -174,19 +247,7 @@ class InBackground(NamedTuple):
 
     async def arun(self) -> None:
         """Begin them in a task."""
-        _start_task(self.steps).add_done_callback(lambda _: self.ended())
-
-
-_tasks: set[Any] = set()  # those under way; an event loop holds its tasks only weakly
-
-
-def _start_task(steps: Steps) -> Any:
-    import asyncio
-
-    task = asyncio.ensure_future(take_async(steps))
-    _tasks.add(task)
-    task.add_done_callback(_tasks.discard)
-    return task
+        spawn(take_async(self.steps)).add_done_callback(lambda _: self.ended())
 
 
 def _start(steps: Steps, outcome: Future[Any] | None) -> None:
@@ -227,7 +288,7 @@ def _take(steps: Steps) -> Any:
             while True:
                 if type(step) is Do and step.begins is not None:
                     flights.add(step.begins)
-                elif type(step) in (Within, InBackground):
+                elif type(step) is InBackground or (type(step) is Within and step.seconds < math.inf):
                     flights.clear()  # they are freed by what goes on elsewhere
                 try:
                     found = step.run()
@@ -386,18 +447,18 @@ class Computation:
         if not rules.keeps or (yield self._do(flight.atomic.in_transaction)):
             self.misses += 1
             return (yield from self._compute(key, call, usable, None))
-        if _is_under_way(self._name(self.cache._own(key))):
+        name = self._name(self.cache._own(key))
+        if _is_under_way(name):
             raise CacheError(f"key {key!r} is computed by a call that needs its value; it would wait for itself")
         limit = rules.hard_timeout if rules.soft_timeout is None or usable is None else rules.soft_timeout
         end = math.inf if limit is None else time.monotonic() + limit
-        found = yield from self._join(key, flight, usable, end)
+        with Waiting(name) as waiting:
+            found = yield from self._join(key, flight, usable, end, waiting)
         if found is not ENOVAL:
             return found
         job = self._alone(key, call, usable, flight)
-        if limit is None:
-            return (yield from job)
         try:
-            outcome = yield Within(job, max(end - time.monotonic(), 0.0))
+            outcome = yield Within(name, job, max(end - time.monotonic(), 0.0))
         except BaseException:
             if inspect.getgeneratorstate(job) == inspect.GEN_CREATED:  # no thread could start
                 yield self._do(flight.finish)
@@ -408,7 +469,7 @@ class Computation:
             return self._serve(usable)
         raise ComputeTimeout(f"key {key!r}: its computation takes more than {limit} s; it goes on and keeps its result")
 
-    def _join(self, key: Any, flight: Flight, usable: Old | None, end: float) -> Steps:
+    def _join(self, key: Any, flight: Flight, usable: Old | None, end: float, waiting: Waiting) -> Steps:
         """Return what somebody else computes, or the old value where there is no waiting for that.
 
         ENOVAL if the flight is this call's now, or somebody else has had it for too long. Raises ComputeTimeout at the
@@ -424,7 +485,7 @@ class Computation:
                 return self._serve(usable)
             if left <= 0:
                 raise ComputeTimeout(f"key {key!r} is computed by somebody else, who takes too long")
-            yield Rest(flight.computed, generation, left, pause, longest)
+            yield Rest(flight.computed, generation, left, pause, longest, waiting)
             value = yield self._do(self._present, key)
             if value is not ENOVAL:
                 return value
@@ -533,7 +594,7 @@ class Computation:
     def _take_place(self, kind: str, places: int, patience: float, held: list[Flight]) -> Steps:
         """Take one of some places; raise Overloaded if all stay taken for some seconds."""
         end = time.monotonic() + patience
-        numbers = random.sample(range(places), places)
+        numbers, waiting = random.sample(range(places), places), Waiting(None)  # for one of many, which has no name
         for pause, longest in zip(pauses(), slices(), strict=False):
             for number in numbers:
                 flight = self._flight(flight_key((kind, self._scope, number)))
@@ -544,7 +605,7 @@ class Computation:
             left = end - time.monotonic()
             if left <= 0:
                 raise Overloaded(f"{places} computations of {self._scope} are under way, which is max_concurrent")
-            yield Rest(flight.atomic, generation, left, pause, longest)
+            yield Rest(flight.atomic, generation, left, pause, longest, waiting)
 
     # -- the breaker --------------------------------------------------------------------------------------------------
 

@@ -485,31 +485,66 @@ def test_twenty_tasks_compute_one_result_once(cache: Cache) -> None:
     assert work.cache_info()[:2] == (19, 1)
 
 
+async def waited_for_by(tasks: int) -> None:
+    while sum(job.waiters for job in computing._jobs.values()) < tasks:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+
+
 @few
-def test_when_the_task_that_computes_is_cancelled_the_next_one_does_it(cache: Cache) -> None:
-    began = asyncio.Event()
+def test_a_computation_goes_on_while_one_task_waits_for_it(cache: Cache) -> None:
     calls: list[None] = []
+
+    async def main() -> str:
+        began, released = asyncio.Event(), asyncio.Event()
+
+        @memoize_stampede(cache, expire=60)
+        async def work() -> str:
+            calls.append(None)
+            began.set()
+            await released.wait()
+            return "done"
+
+        first, *others = (asyncio.create_task(work()) for _ in range(4))
+        await began.wait()
+        await waited_for_by(4)
+        for task in (first, others.pop()):
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        released.set()
+        return "".join(await asyncio.gather(*others))
+
+    assert asyncio.run(main()) == "donedone"
+    assert len(calls) == 1
+
+
+@few
+def test_a_computation_ends_with_the_last_task_that_waits_for_it(cache: Cache) -> None:
+    calls: list[str] = []
 
     @memoize_stampede(cache, expire=60)
     async def work() -> str:
-        calls.append(None)
-        if len(calls) == 1:
-            began.set()
+        calls.append("began")
+        if len(calls) > 1:
+            return "done"
+        try:
             await asyncio.Event().wait()
-        return "done"
+        finally:
+            calls.append("cancelled")
+        raise AssertionError("nothing sets that event")
 
     async def main() -> str:
-        first = asyncio.create_task(work())
-        await began.wait()
-        others = asyncio.gather(work(), work())
-        await asyncio.sleep(0)
-        first.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await first
-        return "".join(await others)
+        tasks = [asyncio.create_task(work()) for _ in range(3)]
+        await waited_for_by(3)
+        for task in tasks:
+            assert "cancelled" not in calls
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        return await work()
 
-    assert asyncio.run(main()) == "donedone"
-    assert len(calls) == 2
+    assert asyncio.run(main()) == "done"
+    assert calls == ["began", "cancelled", "began"]
 
 
 @few
