@@ -53,7 +53,10 @@ def assert_same_array(one: Any, other: Any) -> None:
     """Assert that two arrays or scalars have the same type, shape and bytes, and the same order of elements."""
     assert_same_types(one.dtype, other.dtype)
     assert one.shape == other.shape
-    if isinstance(one.dtype, np.dtypes.StringDType):
+    if one.dtype.names:  # by its fields: what lies between them may be anything
+        for name in one.dtype.names:
+            assert_same_array(one[name], other[name])
+    elif isinstance(one.dtype, np.dtypes.StringDType):
         assert list(map(repr, one.ravel().tolist())) == list(map(repr, other.ravel().tolist()))
     else:
         assert one.tobytes() == other.tobytes()
