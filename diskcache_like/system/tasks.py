@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, Protocol
 
-from .signals import reraise_signal
+from .signals import reraise_signal, suppress
 
 
 def current_task() -> object | None:
@@ -97,7 +97,7 @@ async def has_ended(task: Task, seconds: float) -> bool:
     import asyncio
 
     if seconds == float("inf"):
-        with contextlib.suppress(Exception):  # the task's own
+        with suppress(Exception):  # the task's own
             await asyncio.shield(task)  # type: ignore[arg-type]
         return True
     done, _ = await asyncio.wait({task}, timeout=seconds)  # type: ignore[type-var]
