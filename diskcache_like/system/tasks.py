@@ -120,7 +120,7 @@ class TrioTask:
     """A coroutine in a system task of trio's, which ends with its run."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, Any]) -> None:
-        import trio
+        trio = _running_trio()
 
         self._outcome: Future[Any] = Future()
         self._scope = trio.CancelScope()
@@ -153,9 +153,9 @@ class TrioTask:
 
     async def has_ended(self, seconds: float, shielded: bool = False) -> bool:
         """Wait for some seconds, and return whether this has ended."""
-        import trio
+        trio = _running_trio()
 
         self._is_awaited = True
         with trio.move_on_after(seconds, shield=shielded):
             await self._ended.wait()
-        return self._ended.is_set()
+        return bool(self._ended.is_set())
