@@ -52,6 +52,8 @@ class CallKeys(NamedTuple):
 
     def name_of(self, function: Callable[..., Any]) -> str:
         """Return the name that results of `function` are kept under."""
+        if self.name is None and not hasattr(named := inspect.unwrap(function), "__qualname__"):
+            raise TypeError(f"{named!r:.80} has no name to keep its results under: give it one with name=")
         name = function_name(function) + _owner(function) if self.name is None else self.name
         if self.version is None:
             return name
@@ -62,9 +64,11 @@ class CallKeys(NamedTuple):
         if callable(self.name):
             raise TypeError("name cannot be a function: write the decorator with its arguments in parentheses")
         name = self.name_of(function)
+        ignored = (self.ignore,) if isinstance(self.ignore, int | str) else tuple(self.ignore)
         if self.key is None:
-            ignored = (self.ignore,) if isinstance(self.ignore, int | str) else tuple(self.ignore)
             return key_maker(function, name, self.typed, ignored)
+        if self.typed or ignored:
+            raise TypeError("key= makes the whole key: neither typed= nor ignore= can be given with it")
         given = template(function, self.key) if isinstance(self.key, str) else self.key
         return _bounded(lambda *args, **kwargs: (name, given(*args, **kwargs)))
 

@@ -119,12 +119,12 @@ class Computed(Tagging):
     ) -> Callable[[Callable[P, R]], Memoized[P, R]]:
         """Return a decorator that caches a function's results; see `Memoized` for what the decorated function offers.
 
-        `name`: instead of the function's own. `typed`: arguments of different types are different. `expire`: seconds, a
-        timedelta, text such as '2h5m', or a function of the result; 0 keeps nothing. `tag` or `tags`: for `evict`; text
-        may name arguments, as in 'user:{user.id}'. `ignore`: positions and names of arguments that do not count. `key`:
-        such text, or a function of the call's arguments, that makes the key's variable part. `version`: change it with
-        the function's body, so that results of the old one are not used. Other options are those of `get_or_set`. Works
-        on coroutine functions too.
+        `name`: instead of the function's own; a partial has none. `typed`: arguments of different types are different.
+        `expire`: seconds, a timedelta, text such as '2h5m', or a function of the result; 0 keeps nothing. `tag` or
+        `tags`: for `evict`; text may name arguments, as in 'user:{user.id}'. `ignore`: positions and names of arguments
+        that do not count. `key`, instead of `typed` and `ignore`: such text, or a function of the call's arguments,
+        that makes the key's variable part. `version`: change it with the function's body, so that results of the old
+        one are not used. Other options are those of `get_or_set`. Works on coroutine functions too.
         """
         call_keys = CallKeys(name, typed, ignore, key, version)
         return memoize(self, call_keys, _rules(expire, tag, tags, {**options}))

@@ -257,6 +257,13 @@ def test_a_key_function_decides_what_counts(cache: Cache, calls: Counted) -> Non
     assert len(calls) == 2
 
 
+@one
+def test_a_key_function_leaves_nothing_to_typed_and_ignore(cache: Cache) -> None:
+    for options in ({"typed": True}, {"ignore": 0}, {"ignore": {"x"}}):
+        with pytest.raises(TypeError, match="key="):
+            cache.memoize(key=lambda x: x, **options)(lambda x: x)
+
+
 @exact
 def test_results_expire_and_carry_a_tag(cache: Cache, clock: Clock, calls: Counted) -> None:
     for expire in (0.5, timedelta(milliseconds=500)):
