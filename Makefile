@@ -42,7 +42,7 @@ unit: $(PEERS)  ## run the tests (ARGS="-k name")
 django: $(DEV)  ## run Django's own cache tests on DjangoCache
 	$(BIN)/python -m tools.django_suite
 
-third-party: $(DEV)  ## run other projects' tests with DiskCache and on this package (ARGS="PROJECT ...")
+third-party: $(DEV)  ## run other projects' tests as they are and on this package (ARGS="PROJECT ...")
 	$(BIN)/python -m tools.third_party $(ARGS)
 
 matrix: $(DEV)  ## run chosen tests with every Python and SQLite at hand (ARGS="--python COMMAND --sqlite VERSION --all --arm64")

@@ -1,0 +1,139 @@
+"""Run other projects' tests with what they are for and on this package, and print tables of the totals.
+
+`make third-party` runs it; `make test` does not, for it downloads source distributions from PyPI, or repositories, and
+installs what their tests need (a few hundred megabytes). Each project gets an environment of its own, so that their
+requirements cannot meet. The tests are run as they were published: what is passed over is said in `projects`, with the
+reason. Those for DiskCache run through `diskcache_like.compat`, others with files of `adapters` in place of the
+project's own fixtures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import venv
+from pathlib import Path
+from typing import NamedTuple
+
+from .projects import DISKCACHE, PROJECTS, Project
+
+ADAPTERS = Path(__file__).parent / "adapters"
+ROOT = ADAPTERS.parent.parent.parent
+INSTALLING = 900  # seconds
+TESTING = 600
+
+
+class Totals(NamedTuple):
+    """What a run of pytest came to."""
+
+    passed: int
+    failed: tuple[str, ...]
+    skipped: int
+
+    def __str__(self) -> str:
+        skipped = f", {self.skipped} skipped" if self.skipped else ""
+        return f"{self.passed} passed, {len(self.failed)} failed{skipped}"
+
+
+def run(command: list[str], cwd: Path, timeout: float, **environment: str) -> str:
+    """Run a command and return what it printed; its exit code is told by its output where that matters."""
+    env = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1", **environment}
+    done = subprocess.run(command, cwd=cwd, timeout=timeout, env=env, capture_output=True, text=True, check=False)
+    if done.returncode and "-m pytest" not in " ".join(command):
+        raise SystemExit(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
+    return done.stdout + done.stderr
+
+
+def fetch(project: Project, folder: Path, python: Path) -> Path:
+    """Download and unpack the project's source distribution or repository, and return where it is."""
+    if project.repository is not None:
+        address, tag = project.repository
+        run(["git", "clone", "-q", "--depth=1", f"--branch={tag}", address, "source"], folder, INSTALLING)
+        return folder / "source"
+    download = ["-m", "pip", "download", "-q", "--no-deps", "--no-binary", ":all:", "-d", "sdist"]
+    run([str(python), *download, project.requirement], folder, INSTALLING)
+    (archive,) = (folder / "sdist").glob("*.tar.gz")
+    with tarfile.open(archive) as packed:
+        packed.extractall(folder / "source", filter="data")
+    (source,) = (folder / "source").iterdir()
+    return source
+
+
+def prepare(project: Project, folder: Path) -> tuple[Path, Path]:
+    """Make the project's environment and return its Python, and the folder that the tests lie in."""
+    folder.mkdir(parents=True)
+    venv.create(folder / "venv", with_pip=True)
+    python = folder / "venv" / "bin" / "python"
+    source = fetch(project, folder, python)
+    itself = project.requirement if project.repository else str(source)
+    wanted = ["pytest", "msgpack>=1.0.5", DISKCACHE, *project.needs, *([itself] if project.install else [])]
+    run([str(python), "-m", "pip", "install", "-q", *wanted], folder, INSTALLING)
+    alone = folder / "tests-alone"  # beside the source lies the package, which would be imported instead
+    alone.mkdir()
+    shutil.copytree(source / "tests", alone / "tests")
+    for name in ("conftest.py", "pyproject.toml", "pytest.ini"):
+        if (source / name).exists():
+            shutil.copy(source / name, alone)
+    if project.conftest:
+        (alone / "conftest.py").write_text(project.conftest)
+    return python, alone
+
+
+def totals(python: Path, tests: Path, project: Project, through: tuple[str, ...]) -> Totals:
+    """Run the tests and read the totals from what pytest prints."""
+    options = ["-m", "pytest", "-rfE", "--tb=no", "-p", "no:cacheprovider", "--color=no"]
+    output = run([str(python), *through, *options, *project.tests], tests, TESTING, PYTHONPATH=str(ROOT), COLUMNS="200")
+    last = re.findall(r"^=+ (.*) in [\d.]+s.*=+$", output, re.MULTILINE)
+    if not last:
+        raise SystemExit(f"no totals from {project.requirement}:\n{output}")
+    counts = {word.rstrip("s"): int(number) for number, word in re.findall(r"(\d+) (\w+)", last[-1])}
+    failed = re.findall(r"^(?:FAILED|ERROR) (\S+?)(?: - .*)?$", output, re.MULTILINE)
+    return Totals(counts.get("passed", 0), tuple(sorted(failed)), counts.get("skipped", 0))
+
+
+def compare(project: Project, folder: Path) -> tuple[Totals, Totals]:
+    """Run the project's tests with what they are for and on this package."""
+    python, tests = prepare(project, folder)
+    theirs = totals(python, tests, project, ())
+    if not project.adapters:
+        return theirs, totals(python, tests, project, ("-m", "diskcache_like.compat"))
+    adapted = folder / "tests-adapted"
+    shutil.copytree(tests, adapted)
+    for name, place in project.adapters:
+        shutil.copy(ADAPTERS / name, adapted / place)
+    return theirs, totals(python, adapted, project, ())
+
+
+def main() -> None:
+    """Compare the projects that are named, or all, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("project", nargs="*", choices=[[], *PROJECTS], help="which (default: all)")
+    parser.add_argument("--keep", metavar="FOLDER", type=Path, help="work there and leave it; must not exist yet")
+    given = parser.parse_args()
+    rows: dict[bool, list[str]] = {False: [], True: []}  # whether they run on AsyncCache
+    details = []
+    with tempfile.TemporaryDirectory(prefix="third-party-") as temporary:
+        folder = (given.keep or Path(temporary)).absolute()
+        for name in given.project or PROJECTS:
+            sys.stderr.write(f"{name} ...\n")
+            project = PROJECTS[name]
+            theirs, ours = compare(project, folder / name)
+            beside = f"{project.beside}: " if project.beside else ""
+            rows[bool(project.beside)].append(f"| {project.requirement} | {project.uses} | {beside}{theirs} | {ours} |")
+            details += [f"{name}: {test}" for test in ours.failed if test not in theirs.failed]
+    for is_async, heads in ((False, ("with DiskCache", "on diskcache_like")), (True, ("as it is", "on AsyncCache"))):
+        if rows[is_async]:
+            heading = f"| project | what it uses | {heads[0]} | {heads[1]} |\n|---|---|---|---|\n"
+            sys.stdout.write(heading + "\n".join(rows[is_async]) + "\n\n")
+    if details:
+        sys.stdout.write("Pass as they are, fail here:\n" + "\n".join(details) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,171 @@
+"""The projects whose tests are run, what of them, and what is put in their place or passed over, with the reason."""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import NamedTuple
+
+DISKCACHE = "diskcache==5.6.3"
+
+
+class Project(NamedTuple):
+    """A source distribution and what to run of its tests.
+
+    Where those are not in it, they come from the repository: its address, and the tag of the same version.
+    """
+
+    requirement: str
+    uses: str
+    tests: tuple[str, ...]
+    needs: tuple[str, ...] = ()
+    install: bool = True  # the project itself too
+    conftest: str = ""  # put beside the tests where the distribution lacks its own
+    repository: tuple[str, str] | None = None
+    beside: str = ""  # what the tests are for, if that is not DiskCache; they run on AsyncCache then
+    adapters: tuple[tuple[str, str], ...] = ()  # files of `adapters`, by the paths of the files whose place they take
+
+
+# The fixtures that cashews' tests ask for by name, on its disk backend with one cache, as the project runs it.
+CASHEWS = """\
+from unittest.mock import Mock
+
+import pytest
+from cashews import Cache
+from cashews.backends.diskcache import DiskCache
+
+
+@pytest.fixture(params=[pytest.param("diskcache", marks=pytest.mark.diskcache)])
+async def raw_backend(request, tmp_path):
+    backend = DiskCache(directory=tmp_path / "cache", shards=0)
+    await backend.init()
+    yield backend, request.param
+    await backend.close()
+
+
+@pytest.fixture
+def target(raw_backend):
+    return Mock(wraps=raw_backend[0], is_full_disable=False)
+
+
+@pytest.fixture
+def cache(target):
+    made = Cache(name="diskcache")
+    made._add_backend(target)
+    return made
+"""
+
+# Those of async-lru's tests that are about what `memoize` does not have, by what that is. Not run at all is
+# `test_internals`, which is about private classes.
+ASYNC_LRU = {
+    "its private parts": (
+        "test_basic.py::test_alru_cache_dict_not_shared",
+        "test_cache_clear.py::test_cache_clear_pending_task",
+        "test_cache_clear.py::test_cache_clear_ttl_callback",
+    ),
+    "cache_close": ("test_close.py", "test_thread_safety.py::test_cross_loop_cache_close_works"),
+    "a limit for the number of a function's results": (
+        "test_size.py::test_alru_cache_removing_lru_keys",
+        "test_size.py::test_alru_cache_zero_max_size",
+        "test_cache_contains.py::test_cache_contains_does_not_change_lru_order",
+        "test_key.py::test_key_with_maxsize",
+        "test_ttl.py::test_ttl_limited_cache",
+    ),
+    "a jitter in seconds": ("test_ttl.py::test_ttl_with_jitter", "test_ttl.py::test_jitter"),
+}
+
+PROJECTS = {
+    project.requirement.partition("==")[0]: project
+    for project in (
+        # Without test_djangocache, whose Django project is not in the distribution, and test_doctest, which looks for
+        # examples in DiskCache's own docstrings and for its documentation.
+        Project(
+            DISKCACHE,
+            "all of it",
+            tuple(f"tests/test_{name}.py" for name in ("core", "fanout", "deque", "index", "recipes")),
+            ("pytest-cov",),
+            install=False,
+        ),
+        Project(
+            "outlines==1.3.3",
+            "a Disk subclass, args_to_key",
+            ("tests/test_cache.py",),
+            ("pytest-asyncio", "pytest-mock"),
+        ),
+        Project(
+            "dvc-data==3.18.3",
+            "a Disk and a Cache subclass, SQL of its own",
+            ("tests/hashfile/test_cache.py",),
+            ("pytest-benchmark", "pytest-mock", "pytest-cov"),
+        ),
+        Project(
+            "hashstash==1.2.0",
+            "a mapping on Cache",
+            ("tests", "-k", "diskcache"),
+            ("hypothesis", "numpy", "pandas", "redis"),
+        ),
+        Project(
+            "autogen-ext==0.7.5",
+            "a store on Cache",
+            ("tests/cache_store/test_diskcache_store.py", "tests/models/test_chat_completion_cache.py"),
+            ("pytest-asyncio", "redis"),
+        ),
+        Project(
+            "instructor==1.17.0",
+            "a store on Cache",
+            ("tests/cache", "tests/coverage/test_cache_coverage.py"),
+            ("anthropic", "pytest-asyncio", "python-dotenv"),
+        ),
+        # Only what uses the disk backend: the rest needs a Redis server, or tests backends in memory. Entries live for
+        # 20 ms in many tests, which is why the project has tests that fail run again too.
+        Project(
+            "cashews==7.6.0",
+            "a backend on Cache",
+            ("tests", "--asyncio-mode=auto", "--reruns=5", "-m", "diskcache and not redis"),
+            ("hypothesis", "pytest-asyncio", "pytest-rerunfailures"),
+            conftest=CASHEWS,
+        ),
+        # What the project asks of every store, and of its wrappers around one; the rest needs servers.
+        Project(
+            "py-key-value-aio==0.4.4",
+            "a store, alone and in the project's wrappers",
+            ("tests/stores/disk/test_disk.py", "tests/stores/wrappers", "-o", "addopts="),
+            (
+                "cachetools",
+                "cryptography",
+                "dirty-equals",
+                "inline-snapshot",
+                "pathvalidate",
+                "pydantic",
+                "pytest-asyncio",
+            ),
+            repository=("https://github.com/strawgate/py-key-value", "0.4.4"),
+            beside="its stores on DiskCache and in memory",
+            adapters=(
+                ("key_value_store.py", "tests/stores/disk/test_disk.py"),
+                ("key_value_store.py", "tests/stores/wrappers/conftest.py"),
+            ),
+        ),
+        # Without the tests that need a server.
+        Project(
+            "aiocache==0.12.3",
+            "a backend",
+            ("tests/acceptance", "--asyncio-mode=auto", "-m", "not redis and not memcached"),
+            ("marshmallow<4", "pytest-asyncio", "pytest-mock"),
+            beside="its backend in memory",
+            adapters=(("aiocache_backend.py", "tests/acceptance/conftest.py"),),
+        ),
+        Project(
+            "async-lru==2.4.0",
+            "memoize of coroutine functions",
+            (
+                "tests",
+                "--asyncio-mode=auto",
+                "--ignore=tests/test_internals.py",
+                *(f"--deselect=tests/{name}" for name in chain(*ASYNC_LRU.values())),
+            ),
+            ("pytest-asyncio",),
+            beside="itself, in memory",
+            adapters=(("async_lru.py", "async_lru.py"),),
+        ),
+    )
+}
