@@ -95,14 +95,15 @@ class Computed(Tagging):
         if not callable(compute):
             raise TypeError(f"compute is {compute!r}, expected a function that returns the value")
         is_coroutine = inspect.iscoroutinefunction(compute)
+        known = None
         if not is_coroutine and not options.get("beta"):
-            value = self.get(key, ENOVAL)
-            if value is not ENOVAL and type(value) is not StoredError:
-                return value
+            known = self.get(key, ENOVAL)
+            if known is not ENOVAL and type(known) is not StoredError:
+                return known
         call, asks = _with_context(compute)
         rules = _rules(expire, tag, tags, {**options, "asks": asks})
         computation = Computation(self, rules, _scope(compute))
-        return _get_async(computation, key, call) if is_coroutine else _get(computation, key, call)
+        return _get_async(computation, key, call) if is_coroutine else _get(computation, key, call, known)
 
     def memoize(
         self,
@@ -165,10 +166,20 @@ class Computed(Tagging):
         return self._loader.load_recorded(key, self._rows.locate(key), stale)
 
     def _hot_value(self, key: Any) -> Any:
-        """Return the value of a key if that is in memory and valid, else ENOVAL."""
+        """Return the value of a key if that is in memory and valid, else ENOVAL; count a hit, but no miss."""
         entry = self._hot.probe(key)
-        value = ENOVAL if entry is None else self._hot.hit(entry)
-        return ENOVAL if value is NEGATIVE_HIT else value
+        return ENOVAL if entry is None or entry[5] is NEGATIVE_HIT else self._hot.hit(entry)
+
+    def _uncounted(self, key: Any) -> Any:
+        """Return the value of a key, ENOVAL if there is none; count neither a hit nor a miss."""
+        entry = self._hot.probe(key)
+        if entry is not None:
+            value, decode = entry[4], entry[5]
+            if decode is NEGATIVE_HIT:
+                return ENOVAL
+            return value if decode is None else decode(value)
+        found = self._loader.load(key, self._rows.locate(key))
+        return ENOVAL if found is None else found[0]
 
     def _evict_hidden(self, tag: bytes, retry: bool = True) -> int:
         """Remove every entry with a hidden tag, of this namespace if it is one."""
@@ -204,8 +215,8 @@ def _with_context(compute: Callable[..., Any]) -> tuple[Callable[[Computing], An
     return lambda _: compute(), False
 
 
-def _get(computation: Computation, key: Any, call: Callable[[Computing], Any]) -> Any:
-    value = computation.find(key)
+def _get(computation: Computation, key: Any, call: Callable[[Computing], Any], known: Any) -> Any:
+    value = computation.find(key) if known is None else computation.checked(known)
     return take(computation.steps(key, call)) if value is ENOVAL else value
 
 

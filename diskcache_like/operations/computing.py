@@ -352,7 +352,7 @@ class Computation:
     def find(self, key: Any, default: Any = ENOVAL) -> Any:
         """Return the value that is there and need not be looked at twice, or `default`; raise a stored error."""
         value = self.cache._hot_value(key) if self.rules.beta else self.cache.get(key, ENOVAL)
-        return default if value is ENOVAL else self._checked(value, default)
+        return default if value is ENOVAL else self.checked(value, default)
 
     async def find_async(self, key: Any) -> Any:
         """Do what `find` does, without blocking the event loop."""
@@ -365,11 +365,11 @@ class Computation:
 
     def _present(self, key: Any) -> Any:
         """Return the value that somebody else has stored by now, ENOVAL if nobody has."""
-        value = self._checked(self.cache.get(key, ENOVAL), ENOVAL)
+        value = self.checked(self.cache._uncounted(key))
         self.hits += value is not ENOVAL
         return value
 
-    def _checked(self, value: Any, default: Any) -> Any:
+    def checked(self, value: Any, default: Any = ENOVAL) -> Any:
         """Return a value that was found; raise an error that was stored instead of one."""
         if type(value) is StoredError:
             self._raise(value)
@@ -444,6 +444,8 @@ class Computation:
     def _wait(self, key: Any, call: Callable[[Computing], Any], usable: Old | None) -> Steps:
         """Return what somebody else computes, or compute it."""
         rules, flight = self.rules, self.flight(key)
+        if rules.beta:
+            self.cache._hot.note_miss()  # `find` has looked in memory only
         if not rules.keeps or (yield self._do(flight.atomic.in_transaction)):
             self.misses += 1
             return (yield from self._compute(key, call, usable, None))
@@ -617,11 +619,16 @@ class Computation:
         atomic: AtomicKey = self.cache._atomic_key(self._state_key)
         return atomic
 
+    def _failures(self) -> Any:
+        """Return the moments of the last errors, and until when the breaker is open."""
+        found = self.cache._uncounted(self._state_key)
+        return ((), None) if found is ENOVAL else found
+
     def _pass_breaker(self, held: list[Flight]) -> Steps:
         """Raise BreakerOpen if calls fail too often; once the pause is over, let a few through."""
         breaker = self.rules.breaker
         assert breaker is not None
-        _, until = yield self._do(self.cache.get, self._state_key, ((), None))
+        _, until = yield self._do(self._failures)
         if until is None:
             return
         if self._now() >= until:
@@ -637,7 +644,7 @@ class Computation:
         assert breaker is not None
         now = self._now()
         with state.transaction(None):
-            errors, until = self.cache.get(self._state_key, ((), None))
+            errors, until = self._failures()
             recent = (*(moment for moment in errors if moment > now - breaker.window), now)
             if until is not None or len(recent) >= breaker.errors:
                 recent, until = (), now + breaker.open

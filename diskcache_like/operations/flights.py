@@ -21,8 +21,8 @@ PAUSED = "paused"
 class Entries(Protocol):
     """What a flight needs of a cache."""
 
-    def get(self, key: Any, default: Any = ...) -> Any:
-        """Do what `Cache.get` does."""
+    def _uncounted(self, key: Any) -> Any:
+        """Return the value of a key, and count neither a hit nor a miss."""
 
     @property
     def set(self) -> Callable[..., bool]:
@@ -72,14 +72,14 @@ class Flight:
 
     def is_paused(self) -> bool:
         """Tell whether the last computation failed a short time ago."""
-        return bool(self._cache.get(self.key) == PAUSED)
+        return bool(self._cache._uncounted(self.key) == PAUSED)
 
     def finish(self) -> None:
         """Free the flight if it is this call's, and wake those who wait for it."""
         if self._mark is not None:
             self.atomic.let_go(self._mark)
             self._mark = None
-        if self._token is not None and self._cache.get(self.key) == self._token:
+        if self._token is not None and self._cache._uncounted(self.key) == self._token:
             self._cache.delete(self.key, retry=True)
         self._token = None  # not before, since on an event loop this may begin anew
         self.computed.wake()

@@ -19,7 +19,8 @@ from .tagging import Found, Selection, TagUsage, sorted_usages
 # The operations whose first argument is a key.
 KEYED = (
     *("get", "read", "get_entry", "set", "add", "incr", "touch", "retag", "pop", "delete", "open", "_mapped"),
-    *("__getitem__", "__setitem__", "__delitem__", "__contains__", "_atomic_key", "_recorded", "_hot_value", "_put"),
+    *("__getitem__", "__setitem__", "__delitem__", "__contains__", "_atomic_key"),
+    *("_recorded", "_hot_value", "_uncounted", "_put"),
 )
 REFUSED = ("push", "pull", "peek", "peekitem")
 PARTS = ("_session", "_shards", "_rows", "_hot", "_loader", "_hot_get", "_clock")

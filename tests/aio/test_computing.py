@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 
 import pytest
 
-from diskcache_like import Cache
+from diskcache_like import Breaker, Cache
+from diskcache_like.operations.computed import Options
 
 from ..support.cache_kinds import one
 from ..support.workers import PATIENCE
@@ -44,3 +45,26 @@ def test_what_has_no_name_is_memoized_only_under_a_given_one(cache: Cache) -> No
         assert [await add(5) for add in adding] == [6, 7]
 
     run(main)
+
+
+async def double(number: int) -> int:
+    return 2 * number
+
+
+@one
+@pytest.mark.parametrize("options", [{}, {"beta": 1.0}, {"breaker": Breaker(errors=5, window=60, open=30)}])
+def test_what_is_computed_counts_as_one_miss(cache: Cache, options: Options) -> None:
+    cache.stats(enable=True)
+
+    async def main() -> None:
+        for decorate in (cache.memoize(**options), cache.aio.memoize(**options)):
+            doubling = decorate(double)
+            assert (await doubling(1), await doubling(1)) == (2, 2)
+            assert cache.stats(reset=True) == (1, 1)
+            cache.clear()
+        assert await cache.aio.get_or_set(1, partial(double, 1), 60, **options) == 2
+        assert cache.stats(reset=True) == (0, 1)
+
+    run(main)
+    assert cache.get_or_set(2, lambda: 4, 60, **options) == 4
+    assert cache.stats(reset=True) == (0, 1)
