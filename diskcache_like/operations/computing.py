@@ -565,8 +565,9 @@ class Computation:
         return value
 
     def _name(self, own: Any) -> tuple[int, Any]:
-        """Return what tells a key, as the cache has it, from those of other caches."""
-        return id(self.cache._shards), own
+        """Return what tells a key, as the cache has it, from those of other caches. Hashable, unlike some keys."""
+        stored, *_ = self.cache._rows.locate(own)
+        return id(self.cache._shards), stored
 
     def _called(self, call: Callable[[], Any]) -> Steps:
         """Call the function, if the breaker lets it through, in one of the places for concurrent calls."""

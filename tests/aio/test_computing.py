@@ -68,3 +68,17 @@ def test_what_is_computed_counts_as_one_miss(cache: Cache, options: Options) -> 
     run(main)
     assert cache.get_or_set(2, lambda: 4, 60, **options) == 4
     assert cache.stats(reset=True) == (0, 1)
+
+
+@one
+def test_arguments_and_keys_may_be_unhashable(cache: Cache) -> None:
+    async def main() -> None:
+        @cache.aio.memoize()
+        async def total(numbers: list[int]) -> int:
+            return sum(numbers)
+
+        assert (await asyncio.gather(total([1, 2]), total([1, 2])))[1] == 3
+        assert await cache.aio.get_or_set(["a"], partial(double, 1)) == 2
+
+    run(main)
+    assert len(cache) == 2
