@@ -26,6 +26,7 @@ from diskcache_like.system import threads
 from diskcache_like.system.threads import Threads
 from tools import async_stub
 
+from ..support.awaited import awaited
 from ..support.cache_kinds import Clock, Opener, few, one
 from ..support.workers import PATIENCE
 
@@ -279,6 +280,30 @@ def test_large_ones_go_to_a_thread(cache: Cache, hops: list[object], call: Calla
 
     run(main)
     assert len(hops) == 1
+
+
+@one
+@pytest.mark.parametrize("anew", [False, True])
+def test_what_tests_await_like_a_cache_runs_on_loops_and_in_threads(
+    cache: Cache, hops: list[object], anew: bool
+) -> None:
+    cache["k"] = 0  # which measures the volume
+    with contextlib.closing(awaited(cache, anew)) as same:
+        same["k"] = 1
+        assert same["k"] == same.get("k") == same.incr("n") == 1
+        assert ("k" in same, "large" in same, hops) == (True, False, [])
+        same.set("large", LARGE)
+        assert len(hops) == 1
+        assert sorted(same) == sorted(same.keys()) == ["k", "large", "n"]
+        with pytest.raises(KeyError), same.transact():
+            assert same.namespace("space").add("k", 2)
+            with same.transact():
+                del same["k"]
+            assert (len(same), cache.get("k")) == (3, 1), "another thread sees nothing yet"
+            same["missing"]
+        assert (len(same), same.get("k")) == (3, 1)
+        same.close()
+        assert same.get("k") == 1
 
 
 def test_writes_that_are_synced_go_to_a_thread(tmp_path: Path, hops: list[object]) -> None:

@@ -23,6 +23,7 @@ from hypothesis.stateful import (
 
 from diskcache_like import Cache, FanoutCache
 
+from ..support.awaited import awaited
 from ..support.cache_kinds import QUICK, SECRET, Clock
 
 KEYS: list[Any] = [1, 2, 3, "one", "two", b"one", None, (1, "a"), (1, "b"), 2.5, frozenset({1, 2}), "x" * 100]
@@ -68,6 +69,11 @@ def namespaced(directory: str, **settings: Any) -> Cache:
     return Cache(directory, **settings).namespace("space")
 
 
+def through_the_face(make: Callable[..., Cache], directory: str, anew: bool = False, **settings: Any) -> Cache:
+    """Return a cache whose operations are awaited; `anew`: in an event loop for each."""
+    return awaited(make(directory, **settings), anew)
+
+
 MODELLED: dict[str, Callable[..., Cache]] = {
     "plain": partial(Cache, **QUICK),
     "cold": partial(Cache, hot_size_limit=0, **QUICK),
@@ -80,6 +86,8 @@ MODELLED: dict[str, Callable[..., Cache]] = {
     "namespace": partial(namespaced, disk_min_file_size=1000, **QUICK),
     "fanout": partial(FanoutCache, shards=3, timeout=60, disk_min_file_size=1000, **QUICK),
 }
+MODELLED |= {f"{name}-awaited": partial(through_the_face, MODELLED[name]) for name in ("signed", "namespace", "fanout")}
+MODELLED["signed-awaited-anew"] = partial(through_the_face, MODELLED["signed"], anew=True)
 
 
 class Model(RuleBasedStateMachine):
