@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .crashes import any_moment
 from .hostile import flips, planted_files, planted_rows, swapped_files
-from .linearizability import caches, deques_and_indexes, kills
+from .linearizability import caches, deques_and_indexes, kills, tasks
 from .lives import cancelled_tasks, processes, threads
 from .load import everything_at_once, fairness, soak
 from .power import one_writer, twice, two_writers
@@ -16,6 +16,7 @@ PROOFS: dict[str, Proof] = {
     **caches.PROOFS,
     **deques_and_indexes.PROOFS,
     **kills.PROOFS,
+    **tasks.PROOFS,
     **any_moment.PROOFS,
     **wal_reset.PROOFS,
     **posix_locks.PROOFS,

@@ -27,8 +27,20 @@ from tests.support.broken_writers import sabotage
 from tests.support.workers import Crew, Worker
 
 from ..proof import Proof, Trial
-from .clients import THREADS, Answered, Batch, Handle, Raised, opened, serve
-from .histories import NO_ORDER, Call, Place, Recorded, Tags, violations
+from .clients import (
+    PHASES,
+    THREADS,
+    Answered,
+    Batch,
+    Cancelled,
+    Handle,
+    Raised,
+    Together,
+    in_threads,
+    opened,
+    serve,
+)
+from .histories import NO_ORDER, PENDING, Call, Place, Recorded, Tags, violations
 
 PROCESSES = 3
 BATCH = 10  # histories of a case
@@ -55,6 +67,12 @@ class History(NamedTuple):
     before: list[Call]  # by the first client, ahead of all
     clients: list[list[Call]]
     clears: bool  # needs the cache for itself
+    look: Sequence[list[Call]] = ()  # by each client, when all are done
+
+    def phases(self, position: int) -> list[list[Call]]:
+        """Return what a client calls before, at once with the others, and afterwards."""
+        before = [] if position else self.before
+        return [before, self.clients[position], *self.look[position : position + 1]]
 
 
 class Draw:
@@ -158,15 +176,19 @@ class Linearizability:
     length: tuple[int, int] = LENGTH  # operations of a client
     draw: Callable[[random.Random, str, Weights, tuple[int, int]], Any] = Draw
     find: Finder = violations
+    together: Together = in_threads
+    numbers: tuple[int, ...] = (1, 1, THREADS)  # of clients in a process, to choose from
 
     def __call__(self, trial: Trial) -> None:
         """Run the proof."""
         with Crew() as crew, contextlib.ExitStack() as stack:
             where = functools.cache(partial(self._where, trial.kept, stack))
-            workers = crew.start_many(PROCESSES, serve, trial.kept, self.shards, self.spoil)
+            workers = crew.start_many(PROCESSES, serve, trial.kept, self.shards, self.spoil, self.together)
             for worker in workers:
                 worker.hear()
-            trial.repeat(partial(self._case, trial, workers, where, itertools.count(1, 2 * self.batch)), self.least)
+            trial.repeat(
+                partial(self._case, trial, workers, where, itertools.count(1, PHASES * self.batch)), self.least
+            )
             for worker in workers:
                 worker.tell(None)
             crew.results(workers)
@@ -180,11 +202,12 @@ class Linearizability:
         handles = [
             Handle(place, source.choice(implementations), source.random() < 0.8, source.random() < 0.4) for _ in workers
         ]
-        threads = [source.choice((1, 1, THREADS)) for _ in workers]
-        clients = [THREADS * process + each for process, number in enumerate(threads) for each in range(number)]
+        most = max(self.numbers)
+        mine = [[most * process + each for each in range(source.choice(self.numbers))] for process in range(PROCESSES)]
+        clients = [*itertools.chain(*mine)]
         draws = [self.draw(source, f"{trial.case}-{number}", self.weights, self.length) for number in range(self.batch)]
         histories = [draw.history(len(clients)) for draw in draws]
-        answers = played(workers, batched(handles, next(moments), clients, histories))
+        answers = played(workers, batched(handles, next(moments), mine, histories))
         for number, (draw, history) in enumerate(zip(draws, histories, strict=True)):
             recorded = put_together(history, clients, [each[number] for each in answers])
             judge(trial, recorded, where(place)(draw), handles, self.find)
@@ -197,19 +220,19 @@ class Linearizability:
         return partial(places_of, cache)
 
 
-def batched(handles: Sequence[Handle], first: int, clients: Sequence[int], histories: Sequence[History]) -> list[Batch]:
+def batched(
+    handles: Sequence[Handle], first: int, mine: Sequence[Sequence[int]], histories: Sequence[History]
+) -> list[Batch]:
     """Return what each process is told."""
+    clients = tuple(itertools.chain(*mine))
     parts = [
         (
             history.clears or not number,  # what the histories before have left goes
-            {
-                client: [history.before if client == clients[0] else [], calls]
-                for client, calls in zip(clients, history.clients, strict=True)
-            },
+            {client: history.phases(position) for position, client in enumerate(clients)},
         )
         for number, history in enumerate(histories)
     ]
-    return [Batch(handle, first, tuple(clients), parts) for handle in handles]
+    return [Batch(handle, first, clients, tuple(own), parts) for handle, own in zip(handles, mine, strict=True)]
 
 
 def played(workers: Sequence[Worker], batches: Sequence[Batch]) -> list[list[list[Answered]]]:
@@ -223,9 +246,16 @@ def put_together(history: History, clients: Sequence[int], answers: Sequence[Seq
     """Return the operations of all clients with what they were answered."""
     found = []
     for position, client in enumerate(clients):
-        calls = [*(history.before if not position else []), *history.clients[position]]
-        found += [Recorded(client, call, *answer) for call, answer in zip(calls, answers[position], strict=True)]
+        calls = itertools.chain(*history.phases(position))
+        found += [recorded(client, call, *answer) for call, answer in zip(calls, answers[position], strict=True)]
     return found
+
+
+def recorded(client: int, call: Call, called: int, answer: Any, returned: int) -> Recorded:
+    """Return an operation with what a client was answered."""
+    if isinstance(answer, Cancelled):
+        return Recorded(client, call, called, PENDING, returned, cancelled=True)
+    return Recorded(client, call, called, answer, returned)
 
 
 def places_of(cache: Cache, draw: Draw) -> dict[Place, int]:
@@ -253,6 +283,8 @@ def judge(
     trial.count("histories")
     trial.count("operations", len(recorded))
     trial.count("of them begun while another ran", at_once(recorded))
+    if cancelled := sum(each.cancelled for each in recorded):
+        trial.count("cancellations", cancelled)
     raised = [f"{each.call} raised {each.answer.error}" for each in recorded if isinstance(each.answer, Raised)]
     for text in raised or find(recorded, places):
         trial.violation(f"{text}\nhandles: {', '.join(map(str, handles))}\nshards: {dict(places)}")

@@ -7,7 +7,8 @@ import mmap
 import os
 import random
 import time
-from collections.abc import Callable, Sequence
+import types
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -23,59 +24,99 @@ from . import structure_calls
 from .histories import Call, Tags
 
 THREADS = 2  # of a process, at most
+PHASES = 3  # of a history, at most: what one client calls before, what all call at once, and what they look at then
 HANDLES = 6  # that a process has open
 TRIES = 10_000  # to store on condition of a version
 LINGER = 0.0001  # seconds
 LOOK = 0.00005  # seconds between two looks at whether the others have come
 
 
+# -- calls on a cache or on its face ----------------------------------------------------------------------------------
+
+
+@types.coroutine
+def told(answer: Any) -> Generator[Any, Any, Any]:
+    """Wait for the answer of a face; that of a cache is there already."""
+    return (yield from answer.__await__()) if isinstance(answer, Coroutine) else answer
+
+
+def at_once(answer: Any) -> Any:
+    """Return the answer of a cache, or of something written for both."""
+    if not isinstance(answer, types.CoroutineType):
+        return answer
+    try:
+        answer.send(None)
+    except StopIteration as end:
+        return end.value
+    raise AssertionError("it waits for an event loop")
+
+
+@contextlib.asynccontextmanager
+async def _within(transaction: Any) -> AsyncIterator[None]:
+    if isinstance(transaction, contextlib.AbstractAsyncContextManager):
+        async with transaction:
+            yield
+    else:
+        with transaction:
+            yield
+
+
 class Undo(Exception):
     """Raised in a transaction to have it rolled back."""
 
 
-def _transact(cache: Cache, calls: Sequence[Call], undone: bool) -> tuple[Any, ...]:
+async def _transact(cache: Any, calls: Sequence[Call], undone: bool) -> tuple[Any, ...]:
     answers = []
-    with contextlib.suppress(Undo), cache.transact(retry=True):
-        for name, *arguments in calls:
-            answers.append(RUN[name](cache, *arguments))
-        if undone:
-            raise Undo
+    with contextlib.suppress(Undo):
+        async with _within(cache.transact(retry=True)):
+            for name, *arguments in calls:
+                answers.append(await told(RUN[name](cache, *arguments)))
+            if undone:
+                raise Undo
     return tuple(answers)
 
 
-def _item(found: tuple[Any, Any]) -> tuple[Any, Any]:
+async def _push(cache: Any, queue: str, value: int, side: str, tags: Tags) -> Any:
+    return (await told(cache.push(value, queue, side, tags=tags, retry=True))).number
+
+
+async def _item(found: Any) -> tuple[Any, Any]:
     """Return (number, value) for what a queue answers."""
-    key, value = found
+    key, value = await told(found)
     return (None if key is None else key.number), value
 
 
-def _entry(cache: Cache, key: Any) -> Any:
-    found = cache.get_entry(key)
+async def _entry(cache: Any, key: Any) -> Any:
+    found = await told(cache.get_entry(key))
     return None if found is None else (found.value, found.tags)
 
 
-def _swap(cache: Cache, key: Any, value: int, tags: Tags) -> Any:
+async def _swap(cache: Any, key: Any, value: int, tags: Tags) -> Any:
     """Store a value if nobody has written since the entry was read, again and again; return what it replaced."""
     for _ in range(TRIES):
-        found = cache.get_entry(key)
+        found = await told(cache.get_entry(key))
         version = None if found is None else found.version
-        if cache.set(key, value, tags=tags, retry=True, if_version=version):
+        if await told(cache.set(key, value, tags=tags, retry=True, if_version=version)):
             return None if found is None else found.value
     raise TimeoutError(f"{TRIES} times somebody else was faster, or was said to be")
 
 
-def _compute(cache: Cache, key: Any, value: int, tags: Tags) -> Any:
-    return cache.get_or_set(key, lambda: value, tags=tags)
+def _compute(cache: Any, key: Any, value: int, tags: Tags) -> Any:
+    async def awaited() -> int:
+        return value
+
+    plain = isinstance(cache, Cache) or value % 20_000
+    return cache.get_or_set(key, (lambda: value) if plain else awaited, tags=tags)
 
 
-def _soft(cache: Cache, _: Any, tags: Tags, match: Any) -> None:
-    cache.evict(tags=tags, match=match, soft=True, retry=True)
+async def _soft(cache: Any, _: Any, tags: Tags, match: Any) -> None:
+    await told(cache.evict(tags=tags, match=match, soft=True, retry=True))
 
 
 def _inside(operation: Callable[..., Any]) -> Callable[..., Any]:
     """Return an operation on a key that makes it in the namespace of the key, where it has one."""
 
-    def run(cache: Cache, key: Any, *arguments: Any) -> Any:
+    def run(cache: Any, key: Any, *arguments: Any) -> Any:
         if isinstance(key, NamespacedKey):
             (name,) = key.path.names
             return operation(cache.namespace(name), key.key, *arguments)
@@ -102,7 +143,7 @@ _KEYED: dict[str, Callable[..., Any]] = {
 RUN: dict[str, Callable[..., Any]] = {
     **{name: _inside(operation) for name, operation in _KEYED.items()},
     "get": lambda cache, key: cache.get(key),  # by the key that it has in the cache around the namespace
-    "push": lambda cache, queue, value, side, tags: cache.push(value, queue, side, tags=tags, retry=True).number,
+    "push": _push,
     "pull": lambda cache, queue, side: _item(cache.pull(queue, side=side, retry=True)),
     "peek": lambda cache, queue, side: _item(cache.peek(queue, side=side, retry=True)),
     "get_many": lambda cache, keys: cache.get_many(keys),
@@ -121,6 +162,10 @@ class Raised(NamedTuple):
     error: str
 
 
+class Cancelled(NamedTuple):
+    """The answer of an operation whose task was cancelled."""
+
+
 Answered = tuple[int, Any, int]  # when it was called, what it answered, when it returned
 
 
@@ -137,7 +182,7 @@ def answer_of(cache: Cache, call: Call) -> Any:
     """Make a call and return its answer."""
     name, *arguments = call
     try:
-        return RUN[name](cache, *arguments)
+        return at_once(RUN[name](cache, *arguments))
     except Exception as error:
         return Raised(repr(error))
 
@@ -229,13 +274,13 @@ class Gate:
             self._mapping = mmap.mmap(file.fileno(), mmap.PAGESIZE)
         self._words = memoryview(self._mapping).cast("Q")
 
-    def wait(self, client: int, moment: int, others: Sequence[int]) -> None:
-        """Say that this client has come to a moment, and return when all have."""
+    async def wait(self, client: int, moment: int, others: Sequence[int], sleep: Callable[[float], Any]) -> None:
+        """Say that this client has come to a moment, and return when all have; sleep as the caller does."""
         words = self._words
         words[client] = moment
         patience = time.monotonic() + PATIENCE
         while any(words[other] < moment for other in others):
-            time.sleep(LOOK)
+            await told(sleep(LOOK))
             if time.monotonic() > patience:
                 raise TimeoutError(f"client {client} waited {PATIENCE:.0f} s for the others")
 
@@ -254,37 +299,55 @@ class Batch(NamedTuple):
     handle: Handle
     first: int  # moment of the first gate
     clients: tuple[int, ...]  # of all processes
-    histories: list[
-        tuple[bool, dict[int, list[list[Call]]]]
-    ]  # whether it clears; per client what comes before, and then
+    mine: tuple[int, ...]  # of this one
+    histories: list[tuple[bool, dict[int, list[list[Call]]]]]  # whether it clears; what each client calls, by phases
 
 
-def serve(link: Link, number: int, directory: Path, shards: int, spoil: Callable[[Cache], None]) -> None:
+Together = Callable[[Cache, Gate, Batch], list[list[list[Answered]]]]  # returns what each client was answered
+Play = Callable[[Sequence[Call]], Any]  # returns what was answered, or awaits it
+
+
+def serve(
+    link: Link, number: int, directory: Path, shards: int, spoil: Callable[[Cache], None], together: Together
+) -> None:
     """Take part in histories until the other side ends, with the handles that it names; `spoil` them on opening."""
     handles = Handles(directory, shards, spoil)
-    with contextlib.closing(Gate(directory / "gate")) as gate, ThreadPoolExecutor(THREADS) as pool:
+    with contextlib.closing(Gate(directory / "gate")) as gate:
         link.tell("ready")
         while (batch := link.hear()) is not None:
-            cache = handles[batch.handle]
-            mine = [client for client in batch.clients if client // THREADS == number]
-            link.tell(list(pool.map(partial(take_part, cache, gate, batch), mine)))
+            link.tell(together(handles[batch.handle], gate, batch))
     handles.close()
 
 
-def take_part(cache: Cache, gate: Gate, batch: Batch, client: int) -> list[list[Answered]]:
+def in_threads(cache: Cache, gate: Gate, batch: Batch) -> list[list[list[Answered]]]:
+    """Play the parts of this process, each in a thread."""
+
+    def part(client: int) -> list[list[Answered]]:
+        found: list[list[Answered]] = at_once(take_part(cache, gate, batch, client, partial(play, cache), time.sleep))
+        return found
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        return list(pool.map(part, batch.mine))
+
+
+async def take_part(
+    cache: Any, gate: Gate, batch: Batch, client: int, play: Play, sleep: Callable[[float], Any]
+) -> list[list[Answered]]:
     """Play one client's part of each history."""
     found = []
     moment = batch.first
     cleared = False
     for clears, calls in batch.histories:
-        before, after = calls[client]
         if clears or cleared:
-            gate.wait(client, moment, batch.clients)  # the one before this has ended
+            await gate.wait(client, moment, batch.clients, sleep)  # the one before this has ended
         if clears and client == batch.clients[0]:
-            cache.clear(retry=True)
+            await told(cache.clear(retry=True))
         cleared = clears
-        done = play(cache, before)
-        gate.wait(client, moment + 1, batch.clients)
-        found.append(done + play(cache, after))
-        moment += 2
+        first, *others = calls[client]
+        answers = await told(play(first))
+        for number, phase in enumerate(others, 1):
+            await gate.wait(client, moment + number, batch.clients, sleep)
+            answers += await told(play(phase))
+        found.append(answers)
+        moment += PHASES
     return found

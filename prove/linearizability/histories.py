@@ -17,7 +17,9 @@ than one step. Modelled is what is promised, step by step:
 An operation that is `PENDING` was called by a client who was killed before it answered. Each of its parts takes effect
 or does not: a transaction as a whole, of `clear` and `evict` as many steps as were made. What was committed may be seen
 late, if the client died between a commit and what makes it known, but not after somebody else has written to the same
-shard: that takes its place. So a write that is called when the client is gone closes what is pending in its shard.
+shard: that takes its place. So a write that is called when the client is gone closes what is pending in its shard. One
+whose task was cancelled has taken effect by the time at which that task goes on, or it never does: whatever is called
+later closes it. But a computation goes on while others wait for it.
 
 An entry is (value, tags), with `EXPIRED` for the value of one that is there but dead: nobody sees it, except that
 `clear` may count it. A queue is a tuple of items (number, value, tags).
@@ -53,6 +55,7 @@ class Recorded(NamedTuple):
     called: int
     answer: Any
     returned: int  # of one that is pending: when its client was known to be gone
+    cancelled: bool = False  # of one that is pending: its client went on, and by then it had taken effect or never does
 
 
 # -- one place --------------------------------------------------------------------------------------------------------
@@ -276,9 +279,13 @@ class Piece:
                 effect = self._transaction(part, progress)
             else:
                 effect = self._step(part, alone=several or part.whole.call[0] == "transact")
+            returned, closed_by = part.whole.returned, None
+            if part.whole.cancelled:
+                effect, returned = self._or_none(part, effect, progress), self._decided(part.whole)
+            elif part.pending:
+                closed_by = self._closing(part)
             progress += part.removes or part.computes or several
-            closed_by = self._closing(part) if part.pending else None
-            operations.append(Operation(part.whole.called, part.whole.returned, effect, part.changes, closed_by))
+            operations.append(Operation(part.whole.called, returned, effect, part.changes, closed_by))
         queues = {call[1] for part in self.parts for call, _ in part.steps if call[0] in ("push", "pull", "peek")}
         cells = [() if place in queues else None for place in self._index]
         refutation = refuted(operations, (*cells, 0, 0, *([None] * (progress - first))))
@@ -299,6 +306,26 @@ class Piece:
             and part.whole.called > pending.whole.returned
             and not mine.isdisjoint(self._shards[place] for place in part.changed)
         )
+
+    def _decided(self, cancelled: Recorded) -> int:
+        """Return when a cancelled operation had taken effect, if it ever did."""
+        end = cancelled.returned
+        if cancelled.call[0] == "compute":
+            for other in sorted((part.whole for part in self.parts), key=lambda whole: whole.called):
+                if other.call[:2] == cancelled.call[:2] and other.called <= end:
+                    end = max(end, other.returned)
+        return end
+
+    def _or_none(self, part: Part, effect: Effect, progress: int) -> Effect:
+        """Return the effect of a cancelled part, which may have none, and of a removal a part."""
+        in_steps = progress if len({self._shards[place] for place in part.places}) > 1 and not part.removes else None
+
+        def perhaps(state: State) -> Iterator[tuple[State, bool]]:
+            if in_steps is None or state[in_steps] is None:
+                yield state, True
+            yield from effect(state)
+
+        return perhaps
 
     def _applied(self, part: Part) -> Callable[[State], State | None]:
         """Return what turns a state into the one after all steps of a part, or into None where an answer is wrong."""

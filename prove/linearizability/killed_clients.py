@@ -16,7 +16,7 @@ from diskcache_like.coherence.atomics import Words
 from tests.support.statement_hooks import watch
 from tests.support.workers import PATIENCE, Link
 
-from .clients import THREADS, Gate, Handle, Handles, Lingering, answer_of, play
+from .clients import THREADS, Gate, Handle, Handles, Lingering, answer_of, at_once, play
 from .histories import PENDING, Call, Recorded
 
 READY, NOW, DONE = "ready", "now", "done"  # what a process tells: it can begin; it may be killed; it is at the end
@@ -201,7 +201,7 @@ class Part:
 
     def play(self, gate: Gate) -> None:
         """Make the calls, as soon as all clients are at the gate."""
-        gate.wait(self._client, self._role.moment, self._role.clients)
+        at_once(gate.wait(self._client, self._role.moment, self._role.clients, time.sleep))
         for number, call in enumerate(self._calls):
             end = self._role.end
             if end is None or end[:2] != (self._client, number):

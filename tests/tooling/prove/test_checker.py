@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from diskcache_like import Cache
 from diskcache_like.operations.queues import QUEUE_START
 from prove.linearizability import structure_calls
-from prove.linearizability.caches import EVERYDAY, WHOLE, Draw, Weights, places_of
+from prove.linearizability.caches import EVERYDAY, WHOLE, Draw, Weights, places_of, recorded
 from prove.linearizability.checker import Operation, State, refuted
-from prove.linearizability.clients import RUN, Handle, Raised, opened, play
+from prove.linearizability.clients import RUN, Cancelled, Handle, Raised, opened, play
 from prove.linearizability.deques_and_indexes import DEQUE, INDEX
 from prove.linearizability.histories import PENDING, Call, Piece, Place, Recorded, changes, parts, violations
 
@@ -29,7 +29,7 @@ TWO: dict[Place, int] = {"k": 0, "l": 1, "q": 0}  # places in two shards
 def told(*lines: tuple[int, int, Call, Any]) -> list[Recorded]:
     """Return a history of operations, each given by the times of call and return, the call, and the answer."""
     return [
-        Recorded(client, call, called, answer, returned)
+        recorded(client, call, called, answer, returned)
         for client, (called, returned, call, answer) in enumerate(lines)
     ]
 
@@ -393,6 +393,69 @@ def test_a_refusal_tells_what_was_pending() -> None:
     assert [line[0] for line in text.splitlines() if "set(" in line] == ["?", " "]
 
 
+# -- operations whose task was cancelled ------------------------------------------------------------------------------
+
+GONE = Cancelled()
+END = 5  # when their tasks went on
+CANCELLED_SET = (2, END, SET, GONE)
+CANCELLED_BOTH = (2, END, BOTH, GONE)
+CANCELLED_COMPUTE = (2, END, ("compute", "k", 1, ()), GONE)
+
+CANCELLED_LEGAL = {
+    "it took effect": (CANCELLED_SET, (7, 8, GET, 1)),
+    "it took none": (CANCELLED_SET, (7, 8, GET, None)),
+    "it took effect while it ran": (CANCELLED_SET, (3, 4, GET, 1), (7, 8, GET, 1)),
+    "it was overwritten at once": (CANCELLED_SET, (END, 6, SET_2, True), (7, 8, GET, 2)),
+    "it overwrote what was called before its end": (CANCELLED_SET, (4, 9, SET_2, True), (10, 11, GET, 1)),
+    "a read that began while it ran sees none of it": (CANCELLED_SET, (4, 7, GET, None), (8, 9, GET, 1)),
+    "all of a transaction": (CANCELLED_BOTH, (7, 8, LAST, (1, 1))),
+    "nothing of a transaction": (CANCELLED_BOTH, (7, 8, LAST, (None, None))),
+    "clear": ((0, 1, SET, True), (2, END, ("clear",), GONE), (7, 8, GET, None)),
+    "a computation goes on while somebody else waits for it": (
+        CANCELLED_COMPUTE, (4, 9, ("compute", "k", 2, ()), 1), (6, 7, GET, None), (10, 11, GET, 1),
+    ),
+    "a computation goes on as long as anybody waits for it": (
+        CANCELLED_COMPUTE, (4, 8, ("compute", "k", 2, ()), GONE), (7, 20, ("compute", "k", 3, ()), 1), (10, 11, GET, None),
+    ),
+}  # fmt: skip
+
+CANCELLED_ILLEGAL = {
+    "an effect before its call": ((0, 1, GET, 1), CANCELLED_SET),
+    "an effect after its end": (CANCELLED_SET, (6, 7, GET, None), (8, 9, GET, 1)),
+    "an effect that is gone again": (CANCELLED_SET, (6, 7, GET, 1), (8, 9, GET, None)),
+    "an effect behind a write that was called after its end": (CANCELLED_SET, (6, 7, SET_2, True), (8, 9, GET, 1)),
+    "an effect twice": ((2, END, ("incr", "k", 1, 0), GONE), (6, 7, GET, 2)),
+    "an item of its pull that came back": (
+        PUSHED, (2, END, ("pull", "q", "front"), GONE), (6, 7, ("peek", "q", "front"), (None, None)),
+        (8, 9, ("pull", "q", "front"), (QUEUE_START, 1)),
+    ),
+    "half of a transaction": (CANCELLED_BOTH, (7, 8, LAST, (1, None))),
+    "an undone transaction": ((2, END, ("transact", (SET,), True), GONE), (7, 8, GET, 1)),
+    "a computation that went on though nobody waited": (
+        CANCELLED_COMPUTE, (6, 7, GET, None), (8, 9, ("compute", "k", 2, ()), 1),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CANCELLED_LEGAL)
+def test_an_operation_of_a_cancelled_task_has_an_effect_or_none(name: str) -> None:
+    assert is_legal(*CANCELLED_LEGAL[name])
+
+
+@pytest.mark.parametrize("name", CANCELLED_ILLEGAL)
+def test_an_operation_of_a_cancelled_task_has_no_effect_later(name: str) -> None:
+    assert not is_legal(*CANCELLED_ILLEGAL[name])
+
+
+def test_shards_have_all_or_nothing_of_a_transaction_whose_task_was_cancelled() -> None:
+    assert is_legal(CANCELLED_BOTH, (6, 7, GET, 1), (8, 9, ("get", "l"), 1), shards=TWO)
+    assert not is_legal(CANCELLED_BOTH, (6, 7, GET, 1), (8, 9, ("get", "l"), None), shards=TWO)
+    assert is_legal(CANCELLED_BOTH, (3, 4, GET, 1), (3, 4, ("get", "l"), None), (6, 7, LAST, (1, 1)), shards=TWO)
+    cleared = (0, 1, BOTH, (True, True)), (2, END, ("clear",), GONE)
+    assert is_legal(*cleared, (6, 7, LAST, (None, 1)), shards=TWO), "a removal goes shard by shard"
+    assert not is_legal(*cleared, (6, 7, LAST, (None, 1)), (8, 9, LAST, (None, None)), shards=TWO)
+
+
 # -- against all orders -----------------------------------------------------------------------------------------------
 
 
@@ -478,7 +541,7 @@ def orders(history: Sequence[Recorded]) -> Iterator[tuple[Recorded, ...]]:
 
 def is_amiss(one: Recorded, other: Recorded) -> bool:
     """Tell whether `one` cannot come before `other`."""
-    if other.answer is not PENDING:
+    if other.answer is not PENDING or other.cancelled:
         return one.called > other.returned
     return one.answer is not PENDING and one.called > other.returned and changes(one.call, one.answer)
 
@@ -517,10 +580,11 @@ def test_an_altered_answer_is_judged_as_all_orders_judge_it(made: list[Call], so
 def test_a_lost_answer_is_judged_as_all_orders_judge_it(made: list[Call], source: random.Random) -> None:
     history = history_of(made, source)
     for number in source.sample(range(len(history)), min(2, len(history))):
-        history[number] = history[number]._replace(answer=PENDING)
+        history[number] = history[number]._replace(answer=PENDING, cancelled=source.random() < 0.5)
     if source.random() < 0.5:
         number = source.randrange(len(history))
-        history[number] = history[number]._replace(answer=source.choice([one.answer for one in history]))
+        other = source.choice(history)
+        history[number] = history[number]._replace(answer=other.answer, cancelled=other.cancelled)
     assert (violations(history, ONE) == []) == has_order(history)
 
 
