@@ -36,6 +36,7 @@ from .operations.iteration import Iteration
 from .operations.queues import Queues
 from .operations.streams import Streams
 from .storage.store import REMOVE, Change, Row, Store
+from .system.blocking import may_block
 
 if TYPE_CHECKING:
     from .aio import AsyncCache
@@ -465,6 +466,8 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
                     discard(*written.pop())
                     continue
                 groups.setdefault(store, []).append((h, stored_key, row))
+            if len(groups) > 1:
+                may_block()  # behind the first shard it could not begin anew: others may have overwritten that by then
             for store, wanted in groups.items():
                 for attempt in store.attempts():
                     with attempt, store.transaction(wait):

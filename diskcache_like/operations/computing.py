@@ -322,18 +322,32 @@ def _end(steps: Steps) -> None:
 
 
 async def take_async(steps: Steps) -> Any:
-    """Take all steps in the running event loop, and return what they come to."""
+    """Take all steps in the running event loop, and return what they come to.
+
+    The task may be cancelled in the very step that takes a flight. If the steps end with an exception, this frees what
+    they took once more.
+    """
+    begun: dict[Flight, Do] = {}
     try:
-        step = next(steps)
-        while True:
-            try:
-                found = await step.arun()
-            except BaseException as error:
-                step = steps.throw(error)
-            else:
-                step = steps.send(found)
-    except StopIteration as end:
-        return end.value
+        try:
+            step = next(steps)
+            while True:
+                if type(step) is Do and step.begins is not None:
+                    begun[step.begins] = step
+                elif type(step) in (InBackground, Within):
+                    begun.clear()  # they are freed by what goes on elsewhere
+                try:
+                    found = await step.arun()
+                except BaseException as error:
+                    step = steps.throw(error)
+                else:
+                    step = steps.send(found)
+        except StopIteration as end:
+            return end.value
+    except BaseException:
+        for flight, step in begun.items():
+            await step._replace(act=flight.finish).arun()
+        raise
 
 
 # -- what happens -----------------------------------------------------------------------------------------------------

@@ -20,9 +20,13 @@ import uvloop
 
 from diskcache_like import AsyncCache, AsyncFanoutCache, Cache, Deque, FanoutCache, Index, Lock, Timeout, aio
 from diskcache_like.coherence.generations import Header
-from diskcache_like.operations import computing
+from diskcache_like.entries.atomic_key import AtomicKey
+from diskcache_like.operations import computing, rules
+from diskcache_like.operations.flights import Flight
 from diskcache_like.operations.settings_in_force import SettingsInForce
+from diskcache_like.storage.store import Store
 from diskcache_like.system import threads
+from diskcache_like.system.blocking import WouldBlock
 from diskcache_like.system.threads import Threads
 from tools import async_stub
 
@@ -77,12 +81,12 @@ def hops(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 
 
 @contextlib.contextmanager
-def held(cache: Cache) -> Iterator[threading.Event]:
-    """Hold the cache's write locks in another thread until the body ends, or sets the event."""
+def held(cache: Cache, store: Store | None = None) -> Iterator[threading.Event]:
+    """Hold the cache's write locks, or that of a shard, in another thread until the body ends, or sets the event."""
     ready, done = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with cache.transact():
+        with cache.transact() if store is None else store.transaction(None):
             ready.set()
             assert done.wait(PATIENCE)
 
@@ -315,6 +319,28 @@ def test_writes_that_are_synced_go_to_a_thread(tmp_path: Path, hops: list[object
     run(main)
 
 
+def test_a_write_that_goes_to_a_thread_has_changed_no_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with FanoutCache(tmp_path, 2, timeout=PATIENCE) as cache:
+        last = cache._shards.stores[1]
+        first, second = sorted(range(10), key=lambda key: cache._rows.locate(key)[2] is last)[4:6]
+        cache.set_many({first: 0, second: 0})  # which measures the volumes
+        call = Threads.call
+
+        async def overwrite(self: Threads, function: Callable[[], T], waits: bool = True) -> T:
+            assert cache.get(first) == 0, "what begins anew would undo what others write now"
+            done.set()
+            return await call(self, function, waits)
+
+        monkeypatch.setattr(Threads, "call", overwrite)
+        with held(cache, last) as done:
+
+            async def main() -> None:
+                assert await cache.aio.set_many({first: 1, second: 1}) == 2
+
+            run(main)
+        assert cache.get_many([first, second]) == {first: 1, second: 1}
+
+
 def test_a_checkpoint_goes_to_a_thread(tmp_path: Path, hops: list[object]) -> None:
     with Cache(tmp_path) as cache:
         cache["k"] = 1
@@ -440,6 +466,44 @@ def test_a_cancelled_write_that_has_begun_is_awaited(cache: Cache, monkeypatch: 
         with pytest.raises(asyncio.CancelledError):
             await writing
         assert await cache.aio.get("k") == LARGE, "the caller is told when what was begun has happened"
+
+    run(main)
+
+
+@one
+@pytest.mark.parametrize("by_entry", [False, True])
+def test_a_computation_that_is_cancelled_as_it_takes_its_turn_gives_it_back(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch, by_entry: bool
+) -> None:
+    if by_entry:
+        monkeypatch.setattr(AtomicKey, "hold", lambda self, owner: None)  # as where the kernel has no such locks
+    began, may_end = threading.Event(), threading.Event()
+    begin = Flight.begin
+
+    def slow(flight: Flight, *arguments: Any) -> bool:
+        if threading.current_thread() is threading.main_thread():
+            raise WouldBlock  # so that it is called in a thread
+        found = begin(flight, *arguments)
+        began.set()
+        assert may_end.wait(PATIENCE)
+        return found
+
+    monkeypatch.setattr(Flight, "begin", slow)
+
+    async def main() -> None:
+        task = asyncio.create_task(cache.aio.get_or_set("k", fetch))
+        assert await asyncio.to_thread(began.wait, PATIENCE)
+        task.cancel()
+        await asyncio.sleep(0)
+        may_end.set()
+        try:
+            await task
+        except asyncio.CancelledError:  # which holds the frames that it came through, and so the flight
+            other = computing.Computation(cache, rules.Rules(), "scope").flight("k")
+            assert begin(other), "another one may compute"
+            other.finish()
+        else:
+            raise AssertionError("it was cancelled")
 
     run(main)
 
