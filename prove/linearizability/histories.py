@@ -19,7 +19,7 @@ or does not: a transaction as a whole, of `clear` and `evict` as many steps as w
 late, if the client died between a commit and what makes it known, but not after somebody else has written to the same
 shard: that takes its place. So a write that is called when the client is gone closes what is pending in its shard. One
 whose task was cancelled has taken effect by the time at which that task goes on, or it never does: whatever is called
-later closes it. But a computation goes on while others wait for it.
+later closes it. But a computation that somebody else waited for meanwhile goes on, and may store its value at any time.
 
 An entry is (value, tags), with `EXPIRED` for the value of one that is there but dead: nobody sees it, except that
 `clear` may count it. A queue is a tuple of items (number, value, tags).
@@ -309,12 +309,14 @@ class Piece:
 
     def _decided(self, cancelled: Recorded) -> int:
         """Return when a cancelled operation had taken effect, if it ever did."""
-        end = cancelled.returned
-        if cancelled.call[0] == "compute":
-            for other in sorted((part.whole for part in self.parts), key=lambda whole: whole.called):
-                if other.call[:2] == cancelled.call[:2] and other.called <= end:
-                    end = max(end, other.returned)
-        return end
+        others = [part.whole for part in self.parts if part.whole is not cancelled]
+        shared = cancelled.call[0] == "compute" and any(
+            other.call[:2] == cancelled.call[:2]
+            and other.called <= cancelled.returned
+            and other.returned >= cancelled.called
+            for other in others
+        )
+        return max(other.returned for other in others) if shared else cancelled.returned
 
     def _or_none(self, part: Part, effect: Effect, progress: int) -> Effect:
         """Return the effect of a cancelled part, which may have none, and of a removal a part."""

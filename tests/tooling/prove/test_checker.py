@@ -411,11 +411,12 @@ CANCELLED_LEGAL = {
     "all of a transaction": (CANCELLED_BOTH, (7, 8, LAST, (1, 1))),
     "nothing of a transaction": (CANCELLED_BOTH, (7, 8, LAST, (None, None))),
     "clear": ((0, 1, SET, True), (2, END, ("clear",), GONE), (7, 8, GET, None)),
-    "a computation goes on while somebody else waits for it": (
+    "a computation goes on for somebody else who waits for it": (
         CANCELLED_COMPUTE, (4, 9, ("compute", "k", 2, ()), 1), (6, 7, GET, None), (10, 11, GET, 1),
     ),
-    "a computation goes on as long as anybody waits for it": (
-        CANCELLED_COMPUTE, (4, 8, ("compute", "k", 2, ()), GONE), (7, 20, ("compute", "k", 3, ()), 1), (10, 11, GET, None),
+    "a computation goes on though who waited for it got another value": (
+        CANCELLED_COMPUTE, (3, 4, SET_2, True), (3, 6, ("compute", "k", 3, ()), 2), (7, 8, ("delete", "k"), True),
+        (9, 10, GET, None), (11, 12, GET, 1),
     ),
 }  # fmt: skip
 
