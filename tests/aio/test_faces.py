@@ -27,6 +27,7 @@ from diskcache_like.operations.settings_in_force import SettingsInForce
 from diskcache_like.storage.store import Store
 from diskcache_like.system import threads
 from diskcache_like.system.blocking import WouldBlock
+from diskcache_like.system.tasks import has_ended
 from diskcache_like.system.threads import Threads
 from tools import async_stub
 
@@ -504,6 +505,30 @@ def test_a_computation_that_is_cancelled_as_it_takes_its_turn_gives_it_back(
             other.finish()
         else:
             raise AssertionError("it was cancelled")
+
+    run(main)
+
+
+@one
+def test_a_computation_that_is_left_to_somebody_who_gets_another_value_goes_on(cache: Cache) -> None:
+    async def main() -> None:
+        face, may_end = cache.aio, asyncio.Event()
+
+        async def compute() -> str:
+            await may_end.wait()
+            return "computed"
+
+        first, other = (asyncio.create_task(face.get_or_set("k", compute)) for _ in range(2))
+        while [job.waiters for job in computing._jobs.values()] != [2]:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        first.cancel()
+        await face.set("k", "written")
+        assert await other == "written"
+        (job,) = computing._jobs.values()
+        await face.delete("k")
+        may_end.set()
+        assert await has_ended(job.task, PATIENCE)
+        assert await face.get("k") == "computed"
 
     run(main)
 
