@@ -80,7 +80,7 @@ class AsyncCacheStore(
         await self._cache.cull(retry=True)
 
 
-class TestDiskStore(base.ContextManagerStoreTestMixin, base.BaseStoreTests):  # type: ignore[misc]
+class TestDiskStore(base.ContextManagerStoreTestMixin, base.BaseStoreTests):
     """It has the name of the project's class, whose place it takes, so that failures can be compared."""
 
     @pytest.fixture
