@@ -343,7 +343,8 @@ class WriteLock:
         wait.begin_pause()
         waiting = self._waiting_threads
         began = now = self._clock()
-        thread, since = min(list(waiting.items()), key=itemgetter(1), default=(0, now))
+        # Copied in one step: to make a tuple of each item may begin a collection, in which other threads run.
+        thread, since = min(waiting.copy().items(), key=itemgetter(1), default=(0, now))
         while waiting.get(thread) == since <= now - PATIENCE and now < wait.deadline:
             if now - began >= PATIENCE:
                 waiting.pop(thread, None)  # a waiter that is there puts it back when it looks again

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import gc
+import itertools
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -375,6 +377,28 @@ def test_a_waiting_thread_that_is_gone_delays_one_newcomer_at_most(waiter: Write
     waiter.acquire(None)
     assert not waiting.pauses
     waiter.release()
+
+
+def test_threads_may_come_while_a_newcomer_looks_who_waits(waiter: WriteLock, waiting: Waiting) -> None:
+    numbers = itertools.count(1)
+
+    def come(phase: str, _: object) -> None:  # a collection lets other threads run
+        if phase == "start":
+            waiter._waiting_threads[next(numbers)] = waiting.now
+
+    waiter._waiting_threads.update(
+        {-number: waiting.now for number in range(1, 10_000)}
+    )  # more tuples than Python keeps
+    threshold = gc.get_threshold()
+    gc.callbacks.append(come)
+    gc.set_threshold(1, 10**6, 10**6)
+    try:
+        waiter.acquire(None)
+    finally:
+        gc.set_threshold(*threshold)
+        gc.callbacks.remove(come)
+    waiter.release()
+    assert next(numbers) > 1
 
 
 def test_zero_seconds_let_no_thread_run(waiter: WriteLock, waiting: Waiting) -> None:
