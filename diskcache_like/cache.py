@@ -467,7 +467,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
                     continue
                 groups.setdefault(store, []).append((h, stored_key, row))
             if len(groups) > 1:
-                may_block()  # behind the first shard it could not begin anew: others may have overwritten that by then
+                may_block()  # after the first shard it is too late to begin anew: others may have written there since
             for store, wanted in groups.items():
                 for attempt in store.attempts():
                     with attempt, store.transaction(wait):

@@ -343,7 +343,7 @@ class WriteLock:
         wait.begin_pause()
         waiting = self._waiting_threads
         began = now = self._clock()
-        # Copied in one step: to make a tuple of each item may begin a collection, in which other threads run.
+        # Copied in one step: making a tuple for each item may start a garbage collection, in which other threads run.
         thread, since = min(waiting.copy().items(), key=itemgetter(1), default=(0, now))
         while waiting.get(thread) == since <= now - PATIENCE and now < wait.deadline:
             if now - began >= PATIENCE:

@@ -68,7 +68,7 @@ class CallKeys(NamedTuple):
         if self.key is None:
             return key_maker(function, name, self.typed, ignored)
         if self.typed or ignored:
-            raise TypeError("key= makes the whole key: neither typed= nor ignore= can be given with it")
+            raise TypeError("key= says which arguments count: leave out typed= and ignore=")
         given = template(function, self.key) if isinstance(self.key, str) else self.key
         return _bounded(lambda *args, **kwargs: (name, given(*args, **kwargs)))
 

@@ -114,7 +114,7 @@ class Do(NamedTuple):
 
 
 class Job:
-    """A computation in a task of its own, for all callers in its event loop: the last who is cancelled cancels it."""
+    """A computation in a task of its own, for all its callers in one event loop: the last one cancelled cancels it."""
 
     __slots__ = ("task", "waiters")
 
@@ -127,7 +127,7 @@ _jobs: dict[tuple[object, Any], Job] = {}  # those under way, by event loop and 
 
 
 class Waiting:
-    """One caller's waiting for a computation by its name, also for several jobs in turn; leaves the job at the end."""
+    """Count one caller among those who wait for a computation with some name, until the body has ended."""
 
     __slots__ = ("_job", "_name")
 
@@ -142,7 +142,7 @@ class Waiting:
         self.leave(kind is not None and not issubclass(kind, Exception))
 
     def leave(self, is_cancelled: bool) -> None:
-        """Wait no longer."""
+        """Stop waiting; cancel the job if the caller is cancelled and was the last one."""
         job, self._job = self._job, None
         if job is not None:
             job.waiters -= 1
@@ -167,7 +167,7 @@ class Waiting:
                 job.waiters += 1
 
     async def wait(self, awaited: Awaitable[T]) -> T:
-        """Await something; if this caller is cancelled meanwhile, as the last one, return after the job has ended."""
+        """Await something; if that cancels the last caller, and so the job, wait until the job has ended."""
         job = self._job
         try:
             return await awaited
@@ -276,20 +276,18 @@ def take(steps: Steps) -> Any:
 
 
 def _take(steps: Steps) -> Any:
-    """Take all steps; StopIteration of the user's function is `Stopped` still.
+    """Do what `take` does, but leave `Stopped` as it is, since a generator may call this.
 
     A signal handler may raise between two steps, or in the very step that was to free a flight. If the steps end
-    with an exception, this frees what they took once more.
+    with an exception, this frees once more what they took.
     """
-    flights, around = set[Flight](), _under_way.get()
+    begun: dict[Flight, Do] = {}
+    around = _under_way.get()
     try:
         try:
             step = next(steps)
             while True:
-                if type(step) is Do and step.begins is not None:
-                    flights.add(step.begins)
-                elif type(step) is InBackground or (type(step) is Within and step.seconds < math.inf):
-                    flights.clear()  # they are freed by what goes on elsewhere
+                _note_begun(begun, step, in_a_loop=False)
                 try:
                     found = step.run()
                 except BaseException as error:
@@ -300,10 +298,18 @@ def _take(steps: Steps) -> Any:
             return end.value
     except BaseException:
         _end(steps)
-        for flight in flights:
+        for flight in begun:
             flight.finish()
         _under_way.set(around)
         raise
+
+
+def _note_begun(begun: dict[Flight, Do], step: Step, in_a_loop: bool) -> None:
+    """Note the flight that a step may take; forget all flights where steps that are taken elsewhere free them."""
+    if type(step) is Do and step.begins is not None:
+        begun[step.begins] = step
+    elif type(step) is InBackground or (type(step) is Within and (in_a_loop or step.seconds < math.inf)):
+        begun.clear()
 
 
 class _Left(BaseException):
@@ -324,18 +330,15 @@ def _end(steps: Steps) -> None:
 async def take_async(steps: Steps) -> Any:
     """Take all steps in the running event loop, and return what they come to.
 
-    The task may be cancelled in the very step that takes a flight. If the steps end with an exception, this frees what
-    they took once more.
+    The task may be cancelled in the very step that takes a flight. If the steps end with an exception, this frees once
+    more what they took.
     """
     begun: dict[Flight, Do] = {}
     try:
         try:
             step = next(steps)
             while True:
-                if type(step) is Do and step.begins is not None:
-                    begun[step.begins] = step
-                elif type(step) in (InBackground, Within):
-                    begun.clear()  # they are freed by what goes on elsewhere
+                _note_begun(begun, step, in_a_loop=True)
                 try:
                     found = await step.arun()
                 except BaseException as error:

@@ -26,7 +26,7 @@ T = TypeVar("T")
 # Called on the loop, since they read one entry. In a thread if its value is in a file.
 READS = ("get", "read", "get_entry", "peekleft")
 # Called on the loop if the arguments are small. In a thread if others hold the lock, or upkeep is due: each is one
-# transaction, which is rolled back then, or says before its first one that it makes several.
+# transaction, which is rolled back then, or calls `may_block` before the first of several.
 WRITES = (
     *("set", "add", "incr", "decr", "touch", "retag", "pop", "delete", "push", "pull", "peek", "peekitem"),
     *("get_many", "set_many", "append", "appendleft", "popleft", "setdefault", "popitem", "update"),

@@ -121,7 +121,6 @@ class TrioTask:
 
     def __init__(self, coroutine: Coroutine[Any, Any, Any]) -> None:
         trio = _running_trio()
-
         self._outcome: Future[Any] = Future()
         self._scope = trio.CancelScope()
         self._ended = trio.Event()
@@ -154,7 +153,6 @@ class TrioTask:
     async def has_ended(self, seconds: float, shielded: bool = False) -> bool:
         """Wait for some seconds, and return whether this has ended."""
         trio = _running_trio()
-
         self._is_awaited = True
         with trio.move_on_after(seconds, shield=shielded):
             await self._ended.wait()

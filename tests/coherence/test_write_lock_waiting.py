@@ -386,9 +386,8 @@ def test_threads_may_come_while_a_newcomer_looks_who_waits(waiter: WriteLock, wa
         if phase == "start":
             waiter._waiting_threads[next(numbers)] = waiting.now
 
-    waiter._waiting_threads.update(
-        {-number: waiting.now for number in range(1, 10_000)}
-    )  # more tuples than Python keeps
+    # More than there are tuples that Python keeps for reuse, which start no collection.
+    waiter._waiting_threads.update({-number: waiting.now for number in range(1, 10_000)})
     threshold = gc.get_threshold()
     gc.callbacks.append(come)
     gc.set_threshold(1, 10**6, 10**6)

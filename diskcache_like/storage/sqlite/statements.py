@@ -82,7 +82,7 @@ IN_ORDER = _walk("SELECT h FROM entry WHERE seq <= ? ORDER BY seq, h")
 IN_REVERSE = _walk("SELECT h FROM entry WHERE seq <= ? ORDER BY seq DESC, h DESC")
 # -- by tag ------------------------------------------------------------------------------------------------------
 PAGE_PLACES = "SELECT h FROM entry WHERE h > ? ORDER BY h LIMIT ?"
-# Pages of the places with tag ?1 and all of those in the list ?2, behind place ?3; damage may have made one no number.
+# Pages of the places with tag ?1 and all of those in the list ?2, behind place ?3. A damaged one may be no number.
 _HAS_OTHERS = """NOT EXISTS (SELECT 1 FROM json_each(?2) AS other WHERE NOT EXISTS
     (SELECT 1 FROM tagged AS also WHERE also.tag = other.value AND also.place = tagged.place))"""
 PAGE_TAGGED = _walk(f"""SELECT place FROM tagged WHERE tag = ?1 AND place > ?3 AND typeof(place) = 'integer'
