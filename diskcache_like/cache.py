@@ -539,7 +539,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
             return result, metadata
 
         try:
-            AtomicKey(self._rows, self._loader, key).update(decide, self._wait(retry))
+            AtomicKey(self._rows, self._loader, key).update(decide, None if retry else self._session.timeout)
         except BaseException:
             return self._failed(None)
         return result

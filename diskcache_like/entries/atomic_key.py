@@ -47,39 +47,33 @@ class AtomicKey:
         ValueEncodeError, DiskFull.
         """
         key, loader, row = self._key, self._loader, self._rows.row
+        current_of = loader.current
         stored, h, store = location = self._found()
         encoded = _NOT_ENCODED
         decision: Decision = None
 
         def change(blob: bytes | None) -> Change:
             nonlocal encoded, decision
-            found = loader.current(key, location, blob)
-            if found is None or found is EXPIRED:
-                decision = decide(ENOVAL, NO_METADATA)
-            else:
-                value, record = found
-                decision = decide(value, NO_METADATA if record is None else record.metadata)
+            found = current_of(key, location, blob)
+            value, record = (ENOVAL, None) if found is None or found is EXPIRED else found
+            decision = decide(value, NO_METADATA if record is None else record.metadata)
             if encoded[2] is not None:
                 discard(store, encoded)  # the file of an attempt that failed
-            if decision is None or isinstance(decision, Remove):
-                return None if blob is None else decision
-            value, metadata = decision
-            encoded = store.disk.encode(value, False, key)
-            return row(key, location, encoded, metadata)
+            if not isinstance(decision, tuple):
+                return decision if blob is not None else None
+            encoded = store.disk.encode(decision[0], False, key)
+            return row(key, location, encoded, decision[1])
 
         try:
             stamp = store.compute(h, stored, change, wait)
         except BaseException:
             discard(store, encoded)
             raise
-        if decision is None:
-            return False
-        if isinstance(decision, Remove):
+        if isinstance(decision, tuple):
+            loader.keep_written(key, location, stamp, hot_expiry(decision[1]), decision[0], encoded)
+        elif decision is not None:
             loader.keep_removed(key, location, stamp)
-        else:
-            value, metadata = decision
-            loader.keep_written(key, location, stamp, hot_expiry(metadata), value, encoded)
-        return True
+        return decision is not None
 
     def metadata(self, expire: Expiry | None, tag: Any = None) -> Metadata:
         """Return the metadata of an entry that expires `expire` seconds from now, None for never, and has a tag."""
