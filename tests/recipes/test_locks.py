@@ -86,6 +86,7 @@ def test_an_extended_lease_keeps_its_tags(cache: Cache, make: Maker) -> None:
     lock.extend(2 * FOREVER)
     _, until, tag = cache.get("lock", expire_time=True, tag=True)
     assert tag == "one"
+    assert until is not None
     assert until - clock_of(cache)() > FOREVER
 
 
