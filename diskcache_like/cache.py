@@ -19,9 +19,9 @@ from .coherence.generations import MAX_WORD, Header
 from .disk.contract import Constant, Disk
 from .disk.value_files import Stored
 from .encoding.made_keys import path_of
-from .encoding.record import MODE_RAW, NO_METADATA, Metadata, Record
+from .encoding.record import NO_METADATA, Metadata, Record
 from .encoding.tags import join_tags, pack_tags, split_tags, tag_or_tags, tags_of
-from .entries.atomic_key import AtomicKey
+from .entries.atomic_key import AtomicKey, Decision
 from .entries.hot import NEGATIVE_HIT, PLAIN_TYPES, HotLayer, note_often
 from .entries.loading import ENOVAL, EXPIRED, Loader, hot_expiry
 from .entries.metrics import Metrics
@@ -523,40 +523,25 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
         A missing or expired key counts as `default`; with `default=None` it raises KeyError. Raises TypeError when the
         value is not a number.
         """
-        stored, h, store = location = self._rows.locate(key)
-        row, current_of = self._rows.row, self._loader.current
         result: Any = None
-        metadata = NO_METADATA
-        encoded: Stored = (MODE_RAW, b"", None, 0)
 
-        def decide(blob: bytes | None) -> Change:
-            nonlocal result, encoded, metadata
-            found = current_of(key, location, blob)
-            metadata = NO_METADATA
-            if found is not None and found is not EXPIRED:
-                current, record = found
-                if type(current) is not int and (
-                    isinstance(current, bool) or not isinstance(current, int | float | complex)
-                ):
-                    raise TypeError(f"value of key {key!r} is a {type(current).__name__}, expected a number")
-                result = current + delta
-                if record is not None:
-                    metadata = record.metadata
-            elif default is None:
-                raise KeyError(key)
-            else:
-                result = default + delta
-            if encoded[2] is not None:
-                discard(store, encoded)  # the file of an attempt that failed
-            encoded = store.disk.encode(result, False, key)
-            return row(key, location, encoded, metadata)
+        def decide(current: Any, metadata: Metadata) -> Decision:
+            nonlocal result
+            if current is ENOVAL:
+                if default is None:
+                    raise KeyError(key)
+                current = default
+            elif type(current) is not int and (
+                isinstance(current, bool) or not isinstance(current, int | float | complex)
+            ):
+                raise TypeError(f"value of key {key!r} is a {type(current).__name__}, expected a number")
+            result = current + delta
+            return result, metadata
 
         try:
-            stamp = store.compute(h, stored, decide, None if retry else self._session.timeout)
+            AtomicKey(self._rows, self._loader, key).update(decide, None if retry else self._session.timeout)
         except BaseException:
-            discard(store, encoded)  # an integer may be large enough for a file
             return self._failed(None)
-        self._loader.keep_written(key, location, stamp, metadata.expire, result, encoded)
         return result
 
     def decr(self, key: Any, delta: int = 1, default: int | None = 0, retry: bool = False) -> Any:
@@ -665,8 +650,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
             stamp = store.remove(h, stored, None if retry else self._session.timeout)
         except Timeout:
             return self._failed(False)
-        if stamp > 1 and self._hot.limit:
-            self._hot.keep_missing(key, location, stamp)
+        self._loader.keep_removed(key, location, stamp)
         return stamp > 0
 
     def __delitem__(self, key: Any, retry: bool = True) -> None:

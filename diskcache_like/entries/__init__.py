@@ -4,7 +4,7 @@
 - `row_codec`: keys to stored keys and stores, records to rows and back, and what an entry has to prove
 - `loading`: read an entry, and decide whether it may be kept hot
 - `hot`: the hot layer: lookup, SIEVE, and what hits and misses leave behind
-- `atomic_key`: transactions, sleeping and waking on one key, for recipes
+- `atomic_key`: changing an entry in one step, sleeping and waking on one key, for recipes
 - `encryption`, `rotation`: keys attached to a cache, and changed; `dictionaries`: compression dictionaries
 - `metrics`: what one handle counts
 """

@@ -1,24 +1,33 @@
-"""AtomicKey: one key of a cache, for atomic steps on its entry and for waiting until that changes."""
+"""AtomicKey: one key of a cache, for atomic changes of its entry and for waiting until that changes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
-from ..coherence.presence import Presence
-from .row_codec import Expiry, Location, RowCodec
+from ..disk.value_files import Stored
+from ..encoding.record import MODE_RAW, NO_METADATA, Metadata
+from ..encoding.tags import pack_tags
+from ..storage.store import REMOVE, Change, Remove
+from .loading import ENOVAL, EXPIRED, Loader, hot_expiry
+from .row_codec import Expiry, Location, RowCodec, discard
 
 SHORTEST_SLEEP = 0.001  # seconds; a shorter sleep is not worthwhile, even if a lease ends sooner
 
+# What becomes of an entry: this value with this metadata is stored, REMOVE takes it away, None leaves it as it is.
+Decision = tuple[Any, Metadata] | Remove | None
+Decide = Callable[[Any, Metadata], Decision]
+_NOT_ENCODED: Stored = (MODE_RAW, b"", None, 0)
+
 
 class AtomicKey:
-    """What recipes need of a cache beside its operations: transactions on one key's shard, sleeping and waking."""
+    """What recipes need of a cache beside its operations: a change that depends on the entry, sleeping and waking."""
 
-    __slots__ = ("_key", "_location", "_rows", "now")
+    __slots__ = ("_key", "_loader", "_location", "_rows", "now")
 
-    def __init__(self, rows: RowCodec, key: Any) -> None:
+    def __init__(self, rows: RowCodec, loader: Loader, key: Any) -> None:
         self._rows = rows
+        self._loader = loader
         self._key = key
         self._location: Location | None = None
         self.now: Callable[[], float] = rows.clock  # by the cache's clock
@@ -29,9 +38,48 @@ class AtomicKey:
             self._location = self._rows.locate(self._key)
         return self._location
 
-    def transaction(self, wait: float | None) -> AbstractContextManager[None]:
-        """Make the body one transaction on the key's own shard; raise Timeout after `wait` seconds (None: never)."""
-        return self._found()[2].transaction(wait)
+    def update(self, decide: Decide, wait: float | None) -> bool:
+        """Let `decide` say what becomes of the entry, and do that; return whether that is a change. Atomic.
+
+        `decide` gets the live value and its metadata, or ENOVAL and NO_METADATA if there is none. It may be called more
+        than once, so it must have no effect that cannot be repeated, and it must not use the cache. What it raises is
+        raised, and changes nothing. `wait`: seconds to wait for the write lock, None for no limit. Raises Timeout,
+        ValueEncodeError, DiskFull.
+        """
+        key, loader, row = self._key, self._loader, self._rows.row
+        current_of = loader.current
+        stored, h, store = location = self._found()
+        encoded = _NOT_ENCODED
+        decision: Decision = None
+
+        def change(blob: bytes | None) -> Change:
+            nonlocal encoded, decision
+            found = current_of(key, location, blob)
+            value, record = (ENOVAL, None) if found is None or found is EXPIRED else found
+            decision = decide(value, NO_METADATA if record is None else record.metadata)
+            if encoded[2] is not None:
+                discard(store, encoded)  # the file of an attempt that failed
+            if not isinstance(decision, tuple):
+                return decision if blob is not None else None
+            encoded = store.disk.encode(decision[0], False, key)
+            return row(key, location, encoded, decision[1])
+
+        try:
+            stamp = store.compute(h, stored, change, wait)
+        except BaseException:
+            discard(store, encoded)
+            raise
+        if isinstance(decision, tuple):
+            loader.keep_written(key, location, stamp, hot_expiry(decision[1]), decision[0], encoded)
+        elif decision is not None:
+            loader.keep_removed(key, location, stamp)
+        return decision is not None
+
+    def metadata(self, expire: Expiry | None, tag: Any = None) -> Metadata:
+        """Return the metadata of an entry that expires `expire` seconds from now, None for never, and has a tag."""
+        if expire is None and tag is None:
+            return NO_METADATA
+        return self._rows.metadata(expire, pack_tags(tag, key=self._key))
 
     def in_transaction(self) -> bool:
         """Tell whether the caller is inside a transaction, where it cannot see what others write."""
@@ -40,8 +88,7 @@ class AtomicKey:
     def generation(self) -> int:
         """Return the generation to sleep on; read it before looking at the entry."""
         _, h, store = self._found()
-        store.session.ready()
-        return store.session.slots[store.session.slot_of(h)]
+        return store.generation(h)
 
     def sleep(self, generation: int, seconds: float) -> None:
         """Sleep until the entry may have changed since `generation`, `seconds` at most."""
@@ -53,20 +100,15 @@ class AtomicKey:
         _, h, store = self._found()
         store.wake(h)
 
-    def presence(self) -> Presence:
-        """Return what shows other processes that this one has the key's shard open."""
-        return self._found()[2].session.presence()
-
     def hold(self, owner: object) -> bool | None:
         """Hold the key if nobody does, until `let_go` or the end of the process; None where that is not possible."""
         _, h, store = self._found()
-        presence = store.session.presence()
-        return presence.hold(h >> 2, owner) if presence.name else None
+        return store.hold(h, owner)
 
     def let_go(self, owner: object) -> None:
         """Let go of a key if this owner holds it."""
         _, h, store = self._found()
-        store.session.presence().let_go(h >> 2, owner)
+        store.let_go(h, owner)
 
     def left(self, until: float | None) -> float:
         """Return the seconds to sleep until a moment by the cache's clock; None means never."""
@@ -75,3 +117,6 @@ class AtomicKey:
     def expiry(self, expire: Expiry | None) -> float | None:
         """Return the moment that is `expire` seconds from now by the cache's clock; None means never."""
         return self._rows.expiry(expire)
+
+
+__all__ = ["REMOVE", "AtomicKey", "Decide", "Decision"]

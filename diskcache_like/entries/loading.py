@@ -192,6 +192,11 @@ class Loader:
             value, decode = payload, disk.decode_value
         self._hot.keep(key, location, stamp, expiry, (value, decode), len(payload))
 
+    def keep_removed(self, key: Any, location: Location, stamp: int) -> None:
+        """Remember that a key has no entry any more, unless it was removed within a transaction."""
+        if stamp > 1 and self._hot.limit:
+            self._hot.keep_missing(key, location, stamp)
+
     def candidate(
         self, key: Any, location: Location, blob: bytes
     ) -> tuple[Any, Record] | Literal[Removable.EXPIRED] | None:

@@ -141,7 +141,7 @@ class Computed(Tagging):
 
     def _atomic_key(self, key: Any) -> AtomicKey:
         """Return the key with what recipes need."""
-        return AtomicKey(self._rows, key)
+        return AtomicKey(self._rows, self._loader, key)
 
     def _put(self, key: Any, value: Any, metadata: Metadata, replaces: Replaces | None) -> bool:
         """Store a value with its metadata, and wait for that as long as it takes.

@@ -22,7 +22,7 @@ from ..coherence.futex import pauses, slices
 from ..encoding.record import Metadata
 from ..encoding.tags import tags_of
 from ..encoding.values import NotSerializable, encode_value
-from ..entries.atomic_key import AtomicKey
+from ..entries.atomic_key import AtomicKey, Decision
 from ..entries.loading import ENOVAL, hot_expiry
 from ..errors import BreakerOpen, CacheError, ComputeTimeout, Overloaded
 from ..system.signals import reraise_signal, suppress
@@ -639,8 +639,7 @@ class Computation:
 
     def _failures(self) -> Any:
         """Return the moments of the last errors, and until when the breaker is open."""
-        found = self.cache._uncounted(self._state_key)
-        return ((), None) if found is ENOVAL else found
+        return _failures_in(self.cache._uncounted(self._state_key))
 
     def _pass_breaker(self, held: list[Flight]) -> Steps:
         """Raise BreakerOpen if calls fail too often; once the pause is over, let a few through."""
@@ -660,14 +659,16 @@ class Computation:
     def _note_error(self, state: AtomicKey) -> None:
         breaker = self.rules.breaker
         assert breaker is not None
-        now = self._now()
-        with state.transaction(None):
-            errors, until = self._failures()
+        now, keep = self._now(), max(breaker.window, breaker.open) * 10
+
+        def decide(found: Any, _: Metadata) -> Decision:
+            errors, until = _failures_in(found)
             recent = (*(moment for moment in errors if moment > now - breaker.window), now)
             if until is not None or len(recent) >= breaker.errors:
                 recent, until = (), now + breaker.open
-            keep = max(breaker.window, breaker.open) * 10
-            self.cache.set(self._state_key, (recent, until), keep, retry=True)
+            return (recent, until), state.metadata(keep)
+
+        state.update(decide, None)
 
     def _raise(self, stored: StoredError) -> None:
         """Raise the error that was stored, if it is one of those that may be."""
@@ -675,6 +676,10 @@ class Computation:
             if _name_of(kind) == stored.kind:
                 self.hits += 1
                 raise _remade(kind, stored.arguments)
+
+
+def _failures_in(found: Any) -> Any:
+    return ((), None) if found is ENOVAL else found
 
 
 def _is_under_way(name: Any) -> bool:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from ..cache import Cache, atomic_key
+from ..encoding.record import Metadata
+from ..entries.atomic_key import Decision
+from ..entries.loading import ENOVAL
 from ..entries.row_codec import Expiry
 
 
@@ -22,9 +25,13 @@ class Averager:
 
     def add(self, value: float) -> None:
         """Add `value` to the average. Atomic."""
-        with atomic_key(self._cache, self._key).transaction(None):
-            total, count = self._cache.get(self._key, default=(0.0, 0))
-            self._cache.set(self._key, (total + value, count + 1), expire=self._expire, tag=self._tag, retry=True)
+        atomic = atomic_key(self._cache, self._key)
+
+        def decide(found: Any, _: Metadata) -> Decision:
+            total, count = (0.0, 0) if found is ENOVAL else found
+            return (total + value, count + 1), atomic.metadata(self._expire, self._tag)
+
+        atomic.update(decide, None)
 
     def get(self) -> float | None:
         """Return the average, or None if nothing was counted."""

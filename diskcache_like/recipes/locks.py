@@ -17,8 +17,10 @@ from typing import Any
 
 from ..cache import Cache, atomic_key
 from ..coherence.futex import pauses, slices
+from ..encoding.record import NO_METADATA, Metadata
+from ..entries.atomic_key import REMOVE, Decision
 from ..entries.loading import ENOVAL
-from ..entries.row_codec import Expiry
+from ..entries.row_codec import Expiry, with_expiry
 from ..errors import CacheError, LeaseLost, NotOwner, Timeout, TransactionError
 from ..system.signals import suppress
 from ..system.tasks import sleep
@@ -63,16 +65,25 @@ class _Shared:
 
     def _renew(self, token: str, expire: Expiry | None, wait: float | None) -> bool:
         """Restart the lease of `token`; return False if it no longer owns anything."""
-        with self._atomic.transaction(wait):
-            return self._owns(token) and self._cache.touch(self._key, expire, retry=True)
+
+        def decide(found: Any, metadata: Metadata) -> Decision:
+            if token not in self._owners_in(found):
+                return None
+            return found, with_expiry(metadata, self._atomic.expiry(expire))
+
+        return self._atomic.update(decide, wait)
 
     def _owns(self, token: str) -> bool:
         """Tell whether `token` belongs to an owner."""
+        return token in self._owners_in(self._cache.get(self._key, ENOVAL))
+
+    def _owners_in(self, found: Any) -> dict[str, int]:
+        """Return the token of each owner in an entry's value, and how many times it has acquired the lock."""
         raise NotImplementedError
 
-    def _owners(self) -> Counter[str]:
-        """Return the token of each owner, and how many times it has acquired the lock."""
-        raise NotImplementedError
+    def _metadata(self) -> Metadata:
+        """Return the metadata of an entry whose lease begins now."""
+        return self._atomic.metadata(self._expire, self._tag)
 
     def _until(self) -> float | None:
         """Return when the first lease ends that keeps others out; None for never."""
@@ -239,7 +250,7 @@ class _Shared:
     def _forget_lost(self) -> None:
         """Forget the oldest leases that ran out; otherwise they pile up if a caller lets every lease run out."""
         held = self._held[::-1]  # copied before asking for the owners, so that nothing newer is taken for lost
-        owners, lost = self._owners(), 0
+        owners, lost = Counter(self._owners_in(self._cache.get(self._key, ENOVAL))), 0
         for each in held:
             if owners[each[1]] > 0:
                 owners[each[1]] -= 1
@@ -299,39 +310,24 @@ class Lock(_Shared):
         """Tell whether anyone holds the lock."""
         return self._key in self._cache
 
-    def _is_free(self, found: Any) -> bool:
-        """Tell whether an entry's value, ENOVAL for no entry, means that nobody holds the lock."""
-        return found is ENOVAL
-
-    def _new_token(self, owner: Owner) -> str:
-        return secrets.token_hex(16)
-
     def _take(self, owner: Owner, wait: float | None) -> bool:
-        get, key = self._cache.get, self._key
-        found = get(key, ENOVAL)
-        if not self._is_free(found):
+        if self._cache.get(self._key, ENOVAL) is not ENOVAL:
             return False
-        token = self._new_token(owner)
-        if found is ENOVAL and wait is None:  # one statement instead of a transaction
-            if not self._cache.add(key, token, expire=self._expire, tag=self._tag, retry=True):
-                return False
-        else:
-            with self._atomic.transaction(wait):
-                if not self._is_free(get(key, ENOVAL)):
-                    return False
-                self._cache.set(key, token, expire=self._expire, tag=self._tag, retry=True)
+        token = secrets.token_hex(16)
+
+        def decide(found: Any, _: Metadata) -> Decision:
+            return (token, self._metadata()) if found is ENOVAL else None
+
+        if not self._atomic.update(decide, wait):
+            return False
         self._took(owner, token)
         return True
 
     def _give(self, token: str, wait: float | None) -> bool:
-        with self._atomic.transaction(wait):
-            return self._owns(token) and self._cache.delete(self._key, retry=True)
+        return self._atomic.update(lambda found, _: REMOVE if found == token else None, wait)
 
-    def _owns(self, token: str) -> bool:
-        return bool(self._cache.get(self._key) == token)
-
-    def _owners(self) -> Counter[str]:
-        return Counter([str(self._cache.get(self._key))])
+    def _owners_in(self, found: Any) -> dict[str, int]:
+        return {str(found): 1}
 
 
 class RLock(_Shared):
@@ -341,13 +337,28 @@ class RLock(_Shared):
     cache and key are the same lock.
     """
 
-    def _state(self) -> tuple[str | None, int]:
-        """Return the name of the owner and how many times it has acquired."""
-        return self._parsed(self._cache.get(self._key))
+    def _take(self, owner: Owner, wait: float | None) -> bool:
+        def decide(found: Any, _: Metadata) -> Decision:
+            name, count = self._state(found)
+            return ((owner.name, count + 1), self._metadata()) if name in (None, owner.name) else None
 
-    def _parsed(self, found: Any) -> tuple[str | None, int]:
-        """Return what an entry's value, or None, says of the owner's name and the count."""
-        if found is None:
+        if decide(self._cache.get(self._key, ENOVAL), NO_METADATA) is None or not self._atomic.update(decide, wait):
+            return False
+        self._took(owner, owner.name)
+        return True
+
+    def _give(self, token: str, wait: float | None) -> bool:
+        def decide(found: Any, metadata: Metadata) -> Decision:
+            name, count = self._state(found)
+            if name != token:
+                return None
+            return ((name, count - 1), metadata) if count > 1 else REMOVE  # the lease stays as it is
+
+        return self._atomic.update(decide, wait)
+
+    def _state(self, found: Any) -> tuple[str | None, int]:
+        """Return the name of the owner, and how many times it has acquired, from an entry's value."""
+        if found is ENOVAL or found is None:
             return None, 0
         try:
             name, count = found
@@ -355,38 +366,9 @@ class RLock(_Shared):
         except (TypeError, ValueError):
             raise _foreign(self._noun, self._key, found) from None
 
-    def _take(self, owner: Owner, wait: float | None) -> bool:
-        if self._state()[0] not in (None, owner.name):
-            return False
-        with self._atomic.transaction(wait):
-            name, count = self._state()
-            if name not in (None, owner.name):
-                return False
-            self._store(owner.name, count + 1, self._expire)
-        self._took(owner, owner.name)
-        return True
-
-    def _store(self, name: str, count: int, expire: Expiry | None) -> None:
-        self._cache.set(self._key, (name, count), expire=expire, tag=self._tag, retry=True)
-
-    def _give(self, token: str, wait: float | None) -> bool:
-        with self._atomic.transaction(wait):
-            found, until = self._cache.get(self._key, expire_time=True)
-            name, count = self._parsed(found)
-            if name != token:
-                return False
-            if count > 1:  # the lease stays as it is
-                self._store(token, count - 1, None if until is None else max(until - self._atomic.now(), 0.0))
-            else:
-                self._cache.delete(self._key, retry=True)
-            return True
-
-    def _owns(self, token: str) -> bool:
-        return self._state()[0] == token
-
-    def _owners(self) -> Counter[str]:
-        name, count = self._state()
-        return Counter({str(name): count})
+    def _owners_in(self, found: Any) -> dict[str, int]:
+        name, count = self._state(found)
+        return {str(name): count}
 
     def _token(self, owner: Owner) -> str:
         if self._last(owner) is None and self._owns(owner.name):
@@ -413,62 +395,64 @@ class BoundedSemaphore(_Shared):
     def __reduce__(self) -> Any:
         return (type(self), (self._cache, self._key, self._value, self._expire, self._tag))
 
-    def _slots(self) -> list[tuple[str, float | None]]:
-        """Return token and end of the lease of every live owner."""
-        found = self._cache.get(self._key, ())
+    def _slots(self, found: Any) -> list[tuple[str, float | None]]:
+        """Return token and end of the lease of every live owner, from an entry's value."""
+        if found is ENOVAL:
+            return []
         now = self._atomic.now()
         try:
             return [(token, until) for token, until in found if until is None or until > now]
         except (TypeError, ValueError):
             raise _foreign(self._noun, self._key, found) from None
 
-    def _store(self, slots: list[tuple[str, float | None]]) -> None:
-        """Store the owners; the entry lives as long as the last of them."""
+    def _stored(self, slots: list[tuple[str, float | None]]) -> Decision:
+        """Return what becomes of the entry with these owners: it lives as long as the last of them."""
+        if not slots:
+            return REMOVE
         ends = [until for _, until in slots if until is not None]
-        if slots:
-            expire = None if len(ends) < len(slots) else max(max(ends) - self._atomic.now(), 0.0)
-            self._cache.set(self._key, slots, expire=expire, tag=self._tag, retry=True)
-        else:
-            self._cache.delete(self._key, retry=True)
+        metadata = self._atomic.metadata(None, self._tag)
+        return slots, metadata if len(ends) < len(slots) else with_expiry(metadata, max(ends))
 
     def _until(self) -> float | None:
-        return min((until for _, until in self._slots() if until is not None), default=None)
+        slots = self._slots(self._cache.get(self._key, ENOVAL))
+        return min((until for _, until in slots if until is not None), default=None)
 
     def _take(self, owner: Owner, wait: float | None) -> bool:
-        if len(self._slots()) >= self._value:
+        if len(self._slots(self._cache.get(self._key, ENOVAL))) >= self._value:
             return False
         token = secrets.token_hex(16)
-        with self._atomic.transaction(wait):
-            slots = self._slots()
+
+        def decide(found: Any, _: Metadata) -> Decision:
+            slots = self._slots(found)
             if len(slots) >= self._value:
-                return False
-            self._store([*slots, (token, self._atomic.expiry(self._expire))])
+                return None
+            return self._stored([*slots, (token, self._atomic.expiry(self._expire))])
+
+        if not self._atomic.update(decide, wait):
+            return False
         self._took(owner, token)
         return True
 
     def _give(self, token: str, wait: float | None) -> bool:
-        with self._atomic.transaction(wait):
-            slots = self._slots()
+        def decide(found: Any, _: Metadata) -> Decision:
+            slots = self._slots(found)
             others = [slot for slot in slots if slot[0] != token]
-            if len(others) == len(slots):
-                return False
-            self._store(others)
-            return True
+            return self._stored(others) if len(others) < len(slots) else None
+
+        return self._atomic.update(decide, wait)
 
     def _renew(self, token: str, expire: Expiry | None, wait: float | None) -> bool:
-        with self._atomic.transaction(wait):
-            slots = dict(self._slots())
+        def decide(found: Any, _: Metadata) -> Decision:
+            slots = dict(self._slots(found))
             if token not in slots:
-                return False
+                return None
             slots[token] = self._atomic.expiry(expire)
-            self._store(list(slots.items()))
-            return True
+            return self._stored(list(slots.items()))
 
-    def _owns(self, token: str) -> bool:
-        return token in dict(self._slots())
+        return self._atomic.update(decide, wait)
 
-    def _owners(self) -> Counter[str]:
-        return Counter(token for token, _ in self._slots())
+    def _owners_in(self, found: Any) -> dict[str, int]:
+        return {token: 1 for token, _ in self._slots(found)}
 
     def _releaser(self) -> Owner:
         # A thread or task that holds no slot releases another's, as `threading.BoundedSemaphore` allows.

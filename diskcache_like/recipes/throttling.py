@@ -12,6 +12,9 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 from ..cache import Cache, atomic_key
 from ..coherence.futex import pauses
+from ..encoding.record import Metadata
+from ..entries.atomic_key import Decision
+from ..entries.loading import ENOVAL
 from ..entries.row_codec import Expiry
 from ..errors import Timeout
 from ..operations.call_keys import function_name
@@ -29,8 +32,6 @@ class _Bucket:
     """Tokens that flow in at a steady rate and are taken out one per call, kept as [moment, number of tokens]."""
 
     def __init__(self, cache: Cache, key: Any, expire: Expiry | None, tag: Any, rate: tuple[float, float]) -> None:
-        self._cache = cache
-        self._key = key
         self._expire = expire
         self._tag = tag
         self._count, seconds = rate
@@ -39,22 +40,23 @@ class _Bucket:
 
     def take(self, now: Callable[[], float], wait: float | None) -> float:
         """Take a token and return 0, or return the seconds until there is one; raise Timeout after `wait` seconds."""
-        with self._atomic.transaction(wait):
+        delay = 0.0
+
+        def decide(found: Any, _: Metadata) -> Decision:
+            nonlocal delay
             moment = now()
-            found: tuple[float, float] = self._cache.get(self._key, (moment, self._count))
-            last, tokens = found
+            last, tokens = (moment, self._count) if found is ENOVAL else found
             # A clock that was set back, or that counts from another moment, must not make anybody wait for years.
             tokens = min(self._count, tokens + max(moment - last, 0.0) * self._rate)
             delay = max(1 - tokens, 0.0) / self._rate
             if delay < MOMENT:
-                self._store(moment, max(tokens - 1, 0.0))
-                return 0.0
-            if moment < last:
-                self._store(moment, tokens)
-            return delay
+                delay, tokens = 0.0, max(tokens - 1, 0.0)
+            elif moment >= last:
+                return None
+            return (moment, tokens), self._atomic.metadata(self._expire, self._tag)
 
-    def _store(self, moment: float, tokens: float) -> None:
-        self._cache.set(self._key, (moment, tokens), expire=self._expire, tag=self._tag, retry=True)
+        self._atomic.update(decide, wait)
+        return delay
 
 
 def throttle(
@@ -70,9 +72,10 @@ def throttle(
     """Return a decorator that lets a function be called `count` times in `seconds` seconds, in all processes together.
 
     A call that comes too early waits with `sleep_func`; after a pause, up to `count` calls may follow at once.
-    `time_func` must tell the same time in all processes. `name`: key instead of one made from the function's name.
-    `expire` and `tag` are the entry's. Coroutine functions wait with `asyncio.sleep`, or with a `sleep_func` of their
-    own, which may be one too. Raises ValueError unless `count` is 1 or more and `seconds` more than 0 and finite.
+    `time_func` must tell the same time in all processes, and must not use the cache. `name`: key instead of one made
+    from the function's name. `expire` and `tag` are the entry's. Coroutine functions wait with `asyncio.sleep`, or with
+    a `sleep_func` of their own, which may be one too. Raises ValueError unless `count` is 1 or more and `seconds` more
+    than 0 and finite.
     """
     if not (count >= 1 and 0 < seconds < math.inf):
         raise ValueError(

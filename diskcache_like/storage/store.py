@@ -18,7 +18,7 @@ from .opening import opener
 from .opening.identity import Config
 from .shard.invalidation import Invalidation
 from .shard.reader import Reader
-from .shard.row import REMOVE, Change, Decide, Row, Touch
+from .shard.row import REMOVE, Change, Decide, Remove, Row, Touch
 from .shard.session import ShardSession
 from .shard.transactions import Transactions
 from .shard_settings import ShardSettings
@@ -122,6 +122,20 @@ class Store:
         rows = self.connection.select(sql.SELECT_VERSIONED, (h, stored))
         return int(rows[0][1]) if rows else 0
 
+    def hold(self, h: int, owner: object) -> bool | None:
+        """Hold the key of `h` if nobody does, until `let_go` or this process ends; None where that is impossible."""
+        presence = self.session.presence()
+        return presence.hold(h >> 2, owner) if presence.name else None
+
+    def let_go(self, h: int, owner: object) -> None:
+        """Let go of the key of `h` if this owner holds it."""
+        self.session.presence().let_go(h >> 2, owner)
+
+    def generation(self, h: int) -> int:
+        """Return the generation of the slot of `h`; read it before looking at the entry, then sleep on it."""
+        self.session.ready()
+        return self.session.slots[self.session.slot_of(h)]
+
     def sleep_on(self, h: int, stamp: int, seconds: float) -> None:
         """Sleep until `wake` is called for `h`, but not if its slot is no longer `stamp`, and `seconds` at most."""
         futex.sleep(self.session.slots, self.session.slot_of(h), stamp, seconds)
@@ -185,4 +199,4 @@ class Store:
         return result
 
 
-__all__ = ["REMOVE", "Change", "Decide", "Row", "Store", "Touch"]
+__all__ = ["REMOVE", "Change", "Decide", "Remove", "Row", "Store", "Touch"]

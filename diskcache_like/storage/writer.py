@@ -330,6 +330,7 @@ class Writer:
         )
         return change.v
 
-    def _delete_place(self, _: int, __: int, arguments: tuple[int]) -> None:
+    def _delete_place(self, _: int, __: int, arguments: tuple[int]) -> bytes | None:
         self._maintenance.trash.expect()
         self._count(-self._connection.open().execute(sql.DELETE_H, arguments).rowcount)
+        return NO_ENTRY if self._session.header[_SHARED] else None

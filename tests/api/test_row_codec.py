@@ -133,7 +133,8 @@ def test_a_full_disk_is_tried_again_once(freed: bool, read: bool, monkeypatch: p
 
 
 def test_moments_are_those_of_the_given_clock() -> None:
-    key = AtomicKey(codec()[0], "key")
+    loader: Any = None  # which moments do not need
+    key = AtomicKey(codec()[0], loader, "key")
     assert (key.now(), key.expiry(5), key.expiry(None)) == (100.0, 105.0, None)
     assert (key.left(103.0), key.left(90.0), key.left(None)) == (3.0, 0.001, math.inf)
     assert not key.in_transaction()

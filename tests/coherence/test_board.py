@@ -139,12 +139,15 @@ def test_expiry_and_tag_come_from_the_board_as_well(pair: tuple[Cache, Cache], m
 
 
 @NEEDS_BOARD
-def test_a_removal_is_put_up_too(pair: tuple[Cache, Cache], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("remove", [Cache.delete, Cache.pop])
+def test_a_removal_is_put_up_too(
+    pair: tuple[Cache, Cache], monkeypatch: pytest.MonkeyPatch, remove: Callable[[Cache, str], object]
+) -> None:
     writer, reader = pair
     writer.set("k", 1)
     assert reader.get("k") == 1
     without_database(reader, monkeypatch)
-    assert writer.delete("k")
+    assert remove(writer, "k")
     assert reader.get("k") is None
     assert reader.get("k", "default") == "default"
     writer.set("k", 2)
@@ -161,14 +164,17 @@ def test_a_removal_in_a_transaction_is_not_put_up_before_its_commit(pair: tuple[
     assert reader.get("k") is None
 
 
-def test_a_removed_neighbour_hides_no_displaced_key(pair: tuple[Cache, Cache], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("remove", [Cache.delete, Cache.pop])
+def test_a_removed_neighbour_hides_no_displaced_key(
+    pair: tuple[Cache, Cache], monkeypatch: pytest.MonkeyPatch, remove: Callable[[Cache, str], object]
+) -> None:
     writer, reader = pair
     for cache in pair:
         place = cache._rows.locate("a")[1]
         monkeypatch.setattr(cache._rows, "locate", partial(_located, store(cache), place))
     writer.set("a", 1)
     writer.set("b", 2)
-    writer.delete("a")
+    assert remove(writer, "a")
     assert reader.get("a") is None
     assert reader.get("b") == 2
 

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from diskcache_like import Cache
-from diskcache_like.cache import atomic_key
 from diskcache_like.coherence.presence import Presence
 
 from ..support.workers import Crew, Link, forked
@@ -100,12 +99,17 @@ def test_without_such_locks_nobody_is_known_to_have_ended(path: Path, monkeypatc
         assert not mine.has_ended(gone.name)
 
 
+def presence_of(cache: Cache) -> Presence:
+    """Return what shows other processes that this one has the cache open."""
+    return cache._shards.stores[0].session.presence()
+
+
 @linux
 def test_a_forked_child_does_not_keep_its_parent_present(tmp_path: Path, crew: Crew) -> None:
     worker = crew.start(fork_and_wait, tmp_path / "cache")
     name, child = worker.hear()
     with Cache(tmp_path / "cache") as cache:
-        present = atomic_key(cache, "key").presence()
+        present = presence_of(cache)
         assert not present.has_ended(name)
         worker.kill()
         worker.join()
@@ -123,7 +127,7 @@ def stay(link: Link) -> None:
 def fork_and_wait(link: Link, directory: Path) -> None:
     """Be present, fork a child that stays, and tell of both."""
     cache = Cache(directory)
-    name = atomic_key(cache, "key").presence().name
+    name = presence_of(cache).name
     with forked(stay) as child:
         child.hear()
         link.tell((name, child.pid))
@@ -133,10 +137,9 @@ def fork_and_wait(link: Link, directory: Path) -> None:
 @linux
 def test_a_cache_that_was_closed_is_present_anew(tmp_path: Path) -> None:
     with Cache(tmp_path / "cache") as cache, Cache(tmp_path / "cache") as other:
-        key = atomic_key(cache, "key")
-        name = key.presence().name
-        assert key.presence().name == name
-        assert not atomic_key(other, "key").presence().has_ended(name)
+        name = presence_of(cache).name
+        assert presence_of(cache).name == name
+        assert not presence_of(other).has_ended(name)
         cache.close()
-        assert atomic_key(other, "key").presence().has_ended(name)
-        assert key.presence().name not in ("", name)
+        assert presence_of(other).has_ended(name)
+        assert presence_of(cache).name not in ("", name)

@@ -16,6 +16,7 @@ import pytest
 
 import diskcache_like
 from diskcache_like import BoundedSemaphore, Cache, LeaseLost, Lock, NotOwner, RLock, TransactionError, recipes
+from diskcache_like.cache import clock_of
 from diskcache_like.coherence import futex, native
 from diskcache_like.recipes import locks
 
@@ -45,6 +46,48 @@ def crew() -> Iterator[Crew]:
 
 
 # -- owners and leases ------------------------------------------------------------------------------------------------
+
+
+@one
+@each_lock
+def test_what_a_lock_wrote_is_known_from_memory(cache: Cache, make: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(h: int) -> bytes:
+        raise AssertionError("the database was asked")
+
+    lock = make(cache, "lock")
+    assert cache.get("lock") is None
+    for store in cache._shards.stores:
+        monkeypatch.setattr(store, "read", refuse)
+    for _ in range(2):
+        lock.acquire()
+        assert lock.held()
+        lock.release()
+        assert cache.get("lock") is None
+
+
+@each_lock
+def test_a_transaction_that_is_rolled_back_takes_no_lock(cache: Cache, make: Maker) -> None:
+    lock, free = make(cache, "lock"), make(cache, "free")
+    lock.acquire()
+    with pytest.raises(ZeroDivisionError), cache.transact():
+        free.acquire()
+        assert free.held()
+        lock.release()
+        assert not lock.held()
+        raise ZeroDivisionError
+    assert cache.get("free") is None
+    assert cache.get("lock") is not None
+
+
+@each_lock
+def test_an_extended_lease_keeps_its_tags(cache: Cache, make: Maker) -> None:
+    lock = make(cache, "lock", expire=FOREVER, tag="one")
+    lock.acquire()
+    lock.extend(2 * FOREVER)
+    _, until, tag = cache.get("lock", expire_time=True, tag=True)
+    assert tag == "one"
+    assert until is not None
+    assert until - clock_of(cache)() > FOREVER
 
 
 @each_lock

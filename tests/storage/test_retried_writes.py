@@ -15,6 +15,10 @@ from unittest import mock
 import pytest
 
 from diskcache_like import Cache, Index
+from diskcache_like.cache import atomic_key
+from diskcache_like.encoding.record import NO_METADATA, Metadata
+from diskcache_like.entries.atomic_key import REMOVE, Decision
+from diskcache_like.entries.loading import ENOVAL
 from diskcache_like.errors import CorruptDatabase, CorruptDatabaseWarning, DiskFull
 from diskcache_like.storage.opening import replacement
 from diskcache_like.storage.shard import writer_connection
@@ -65,7 +69,39 @@ def test_touch_does_not_answer_for_an_entry_that_was_removed(open_cache: Opener)
     assert "key" not in other
 
 
+@few
+def test_what_becomes_of_an_entry_is_decided_anew(open_cache: Opener) -> None:
+    cache, other = open_cache(), open_cache()
+    cache["key"] = "value"
+    found: list[Any] = []
+
+    def decide(value: Any, _: Metadata) -> Decision:
+        found.append(value)
+        return None if value is ENOVAL else REMOVE
+
+    with full_once(cache, lambda: other.delete("key"), times=2):
+        assert not atomic_key(cache, "key").update(decide, None)
+    assert found == ["value", ENOVAL]
+
+
 LARGE = b"large" * 50_000
+
+
+@few
+def test_the_value_file_of_a_first_try_goes(open_cache: Opener) -> None:
+    cache = open_cache()
+    upsert, refusals = Writer._upsert, iter([DiskFull("no room", cache.directory)])
+
+    def refused(writer: Writer, *arguments: Any) -> int:
+        for error in refusals:
+            raise error
+        return upsert(writer, *arguments)
+
+    with mock.patch.object(Writer, "_upsert", refused), mock.patch.object(Recovery, "mend"):
+        assert atomic_key(cache, "key").update(lambda *_: (LARGE, NO_METADATA), None)
+    assert next(refusals, None) is None
+    assert cache["key"] == LARGE
+    assert cache.check() == []
 
 
 @few
