@@ -66,7 +66,9 @@ class AtomicKey:
     def let_go(self, owner: object) -> None:
         """Let go of a key if this owner holds it."""
         _, h, store = self._found()
-        store.session.presence().let_go(h >> 2, owner)
+        presence = store.session.presence_here()
+        if presence is not None:  # else it has ended, and so has the hold
+            presence.let_go(h >> 2, owner)
 
     def left(self, until: float | None) -> float:
         """Return the seconds to sleep until a moment by the cache's clock; None means never."""

@@ -26,6 +26,7 @@ from diskcache_like.entries.atomic_key import AtomicKey
 from diskcache_like.operations import computing, rules
 from diskcache_like.operations.flights import Flight
 from diskcache_like.operations.settings_in_force import SettingsInForce
+from diskcache_like.storage.opening import opener
 from diskcache_like.storage.store import Store
 from diskcache_like.system import threads
 from diskcache_like.system.blocking import WouldBlock
@@ -495,6 +496,38 @@ def test_an_event_loop_within_a_function_that_computes_is_not_blocked_either(cac
         assert await cache.aio.get_or_set("calls in a thread", compute) == 1
 
     run(main)
+
+
+@one
+@pytest.mark.parametrize("is_first", [False, True])
+def test_the_loop_goes_on_while_another_thread_opens_a_cache(cache: Cache, is_first: bool) -> None:
+    opening, may_end = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with opener.mutex():
+            opening.set()
+            may_end.wait(PATIENCE / 6)
+
+    thread = threading.Thread(target=hold)
+
+    async def main() -> None:
+        if not is_first:
+            assert await cache.aio.get_or_set("before", fetch) == "fetched"
+        thread.start()
+        assert await asyncio.to_thread(opening.wait, PATIENCE)
+        computing = asyncio.create_task(cache.aio.get_or_set("k", fetch))
+        await asyncio.sleep(0.01)
+        assert thread.is_alive(), "the loop waited for it"
+        assert is_first or await computing == "fetched"
+        assert thread.is_alive(), "the computation waited for it"
+        may_end.set()
+        assert await computing == "fetched"
+
+    try:
+        run(main)
+    finally:
+        may_end.set()
+        thread.join()
 
 
 # -- cancellation -----------------------------------------------------------------------------------------------------
