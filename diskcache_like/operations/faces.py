@@ -29,12 +29,12 @@ READS = ("get", "read", "get_entry", "peekleft")
 # transaction, which is rolled back then, or calls `may_block` before the first of several.
 WRITES = (
     *("set", "add", "incr", "decr", "touch", "retag", "pop", "delete", "push", "pull", "peek", "peekitem"),
-    *("get_many", "set_many", "append", "appendleft", "popleft", "setdefault", "popitem", "update"),
+    *("get_many", "set_many", "append", "appendleft", "popleft", "setdefault", "popitem"),
     *("extend", "extendleft"),
 )
-# Called in a thread: they are about many entries, or could not begin anew, since they count what they removed.
+# Called in a thread: they are about many entries, or could not begin anew, since they are several transactions.
 BULK = (
-    "delete_many",
+    *("delete_many", "update"),
     *("clear", "evict", "expire", "cull", "check", "stats", "reset", "rotate", "train", "copy_to"),
     *("create_tag_index", "drop_tag_index", "insert", "remove", "reverse"),
 )

@@ -345,6 +345,30 @@ def test_a_write_that_goes_to_a_thread_has_changed_no_shard(tmp_path: Path, monk
         assert cache.get_many([first, second]) == {first: 1, second: 1}
 
 
+def test_an_update_of_two_parts_begins_in_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    index = Index(tmp_path, {"first": 0, "second": 0})
+    call = Threads.call
+
+    async def look(self: Threads, function: Callable[[], T], *arguments: Any) -> T:
+        assert dict(index) == {"first": 0, "second": 0}, "what begins anew would undo what others write now"
+        return await call(self, function, *arguments)
+
+    monkeypatch.setattr(Threads, "call", look)
+    cache = index.cache
+    transact, begun = cache.transact, []
+
+    def checkpoint_between(**options: Any) -> Any:
+        begun.append(options)
+        if len(begun) == 2:
+            cache._shards.stores[0].session.header[Header.VOLUME_DUE] = 0  # a checkpoint is due
+        return transact(**options)
+
+    monkeypatch.setattr(cache, "transact", checkpoint_between)
+    run(lambda: index.aio.update({"first": 1}, second=2))
+    assert dict(index) == {"first": 1, "second": 2}
+    cache.close()
+
+
 def test_a_checkpoint_goes_to_a_thread(tmp_path: Path, hops: list[object]) -> None:
     with Cache(tmp_path) as cache:
         cache["k"] = 1
