@@ -24,10 +24,10 @@ CALLS_ON_LOOPS = True  # for `may_block`
 class AsyncCache(Face):
     """A cache for coroutines: the operations of `Cache`, awaited, none of which blocks the event loop.
 
-    Arguments as for `Cache`, and `max_threads`: how many threads readers and writers each may have; `executor`: where
-    their calls run instead. `async with` opens it in a thread and closes it; without that its first use opens it, and
-    blocks. `cache.aio` is that of an open cache. A cancelled call has happened or has not when CancelledError is
-    raised; a timeout is the cache's. Runs under asyncio and trio. Raises what `Cache` raises.
+    Arguments as for `Cache`, and `max_threads`: how many threads readers, writers and functions that compute may each
+    have; `executor`: where all of them run instead. `async with` opens it in a thread and closes it; without that its
+    first use opens it, and blocks. `cache.aio` is that of an open cache. A cancelled call has happened or has not when
+    CancelledError is raised; a timeout is the cache's. Runs under asyncio and trio. Raises what `Cache` raises.
     """
 
     _KIND: type[Cache] = Cache
@@ -170,8 +170,8 @@ class AsyncStream:
             yield piece
 
     async def __aenter__(self) -> Self:
-        self._stream = await self._threads.call(self._begin)
+        self._stream = await self._threads.call(self._begin, False)
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        await self._threads.call(partial(self._stream.__exit__, *error))
+        await self._threads.call(partial(self._stream.__exit__, *error), self._stream.writable())

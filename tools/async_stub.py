@@ -15,7 +15,7 @@ from pathlib import Path
 from diskcache_like import aio
 from diskcache_like.cache import Cache
 from diskcache_like.fanout import FanoutCache
-from diskcache_like.operations.faces import BULK, ITERATORS, OPERATORS, READS, WRITES
+from diskcache_like.operations.faces import BULK, BULK_READS, ITERATORS, OPERATORS, READS, WRITES
 from diskcache_like.persistent import Deque, Index
 
 STUB = Path(aio.__file__).with_suffix(".pyi")
@@ -177,7 +177,7 @@ def _signature(function: ast.FunctionDef) -> None:
 
 def _methods(kind: type) -> Iterator[str]:
     """Yield the methods that the tables give a face."""
-    plain = {name: name for table in (READS, WRITES, BULK, ITERATORS) for name in table}
+    plain = {name: name for table in (READS, WRITES, BULK, BULK_READS, ITERATORS) for name in table}
     for name, method in {**plain, **{name: method for name, (method, _) in OPERATORS.items()}}.items():
         if not hasattr(kind, method):
             continue

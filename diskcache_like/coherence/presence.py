@@ -74,7 +74,7 @@ class Presence:
             return None  # its struct flock has another layout
         try:
             answer = fcntl.fcntl(self._descriptor, command, _FLOCK.pack(kind, os.SEEK_SET, offset, 1, 0))
-        except OSError as error:
+        except (OSError, ValueError) as error:  # a ValueError if another thread has closed it just now
             reraise_signal(error)
             return None
         return int(_FLOCK.unpack(answer)[0])

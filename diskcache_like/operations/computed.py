@@ -8,7 +8,6 @@ from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
 from ..encoding.record import Metadata
-from ..encoding.tags import index_name
 from ..entries.atomic_key import AtomicKey
 from ..entries.hot import NEGATIVE_HIT
 from ..entries.loading import ENOVAL
@@ -16,7 +15,7 @@ from .call_keys import CallKeys, module_of
 from .computing import NOTHING, Computation, Replaces, take, take_async
 from .memoize import Memoized, memoize
 from .rules import Breaker, Computing, Lifetime, Rules, StoredError
-from .tagging import Tagging
+from .tagging import Selection, Tagging
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -181,11 +180,10 @@ class Computed(Tagging):
         found = self._loader.load(key, self._rows.locate(key))
         return ENOVAL if found is None else found[0]
 
-    def _evict_hidden(self, tag: bytes, retry: bool = True) -> int:
-        """Remove every entry with a hidden tag, of this namespace if it is one."""
-        path, blind, wait = self._within, self._rows.blind, self._wait_for_all(retry)
-        name, others = index_name(tag, blind), [] if path is None else [index_name(path.within, blind)]
-        return self._remove_from_all(lambda store: self._remove_named(store, name, others, wait))
+    def _evict_hidden(self, *tags: bytes, retry: bool = True) -> int:
+        """Remove every entry with one of these hidden tags, of this namespace if it is one."""
+        selection, wait = Selection(frozenset(tags), within=self._within), self._wait_for_all(retry)
+        return self._remove_from_all(lambda store: self._remove_tagged(store, selection, wait))
 
 
 def _rules(expire: Any, tag: Any, tags: Any, options: dict[str, Any]) -> Rules:

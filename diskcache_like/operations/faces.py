@@ -29,15 +29,17 @@ READS = ("get", "read", "get_entry", "peekleft")
 # transaction, which is rolled back then, or calls `may_block` before the first of several.
 WRITES = (
     *("set", "add", "incr", "decr", "touch", "retag", "pop", "delete", "push", "pull", "peek", "peekitem"),
-    *("get_many", "set_many", "append", "appendleft", "popleft", "setdefault", "popitem", "update"),
+    *("get_many", "set_many", "append", "appendleft", "popleft", "setdefault", "popitem"),
     *("extend", "extendleft"),
 )
-# Called in a thread: they are about many entries, or could not begin anew, since they count what they removed.
+# Called in a thread: they are about many entries, or could not begin anew, since they are several transactions.
 BULK = (
-    "delete_many",
-    *("clear", "evict", "expire", "cull", "check", "stats", "volume", "reset", "rotate", "train", "copy_to", "count"),
-    *("tags", "create_tag_index", "drop_tag_index", "insert", "remove", "reverse", "index"),
+    *("delete_many", "update"),
+    *("clear", "evict", "expire", "cull", "check", "stats", "reset", "rotate", "train", "copy_to"),
+    *("create_tag_index", "drop_tag_index", "insert", "remove", "reverse"),
 )
+# The same, but they never wait for the lock.
+BULK_READS = ("count", "index", "tags", "volume")
 ITERATORS = ("keys", "values", "items", "iterkeys", "iterqueue")
 # What a program writes as an operator has a name here: that of the function in the module `operator`.
 OPERATORS = {
@@ -45,7 +47,7 @@ OPERATORS = {
     "contains": ("__contains__", READS),
     "setitem": ("__setitem__", WRITES),
     "delitem": ("__delitem__", WRITES),
-    "length": ("__len__", BULK),
+    "length": ("__len__", BULK_READS),
 }
 
 
@@ -146,11 +148,11 @@ def _writing(name: str) -> Callable[..., Any]:
     return call
 
 
-def _in_bulk(name: str) -> Callable[..., Any]:
+def _in_bulk(name: str, waits: bool = True) -> Callable[..., Any]:
     method = attrgetter(name)
 
     async def call(self: Face, *args: Any, **kwargs: Any) -> Any:
-        return await self._threads.call(partial(method(self._sync), *args, **kwargs))
+        return await self._threads.call(partial(method(self._sync), *args, **kwargs), waits)
 
     return call
 
@@ -168,6 +170,7 @@ _MAKERS: dict[tuple[str, ...], Callable[[str], Callable[..., Any]]] = {
     READS: _reading,
     WRITES: _writing,
     BULK: _in_bulk,
+    BULK_READS: partial(_in_bulk, waits=False),
     ITERATORS: _iterating,
 }
 

@@ -87,7 +87,8 @@ class Namespace:
 
     def clear(self, retry: bool = False) -> int:
         """Remove every entry of this namespace and of those in it; return how many there were. Goes in batches."""
-        return sum(self._around._evict_hidden(tag, retry) for tag in (self._within.within, self._within.below))
+        removed: int = self._around._evict_hidden(self._within.within, self._within.below, retry=retry)
+        return removed
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the keys of live entries, in an order of its own."""

@@ -143,11 +143,12 @@ class Tagging(Parts):
         rows, now = self._rows, self._rows.clock()
         evicted = 0
 
-        def decide(found: Found, blob: bytes | None) -> Change:
+        def decide(found: Found, ended: set[int], blob: bytes | None) -> Change:
             location = found.stored, found.place & ~3, store
             record = rows.verified_own(found.key, location, blob)
             if record is None or not rows.is_live(record) or not selection.has(record.metadata):
                 return None
+            ended.add(found.place)
             if record.metadata.retain_until is None:
                 return REMOVE
             return rows.changed(location, record, record.metadata._replace(expire=now))
@@ -157,12 +158,13 @@ class Tagging(Parts):
             try:
                 for attempt in store.attempts():
                     with attempt, store.transaction(wait):
+                        ended: set[int] = set()
                         for found in batch:
-                            store.compute(found.place & ~3, found.stored, partial(decide, found), wait)
+                            store.compute(found.place & ~3, found.stored, partial(decide, found, ended), wait)
             except Timeout as error:
                 error.count = evicted  # type: ignore[attr-defined]
                 raise
-            evicted += len(batch)
+            evicted += len(ended)
         return evicted
 
     def count(self, tags: Iterable[Any] | None = None, match: Match = "any", prefix: str | None = None) -> int:

@@ -129,7 +129,9 @@ class Store:
 
     def let_go(self, h: int, owner: object) -> None:
         """Let go of the key of `h` if this owner holds it."""
-        self.session.presence().let_go(h >> 2, owner)
+        presence = self.session.presence_here()
+        if presence is not None:  # else it has ended, and so has the hold
+            presence.let_go(h >> 2, owner)
 
     def generation(self, h: int) -> int:
         """Return the generation of the slot of `h`; read it before looking at the entry, then sleep on it."""

@@ -15,15 +15,14 @@ from .signals import reraise_signal, suppress
 
 def current_task() -> object | None:
     """Return the running task, or None."""
-    task: object | None
-    asyncio = sys.modules.get("asyncio")
-    if asyncio is None:
-        return None
-    try:
-        task = asyncio.current_task()
-    except RuntimeError:  # no running event loop in this thread
-        return _trio_task()
-    return task
+    # Another thread may be importing the module, which has no such function yet. No loop of it runs then.
+    running: Callable[[], object | None] | None = getattr(sys.modules.get("asyncio"), "current_task", None)
+    if running is not None:
+        try:
+            return running()
+        except RuntimeError:  # no running event loop in this thread
+            pass
+    return _trio_task()
 
 
 def current_loop() -> object:
@@ -48,7 +47,8 @@ def _trio_task() -> object | None:
 def _running_trio() -> Any:
     """Return the module trio if it runs in this thread, else None."""
     trio = sys.modules.get("trio")
-    return trio if trio is not None and trio.lowlevel.in_trio_run() else None
+    lowlevel: Any = getattr(trio, "lowlevel", None)  # None while another thread imports it
+    return trio if lowlevel is not None and lowlevel.in_trio_run() else None
 
 
 async def sleep(seconds: float) -> None:

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, TypeVar
 
-from .blocking import Hop, WouldBlock, in_thread, loops
+from .blocking import Hop, WouldBlock, block, in_thread, loops
 from .signals import suppress
 from .tasks import current_task
 
@@ -26,15 +26,16 @@ NAME = "diskcache_like"
 class Threads:
     """Call functions without blocking the event loop: on it where that does not block, else in a thread.
 
-    Calls that may wait for a write lock and those that only read have threads of their own, so that readers never queue
-    behind writers that wait. The threads are made when they are first needed, also after `close` and in a forked child.
+    Calls that may wait for a write lock, those that only read, and functions of the user have threads of their own, so
+    that none queues behind others that wait. The threads are made when they are first needed, also after `close` and in
+    a forked child.
     """
 
     def __init__(self) -> None:
         self.max_threads = MAX_THREADS
         self.executor: Executor | None = None  # the user's, instead
         self.transactions: dict[object, OwnThread] = {}  # those under way, by task
-        self._pools: dict[bool, ThreadPoolExecutor] = {}
+        self._pools: dict[str, ThreadPoolExecutor] = {}
         self._process = os.getpid()
         if not loops:
             loops.append(None)
@@ -67,31 +68,35 @@ class Threads:
         If the task is cancelled, a call that waits for a lock ends, and any other one is awaited before CancelledError
         is raised, so that the caller is told when what it began has happened.
         """
-        own = self.transaction()
-        if own is not None:
-            return await _hop(own.executor.submit, function)
-        return await _hop(partial(self._submit, waits), function)
+        return await _hop(self._submitter("writer" if waits else "reader"), function)
 
     async def run(self, function: Callable[[], T]) -> T:
-        """Call a function of the user's in a thread; one that has begun goes on to its end, and is awaited."""
-        return await _hop(partial(self._submit, True), function, may_be_abandoned=False)
+        """Call a function of the user's in a thread; one that has begun goes on to its end, and is awaited.
 
-    def _submit(self, waits: bool, *call: Any) -> Future[Any]:
+        In a transaction of the task it is called in the thread of that, so that what it writes is part of it.
+        """
+        return await _hop(self._submitter("function"), function, may_be_abandoned=False)
+
+    def _submitter(self, kind: str) -> Callable[..., Future[Any]]:
+        own = self.transaction()
+        return partial(self._submit, kind) if own is None else own.executor.submit
+
+    def _submit(self, kind: str, *call: Any) -> Future[Any]:
         try:
-            return self._pool(waits).submit(*call)
+            return self._pool(kind).submit(*call)
         except RuntimeError:  # another thread has closed the cache just now, and this call opens it again
-            return self._pool(waits).submit(*call)
+            return self._pool(kind).submit(*call)
 
-    def _pool(self, waits: bool) -> Executor:
+    def _pool(self, kind: str) -> Executor:
         if self.executor is not None:
             return self.executor
         if self._process != os.getpid():
             self._pools, self._process = {}, os.getpid()  # the threads are the parent's
             self.transactions.clear()
-        pool = self._pools.get(waits)
+        pool = self._pools.get(kind)
         if pool is None:
-            made = ThreadPoolExecutor(self.max_threads, f"{NAME} {'writer' if waits else 'reader'}")
-            pool = self._pools.setdefault(waits, made)  # one step: another thread's loop may be first
+            made = ThreadPoolExecutor(self.max_threads, f"{NAME} {kind}")
+            pool = self._pools.setdefault(kind, made)  # one step: another thread's loop may be first
         return pool
 
     def close(self) -> None:
@@ -159,15 +164,17 @@ async def in_new_thread(function: Callable[[], T]) -> T:
 
 async def _hop(submit: Callable[..., Future[T]], function: Callable[[], T], may_be_abandoned: bool = True) -> T:
     """Call a function in another thread; if the task is cancelled, wait all the same until the call has ended."""
-    hop = Hop()
-    future = submit(contextvars.copy_context().run, _called, hop, function)
+    hop = Hop() if may_be_abandoned else None
+    call = partial(block, function) if hop is None else partial(_called, hop, function)
+    future = submit(contextvars.copy_context().run, call)
     try:
         await _done(future)
-    except BaseException:  # the task is cancelled
-        if may_be_abandoned:
+    except BaseException as error:  # the task is cancelled
+        if hop is not None:
             hop.cancelled = True
             future.cancel()  # if it has not begun
-        await _done(future, shielded=True)
+        if not isinstance(error, GeneratorExit):  # a coroutine that is dropped, as its loop was, cannot wait
+            await _done(future, shielded=True)
         raise
     return future.result()
 

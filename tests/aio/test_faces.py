@@ -5,9 +5,11 @@ from __future__ import annotations
 import ast
 import asyncio
 import contextlib
+import gc
 import inspect
 import os
 import pickle
+import sys
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from functools import partial
@@ -24,6 +26,7 @@ from diskcache_like.entries.atomic_key import AtomicKey
 from diskcache_like.operations import computing, rules
 from diskcache_like.operations.flights import Flight
 from diskcache_like.operations.settings_in_force import SettingsInForce
+from diskcache_like.storage.opening import opener
 from diskcache_like.storage.store import Store
 from diskcache_like.system import threads
 from diskcache_like.system.blocking import WouldBlock
@@ -342,6 +345,30 @@ def test_a_write_that_goes_to_a_thread_has_changed_no_shard(tmp_path: Path, monk
         assert cache.get_many([first, second]) == {first: 1, second: 1}
 
 
+def test_an_update_of_two_parts_begins_in_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    index = Index(tmp_path, {"first": 0, "second": 0})
+    call = Threads.call
+
+    async def look(self: Threads, function: Callable[[], T], *arguments: Any) -> T:
+        assert dict(index) == {"first": 0, "second": 0}, "what begins anew would undo what others write now"
+        return await call(self, function, *arguments)
+
+    monkeypatch.setattr(Threads, "call", look)
+    cache = index.cache
+    transact, begun = cache.transact, []
+
+    def checkpoint_between(**options: Any) -> Any:
+        begun.append(options)
+        if len(begun) == 2:
+            cache._shards.stores[0].session.header[Header.VOLUME_DUE] = 0  # a checkpoint is due
+        return transact(**options)
+
+    monkeypatch.setattr(cache, "transact", checkpoint_between)
+    run(lambda: index.aio.update({"first": 1}, second=2))
+    assert dict(index) == {"first": 1, "second": 2}
+    cache.close()
+
+
 def test_a_checkpoint_goes_to_a_thread(tmp_path: Path, hops: list[object]) -> None:
     with Cache(tmp_path) as cache:
         cache["k"] = 1
@@ -394,6 +421,64 @@ def test_readers_do_not_queue_behind_writers_that_wait(tmp_path: Path) -> None:
 
 
 @one
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda face: face.length(),
+        lambda face: face.count(),
+        lambda face: face.tags(),
+        lambda face: face.volume(),
+        lambda face: anext(aiter(face)),
+        lambda face: read_stream(face),
+    ],
+)
+def test_reads_of_many_entries_and_streams_do_not_queue_behind_writers(
+    cache: Cache, read: Callable[[Any], Awaitable[Any]]
+) -> None:
+    cache["large"] = LARGE
+
+    async def main() -> None:
+        with held(cache) as done:
+            writing = [asyncio.create_task(cache.aio.set(n, n)) for n in range(threads.MAX_THREADS)]
+            await waiting(cache)
+            reading = asyncio.ensure_future(read(cache.aio))
+            await asyncio.wait({reading}, timeout=PATIENCE / 6)
+            was_first = reading.done()
+            done.set()
+            await asyncio.gather(reading, *writing)
+            assert was_first
+
+    run(main)
+
+
+async def read_stream(face: Any) -> None:
+    async with face.open("large") as stream:
+        assert await stream.read() == LARGE
+
+
+@one
+def test_writes_do_not_queue_behind_functions_that_compute(cache: Cache) -> None:
+    async def main() -> None:
+        face, may_end, begun = cache.aio, threading.Event(), threading.Semaphore(0)
+
+        def compute() -> bool:
+            begun.release()
+            return may_end.wait(PATIENCE)
+
+        computing = [asyncio.create_task(face.get_or_set(n, compute)) for n in range(threads.MAX_THREADS)]
+        for _ in computing:
+            assert await asyncio.to_thread(begun.acquire, timeout=PATIENCE)
+        writing = asyncio.create_task(face.set("large", LARGE))
+        await asyncio.wait({writing}, timeout=PATIENCE / 6)
+        was_first = writing.done()
+        may_end.set()
+        await asyncio.gather(writing, *computing)
+        assert was_first
+
+    run(main)
+
+
+@one
 def test_a_timeout_is_the_one_of_the_cache(cache: Cache) -> None:
     async def main() -> None:
         with held(cache):
@@ -419,6 +504,54 @@ def test_a_program_that_blocks_its_loop_by_itself_may_do_so(cache: Cache) -> Non
         cache.aio.sync.set("also large", LARGE)
 
     run(main)
+
+
+@one
+def test_an_event_loop_within_a_function_that_computes_is_not_blocked_either(cache: Cache, hops: list[object]) -> None:
+    cache["large"] = LARGE
+
+    def compute() -> int:
+        cache._hot.clear()
+        before = len(hops)
+        asyncio.run(cache.aio.get("large"))
+        return len(hops) - before
+
+    async def main() -> None:
+        assert await cache.aio.get_or_set("calls in a thread", compute) == 1
+
+    run(main)
+
+
+@one
+@pytest.mark.parametrize("is_first", [False, True])
+def test_the_loop_goes_on_while_another_thread_opens_a_cache(cache: Cache, is_first: bool) -> None:
+    opening, may_end = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with opener.mutex():
+            opening.set()
+            may_end.wait(PATIENCE / 6)
+
+    thread = threading.Thread(target=hold)
+
+    async def main() -> None:
+        if not is_first:
+            assert await cache.aio.get_or_set("before", fetch) == "fetched"
+        thread.start()
+        assert await asyncio.to_thread(opening.wait, PATIENCE)
+        computing = asyncio.create_task(cache.aio.get_or_set("k", fetch))
+        await asyncio.sleep(0.01)
+        assert thread.is_alive(), "the loop waited for it"
+        assert is_first or await computing == "fetched"
+        assert thread.is_alive(), "the computation waited for it"
+        may_end.set()
+        assert await computing == "fetched"
+
+    try:
+        run(main)
+    finally:
+        may_end.set()
+        thread.join()
 
 
 # -- cancellation -----------------------------------------------------------------------------------------------------
@@ -602,6 +735,21 @@ def test_a_transaction_is_one_tasks_and_others_wait(cache: Cache) -> None:
     run(main)
 
 
+@few
+def test_a_function_that_computes_in_a_transaction_takes_part_in_it(cache: Cache) -> None:
+    async def main() -> None:
+        face = cache.aio
+        cache._session.timeout = 0.01  # so that it fails, rather than waits, where it does not
+        with pytest.raises(KeyError):
+            async with face.transact():
+                assert await face.get_or_set("k", lambda: cache.incr("n")) == 1
+                assert await face.get("n") == 1
+                raise KeyError
+        assert await face.get_many(["k", "n"]) == {}
+
+    run(main)
+
+
 @one
 def test_an_error_rolls_a_transaction_back(cache: Cache) -> None:
     async def main() -> None:
@@ -764,6 +912,25 @@ def test_what_fails_in_the_background_is_told_under_trio(
 
     trio.run(main)
     assert "no answer" in caplog.text
+
+
+@one
+def test_a_call_whose_loop_is_closed_meanwhile_ends_without_another_error(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", told.append)
+    loop = asyncio.new_event_loop()
+    loop.set_exception_handler(lambda *_: None)  # which is told of a task that is destroyed
+    with held(cache):
+        task = loop.create_task(cache.aio.set("k", 1, retry=True))
+        loop.run_until_complete(waiting(cache))
+        loop.close()
+        del task, loop
+    for pool in cache._session.threads._pools.values():
+        pool.shutdown()  # which waits for the call, by which the task is still referred to
+    gc.collect()
+    assert told == []
 
 
 @one

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from diskcache_like import Averager, Breaker, Cache, CacheError, FanoutCache, KeyEncodeError, Lock, barrier
+from diskcache_like import Averager, Breaker, Cache, CacheError, FanoutCache, KeyEncodeError, Lock, Timeout, barrier
 from diskcache_like.encoding import made_keys
 from diskcache_like.encoding.made_keys import NamespacedKey, path_of
 
@@ -267,3 +267,24 @@ def test_named_caches_are_those_of_the_cache_around(tmp_path: Path) -> None:
     with FanoutCache(tmp_path, **QUICK) as cache:
         assert cache.namespace("space").cache("child") is cache.cache("child")
         assert not hasattr(cache.namespace("space"), "nothing")
+
+
+@one
+def test_a_timeout_of_clear_carries_the_count_of_what_has_gone(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    space = cache.namespace("space")
+    space.set_many(dict.fromkeys(range(5)))
+    space.namespace("inner").set_many(dict.fromkeys(range(3)))
+    store = cache._shards.stores[0]
+    remove = store.remove_selected
+    calls: list[object] = []
+
+    def remove_once(*arguments: Any) -> int:
+        calls.append(arguments)
+        if len(calls) > 1:
+            raise Timeout("others hold the lock")
+        return remove(*arguments)
+
+    monkeypatch.setattr(store, "remove_selected", remove_once)
+    with pytest.raises(Timeout) as raised:
+        space.clear()
+    assert raised.value.args == (8 - len(cache),)

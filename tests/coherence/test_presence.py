@@ -80,6 +80,19 @@ def test_what_was_closed_has_ended_and_the_others_of_its_process_have_not(path: 
         assert not mine.has_ended(mine.name), "the kernel does not report one's own lock"
 
 
+@linux
+def test_what_another_thread_closes_meanwhile_holds_nothing(path: Path) -> None:
+    gone = Presence(path)
+    before, after = object(), object()
+    assert gone.hold(1, before)
+    gone.close()
+    assert not gone.hold(2, after)
+    gone.let_go(1, before)
+    with closing(Presence(path)) as mine:
+        assert mine.hold(1, after), "it ended with the one that was closed"
+        assert not gone.has_ended(mine.name)
+
+
 @pytest.mark.parametrize("name", ["", "x", "-1", "1 2", "1.5", "²", "٣", "9" * 19, "9" * 400])
 def test_a_name_that_no_presence_has_is_no_proof_of_an_end(path: Path, name: str) -> None:
     with closing(Presence(path)) as mine:

@@ -577,6 +577,23 @@ def test_a_soft_eviction_leaves_what_can_be_had_stale(cache: Cache, clock: Clock
     assert cache.check() == []
 
 
+@one
+def test_a_soft_eviction_counts_only_what_it_ended(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache.set_many(dict.fromkeys(range(10)), tag="t")
+    store = cache._shards.stores[0]
+    attempts = store.attempts
+
+    def after_others(**options: Any) -> Any:  # between the look at the entries and the lock
+        monkeypatch.undo()
+        assert cache.delete_many(range(4)) == 4
+        assert cache.retag(4, remove=["t"])
+        return attempts(**options)
+
+    monkeypatch.setattr(store, "attempts", after_others)
+    assert cache.evict("t", soft=True) == 5
+    assert list(cache) == [4]
+
+
 @few
 def test_the_breaker_opens_and_lets_a_probe_through(open_cache: Opener, clock: Clock) -> None:
     cache, other = open_cache(), open_cache()

@@ -160,11 +160,20 @@ class ShardSession:
 
     def presence(self) -> Presence:
         """Return what shows other processes that this one has the shard open; it ends with `close`."""
+        # Without the mutex, under which another thread may wait for a lock. What is closed meanwhile holds nothing.
+        present = self.presence_here()
+        if present is not None:
+            return present
+        may_block()
         with opener.mutex():
             self.ready()
             if self._presence is None:
                 self._presence = Presence(Path(self.directory, GENERATIONS), shared=self.config.shared)
             return self._presence
+
+    def presence_here(self) -> Presence | None:
+        """Return what `presence` has made, None if it has ended or this process has inherited it."""
+        return self._presence if self.token == process_token() else None
 
     def _end_presence(self) -> None:
         presence, self._presence = self._presence, None
