@@ -29,6 +29,11 @@ class AtomicKey:
             self._location = self._rows.locate(self._key)
         return self._location
 
+    @property
+    def stored(self) -> bytes:
+        """Return the stored key."""
+        return self._found()[0]
+
     def transaction(self, wait: float | None) -> AbstractContextManager[None]:
         """Make the body one transaction on the key's own shard; raise Timeout after `wait` seconds (None: never)."""
         return self._found()[2].transaction(wait)

@@ -113,6 +113,41 @@ def test_evict_by_tag(shell: Shell, cache: Cache) -> None:
     assert list(cache) == [3, "day"]
 
 
+def test_retag(shell: Shell, cache: Cache) -> None:
+    shell.run("retag", "user:1", "--add", "admins", "--add", "active", "--remove", "users")
+    assert cache.get_entry("user:1").tags == ("active", "admins")
+    shell.run("retag", "nobody", "--add", "admins", code=1)
+    shell.run("retag", 3, "--key-type", "int", "--add", 7, "--tag-type", "int")
+    assert cache.get_entry(3).tags == (7,)
+
+
+def test_within_a_namespace(shell: Shell, cache: Cache) -> None:
+    outer = cache.namespace("outer")
+    within = ("--namespace", "outer", "--namespace", "inner")
+    shell.run("set", "key", "new", "--tag", "t", *within)
+    inner = outer.namespace("inner")
+    assert inner.get("key", tag=True) == ("new", "t")
+    assert "key" not in cache
+    inner["other"] = [1]
+    assert shell.run("get", "key", *within) == "new\n"
+    shell.run("get", "key", code=1)
+    assert sorted(shell.run("keys", *within).splitlines()) == ["key", "other"]
+    assert shell.run("keys", "--tag", "t", *within).splitlines() == ["key"]
+    assert shell.run("keys", "--namespace", "outer") == ""
+    sizes = {row["type"]: row["entries"] for row in shell.json("sizes", "--by", "type", *within)}
+    assert sizes == {"str": 1, "list": 1}
+    shell.run("retag", "other", "--add", "users", *within)
+    assert shell.json("evict", "--tag", "users", *within) == [{"removed": 1}]
+    assert cache.count(tags=["users"]) == 2
+    shell.run("delete", "key", *within)
+    shell.run("delete", "key", *within, code=1)
+    inner["key"] = outer["key"] = 1
+    assert shell.json("clear", "--yes", "--namespace", "outer") == [{"removed": 2}]
+    assert len(cache) == 4
+    shell.run("keys", "--namespace", "", code=2)
+    assert "expected text that is not empty" in shell.err
+
+
 def test_a_tag_may_be_a_number(shell: Shell, cache: Cache) -> None:
     cache.set("a", 1, tag=7)
     shell.run("set", "b", "2", "--tag", "7", "--tag-type", "int")
