@@ -1,8 +1,8 @@
 """What tags cost: writes with none, one and eight, new entries and old ones, in one run, interleaved.
 
 ``python -m benchmarks.tags`` prints the medians and their ratio to writes without tags; with ``--evict`` it compares
-the removal of 10,000 of many tagged entries with DiskCache's, which has an index on tags too. Exit status: 1 if it takes
-longer than DiskCache's, beyond the noise.
+the removal of 10,000 of many tagged entries with DiskCache's, which has an index on tags too. Exit status: 1 if it
+takes longer than DiskCache's, beyond the noise.
 """
 
 from __future__ import annotations
