@@ -7,6 +7,7 @@ import itertools
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from ..cache import Cache
@@ -51,6 +52,12 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     store.add_argument("--value-type", choices=KINDS, default="text", help="what VALUE is (default: text)")
     store.add_argument("--expire", type=float, metavar="SECONDS", help="remove it after this time")
     store.add_argument("--tag", action="append", default=[], help="a label, for `evict`; may be repeated")
+    store.add_argument(
+        "--if-version",
+        type=int,
+        metavar="VERSION",
+        help="only if the key still has the version that `get --json` shows, or with 0 if there is none; else 1",
+    )
     store.set_defaults(command=set_)
 
     other = commands.add_parser(
@@ -96,7 +103,8 @@ def get(options: argparse.Namespace) -> int:
         print(shown(f"no entry under the {options.key_type} key {options.key!r}{hint}"), file=sys.stderr)
         return 1
     if options.json:
-        print_json({"value": as_json(entry.value), **_metadata(entry.expire_time, entry.tags, entry.size)})
+        about = _metadata(entry.expire_time, entry.tags, entry.size)
+        print_json({"value": as_json(entry.value), **about, "version": entry.version})
     elif options.raw:
         if not isinstance(entry.value, str | bytes):
             raise ValueEncodeError(f"the value of {options.key!r} is a {type(entry.value).__name__}, not text or bytes")
@@ -109,7 +117,7 @@ def get(options: argparse.Namespace) -> int:
 
 
 def set_(options: argparse.Namespace) -> int:
-    """Store a value; return 1 if it can never fit the size limit."""
+    """Store a value; return 1 if it can never fit the size limit, or if the key has another version than it should."""
     if options.value != "-":
         value = _parsed(options.value, options.value_type, ValueEncodeError)
     elif options.value_type == "bytes":
@@ -118,9 +126,11 @@ def set_(options: argparse.Namespace) -> int:
         value = _parsed(sys.stdin.read(), options.value_type, ValueEncodeError)
     key, tags = _parsed(options.key, options.key_type, KeyEncodeError), _tags(options, options.tag)
     with existing(options.directory) as cache:
-        stored = namespace_of(cache, options).set(key, value, options.expire, tags=tags)
+        put = partial(namespace_of(cache, options).set, key, value, options.expire, tags=tags)
+        stored = put() if options.if_version is None else put(if_version=options.if_version or None)
     if not stored:
-        print(shown(f"{options.key!r}: the value is larger than the cache may be"), file=sys.stderr)
+        other = "" if options.if_version is None else "the key has another version, or "
+        print(shown(f"{options.key!r}: {other}the value is larger than the cache may be"), file=sys.stderr)
     return 0 if stored else 1
 
 

@@ -40,6 +40,7 @@ def test_get_with_json_prints_the_entry(shell: Shell, cache: Cache) -> None:
         "expire_time": cache.get("user:2", expire_time=True)[1],
         "tags": ["users"],
         "size": cache.get_entry("user:2").size,
+        "version": cache.get_entry("user:2").version,
     }
     assert shell.json("get", "day")[0]["value"] == {"repr": "datetime.date(2026, 1, 2)"}
 
@@ -111,6 +112,16 @@ def test_keys_by_prefix_tag_and_limit(shell: Shell) -> None:
 def test_evict_by_tag(shell: Shell, cache: Cache) -> None:
     assert shell.json("evict", "--tag", "users") == [{"removed": 2}]
     assert list(cache) == [3, "day"]
+
+
+def test_set_only_if_nothing_changed(shell: Shell, cache: Cache) -> None:
+    shell.run("set", "new", "1", "--if-version", 0)
+    shell.run("set", "new", "2", "--if-version", 0, code=1)
+    assert "another version" in shell.err
+    version = shell.json("get", "new")[0]["version"]
+    shell.run("set", "new", "3", "--if-version", version)
+    shell.run("set", "new", "4", "--if-version", version, code=1)
+    assert cache["new"] == "3"
 
 
 def test_retag(shell: Shell, cache: Cache) -> None:
