@@ -1,9 +1,10 @@
 """Compare the speed of two revisions of the package on this machine: `python -m benchmarks.compare BASE HEAD`.
 
-Both are exported and measured by the present benchmark code, taking turns every few milliseconds.
+Both are exported and measured by the present benchmark code, taking turns every few milliseconds. What a call of HEAD
+may cost beside another one of HEAD is measured likewise.
 
-Exit status: 0 no call became slower; 1 one did, by more than the threshold; 2 a revision is unknown or the command line
-is wrong; 3 a measurement failed; 130 interrupted.
+Exit status: 0 no call became slower; 1 one did, by more than the threshold, or is beyond its bound; 2 a revision is
+unknown or the command line is wrong; 3 a measurement failed; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pathlib import Path
 
 from benchmarks.command import GOOD, add_only, explained, positive, progress, refuse_lost, run_as_command, seconds
 from benchmarks.crew import Crew
-from benchmarks.duel import CALLS, Block, Side, measure_block, measure_together, take_side
+from benchmarks.duel import BOUNDS, CALLS, Block, Bound, Side, measure_block, measure_together, take_side
 from benchmarks.intervals import median_interval
 from benchmarks.measure import measure_costs
 from benchmarks.report import Table, duration, machine_facts
@@ -28,6 +29,7 @@ from benchmarks.workspace import Workspace, workspace
 
 SLOWER_FOUND = 1
 SLOWER, FASTER, SAME = "SLOWER", "faster", "same within noise"
+BEYOND, WITHIN, UNCLEAR = "BEYOND", "within", "unclear"
 BASE, HEAD = "base", "head"
 TURNS = (BASE, HEAD, HEAD, BASE)
 TURNS_BACK = (HEAD, BASE, BASE, HEAD)
@@ -84,6 +86,11 @@ class Comparison:
             return SLOWER
         return FASTER if high < 1 / (1 + threshold) else SAME
 
+    def verdict_on(self, bound: Bound) -> str:
+        """Call it beyond a bound, or within, only if the whole interval says so."""
+        low, high = self.interval
+        return BEYOND if low > bound.most else WITHIN if high <= bound.most else UNCLEAR
+
     def as_dict(self, threshold: float) -> dict[str, object]:
         """Return everything for JSON."""
         low, high, coverage = median_interval(self.ratios)
@@ -93,14 +100,22 @@ class Comparison:
 
 @dataclass
 class Result:
-    """What a whole comparison found; `lacking` names the calls that a revision does not have."""
+    """What a whole comparison found; `lacking` names the calls that a revision does not have.
+
+    In those of `bounds` HEAD is the call that has one, and BASE the one beside it.
+    """
 
     comparisons: dict[str, Comparison] = field(default_factory=dict)
+    bounds: dict[Bound, Comparison] = field(default_factory=dict)
     lacking: dict[str, set[str]] = field(default_factory=lambda: {BASE: set(), HEAD: set()})
 
     def slower(self, threshold: float) -> list[Comparison]:
         """Return the calls that became slower."""
         return [one for one in self.comparisons.values() if one.verdict(threshold) == SLOWER]
+
+    def beyond(self) -> list[Bound]:
+        """Return the bounds that are not kept."""
+        return [bound for bound, one in self.bounds.items() if one.verdict_on(bound) == BEYOND]
 
 
 def percentage(text: str) -> float:
@@ -178,6 +193,14 @@ class Duel:
             times[role].append(self.block(role, Block(call, 2 * number + place // 2, count)) / count)
         return times
 
+    def beside(self, bound: Bound, number: int, count: int, turns: Sequence[str]) -> dict[str, list[float]]:
+        """Let two calls of HEAD take turns, the one with the bound as HEAD and the other one as BASE."""
+        times: dict[str, list[float]] = {role: [] for role in turns}
+        for place, role in enumerate(turns):
+            call = bound.call if role == HEAD else bound.over
+            times[role].append(self.block(HEAD, Block(call, 2 * number + place // 2, count)) / count)
+        return times
+
 
 def measure_all(
     revisions: Mapping[str, Revision],
@@ -200,7 +223,18 @@ def measure_all(
             for place, name in enumerate(chosen[many]):
                 note(f"{CALLS[name].label}, {generation + 1} of {GENERATIONS}", (step + place / len(names)) / len(jobs))
                 _measure_call(duel, name, mine, effort, lacking, result)
+            for bound in BOUNDS:
+                if bound.call in chosen[many] and not {bound.call, bound.over} & lacking[HEAD]:
+                    _measure_bound(duel, bound, mine, effort, result)
     return result
+
+
+def _measure_bound(duel: Duel, bound: Bound, mine: Sequence[int], effort: Effort, result: Result) -> None:
+    """Measure one call beside another one."""
+    comparison = result.bounds.setdefault(bound, Comparison(str(bound)))
+    count = duel.calls_within(bound.call, effort.block)
+    for place, number in enumerate(mine):
+        comparison.add(duel.beside(bound, number, count, TURNS if place % 2 else TURNS_BACK))
 
 
 def _measure_call(
@@ -242,6 +276,16 @@ def comparison_table(result: Result, revisions: Mapping[str, Revision], threshol
     return table
 
 
+def bounds_table(result: Result) -> Table:
+    """Show what has a bound, and whether it keeps it."""
+    table = Table("HEAD alone", ("call / other call", "times as long", "interval", "at most", "verdict"))
+    for bound, one in result.bounds.items():
+        low, high = one.interval
+        cells = f"{one.ratio:.3f}", f"{low:.3f}..{high:.3f}", f"{bound.most:g}", one.verdict_on(bound)
+        table.rows.append((str(bound), *cells))
+    return table
+
+
 def _missing(name: str, result: Result) -> str:
     """Say which revision lacks a call, if one does."""
     base, head = (name in result.lacking[role] for role in (BASE, HEAD))
@@ -256,6 +300,10 @@ def write_json(path: Path, facts: Mapping[str, str], asked: argparse.Namespace, 
         "machine": dict(facts),
         "options": {name: getattr(asked, name) for name in ("threshold", "repeats", "seconds", "processes")},
         "calls": {name: one.as_dict(asked.threshold) for name, one in result.comparisons.items()},
+        "bounds": {
+            str(bound): {"most": bound.most, "ratio": one.ratio, "interval": one.interval, "ratios": one.ratios}
+            for bound, one in result.bounds.items()
+        },
         "lacking": {role: sorted(names) for role, names in result.lacking.items()},
     }
     path.write_text(json.dumps(everything, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -279,16 +327,24 @@ def compare(asked: argparse.Namespace) -> int:
     if asked.json:
         write_json(asked.json, facts, asked, result)
     print(comparison_table(result, revisions, asked.threshold, effort).text())
+    if result.bounds:
+        print(bounds_table(result).text())
     return conclude(result, asked.threshold)
 
 
 def conclude(result: Result, threshold: float) -> int:
-    """Name what became slower and return the exit status."""
+    """Name what became slower or is beyond its bound, and return the exit status."""
     slower = result.slower(threshold)
     for one in slower:
         low, high = one.interval
         print(f"SLOWER: {one.name}: HEAD takes {one.ratio:.2f} times as long as BASE (from {low:.2f} to {high:.2f})")
-    return SLOWER_FOUND if slower else GOOD
+    beyond = result.beyond()
+    for bound in beyond:
+        low, high = result.bounds[bound].interval
+        print(
+            f"BEYOND: {bound.call} takes {low:.2f} to {high:.2f} times as long as {bound.over}, {bound.most:g} at most"
+        )
+    return SLOWER_FOUND if slower or beyond else GOOD
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -52,6 +52,7 @@ class Bench:
         self.hot = OURS.open(side.caches / "hot")
         self._cold: Subject | None = None
         self._memoized: Callable[[int], int] | None = None
+        self._is_listed = False
 
     @property
     def cold(self) -> Subject:
@@ -79,10 +80,42 @@ class Bench:
         return time_pairs(self.hot.set, [(key, value_of(key, count)) for key in draw.choices(self.keys, k=count)])
 
     def set_tagged(self, draw: random.Random, count: int) -> int:
-        keys = keys_of(HOT_KEYS, "tagged")
-        put = partial(feature(self.hot, "set"), tag="tag")
+        return self._set_with(draw, count, "tagged", tag="tag")
+
+    def set_tags(self, draw: random.Random, count: int) -> int:
+        return self._set_with(draw, count, "with tags", tags=[f"tag {number}" for number in range(8)])
+
+    def set_untagged(self, draw: random.Random, count: int) -> int:
+        """Do what the two above do, without tags."""
+        return self._set_with(draw, count, "untagged")
+
+    def _set_with(self, draw: random.Random, count: int, prefix: str, **options: Any) -> int:
+        keys = keys_of(HOT_KEYS, prefix)
+        put = partial(feature(self.hot, "set"), **options)
         time_pairs(put, [(key, value_of(key)) for key in keys])
         return time_pairs(put, [(key, value_of(key, count)) for key in draw.choices(keys, k=count)])
+
+    def keys_of_small(self, draw: random.Random, count: int) -> int:
+        """List what a tag of a hundred entries has, of which there are ten times as many with another one."""
+        return self._list_small(count, tags=["small"])
+
+    def keys_of_both(self, draw: random.Random, count: int) -> int:
+        """List what has that tag and the other one."""
+        return self._list_small(count, tags=["small", "large"], match="all")
+
+    def _list_small(self, count: int, **options: Any) -> int:
+        keys, put = feature(self.hot, "keys"), feature(self.hot, "set")
+        if not self._is_listed:
+            for number, key in enumerate(keys_of(10 * HOT_KEYS, "listed")):
+                put(key, value_of(key), tags=["large"] if number % 10 else ["large", "small"])
+            self._is_listed = True
+        start = clock()
+        for _ in range(count):
+            found = list(keys(**options))
+        elapsed = clock() - start
+        if len(found) != HOT_KEYS:
+            raise BenchmarkError(f"keys({options}) lists {len(found)} of {HOT_KEYS} entries")
+        return elapsed
 
     def evict(self, draw: random.Random, count: int) -> int:
         """Remove so many entries by their tag, of ten times as many with others."""
@@ -181,7 +214,11 @@ CALLS = {
     "cold-get": Call(Bench.cold_get, "cold get"),
     "set-new": Call(Bench.set_new, "set, new key"),
     "set": Call(Bench.set, "set, overwriting"),
-    "set-tagged": Call(Bench.set_tagged, "set, overwriting, one tag"),
+    "set-untagged": Call(Bench.set_untagged, "set, overwriting, few keys"),
+    "set-tagged": Call(Bench.set_tagged, "the same with one tag"),
+    "set-tags": Call(Bench.set_tags, "the same with eight tags", ("retag",)),
+    "keys-small": Call(Bench.keys_of_small, "keys of a tag", ("retag",)),
+    "keys-both": Call(Bench.keys_of_both, "keys of that and a larger tag", ("retag",)),
     "evict": Call(Bench.evict, "evict, per entry", ("evict",)),
     "delete": Call(Bench.delete, "delete"),
     "incr": Call(Bench.incr, "incr", ("incr",)),
@@ -194,6 +231,25 @@ CALLS = {
     "contended-set": Call(Bench.contended_set, "set, contended", contended=True),
     "contended-get": Call(Bench.contended_get, "get while one sets", contended=True),
 }
+
+
+@dataclass(frozen=True)
+class Bound:
+    """What a call may cost at most, as a multiple of another one of the same revision."""
+
+    call: str
+    over: str
+    most: float
+
+    def __str__(self) -> str:
+        return f"{self.call} / {self.over}"
+
+
+BOUNDS = (
+    Bound("set-tagged", "set-untagged", 1.25),
+    Bound("set-tags", "set-untagged", 3),
+    Bound("keys-both", "keys-small", 2),
+)
 
 _benches: list[Bench] = []
 

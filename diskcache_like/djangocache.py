@@ -302,6 +302,17 @@ class DjangoCache(BaseCache):  # type: ignore[misc]  # Django has no types
         """Give a live entry a new timeout and return whether there was one. Atomic."""
         return self._cache.touch(self.make_and_validate_key(key, version), self.get_backend_timeout(timeout), retry)
 
+    def retag(
+        self,
+        key: Any,
+        add: Iterable[Any] = (),
+        remove: Iterable[Any] = (),
+        version: int | None = None,
+        retry: bool = True,
+    ) -> bool:
+        """Add tags to a live entry, and remove others; return whether there was one. Atomic; the timeout stays."""
+        return self._cache.retag(self.make_and_validate_key(key, version), add, remove, retry)
+
     def pop(
         self,
         key: Any,
@@ -444,7 +455,7 @@ class DjangoCache(BaseCache):  # type: ignore[misc]  # Django has no types
         """Return a decorator that caches a function's results; see `Cache.memoize`, also for `options`.
 
         `timeout` of 0 keeps nothing. Prefix and version are part of the name. What the function's `__cache_key__`
-        returns is a key for `get`, `delete` and the like, whatever their `version`.
+        and `key` return is a key for `get`, `delete` and the like, whatever their `version`.
         """
         if callable(name):
             raise TypeError("name cannot be a function: write @cache.memoize() with parentheses")
@@ -457,6 +468,7 @@ class DjangoCache(BaseCache):  # type: ignore[misc]  # Django has no types
             )
             cache_key = wrapper.__cache_key__
             wrapper.__cache_key__ = functools.wraps(cache_key)(lambda *a, **k: MadeKey(cache_key(*a, **k)))
+            wrapper.key = wrapper.__cache_key__
             decorated: Callable[..., Any] = wrapper
             return decorated
 
@@ -470,6 +482,7 @@ class DjangoCache(BaseCache):  # type: ignore[misc]  # Django has no types
     aread = _twin(read)
     aset = _twin(set)
     atouch = _twin(touch)
+    aretag = _twin(retag)
     apop = _twin(pop)
     adelete = _twin(delete)
     aincr = _twin(incr)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from .crashes import any_moment
 from .hostile import flips, planted_files, planted_rows, swapped_files
 from .linearizability import caches, deques_and_indexes, kills, tasks
-from .lives import cancelled_tasks, processes, threads
+from .lives import cancelled_tasks, processes, renewals, threads
 from .load import everything_at_once, fairness, soak
 from .power import one_writer, twice, two_writers
 from .proof import Proof
@@ -36,6 +36,7 @@ PROOFS: dict[str, Proof] = {
     **processes.PROOFS,
     **threads.PROOFS,
     **cancelled_tasks.PROOFS,
+    **renewals.PROOFS,
     **handlers.PROOFS,
     **raising_handlers.PROOFS,
 }

@@ -1,4 +1,4 @@
-"""The commands on entries: `get`, `set`, `delete`, `keys`, `evict` and `sizes`."""
+"""The commands on entries: `get`, `set`, `retag`, `delete`, `keys`, `evict` and `sizes`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import itertools
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from ..cache import Cache
@@ -16,7 +17,7 @@ from ..errors import KeyEncodeError, ValueEncodeError
 from ..operations.inspection import records_of
 from ..operations.tagging import MATCHES, Selection
 from .arguments import positive
-from .opening import existing, to_look_at
+from .opening import add_namespace, existing, namespace_of, to_look_at
 from .terminal import as_json, as_text, print_json, print_removed, print_table, shown
 
 RUNS_CALLERS_CODE = True  # for `interrupts_a_call` of system/signal_safe.py
@@ -32,6 +33,8 @@ KINDS: dict[str, Callable[[str], Any]] = {
 
 def add(commands: Any, common: argparse.ArgumentParser) -> None:
     """Add the commands of this module."""
+    common = argparse.ArgumentParser(add_help=False, parents=[common])
+    add_namespace(common)
     keyed = argparse.ArgumentParser(add_help=False)
     keyed.add_argument("key", metavar="KEY")
     keyed.add_argument(
@@ -49,7 +52,20 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     store.add_argument("--value-type", choices=KINDS, default="text", help="what VALUE is (default: text)")
     store.add_argument("--expire", type=float, metavar="SECONDS", help="remove it after this time")
     store.add_argument("--tag", action="append", default=[], help="a label, for `evict`; may be repeated")
+    store.add_argument(
+        "--if-version",
+        type=int,
+        metavar="VERSION",
+        help="only if the key still has the version that `get --json` shows, or with 0 if there is none; else 1",
+    )
     store.set_defaults(command=set_)
+
+    other = commands.add_parser(
+        "retag", parents=[common, keyed, tagged], help="change the tags of a key; 1 if there is no entry"
+    )
+    other.add_argument("--add", action="append", default=[], metavar="TAG", help="give it this tag; may be repeated")
+    other.add_argument("--remove", action="append", default=[], metavar="TAG", help="take it away; may be repeated")
+    other.set_defaults(command=retag)
 
     commands.add_parser("delete", parents=[common, keyed], help="remove a key; 1 if there is none").set_defaults(
         command=delete
@@ -81,13 +97,14 @@ def _add_selection(command: argparse.ArgumentParser, required: bool) -> None:
 def get(options: argparse.Namespace) -> int:
     """Print the value of a key, or with `--json` the whole entry; return 1 if there is none."""
     with to_look_at(options.directory) as cache:
-        entry = cache.get_entry(_parsed(options.key, options.key_type, KeyEncodeError))
+        entry = namespace_of(cache, options).get_entry(_parsed(options.key, options.key_type, KeyEncodeError))
     if entry is None:
         hint = "; keys of other types need --key-type" if options.key_type == "text" else ""
         print(shown(f"no entry under the {options.key_type} key {options.key!r}{hint}"), file=sys.stderr)
         return 1
     if options.json:
-        print_json({"value": as_json(entry.value), **_metadata(entry.expire_time, entry.tags, entry.size)})
+        about = _metadata(entry.expire_time, entry.tags, entry.size)
+        print_json({"value": as_json(entry.value), **about, "version": entry.version})
     elif options.raw:
         if not isinstance(entry.value, str | bytes):
             raise ValueEncodeError(f"the value of {options.key!r} is a {type(entry.value).__name__}, not text or bytes")
@@ -100,32 +117,42 @@ def get(options: argparse.Namespace) -> int:
 
 
 def set_(options: argparse.Namespace) -> int:
-    """Store a value; return 1 if it can never fit the size limit."""
+    """Store a value; return 1 if it can never fit the size limit, or if the key has another version than it should."""
     if options.value != "-":
         value = _parsed(options.value, options.value_type, ValueEncodeError)
     elif options.value_type == "bytes":
         value = sys.stdin.buffer.read()
     else:
         value = _parsed(sys.stdin.read(), options.value_type, ValueEncodeError)
+    key, tags = _parsed(options.key, options.key_type, KeyEncodeError), _tags(options, options.tag)
     with existing(options.directory) as cache:
-        stored = cache.set(
-            _parsed(options.key, options.key_type, KeyEncodeError), value, options.expire, tags=_tags(options)
-        )
+        put = partial(namespace_of(cache, options).set, key, value, options.expire, tags=tags)
+        stored = put() if options.if_version is None else put(if_version=options.if_version or None)
     if not stored:
-        print(shown(f"{options.key!r}: the value is larger than the cache may be"), file=sys.stderr)
+        other = "" if options.if_version is None else "the key has another version, or "
+        print(shown(f"{options.key!r}: {other}the value is larger than the cache may be"), file=sys.stderr)
     return 0 if stored else 1
+
+
+def retag(options: argparse.Namespace) -> int:
+    """Change the tags of a key; return 1 if there was none."""
+    key = _parsed(options.key, options.key_type, KeyEncodeError)
+    more, less = _tags(options, options.add), _tags(options, options.remove)
+    with existing(options.directory) as cache:
+        return 0 if namespace_of(cache, options).retag(key, more, less) else 1
 
 
 def delete(options: argparse.Namespace) -> int:
     """Remove a key; return 1 if there was none."""
+    key = _parsed(options.key, options.key_type, KeyEncodeError)
     with existing(options.directory) as cache:
-        return 0 if cache.delete(_parsed(options.key, options.key_type, KeyEncodeError)) else 1
+        return 0 if namespace_of(cache, options).delete(key) else 1
 
 
 def keys(options: argparse.Namespace) -> int:
     """List the keys of live entries, with their metadata if JSON is asked for."""
     with to_look_at(options.directory, values=False) as cache:
-        for key, record in itertools.islice(_selected(cache, options), options.limit):
+        for key, record in itertools.islice(_selected(namespace_of(cache, options), options), options.limit):
             if options.json:
                 print_json(
                     {"key": as_json(key), **_metadata(record.expire, tags_of(record.metadata.tags), _size(record))}
@@ -136,7 +163,7 @@ def keys(options: argparse.Namespace) -> int:
 
 
 def _selected(cache: Cache, options: argparse.Namespace) -> Iterator[tuple[Any, Record]]:
-    selection = Selection.of(_tags(options) or None, options.match, options.prefix)
+    selection = Selection.of(_tags(options, options.tag) or None, options.match, options.prefix)
     for key, record in records_of(cache, cache):
         if selection.takes(key) and selection.has(record.metadata):
             yield key, record
@@ -144,8 +171,9 @@ def _selected(cache: Cache, options: argparse.Namespace) -> Iterator[tuple[Any, 
 
 def evict(options: argparse.Namespace) -> int:
     """Remove every entry with a tag, or several, and print how many there were."""
+    tags = _tags(options, options.tag)
     with existing(options.directory) as cache:
-        removed = cache.evict(tags=_tags(options), match=options.match, soft=options.soft, retry=True)
+        removed = namespace_of(cache, options).evict(tags=tags, match=options.match, soft=options.soft, retry=True)
     print_removed(removed, options.json)
     return 0
 
@@ -176,7 +204,8 @@ GROUPS: dict[str, Callable[[Cache, Any, Record, str], list[str]]] = {
 def sizes(options: argparse.Namespace) -> int:
     """Print entries and bytes of each group, the largest first; an entry with several tags is in several groups."""
     groups: dict[str, list[int]] = {}
-    with to_look_at(options.directory, values=options.by == "type") as cache:
+    with to_look_at(options.directory, values=options.by == "type") as whole:
+        cache = namespace_of(whole, options)
         for key, record in records_of(cache, cache):
             for name in GROUPS[options.by](cache, key, record, options.separator):
                 group = groups.setdefault(name, [0, 0])
@@ -200,8 +229,8 @@ def _metadata(expire: float | None, tags: Sequence[Any], size: int) -> dict[str,
     return {"expire_time": expire, "tags": [as_json(tag) for tag in tags], "size": size}
 
 
-def _tags(options: argparse.Namespace) -> list[Any]:
-    return [_parsed(tag, options.tag_type, KeyEncodeError) for tag in options.tag]
+def _tags(options: argparse.Namespace, given: Sequence[str]) -> list[Any]:
+    return [_parsed(tag, options.tag_type, KeyEncodeError) for tag in given]
 
 
 def _parsed(text: str, kind: str, error: type[KeyEncodeError | ValueEncodeError]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import errno
 import os
 import shutil
@@ -40,6 +41,19 @@ def existing(directory: str, kind: type[Cache] = Cache) -> Cache:
     if path.is_dir() and not any(is_database(name.name) for name in databases):
         raise FileNotFoundError(2, "no cache in this directory", directory)
     return kind(directory)
+
+
+def add_namespace(command: argparse.ArgumentParser) -> None:
+    """Add the option that `namespace_of` reads."""
+    text = "what is in this namespace; repeat it for one within that"
+    command.add_argument("--namespace", action="append", default=[], metavar="NAME", help=text)
+
+
+def namespace_of(cache: Cache, options: argparse.Namespace) -> Cache:
+    """Return the namespace that the options name, or the cache itself."""
+    for name in options.namespace:
+        cache = cache.namespace(name)
+    return cache
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from ..entries.encryption import check_without_secret
 from ..errors import CorruptDatabase, CorruptDatabaseWarning, SecretError, SettingError
 from ..operations.inspection import work_of
 from .arguments import interval, positive
-from .opening import WithoutRecovery, existing, readable, to_look_at
+from .opening import WithoutRecovery, add_namespace, existing, namespace_of, readable, to_look_at
 from .terminal import print_json, print_removed, shown
 
 RUNS_CALLERS_CODE = True  # for `interrupts_a_call` of system/signal_safe.py
@@ -44,6 +44,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     test.set_defaults(command=check)
 
     empty = commands.add_parser("clear", parents=[common], help="remove every entry; asks first")
+    add_namespace(empty)
     empty.add_argument("--yes", action="store_true", help="do not ask")
     empty.set_defaults(command=clear)
 
@@ -128,8 +129,9 @@ def _checked(directory: str, fix: bool) -> list[str]:
 
 def clear(options: argparse.Namespace) -> int:
     """Remove every entry and print how many there were; return 1 if the user does not want that."""
-    with existing(options.directory) as cache:
-        if not options.yes and not _confirmed(f"remove all {len(cache):,} entries of {options.directory}? [y/N] "):
+    with existing(options.directory) as whole:
+        cache, where = namespace_of(whole, options), "/".join([options.directory, *options.namespace])
+        if not options.yes and not _confirmed(f"remove all {len(cache):,} entries of {where}? [y/N] "):
             print("nothing removed", file=sys.stderr)
             return 1
         removed = cache.clear()

@@ -43,6 +43,7 @@ _SMALLEST = 1 + _FIELDS.size
 _MOMENT = struct.Struct("<d")
 _MOMENT_AND_COST = struct.Struct("<dd")
 ETAG_LIMIT = 64  # bytes
+_CACHED = 4096  # sets of tags whose fields are kept, since few sets serve many entries
 _CRC = struct.Struct("<I")
 
 MODE_NONE = 0
@@ -126,8 +127,19 @@ def pack(stored: bytes, record: Record, signer: Authenticator | None = None) -> 
 
 def pack_full(stored: bytes, record: Record) -> bytes:
     """Return the BLOB of a record with metadata or in a file, not authenticated."""
-    body = b"\x02" + pack_fields(record)
+    mode, payload, metadata, file, size, _ = record
+    tags = metadata.tags
+    if file is None and not size and metadata == (None, tags, None, None, 0.0, b""):
+        body = _tagged_head(mode, tags) + payload
+    else:
+        body = b"\x02" + pack_fields(record)
     return body + crc32(body, crc32(stored)).to_bytes(4, "little")
+
+
+@lru_cache(_CACHED)
+def _tagged_head(mode: int, tags: bytes) -> bytes:
+    """Return what stands before the payload in a record that has tags, and nothing else beside a value in the row."""
+    return b"\x02" + pack_fields(Record(mode, b"", Metadata(tags=tags)))
 
 
 def pack_fields(record: Record, flags: int = 0) -> bytes:
@@ -209,7 +221,7 @@ def _metadata(fields: bytes, flags: int, expire: float, tags_length: int) -> tup
     return end, Metadata(kept, fields[start:end], retain_until, created, cost, etag)
 
 
-@lru_cache(4096)
+@lru_cache(_CACHED)
 def _are_tags(packed: bytes) -> bool:
     """Tell whether bytes are tags, each behind its length, which is not 0."""
     start = 0

@@ -38,6 +38,11 @@ class AtomicKey:
             self._location = self._rows.locate(self._key)
         return self._location
 
+    @property
+    def stored(self) -> bytes:
+        """Return the stored key."""
+        return self._found()[0]
+
     def update(self, decide: Decide, wait: float | None) -> bool:
         """Let `decide` say what becomes of the entry, and do that; return whether that is a change. Atomic.
 

@@ -189,7 +189,7 @@ class RowCodec:
 
     def metadata(self, expire: Any, packed_tags: bytes) -> Metadata:
         """Return the metadata of an entry that is written now and expires after `expire`."""
-        expiry = self.expiry(expire)
+        expiry = None if expire is None else self.expiry(expire)
         return Metadata(expiry, packed_tags) if packed_tags or expiry is not None else NO_METADATA
 
     def expiry(self, expire: Any) -> float | None:

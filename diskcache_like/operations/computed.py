@@ -147,7 +147,6 @@ class Computed(Tagging):
 
         `replaces`: what must be there; None for anything. An error that was stored instead of a value is nothing.
         """
-        stored, h, store = self._rows.locate(key)
 
         def may_be_stored(record: Any) -> bool:
             if replaces is None:
@@ -155,6 +154,7 @@ class Computed(Tagging):
             if replaces is NOTHING:
                 return record is None or type(self._recorded(key)[0]) is StoredError
             version, until = replaces
+            stored, h, store = self._rows.locate(key)
             found = store.version(h, stored)
             return found == version or (not found and until is not None and until <= self._rows.clock())
 

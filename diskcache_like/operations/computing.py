@@ -198,8 +198,18 @@ class Rest(NamedTuple):
         await self.waiting.wait(sleep(min(self.most, self.pause)))
 
 
+class Outcome(NamedTuple):
+    """What steps came to, as a done future tells it, which takes longer to make."""
+
+    value: Any
+
+    def result(self) -> Any:
+        """Return the value."""
+        return self.value
+
+
 class Within(NamedTuple):
-    """Take steps elsewhere and return their outcome, a done future, if they end within some seconds; else None.
+    """Take steps elsewhere and return their outcome, which has `result()`, if they end within some seconds; else None.
 
     They go on to their end in any case, unless they are taken in an event loop and all who wait for them are cancelled.
     """
@@ -210,10 +220,9 @@ class Within(NamedTuple):
 
     def run(self) -> Any:
         """Take them in a thread, or in this one if there is no end to that."""
-        outcome: Future[Any] = Future()
         if self.seconds == math.inf:
-            outcome.set_result(_take(self.steps))
-            return outcome
+            return Outcome(_take(self.steps))
+        outcome: Future[Any] = Future()
         _start(self.steps, outcome)
         return outcome if wait([outcome], min(self.seconds, threading.TIMEOUT_MAX)).done else None
 
@@ -395,7 +404,8 @@ class Computation:
 
     def steps(self, key: Any, call: Callable[[Computing], Any]) -> Steps:
         """Take care of a value that `find` has not found."""
-        rules, old = self.rules, (yield self._do(self._old, key))
+        rules = self.rules
+        old = None if rules.is_bare else (yield self._do(self._old, key))
         now = self._now()
         if old is not None and not _is_over(old, now, max(rules.stale_while_revalidate, 0)):
             self.hits += 1
@@ -410,8 +420,6 @@ class Computation:
         return (yield from self._compute(key, call, None, None))
 
     def _old(self, key: Any) -> Old | None:
-        if self.rules.is_bare and not self.rules.asks:
-            return None
         found = self.cache._recorded(key, True)
         return None if found is None or type(found[0]) is StoredError else Old(found[0], found[1].metadata, found[2])
 
@@ -424,11 +432,7 @@ class Computation:
     def flight(self, key: Any) -> Flight:
         """Return the flight for a key."""
         own = self.cache._own(key)
-        return self._flight(flight_key(own), self.cache._atomic_key(own))
-
-    def _flight(self, key: Any, computed: AtomicKey | None = None) -> Flight:
-        atomic = self.cache._atomic_key(key)
-        return Flight(self.cache, key, atomic, self.rules.patience, computed or atomic)
+        return Flight(self.cache, flight_key(own), self.cache._atomic_key(own), self.rules.patience)
 
     # -- in the background --------------------------------------------------------------------------------------------
 
@@ -466,7 +470,7 @@ class Computation:
         if not rules.keeps or (yield self._do(flight.atomic.in_transaction)):
             self.misses += 1
             return (yield from self._compute(key, call, usable, None))
-        name = self._name(self.cache._own(key))
+        name = self._name(flight.atomic)
         if _is_under_way(name):
             raise CacheError(f"key {key!r} is computed by a call that needs its value; it would wait for itself")
         limit = rules.hard_timeout if rules.soft_timeout is None or usable is None else rules.soft_timeout
@@ -496,7 +500,7 @@ class Computation:
         """
         patience = time.monotonic() + flight.patience
         for pause, longest in zip(pauses(), slices(), strict=False):
-            generation = flight.computed.generation()
+            generation = flight.atomic.generation()
             if (yield self._begin(flight, usable is None)) or time.monotonic() >= patience:
                 return ENOVAL
             left = end - time.monotonic()
@@ -504,7 +508,7 @@ class Computation:
                 return self._serve(usable)
             if left <= 0:
                 raise ComputeTimeout(f"key {key!r} is computed by somebody else, who takes too long")
-            yield Rest(flight.computed, generation, left, pause, longest, waiting)
+            yield Rest(flight.atomic, generation, left, pause, longest, waiting)
             value = yield self._do(self._present, key)
             if value is not ENOVAL:
                 return value
@@ -553,7 +557,7 @@ class Computation:
         if old is not None:
             context = Computing(old.value, old.metadata.age(started), old.metadata.etag)
         try:
-            inside = [self._name(self.cache._own(key))]
+            inside = [self._name((flight or self.flight(key)).atomic)]
             try:  # before it is set, so that a signal handler that raises just after that leaves nothing under way
                 _under_way.set((*around, inside))
                 value = yield from self._called(partial(call, context))
@@ -581,10 +585,9 @@ class Computation:
             yield self._do(keep, value, metadata)
         return value
 
-    def _name(self, own: Any) -> tuple[int, Any]:
-        """Return what tells a key, as the cache has it, from those of other caches. Hashable, unlike some keys."""
-        stored, *_ = self.cache._rows.locate(own)
-        return id(self.cache._shards), stored
+    def _name(self, atomic: AtomicKey) -> tuple[int, Any]:
+        """Return what tells a key from those of other caches. Hashable, unlike some keys."""
+        return id(self.cache._shards), atomic.stored
 
     def _called(self, call: Callable[[], Any]) -> Steps:
         """Call the function, if the breaker lets it through, in one of the places for concurrent calls."""
@@ -593,11 +596,12 @@ class Computation:
         try:
             if breaker is not None:
                 yield from self._pass_breaker(held)
-            place = self._name(flight_key(("place", self._scope)))
-            # One that computes within another of the same scope shares its place: the other one waits for it.
-            if self.rules.max_concurrent is not None and not _is_under_way(place):
-                yield from self._take_place("place", self.rules.max_concurrent, self.cache.timeout, held)
-                _under_way.get()[-1].append(place)
+            if self.rules.max_concurrent is not None:
+                place = self._name(self.cache._atomic_key(flight_key(("place", self._scope))))
+                # One that computes within another of the same scope shares its place: the other one waits for it.
+                if not _is_under_way(place):
+                    yield from self._take_place("place", self.rules.max_concurrent, self.cache.timeout, held)
+                    _under_way.get()[-1].append(place)
             try:
                 value = yield Call(call)
             except Exception:
@@ -617,7 +621,8 @@ class Computation:
         numbers, waiting = random.sample(range(places), places), Waiting(None)  # for one of many, which has no name
         for pause, longest in zip(pauses(), slices(), strict=False):
             for number in numbers:
-                flight = self._flight(flight_key((kind, self._scope, number)))
+                key = flight_key((kind, self._scope, number))
+                flight = Flight(self.cache, key, self.cache._atomic_key(key), self.rules.patience)
                 generation = flight.atomic.generation()
                 if (yield self._begin(flight, True)):
                     held.append(flight)

@@ -1,8 +1,8 @@
 """Flights: the right of one call to compute something, among all threads and processes that want the same.
 
-A flight is a kernel lock on the byte that belongs to its key, so it costs no write, and ends with its process. Where
-the system has no such locks it is an entry, which others respect for some time. On either kind of system an entry says
-that the last computation has failed.
+A flight is a kernel lock on the byte that belongs to what is computed, so it costs no write, and ends with its process.
+Where the system has no such locks it is an entry, which others respect for some time. On either kind of system an entry
+says that the last computation has failed.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ class Entries(Protocol):
 
 
 class Flight:
-    """The right to compute what belongs to a key, which is one of `FLIGHTS`.
+    """The right to compute something; `key`, which is one of `FLIGHTS`, is that of its entry.
 
-    `computed`: the key of what is computed, on whose slot others sleep: storing the value changes the slot, so whoever
-    is about to sleep notices. A computation that stores nothing changes no slot, and is noticed a slice later.
+    `atomic`: what is computed, whose byte is locked, and on whose slot others sleep: storing the value changes the
+    slot, so whoever is about to sleep notices. A computation that stores nothing changes no slot, and is noticed a
+    slice later.
     """
 
-    __slots__ = ("_cache", "_mark", "_token", "atomic", "computed", "key", "patience")
+    __slots__ = ("_cache", "_mark", "_token", "atomic", "key", "patience")
 
-    def __init__(self, cache: Entries, key: Any, atomic: AtomicKey, patience: float, computed: AtomicKey) -> None:
+    def __init__(self, cache: Entries, key: Any, atomic: AtomicKey, patience: float) -> None:
         self.key = key
         self.patience = max(patience, PATIENCE)
         self.atomic = atomic
-        self.computed = computed
         self._cache = cache
         self._mark: object | None = None  # the owner of the kernel lock
         self._token: str | None = None  # of the entry instead
@@ -82,7 +82,7 @@ class Flight:
         if self._token is not None and self._cache._uncounted(self.key) == self._token:
             self._cache.delete(self.key, retry=True)
         self._token = None  # not before, since on an event loop this may begin anew
-        self.computed.wake()
+        self.atomic.wake()
 
     def __del__(self) -> None:
         mark = getattr(self, "_mark", None)

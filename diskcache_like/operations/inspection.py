@@ -6,15 +6,17 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ..encoding.record import Record
+from .computed import Computed
 from .parts import Parts
 
 
-def records_of(cache: Parts, keys: Iterable[Any]) -> Iterator[tuple[Any, Record]]:
+def records_of(cache: Computed, keys: Iterable[Any]) -> Iterator[tuple[Any, Record]]:
     """Yield each key that has a live entry with the record of that, without reading the value."""
     rows = cache._rows
     for key in keys:
-        _, h, store = location = rows.locate(key)
-        record = rows.verified(key, location, store.read(h))
+        own = cache._own(key)
+        _, h, store = location = rows.locate(own)
+        record = rows.verified(own, location, store.read(h))
         if record is not None and rows.is_live(record):
             yield key, record
 

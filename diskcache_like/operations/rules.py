@@ -8,6 +8,7 @@ import random
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple
 
@@ -172,12 +173,12 @@ class Rules:
         """Tell whether an old value is never of use."""
         return not (self.stale_while_revalidate or self.stale_if_error or self.beta)
 
-    @property
+    @cached_property
     def keeps(self) -> bool:
         """Tell whether a result may be kept at all."""
         return self.expire is None or callable(self.expire) or lifetime(self.expire) > 0
 
-    @property
+    @cached_property
     def patience(self) -> float:
         """Return for how many seconds others wait for a computation at least."""
         return 0.0 if callable(self.expire) or math.isinf(seconds := lifetime(self.expire)) else seconds

@@ -195,10 +195,13 @@ class Writer:
             return False
         connection = self._connection
         execute = (connection.cursor or connection.open_cursor()).execute
-        parameters = (place, _blob(stored), tick, _blob(v), expire, fresh, tags)
-        if (again or expire is None) and execute(sql.UPDATE_VALUE, parameters).rowcount:
+        lasting = (place, _blob(stored), tick, _blob(v), tags)
+        if expire is None:
+            return execute(sql.UPDATE_LASTING, lasting).rowcount == 1
+        parameters = (*lasting, expire, fresh)
+        if again and execute(sql.UPDATE_VALUE, parameters).rowcount:
             return True
-        return expire is not None and execute(sql.UPDATE_EXPIRING, parameters).rowcount == 1
+        return execute(sql.UPDATE_EXPIRING, parameters).rowcount == 1
 
     def _announce(self, row: Row) -> int:
         """Note in the header, before the commit, that files or expiries may exist; return the row's bytes."""

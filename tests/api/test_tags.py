@@ -98,6 +98,20 @@ def test_what_is_not_a_write_of_the_value_keeps_the_tags(cache: Cache) -> None:
     assert cache.evict(tags=["a", "b"]) == 0
 
 
+@pytest.mark.parametrize("window", [0, 100])
+def test_the_same_tags_again_with_another_expiry(cache: Cache, clock: Clock, window: int) -> None:
+    for expire in (10, None, 20, 5, None):
+        assert cache.get_or_set("key", lambda: 1, 10, tags=["t"], stale_if_error=window) in (0, 1)
+        cache.set("key", 0, expire, tags=["t"])
+        assert cache.get_entry("key").expire_time == (None if expire is None else clock.now + expire)
+        assert cache.check() == []
+        clock.advance(15)
+        alive = expire is None or expire > 15
+        assert cache.expire() == (not alive)
+        assert cache.count(tags=["t"]) == alive
+        cache.delete("key")
+
+
 def test_expired_entries_are_in_no_answer(cache: Cache, clock: Clock) -> None:
     cache.reset("cull_limit", 0, update=False)
     cache.set("short", 1, expire=1, tags=["a"])

@@ -233,6 +233,22 @@ def test_tags_expiry_files_and_removal(django: DjangoCache, clock: Clock) -> Non
     assert (django.expire(), django.cull(), django.clear()) == (1, 0, 0)
 
 
+def test_several_tags(django: DjangoCache, clock: Clock) -> None:
+    django.set("a", 1, 10, tags=["x", "y"])
+    django.add("b", 2, tags=["x"])
+    django.set_many({"c": 3, "d": 4}, tags=["y", "z"])
+    assert django.get("a", tag=True) == (1, ("x", "y"))
+    assert django.retag("a", add=["v"], remove=["x"])
+    assert not django.retag("a", add=["v"], version=2)
+    assert django.get("a", expire_time=True, tag=True) == (1, clock() + 10, ("v", "y"))
+    assert django.evict(tags=["y", "z"], match="all") == 2
+    assert django.evict(tags=["x", "v"], soft=True) == 2
+    assert run(django.aset("e", 5, tags=["x"]))
+    assert run(django.aretag("e", remove=["x"]))
+    assert run(django.aevict("x")) == 0
+    assert django.get("e", tag=True) == (5, None)
+
+
 def test_statistics(django: DjangoCache) -> None:
     assert django.stats() == (0, 0)
     django.set("a", 1)
@@ -394,6 +410,7 @@ def test_the_key_of_a_memoized_call_is_a_key_for_every_operation(django: DjangoC
         memoized: Any = django.memoize(version=7, tag="t")(lambda text: text.upper())
         assert memoized("a b") == "A B"
         key = memoized.__cache_key__("a b")
+        assert django.get(memoized.key("a b")) == "A B"
         assert django.get(key, tag=True) == ("A B", "t")
         assert django.get_many([key]) == {key: "A B"}
         assert key in django

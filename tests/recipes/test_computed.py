@@ -13,9 +13,11 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import hypothesis.strategies as st
 import pytest
+from hypothesis import HealthCheck, Phase, example, given, settings
 
 from diskcache_like import (
     Breaker,
@@ -148,6 +150,107 @@ def test_the_table(
     if outcome in ("computed", "slow") and (wanted != "old" or state == WITHIN):
         assert cache.get("key") == "new", "what was computed is kept, however long it took"
     assert caller.calls <= 1
+    assert cache.check() == []
+
+
+class Options(NamedTuple):
+    """The options of one call, drawn; `age` is that of the old value."""
+
+    age: float
+    outcome: str
+    while_revalidating: float
+    if_error: float
+    soft_timeout: float | None
+    hard_timeout: float | None
+    others: dict[str, Any]
+
+    def expected(self) -> Any:
+        """Return what the table promises: values, or one error."""
+        after = self.age - EXPIRE
+        if after < 0 or after < self.while_revalidating:
+            return {"old"}
+        usable = after < self.if_error
+        if self.outcome == "computed" or (self.outcome == "slow" and not self.times_out(usable)):
+            return {"new"}
+        return {"old"} if usable else expected("none", BEYOND, self.outcome)
+
+    def times_out(self, usable: bool) -> bool:
+        """Tell whether a caller has enough of waiting before a slow computation ends."""
+        return (self.hard_timeout if self.soft_timeout is None or not usable else self.soft_timeout) is not None
+
+    def given(self) -> dict[str, Any]:
+        """Return them as `get_or_set` takes them; what is not slow has as much time as it may need."""
+        timeouts = {"soft_timeout": self.soft_timeout, "hard_timeout": self.hard_timeout}
+        if self.outcome != "slow":
+            timeouts = {name: None if seconds is None else PATIENCE for name, seconds in timeouts.items()}
+        return {
+            "stale_while_revalidate": self.while_revalidating,
+            "stale_if_error": self.if_error,
+            **timeouts,
+            **self.others,
+        }
+
+
+HARMLESS: dict[str, Any] = {  # what changes no answer in the table
+    "tags": st.sampled_from([None, ["t"], lambda value: [value]]),
+    "when": st.just(lambda value: value == "new"),
+    "none_expire": st.sampled_from([0, 5]),
+    "jitter": st.just(0.5),
+    "cache_errors": st.just(LookupError),
+    "max_concurrent": st.integers(1, 3),
+    "breaker": st.integers(1, 3).map(Breaker),
+}
+WINDOWS = st.sampled_from([0.0, WINDOW, 3 * WINDOW])
+OPTIONS = st.builds(
+    Options,
+    st.sampled_from([EXPIRE + step for step in (-EXPIRE, -0.5, 0, 0.5, WINDOW, WINDOW + 0.5, 3 * WINDOW, 4 * WINDOW)]),
+    st.sampled_from(OUTCOMES),
+    WINDOWS,
+    WINDOWS,
+    st.sampled_from([None, 0.01]),
+    st.sampled_from([None, 0.02]),
+    st.fixed_dictionaries({}, optional=HARMLESS),
+)
+
+
+@few
+@pytest.mark.parametrize("coroutine", [False, True], ids=["function", "coroutine"])
+@settings(
+    max_examples=30,
+    phases=(Phase.explicit, Phase.generate),  # to shrink what waits in vain takes minutes
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(options=OPTIONS)
+@example(options=Options(EXPIRE + 1, "raises", WINDOW, 3 * WINDOW, None, None, {}))
+@example(options=Options(EXPIRE + WINDOW, "raises", WINDOW, 3 * WINDOW, None, None, {}))
+@example(options=Options(EXPIRE + WINDOW, "slow", 0.0, 3 * WINDOW, 0.01, None, {"breaker": Breaker(1)}))
+def test_the_table_under_any_options(
+    open_cache: Opener, clock: Clock, coroutine: bool, options: Options
+) -> None:  # fmt: skip
+    cache = open_cache(timeout=0.02) if options.outcome == "busy" else open_cache()
+    cache.clear(retry=True)
+    cache.get_or_set("key", lambda: "old", EXPIRE, stale_while_revalidate=4 * WINDOW)
+    clock.advance(options.age)
+    caller, given_ = Caller(cache, coroutine), options.given()
+    if options.outcome == "slow" and options.expected() == {"new"}:
+        caller.may_end.set()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threading, "excepthook", lambda _: None)  # a renewal that fails tells so
+        if options.outcome == "busy":
+            given_["max_concurrent"] = 1
+            patch.setattr(flights.Flight, "begin", refuse_places(flights.Flight.begin))
+        if options.outcome == "breaker open":
+            given_["breaker"] = Breaker(errors=1)
+            patch.setattr(computing.Computation, "_pass_breaker", refuse_breaker)
+        wanted = options.expected()
+        if isinstance(wanted, set):
+            assert {caller(options.outcome, **given_)} == wanted
+        else:
+            with pytest.raises(wanted):
+                caller(options.outcome, **given_)
+    is_fresh, can_be_had = options.age < EXPIRE, options.outcome in ("computed", "slow")
+    assert caller.calls == (not is_fresh and options.outcome in ("computed", "slow", "raises"))
+    assert cache.get("key") == ("old" if is_fresh else "new" if can_be_had else None)
     assert cache.check() == []
 
 

@@ -40,6 +40,7 @@ def test_get_with_json_prints_the_entry(shell: Shell, cache: Cache) -> None:
         "expire_time": cache.get("user:2", expire_time=True)[1],
         "tags": ["users"],
         "size": cache.get_entry("user:2").size,
+        "version": cache.get_entry("user:2").version,
     }
     assert shell.json("get", "day")[0]["value"] == {"repr": "datetime.date(2026, 1, 2)"}
 
@@ -111,6 +112,51 @@ def test_keys_by_prefix_tag_and_limit(shell: Shell) -> None:
 def test_evict_by_tag(shell: Shell, cache: Cache) -> None:
     assert shell.json("evict", "--tag", "users") == [{"removed": 2}]
     assert list(cache) == [3, "day"]
+
+
+def test_set_only_if_nothing_changed(shell: Shell, cache: Cache) -> None:
+    shell.run("set", "new", "1", "--if-version", 0)
+    shell.run("set", "new", "2", "--if-version", 0, code=1)
+    assert "another version" in shell.err
+    version = shell.json("get", "new")[0]["version"]
+    shell.run("set", "new", "3", "--if-version", version)
+    shell.run("set", "new", "4", "--if-version", version, code=1)
+    assert cache["new"] == "3"
+
+
+def test_retag(shell: Shell, cache: Cache) -> None:
+    shell.run("retag", "user:1", "--add", "admins", "--add", "active", "--remove", "users")
+    assert cache.get_entry("user:1").tags == ("active", "admins")
+    shell.run("retag", "nobody", "--add", "admins", code=1)
+    shell.run("retag", 3, "--key-type", "int", "--add", 7, "--tag-type", "int")
+    assert cache.get_entry(3).tags == (7,)
+
+
+def test_within_a_namespace(shell: Shell, cache: Cache) -> None:
+    outer = cache.namespace("outer")
+    within = ("--namespace", "outer", "--namespace", "inner")
+    shell.run("set", "key", "new", "--tag", "t", *within)
+    inner = outer.namespace("inner")
+    assert inner.get("key", tag=True) == ("new", "t")
+    assert "key" not in cache
+    inner["other"] = [1]
+    assert shell.run("get", "key", *within) == "new\n"
+    shell.run("get", "key", code=1)
+    assert sorted(shell.run("keys", *within).splitlines()) == ["key", "other"]
+    assert shell.run("keys", "--tag", "t", *within).splitlines() == ["key"]
+    assert shell.run("keys", "--namespace", "outer") == ""
+    sizes = {row["type"]: row["entries"] for row in shell.json("sizes", "--by", "type", *within)}
+    assert sizes == {"str": 1, "list": 1}
+    shell.run("retag", "other", "--add", "users", *within)
+    assert shell.json("evict", "--tag", "users", *within) == [{"removed": 1}]
+    assert cache.count(tags=["users"]) == 2
+    shell.run("delete", "key", *within)
+    shell.run("delete", "key", *within, code=1)
+    inner["key"] = outer["key"] = 1
+    assert shell.json("clear", "--yes", "--namespace", "outer") == [{"removed": 2}]
+    assert len(cache) == 4
+    shell.run("keys", "--namespace", "", code=2)
+    assert "expected text that is not empty" in shell.err
 
 
 def test_a_tag_may_be_a_number(shell: Shell, cache: Cache) -> None:

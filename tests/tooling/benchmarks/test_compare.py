@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks import command, compare, duel, revisions
-from benchmarks.compare import BASE, FASTER, HEAD, SAME, SLOWER, Comparison
+from benchmarks.compare import BASE, BEYOND, FASTER, HEAD, SAME, SLOWER, UNCLEAR, WITHIN, Comparison
 from benchmarks.crew import Crew
-from benchmarks.duel import CALLS
+from benchmarks.duel import CALLS, Bound
 from benchmarks.intervals import median_interval
 from benchmarks.subjects import BenchmarkError
 
@@ -129,6 +129,17 @@ class TestVerdict:
     def test_only_a_whole_interval_beyond_the_threshold_counts(self, ratios: list[float], verdict: str) -> None:
         assert Comparison("set", ratios).verdict(0.1) == verdict
 
+    @pytest.mark.parametrize(
+        ("ratios", "verdict"),
+        [([1.26] * 6, BEYOND), ([1.26] * 5 + [1.25], UNCLEAR), ([1.25] * 6, WITHIN), ([1.2] * 5 + [1.3], UNCLEAR)],
+    )
+    def test_a_bound_fails_only_where_the_whole_interval_is_beyond_it(self, ratios: list[float], verdict: str) -> None:
+        bound = Bound("set-tagged", "set-untagged", 1.25)
+        one = Comparison(str(bound), ratios)
+        assert one.verdict_on(bound) == verdict
+        status = compare.SLOWER_FOUND if verdict == BEYOND else command.GOOD
+        assert compare.conclude(compare.Result(bounds={bound: one}), 0.1) == status
+
     def test_both_blocks_of_a_repetition_make_one_ratio(self) -> None:
         comparison = Comparison("set")
         comparison.add({BASE: [1, 3], HEAD: [2, 4]})
@@ -218,6 +229,20 @@ class TestCompare:
         calls = ["--only", "contended-set", "--processes", "2", "--repeats", "36", "--seconds", "1"]
         assert run(tmp_path, "HEAD", ".", *calls) == compare.SLOWER_FOUND
         assert "SLOWER: contended-set" in capsys.readouterr().out
+
+    def test_a_call_that_takes_too_long_beside_another_one_fails(
+        self, checkout: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        slow = (
+            "def set(self, key, value, tag=None): self.data[key] = [value for _ in range(8_000 if tag else 2_000)][0]"
+        )
+        calls = ["--only", "set-tagged", "--threshold", "900%", "--json", str(tmp_path / "found.json")]
+        write(more=slow)
+        assert run(tmp_path, ".", ".", *calls) == compare.SLOWER_FOUND
+        assert "BEYOND: set-tagged takes" in capsys.readouterr().out
+        write(more=slow.replace("8_000", "2_000"))
+        assert run(tmp_path, ".", ".", *calls) == command.GOOD
+        assert json.loads((tmp_path / "found.json").read_text())["bounds"]["set-tagged / set-untagged"]["most"] == 1.25
 
     def test_a_revision_is_the_same_as_itself(self, checkout: Path, tmp_path: Path) -> None:
         # The threshold is beyond any noise: what is tested is that both are measured alike.
