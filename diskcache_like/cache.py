@@ -28,7 +28,7 @@ from .entries.metrics import Metrics
 from .entries.options import Arguments
 from .entries.row_codec import Expiry, Location, RowCodec, discard, with_expiry, with_metadata
 from .entries.session import Opening, Session
-from .errors import CacheError, DirectoryError, DiskFull, Timeout
+from .errors import CacheError, DirectoryError, DiskFull, Timeout, TransactionError
 from .operations import namespaces
 from .operations.administration import Administration
 from .operations.computed import Computed
@@ -755,6 +755,18 @@ def _unopened(kind: type[Cache], options: dict[str, Any]) -> Cache:
     cache = kind.__new__(kind)
     cache._unpickled = options
     return cache
+
+
+def without_face(cache: Cache | AsyncCache) -> Cache:
+    """Return the cache itself, for what may be given its asynchronous face instead."""
+    return cache if isinstance(cache, Cache) else cache.sync
+
+
+def refuse_in_transaction_of_face(cache: Cache, what: str) -> None:
+    """Raise TransactionError if the running task has a transaction of the face's, for which it would wait for ever."""
+    session = cache._session
+    if "threads" in vars(session) and session.threads.transaction() is not None:
+        raise TransactionError(f"{what} cannot be used within `async with transact()` of the same task: use it outside")
 
 
 def atomic_key(cache: Cache, key: Any) -> AtomicKey:

@@ -143,9 +143,17 @@ def test_what_cannot_be_awaited_says_what_to_write_instead(cache: Cache) -> None
         len(face)
     with pytest.raises(TypeError, match="await contains"):
         "k" in face  # noqa: B015
+    with pytest.raises(TypeError, match="await setitem"):
+        face["k"] = 1
+    with pytest.raises(TypeError, match="await delitem"):
+        del face["k"]
+    with pytest.raises(TypeError, match="async for"):
+        list(face)
     assert face, "an empty cache is not false"
     with pytest.raises(AttributeError, match=r"AsyncCache.*'nothing'"):
         AsyncCache().nothing  # type: ignore[attr-defined]  # noqa: B018
+    with pytest.raises(AttributeError, match=r"'size_limit'.*use \.sync"):
+        face.size_limit  # noqa: B018
 
 
 CALLS: list[tuple[str, Callable[[Any], Any]]] = [
