@@ -481,7 +481,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
             raise
         return count
 
-    def copy_to(self, target: Cache) -> int:
+    def copy_to(self, target: Cache | AsyncCache) -> int:
         """Store every live entry in `target`, with its expiry and tags, in order of insertion; return how many.
 
         `target` may have another codec, other settings, or another number of shards. What it has under the same key is
@@ -489,6 +489,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
         be copied as it was before. Named children of a FanoutCache are caches of their own and are not copied. Each
         batch of 1,000 entries per shard is atomic, and waits for the write lock without limit.
         """
+        target = without_face(target)
         if os.path.realpath(target.directory) == os.path.realpath(self.directory):
             raise DirectoryError(errno.EINVAL, "a cache cannot be copied to itself; give another one", self.directory)
         return sum(target._set_batch(self._items(batch), None) for batch in batches(self, SET_MANY_BATCH))

@@ -250,6 +250,18 @@ def test_deques_indexes_and_named_children(tmp_path: Path) -> None:
     run(main)
 
 
+@one
+def test_a_face_is_copied_to_another(cache: Cache, tmp_path: Path) -> None:
+    cache.set("k", 1, tag="t")
+
+    async def main() -> None:
+        async with AsyncCache(tmp_path / "other") as other:
+            assert await cache.aio.copy_to(other) == 1
+            assert await other.get("k", tag=True) == (1, "t")
+
+    run(main)
+
+
 # -- where calls run --------------------------------------------------------------------------------------------------
 
 
