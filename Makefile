@@ -75,7 +75,7 @@ format: $(DEV)  ## rewrite the code to the project's style
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-bench: $(PEERS)  ## measure percentiles beside every peer, and plot them, in under 15 minutes (ARGS="--list")
+bench: $(PEERS)  ## measure percentiles beside every peer, and plot them, in under 20 minutes (ARGS="--list")
 	$(BIN)/python -m benchmarks $(ARGS)
 
 bench-overview: $(PEERS)  ## draw the one picture: get, set, delete beside four peers, in 5 minutes (ARGS="--docs README.md")

@@ -1,5 +1,7 @@
 """Measure percentiles against Memcached, Redis and every peer that is installed, and plot them: `python -m benchmarks`.
 
+Unless scenarios or subjects are chosen, the tables of `benchmarks.awaited` come last.
+
 Exit status: 0 good; 2 the command line is wrong; 3 one of our own subjects failed or gave wrong values; 130
 interrupted. What another subject failed with is printed below its tables and is no failure of the run.
 """
@@ -13,7 +15,7 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
-from benchmarks import catalogue
+from benchmarks import awaited, catalogue
 from benchmarks.command import FAILED, GOOD, explained, positive, progress, refuse_lost, run_as_command, seconds
 from benchmarks.harness import Amounts, Harness
 from benchmarks.measure import measure_costs
@@ -78,16 +80,17 @@ def measure(asked: argparse.Namespace) -> int:
                     print(table.text(), flush=True)
         finally:
             record.save(path)
+        found = None if asked.scenario or asked.subject else awaited.measured(space, costs)
     drawn = draw(record, asked.out, chosen=partial(belongs, record))
     print(f"{len(drawn)} plots drawn beside {path}; all of them: python -m benchmarks.render {path}")
-    return judged(record)
+    return judged(record, found.problems if found else ())
 
 
-def judged(record: Record) -> int:
-    """Return the exit status: our own subjects may neither fail nor answer wrongly."""
+def judged(record: Record, problems: Sequence[str] = ()) -> int:
+    """Return the exit status: our own subjects may neither fail nor answer wrongly, nor a part have `problems`."""
     ours = {name for name in record.subjects if catalogue.SUBJECTS[name].spec.module == OURS.module}
     failed = (one for one in record.absences if one.failed and one.subject in ours)
-    bad = [f"{one.scenario}, {one.subject}: {one.reason}" for one in failed]
+    bad = [*problems, *(f"{one.scenario}, {one.subject}: {one.reason}" for one in failed)]
     for trial in record.trials:
         if trial.subject in ours and (trial.wrong or trial.unexpected):
             counts = f"{trial.wrong} wrong values, {trial.unexpected} unexpected misses"

@@ -92,6 +92,11 @@ BUDGETS = (
     cost("encrypted_texts", "encrypted", "encrypted: cold get of 10 KB in 10 texts, vs in the clear", 1.05, None, "x"),
     cost("limit_cost", "limit", "writes under a full size_limit, per write, vs unlimited", 2, None, "x"),
     cost("limit_overshoot", "limit", "largest size over a full size_limit", 1, None, " %"),
+    cost("awaited_hot_over", "awaited", "awaited: hot get, over a coroutine that does nothing", 0.35, None, " µs"),
+    cost("awaited_hot", "awaited", "awaited: hot get, vs not awaited", 2.5, None, "x"),
+    cost("awaited_cold", "awaited", "awaited: cold get, vs not awaited", 1.3, None, "x"),
+    cost("awaited_set", "awaited", "awaited: set, vs not awaited", 1.3, None, "x"),
+    cost("awaited_late", "awaited", "awaited: ticks beside 8 writers late at p99.9, over no cache", 1, None, " ms"),
 )
 
 

@@ -19,11 +19,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks import page
+from benchmarks.awaited import OPTIONS
 from benchmarks.budgets import AIM, BUDGETS, MISSED, MUST, UNCLEAR, UNMEASURED, Outcome, assess
 from benchmarks.command import FAILED, GOOD, add_only, explained, refuse_lost, run_as_command
 from benchmarks.measure import measure_costs
 from benchmarks.quick import FULL_WRITES, Record, measure_all, write_json
-from benchmarks.report import Table, machine_facts
+from benchmarks.report import machine_facts, objectives_table
 from benchmarks.section import Options, Run
 from benchmarks.subjects import DISKCACHE, OURS, MissingSubject
 from benchmarks.workspace import workspace
@@ -52,6 +53,7 @@ EFFORTS = {
     "encrypted": Effort(Options(repeats=15), alone=True),
     "growth": Effort(Options(repeats=5, entries=1_000_000), alone=True),
     "limit": Effort(Options(repeats=8, writes=FULL_WRITES), alone=True),
+    "awaited": Effort(OPTIONS, alone=True),
     # Only single calls have budgets here, five rounds of them per repetition; the rest is as short as it can be.
     "peers": Effort(Options(repeats=2, operations=200, processes=1)),
 }
@@ -75,31 +77,6 @@ def tally(outcomes: Sequence[Outcome]) -> str:
     """Count the verdicts in one sentence."""
     counts = Counter(outcome.verdict for outcome in outcomes)
     return f"{len(outcomes)} objectives: " + ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS)
-
-
-def objectives_table(outcomes: Sequence[Outcome]) -> Table:
-    """Show every objective with the interval of what was measured."""
-    columns = ("objective", "measured", "interval", "confidence", "must", "aim", "verdict")
-    table = Table("Latency objectives", columns)
-    for outcome in outcomes:
-        budget = outcome.budget
-        bounds = (budget.show(budget.must), budget.show(budget.aim))
-        table.rows.append((budget.label, budget.show(outcome.value), *_interval(outcome), *bounds, outcome.verdict))
-    table.notes += [
-        "measured: median of the repetitions. x: times faster for speeds (more is better), times as costly for growth",
-        "and size_limit (less is better). Met or missed only if the whole interval is; otherwise unclear.",
-    ]
-    return table
-
-
-def _interval(outcome: Outcome) -> tuple[str, str]:
-    """Write the interval and its confidence; a single value, such as a maximum, has none."""
-    if outcome.low is None or outcome.high is None:
-        return "-", "-"
-    if not outcome.coverage:
-        return "one value", "-"
-    show = outcome.budget.show
-    return f"{show(outcome.low)}..{show(outcome.high)}", f"{outcome.coverage:.1%}"
 
 
 def markdown(outcomes: Sequence[Outcome], facts: Mapping[str, str], remarks: Sequence[str]) -> str:

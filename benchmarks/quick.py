@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.awaited import awaited
 from benchmarks.budgets import MISSED, Outcome, judge
 from benchmarks.classic import classic, fanout
 from benchmarks.command import FAILED, GOOD, add_only, explained, positive, progress, refuse_lost, run_as_command
@@ -53,6 +54,7 @@ SECTIONS = {
     "limit": Section(limit, 20),
     "fanout": Section(fanout, 20, unasked=False),
     "encrypted": Section(encrypted, 10, unasked=False),
+    "awaited": Section(awaited, 90, unasked=False),
     "peers": Section(peers, 60, unasked=False),
 }
 AMOUNTS = {

@@ -93,6 +93,31 @@ def budget_table(outcomes: Sequence[Outcome]) -> Table:
     return table
 
 
+def objectives_table(outcomes: Sequence[Outcome]) -> Table:
+    """Show every objective with the interval of what was measured."""
+    columns = ("objective", "measured", "interval", "confidence", "must", "aim", "verdict")
+    table = Table("Latency objectives", columns)
+    for outcome in outcomes:
+        budget = outcome.budget
+        bounds = (budget.show(budget.must), budget.show(budget.aim))
+        table.rows.append((budget.label, budget.show(outcome.value), *_interval(outcome), *bounds, outcome.verdict))
+    table.notes += [
+        "measured: median of the repetitions. x: times faster for speeds (more is better), times as costly for growth",
+        "and size_limit (less is better). Met or missed only if the whole interval is; otherwise unclear.",
+    ]
+    return table
+
+
+def _interval(outcome: Outcome) -> tuple[str, str]:
+    """Write the interval and its confidence; a single value, such as a maximum, has none."""
+    if outcome.low is None or outcome.high is None:
+        return "-", "-"
+    if not outcome.coverage:
+        return "one value", "-"
+    show = outcome.budget.show
+    return f"{show(outcome.low)}..{show(outcome.high)}", f"{outcome.coverage:.1%}"
+
+
 def machine_facts(directory: Path, costs: Costs) -> dict[str, str]:
     """Describe the machine, the interpreter and the clock."""
     kind, mount = file_system(directory)

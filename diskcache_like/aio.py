@@ -40,7 +40,8 @@ class AsyncCache(Face):
 
     def __getattr__(self, name: str) -> Any:
         if name not in ("_sync", "_threads", "_transactions", "_writes_slowly", "_get"):
-            raise AttributeError(f"{type(self).__name__} has no {name!r}", name=name, obj=self)
+            hint = "; the cache behind it has: use .sync" if hasattr(self._KIND, name) else ""
+            raise AttributeError(f"{type(self).__name__} has no {name!r}{hint}", name=name, obj=self)
         self._take(block(self._opened))  # used before `async with` has opened it
         return getattr(self, name)
 

@@ -28,7 +28,7 @@ from .entries.metrics import Metrics
 from .entries.options import Arguments
 from .entries.row_codec import Expiry, Location, RowCodec, discard, with_expiry, with_metadata
 from .entries.session import Opening, Session
-from .errors import CacheError, DirectoryError, DiskFull, Timeout
+from .errors import CacheError, DirectoryError, DiskFull, Timeout, TransactionError
 from .operations import namespaces
 from .operations.administration import Administration
 from .operations.computed import Computed
@@ -481,7 +481,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
             raise
         return count
 
-    def copy_to(self, target: Cache) -> int:
+    def copy_to(self, target: Cache | AsyncCache) -> int:
         """Store every live entry in `target`, with its expiry and tags, in order of insertion; return how many.
 
         `target` may have another codec, other settings, or another number of shards. What it has under the same key is
@@ -489,6 +489,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
         be copied as it was before. Named children of a FanoutCache are caches of their own and are not copied. Each
         batch of 1,000 entries per shard is atomic, and waits for the write lock without limit.
         """
+        target = without_face(target)
         if os.path.realpath(target.directory) == os.path.realpath(self.directory):
             raise DirectoryError(errno.EINVAL, "a cache cannot be copied to itself; give another one", self.directory)
         return sum(target._set_batch(self._items(batch), None) for batch in batches(self, SET_MANY_BATCH))
@@ -739,6 +740,18 @@ def _unopened(kind: type[Cache], options: dict[str, Any]) -> Cache:
     cache = kind.__new__(kind)
     cache._unpickled = options
     return cache
+
+
+def without_face(cache: Cache | AsyncCache) -> Cache:
+    """Return the cache itself, for what may be given its asynchronous face instead."""
+    return cache if isinstance(cache, Cache) else cache.sync
+
+
+def refuse_in_transaction_of_face(cache: Cache, what: str) -> None:
+    """Raise TransactionError if the running task has a transaction of the face's, for which it would wait for ever."""
+    session = cache._session
+    if "threads" in vars(session) and session.threads.transaction() is not None:
+        raise TransactionError(f"{what} cannot be used within `async with transact()` of the same task: use it outside")
 
 
 def atomic_key(cache: Cache, key: Any) -> AtomicKey:

@@ -51,6 +51,13 @@ OPERATORS = {
 }
 
 
+def _refused(what: str, instead: str) -> Callable[..., NoReturn]:
+    def refuse(self: Face, *_: Any) -> NoReturn:
+        raise TypeError(f"{type(self).__name__} has no {what}, since that cannot be awaited: {instead}")
+
+    return refuse
+
+
 class Face:
     """What all faces have."""
 
@@ -97,17 +104,15 @@ class Face:
             for item in page:
                 yield item
 
-    def __getitem__(self, key: Any) -> NoReturn:
-        raise TypeError(f"{type(self).__name__} has no subscripts, since those cannot be awaited: await getitem(...)")
-
-    def __len__(self) -> NoReturn:
-        raise TypeError(f"{type(self).__name__} has no len(), since that cannot be awaited: await length()")
+    __getitem__ = _refused("subscripts", "await getitem(...)")
+    __setitem__ = _refused("subscripts", "await setitem(...)")
+    __delitem__ = _refused("subscripts", "await delitem(...)")
+    __contains__ = _refused("`in`", "await contains(...)")
+    __len__ = _refused("len()", "await length()")
+    __iter__ = _refused("plain iteration", "async for ... in")
 
     def __bool__(self) -> bool:
         return True
-
-    def __contains__(self, key: Any) -> NoReturn:
-        raise TypeError(f"{type(self).__name__} has no `in`, since that cannot be awaited: await contains(...)")
 
     async def aclose(self) -> None:
         """Close every file and end the threads; the next operation opens and makes them again."""

@@ -13,9 +13,10 @@ from __future__ import annotations
 import secrets
 import time
 from collections import Counter
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from ..cache import Cache, atomic_key
+from ..cache import Cache, atomic_key, refuse_in_transaction_of_face, without_face
 from ..coherence.futex import pauses, slices
 from ..encoding.record import NO_METADATA, Metadata
 from ..entries.atomic_key import REMOVE, Decision
@@ -25,6 +26,9 @@ from ..errors import CacheError, LeaseLost, NotOwner, Timeout, TransactionError
 from ..system.signals import suppress
 from ..system.tasks import sleep
 from .owners import Owner, current_owner
+
+if TYPE_CHECKING:
+    from ..aio import AsyncCache
 
 RUNS_CALLERS_CODE = True  # for `interrupts_a_call` of system/signal_safe.py
 
@@ -37,12 +41,12 @@ class _Shared:
 
     _noun = "lock"
 
-    def __init__(self, cache: Cache, key: Any, expire: Expiry | None = None, tag: Any = None) -> None:
-        self._cache = cache
+    def __init__(self, cache: Cache | AsyncCache, key: Any, expire: Expiry | None = None, tag: Any = None) -> None:
+        self._cache = without_face(cache)
         self._key = key
         self._expire = expire
         self._tag = tag
-        self._atomic = atomic_key(cache, key)
+        self._atomic = atomic_key(self._cache, key)
         # What was acquired through this object and not released yet, oldest first. Single steps on a list are atomic.
         self._held: list[tuple[Owner, str]] = []
         self._most = 2 * REMEMBERED  # entries in `_held` above which `_forget_lost` runs
@@ -135,14 +139,18 @@ class _Shared:
 
         The caller is the asyncio task that runs, or else the thread.
         """
-        owner = self._releaser()
+        self._release(self._releaser(), None)
+
+    def _release(self, owner: Owner, wait: float | None) -> None:
         token = self._pop(owner)
         try:
-            owned = self._give(token, None)
+            owned = self._give(token, wait)
         except BaseException:
             self._took(owner, token)
             raise
-        self._gave(owned)
+        self._atomic.wake()
+        if not owned:
+            raise self._lost()
 
     def extend(self, expire: Expiry | None = None) -> None:
         """Restart the lease, for `expire` seconds (default: those of the lock); raise NotOwner or LeaseLost."""
@@ -158,6 +166,7 @@ class _Shared:
                 if not self._renew(token, self._expire if expire is None else expire, 0):
                     raise self._lost()
             except Timeout:  # somebody else is writing
+                self._refuse_transaction_of_face()
                 await sleep(seconds)
             else:
                 return
@@ -181,35 +190,20 @@ class _Shared:
 
     async def arelease(self) -> None:
         """Do what `release` does for the running asyncio task; if that is cancelled, release the lock all the same."""
-        import asyncio
+        from ..system.threads import in_new_thread  # late: it needs asyncio, which takes long to import
 
         owner = self._releaser()
-        token = self._pop(owner)
         try:
-            owned = await self._give_async(token)
-        except asyncio.CancelledError:
-            raise
-        except BaseException:
-            self._took(owner, token)
-            raise
-        self._gave(owned)
+            self._release(owner, 0)
+        except Timeout:  # somebody else is writing; the thread waits for that, however often the task is cancelled
+            self._refuse_transaction_of_face()
+            await in_new_thread(partial(self._release, owner, None))
 
-    async def _give_async(self, token: str) -> bool:
-        import asyncio
-
-        for seconds in pauses():
-            try:
-                return self._give(token, 0)
-            except Timeout:
-                try:
-                    await sleep(seconds)
-                except asyncio.CancelledError:
-                    self._give(token, None)
-                    self._atomic.wake()
-                    raise
-        raise AssertionError("pauses never end")
+    def _refuse_transaction_of_face(self) -> None:
+        refuse_in_transaction_of_face(self._cache, f"{self._noun} {self._key!r}")
 
     def _refuse_transaction(self) -> None:
+        self._refuse_transaction_of_face()
         if self._atomic.in_transaction():
             raise TransactionError(
                 f"{self._noun} {self._key!r} is held, and its release cannot be seen from within transact()"
@@ -260,11 +254,6 @@ class _Shared:
                 with suppress(ValueError):  # released just now
                     self._held.remove(each)
         self._most = 2 * max(len(self._held), REMEMBERED)
-
-    def _gave(self, owned: bool) -> None:
-        self._atomic.wake()
-        if not owned:
-            raise self._lost()
 
     def _lost(self) -> LeaseLost:
         return LeaseLost(
@@ -386,7 +375,9 @@ class BoundedSemaphore(_Shared):
 
     _noun = "semaphore"
 
-    def __init__(self, cache: Cache, key: Any, value: int = 1, expire: Expiry | None = None, tag: Any = None) -> None:
+    def __init__(
+        self, cache: Cache | AsyncCache, key: Any, value: int = 1, expire: Expiry | None = None, tag: Any = None
+    ) -> None:
         super().__init__(cache, key, expire, tag)
         if value < 1:
             raise ValueError(f"value is {value!r}, expected 1 or more: a semaphore without slots is never acquired")

@@ -7,10 +7,9 @@ import inspect
 import math
 import time
 from collections.abc import Callable
-from functools import partial
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
-from ..cache import Cache, atomic_key
+from ..cache import Cache, atomic_key, refuse_in_transaction_of_face, without_face
 from ..coherence.futex import pauses
 from ..encoding.record import Metadata
 from ..entries.atomic_key import Decision
@@ -19,6 +18,9 @@ from ..entries.row_codec import Expiry
 from ..errors import Timeout
 from ..operations.call_keys import function_name
 from ..system.tasks import sleep
+
+if TYPE_CHECKING:
+    from ..aio import AsyncCache
 
 RUNS_CALLERS_CODE = True  # for `interrupts_a_call` of system/signal_safe.py
 
@@ -31,12 +33,16 @@ MOMENT = 1e-6  # seconds; a shorter wait counts as over, since clocks cannot mea
 class _Bucket:
     """Tokens that flow in at a steady rate and are taken out one per call, kept as [moment, number of tokens]."""
 
-    def __init__(self, cache: Cache, key: Any, expire: Expiry | None, tag: Any, rate: tuple[float, float]) -> None:
+    def __init__(
+        self, cache: Cache | AsyncCache, key: Any, expire: Expiry | None, tag: Any, rate: tuple[float, float]
+    ) -> None:
+        self._cache = without_face(cache)
+        self._key = key
         self._expire = expire
         self._tag = tag
         self._count, seconds = rate
         self._rate = self._count / seconds
-        self._atomic = atomic_key(cache, key)
+        self._atomic = atomic_key(self._cache, key)
 
     def take(self, now: Callable[[], float], wait: float | None) -> float:
         """Take a token and return 0, or return the seconds until there is one; raise Timeout after `wait` seconds."""
@@ -58,9 +64,19 @@ class _Bucket:
         self._atomic.update(decide, wait)
         return delay
 
+    async def take_async(self, now: Callable[[], float]) -> float:
+        """Do what `take` does, without blocking the event loop."""
+        for pause in pauses():
+            try:
+                return self.take(now, 0)
+            except Timeout:  # somebody else is writing
+                refuse_in_transaction_of_face(self._cache, f"throttle {self._key!r}")
+                await sleep(pause)
+        raise AssertionError("pauses never end")
+
 
 def throttle(
-    cache: Cache,
+    cache: Cache | AsyncCache,
     count: float,
     seconds: float,
     name: str | None = None,
@@ -85,20 +101,22 @@ def throttle(
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         key = (function_name(function), "throttle") if name is None else name
         bucket = _Bucket(cache, key, expire, tag, (count, seconds))
-        take = partial(bucket.take, time_func)
 
         if inspect.iscoroutinefunction(function):
 
             @functools.wraps(function)
             async def asynchronous(*args: P.args, **kwargs: P.kwargs) -> Any:
-                await _pass(take, sleep_func)
+                while delay := await bucket.take_async(time_func):
+                    waited = (sleep if sleep_func is time.sleep else sleep_func)(delay)
+                    if inspect.isawaitable(waited):
+                        await waited
                 return await function(*args, **kwargs)
 
             return cast("Callable[P, R]", asynchronous)
 
         @functools.wraps(function)
         def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
-            while delay := take(None):
+            while delay := bucket.take(time_func, None):
                 sleep_func(delay)
             return function(*args, **kwargs)
 
@@ -107,23 +125,8 @@ def throttle(
     return decorate
 
 
-async def _pass(take: Callable[[float], float], sleep_func: Callable[[float], Any]) -> None:
-    """Take a token out of a bucket without blocking the event loop."""
-    for pause in pauses():
-        try:
-            delay = take(0)
-        except Timeout:  # somebody else is writing
-            await sleep(pause)
-            continue
-        if not delay:
-            return
-        waited = (sleep if sleep_func is time.sleep else sleep_func)(delay)
-        if inspect.isawaitable(waited):
-            await waited
-
-
 def barrier(
-    cache: Cache,
+    cache: Cache | AsyncCache,
     lock_factory: Callable[..., Any],
     name: str | None = None,
     expire: Expiry | None = None,

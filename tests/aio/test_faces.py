@@ -146,9 +146,17 @@ def test_what_cannot_be_awaited_says_what_to_write_instead(cache: Cache) -> None
         len(face)
     with pytest.raises(TypeError, match="await contains"):
         "k" in face  # noqa: B015
+    with pytest.raises(TypeError, match="await setitem"):
+        face["k"] = 1
+    with pytest.raises(TypeError, match="await delitem"):
+        del face["k"]
+    with pytest.raises(TypeError, match="async for"):
+        list(face)
     assert face, "an empty cache is not false"
     with pytest.raises(AttributeError, match=r"AsyncCache.*'nothing'"):
         AsyncCache().nothing  # type: ignore[attr-defined]  # noqa: B018
+    with pytest.raises(AttributeError, match=r"'size_limit'.*use \.sync"):
+        face.size_limit  # noqa: B018
 
 
 CALLS: list[tuple[str, Callable[[Any], Any]]] = [
@@ -241,6 +249,18 @@ def test_deques_indexes_and_named_children(tmp_path: Path) -> None:
             await child.set("k", 1)
             assert child.sync is face.sync.cache("child")
             assert queue.sync.aio.sync is queue.sync
+
+    run(main)
+
+
+@one
+def test_a_face_is_copied_to_another(cache: Cache, tmp_path: Path) -> None:
+    cache.set("k", 1, tag="t")
+
+    async def main() -> None:
+        async with AsyncCache(tmp_path / "other") as other:
+            assert await cache.aio.copy_to(other) == 1
+            assert await other.get("k", tag=True) == (1, "t")
 
     run(main)
 

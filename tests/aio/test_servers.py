@@ -11,6 +11,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -19,18 +20,30 @@ from ..support.workers import PATIENCE
 
 CLIENTS, REQUESTS = 8, 50
 
-SERVE = {
-    "starlette": "import uvicorn; uvicorn.run(app, uds=sys.argv[1], log_level='warning')",
-    "aiohttp": "web.run_app(app, path=sys.argv[1], print=None)",
+UVICORN = "import uvicorn; uvicorn.run(app, uds=sys.argv[1], log_level='warning')"
+
+
+class Served(NamedTuple):
+    """An application of the guide: the words that its blocks contain, what serves it, and what a page says."""
+
+    words: tuple[str, ...]
+    serve: str
+    page: bytes
+
+
+APPLICATIONS = {
+    "starlette": Served(("starlette",), UVICORN, b"made once"),
+    "fastapi": Served(("starlette", "fastapi"), UVICORN, b'{"text":"made once"}'),
+    "aiohttp": Served(("aiohttp",), "web.run_app(app, path=sys.argv[1], print=None)", b"made once"),
 }
 
 
-def application(framework: str) -> str:
-    """Return the program of the guide that uses a framework."""
+def program(served: Served) -> str:
+    """Return the program that the guide's blocks make."""
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "asyncio.md").read_text(), re.DOTALL)
-    found: str
-    (found,) = (block for block in blocks if framework in block)
-    return "import sys\nfrom diskcache_like import AsyncCache\n" + found + "\n" + SERVE[framework] + "\n"
+    found = [block for word in served.words for block in blocks if word in block]
+    assert len(found) == len(served.words)
+    return "\n".join(["import sys", "from diskcache_like import AsyncCache", *found, served.serve, ""])
 
 
 class _Connection(http.client.HTTPConnection):
@@ -62,11 +75,11 @@ def ask(path: Path, pages: list[str]) -> list[tuple[int, bytes]]:
     return found
 
 
-@pytest.mark.parametrize("framework", SERVE)
-def test_the_guides_application_serves_under_load(framework: str, tmp_path: Path) -> None:
-    program, path = tmp_path / "program.py", tmp_path / "socket"
-    program.write_text(application(framework))
-    server = subprocess.Popen([sys.executable, str(program), str(path)], cwd=tmp_path, stderr=subprocess.PIPE)
+@pytest.mark.parametrize("served", APPLICATIONS.values(), ids=list(APPLICATIONS))
+def test_the_guides_application_serves_under_load(served: Served, tmp_path: Path) -> None:
+    script, path = tmp_path / "program.py", tmp_path / "socket"
+    script.write_text(program(served))
+    server = subprocess.Popen([sys.executable, str(script), str(path)], cwd=tmp_path, stderr=subprocess.PIPE)
     try:
         while not listens(path):
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -75,7 +88,7 @@ def test_the_guides_application_serves_under_load(framework: str, tmp_path: Path
         pages = [f"/{number % 10}" for number in range(REQUESTS)]
         with ThreadPoolExecutor(CLIENTS) as clients:
             answers = [answer for each in clients.map(lambda _: ask(path, pages), range(CLIENTS)) for answer in each]
-        assert answers == [(200, b"made once")] * CLIENTS * REQUESTS
+        assert answers == [(200, served.page)] * CLIENTS * REQUESTS
         server.send_signal(signal.SIGINT)
         _, told = server.communicate(timeout=PATIENCE)
         assert b"diskcache_like" not in told, told.decode()

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 
 import pytest
+import trio
 
-from diskcache_like import Cache, LeaseLost, NotOwner, RLock
+from diskcache_like import Cache, LeaseLost, Lock, NotOwner, RLock, TransactionError, barrier, throttle
 
 from ..support.cache_kinds import Clock, few, one
 from ..support.workers import PATIENCE
@@ -157,4 +160,91 @@ def test_a_release_that_is_cancelled_is_made_all_the_same(cache: Cache, make: Ma
 
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(use())
+    assert "lock" not in cache
+
+
+@contextmanager
+def another_writer(cache: Cache) -> Iterator[None]:
+    """Have another thread hold the write lock until the body ends."""
+    began, may_end = threading.Event(), threading.Event()
+
+    def write() -> None:
+        with cache.transact():
+            began.set()
+            assert may_end.wait(PATIENCE)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    assert began.wait(PATIENCE)
+    try:
+        yield
+    finally:
+        may_end.set()
+        writer.join(PATIENCE)
+
+
+@one
+@each_lock
+def test_a_release_that_trio_cancels_is_made_all_the_same(cache: Cache, make: Maker) -> None:
+    lock = make(cache, "lock")
+
+    async def main() -> None:
+        await lock.aacquire()
+        with ExitStack() as writes, trio.CancelScope() as scope:
+            writes.enter_context(another_writer(cache))
+
+            def cancel() -> None:
+                scope.cancel()
+                writes.close()
+
+            trio.lowlevel.current_trio_token().run_sync_soon(cancel)
+            await lock.arelease()
+        assert scope.cancelled_caught
+
+    trio.run(main)
+    assert "lock" not in cache
+
+
+@one
+@each_lock
+def test_a_lock_takes_the_face_of_its_cache(cache: Cache, make: Maker) -> None:
+    async def main() -> None:
+        face = cache.aio
+        async with make(face, "lock"):
+            assert await face.contains("lock")
+
+        @throttle(face, count=1, seconds=1)
+        @barrier(face, Lock)
+        async def work() -> int:
+            return 1
+
+        assert await work() == 1
+
+    asyncio.run(main())
+    assert "lock" not in cache
+    assert make(cache.aio, "lock").try_acquire()
+
+
+@few
+@each_lock
+def test_a_lock_within_a_transaction_of_the_face_is_refused(cache: Cache, make: Maker) -> None:
+    lock = make(cache, "lock")
+
+    @throttle(cache, count=1, seconds=1)
+    async def work() -> None: ...
+
+    async def main() -> None:
+        face = cache.aio
+        async with face.transact():
+            for step in (lock.aacquire, work):
+                with pytest.raises(TransactionError, match="use it outside"):
+                    await step()
+        await lock.aacquire()
+        async with face.transact():
+            for step in (lock.aextend, lock.arelease):
+                with pytest.raises(TransactionError, match="use it outside"):
+                    await step()
+        await lock.arelease()
+
+    asyncio.run(asyncio.wait_for(main(), PATIENCE))
     assert "lock" not in cache

@@ -3,10 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, assert_type
 
-from diskcache_like import Cache, FanoutCache, Lock, barrier, memoize_stampede, throttle
+from diskcache_like import (
+    AsyncCache,
+    AsyncDeque,
+    AsyncFanoutCache,
+    AsyncIndex,
+    Cache,
+    Deque,
+    FanoutCache,
+    Index,
+    Lock,
+    barrier,
+    memoize_stampede,
+    throttle,
+)
+from diskcache_like.aio import AsyncStream
 from diskcache_like.operations.memoize import CacheInfo
 
 from ..support.cache_kinds import one
@@ -96,3 +110,39 @@ def arguments(directory: str, options: dict[str, Any]) -> None:
 def fanout_too(cache: FanoutCache) -> None:
     """Show that what holds for Cache holds for its subclass; never called."""
     assert_type(cache.memoize("name", True, 5, "tag", {0, "text"})(add)(1), list[str])
+
+
+async def faces(cache: Cache, fanout: FanoutCache, deque: Deque, index: Index) -> None:
+    """Show that an awaited operation has the overloads of the one that it awaits; never called."""
+    face = cache.aio
+    assert_type(face, AsyncCache)
+    assert_type(face.sync, Cache)
+    assert_type(await face.get("k", expire_time=True), tuple[Any, float | None])
+    assert_type(cache.get("k", expire_time=True), tuple[Any, float | None])
+    assert_type(await face.get("k", tag=True, expire_time=True), tuple[Any, float | None, Any])
+    assert_type(await face.pop("k", tag=True), tuple[Any, Any])
+    assert_type(await face.set("k", 1, expire=5, tags=["t"]), bool)
+    assert_type(await face.get_many(["k"]), dict[Any, Any])
+    assert_type(face.items(prefix="k"), AsyncIterator[tuple[Any, Any]])
+    assert_type(await face.get_or_set("k", lambda: 1), int)
+    assert_type(await face.get_or_set("k", lambda: fetch(1)), str)
+    assert_type(await face.memoize(expire=5)(fetch)(number=1), str)
+    assert_type(await face.memoize()(add)(1, flag=True), list[str])
+    assert_type(face.memoize()(fetch).invalidate(1), bool)
+    async with face.open("k", "wb") as stream, face.transact(), Lock(face, "lock"):
+        assert_type(stream, AsyncStream)
+        assert_type(await stream.write(b"x"), int)
+    assert_type(fanout.aio, AsyncFanoutCache)
+    assert_type(await fanout.aio.cache("name"), AsyncCache)
+    assert_type(await fanout.aio.deque("name"), AsyncDeque)
+    assert_type(await deque.aio.length(), int)
+    assert_type(index.aio, AsyncIndex)
+    async with AsyncCache("directory", size_limit=1e9) as opened:
+        assert_type(opened, AsyncCache)
+    AsyncCache("directory", compresor="zlib")  # type: ignore[call-arg]
+    await face.set("k")  # type: ignore[call-arg]
+    await face.get("k", expires=True)  # type: ignore[call-overload]
+    await face.memoize()(fetch)("1")  # type: ignore[arg-type]
+    face["k"]  # type: ignore[index]
+    for _ in face:  # type: ignore[attr-defined]
+        pass

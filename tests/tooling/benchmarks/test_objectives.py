@@ -13,9 +13,9 @@ import pytest
 
 from benchmarks import command, objectives, peers, quick
 from benchmarks.budgets import AIM, BUDGETS, MISSED, MUST, UNCLEAR, UNMEASURED, Outcome, assess, cost, speed
-from benchmarks.objectives import EFFORTS, Effort, markdown, objectives_table, remarks_on, status, tally
+from benchmarks.objectives import EFFORTS, Effort, markdown, remarks_on, status, tally
 from benchmarks.quick import Record, Section
-from benchmarks.report import Table
+from benchmarks.report import Table, objectives_table
 from benchmarks.section import Findings, Options, Run
 from benchmarks.subjects import BenchmarkError, MissingSubject
 
