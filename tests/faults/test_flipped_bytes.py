@@ -104,7 +104,7 @@ def flip(directory: Path, part: int, options: dict[str, Any]) -> tuple[Counter[s
         except CacheError as error:
             outcome, found = type(error).__name__, []
             if outcome not in CLEAN:
-                found = [error]
+                found = [repr(error)]
         outcomes[outcome] += 1
         if found:
             wrong.append((offset, changed[offset], found))
