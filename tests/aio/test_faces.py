@@ -665,23 +665,56 @@ def test_a_computation_that_is_cancelled_as_it_takes_its_turn_gives_it_back(
 @one
 def test_a_computation_that_is_left_to_somebody_who_gets_another_value_goes_on(cache: Cache) -> None:
     async def main() -> None:
-        face, may_end = cache.aio, asyncio.Event()
+        face, began, may_end = cache.aio, asyncio.Event(), asyncio.Event()
 
         async def compute() -> str:
+            began.set()
             await may_end.wait()
             return "computed"
 
-        first, other = (asyncio.create_task(face.get_or_set("k", compute)) for _ in range(2))
+        first = asyncio.create_task(face.get_or_set("k", compute))
+        await began.wait()  # it has looked for a value by then
+        other = asyncio.create_task(face.get_or_set("k", compute))
         while [job.waiters for job in computing._jobs.values()] != [2]:  # noqa: ASYNC110
             await asyncio.sleep(0)
+        (job,) = computing._jobs.values()
         first.cancel()
+        await asyncio.wait({first})  # else the other may be gone first, and this be the last that waits
         await face.set("k", "written")
         assert await other == "written"
-        (job,) = computing._jobs.values()
         await face.delete("k")
         may_end.set()
         assert await has_ended(job.task, PATIENCE)
         assert await face.get("k") == "computed"
+
+    run(main)
+
+
+@one
+def test_a_computation_is_cancelled_with_the_last_who_waits_though_another_got_a_value(cache: Cache) -> None:
+    async def main() -> None:
+        face, began, ended = cache.aio, asyncio.Event(), asyncio.Event()
+
+        async def compute() -> str:
+            began.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.set()
+            return "computed"
+
+        first = asyncio.create_task(face.get_or_set("k", compute))
+        await began.wait()  # it has looked for a value by then
+        other = asyncio.create_task(face.get_or_set("k", compute))
+        while [job.waiters for job in computing._jobs.values()] != [2]:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        await face.set("k", "written")
+        assert await other == "written"
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        assert ended.is_set()
+        assert await face.get("k") == "written"
 
     run(main)
 

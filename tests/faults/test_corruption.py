@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import sqlite3
+import struct
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -26,7 +27,9 @@ from ..support.cache_kinds import NEEDS_CIPHER, SECRET
 from ..support.tampering import (
     DAMAGE,
     ENTRIES,
+    INDEX_LEAF,
     STEPS,
+    TABLE_LEAF,
     Step,
     damage,
     database,
@@ -377,6 +380,70 @@ def test_a_schema_that_python_cannot_even_quote_is_damage_in_use_too(directory: 
             cache["new"] = 1  # the first write here, which opens a connection for it
         assert cache["new"] == 1
         assert "a" not in cache
+
+
+def put_out_of_order(directory: Path, tree: str) -> None:
+    """Reverse the cells of a table that has one page."""
+    path = directory / "cache.db"
+    with database(directory) as connection:
+        ((number,),) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = ?", (tree,)).fetchall()
+        ((size,),) = connection.execute("PRAGMA page_size").fetchall()
+    data = bytearray(path.read_bytes())
+    page = (number - 1) * size
+    kind, _, cells = struct.unpack_from(">BHH", data, page)
+    assert kind in (INDEX_LEAF, TABLE_LEAF)
+    assert cells >= 3
+    pointers = struct.Struct(f">{cells}H")
+    pointers.pack_into(data, page + 8, *reversed(pointers.unpack_from(data, page + 8)))
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("tree", "step"),
+    [
+        ("tagged", lambda cache: list(cache.keys(tags=["tag"]))),
+        ("entry", lambda cache: list(cache.keys(prefix="k"))),
+        ("entry", lambda cache: cache.check()),
+    ],
+    ids=["keys by tag", "keys by prefix", "check"],
+)
+def test_rows_out_of_order_are_damage(tmp_path: Path, tree: str, step: Callable[[Cache], object]) -> None:
+    directory = tmp_path / "cache"
+    for make in (Cache, Strict):
+        with closing(make(directory, **QUICK)) as cache:
+            for number in range(3):
+                cache.set(f"k{number}", number, tag="tag")
+        put_out_of_order(directory, tree)
+        with closing(make(directory)) as cache:
+            if make is Strict:
+                with pytest.raises(CorruptDatabase, match="order of their places"):
+                    step(cache)
+                continue
+            with said_once(directory):
+                step(cache)
+            cache["k0"] = "new"
+            assert list(cache) == ["k0"]
+            assert cache.check() == []
+        shutil.rmtree(directory)
+
+
+def test_a_flipped_bit_in_a_place_that_a_tag_has_is_damage(directory: Path) -> None:
+    keys = [f"a key so long that its place has eight bytes {number}" for number in range(3)]
+    with closing(Cache(directory)) as cache:
+        cache.set_many(dict.fromkeys(keys, 1), tag="flipped")
+        last = max(cache._rows.locate(key)[1] for key in keys)
+    path = directory / "cache.db"
+    with database(directory) as connection:
+        ((number,),) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'tagged'").fetchall()
+        ((size,),) = connection.execute("PRAGMA page_size").fetchall()
+    data = bytearray(path.read_bytes())
+    data[data.index(last.to_bytes(8, "big"), (number - 1) * size, number * size)] ^= 0x80  # now the smallest
+    path.write_bytes(data)
+    with closing(Cache(directory)) as cache:
+        with said_once(directory):
+            assert set(cache.keys(tags=["flipped"])) <= set(keys)
+        cache.set(keys[0], "new", tag="flipped")
+        assert list(cache.keys(tags=["flipped"])) == [keys[0]]
 
 
 def test_a_write_whose_place_is_free_and_taken_at_once_ends(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,6 +103,8 @@ def flip(directory: Path, part: int, options: dict[str, Any]) -> tuple[Counter[s
             outcome, found = look(directory, options)
         except CacheError as error:
             outcome, found = type(error).__name__, []
+            if outcome not in CLEAN:
+                found = [repr(error)]
         outcomes[outcome] += 1
         if found:
             wrong.append((offset, changed[offset], found))

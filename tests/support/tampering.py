@@ -314,8 +314,10 @@ def run_steps(cache: Cache) -> list[str]:
 __all__ = [
     "DAMAGE",
     "ENTRIES",
+    "INDEX_LEAF",
     "NAMES",
     "STEPS",
+    "TABLE_LEAF",
     "TREES",
     "Bomb",
     "Snapshot",

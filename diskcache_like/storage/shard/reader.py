@@ -6,6 +6,7 @@ import errno
 import json
 from array import array
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from operator import itemgetter
 from typing import Any
 
@@ -75,12 +76,16 @@ class Reader:
 
     def select(self, statement: str, parameters: Sequence[object] = ()) -> list[Any]:
         """Run a SELECT to its end on a reader, or on the writer within the caller's transaction."""
+        return self._recovered(partial(self._select, statement, parameters))
+
+    def _recovered(self, read: Callable[[], list[Any]]) -> list[Any]:
+        """Read, and once more if the corrupt database is replaced, or can be read after all."""
         try:
-            return self._select(statement, parameters)
+            return read()
         except CorruptDatabase as problem:
             if not self._session.recover(problem):
                 raise
-        return self._select(statement, parameters)
+        return read()
 
     def _select(self, statement: str, parameters: Sequence[object]) -> list[Any]:
         session = self._session
@@ -108,22 +113,24 @@ class Reader:
     def pages(self, statement: str, size: int) -> Iterator[list[Any]]:
         """Yield pages of `size` rows in order of their places; no read transaction stays open between them."""
         position = -(1 << 63)
-        while rows := self.select(statement, (position, size)):
-            if rows[-1][0] <= position:
-                raise corrupt(f"{self._session.path!r}: rows are not in the order of their places", self._session.path)
+        while rows := self._select_placed(statement, (position, size), position):
             position = rows[-1][0]
             yield rows
 
-    def _select_placed(self, statement: str, parameters: Sequence[object]) -> list[Any]:
-        """Do `select` for rows that begin with their place; quarantine the database if one has none."""
-        rows = self.select(statement, parameters)
-        try:
-            places_of(rows, self._session.path)
-        except CorruptDatabase as problem:
-            if not self._session.recover(problem):
-                raise
-            rows = self.select(statement, parameters)
-        return rows
+    def _select_placed(self, statement: str, parameters: Sequence[object], after: int | None = None) -> list[Any]:
+        """Do `select` for rows that begin with their place; quarantine the database if one has none.
+
+        `after`: also if the last place is not behind this one, since rows out of order would be read for ever.
+        """
+
+        def read() -> list[Any]:
+            rows, path = self._select(statement, parameters), self._session.path
+            places = places_of(rows, path)
+            if after is not None and places and places[-1] <= after:
+                raise corrupt(f"{path!r}: rows are not in the order of their places", path)
+            return rows
+
+        return self._recovered(read)
 
     def find(self, h: int, stored: bytes) -> bytes | None:
         """Return the record of the key, looking at every place that a hash collision may have sent it to."""
@@ -181,9 +188,7 @@ class Reader:
 
     def _placed(self, statement: str, parameters: tuple[object, ...], after: int | None) -> Iterator[int]:
         position = -(1 << 63) if after is None else after
-        while rows := self._select_placed(statement, (*parameters, position, PAGE_OF_ENTRIES)):
-            if rows[-1][0] <= position:
-                raise corrupt(f"{self._session.path!r}: places are not in order", self._session.path)
+        while rows := self._select_placed(statement, (*parameters, position, PAGE_OF_ENTRIES), position):
             position = rows[-1][0]
             yield from (place for (place,) in rows)
 
