@@ -23,6 +23,7 @@ from ..errors import CorruptDatabaseWarning, DecodeError, EmptyDirWarning, Unkno
 from ..system import paths
 from ..system.signals import reraise_signal, suppress
 from .shard.row import Row
+from .sqlite import schema
 from .sqlite import statements as sql
 from .sqlite.connection import corrupt
 from .store import Store
@@ -83,8 +84,10 @@ def check_store(
 
 
 def _flaws(store: Store, found: _Findings) -> list[str]:
-    """Return, and note, what SQLite finds wrong with the database itself."""
+    """Return, and note, what is wrong with the database itself: what SQLite finds, and an altered schema."""
     flaws = [str(message) for (message,) in store.select(sql.INTEGRITY_CHECK) if message != "ok"]
+    if difference := schema.difference_of(store.select(schema.SELECT_SCHEMA)):
+        flaws.append(difference)
     for message in flaws:
         found.add(f"{store.path}: {message}")
     return flaws

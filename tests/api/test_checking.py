@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from diskcache_like import Cache, EmptyDirWarning, StorageError, UnknownFileWarning
+from diskcache_like import Cache, CorruptDatabaseWarning, EmptyDirWarning, StorageError, UnknownFileWarning
 from diskcache_like.coherence.generations import Header
 from diskcache_like.storage import check as checking
+from diskcache_like.storage.sqlite.schema import ON_TAGGED_UPDATE
 from diskcache_like.storage.upkeep.trash import GRACE, Trash
 
 from ..support.cache_kinds import Clock, Opener, exact, one, only
@@ -61,6 +62,27 @@ def test_each_kind_of_damage_is_found_and_mended(open_cache: Opener) -> None:
     assert messages(cache) == []
     assert list(cache) == ["four"]
     assert value_files(cache) == []
+
+
+@one
+def test_a_trigger_that_is_altered_while_the_cache_is_in_use(open_cache: Opener) -> None:
+    """As by a flipped bit: all that SQLite checks is right."""
+    cache, other = open_cache(), open_cache()
+    cache.set("key", 1, tags=["t"])
+    (store,) = cache._shards.stores
+    altered = ON_TAGGED_UPDATE.replace("' '", "'0'")
+    with store.locked(None):
+        store.connection.open().execute("DROP TRIGGER entry_retagged")
+        store.connection.open().execute(altered)
+    (found,) = messages(cache)
+    assert "does not have the schema of diskcache_like (unexpected: ['entry_retagged'], missing: 1)" in found
+    with pytest.warns(CorruptDatabaseWarning, match="goes on empty"):
+        cache.check(fix=True)
+    for each in (cache, other):
+        assert messages(each) == []
+        each["key"] = 1
+        each.set("key", 2, tags=["a", "p"])
+        assert list(each.keys(tags=["a"])) == list(each.keys(tags=["p"])) == ["key"]
 
 
 @one

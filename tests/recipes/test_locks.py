@@ -20,7 +20,7 @@ from diskcache_like.cache import clock_of
 from diskcache_like.coherence import futex, native
 from diskcache_like.recipes import locks
 
-from ..support.cache_kinds import NEEDS_HELPER, Clock, Opener, few, one
+from ..support.cache_kinds import NEEDS_HELPER, NEEDS_HOT, Clock, Opener, few, one
 from ..support.contention import everywhere, opened
 from ..support.workers import PATIENCE, Crew, Link, forked, in_thread, ready
 
@@ -48,6 +48,7 @@ def crew() -> Iterator[Crew]:
 # -- owners and leases ------------------------------------------------------------------------------------------------
 
 
+@NEEDS_HOT
 @one
 @each_lock
 def test_what_a_lock_wrote_is_known_from_memory(cache: Cache, make: Maker, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -172,12 +172,19 @@ def _compare(path: str, rows: list[tuple[str, str, str | None]]) -> None:
     """Refuse anything that is missing from, or was added to, the expected schema."""
     if len(set(rows)) < len(rows):
         raise CorruptDatabase(f"{path!r}: the schema holds something twice")
+    if difference := difference_of(rows):
+        raise ForeignDatabase(f"{path!r} {difference}; it was altered by someone else and is not opened")
+
+
+def difference_of(rows: list[tuple[str, str, str | None]]) -> str | None:
+    """Return what the rows of SELECT_SCHEMA say against a database, None if nothing."""
     present = {sql for _, name, sql in rows if not (sql is None and name.startswith("sqlite_autoindex_"))}
     missing = {*REQUIRED, *TRIGGERS} - present
     planted = present - {*REQUIRED, *TRIGGERS, *OPTIONAL}
     if missing or planted:
         unexpected = sorted(name for _, name, sql in rows if sql in planted)
-        raise ForeignDatabase(
-            f"{path!r} does not have the schema of diskcache_like (unexpected: {unexpected or 'nothing'}, "
-            f"missing: {len(missing)}); it was altered by someone else and is not opened"
+        return (
+            f"does not have the schema of diskcache_like (unexpected: {unexpected or 'nothing'}, "
+            f"missing: {len(missing)})"
         )
+    return None
