@@ -126,14 +126,19 @@ def places_in(call: Callable[[], object]) -> int:
 
 
 def interrupted(
-    call: Callable[[], object], number: int, kind: type[BaseException] = Interrupted
+    call: Callable[[], object],
+    number: int,
+    kind: type[BaseException] = Interrupted,
+    stepping: Callable[[int, type[BaseException]], Stepper] | None = None,
 ) -> BaseException | None:
     """Interrupt a call at the `number`-th place; return what was raised, None if the call came to its end before.
+
+    `stepping`: makes a stepper that counts other places.
 
     Nothing else may come of a call that was interrupted, neither another error nor a result; but CPython itself ignores
     what is raised in a finalizer.
     """
-    stepper, ignored = Stepper(number, kind), list[str]()
+    stepper, ignored = (stepping or Stepper)(number, kind), list[str]()
     with stepper.traced(), patch.object(sys, "unraisablehook", lambda lost: ignored.append(str(lost.exc_value))):
         try:
             carry_out(stepper, call)

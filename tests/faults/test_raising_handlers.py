@@ -38,7 +38,7 @@ from diskcache_like.system.signal_safe import _SignalSafe
 from diskcache_like.system.signals import is_from_signal_handler, reraise_signal, suppress
 from prove.children import KINDS, opened, played
 from prove.signals.raising_handlers import CALLS, interrupt_part
-from prove.signals.stepping import Alarm, Interrupted, Late, Stepper, carry_out, interrupted, places_in
+from prove.signals.stepping import Alarm, Interrupted, Late, Stepper, interrupted, places_in
 
 from ..support.cache_kinds import NEEDS_CIPHER, SECRET
 from ..support.sample_objects import Point
@@ -92,20 +92,22 @@ def test_a_lock_that_an_acquisition_took_is_given_back(tmp_path: Path) -> None:
 
 
 class _Ends(Stepper):
-    """Note which of the places are the beginning of the end of a with-block, and which of them the caller wrote."""
+    """Interrupt the beginning of the `number`-th end of a with-block, but that of the outermost one of the caller."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.numbers: list[int] = []
-        self.outside: list[int] = []
+    def __init__(self, number: int, kind: type[BaseException]) -> None:
+        super().__init__(0, kind)
+        self._end = number
+        self._ends = self._outside = 0
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> Any:
-        step = super().__call__(frame, event, argument)
         if frame.f_code is _SignalSafe.__exit__.__code__:
-            self.numbers.append(self.places)
-            if frame.f_back is not None and frame.f_back.f_code.co_filename == __file__:
-                self.outside.append(self.places)
-        return step
+            is_callers = frame.f_back is not None and frame.f_back.f_code.co_filename == __file__
+            self._outside += is_callers
+            self._ends += 1
+            is_outermost = is_callers and self._outside == 2  # outside of it, nothing is left to end it
+            if self._ends == self._end and not is_outermost:
+                self._number = self.places + 1
+        return super().__call__(frame, event, argument)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -118,17 +120,17 @@ def test_whatever_a_transaction_holds_is_given_back_also_while_the_exception_liv
                 cache.set("right", LARGE)
 
         change()
-        ends = _Ends()
-        with ends.traced():
-            carry_out(ends, change)
-        assert len(ends.numbers) > 5
-        for number in set(ends.numbers) - {ends.outside[-1]}:  # of the block outside of all nothing is left to end it
-            error = interrupted(change, number)
-            assert error is not None
+        ended = 0
+        for number in range(1, 40):  # more than there are
+            error = interrupted(change, number, stepping=_Ends)
+            if error is None:
+                continue
+            ended += 1
             with other.transact(retry=False):  # a Timeout, if a lock is held
                 other.set("left", 2)
             assert cache.get("left") == 2
             del error
+        assert ended > 3
 
 
 def test_a_new_database_is_not_rolled_back_after_its_commit(tmp_path: Path) -> None:
