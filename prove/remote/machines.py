@@ -1,0 +1,79 @@
+"""Bounded staleness: machines share a server while everything goes wrong, and no read is older than was promised.
+
+In each case two or three processes on each of two or three machines work on a dozen keys for a second or two, as
+settings that are drawn have it, while connections are cut, delayed and frozen, processes are killed and stopped, and the
+server sleeps, forgets, restarts or is replaced. All that was done is judged afterwards, key by key.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from ..proof import Trial
+from .clients import Product, Settings
+from .faults import ALL, calm_after, let_happen
+from .grounds import Case, Grounds
+from .history import SECOND, History
+from .judges import is_exact, violations
+
+KEYS = 12
+TOLD = 3  # violations of a case
+BOUNDS = (0.0, 0.15, 0.3, 0.6)  # seconds, to choose from
+TIMEOUTS = (0.05, 0.1, 0.25)
+ON_ERROR = ("raise", "raise", "local", "miss")
+
+
+@dataclass(frozen=True)
+class SharedServer:
+    """Has machines work on keys that they share, and judges what they did."""
+
+    product: Product
+    machines: int = 2
+    processes: int = 3  # on each machine
+    seconds: float = 1.5  # of a case, before it calms down
+    faults: frozenset[str] = ALL
+    longest: float = 1.0  # seconds of a fault
+    bounds: Sequence[float] = BOUNDS
+    on_error: Sequence[str] = ON_ERROR
+    least: int = 1  # cases, however short the time
+
+    def __call__(self, trial: Trial) -> None:
+        """Run the proof."""
+        with Grounds(trial.kept, self.product, self.machines, self.processes) as grounds:
+            trial.repeat(partial(self._case, trial, grounds), self.least)
+
+    def _case(self, trial: Trial, grounds: Grounds, source: random.Random) -> None:
+        settings = Settings(source.choice(self.bounds), source.choice(TIMEOUTS), source.choice(self.on_error))
+        name = str(trial.case)
+        case = Case(name, tuple(f"k{name}-{number}" for number in range(KEYS)), settings, source)
+        happened: list[str] = []
+        try:
+            grounds.begin(case)
+            with calm_after(grounds):
+                for fault in let_happen(grounds, source, self.seconds, self.faults, self.longest):
+                    trial.count(fault)
+                    happened.append(fault)
+            history = grounds.end()
+        except BaseException:
+            grounds.start_over()
+            raise
+        judge(trial, history, settings, happened)
+
+
+def judge(trial: Trial, history: History, settings: Settings, happened: Sequence[str]) -> None:
+    """Count what was done, and note what is wrong with it."""
+    parts = list(history.by_key())
+    operations = history.operations
+    trial.count("histories", len(parts))
+    trial.count("of them with exact orders", sum(map(is_exact, parts)))
+    trial.count("operations", len(operations))
+    trial.count("of unknown outcome", sum(each.outcome == "unknown" for each in operations))
+    ended = [each.end - each.begin for each in operations if each.outcome != "unknown"]
+    if ended:
+        trial.most("longest call", max(ended) / SECOND, " s")
+    found = violations(history, settings.max_staleness, excuse_missing=settings.on_error != "raise")
+    for each in found[:TOLD]:
+        trial.violation(f"{each}\n{settings}\nfaults: {', '.join(happened) or 'none'}")

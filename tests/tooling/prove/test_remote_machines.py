@@ -1,0 +1,129 @@
+"""Machines that share a server: what is judged good and bad, and that every fault is one."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from prove.proof import Proof, Trial
+from prove.remote.clients import Product, Settings
+from prove.remote.faults import ALL, calm_after, drawn, lanes, let_happen
+from prove.remote.grounds import Case, Grounds
+from prove.remote.judges import STALE, violations
+from prove.remote.machines import SharedServer
+from prove.remote.stand_in import AT_SERVER, STAND_IN, StandIn
+
+SETTINGS = Settings(0.0, 0.25, "raise")
+
+
+@contextmanager
+def played(product: Product, **more: Any) -> Iterator[Trial]:
+    with Trial(7, 0.1) as trial:
+        SharedServer(product, **{"seconds": 0.5, "bounds": (0.15,), "on_error": ("raise",), **more})(trial)
+        yield trial
+
+
+def test_a_dictionary_with_a_time_to_live_is_found_out() -> None:
+    with played(STAND_IN, faults=frozenset()) as trial:
+        texts = [text for _, text in trial.findings.violations]
+    assert texts
+    assert any(Proof(1, "", lambda _: None, finds=STALE).sought(text) for text in texts), texts
+
+
+@pytest.mark.parametrize("machines", [1, 3])
+def test_the_server_by_itself_is_exact_without_faults(machines: int) -> None:
+    with played(AT_SERVER, faults=frozenset(), machines=machines, processes=2, bounds=(0.0,)) as trial:
+        assert trial.findings.violations == []
+        counts = trial.findings.counts
+    assert counts["operations"] > counts["histories"] == counts["of them with exact orders"] > 0
+    assert counts["of unknown outcome"] == 0
+
+
+def test_the_server_by_itself_holds_under_all_faults() -> None:
+    with played(AT_SERVER, bounds=(0.0,), least=2, longest=0.3) as trial:
+        assert trial.findings.violations == []
+        assert {*trial.findings.counts} & ALL
+
+
+@pytest.mark.parametrize("name", sorted(ALL))
+def test_each_fault_begins_and_ends_and_leaves_everything_working(name: str, grounds: Grounds) -> None:
+    source = random.Random(name)
+    case = Case("case", ("a", "b", "n"), SETTINGS, source)
+    grounds.begin(case)
+    with calm_after(grounds):
+        (lane, faults), *_ = lanes(grounds, frozenset({name})).items()
+        fate = drawn(source, faults, lane, 0.05)
+        running = fate.run(grounds, source, fate.seconds)
+        next(running)
+        next(running, None)
+    history = grounds.end()
+    assert [str(each) for each in violations(history, 0.0)] == []
+    assert len(grounds.clients) == 2
+    losses = {each.how for each in history.losses}
+    assert losses == {"FLUSHALL": {"FLUSHALL"}, "restarts": {"a restart"}}.get(name, set())
+
+
+@pytest.fixture
+def grounds(tmp_path: Any) -> Iterator[Grounds]:
+    """Return two machines with a process each."""
+    with Grounds(tmp_path, AT_SERVER, 2, 1) as made:
+        yield made
+
+
+def test_who_is_killed_is_replaced_and_its_last_call_has_an_unknown_outcome(grounds: Grounds) -> None:
+    grounds.begin(Case("case", ("a", "b", "n"), SETTINGS, random.Random(1)))
+    (victim,) = grounds.machines[0].clients
+    grounds.machines[0].proxy.freeze()
+    grounds.server.stop()
+    grounds.kill(victim)
+    grounds.server.go_on()
+    grounds.machines[0].proxy.thaw()
+    grounds.join_in(grounds.start(grounds.machines[0]))
+    history = grounds.end()
+    last = max((each for each in history.operations if each.process == victim.number), key=lambda each: each.begin)
+    assert last.outcome == "unknown" or last.end < float("inf")
+    assert {each.machine for each in history.operations} == {0, 1}
+
+
+def test_a_process_that_fails_is_a_violation_and_the_next_case_goes_on() -> None:
+    product = AT_SERVER._replace(outcome=_expect_nothing)
+    with Trial(7, 0.0) as trial:
+        SharedServer(product, faults=frozenset({"restarts"}), seconds=0.5, least=2)(trial)
+        texts = [text for _, text in trial.findings.violations]
+    assert texts
+    assert all("redis.exceptions" in text for text in texts)
+
+
+def _expect_nothing(_: Exception) -> None:
+    """Take no error for one that may be."""
+
+
+def test_faults_of_one_lane_do_not_overlap(monkeypatch: pytest.MonkeyPatch, grounds: Grounds) -> None:
+    running: list[str] = []
+
+    def fault(name: str) -> Any:
+        def run(*_: object) -> Iterator[None]:
+            assert name not in running
+            running.append(name)
+            yield
+            running.remove(name)
+
+        return run
+
+    known = {lane: {lane: (1, fault(lane))} for lane in ("one", "two")}
+    monkeypatch.setattr("prove.remote.faults.lanes", lambda *_: known)
+    monkeypatch.setattr("prove.remote.faults.GAP", 0.001)
+    names = [*let_happen(grounds, random.Random(3), 0.2, ALL, 0.01)]
+    assert {*names} == {"one", "two"}
+    assert running == []
+
+
+def test_stand_in_counts_from_what_is_said(grounds: Grounds) -> None:
+    made = StandIn(grounds.server.url, 1.0, 0.0)
+    assert [made.incr("n", 1, 100_000_000_000), made.incr("n", 1, 5)] == [100_000_000_001, 100_000_000_002]
+    assert made.get("n") == 100_000_000_002
+    made.close()
