@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 from tests.support.workers import Link
 
 from ..linearizability.killed_clients import Diary
-from .history import NEVER, SECOND, Kind, Operation, Outcome
+from .history import NEVER, Kind, Operation, Outcome
 
 READY, CALM, DONE, LOST = "ready", "calm", "done", "lost"
 PATIENCE = 40.0  # seconds in which a process must have a write acknowledged when nothing is wrong any more
@@ -22,6 +22,7 @@ NUMBERS = 100_000  # writes of one process, and counts from one beginning, at th
 KINDS: dict[Kind, int] = {"get": 60, "set": 22, "add": 5, "delete": 6}
 COUNTS: dict[Kind, int] = {"get": 55, "incr": 45}
 SIZES = (0, 0, 0, 200, 5_000, 60_000)  # bytes behind a value's number: in a row, in a file
+AFTER_ERROR = 0.02  # seconds; one that fails at once would otherwise do nothing else
 PAUSES = (0.0, 0.0005, 0.002, 0.006)  # seconds between two calls at the most, of one process in one case
 
 
@@ -114,8 +115,9 @@ class Player:
         weights = COUNTS if key == self._part.keys[-1] else KINDS
         (kind,) = self._random.choices(list(weights), list(weights.values()))
         outcome = self.call(kind, key)
-        if self._pause:
-            time.sleep(self._random.uniform(0, self._pause))
+        pause = self._pause if outcome == "acknowledged" else AFTER_ERROR
+        if pause:
+            time.sleep(self._random.uniform(0, pause))
         return outcome
 
     def calm_down(self) -> bool:
@@ -198,8 +200,3 @@ def _next(file: Any) -> Any:
         return pickle.load(file)
     except (EOFError, pickle.UnpicklingError):  # a kill may have cut it off
         return None
-
-
-def in_seconds(duration: float) -> str:
-    """Return a duration in nanoseconds for a reader."""
-    return f"{duration / SECOND:.3f} s"

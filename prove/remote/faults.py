@@ -23,8 +23,10 @@ from .grounds import Client, Grounds, Machine
 
 GAP = 0.4  # seconds between the faults of one lane at the most
 BRIEF = 0.03  # seconds
+DELAYS = (0.0, 0.005, 0.04, 0.2)  # seconds
 
-Fault = Callable[[Grounds, random.Random, float], Iterator[None]]  # a context: what happens before and after its yield
+# What happens at its beginning, and after each yield, which come at equal times.
+Fault = Callable[[Grounds, random.Random, float], Iterator[None]]
 
 
 class Fate(NamedTuple):
@@ -32,8 +34,8 @@ class Fate(NamedTuple):
 
     name: str
     lane: str
-    seconds: float  # that it lasts
-    run: Callable[[Grounds, random.Random, float], Iterator[None]]
+    seconds: float  # that each of its parts lasts
+    run: Fault
 
 
 # -- the network of a machine -----------------------------------------------------------------------------------------
@@ -54,10 +56,21 @@ def cut_off(machine: Machine, grounds: Grounds, source: random.Random, seconds: 
 
 
 def delay(machine: Machine, grounds: Grounds, source: random.Random, seconds: float) -> Iterator[None]:
-    """Have everything arrive late."""
-    machine.proxy.delay(*(source.choice((0.0, 0.005, 0.04, 0.3)) for _ in DIRECTIONS))
+    """Have everything arrive late, on some connections more than on others."""
+    machine.proxy.delay(*(source.choice(DELAYS) for _ in DIRECTIONS), uneven=source.choice((0.0, 1.0)))
     yield
     machine.proxy.delay()
+
+
+def stall(machine: Machine, grounds: Grounds, source: random.Random, seconds: float) -> Iterator[None]:
+    """Have everything arrive late, and then nothing, what is on its way included."""
+    machine.proxy.delay(*(source.choice(DELAYS) for _ in DIRECTIONS))
+    yield
+    machine.proxy.freeze()
+    yield
+    machine.proxy.cut()
+    machine.proxy.delay()
+    machine.proxy.thaw()
 
 
 def freeze(machine: Machine, grounds: Grounds, source: random.Random, seconds: float) -> Iterator[None]:
@@ -159,6 +172,7 @@ NETWORK: Mapping[str, tuple[int, Callable[[Machine, Grounds, random.Random, floa
     "partitions": (2, cut_off),
     "delays": (2, delay),
     "freezes": (3, freeze),
+    "stalls": (2, stall),
 }
 PROCESSES: Mapping[str, tuple[int, Fault]] = {"kills": (2, kill), "stopped processes": (2, stop)}
 SERVER: Mapping[str, tuple[int, Fault]] = {
@@ -196,33 +210,59 @@ def let_happen(
     grounds: Grounds, source: random.Random, seconds: float, allowed: frozenset[str], longest: float
 ) -> Iterator[str]:
     """Begin and end faults for so many seconds, each lasting `longest` seconds at the most; yield their names."""
-    ticket = count()
-    now = time.monotonic()
-    end = now + seconds
+    agenda = Agenda(time.monotonic() + seconds)
     known = lanes(grounds, allowed)
-    due: list[tuple[float, int, str, Iterator[None] | None]] = []
     for lane in known:
-        heapq.heappush(due, (now + source.uniform(0.0, GAP), next(ticket), lane, None))
+        agenda.put(source.uniform(0.0, GAP), lane)
     try:
-        while due:
-            moment, _, lane, running = heapq.heappop(due)
-            if running is None and moment >= end:
-                continue
-            time.sleep(max(0.0, min(moment, end) - time.monotonic()))
+        while (task := agenda.next()) is not None:
+            lane, running = task
             if running is None:
                 fate = drawn(source, known[lane], lane, longest)
-                running = fate.run(grounds, source, fate.seconds)
-                next(running)
+                running = fate, fate.run(grounds, source, fate.seconds)
                 yield fate.name
-                heapq.heappush(due, (time.monotonic() + fate.seconds, next(ticket), lane, running))
+            fate, parts = running
+            if next(parts, END) is END:
+                agenda.put(source.uniform(0.0, GAP), lane)
             else:
-                next(running, None)
-                heapq.heappush(due, (time.monotonic() + source.uniform(0.0, GAP), next(ticket), lane, None))
+                agenda.put(fate.seconds, lane, running)
     finally:
-        for *_, running in due:
+        agenda.finish()
+
+
+END = object()
+Running = tuple[Fate, Iterator[None]]
+
+
+class Agenda:
+    """What is due when: the next part of a fault that runs, or a new one in a lane where none does."""
+
+    def __init__(self, end: float) -> None:
+        self._end = end
+        self._ticket = count()
+        self._due: list[tuple[float, int, str, Running | None]] = []
+
+    def put(self, seconds: float, lane: str, running: Running | None = None) -> None:
+        """Have a lane's turn come after so many seconds."""
+        heapq.heappush(self._due, (time.monotonic() + seconds, next(self._ticket), lane, running))
+
+    def next(self) -> tuple[str, Running | None] | None:
+        """Wait for what is due next, and return it; at the end nothing new, and all the rest at once."""
+        while self._due:
+            moment, _, lane, running = heapq.heappop(self._due)
+            if running is None and moment >= self._end:
+                continue
+            time.sleep(max(0.0, min(moment, self._end) - time.monotonic()))
+            return lane, running
+        return None
+
+    def finish(self) -> None:
+        """End what still runs because something was raised, as far as that goes."""
+        for *_, running in self._due:
             if running is not None:
-                with suppress(Exception):  # another has been raised already
-                    next(running, None)
+                with suppress(Exception):
+                    while next(running[1], END) is not END:
+                        pass
 
 
 @contextmanager

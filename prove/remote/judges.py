@@ -27,6 +27,7 @@ UNSEEN = "stale on one machine"
 BACK = "one process went back"
 UNWRITTEN = "nobody wrote that"
 INEXACT = "no order explains what was done on the server"
+TOO_OLD = f"{STALE}|{UNSEEN}|{BACK}"  # what a control has to find
 OPEN = 6  # writes of unknown outcome, beyond which the orders of a key's writes are too many to be tried
 
 
@@ -37,11 +38,13 @@ class Violation(NamedTuple):
     operation: Operation
     source: Operation | Loss | None = None  # whose state it saw
     newer: Operation | Loss | None = None  # what it should have seen instead, or something newer still
+    other: Operation | None = None  # a read by which the order of these two would be the other way round
 
     def __str__(self) -> str:
         lines = [f"{self.what}: {self.operation}"]
         lines += [f"  it saw: {self.source}"] * (self.source is not None)
         lines += [f"  but before: {self.newer}"] * (self.newer is not None)
+        lines += [f"  of which this saw the other one: {self.other}"] * (self.other is not None)
         return "\n".join(lines)
 
 
@@ -159,9 +162,11 @@ def _too_old(
         newer = ordered.begun_last(change.late - lag)
         if newer is None or newer.begin <= change.done:
             newer = ordered.seen_last(change.late - lag, change) if must_see(change) else None
-            if newer is None or newer.late - lag <= change.end:
+            # If this one began when the other had ended, it is the read of the other that was too old.
+            if newer is None or newer.late - lag <= change.end or newer.done < change.begin:
                 continue
-        assert not isinstance(change.cause, Loss)
+            yield Violation(what, change.witness, change.cause, newer.cause, newer.witness)
+            continue
         yield Violation(what, change.witness, change.cause, newer.cause)
     if excuse:
         return
@@ -172,9 +177,7 @@ def _too_old(
             yield Violation(what, read, None, newer.cause)
 
 
-def stale_across_machines(
-    history: History, max_staleness: float, excuse_missing: bool = False
-) -> Iterator[Violation]:
+def stale_across_machines(history: History, max_staleness: float, excuse_missing: bool = False) -> Iterator[Violation]:
     """Yield reads whose value had been overwritten, removed or lost more than `max_staleness` seconds before.
 
     `excuse_missing`: they may find nothing at any time, as where an error counts as a miss.

@@ -16,10 +16,14 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from ..proof import Proof
 from .clients import Place, Product, Tier
 from .history import Outcome
+from .judges import TOO_OLD
+from .machines import SharedServer
 
 LIFE = 5.0  # seconds for which the dictionary is believed
+ATTEMPTS = 1  # to send a request; one that is sent again may take effect after that of another, or twice
 
 COUNT = """
 local value = redis.call('GET', KEYS[1])
@@ -34,9 +38,9 @@ class StandIn:
     """Values on the server, and copies of them in a dictionary for so many seconds."""
 
     def __init__(self, url: str, timeout: float, life: float) -> None:
-        # A request is sent once: who sends it again may have it take effect after that of another.
+        again = Retry(NoBackoff(), ATTEMPTS - 1)
         self._client = redis.Redis.from_url(
-            url, protocol=3, socket_timeout=timeout, socket_connect_timeout=timeout, retry=Retry(NoBackoff(), 0)
+            url, protocol=3, socket_timeout=timeout, socket_connect_timeout=timeout, retry=again
         )
         self._life = life
         self._copies: dict[str, tuple[float, Any]] = {}
@@ -100,7 +104,7 @@ def open_at_server(place: Place) -> Any:
 
 def outcome(error: Exception) -> Outcome | None:
     """Tell what became of a call that raised."""
-    if isinstance(error, redis.exceptions.ReadOnlyError):
+    if isinstance(error, redis.exceptions.ReadOnlyError) or "connecting to" in str(error):
         return "refused"
     return "unknown" if isinstance(error, (redis.RedisError, OSError)) else None
 
@@ -111,3 +115,9 @@ def no_listener(_: Path) -> None:
 
 STAND_IN = Product(open_stand_in, outcome, no_listener)
 AT_SERVER = Product(open_at_server, outcome, no_listener)
+
+
+PROOFS = {  # of the rig, not of this package
+    "remote-server": Proof(8, "machines ask the server for every value", SharedServer(AT_SERVER, bounds=(0.0,))),
+    "remote-dictionary": Proof(8, "machines keep values for a while", SharedServer(STAND_IN), finds=TOO_OLD),
+}

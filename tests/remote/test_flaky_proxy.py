@@ -90,6 +90,23 @@ def test_what_is_sent_arrives_after_the_delay(
     assert time.monotonic() - began >= 0.2
 
 
+def test_what_is_sent_later_may_arrive_earlier_on_another_connection(
+    proxy: FlakyProxy, server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lucks = iter((0.0, 1.0))
+    monkeypatch.setattr("tests.support.flaky_proxy.random.random", lambda: next(lucks))
+    with socket.create_connection(proxy.address, LONG) as slow:
+        slow.sendall(b"PING\r\n")
+        assert slow.recv(7) == b"+PONG\r\n"
+        with socket.create_connection(proxy.address, LONG) as quick:
+            quick.sendall(b"PING\r\n")
+            assert quick.recv(7) == b"+PONG\r\n"
+            proxy.delay(to_server=0.3, uneven=1.0)
+            slow.sendall(b"INCR count\r\n")
+            quick.sendall(b"INCR count\r\n")
+            assert (slow.recv(4), quick.recv(4)) == (b":2\r\n", b":1\r\n")
+
+
 def test_a_frozen_one_lets_in_and_passes_nothing_until_it_thaws(proxy: FlakyProxy, server: RedisServer) -> None:
     proxy.freeze()
     with socket.create_connection(proxy.address, LONG) as connection:

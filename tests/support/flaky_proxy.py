@@ -7,6 +7,7 @@ The bytes of a connection are never reordered, and none is left out in front of 
 from __future__ import annotations
 
 import asyncio
+import random
 import socket
 import struct
 import threading
@@ -34,7 +35,12 @@ class _Way:
     """What happens at present to all that goes in one direction."""
 
     delay: float = 0.0
+    uneven: float = 0.0
     open: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def delay_of(self, luck: float) -> float:
+        """Return the delay of a connection, by its luck between 0 and 1."""
+        return self.delay * (1.0 - self.uneven * luck)
 
 
 class FlakyProxy:
@@ -71,9 +77,13 @@ class FlakyProxy:
 
     # -- what it does -----------------------------------------------------------------------------------------------
 
-    def delay(self, to_server: float = 0.0, to_client: float = 0.0) -> None:
-        """Have everything arrive so many seconds after it was sent, on connections that exist and on new ones."""
-        self._do(self._delay, to_server, to_client)
+    def delay(self, to_server: float = 0.0, to_client: float = 0.0, uneven: float = 0.0) -> None:
+        """Have everything arrive so many seconds after it was sent, on connections that exist and on new ones.
+
+        `uneven`, from 0 to 1: by how much of that a connection may be quicker than another, each as its luck has it. So
+        what is sent later on one may arrive earlier than what is sent on another.
+        """
+        self._do(self._delay, to_server, to_client, uneven)
 
     def freeze(self, *directions: Direction) -> None:
         """Accept connections and bytes, and pass nothing on in these directions, or in either, not even an end."""
@@ -118,8 +128,9 @@ class FlakyProxy:
 
     # -- in the thread ----------------------------------------------------------------------------------------------
 
-    async def _delay(self, to_server: float, to_client: float) -> None:
-        self._ways["to_server"].delay, self._ways["to_client"].delay = to_server, to_client
+    async def _delay(self, to_server: float, to_client: float, uneven: float) -> None:
+        for way, seconds in zip(self._ways.values(), (to_server, to_client), strict=True):
+            way.delay, way.uneven = seconds, uneven
 
     async def _freeze(self, directions: tuple[Direction, ...]) -> None:
         for direction in directions:
@@ -131,7 +142,7 @@ class FlakyProxy:
 
     async def _pass_everything(self) -> None:
         await self._thaw()
-        await self._delay(0.0, 0.0)
+        await self._delay(0.0, 0.0, 0.0)
         await self._accept()
 
     async def _accept(self) -> None:
@@ -187,16 +198,17 @@ class FlakyProxy:
         await self._ways["to_server"].open.wait()  # who comes to a frozen one is let in, and no more
         server_reader, server_writer = await self._connect()
         writers.append(server_writer)
+        luck = random.random()
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._carry(reader, server_writer, self._ways["to_server"]))
-            group.create_task(self._carry(server_reader, writers[0], self._ways["to_client"]))
+            group.create_task(self._carry(reader, server_writer, self._ways["to_server"], luck))
+            group.create_task(self._carry(server_reader, writers[0], self._ways["to_client"], luck))
 
     async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         if isinstance(self._target, Path):
             return await asyncio.open_unix_connection(str(self._target))
         return await asyncio.open_connection(*self._target)
 
-    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, way: _Way) -> None:
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, way: _Way, luck: float) -> None:
         """Carry what comes, and in the end the end of it, each piece late by the delay of the moment it came."""
         pieces: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(HELD)
 
@@ -208,7 +220,7 @@ class FlakyProxy:
                 except OSError:
                     await way.open.wait()  # the other side hears as little of a reset as of anything else
                     raise
-                await pieces.put((self._loop.time() + way.delay, piece))
+                await pieces.put((self._loop.time() + way.delay_of(luck), piece))
 
         async def send() -> None:
             piece = b"-"

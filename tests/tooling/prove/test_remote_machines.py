@@ -5,18 +5,24 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from prove.proof import Proof, Trial
-from prove.remote.clients import Product, Settings
+from prove.proof import CannotRun, Proof, Trial
+from prove.remote.clients import Product, Settings, recorded
 from prove.remote.faults import ALL, calm_after, drawn, lanes, let_happen
 from prove.remote.grounds import Case, Grounds
-from prove.remote.judges import STALE, violations
+from prove.remote import stand_in
+from prove.remote.judges import BACK, INEXACT, STALE, UNSEEN, UNWRITTEN, violations
+from prove.remote.history import NEVER
 from prove.remote.machines import SharedServer
 from prove.remote.stand_in import AT_SERVER, STAND_IN, StandIn
+from prove.runner import Runner
+from tests.support.redis_servers import awaited
 
+LONG = 30.0
 SETTINGS = Settings(0.0, 0.25, "raise")
 
 
@@ -43,6 +49,41 @@ def test_the_server_by_itself_is_exact_without_faults(machines: int) -> None:
     assert counts["of unknown outcome"] == 0
 
 
+def _read_where_a_demoted_node_answers() -> None:
+    stand_in.READ = "return redis.call('GET', KEYS[1])"
+
+
+def _send_again() -> None:
+    stand_in.ATTEMPTS = 3
+
+
+def _believe_it_longer_than_the_bound() -> None:
+    stand_in.LIFE = 0.5
+
+
+@pytest.mark.parametrize(
+    ("product", "spoil", "faults", "kinds"),
+    [
+        (AT_SERVER, _read_where_a_demoted_node_answers, "failovers", f"{STALE}|{UNSEEN}"),
+        (AT_SERVER, _send_again, "freezes", f"{STALE}|{UNSEEN}|{BACK}|{UNWRITTEN}|{INEXACT}"),
+        (STAND_IN, _believe_it_longer_than_the_bound, "cuts", STALE),
+    ],
+)
+def test_what_only_faults_show_is_found(product: Product, spoil: Any, faults: str, kinds: str) -> None:
+    proof = Proof(1, "", lambda _: None, finds=kinds)
+    with Trial(7, 0.0) as trial:
+        trial.sought, trial.patience = proof.sought, 60.0
+        SharedServer(
+            product._replace(spoil=spoil),
+            faults=frozenset({faults}),
+            seconds=1.0,
+            bounds=(0.15,),
+            on_error=("raise",),
+        )(trial)
+        texts = [text for _, text in trial.findings.violations]
+    assert any(map(proof.sought, texts)), texts
+
+
 def test_the_server_by_itself_holds_under_all_faults() -> None:
     with played(AT_SERVER, bounds=(0.0,), least=2, longest=0.3) as trial:
         assert trial.findings.violations == []
@@ -58,8 +99,7 @@ def test_each_fault_begins_and_ends_and_leaves_everything_working(name: str, gro
         (lane, faults), *_ = lanes(grounds, frozenset({name})).items()
         fate = drawn(source, faults, lane, 0.05)
         running = fate.run(grounds, source, fate.seconds)
-        next(running)
-        next(running, None)
+        assert [None, *running] != [None], "it has a beginning and an end"
     history = grounds.end()
     assert [str(each) for each in violations(history, 0.0)] == []
     assert len(grounds.clients) == 2
@@ -75,18 +115,37 @@ def grounds(tmp_path: Any) -> Iterator[Grounds]:
 
 
 def test_who_is_killed_is_replaced_and_its_last_call_has_an_unknown_outcome(grounds: Grounds) -> None:
-    grounds.begin(Case("case", ("a", "b", "n"), SETTINGS, random.Random(1)))
-    (victim,) = grounds.machines[0].clients
-    grounds.machines[0].proxy.freeze()
+    patient = SETTINGS._replace(timeout=LONG)
+    grounds.begin(Case("case", ("a", "b", "n"), patient, random.Random(1)))
+    ((victim,), _) = (machine.clients for machine in grounds.machines)
     grounds.server.stop()
+
+    def is_waiting() -> bool:
+        assert victim.diary is not None
+        return [each.end for each in recorded(victim.diary, victim.number, 0)][-1:] == [NEVER]
+
+    awaited(is_waiting, "a call that is not answered")
     grounds.kill(victim)
     grounds.server.go_on()
-    grounds.machines[0].proxy.thaw()
     grounds.join_in(grounds.start(grounds.machines[0]))
     history = grounds.end()
     last = max((each for each in history.operations if each.process == victim.number), key=lambda each: each.begin)
-    assert last.outcome == "unknown" or last.end < float("inf")
-    assert {each.machine for each in history.operations} == {0, 1}
+    assert (last.outcome, last.end) == ("unknown", NEVER)
+    assert len({each.process for each in history.operations if each.machine == 0}) == 2
+
+
+@pytest.mark.parametrize("name", ["remote-server", "remote-dictionary"])
+def test_a_proof_over_machines_runs_as_any_other(name: str) -> None:
+    with Runner(7, catalogue="prove.remote.stand_in") as runner:
+        outcome = runner.run(name, stand_in.PROOFS[name], 1.0)
+    assert outcome.held, outcome.findings
+    assert outcome.findings.counts["histories"] >= 12
+
+
+def test_a_missing_server_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(CannotRun, match="no redis-server server here"), Grounds(tmp_path, AT_SERVER, 1, 1):
+        pass
 
 
 def test_a_process_that_fails_is_a_violation_and_the_next_case_goes_on() -> None:

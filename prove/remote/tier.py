@@ -1,0 +1,73 @@
+"""The tier of this package, put to the test over machines that share a server, and the same spoiled on purpose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from diskcache_like import Cache, Timeout
+
+from ..proof import Proof
+from .clients import Place, Product, Tier, nothing
+from .history import Outcome
+from .judges import TOO_OLD
+from .machines import SharedServer
+
+PROMISE = 8  # of docs/reliability.md
+NAMESPACE = "prove"
+LISTENER_LOCK = "*listen*"  # the files in a cache's directory whose lock makes a process the one that listens
+
+
+@contextmanager
+def opened(place: Place) -> Iterator[Tier]:
+    """Open a cache with the tier."""
+    from diskcache_like import Remote  # type: ignore[attr-defined]  # not there yet
+
+    settings = place.settings._asdict()  # named as the arguments are
+    options: dict[str, Any] = {"remote": Remote(place.url, namespace=NAMESPACE, **settings)}
+    with Cache(place.directory, durability="process", **options) as cache:
+        yield cache
+
+
+def outcome(error: Exception) -> Outcome | None:
+    """Tell what became of a call that raised: refused if it says that nothing was sent."""
+    from diskcache_like import RemoteError  # type: ignore[attr-defined]  # not there yet
+
+    if isinstance(error, RemoteError):
+        return "unknown" if getattr(error, "sent", True) else "refused"
+    return "unknown" if isinstance(error, Timeout) else None
+
+
+def listener(directory: Path) -> int | None:
+    """Return the process that has the lock of the one that listens, as the system knows it."""
+    files = {path.stat().st_ino for path in directory.rglob(LISTENER_LOCK)}
+    for line in Path("/proc/locks").read_text().splitlines():
+        _, kind, *_, pid, place, _, _ = line.split()
+        if kind == "FLOCK" and int(place.split(":")[2]) in files:
+            return int(pid)
+    return None
+
+
+def tier(spoil: Callable[[], None] = nothing) -> Product:
+    """Return the tier, or one that is spoiled in every process before it opens anything."""
+    open_: Callable[[Place], AbstractContextManager[Tier]] = opened
+    return Product(open_, outcome, listener, spoil)
+
+
+def control(spoil: Callable[[], None], what: str, *faults: str, bound: float = 0.15) -> Proof:
+    """Return the proof that something is found when the tier is spoiled, and certain faults happen."""
+    spoiled = SharedServer(tier(spoil), faults=frozenset(faults), bounds=(bound,), on_error=("raise",))
+    return Proof(PROMISE, what, spoiled, share=0.3, finds=TOO_OLD, patience=60.0)
+
+
+_WHO = "2 to 3 processes on each of 2 or 3 machines, their connections and the server failing"
+_ON = partial(SharedServer, tier())
+PROOFS: dict[str, Proof] = {
+    "remote-staleness": Proof(PROMISE, f"{_WHO}: no read is older than the bound", _ON(), share=3, bulk=20),
+    "remote-three-machines": Proof(
+        PROMISE, f"{_WHO}: the same with three machines", _ON(machines=3, processes=2), share=1, bulk=10
+    ),
+}
