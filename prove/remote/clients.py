@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 from tests.support.workers import Link
 
@@ -178,7 +178,7 @@ def recorded(diary: Path, process: int, machine: int) -> Iterator[Operation]:
     with diary.open("rb") as file:
         while (called := _next(file)) is not None:
             kind, key, number, begin = called
-            answer, outcome, end = _next(file) or (None, "unknown", NEVER)
+            answer, outcome, end = cast("tuple[Any, Outcome, float]", _next(file) or (None, "unknown", NEVER))
             known = outcome == "acknowledged"
             value = answer if kind in ("get", "incr") else None if kind == "delete" else number
             yield Operation(

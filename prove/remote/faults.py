@@ -57,14 +57,14 @@ def cut_off(machine: Machine, grounds: Grounds, source: random.Random, seconds: 
 
 def delay(machine: Machine, grounds: Grounds, source: random.Random, seconds: float) -> Iterator[None]:
     """Have everything arrive late, on some connections more than on others."""
-    machine.proxy.delay(*(source.choice(DELAYS) for _ in DIRECTIONS), uneven=source.choice((0.0, 1.0)))
+    machine.proxy.delay(source.choice(DELAYS), source.choice(DELAYS), uneven=source.choice((0.0, 1.0)))
     yield
     machine.proxy.delay()
 
 
 def stall(machine: Machine, grounds: Grounds, source: random.Random, seconds: float) -> Iterator[None]:
     """Have everything arrive late, and then nothing, what is on its way included."""
-    machine.proxy.delay(*(source.choice(DELAYS) for _ in DIRECTIONS))
+    machine.proxy.delay(source.choice(DELAYS), source.choice(DELAYS))
     yield
     machine.proxy.freeze()
     yield
@@ -189,7 +189,7 @@ ALL = frozenset((*NETWORK, *PROCESSES, *SERVER))
 
 def lanes(grounds: Grounds, allowed: frozenset[str]) -> dict[str, dict[str, tuple[int, Fault]]]:
     """Return what may happen in each lane, with its weight."""
-    found = {
+    found: dict[str, dict[str, tuple[int, Fault]]] = {
         f"network {machine.number}": {
             name: (weight, partial(fault, machine)) for name, (weight, fault) in NETWORK.items() if name in allowed
         }

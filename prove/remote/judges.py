@@ -72,7 +72,7 @@ class _Key:
 
     def __init__(self, part: History) -> None:
         self.reads = [each for each in part.operations if each.kind == "get" and each.outcome == "acknowledged"]
-        self._writers = {
+        self._writers: dict[int | None, _Change] = {
             each.value: _Change(each, each.begin, each.end if each.outcome == "acknowledged" else NEVER)
             for each in part.operations
             if each.writes and each.kind != "delete" and each.value is not None
@@ -91,7 +91,7 @@ class _Key:
 
     def _ascribe(self, read: Operation) -> bool:
         """Find out whose value was read, and that this write has taken effect by then; tell whether there is any."""
-        change = self._writers.get(read.value)
+        change = self.source(read)
         if change is None:
             # An incr that was never answered may have made any number.
             begun = [each for each in self._unknown if each.begin < read.end]
@@ -119,8 +119,8 @@ class _Key:
         for change in self._writers.values():
             change.late, change.witness = -math.inf, None
         for read in reads:
-            if (change := self.source(read)) is not None:
-                change.seen_by(read)
+            if (source := self.source(read)) is not None:
+                source.seen_by(read)
 
 
 class _Ordered:
@@ -129,7 +129,7 @@ class _Ordered:
     def __init__(self, changes: Iterable[_Change]) -> None:
         self._changes = sorted((each for each in changes if each.end != NEVER), key=lambda change: change.end)
         self._ends = [change.end for change in self._changes]
-        self._begun = list(accumulate(self._changes, lambda one, other: max(one, other, key=lambda each: each.begin)))
+        self._begun = list(accumulate(self._changes, _later_begun))
         self._seen = list(accumulate(((change, change) for change in self._changes), _two_latest))
 
     def begun_last(self, before: float) -> _Change | None:
@@ -141,6 +141,10 @@ class _Ordered:
         """Return the one that was read last of those acknowledged before a moment, but for one of them."""
         count = bisect_left(self._ends, before)
         return next((each for each in self._seen[count - 1] if each is not other), None) if count else None
+
+
+def _later_begun(one: _Change, other: _Change) -> _Change:
+    return max(one, other, key=lambda change: change.begin)
 
 
 def _two_latest(best: tuple[_Change, _Change], new: tuple[_Change, _Change]) -> tuple[_Change, _Change]:

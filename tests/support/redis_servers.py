@@ -178,7 +178,7 @@ class RedisServer:
     def info(self, section: str = "default") -> dict[str, Any]:
         """Return what INFO tells."""
         with self.client() as client:
-            return dict(client.info(section))  # type: ignore[arg-type]
+            return dict(client.info(section))
 
     def drop_clients(self) -> int:
         """Cut the connections of all ordinary clients but the one that asks; return how many those were."""
@@ -252,7 +252,7 @@ class RedisServer:
     def follow(self, primary: RedisServer) -> None:
         """Become a replica, and return when it has all that the primary has."""
         self.ask("REPLICAOF", *primary.address)
-        awaited(lambda: self.info("replication").get("master_link_status") == "up", "a replica's first copy")
+        awaited(lambda: self.has_caught_up(primary), "a replica's first copy")
 
     def follow_nobody_there(self) -> None:
         """Become a replica of a primary that cannot be reached: a demoted node that is cut off, and answers PING."""
@@ -264,8 +264,11 @@ class RedisServer:
 
     def has_caught_up(self, primary: RedisServer) -> bool:
         """Tell whether this replica has all that its primary was told by now."""
-        done = primary.info("replication")["master_repl_offset"]
-        return int(self.info("replication").get("slave_repl_offset", -1)) >= int(done)
+        theirs, mine = primary.info("replication"), self.info("replication")
+        # The link may not have been noticed yet to have ended with a primary of the same address that was restarted.
+        if mine.get("master_link_status") != "up" or mine["master_replid"] != theirs["master_replid"]:
+            return False
+        return int(mine["slave_repl_offset"]) >= int(theirs["master_repl_offset"])
 
 
 @contextmanager

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from prove.proof import CannotRun, Proof, Trial
+from prove.remote import stand_in
 from prove.remote.clients import Product, Settings, recorded
 from prove.remote.faults import ALL, calm_after, drawn, lanes, let_happen
 from prove.remote.grounds import Case, Grounds
-from prove.remote import stand_in
-from prove.remote.judges import BACK, INEXACT, STALE, UNSEEN, UNWRITTEN, violations
 from prove.remote.history import NEVER
+from prove.remote.judges import BACK, INEXACT, STALE, UNSEEN, UNWRITTEN, violations
 from prove.remote.machines import SharedServer
 from prove.remote.stand_in import AT_SERVER, STAND_IN, StandIn
 from prove.runner import Runner
