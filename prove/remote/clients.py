@@ -21,6 +21,11 @@ CALM_TURNS = 1.5  # reads go on for this many times the bound after that
 NUMBERS = 100_000  # writes of one process, and counts from one beginning, at the most
 KINDS: dict[Kind, int] = {"get": 60, "set": 22, "add": 5, "delete": 6}
 COUNTS: dict[Kind, int] = {"get": 55, "incr": 45}
+# So many of the keys are written now and then only, so that what was stored too late stays for others to see.
+QUIET = (0.4, 0.7, 1.0)
+RARELY = 0.015  # of the calls of a quiet key are writes
+AGAIN = (0, 1, 1, 2)  # more writes that follow one of a quiet key, while others fetch what the first has stored
+SOON = 0.04  # seconds at the most between these
 SIZES = (0, 0, 0, 200, 5_000, 60_000)  # bytes behind a value's number: in a row, in a file
 AFTER_ERROR = 0.02  # seconds; one that fails at once would otherwise do nothing else
 PAUSES = (0.0, 0.0005, 0.002, 0.006)  # seconds between two calls at the most, of one process in one case
@@ -107,18 +112,33 @@ class Player:
         self._tier, self._outcome, self._part, self._diary = tier, product.outcome, part, diary
         self._random = random.Random(part.seed)
         self._pause = self._random.choice(PAUSES)
+        self._quiet = self._random.choice(QUIET) * len(part.keys)
         self._first, self.written = first, 0
 
-    def step(self) -> Outcome:
-        """Make one call."""
-        key = self._random.choice(self._part.keys)
-        weights = COUNTS if key == self._part.keys[-1] else KINDS
-        (kind,) = self._random.choices(list(weights), list(weights.values()))
+    def step(self) -> None:
+        """Make one call, or a few."""
+        number = self._random.randrange(len(self._part.keys))
+        key = self._part.keys[number]
+        kinds = COUNTS if key == self._part.keys[-1] else KINDS
+        (kind,) = self._random.choices(list(kinds), list(kinds.values()))
+        if number < self._quiet:
+            self._step_quietly(key, kind)
+            return
         outcome = self.call(kind, key)
-        pause = self._pause if outcome == "acknowledged" else AFTER_ERROR
-        if pause:
-            time.sleep(self._random.uniform(0, pause))
-        return outcome
+        self._wait(self._pause if outcome == "acknowledged" else AFTER_ERROR)
+
+    def _step_quietly(self, key: str, kind: Kind) -> None:
+        if self._random.random() > RARELY:
+            self._wait(self._pause if self.call("get", key) == "acknowledged" else AFTER_ERROR)
+            return
+        self.call(kind, key)
+        for _ in range(self._random.choice(AGAIN)):
+            self._wait(SOON)
+            self.call(kind, key)
+
+    def _wait(self, seconds: float) -> None:
+        if seconds:
+            time.sleep(self._random.uniform(0, seconds))
 
     def calm_down(self) -> bool:
         """Go on until a write is acknowledged, and a while longer; tell whether one was."""

@@ -21,9 +21,8 @@ from tests.support.redis_servers import awaited
 
 from .grounds import Client, Grounds, Machine
 
-GAP = 0.4  # seconds between the faults of one lane at the most
 BRIEF = 0.03  # seconds
-DELAYS = (0.0, 0.005, 0.04, 0.2)  # seconds
+DELAYS = (0.0, 0.005, 0.03, 0.09, 0.2)  # seconds
 
 # What happens at its beginning, and after each yield, which come at equal times.
 Fault = Callable[[Grounds, random.Random, float], Iterator[None]]
@@ -68,7 +67,8 @@ def stall(machine: Machine, grounds: Grounds, source: random.Random, seconds: fl
     yield
     machine.proxy.freeze()
     yield
-    machine.proxy.cut()
+    if source.random() < 0.3:
+        machine.proxy.cut()
     machine.proxy.delay()
     machine.proxy.thaw()
 
@@ -207,13 +207,16 @@ def drawn(source: random.Random, faults: Mapping[str, tuple[int, Fault]], lane: 
 
 
 def let_happen(
-    grounds: Grounds, source: random.Random, seconds: float, allowed: frozenset[str], longest: float
+    grounds: Grounds, source: random.Random, seconds: float, allowed: frozenset[str], longest: float, gap: float
 ) -> Iterator[str]:
-    """Begin and end faults for so many seconds, each lasting `longest` seconds at the most; yield their names."""
+    """Begin and end faults for so many seconds, and yield their names.
+
+    Each part of a fault lasts `longest` seconds at the most, and so does the `gap` to the next in its lane.
+    """
     agenda = Agenda(time.monotonic() + seconds)
     known = lanes(grounds, allowed)
     for lane in known:
-        agenda.put(source.uniform(0.0, GAP), lane)
+        agenda.put(source.uniform(0.0, gap), lane)
     try:
         while (task := agenda.next()) is not None:
             lane, running = task
@@ -223,7 +226,7 @@ def let_happen(
                 yield fate.name
             fate, parts = running
             if next(parts, END) is END:
-                agenda.put(source.uniform(0.0, GAP), lane)
+                agenda.put(source.uniform(0.0, gap), lane)
             else:
                 agenda.put(fate.seconds, lane, running)
     finally:

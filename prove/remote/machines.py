@@ -8,16 +8,17 @@ server sleeps, forgets, restarts or is replaced. All that was done is judged aft
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
-from ..proof import Trial
+from ..proof import Proof, Trial
 from .clients import Product, Settings
 from .faults import ALL, calm_after, let_happen
 from .grounds import Case, Grounds
 from .history import SECOND, History
-from .judges import is_exact, violations
+from .judges import TOO_OLD, is_exact, violations
 
 KEYS = 12
 TOLD = 3  # violations of a case
@@ -35,7 +36,8 @@ class SharedServer:
     processes: int = 3  # on each machine
     seconds: float = 1.5  # of a case, before it calms down
     faults: frozenset[str] = ALL
-    longest: float = 1.0  # seconds of a fault
+    longest: float = 1.0  # seconds of each part of a fault
+    gap: float = 0.4  # seconds between two faults of one sort at the most
     bounds: Sequence[float] = BOUNDS
     on_error: Sequence[str] = ON_ERROR
     least: int = 1  # cases, however short the time
@@ -53,7 +55,7 @@ class SharedServer:
         try:
             grounds.begin(case)
             with calm_after(grounds):
-                for fault in let_happen(grounds, source, self.seconds, self.faults, self.longest):
+                for fault in let_happen(grounds, source, self.seconds, self.faults, self.longest, self.gap):
                     trial.count(fault)
                     happened.append(fault)
             history = grounds.end()
@@ -77,3 +79,54 @@ def judge(trial: Trial, history: History, settings: Settings, happened: Sequence
     found = violations(history, settings.max_staleness, excuse_missing=settings.on_error != "raise")
     for each in found[:TOLD]:
         trial.violation(f"{each}\n{settings}\nfaults: {', '.join(happened) or 'none'}")
+
+
+# -- what must be found -----------------------------------------------------------------------------------------------
+
+
+class Flaw(NamedTuple):
+    """A part of the protocol that is left out, and what then shows that it is."""
+
+    what: str
+    faults: frozenset[str]
+    bound: float = 0.15
+    longest: float = 1.0
+    gap: float = 0.4
+
+
+FLAWS = {
+    "word-noted-late": Flaw("the word is noted after the reply", frozenset({"delays", "freezes"}), 0.05),
+    "lease-stamped-late": Flaw(
+        "the lease begins when the probe is answered", frozenset({"stalls"}), 0.05, longest=0.15, gap=0.3
+    ),
+    "no-lease": Flaw("entries count without a lease", frozenset({"freezes", "partitions"})),
+    "probe-by-ping": Flaw("the probe is a PING, which a demoted node answers", frozenset({"failovers"})),
+    "no-invalidations": Flaw("invalidations are not applied", frozenset({"cuts"})),
+    "old-epoch": Flaw("the epoch stays when the listener connects again", frozenset({"cuts", "partitions"})),
+}
+
+
+def flawed(
+    product: Product, spoils: Mapping[str, Callable[[], None]], promise: int, machines: int = 2, processes: int = 3
+) -> dict[str, Proof]:
+    """Return a control for each flaw that somebody knows how to make, by a function called in each process."""
+    return {
+        f"remote-{name}": Proof(
+            promise,
+            FLAWS[name].what,
+            SharedServer(
+                product._replace(spoil=spoil),
+                machines,
+                processes,
+                faults=FLAWS[name].faults,
+                longest=FLAWS[name].longest,
+                gap=FLAWS[name].gap,
+                bounds=(FLAWS[name].bound,),
+                on_error=("raise",),
+            ),
+            share=0.3,
+            finds=TOO_OLD,
+            patience=60.0,
+        )
+        for name, spoil in spoils.items()
+    }

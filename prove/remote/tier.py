@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from functools import partial
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from diskcache_like import Cache, Timeout
 
 from ..proof import Proof
-from .clients import Place, Product, Tier, nothing
+from .clients import Place, Product, Tier
 from .history import Outcome
-from .judges import TOO_OLD
-from .machines import SharedServer
+from .machines import SharedServer, flawed
 
 PROMISE = 8  # of docs/reliability.md
 NAMESPACE = "prove"
@@ -51,23 +49,18 @@ def listener(directory: Path) -> int | None:
     return None
 
 
-def tier(spoil: Callable[[], None] = nothing) -> Product:
-    """Return the tier, or one that is spoiled in every process before it opens anything."""
-    open_: Callable[[Place], AbstractContextManager[Tier]] = opened
-    return Product(open_, outcome, listener, spoil)
+TIER = Product(opened, outcome, listener)
 
+# By the names in FLAWS: what spoils the tier in a process before it opens anything.
+SPOILS: dict[str, Callable[[], None]] = {}
 
-def control(spoil: Callable[[], None], what: str, *faults: str, bound: float = 0.15) -> Proof:
-    """Return the proof that something is found when the tier is spoiled, and certain faults happen."""
-    spoiled = SharedServer(tier(spoil), faults=frozenset(faults), bounds=(bound,), on_error=("raise",))
-    return Proof(PROMISE, what, spoiled, share=0.3, finds=TOO_OLD, patience=60.0)
-
-
-_WHO = "2 to 3 processes on each of 2 or 3 machines, their connections and the server failing"
-_ON = partial(SharedServer, tier())
+_WHO = "processes of 2 or 3 machines, their connections and the server failing"
 PROOFS: dict[str, Proof] = {
-    "remote-staleness": Proof(PROMISE, f"{_WHO}: no read is older than the bound", _ON(), share=3, bulk=20),
-    "remote-three-machines": Proof(
-        PROMISE, f"{_WHO}: the same with three machines", _ON(machines=3, processes=2), share=1, bulk=10
+    "remote-staleness": Proof(
+        PROMISE, f"{_WHO}: no read is older than the bound", SharedServer(TIER), share=3, bulk=20
     ),
+    "remote-three-machines": Proof(
+        PROMISE, f"{_WHO}: the same with three machines", SharedServer(TIER, 3, 2), share=1, bulk=10
+    ),
+    **flawed(TIER, SPOILS, PROMISE),
 }

@@ -94,7 +94,7 @@ def test_what_is_sent_later_may_arrive_earlier_on_another_connection(
     proxy: FlakyProxy, server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lucks = iter((0.0, 1.0))
-    monkeypatch.setattr("tests.support.flaky_proxy.random.random", lambda: next(lucks))
+    monkeypatch.setattr("tests.support.flaky_proxy.random.choice", lambda _: next(lucks))
     with socket.create_connection(proxy.address, LONG) as slow:
         slow.sendall(b"PING\r\n")
         assert slow.recv(7) == b"+PONG\r\n"

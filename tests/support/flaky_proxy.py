@@ -198,7 +198,7 @@ class FlakyProxy:
         await self._ways["to_server"].open.wait()  # who comes to a frozen one is let in, and no more
         server_reader, server_writer = await self._connect()
         writers.append(server_writer)
-        luck = random.random()
+        luck = random.choice((0.0, 1.0, random.random()))
         async with asyncio.TaskGroup() as group:
             group.create_task(self._carry(reader, server_writer, self._ways["to_server"], luck))
             group.create_task(self._carry(server_reader, writers[0], self._ways["to_client"], luck))

@@ -12,14 +12,16 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 from urllib.parse import urlparse
 
 from prove.remote.clients import Place, Product, Tier
 from prove.remote.history import SECOND
+from prove.remote.machines import FLAWS
 from prove.remote.stand_in import StandIn, no_listener, outcome
 
-LEFT_OUT = ""  # what a control has left out, in each of its processes
+LEFT_OUT = ""  # the flaw that a control has made, in each of its processes
 PATIENCE = 0.5  # seconds for an answer of the server's, after which it is asked on another connection
 Copy = tuple[Any, int, int]  # the value, and the epoch and the word as they were before the request was sent
 
@@ -90,7 +92,7 @@ class SmallTier(StandIn):
             return copy[0]
         before = self._note(key)
         value = super().get(key)
-        self._mine[key] = (value, *(self._note(key) if LEFT_OUT == "noted before the request" else before))
+        self._mine[key] = (value, *(self._note(key) if LEFT_OUT == "word-noted-late" else before))
         return value
 
     def set(self, key: str, value: Any) -> bool:
@@ -116,7 +118,7 @@ class SmallTier(StandIn):
         return self._epoch, self._words[key]
 
     def _counts(self, key: str, copy: Copy) -> bool:
-        is_leased = LEFT_OUT == "lease" or 0 <= now() - self._lease <= self._bound
+        is_leased = LEFT_OUT == "no-lease" or 0 <= now() - self._lease <= self._bound
         return is_leased and copy[1:] == self._note(key)
 
     # -- what the server tells --------------------------------------------------------------------------------------
@@ -151,9 +153,9 @@ class SmallTier(StandIn):
                         self._forget(message[1])
                     elif opening:
                         opening -= 1
-                        self._epoch += not opening and LEFT_OUT != "epoch"
+                        self._epoch += not opening and LEFT_OUT != "old-epoch"
                     elif message in (b":0", b"+PONG"):
-                        self._lease, due = now() if LEFT_OUT == "stamped at sending" else sent, sent + self._bound // 3
+                        self._lease, due = now() if LEFT_OUT == "lease-stamped-late" else sent, sent + self._bound // 3
                         sent = 0
                     else:
                         return
@@ -161,10 +163,10 @@ class SmallTier(StandIn):
                 return
             if not opening and (not sent or not due) and now() >= due:
                 sent, due = now(), due or 1
-                connection.sendall(b"PING\r\n" if LEFT_OUT == "probe that writes" else b"DEL nothing\r\n")
+                connection.sendall(b"PING\r\n" if LEFT_OUT == "probe-by-ping" else b"DEL nothing\r\n")
 
     def _forget(self, keys: list[bytes] | None) -> None:
-        if LEFT_OUT == "invalidations":
+        if LEFT_OUT == "no-invalidations":
             return
         if keys is None:
             self._epoch += 1
@@ -181,33 +183,11 @@ def opened(place: Place) -> Iterator[Tier]:
         made.close()
 
 
-SMALL = Product(opened, outcome, no_listener)
-
-
-def leave_out_noted_before() -> None:
-    _leave_out("noted before the request")
-
-
-def leave_out_stamp_at_sending() -> None:
-    _leave_out("stamped at sending")
-
-
-def leave_out_lease() -> None:
-    _leave_out("lease")
-
-
-def leave_out_writing_probe() -> None:
-    _leave_out("probe that writes")
-
-
-def leave_out_invalidations() -> None:
-    _leave_out("invalidations")
-
-
-def leave_out_epoch() -> None:
-    _leave_out("epoch")
-
-
-def _leave_out(what: str) -> None:
+def leave_out(what: str) -> None:
+    """Leave out a part of the protocol in this process."""
     global LEFT_OUT
     LEFT_OUT = what
+
+
+SMALL = Product(opened, outcome, no_listener)
+SPOILS = {name: partial(leave_out, name) for name in FLAWS}
