@@ -61,6 +61,13 @@ def delay(machine: Machine, grounds: Grounds, source: random.Random, seconds: fl
     machine.proxy.delay()
 
 
+def race(machine: Machine, grounds: Grounds, source: random.Random, seconds: float) -> Iterator[None]:
+    """Have what the server sends arrive late on some connections only, so that something later overtakes it."""
+    machine.proxy.delay(0.0, source.choice(DELAYS[-3:]), uneven=1.0)
+    yield
+    machine.proxy.delay()
+
+
 def stall(machine: Machine, grounds: Grounds, source: random.Random, seconds: float) -> Iterator[None]:
     """Have everything arrive late, and then nothing, what is on its way included."""
     machine.proxy.delay(source.choice(DELAYS), source.choice(DELAYS))
@@ -171,6 +178,7 @@ NETWORK: Mapping[str, tuple[int, Callable[[Machine, Grounds, random.Random, floa
     "cuts": (2, cut),
     "partitions": (2, cut_off),
     "delays": (2, delay),
+    "races": (2, race),
     "freezes": (3, freeze),
     "stalls": (2, stall),
 }

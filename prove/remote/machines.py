@@ -95,7 +95,7 @@ class Flaw(NamedTuple):
 
 
 FLAWS = {
-    "word-noted-late": Flaw("the word is noted after the reply", frozenset({"delays", "freezes"}), 0.05),
+    "word-noted-late": Flaw("the word is noted after the reply", frozenset({"races"}), 0.05, gap=0.1),
     "lease-stamped-late": Flaw(
         "the lease begins when the probe is answered", frozenset({"stalls"}), 0.05, longest=0.15, gap=0.3
     ),

@@ -43,9 +43,9 @@ def listener(directory: Path) -> int | None:
     """Return the process that has the lock of the one that listens, as the system knows it."""
     files = {path.stat().st_ino for path in directory.rglob(LISTENER_LOCK)}
     for line in Path("/proc/locks").read_text().splitlines():
-        _, kind, *_, pid, place, _, _ = line.split()
-        if kind == "FLOCK" and int(place.split(":")[2]) in files:
-            return int(pid)
+        words = line.split()  # who waits has an arrow behind the number
+        if words[1] == "FLOCK" and int(words[5].split(":")[2]) in files:
+            return int(words[4])
     return None
 
 

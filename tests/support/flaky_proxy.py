@@ -36,11 +36,15 @@ class _Way:
 
     delay: float = 0.0
     uneven: float = 0.0
+    turn: int = 0  # how often it was changed
     open: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def delay_of(self, luck: float) -> float:
-        """Return the delay of a connection, by its luck between 0 and 1."""
-        return self.delay * (1.0 - self.uneven * luck)
+    def delay_of(self, connection: int) -> float:
+        """Return the delay of a connection, by the luck that it has at present, between 0 and 1."""
+        if not self.uneven:
+            return self.delay
+        luck = random.Random(f"{connection} {self.turn}")
+        return self.delay * (1.0 - self.uneven * luck.choice((0.0, 1.0, luck.random())))
 
 
 class FlakyProxy:
@@ -80,7 +84,7 @@ class FlakyProxy:
     def delay(self, to_server: float = 0.0, to_client: float = 0.0, uneven: float = 0.0) -> None:
         """Have everything arrive so many seconds after it was sent, on connections that exist and on new ones.
 
-        `uneven`, from 0 to 1: by how much of that a connection may be quicker than another, each as its luck has it. So
+        `uneven`, from 0 to 1: by how much of that a connection may be quicker than another, each as luck has it now. So
         what is sent later on one may arrive earlier than what is sent on another.
         """
         self._do(self._delay, to_server, to_client, uneven)
@@ -130,7 +134,7 @@ class FlakyProxy:
 
     async def _delay(self, to_server: float, to_client: float, uneven: float) -> None:
         for way, seconds in zip(self._ways.values(), (to_server, to_client), strict=True):
-            way.delay, way.uneven = seconds, uneven
+            way.delay, way.uneven, way.turn = seconds, uneven, way.turn + 1
 
     async def _freeze(self, directions: tuple[Direction, ...]) -> None:
         for direction in directions:
@@ -195,20 +199,20 @@ class FlakyProxy:
             del self._connections[task]
 
     async def _join(self, reader: asyncio.StreamReader, writers: list[asyncio.StreamWriter]) -> None:
+        number = self.accepted
         await self._ways["to_server"].open.wait()  # who comes to a frozen one is let in, and no more
         server_reader, server_writer = await self._connect()
         writers.append(server_writer)
-        luck = random.choice((0.0, 1.0, random.random()))
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._carry(reader, server_writer, self._ways["to_server"], luck))
-            group.create_task(self._carry(server_reader, writers[0], self._ways["to_client"], luck))
+            group.create_task(self._carry(reader, server_writer, self._ways["to_server"], number))
+            group.create_task(self._carry(server_reader, writers[0], self._ways["to_client"], number))
 
     async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         if isinstance(self._target, Path):
             return await asyncio.open_unix_connection(str(self._target))
         return await asyncio.open_connection(*self._target)
 
-    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, way: _Way, luck: float) -> None:
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, way: _Way, number: int) -> None:
         """Carry what comes, and in the end the end of it, each piece late by the delay of the moment it came."""
         pieces: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(HELD)
 
@@ -220,7 +224,7 @@ class FlakyProxy:
                 except OSError:
                     await way.open.wait()  # the other side hears as little of a reset as of anything else
                     raise
-                await pieces.put((self._loop.time() + way.delay_of(luck), piece))
+                await pieces.put((self._loop.time() + way.delay_of(number), piece))
 
         async def send() -> None:
             piece = b"-"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +13,7 @@ from typing import Any
 import pytest
 
 from prove.proof import CannotRun, Proof, Trial
-from prove.remote import stand_in
+from prove.remote import stand_in, tier
 from prove.remote.clients import Product, Settings, recorded
 from prove.remote.faults import ALL, calm_after, drawn, lanes, let_happen
 from prove.remote.grounds import Case, Grounds
@@ -79,6 +81,8 @@ def test_what_only_faults_show_is_found(product: Product, spoil: Any, faults: st
             product._replace(spoil=spoil),
             faults=frozenset({faults}),
             seconds=1.0,
+            longest=0.5,
+            gap=0.2,
             bounds=(0.15,),
             on_error=("raise",),
         )(trial)
@@ -158,6 +162,15 @@ def test_a_proof_over_machines_runs_as_any_other(name: str) -> None:
         outcome = runner.run(name, stand_in.PROOFS[name], 1.0)
     assert outcome.held, outcome.findings
     assert outcome.findings.counts["histories"] >= 12
+
+
+def test_the_process_that_listens_is_known_by_its_lock(tmp_path: Path) -> None:
+    assert tier.listener(tmp_path / "nothing") is None
+    path = tmp_path / "listener.lock"
+    with path.open("w") as file:
+        assert tier.listener(tmp_path) is None
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert tier.listener(tmp_path) == os.getpid()
 
 
 def test_a_missing_server_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
