@@ -48,10 +48,10 @@ third-party: $(DEV)  ## run other projects' tests as they are and on this packag
 matrix: $(DEV)  ## run chosen tests with every Python and SQLite at hand (ARGS="--python COMMAND --sqlite VERSION --all --arm64")
 	$(BIN)/python -m tools.matrix $(ARGS)
 
-prove: $(DEV)  ## show the promises by force, in ten minutes (ARGS="--seconds 3600 --only NAME --seed N --list")
+prove: $(PEERS)  ## show the promises by force, in ten minutes (ARGS="--seconds 3600 --only NAME --seed N --list")
 	$(BIN)/python -m prove $(ARGS)
 
-prove-short: $(DEV)  ## show the promises by force, briefly
+prove-short: $(PEERS)  ## show the promises by force, briefly
 	$(BIN)/python -m prove --seconds $(PROVE_SECONDS)
 
 fuzz: $(DEV)  ## feed the decoders what nobody wrote (SECONDS=600 ARGS="--seed 7")
