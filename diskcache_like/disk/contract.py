@@ -313,6 +313,18 @@ class Disk(Payloads, ValueFiles):
         name, _ = self.filename(key, value)
         return self.write_file(mode, pieces, name)
 
+    def write_value(self, mode: int, content: bytes, key: Any) -> Stored:
+        """Write content that another machine has encoded to a value file, and return the encoded value."""
+        return self._write(mode, (content,), key, UNKNOWN)
+
+    def carried(self, record: Record) -> Record:
+        """Return a verified record as other machines can read it: without a file, and without a dictionary."""
+        content = record.payload if record.file is None else self._verified_content(record)
+        if self.dictionary_of(record):
+            with_dictionary = record.mode != MODE_PICKLE
+            content = self._value_codec.pack(self._value_codec.unpack(content, with_dictionary), use_dictionary=False)
+        return record if content is record.payload else record._replace(payload=content, file=None, size=0)
+
     def dictionary_of(self, record: Record) -> int:
         """Return the version of an entry's compression dictionary, 0 for none."""
         head = record.payload

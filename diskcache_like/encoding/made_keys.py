@@ -18,8 +18,9 @@ from .values import decode_value, encode_value
 HIDDEN: Final = 0xC1  # begins the stored keys and the tags of namespaces; MessagePack never begins with it
 START: Final = bytes((HIDDEN,))
 PATH_LIMIT: Final = 200  # bytes of all names of a path
-_WITHIN: Final = b"\x00"
-_BELOW: Final = b"\x01"
+WITHIN: Final = START + b"\x00"  # begins the tag of the entries in a namespace,
+BELOW: Final = START + b"\x01"  # and that of those in the namespaces that it contains
+OF_NAMESPACES: Final = (WITHIN, BELOW)
 _known: weakref.WeakValueDictionary[tuple[str, ...], Path] = weakref.WeakValueDictionary()
 
 
@@ -85,9 +86,9 @@ class Path:
             raise KeyEncodeError(f"the names of namespace {'/'.join(names)[:80]!r} take more than {PATH_LIMIT} bytes")
         self.names = names
         self.start = START + bytes((len(encoded),)) + encoded
-        self.within = START + _WITHIN + encoded  # the tag of the entries in it
-        self.below = START + _BELOW + encoded  # the tag of those in the namespaces that it contains
-        outer = [START + _BELOW + encode_value(list(names[:length])) for length in range(1, len(names))]
+        self.within = WITHIN + encoded  # the tag of the entries in it
+        self.below = BELOW + encoded  # the tag of those in the namespaces that it contains
+        outer = [BELOW + encode_value(list(names[:length])) for length in range(1, len(names))]
         self.tags = {self.within, *outer}  # of each entry in it
 
     def __reduce__(self) -> Any:

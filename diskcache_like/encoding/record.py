@@ -6,8 +6,8 @@ Two layouts, little-endian:
 * full: ``02`` fields trailer.
 
 The fields, which a sealed record holds too: flags mode(i32) expire(f64) size(u64) tags-length(u16) file-length(u16),
-then those that a flag announces: retain-until(f64); created(f64) cost(f64); etag-length(u8) etag; then tags file
-payload.
+then those that a flag announces: retain-until(f64); created(f64) cost(f64); etag-length(u8) etag; version(16 bytes);
+then tags file payload.
 
 The trailer is a CRC-32 or, if the flag SIGNED is set, a 16-byte keyed BLAKE2b tag. Both cover the stored key too, so a
 record that was moved to another key does not verify. If the value is in a file, the payload is the digest of the file's
@@ -35,7 +35,8 @@ HAS_EXPIRE = 2  # flag: the field `expire` is used
 HAS_RETAIN = 4  # flag: the entry can be had stale until `retain_until`
 HAS_CREATED = 8  # flag: the record says when the value was computed, and how long that took
 HAS_ETAG = 16  # flag: the record has an etag
-UNKNOWN_FLAGS = 0xE0  # two bits of them for the checksum of files
+HAS_VERSION = 32  # flag: the record says which version of the entry on a server it is a copy of
+UNKNOWN_FLAGS = 0xC0  # for the checksum of files
 RESIDUE = 0x2144DF1C  # CRC-32 of any message followed by its own CRC-32
 TAG_SIZE = 16
 _FIELDS = struct.Struct("<BidQHH")
@@ -43,6 +44,7 @@ _SMALLEST = 1 + _FIELDS.size
 _MOMENT = struct.Struct("<d")
 _MOMENT_AND_COST = struct.Struct("<dd")
 ETAG_LIMIT = 64  # bytes
+VERSION_SIZE = 16
 _CACHED = 4096  # sets of tags whose fields are kept, since few sets serve many entries
 _CRC = struct.Struct("<I")
 
@@ -77,6 +79,7 @@ class Metadata(NamedTuple):
     created: float | None = None  # when the value was computed, if that is known
     cost: float = 0.0  # seconds that this took
     etag: bytes = b""
+    version: bytes = b""  # on a server that several machines share
 
     @property
     def remove_at(self) -> float | None:
@@ -129,7 +132,7 @@ def pack_full(stored: bytes, record: Record) -> bytes:
     """Return the BLOB of a record with metadata or in a file, not authenticated."""
     mode, payload, metadata, file, size, _ = record
     tags = metadata.tags
-    if file is None and not size and metadata == (None, tags, None, None, 0.0, b""):
+    if file is None and not size and metadata == (None, tags, None, None, 0.0, b"", b""):
         body = _tagged_head(mode, tags) + payload
     else:
         body = b"\x02" + pack_fields(record)
@@ -144,7 +147,7 @@ def _tagged_head(mode: int, tags: bytes) -> bytes:
 
 def pack_fields(record: Record, flags: int = 0) -> bytes:
     """Return the fields of a record, the payload last."""
-    mode, payload, (expire, tags, retain_until, created, cost, etag), file, size, _ = record
+    mode, payload, (expire, tags, retain_until, created, cost, etag, version), file, size, _ = record
     if expire is None:
         expire = 0.0
     else:
@@ -159,6 +162,9 @@ def pack_fields(record: Record, flags: int = 0) -> bytes:
     if etag:
         flags |= HAS_ETAG
         more += bytes((len(etag),)) + etag
+    if version:
+        flags |= HAS_VERSION
+        more += version
     if file is None:
         return _FIELDS.pack(flags, mode, expire, size, len(tags), 0) + more + tags + payload
     return b"".join((_FIELDS.pack(flags, mode, expire, size, len(tags), len(file)), more, tags, file.encode(), payload))
@@ -206,7 +212,7 @@ def _metadata(fields: bytes, flags: int, expire: float, tags_length: int) -> tup
     start = _FIELDS.size
     retain_until: float | None = None
     created: float | None = None
-    cost, etag = 0.0, b""
+    cost, etag, version = 0.0, b"", b""
     if flags & HAS_RETAIN:
         (retain_until,) = _MOMENT.unpack_from(fields, start)
         start += _MOMENT.size
@@ -216,9 +222,12 @@ def _metadata(fields: bytes, flags: int, expire: float, tags_length: int) -> tup
     if flags & HAS_ETAG:
         end = start + 1 + fields[start]
         start, etag = end, fields[start + 1 : end]
+    if flags & HAS_VERSION:
+        end = start + VERSION_SIZE
+        start, version = end, fields[start:end]
     end = start + tags_length
     kept = expire if flags & HAS_EXPIRE else None
-    return end, Metadata(kept, fields[start:end], retain_until, created, cost, etag)
+    return end, Metadata(kept, fields[start:end], retain_until, created, cost, etag, version)
 
 
 @lru_cache(_CACHED)

@@ -6,7 +6,7 @@ import contextlib
 import errno
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 from zlib import crc32
@@ -56,6 +56,8 @@ Location = tuple[bytes, int, Store]  # of a key: its stored key, the hash of tha
 class RowCodec:
     """Turn keys and values into rows, and rows into verified records."""
 
+    keeps_versions = False  # a row is a copy of an entry on a server
+
     def __init__(self, session: Session) -> None:
         self._session = session
         self._shards = session.shards
@@ -83,6 +85,15 @@ class RowCodec:
         if type(key) in _QUEUE_KEYS:
             return stored, h, self.queue_store(key.prefix)
         return stored, h, self._shards.of(h)
+
+    @property
+    def stores(self) -> Sequence[Store]:
+        """Return what reads and writes the shards."""
+        return self._shards.stores
+
+    def local(self, key: Any) -> Location:
+        """Return where the key lives on this machine."""
+        return self.locate(key)
 
     def queue_store(self, prefix: str | None) -> Store:
         """Return the store of a queue: one store holds all its entries, so that one index holds their order."""
@@ -126,6 +137,8 @@ class RowCodec:
             original = None if self._sealer is not None else store.disk.original_key(key, stored)
             if type(key) is keys.NamespacedKey:
                 metadata = metadata._replace(tags=with_hidden(metadata.tags, key.path))
+        if metadata.version and not self.keeps_versions:
+            metadata = without_version(metadata)
         if metadata is NO_METADATA and file is None and mode == MODE_RAW and not self._signs_all:
             body = SIMPLE_HEAD + payload
             blob = body + crc32(body, crc32(stored)).to_bytes(4, "little")
@@ -175,6 +188,8 @@ class RowCodec:
 
     def changed(self, location: Location, record: Record, metadata: Metadata) -> Touch:
         """Return what gives an entry other metadata, and leaves its value."""
+        if metadata.version and not self.keeps_versions:
+            metadata = without_version(metadata)
         v = self.repacked(location, record._replace(metadata=metadata))
         return Touch(v, *Row.expiries(metadata), tags_column(metadata.tags, self.blind))
 
@@ -305,6 +320,12 @@ class RowCodec:
             yield
         except DecodeError as error:
             self.report_corrupt(error, key)
+
+
+def without_version(metadata: Metadata) -> Metadata:
+    """Return the metadata of what is no copy of an entry on a server."""
+    metadata = metadata._replace(version=b"")
+    return NO_METADATA if metadata == NO_METADATA else metadata
 
 
 def seconds_of(expire: Any) -> float:
