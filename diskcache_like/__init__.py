@@ -43,6 +43,8 @@ from .errors import (
     NotOwner,
     OlderFormat,
     Overloaded,
+    RemoteError,
+    RemoteWarning,
     SecretError,
     SettingError,
     SignatureError,
@@ -63,6 +65,7 @@ from .operations.rules import Breaker, Computing, StoredError
 from .persistent import Deque, Index
 from .policies import EVICTION_POLICY
 from .recipes import Averager, BoundedSemaphore, Lock, RLock, barrier, memoize_stampede, throttle
+from .remote import Remote
 from .settings import DEFAULT_SETTINGS
 
 if TYPE_CHECKING:
@@ -117,6 +120,9 @@ __all__ = [
     "OlderFormat",
     "Overloaded",
     "RLock",
+    "Remote",
+    "RemoteError",
+    "RemoteWarning",
     "SecretError",
     "SettingError",
     "SignatureError",

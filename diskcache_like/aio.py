@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import Executor
 from contextlib import AbstractAsyncContextManager
 from functools import partial
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from .cache import Cache
 from .fanout import FanoutCache
@@ -16,6 +16,9 @@ from .operations.faces import Face, face_of
 from .persistent import Deque, Index
 from .system.blocking import WouldBlock, block
 from .system.threads import MAX_THREADS, Threads, in_new_thread
+
+if TYPE_CHECKING:
+    from .tier.tier import Tier
 
 CALLS_ON_LOOPS = True  # for `may_block`
 
@@ -87,6 +90,12 @@ class AsyncCache(Face):
             except WouldBlock:
                 pass
         return await self._read(partial(self._get, key, default, read, expire_time, tag, retry, mmap=mmap))
+
+    @property
+    def remote(self) -> Tier:
+        """Return the server's side of a cache with `remote=`; see `Cache.remote`."""
+        found: Tier = self._sync.remote
+        return found
 
     def namespace(self, name: str) -> Self:
         """Return the face of a namespace; see `Cache.namespace`."""

@@ -11,7 +11,7 @@ import errno
 import itertools
 import os
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, Unpack, overload
 
@@ -28,7 +28,7 @@ from .entries.metrics import Metrics
 from .entries.options import Arguments
 from .entries.row_codec import Expiry, Location, RowCodec, discard, with_expiry, with_metadata
 from .entries.session import Opening, Session
-from .errors import CacheError, DirectoryError, DiskFull, Timeout, TransactionError
+from .errors import CacheError, DirectoryError, Timeout, TransactionError
 from .operations import namespaces
 from .operations.administration import Administration
 from .operations.computed import Computed
@@ -40,6 +40,8 @@ from .system.blocking import may_block
 
 if TYPE_CHECKING:
     from .aio import AsyncCache
+    from .remote import Remote
+    from .tier.tier import Tier
 
 SET_MANY_BATCH = 1000  # entries per transaction of set_many and delete_many
 ANY_VERSION: Any = Constant("ANY_VERSION")
@@ -107,13 +109,37 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
         session = self._session = Session(directory, shards, timeout, disk, {**settings, **unpickled}, self._OPENING)
         self._shards = session.shards
         weakref.finalize(self, session.shards.close_soon)  # no part refers to the cache, so it goes when it is dropped
-        self._rows = RowCodec(session)
-        self._hot = HotLayer(session.hot_limit, session.clock, session.metrics.counters)
+        self._tier: Tier | None = None
+        self._clock = self._hot_clock = session.clock
+        if session.options.remote is None:
+            self._rows = RowCodec(session)
+            self._hot = HotLayer(session.hot_limit, session.clock, session.metrics.counters)
+        else:
+            self._join(session.options.remote)
         self._loader = Loader(session, self._rows, self._hot)
         self._hot_get = self._hot.entries.get
-        self._clock = session.clock
         for name, value in session.settings.items():
             self._take_setting(name, value)
+
+    def _join(self, remote: Remote) -> None:
+        """Share entries with other machines."""
+        from .tier.state import boot_seconds  # late: few need it
+        from .tier.tier import parts_of, stop_soon
+
+        try:
+            self._tier, self._rows, self._hot = parts_of(remote, self._session)
+        except BaseException:
+            self._shards.close_soon()
+            raise
+        self._hot_clock = boot_seconds
+        weakref.finalize(self, stop_soon, self._tier.threads)
+
+    @property
+    def remote(self) -> Tier:
+        """Return the server's side of a cache with `remote=`, for its `stats()`; raise CacheError if it has none."""
+        if self._tier is None:
+            raise CacheError(f"{self.directory!r} was opened without remote=")
+        return self._tier
 
     @property
     def directory(self) -> str:
@@ -222,7 +248,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
             slots, slot, stamp, expire, value, decode, visited, uses, header, _ = entry
             if (
                 slots[slot] == stamp  # not written since: rule 2 of the coherence rules
-                and (expire is None or expire > self._clock())
+                and (expire is None or expire > self._hot_clock())
                 and not (read or expire_time or tag)
             ):
                 tracks = self._hot.tracks
@@ -283,7 +309,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
             entry = self._hot_get(key)
         except TypeError:
             entry = None
-        if entry is not None and entry[0][entry[1]] == entry[2] and (entry[3] is None or entry[3] > self._clock()):
+        if entry is not None and entry[0][entry[1]] == entry[2] and (entry[3] is None or entry[3] > self._hot_clock()):
             return entry[5] is not NEGATIVE_HIT
         location = self._rows.locate(key)
         record = self._rows.verified(key, location, location[2].read(location[1]))
@@ -297,7 +323,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
         found = self._recorded(key, stale)
         if found is not None:
             value, record, version = found
-            expire, tags, *_, etag = record.metadata
+            expire, tags, *_, etag, _ = record.metadata
             now = self._clock()
             with self._rows.reporting(key):
                 size, age = record.size or len(record.payload), record.metadata.age(now)
@@ -308,7 +334,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
     def get_many(self, keys_: Iterable[Any]) -> dict[Any, Any]:
         """Return a dictionary of those keys that have live entries; each is read atomically, not all together."""
         found: dict[Any, Any] = {}
-        cold: dict[Store, list[tuple[Any, Location, int]]] = {store: [] for store in self._shards.stores}
+        cold: dict[Store, list[tuple[Any, Location, int]]] = {store: [] for store in self._rows.stores}
         for store in cold:
             store.session.ready()
         hot, locate = self._hot, self._rows.locate
@@ -513,7 +539,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
         tags: Iterable[Any] | None = None,
     ) -> bool:
         """Store `value` if `key` has no live entry; return whether it was stored. Atomic; arguments as for `set`."""
-        if not read and key in self:
+        if not read and self._tier is None and key in self:  # with a server, that alone knows
             return False
         metadata = self._rows.metadata(expire, pack_tags(tag, tags, key))
         return self._set_if(key, value, read, metadata, retry, lambda record: record is None)
@@ -667,13 +693,13 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
         removed = 0
         wait = self._wait(retry)
         for batch in batches(keys_, SET_MANY_BATCH):
-            groups: dict[Store, list[Location]] = {}
+            groups: dict[Store, list[tuple[int, bytes]]] = {}
             for key in batch:
                 location = self._rows.locate(key)
-                groups.setdefault(location[2], []).append(location)
+                groups.setdefault(location[2], []).append((location[1], location[0]))
             try:
-                for store, locations in groups.items():
-                    removed += _remove_all(store, locations, wait)
+                for store, places in groups.items():
+                    removed += store.remove_many(places, wait)
             except Timeout:
                 return self._failed(removed)
         return removed
@@ -687,6 +713,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
         nothing as well, even if the process is killed; only readers, who never wait, may see one part before another.
         Raises Timeout, TransactionError.
         """
+        self._here_only("transact()")
         return self._shards.transaction(self._wait(retry))
 
     def namespace(self, name: str) -> Self:
@@ -709,6 +736,8 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
     def close(self) -> None:
         """Close every file; the next operation opens them again."""
         self._hot.clear()
+        if self._tier is not None:
+            self._tier.close()
         self._session.close()
 
     def __enter__(self) -> Self:
@@ -762,19 +791,6 @@ def atomic_key(cache: Cache, key: Any) -> AtomicKey:
 def clock_of(cache: Cache) -> Callable[[], float]:
     """Return the clock that entries of the cache expire by."""
     return cache._clock
-
-
-def _remove_all(store: Store, locations: Sequence[Location], wait: float | None) -> int:
-    """Remove the entries at `locations`, which are all in `store`, and return how many there were."""
-    removed = 0
-    try:
-        for attempt in store.attempts():
-            with attempt, store.transaction(wait):
-                removed = sum(store.remove(h, stored, wait) > 0 for stored, h, _ in locations)
-    except DiskFull:
-        # A single removal unlinks the value file first, and so makes the room that the next one needs.
-        removed = sum(store.remove(h, stored, wait) > 0 for stored, h, _ in locations)
-    return removed
 
 
 def batches(items: Iterable[Any], size: int) -> Iterator[list[Any]]:

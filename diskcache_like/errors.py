@@ -86,6 +86,10 @@ class BreakerOpen(CacheError):
     """What computes has failed too often of late, is not called for now, and there is no old value to serve."""
 
 
+class RemoteError(CacheError):
+    """The server that several machines share gave no answer, or refused; what became of a write is not known."""
+
+
 class DecodeError(CacheError, ValueError):
     """Stored bytes are not in the form that the configured codec writes."""
 
@@ -204,6 +208,10 @@ class SignatureWarning(UserWarning):
 
 class UnreadableFileWarning(UserWarning):
     """A value file cannot be read by this user; reading its entry is a miss."""
+
+
+class RemoteWarning(UserWarning):
+    """The server that several machines share cannot be reached, and the cache is opened without it."""
 
 
 class FileSystemWarning(UserWarning):

@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
@@ -85,7 +86,7 @@ class FanoutCache(Cache):
         """
 
         def opened() -> Cache:
-            options = {**self._passed_on(), **settings}
+            options = {**self._passed_on(), **self._remote_of("cache", name), **settings}
             return self._CHILD(self._child_path("cache", name), timeout, disk or type(self.disk), **options)
 
         return self._child("cache", name, opened)
@@ -124,7 +125,12 @@ class FanoutCache(Cache):
         options = self._session.options
         # Encrypted children for an encrypted cache, whether this handle asked for encryption or found it.
         sealed = {} if self._session.sealer is None else {"encrypt": True}
-        return {**options.to_pass_on(), "secret": options.secret, **sealed}
+        return {**options.to_pass_on(), "secret": options.secret, "remote": None, **sealed}
+
+    def _remote_of(self, kind: str, name: str) -> dict[str, Any]:
+        """Return the option `remote` of a named cache: a namespace of its own on this cache's server."""
+        remote = self._session.options.remote
+        return {} if remote is None else {"remote": replace(remote, namespace=f"{remote.namespace}/{kind}/{name}")}
 
     def rotate(self, new_secret: bytes | str, progress: Callable[[int, int], object] | None = None) -> None:
         """Do what `Cache.rotate` does, first for the named children and then for this cache."""

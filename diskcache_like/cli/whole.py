@@ -14,6 +14,7 @@ from ..cache import Cache
 from ..entries.encryption import check_without_secret
 from ..errors import CorruptDatabase, CorruptDatabaseWarning, SecretError, SettingError
 from ..operations.inspection import work_of
+from ..tier.tier import stats_in
 from .arguments import interval, positive
 from .opening import WithoutRecovery, add_namespace, existing, namespace_of, readable, to_look_at
 from .terminal import print_json, print_removed, shown
@@ -54,11 +55,17 @@ def stats(options: argparse.Namespace) -> int:
     with to_look_at(options.directory, values=False) as cache:
         hits, misses = _uses(cache)
         found = {"entries": len(cache), "bytes": cache.volume(), "hits": hits, "misses": misses}
+    servers = stats_in(options.directory)
     if options.json:
-        print_json(found)
-    else:
-        for name, number in found.items():
-            print(f"{name:<8}{number:>16,}")
+        print_json({**found, **({"remote": [server._asdict() for server in servers]} if servers else {})})
+        return 0
+    for name, number in found.items():
+        print(f"{name:<8}{number:>16,}")
+    for server in servers:
+        heard = "never heard" if server.heard is None else f"heard {server.heard:,.1f} s ago"
+        print(shown(f"remote {server.namespace}: {server.state}, {heard}"))
+        for name, number in server.counts.items():
+            print(f"  {name:<16}{number:>16,}")
     return 0
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from ..coherence.generations import MAX_SLOTS, MIN_SLOTS
 from ..disk.contract import Disk
 from ..errors import DirectoryError, SettingError
+from ..remote import Remote
 from ..settings import MAX_SHARDS, Settings, checked_all, is_setting, unknown
 
 _PACKAGE = __name__.partition(".")[0]
@@ -44,6 +45,7 @@ class Arguments(Settings, total=False):
     mmap: bool
     allow_filesystem: bool
     clock: Callable[[], float]
+    remote: Remote | None
 
 
 @dataclass
@@ -65,6 +67,7 @@ class Options:
     mmap: bool = False
     allow_filesystem: bool = False
     clock: Callable[[], float] = present
+    remote: Remote | None = None
 
     @classmethod
     def split(cls, arguments: dict[str, Any], lenient: bool = False) -> tuple[Options, dict[str, Any]]:

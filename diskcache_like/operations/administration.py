@@ -24,6 +24,8 @@ class Administration(Tagging, SettingsInForce):
 
     def clear(self, retry: bool = False) -> int:
         """Remove every entry and return how many there were. Goes in batches; a Timeout carries the count so far."""
+        if self._tier is not None:
+            self._tier.clear()
         removed = self._remove_from_all(lambda store: store.remove_selected("any", tuple, self._wait_for_all(retry)))
         self._hot.clear()
         return removed

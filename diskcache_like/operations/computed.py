@@ -183,6 +183,8 @@ class Computed(Tagging):
     def _evict_hidden(self, *tags: bytes, retry: bool = True) -> int:
         """Remove every entry with one of these hidden tags, of this namespace if it is one."""
         selection, wait = Selection(frozenset(tags), within=self._within), self._wait_for_all(retry)
+        if self._tier is not None:
+            self._tier.evict(selection.tags, b"" if self._within is None else self._within.within)
         return self._remove_from_all(lambda store: self._remove_tagged(store, selection, wait))
 
 

@@ -23,7 +23,7 @@ KEYED = (
     *("_recorded", "_hot_value", "_uncounted", "_put"),
 )
 REFUSED = ("push", "pull", "peek", "peekitem")
-PARTS = ("_session", "_shards", "_rows", "_hot", "_loader", "_hot_get", "_clock")
+PARTS = ("_session", "_shards", "_rows", "_hot", "_loader", "_hot_get", "_hot_clock", "_clock", "_tier")
 
 
 class Namespace:

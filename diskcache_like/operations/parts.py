@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from ..entries.hot import HotLayer
 from ..entries.loading import Loader
 from ..entries.row_codec import RowCodec
 from ..entries.session import Session
-from ..errors import Timeout
+from ..errors import CacheError, Timeout
 from ..storage.shards import ShardSet
 from ..storage.store import Store
+
+if TYPE_CHECKING:
+    from ..tier.tier import Tier
 
 T = TypeVar("T")
 
@@ -24,6 +27,7 @@ class Parts:
     _rows: RowCodec
     _hot: HotLayer
     _loader: Loader
+    _tier: Tier | None  # where entries of several machines lie, with `remote=`
 
     def _wait(self, retry: bool) -> float | None:
         """Return the seconds that an operation waits for the write lock; None for as long as it takes."""
@@ -36,6 +40,14 @@ class Parts:
     def _failed(self, answer: T) -> T:
         """Raise the error being handled; a FanoutCache returns `answer` instead for a Timeout."""
         raise  # noqa: PLE0704
+
+    def _here_only(self, what: str) -> None:
+        """Refuse what would hold on this machine alone."""
+        if self._tier is not None:
+            raise CacheError(
+                f"{what} is not offered with remote=, because it would hold on this machine alone; use a cache without"
+                " it"
+            )
 
     def _remove_from_all(self, remove: Callable[[Store], int]) -> int:
         """Remove entries from every shard, and return how many went; a Timeout carries the count so far."""

@@ -116,6 +116,10 @@ class Tagging(Parts):
         if not packed:
             return 0
         selection = Selection(frozenset(split_tags(packed)), checked_match(match), within=self._within)
+        if self._tier is not None:
+            if soft or match == "all":
+                self._here_only("evict(soft=True)" if soft else "evict(match='all')")
+            self._tier.evict(selection.tags, b"" if self._within is None else self._within.within)
         wait = self._wait_for_all(retry)
         remove = self._soften if soft else self._remove_tagged
         return self._remove_from_all(lambda store: remove(store, selection, wait))
@@ -214,7 +218,7 @@ class Tagging(Parts):
         stores: Sequence[Store] = self._shards.stores
         position = None
         if after is not ENOVAL:
-            _, position, store = self._rows.locate(after)
+            _, position, store = self._rows.local(after)
             stores = stores[stores.index(store) :]
         for store in stores:
             for found in self._found(store, selection, position):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Sequence
 
 from ..coherence import futex
 from ..coherence.atomics import Words
@@ -89,6 +90,18 @@ class Store:
     def in_transaction(self) -> bool:
         """Tell whether the calling task is inside a transaction."""
         return self.connection.callers_transaction() is not None
+
+    def remove_many(self, keys: Sequence[tuple[int, bytes]], wait: float | None) -> int:
+        """Remove the entries of (place, stored key) in one transaction, and return how many there were."""
+        removed = 0
+        try:
+            for attempt in self.attempts():
+                with attempt, self.transaction(wait):
+                    removed = sum(self.remove(h, stored, wait) > 0 for h, stored in keys)
+        except DiskFull:
+            # A single removal unlinks the value file first, and so makes the room that the next one needs.
+            removed = sum(self.remove(h, stored, wait) > 0 for h, stored in keys)
+        return removed
 
     def close(self, timeout: float | None = None) -> None:
         """Close every connection under the write lock, since the last one to close checkpoints."""

@@ -1,0 +1,377 @@
+"""Redis and Valkey, by redis-py: connections, requests in one round trip, and the connection that hears of changes."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, NamedTuple, Protocol
+from urllib.parse import urlsplit
+
+from ..errors import CacheError, RemoteError, SettingError, missing_dependency
+from ..remote import Remote
+from ..system.forks import process_token
+from .scripts import TAGS_START, VERSION_START, Script
+
+SENTINEL: Final = "redis+sentinel"
+SCANNED: Final = 1000  # names that one step of a scan looks at
+GATHERED: Final = 1000  # messages that are read before those are applied
+PIECE: Final = 200  # calls of a script in one round trip
+PIECE_SIZE: Final = 1 << 18  # bytes after which another one begins
+_PUSHED: Final = object()  # stands for a message that has been read where an answer was looked for
+
+
+Call = tuple[bytes, tuple[bytes, ...]]  # of a script: the name of a key, and arguments
+
+
+def _nothing() -> None:
+    pass
+
+
+class Unreachable(Exception):
+    """The server cannot be had now: no connection, no answer in time, or one that says so.
+
+    `sent`: a request may have been sent, so what became of it is not known.
+    """
+
+    def __init__(self, message: str, sent: bool = True) -> None:
+        super().__init__(message)
+        self.sent = sent
+
+
+class Reply(NamedTuple):
+    """What the server says of an entry: `same` version, or its content (None for none) and milliseconds left."""
+
+    same: bool = False
+    content: bytes | None = None
+    left: int = -1
+    asked: float = 0.0  # when, by the cache's clock
+
+    @property
+    def version(self) -> bytes:
+        """Return the version of the content; empty for none."""
+        return b"" if self.content is None else self.content[VERSION_START:TAGS_START]
+
+
+class Server(Protocol):
+    """What the tier needs of an engine. Each call raises Unreachable or RemoteError, and may be repeated."""
+
+    def run(self, script: Script, calls: Sequence[Call], meanwhile: Callable[[], None] = ...) -> list[Any]:
+        """Run a script for each call and return the results; call `meanwhile`, once, while the server is at it."""
+
+    def unlink(self, names: Sequence[bytes]) -> None:
+        """Remove names."""
+
+    def clear(self, prefix: bytes, length: int) -> None:
+        """Remove every name of a prefix and `length` bytes more that was there when this began."""
+
+    def subscribe(self, prefix: bytes) -> Subscription:
+        """Hear of every change of names with a prefix, from when this returns."""
+
+    def close(self) -> None:
+        """Close every connection."""
+
+
+class Subscription(Protocol):
+    """A connection on which the server tells of changes. Each call may raise Unreachable."""
+
+    def probe(self) -> None:
+        """Ask whether the server takes writes; the answer comes behind every change that it acknowledged before."""
+
+    def heard(self, seconds: float) -> tuple[list[bytes], bool, bool]:
+        """Wait for news: names that have changed, whether all may have, and whether a probe was answered."""
+
+    def interrupt(self) -> None:
+        """Let `heard` raise Unreachable at once, from another thread."""
+
+    def close(self) -> None:
+        """Hear of nothing more."""
+
+
+def import_redis() -> Any:
+    """Return redis-py."""
+    try:
+        import redis
+    except ImportError as error:
+        raise missing_dependency("redis", "redis", "remote=") from error
+    return redis
+
+
+class _Connections(NamedTuple):
+    """The connections of one process: those that are idle, and places for requests. A forked child makes its own."""
+
+    process: int
+    idle: list[Any]  # single steps on a list are atomic
+    places: threading.BoundedSemaphore
+
+
+class RedisServer:
+    """Redis 6 or newer, or Valkey.
+
+    Connections belong to the process that made them: a forked child begins with none. A semaphore bounds the requests
+    in flight; a request that gets no place within its timeout counts as one without an answer.
+    """
+
+    def __init__(self, remote: Remote) -> None:
+        self._redis = import_redis()
+        self._timeout = remote.timeout
+        self._pool = _pool(self._redis, remote)
+        self._most = remote.max_requests
+        self._made = _Connections(-1, [], threading.BoundedSemaphore(1))
+
+    def _connections(self) -> _Connections:
+        """Return the connections of this process."""
+        found = self._made
+        if found.process != process_token():
+            self._made = found = _Connections(process_token(), [], threading.BoundedSemaphore(self._most))
+        return found
+
+    @contextlib.contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            raise self._as_ours(error, sent=True) from error
+
+    def _as_ours(self, error: Exception, sent: bool) -> Exception:
+        """Return the error of ours for one of redis-py's, and any other as it is."""
+        errors = self._redis.exceptions
+        if isinstance(error, CacheError | Unreachable):  # of what was done meanwhile
+            return error
+        if isinstance(error, errors.ConnectionError | errors.TimeoutError | errors.ReadOnlyError | OSError):
+            return Unreachable(str(error), sent)
+        return RemoteError(f"the server refused a request: {error}") if isinstance(error, errors.RedisError) else error
+
+    def _ask(self, commands: Sequence[tuple[Any, ...]], meanwhile: Callable[[], None] = _nothing) -> list[Any]:
+        """Send commands in one round trip and return their answers; an error stands in the place of one."""
+        connections = self._connections()
+        if not connections.places.acquire(timeout=self._timeout):
+            raise Unreachable(f"{self._most} requests are under way, which is max_requests", sent=False)
+        connection, sent = None, False
+        try:
+            connection = self._connected(connections.idle)
+            sent = True
+            connection.send_packed_command((_packed(commands),), check_health=False)
+            meanwhile()
+            answers = [self._answer(connection, alone=len(commands) == 1) for _ in commands]
+            connections.idle.append(connection)
+            connection = None
+            return answers
+        except Exception as error:
+            raise self._as_ours(error, sent) from error
+        finally:
+            if connection is not None:  # an answer may be under way that nobody will read
+                connection.disconnect()
+            connections.places.release()
+
+    def _connected(self, idle: list[Any]) -> Any:
+        """Return an idle connection that the server has not closed, or a new one."""
+        while idle:
+            with contextlib.suppress(self._redis.exceptions.ConnectionError, IndexError):
+                connection = idle.pop()
+                if not connection.can_read(0):
+                    return connection
+                connection.disconnect()
+        connection = self._pool.connection_class(**self._pool.connection_kwargs)  # the pool would count lost ones
+        try:
+            connection.connect()
+        except BaseException:
+            connection.disconnect()
+            raise
+        return connection
+
+    def _answer(self, connection: Any, alone: bool) -> Any:
+        try:
+            return connection.read_response(disable_decoding=True)
+        except self._redis.exceptions.ResponseError as error:
+            if "READONLY" in str(error):  # a replica now, perhaps said from within a script: find the primary anew
+                raise Unreachable(str(error), sent=not alone) from error
+            return error
+
+    def _ask_one(self, *command: Any) -> Any:
+        (answer,) = self._ask([command])
+        return self._checked(answer)
+
+    def _checked(self, answer: Any) -> Any:
+        if isinstance(answer, Exception):
+            with self._translated():
+                raise answer
+        return answer
+
+    def run(self, script: Script, calls: Sequence[Call], meanwhile: Callable[[], None] = _nothing) -> list[Any]:
+        """Run a script for each call, some in one round trip; one that the server has forgotten is sent whole."""
+        answers: list[Any] = []
+        unknown = self._redis.exceptions.NoScriptError
+        for piece in _pieces(calls):
+            commands = [("EVALSHA", script.digest, 1, name, *arguments) for name, arguments in piece]
+            found, meanwhile = self._ask(commands, meanwhile), _nothing
+            missed = [at for at, answer in enumerate(found) if isinstance(answer, unknown)]
+            if missed:
+                commands = [("EVAL", script.text, 1, piece[at][0], *piece[at][1]) for at in missed]
+                for at, answer in zip(missed, self._ask(commands), strict=True):
+                    found[at] = answer
+            answers += found
+        return [self._checked(answer) for answer in answers]
+
+    def unlink(self, names: Sequence[bytes]) -> None:
+        """Remove names."""
+        self._ask_one("UNLINK", *names)
+
+    def clear(self, prefix: bytes, length: int) -> None:
+        """Remove every name of a prefix and so many bytes more, in steps."""
+        pattern = b"".join(b"\\" + bytes((byte,)) if byte in b"*?[]\\^-" else bytes((byte,)) for byte in prefix)
+        pattern += b"?" * length
+        cursor: Any = 0
+        while True:
+            cursor, names = self._ask_one("SCAN", cursor, "MATCH", pattern, "COUNT", SCANNED)
+            if names:
+                self.unlink(names)
+            if int(cursor) == 0:
+                return
+
+    def subscribe(self, prefix: bytes) -> RedisSubscription:
+        """Open a connection by RESP3, on which messages and answers keep their order, and track a prefix."""
+        options = {**self._pool.connection_kwargs, "protocol": 3}
+        connection = self._pool.connection_class(**options)
+        try:
+            with self._translated():
+                return RedisSubscription(connection, self._translated, prefix)
+        except BaseException:
+            connection.disconnect()
+            raise
+
+    def close(self) -> None:
+        """Close the idle connections; one in use is closed when it is given back to nobody."""
+        made, self._made = self._made, _Connections(-1, [], threading.BoundedSemaphore(1))
+        if made.process == process_token():
+            for connection in made.idle:
+                connection.disconnect()
+
+
+class RedisSubscription:
+    """One connection with client tracking in broadcasting mode."""
+
+    def __init__(self, connection: Any, translated: Any, prefix: bytes) -> None:
+        self._connection = connection
+        self._translated = translated
+        self._probe = prefix + b"probe"  # a name that is never there
+        self._news: list[Any] = []
+        connection.connect()
+        # The parser swallows what a handler raises, so this one only notes the message.
+        connection._get_parser().set_invalidation_push_handler(self._pushed)
+        connection.send_command("CLIENT", "TRACKING", "ON", "BCAST", "PREFIX", prefix, check_health=False)
+        while connection.read_response(push_request=True) is _PUSHED:
+            pass
+
+    def _pushed(self, message: Any) -> object:
+        self._news.append(message[1])
+        return _PUSHED
+
+    def probe(self) -> None:
+        """Remove a name that is not there: a replica, and a server that is busy with a script, refuse that."""
+        with self._translated():
+            self._connection.send_command("DEL", self._probe, check_health=False)
+
+    def heard(self, seconds: float) -> tuple[list[bytes], bool, bool]:
+        """Read what has come, in order; a message behind the answer to a probe waits for the next call."""
+        deadline = time.monotonic() + seconds
+        answered = False
+        with self._translated():
+            while (
+                not answered
+                and len(self._news) < GATHERED
+                and self._connection.can_read(max(deadline - time.monotonic(), 0.0))
+            ):
+                # An integer, and nothing else, answers a probe: other messages than changes may come in between.
+                answered = type(self._connection.read_response(push_request=True, disable_decoding=True)) is int
+                deadline = 0.0
+        news, self._news = self._news, []
+        names = [name for message in news if isinstance(message, list) for name in message if isinstance(name, bytes)]
+        return names, None in news, answered
+
+    def interrupt(self) -> None:
+        """Shut the connection down, which ends a wait for what it brings."""
+        with contextlib.suppress(OSError, AttributeError):  # it is closed
+            self._connection._sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.disconnect()
+
+
+def address_of(server: Any) -> str:
+    """Return what tells one server from another, without a password."""
+    if isinstance(server, str):
+        parts = urlsplit(server)
+        return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+    options = getattr(getattr(server, "connection_pool", None), "connection_kwargs", {})
+    return repr([options.get(name) for name in ("host", "port", "path", "db")])
+
+
+def _packed(commands: Sequence[tuple[Any, ...]]) -> bytes:
+    """Return commands as they are sent; what redis-py does for arguments of any type takes several times as long."""
+    parts: list[bytes] = []
+    for command in commands:
+        parts.append(b"*%d\r\n" % len(command))
+        for word in command:
+            part = word if type(word) is bytes else str(word).encode()
+            parts.append(b"$%d\r\n%b\r\n" % (len(part), part))
+    return b"".join(parts)
+
+
+def _pieces(calls: Sequence[Call]) -> Iterator[Sequence[Call]]:
+    """Yield calls in pieces that one round trip can carry within the timeout of a request."""
+    start = size = 0
+    for at, (_, arguments) in enumerate(calls):
+        if at - start == PIECE or (size > PIECE_SIZE and at > start):
+            yield calls[start:at]
+            start, size = at, 0
+        size += sum(map(len, arguments))
+    if start < len(calls):
+        yield calls[start:]
+
+
+def _pool(redis: Any, remote: Remote) -> Any:
+    """Return the pool that makes connections, which are kept elsewhere."""
+    options: dict[str, Any] = {
+        "socket_timeout": remote.timeout,
+        "socket_connect_timeout": remote.connect_timeout,
+        "retry": None,
+        "decode_responses": False,
+    }
+    server = remote.server
+    if not isinstance(server, str):
+        pool = getattr(server, "connection_pool", None)
+        if pool is None or not hasattr(pool, "make_connection"):
+            raise SettingError(f"server is {server!r}, expected an address or a client of redis-py")
+        return type(pool)(pool.connection_class, **{**pool.connection_kwargs, **options})
+    scheme = server.partition("://")[0]
+    if scheme == "redis+cluster":
+        raise SettingError("redis+cluster: is not offered, since tags need keys of several slots in one step")
+    try:
+        if scheme == SENTINEL:
+            return _sentinel_pool(server, options)
+        return redis.ConnectionPool.from_url(server, **options)
+    except ValueError as error:
+        known = f"redis://, rediss://, unix:// or {SENTINEL}://"
+        raise SettingError(f"the server's address is not one of {known}: {error}") from None
+
+
+def _sentinel_pool(address: str, options: dict[str, Any]) -> Any:
+    """Return the pool of a primary that sentinels name: redis+sentinel://user:password@host:port,host/service/db."""
+    from redis.sentinel import Sentinel, SentinelConnectionPool
+
+    parts = urlsplit(address)
+    hosts = parts.netloc.rpartition("@")[2]
+    service, _, db = parts.path.strip("/").partition("/")
+    if not hosts or not service:
+        raise SettingError(
+            f"the server's address needs hosts and a service, as in {SENTINEL}://host:26379,host2/service"
+        )
+    pairs = [(host, int(port or 26379)) for host, _, port in (each.partition(":") for each in hosts.split(","))]
+    times = {name: options[name] for name in ("socket_timeout", "socket_connect_timeout")}
+    extra = {"username": parts.username, "password": parts.password, "db": int(db or 0)}
+    sentinel = Sentinel(pairs, sentinel_kwargs=times)  # type: ignore[no-untyped-call]
+    return SentinelConnectionPool(service, sentinel, **{**options, **extra})  # type: ignore[no-untyped-call]
