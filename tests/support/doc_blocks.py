@@ -3,7 +3,8 @@
 A comment on the line before a block says what is special about it:
 
 - ``<!-- not run: REASON -->``: compiled or parsed only.
-- ``<!-- needs: MODULE, MODULE -->``: run where these modules are installed.
+- ``<!-- needs: MODULE, MODULE -->``: run where these modules are installed. With ``redis-server`` among them, the page
+  is run with a server of its own, whose address stands in each block in the place of `ADDRESS`.
 - ``<!-- file: NAME -->``: not run but written to that file, which later blocks use.
 - ``<!-- run -->``: a shell block that is run; the others are only checked.
 - ``<!-- output -->``: a text block that is what the shell block before it printed.
@@ -23,6 +24,7 @@ import io
 import linecache
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -32,6 +34,8 @@ from typing import Any, NamedTuple
 _FENCE = re.compile(r"^(?P<fence>`{3,})(?P<language>[\w-]*)\n(?P<source>.*?)^(?P=fence)$", re.DOTALL | re.MULTILINE)
 _HIDDEN = re.compile(r"^<!-- python\n(?P<source>.*?)^-->$", re.DOTALL | re.MULTILINE)
 _MARK = re.compile(r"<!-- (not run|needs|file|run|output)(?:: (.*?))? -->\n+\Z")
+SERVER = "redis-server"
+ADDRESS = "redis://redis.internal:6379/0"  # as pages have it
 _EXPECTED = re.compile(r"#\s+(->|raises) (.+)$")
 
 
@@ -58,16 +62,38 @@ def blocks(page: Path) -> list[Block]:
 
 
 def missing(block: Block) -> list[str]:
-    """Return the modules that a block needs and that are not installed."""
-    names = block.argument.split(", ") if block.mark == "needs" else []
-    return [name for name in names if importlib.util.find_spec(name) is None]
+    """Return what a block needs and is not installed."""
+    return [name for name in _needs(block) if not _is_there(name)]
+
+
+def _needs(block: Block) -> list[str]:
+    return block.argument.split(", ") if block.mark == "needs" else []
+
+
+def _is_there(name: str) -> bool:
+    return (shutil.which(name) if name == SERVER else importlib.util.find_spec(name)) is not None
 
 
 def run(page: Path) -> None:
-    """Run the blocks of a page in the working directory; raise AssertionError or what they raise."""
+    """Run the blocks of a page in the working directory; raise AssertionError or what they raise.
+
+    A page that needs a server is not run where there is none.
+    """
+    found = blocks(page)
+    users = [block for block in found if SERVER in _needs(block)]
+    if not users:
+        _run_blocks(page, found)
+    elif not any(map(missing, users)):
+        from .redis_servers import redis_server  # late: it needs redis-py
+
+        with redis_server() as server:
+            _run_blocks(page, [block._replace(source=block.source.replace(ADDRESS, server.url)) for block in found])
+
+
+def _run_blocks(page: Path, found: list[Block]) -> None:
     namespace: dict[str, Any] = {"__name__": "__main__"}
     printed = ""
-    for block in blocks(page):
+    for block in found:
         where = f"{page.name}:{block.line}"
         if block.mark == "not run" or missing(block):
             continue

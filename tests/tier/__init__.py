@@ -1,0 +1,1 @@
+"""The tier on a server that several machines share."""

@@ -1,0 +1,204 @@
+"""Writes that are stored on their machine at once, and sent to the server later."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from diskcache_like import ENOVAL, Cache, RemoteWarning, Timeout
+from diskcache_like.tier.behind import Sender
+
+from ..support.flaky_proxy import FlakyProxy
+from .machines import Machines, counted, until
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no thread send: what waits is sent by `flush` alone."""
+    monkeypatch.setattr(Sender, "start", lambda self: None)
+
+
+def waiting(cache: Cache) -> int:
+    """Return how many entries wait to be sent."""
+    return sum(len(page) for shard in cache.remote._shards for page in [shard._page()])
+
+
+def test_a_write_is_here_at_once_and_there_later(machines: Machines, held: None) -> None:
+    here, there = machines.open("a", write="behind"), machines.open("b")
+    assert here.set("k", {"v": 1}, expire=60, tag="t")
+    assert here.get("k", tag=True) == ({"v": 1}, "t")
+    assert there.get("k") is None
+    here.remote.flush()
+    assert there.get("k", tag=True) == ({"v": 1}, "t") or until(lambda: there.get("k") == {"v": 1}, "it arrives")
+    assert here.get("k") == {"v": 1}
+    assert counted(here, "sent_later") == 1
+
+
+def test_a_thread_sends_what_waits(machines: Machines) -> None:
+    here, there = machines.open("a", write="behind"), machines.open("b")
+    here["k"] = 1
+    until(lambda: there.get("k") == 1, "it arrives")
+
+
+def test_the_last_write_of_a_key_is_sent(machines: Machines, held: None) -> None:
+    here, there = machines.open("a", write="behind"), machines.open("b")
+    for number in range(10):
+        here["k"] = number
+        here.incr("n")
+    here.remote.flush()
+    assert (there["k"], there["n"]) == (9, 10)
+    assert counted(here, "sent_later") == 2
+
+
+def test_every_operation_sees_what_has_not_been_sent(machines: Machines, held: None) -> None:
+    here = machines.open("a", write="behind")
+    here["k"] = 1
+    assert not here.add("k", 2)
+    assert here.add("new", 3)
+    assert here.incr("k") == 2
+    assert here.touch("k", 100)
+    assert here.retag("k", add=["t"])
+    assert here.get("k", expire_time=True)[1] is not None
+    assert here.get_many(["k", "new"]) == {"k": 2, "new": 3}
+    assert here.pop("k") == 2
+    assert "k" not in here
+    assert here.pop("k", ENOVAL) is ENOVAL
+    assert here.delete("new")
+    assert not here.delete("new")
+    assert here.add("new", 4)
+    entry = here.get_entry("new")
+    assert entry.value == 4
+
+
+def test_a_removal_is_sent(machines: Machines, held: None) -> None:
+    here, there = machines.open("a", write="behind"), machines.open("b")
+    there["k"], there["other"] = 1, 2
+    assert here.delete("k")
+    assert here.get("k") is None
+    assert there.get("k") == 1
+    here.remote.flush()
+    until(lambda: there.get("k") is None, "the removal arrives")
+    assert len(here) == 0 or list(here) == []
+    assert there["other"] == 2
+
+
+def test_what_expires_before_it_is_sent_is_not_sent(machines: Machines, held: None) -> None:
+    clock = [1_000_000.0]
+    here, there = machines.open("a", write="behind", clock=lambda: clock[0]), machines.open("b")
+    here.set("k", 1, expire=10)
+    clock[0] += 11
+    here.remote.flush()
+    assert counted(here, "dropped") == 1
+    assert there.get("k") is None
+
+
+def test_the_last_to_arrive_wins(machines: Machines, held: None) -> None:
+    here, there = machines.open("a", write="behind"), machines.open("b")
+    here["k"] = "here"
+    there["k"] = "there"
+    assert here["k"] == "here"
+    here.remote.flush()
+    until(lambda: there["k"] == "here", "it arrives")
+
+
+def test_without_a_server_writes_go_on_and_arrive_when_it_is_back(machines: Machines, proxy: FlakyProxy) -> None:
+    here = machines.open("a", server=proxy.url, write="behind", timeout=0.2, stale_if_error=1e6)
+    there = machines.open("b")
+    here["before"] = 0
+    until(lambda: there.get("before") == 0, "it arrives")
+    proxy.refuse()
+    proxy.cut()
+    here["k"] = 1
+    assert here.delete("before")
+    assert (here.get("k"), here.get("before"), here.incr("n")) == (1, None, 1)
+    assert here.pop("k") == 1
+    here["k"] = 2
+    proxy.accept()
+    until(lambda: there.get("k") == 2 and there.get("n") == 1 and there.get("before") is None, "all arrives")
+
+
+def test_large_and_tagged_values_are_sent(machines: Machines, held: None) -> None:
+    here, there = machines.open("a", write="behind"), machines.open("b")
+    here.set("large", b"x" * 100_000, tags=["a", "b"])
+    here.namespace("users")["ada"] = {"born": 1815}
+    here.remote.flush()
+    assert there.get_entry("large").tags == ("a", "b")
+    assert there["large"] == b"x" * 100_000
+    assert there.namespace("users")["ada"] == {"born": 1815}
+    assert here.get_entry("large").tags == ("a", "b")
+    there.evict("a")
+    until(lambda: here.get("large") is None, "the eviction arrives")
+
+
+WRITER = """
+import sys
+from diskcache_like import Cache, Remote
+from diskcache_like.tier.behind import Sender
+Sender.start = lambda self: None
+cache = Cache(sys.argv[1], remote=Remote(sys.argv[2], namespace="shop", secret="a secret of all machines", write="behind"))
+number = 0
+while True:
+    cache["n"] = number
+    cache[number] = number
+    print(number, flush=True)
+    number += 1
+"""
+
+
+def test_what_a_killed_process_was_told_of_is_sent_by_the_next(machines: Machines) -> None:
+    arguments = [sys.executable, "-c", WRITER, str(machines.place("a")), machines.server]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdout is not None
+        told = -1
+        for line in writer.stdout:
+            told = int(line)
+            if told == 50:
+                writer.send_signal(signal.SIGKILL)
+        writer.wait()
+    here, there = machines.open("a", write="behind"), machines.open("b")
+    until(lambda: waiting(here) == 0, "all is sent")
+    assert there["n"] >= told
+    assert there.get_many(range(told + 1)) == {number: number for number in range(told + 1)}
+
+
+def test_two_processes_of_a_machine_count_exactly(machines: Machines, held: None) -> None:
+    first, second = machines.open("a", write="behind"), machines.open("a", write="behind")
+    for _ in range(20):
+        first.incr("n")
+        second.incr("n")
+    assert first["n"] == second["n"] == 40
+
+
+def test_an_unsent_entry_survives_a_plain_handle(machines: Machines, held: None) -> None:
+    here = machines.open("a", write="behind")
+    here["k"] = 1
+    here.close()
+    with Cache(machines.place("a")) as plain:
+        assert plain["k"] == 1
+        assert plain.get_entry("k").tags == ()
+        assert not plain.check()
+
+
+def test_a_write_that_this_machine_cannot_store_says_so(machines: Machines, held: None) -> None:
+    here: Any = machines.open("a", write="behind", timeout=0.1)
+    other = Cache(machines.place("a"))
+    with other.transact(), pytest.raises(Timeout):
+        here._session.timeout = 0.01
+        here.remote.timeout = 0.01
+        here.set("k", 1)
+    other.close()
+
+
+def test_without_a_server_from_the_start(machines: Machines, proxy: FlakyProxy) -> None:
+    proxy.refuse()
+    with pytest.warns(RemoteWarning):
+        here = machines.open("a", server=proxy.url, write="behind", timeout=0.2)
+    here["k"] = os.getpid()
+    proxy.accept()
+    there = machines.open("b")
+    until(lambda: there.get("k") == os.getpid(), "it arrives")
