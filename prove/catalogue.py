@@ -9,6 +9,7 @@ from .lives import cancelled_tasks, processes, renewals, threads
 from .load import everything_at_once, fairness, soak
 from .power import one_writer, twice, two_writers
 from .proof import Proof
+from .remote import tier
 from .signals import handlers, raising_handlers
 from .system import clocks, disks, failing_calls, posix_locks, wal_reset
 
@@ -17,6 +18,7 @@ PROOFS: dict[str, Proof] = {
     **deques_and_indexes.PROOFS,
     **kills.PROOFS,
     **tasks.PROOFS,
+    **tier.PROOFS,
     **any_moment.PROOFS,
     **wal_reset.PROOFS,
     **posix_locks.PROOFS,

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from diskcache_like import Cache, Timeout
+from diskcache_like import Cache, Remote, RemoteError, RemoteWarning, Timeout
+from diskcache_like.tier.listener import Listener
+from diskcache_like.tier.server import RedisSubscription
+from diskcache_like.tier.state import TierState, Word, boottime
+from diskcache_like.tier.store import TieredStore
+from diskcache_like.tier.tier import Tier as Link
 
 from ..proof import Proof
 from .clients import Place, Product, Tier
@@ -16,26 +22,26 @@ from .machines import SharedServer, flawed
 
 PROMISE = 8  # of docs/reliability.md
 NAMESPACE = "prove"
-LISTENER_LOCK = "*listen*"  # the files in a cache's directory whose lock makes a process the one that listens
+SECRET = "a secret of several machines"
+LISTENER_LOCK = "cache.remote-*"  # the files in a cache's directory whose lock makes a process the one that listens
 
 
 @contextmanager
 def opened(place: Place) -> Iterator[Tier]:
     """Open a cache with the tier."""
-    from diskcache_like import Remote  # type: ignore[attr-defined]  # not there yet
-
     settings = place.settings._asdict()  # named as the arguments are
-    options: dict[str, Any] = {"remote": Remote(place.url, namespace=NAMESPACE, **settings)}
-    with Cache(place.directory, durability="process", **options) as cache:
+    options: dict[str, Any] = {"remote": Remote(place.url, namespace=NAMESPACE, secret=SECRET, **settings)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RemoteWarning)  # the server may be away just now
+        cache = Cache(place.directory, durability="process", **options)
+    with cache:
         yield cache
 
 
 def outcome(error: Exception) -> Outcome | None:
     """Tell what became of a call that raised: refused if it says that nothing was sent."""
-    from diskcache_like import RemoteError  # type: ignore[attr-defined]  # not there yet
-
     if isinstance(error, RemoteError):
-        return "unknown" if getattr(error, "sent", True) else "refused"
+        return "unknown"
     return "unknown" if isinstance(error, Timeout) else None
 
 
@@ -51,8 +57,56 @@ def listener(directory: Path) -> int | None:
 
 TIER = Product(opened, outcome, listener)
 
+
 # By the names in FLAWS: what spoils the tier in a process before it opens anything.
-SPOILS: dict[str, Callable[[], None]] = {}
+def note_late() -> None:
+    """Note the words of an entry when the server has answered."""
+    note = TieredStore._note
+
+    def late(self: TieredStore, place: Any, record: Any, word: int, tags: int) -> None:
+        note(self, place, record, self._state.words[place.index], self._state.header[Word.TAGS])
+
+    TieredStore._note = late  # type: ignore[method-assign]
+
+
+def vouch_late() -> None:
+    """Give a lease from when the probe is answered."""
+    vouch = Listener._vouch
+    Listener._vouch = lambda self, sent: vouch(self, boottime())  # type: ignore[method-assign]
+
+
+def need_no_lease() -> None:
+    """Believe what is here without a lease."""
+    Link.lease_ends = lambda self: float("inf")  # type: ignore[method-assign]
+
+
+def ping() -> None:
+    """Ask for a sign of life only, which any node gives."""
+
+    def probe(self: RedisSubscription) -> None:
+        self._connection.send_command("PING", check_health=False)
+
+    RedisSubscription.probe = probe  # type: ignore[method-assign]
+
+
+def apply_nothing() -> None:
+    """Let what the server says change nothing."""
+    Listener._apply = lambda *_: None  # type: ignore[method-assign]
+
+
+def keep_words() -> None:
+    """Let what is here count after a connection was lost."""
+    TierState.change_all = lambda self: None  # type: ignore[method-assign]
+
+
+SPOILS: dict[str, Callable[[], None]] = {
+    "word-noted-late": note_late,
+    "lease-stamped-late": vouch_late,
+    "no-lease": need_no_lease,
+    "probe-by-ping": ping,
+    "no-invalidations": apply_nothing,
+    "old-epoch": keep_words,
+}
 
 _WHO = "processes of 2 or 3 machines, their connections and the server failing"
 PROOFS: dict[str, Proof] = {

@@ -166,7 +166,7 @@ def test_a_proof_over_machines_runs_as_any_other(name: str) -> None:
 
 def test_the_process_that_listens_is_known_by_its_lock(tmp_path: Path) -> None:
     assert tier.listener(tmp_path / "nothing") is None
-    path = tmp_path / "listener.lock"
+    path = tmp_path / "cache.remote-0123456789ab"
     with path.open("w") as file:
         assert tier.listener(tmp_path) is None
         fcntl.flock(file, fcntl.LOCK_EX)
