@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Final, Literal
 
 from .errors import SettingError
@@ -16,35 +16,14 @@ _ON_ERROR: Final = ("local", "miss", "raise")
 _NAMESPACE_LIMIT: Final = 200  # bytes
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Options:
-    namespace: str
-    secret: bytes | str | None = None
-    max_staleness: float | None = 1.0
-    write: Write = "through"
-    timeout: float = 0.25
-    connect_timeout: float = 0.5
-    on_error: OnError = "local"
-    stale_if_error: float = 0.0
-    breaker_errors: int = 5
-    breaker_open: float = 5.0
-    lease: float = 10.0
-    max_value: int = 1 << 20
-    max_requests: int = 64
-
-
 @dataclass(frozen=True)
-class _Server:
-    server: Any
-
-
-@dataclass(frozen=True)
-class Remote(_Options, _Server):
+class Remote:
     """A server of Redis 6 or newer, or Valkey, that the caches of several machines share.
 
-    `server`: its address (redis://, rediss://, unix://, or redis+sentinel://HOST:PORT,HOST:PORT/SERVICE), or a client
-    of redis-py. `namespace`: what the caches have in common; others see nothing of it. `secret`: authenticates what is
-    stored there (bytes or text, 16 or more; default: that of the cache), needed unless the cache has pickle='never'.
+    `server`: its address (redis://, rediss://, unix://, or redis+sentinel://HOST:PORT,HOST:PORT/SERVICE/DB), a client
+    of redis-py, or an object with the methods of `tier.server.Server`. `namespace`: what the caches have in common;
+    others see nothing of it. `secret`: authenticates what is stored there (bytes or text, 16 or more; default: that of
+    the cache), needed unless the cache has pickle='never'.
 
     `max_staleness`: seconds by which a read may miss what another machine has written; 0 asks the server with each
     read, None lets entries live here until they expire. `write`: 'through' stores on the server, then here;
@@ -58,6 +37,22 @@ class Remote(_Options, _Server):
 
     Raises SettingError for anything else.
     """
+
+    server: Any
+    _: KW_ONLY
+    namespace: str
+    secret: bytes | str | None = None
+    max_staleness: float | None = 1.0
+    write: Write = "through"
+    timeout: float = 0.25
+    connect_timeout: float = 0.5
+    on_error: OnError = "local"
+    stale_if_error: float = 0.0
+    breaker_errors: int = 5
+    breaker_open: float = 5.0
+    lease: float = 10.0
+    max_value: int = 1 << 20
+    max_requests: int = 64
 
     def __post_init__(self) -> None:
         given: object = self.namespace

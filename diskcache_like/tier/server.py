@@ -306,6 +306,8 @@ def address_of(server: Any) -> str:
     if isinstance(server, str):
         parts = urlsplit(server)
         return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+    if hasattr(server, "subscribe"):
+        return type(server).__qualname__
     options = getattr(getattr(server, "connection_pool", None), "connection_kwargs", {})
     return repr([options.get(name) for name in ("host", "port", "path", "db")])
 

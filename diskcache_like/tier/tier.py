@@ -77,7 +77,7 @@ class Tier:
         path = state_path(session.directory, remote)
         self.state = TierState(path, session.implementation, self._shared)
         self.state.namespace = remote.namespace
-        server: Server = RedisServer(remote) if not hasattr(remote.server, "subscribe_names") else remote.server
+        server: Server = remote.server if hasattr(remote.server, "subscribe") else RedisServer(remote)
         self.link = Link(remote, server, self.wire, self.state, session.clock)
         self._max_staleness = None if remote.max_staleness is None else int(remote.max_staleness * 1e9)
         self._lock = threading.Lock()  # guards that one listener is made

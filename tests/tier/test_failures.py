@@ -21,6 +21,7 @@ from diskcache_like import (
     RemoteWarning,
     SettingError,
 )
+from diskcache_like.tier.server import RedisServer as RedisServerOfTier
 from diskcache_like.tier.state import Word, boottime
 
 from ..support.flaky_proxy import FlakyProxy
@@ -331,3 +332,34 @@ def test_a_user_needs_no_more_rights_than_the_guide_says(tmp_path: Path) -> None
         assert here.delete("computed")
         here.clear()
         machines.close()
+
+
+class Engine:
+    """Another engine, as far as a cache can tell."""
+
+    def __init__(self, url: str) -> None:
+        self._behind = RedisServerOfTier(Remote(url, namespace=NAMESPACE, **PATIENT))
+        self.calls: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        self.calls.append(name)
+        return getattr(self._behind, name)
+
+
+def test_another_engine_needs_five_methods(machines: Machines, server: RedisServer) -> None:
+    class OfMethods(Engine):
+        def subscribe(self, prefix: bytes) -> Any:
+            return self._behind.subscribe(prefix)
+
+    engine = OfMethods(server.url)
+    here, there = machines.open("a", server=engine), machines.open("b")
+    until(lambda: is_up(here), "it is heard of")
+    here.set("k", 1, tag="t")
+    assert there["k"] == 1
+    there["k"] = 2
+    until(lambda: here["k"] == 2, "it hears of it")
+    here.evict("t")
+    here.clear()
+    assert there.get("k") is None or until(lambda: there.get("k") is None, "it hears of it") is not None
+    here.close()
+    assert set(engine.calls) <= {"run", "unlink", "clear", "close"}
