@@ -90,6 +90,13 @@ class RemoteError(CacheError):
     """The server that several machines share gave no answer, or refused; what became of a write is not known."""
 
 
+def refused_with_remote(what: str) -> CacheError:
+    """Return the error for what a cache with a server of several machines does not offer."""
+    return CacheError(
+        f"{what} is not offered with remote=, because it would hold on this machine alone; use a cache without it"
+    )
+
+
 class DecodeError(CacheError, ValueError):
     """Stored bytes are not in the form that the configured codec writes."""
 

@@ -9,7 +9,7 @@ from ..entries.hot import HotLayer
 from ..entries.loading import Loader
 from ..entries.row_codec import RowCodec
 from ..entries.session import Session
-from ..errors import CacheError, Timeout
+from ..errors import Timeout, refused_with_remote
 from ..storage.shards import ShardSet
 from ..storage.store import Store
 
@@ -44,10 +44,7 @@ class Parts:
     def _here_only(self, what: str) -> None:
         """Refuse what would hold on this machine alone."""
         if self._tier is not None:
-            raise CacheError(
-                f"{what} is not offered with remote=, because it would hold on this machine alone; use a cache without"
-                " it"
-            )
+            raise refused_with_remote(what)
 
     def _remove_from_all(self, remove: Callable[[Store], int]) -> int:
         """Remove entries from every shard, and return how many went; a Timeout carries the count so far."""

@@ -30,7 +30,7 @@ from ..encoding import keys
 from ..encoding.record import MODE_BINARY, MODE_BYTES, MODE_NONE, MODE_PICKLE, MODE_RAW, Record
 from ..entries.hot import HotLayer
 from ..entries.row_codec import Location, RowCodec, discard
-from ..errors import CacheError, DecodeError, DiskFull, RemoteError, Timeout, ValueTooLarge
+from ..errors import DecodeError, DiskFull, RemoteError, Timeout, ValueTooLarge, refused_with_remote
 from ..storage.store import REMOVE, Change, Decide, Row, Store, Touch
 from ..system.blocking import may_block
 from ..system.signals import suppress
@@ -168,7 +168,7 @@ class TieredRows(RowCodec):
     def locate(self, key: Any) -> Any:
         """Return the stored key, its place, and the store that it lives in."""
         if isinstance(key, _QUEUE_KEYS):
-            raise _refusal("a queue")
+            raise refused_with_remote("a queue")
         stored, home, store = super().locate(key)
         canonical = keys.encode_key(key) if self._sealed else stored
         digest = self._tier.wire.digest(canonical)
@@ -179,7 +179,7 @@ class TieredRows(RowCodec):
 
     def queue_store(self, prefix: str | None) -> Store:
         """Refuse: a queue's order is one index of one database."""
-        raise _refusal("a queue")
+        raise refused_with_remote("a queue")
 
     def verified(self, key: Any, location: Any, blob: Any) -> Record | None:
         """Return a record that was verified already, or do what `RowCodec.verified` does."""
@@ -192,12 +192,6 @@ class TieredRows(RowCodec):
     def signs(self, record: Record) -> bool:
         """Tell whether the row of a record is authenticated on this machine."""
         return self._signs_all or (record.mode == MODE_PICKLE and self._signs_pickles)
-
-
-def _refusal(what: str) -> CacheError:
-    return CacheError(
-        f"{what} is not offered with remote=, because it would hold on this machine alone; use a cache without it"
-    )
 
 
 class TieredStore:
