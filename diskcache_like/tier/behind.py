@@ -162,7 +162,7 @@ class Invalidating(Here):
     def _tell(self, place: Place, record: Record | None) -> None:
         link = self._tier.link
         if record is None:
-            link.delete([(place.digest, b"", fresh())])
+            link.delete([(place.digest, b"")])
         else:
             link.write([(place.digest, self._store.arguments(record, None, self._tier.state.machine, b""))])
 
@@ -214,7 +214,7 @@ class Behind(Here):
         entries = [pair for pair in page if pair[1].mode != MODE_NONE]
         late = [pair for pair in entries if (until := pair[1].metadata.remove_at) is not None and until <= now]
         entries = [pair for pair in entries if pair not in late]
-        tier.link.delete([(place.digest, b"", record.metadata.version) for place, record in removals])
+        tier.link.delete([(place.digest, b"") for place, _ in removals])
         writes = []
         for place, record in entries:
             as_sent = record._replace(metadata=sent(record.metadata))

@@ -17,7 +17,6 @@ from .wire import NAME_SIZE, Wire
 
 ATTEMPTS: Final = 3  # of one request, within its timeout
 PAUSE: Final = 0.004  # seconds, at most, before the second attempt; twice as long before each further one
-REMEMBERED: Final = b"60000"  # milliseconds for which the server knows a removal, so that it can be asked for again
 ABSENT: Final = b"absent"  # as the expected version of a write
 
 T = TypeVar("T")
@@ -56,10 +55,14 @@ class Link:
             except Unreachable as error:
                 is_over = number + 1 == ATTEMPTS or time.monotonic() - began > self.remote.timeout / 2
                 if is_over or (error.sent and not repeats):
-                    self._failed(error)
+                    self._failed()
                     raise
                 self.state.count("retries")
                 time.sleep(random.uniform(0, PAUSE * 2**number))
+            except RemoteError:
+                self.state.count("errors")
+                self.succeeded()  # it has answered
+                raise
             else:
                 self.succeeded()
                 return answer
@@ -75,7 +78,7 @@ class Link:
                 raise Unreachable("requests have failed of late, and are not made for now", sent=False)
             header[Word.OPEN_UNTIL] = now + self._open_for  # half open: the others wait for what this one finds
 
-    def _failed(self, error: Unreachable) -> None:
+    def _failed(self) -> None:
         header = self.state.header
         self.state.count("errors")
         failures = header[Word.FAILURES] = header[Word.FAILURES] + 1
@@ -119,15 +122,12 @@ class Link:
         kind = ELSEWHERE if record is None else RECORD
         return expected, version, milliseconds, kind, record or b"", self.wire.tags, version[:8], *tags
 
-    def delete(self, removals: Sequence[tuple[bytes, bytes, bytes]]) -> list[tuple[bool, Reply | None]]:
-        """Remove each (digest, expected version or nothing, version of the removal); return whether there was an entry.
+    def delete(self, removals: Sequence[tuple[bytes, bytes]]) -> list[tuple[bool, Reply | None]]:
+        """Remove each (digest, expected version or nothing); return whether there was an entry.
 
         A reply comes with it if the entry does not have the expected version, and is still there.
         """
-        calls = [
-            (self.wire.entry_name(digest), (expected, version, REMEMBERED, self.wire.tags))
-            for digest, expected, version in removals
-        ]
+        calls = [(self.wire.entry_name(digest), (expected, self.wire.tags)) for digest, expected in removals]
         asked = self._clock()
         answers = self.surely(lambda: self.server.run(DELETE, calls), repeats=False)
         return [

@@ -5,7 +5,7 @@ record. An entry is alive while each of its tags still has the number that it ha
 is evicted by deleting its key: whoever writes next with that tag draws another number. If the server drops a tag's key
 by itself, that evicts what has the tag, and brings nothing back.
 
-A write and a removal bring a version of their own, drawn at random, by which a copy is known.
+A write brings a version of its own, drawn at random, by which a copy is known.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ class Script(NamedTuple):
 
 
 RECORD: Final = b"\x01"  # kinds of values: an entry,
-ELSEWHERE: Final = b"\x02"  # one whose value stays on the machine that has this version,
-DELETED: Final = b"\x03"  # and none, left by a removal for a while
+ELSEWHERE: Final = b"\x02"  # and one whose value stays on the machine that has this version
 VERSION_START: Final = 2
 TAGS_START: Final = 18
 TAG_SIZE: Final = 24  # digest and number
@@ -34,7 +33,6 @@ local function alive(name, prefix)
   local head = redis.call('GETRANGE', name, 0, 17)
   if #head < 18 then return nil, nil end
   local kind, count, version = string.byte(head, 1), string.byte(head, 2), string.sub(head, 3, 18)
-  if kind == 3 then return nil, version end
   if count > 0 then
     local tags = redis.call('GETRANGE', name, 18, 17 + 24 * count)
     for at = 1, 24 * count, 24 do
@@ -95,13 +93,12 @@ end
 return 1
 """
 
-# ARGV: expected version or ''; version; milliseconds for which the removal is remembered; prefix of tags.
+# ARGV: expected version or ''; prefix of tags.
 _DELETE = """
-local kind, version = alive(KEYS[1], ARGV[4])
+local kind, version = alive(KEYS[1], ARGV[2])
 if not kind then return 0 end
 if ARGV[1] ~= '' and version ~= ARGV[1] then return present(KEYS[1], kind) end
-redis.call('SET', KEYS[1], string.char(3, 0) .. ARGV[2], 'PX', ARGV[3])
-return 1
+return redis.call('DEL', KEYS[1])
 """
 
 _TAKE = """

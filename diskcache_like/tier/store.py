@@ -498,7 +498,7 @@ class TieredStore:
         for place in places:
             self._copy(place)
         try:
-            outcomes = self._link.delete([(place.digest, b"", fresh()) for place in places])
+            outcomes = self._link.delete([(place.digest, b"") for place in places])
         finally:
             for place in places:
                 self._state.change(place.index)
@@ -579,7 +579,7 @@ class TieredStore:
     def _try_to_remove(self, place: Place, expected: bytes) -> Reply | None:
         if expected == ABSENT:
             return None
-        ((removed, reply),) = self._link.delete([(place.digest, expected, fresh())])
+        ((removed, reply),) = self._link.delete([(place.digest, expected)])
         if removed:
             self._remove_copy(place)
             return None

@@ -164,7 +164,6 @@ def test_wrong_tags_are_found(machines: Machines, server: RedisServer, change: s
     writer.set("other", 1, tag="u")
     other = server.ask("GET", name_of(server))
     writer.delete("other")
-    server.ask("DEL", name_of(server))
     writer.set("k", "value", tag="t")
     name = name_of(server)
     content = server.ask("GET", name)
