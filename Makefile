@@ -16,7 +16,7 @@ PEERS := $(VENV)/.installed-to-compare
 SOURCES := $(wildcard pyproject.toml setup.py setup.cfg diskcache_like/coherence/*build*.py diskcache_like/coherence/*.[ch])
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types imports unit prove prove-short django third-party matrix fuzz fuzz-coverage docs dist wheels format bench bench-codecs bench-dictionaries bench-frames bench-quick bench-peers compare objectives install clean venv-module bench-async bench-django bench-overview
+.PHONY: help demo test lint types imports unit prove prove-short django third-party matrix fuzz fuzz-coverage docs dist wheels format bench bench-codecs bench-dictionaries bench-frames bench-quick bench-peers compare objectives install clean venv-module bench-async bench-django bench-overview bench-machines
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-18s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -83,6 +83,9 @@ bench-overview: $(PEERS)  ## draw the one picture: get, set, delete beside four 
 
 bench-async: $(PEERS)  ## measure awaited calls beside other caches for asyncio, in 2 minutes (ARGS="--docs docs/benchmarks.md")
 	$(BIN)/python -m benchmarks.awaited $(ARGS)
+
+bench-machines: $(PEERS)  ## measure two machines that share a Redis server beside its other clients (ARGS="--docs docs/benchmarks.md")
+	$(BIN)/python -m benchmarks.machines $(ARGS)
 
 bench-django: $(PEERS)  ## serve a Django page under gunicorn from four caches, in 3 minutes (ARGS="--docs README.md")
 	$(BIN)/python -m benchmarks.django_page $(ARGS)

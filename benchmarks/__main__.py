@@ -1,6 +1,6 @@
 """Measure percentiles against Memcached, Redis and every peer that is installed, and plot them: `python -m benchmarks`.
 
-Unless scenarios or subjects are chosen, the tables of `benchmarks.awaited` come last.
+Unless scenarios or subjects are chosen, the tables of `benchmarks.awaited` and `benchmarks.machines` come last.
 
 Exit status: 0 good; 2 the command line is wrong; 3 one of our own subjects failed or gave wrong values; 130
 interrupted. What another subject failed with is printed below its tables and is no failure of the run.
@@ -15,7 +15,7 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
-from benchmarks import awaited, catalogue
+from benchmarks import awaited, catalogue, machines
 from benchmarks.command import FAILED, GOOD, explained, positive, progress, refuse_lost, run_as_command, seconds
 from benchmarks.harness import Amounts, Harness
 from benchmarks.measure import measure_costs
@@ -80,10 +80,11 @@ def measure(asked: argparse.Namespace) -> int:
                     print(table.text(), flush=True)
         finally:
             record.save(path)
-        found = None if asked.scenario or asked.subject else awaited.measured(space, costs)
+        parts = () if asked.scenario or asked.subject else (awaited, machines)
+        problems = [problem for part in parts for problem in part.measured(space, costs).problems]
     drawn = draw(record, asked.out, chosen=partial(belongs, record))
     print(f"{len(drawn)} plots drawn beside {path}; all of them: python -m benchmarks.render {path}")
-    return judged(record, found.problems if found else ())
+    return judged(record, problems)
 
 
 def judged(record: Record, problems: Sequence[str] = ()) -> int:

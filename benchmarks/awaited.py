@@ -141,11 +141,12 @@ async def subjects(run: Run, skipped: list[str]) -> AsyncIterator[list[Subject]]
             skipped.append(f"{name} skipped: {error}; install it with: make .venv/.installed-to-compare")
     async with AsyncExitStack() as stack:
         for subject in found:
-            stack.push_async_callback(_finished, subject.close)
+            stack.push_async_callback(finished, subject.close)
         yield found
 
 
-async def _finished(call: Callable[[], Any]) -> None:
+async def finished(call: Callable[[], Any]) -> None:
+    """Call, and wait for what is awaited."""
     result = call()
     if isinstance(result, Awaitable):
         await result

@@ -97,6 +97,13 @@ BUDGETS = (
     cost("awaited_cold", "awaited", "awaited: cold get, vs not awaited", 1.3, None, "x"),
     cost("awaited_set", "awaited", "awaited: set, vs not awaited", 1.3, None, "x"),
     cost("awaited_late", "awaited", "awaited: ticks beside 8 writers late at p99.9, over no cache", 1, None, " ms"),
+    cost("machines_hot", "machines", "remote: hot get, vs a plain Cache", 1.5, None, "x"),
+    cost("machines_set", "machines", "remote: set, not in the listener, vs redis-py", 1.5, None, "x"),
+    cost("machines_set_listener", "machines", "remote: set, in the listener, vs redis-py", 1.5, None, "x"),
+    cost("machines_seen_p50", "machines", "remote: a write seen on another machine, p50", 1, None, " ms"),
+    cost("machines_seen_p99", "machines", "remote: a write seen on another machine, p99", 10, None, " ms"),
+    speed("machines_large", "machines", "remote: 100 KB from the local disk, vs redis-py", 5, None),
+    cost("machines_stall", "machines", "remote: longest read while 1,000 entries change", 20, None, " ms"),
 )
 
 

@@ -18,8 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from benchmarks import page
-from benchmarks.awaited import OPTIONS
+from benchmarks import awaited, machines, page
 from benchmarks.budgets import AIM, BUDGETS, MISSED, MUST, UNCLEAR, UNMEASURED, Outcome, assess
 from benchmarks.command import FAILED, GOOD, add_only, explained, refuse_lost, run_as_command
 from benchmarks.measure import measure_costs
@@ -53,7 +52,8 @@ EFFORTS = {
     "encrypted": Effort(Options(repeats=15), alone=True),
     "growth": Effort(Options(repeats=5, entries=1_000_000), alone=True),
     "limit": Effort(Options(repeats=8, writes=FULL_WRITES), alone=True),
-    "awaited": Effort(OPTIONS, alone=True),
+    "awaited": Effort(awaited.OPTIONS, alone=True),
+    "machines": Effort(machines.OPTIONS, alone=True),
     # Only single calls have budgets here, five rounds of them per repetition; the rest is as short as it can be.
     "peers": Effort(Options(repeats=2, operations=200, processes=1)),
 }

@@ -24,6 +24,7 @@ from benchmarks.command import FAILED, GOOD, add_only, explained, positive, prog
 from benchmarks.encrypted import encrypted
 from benchmarks.growth import bulk, growth
 from benchmarks.limit import limit
+from benchmarks.machines import machines
 from benchmarks.measure import measure_costs
 from benchmarks.operations import operations, policies
 from benchmarks.peers import peers
@@ -55,6 +56,7 @@ SECTIONS = {
     "fanout": Section(fanout, 20, unasked=False),
     "encrypted": Section(encrypted, 10, unasked=False),
     "awaited": Section(awaited, 90, unasked=False),
+    "machines": Section(machines, 60, unasked=False),
     "peers": Section(peers, 60, unasked=False),
 }
 AMOUNTS = {

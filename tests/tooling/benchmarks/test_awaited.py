@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 from benchmarks import __main__ as command
-from benchmarks import awaited
+from benchmarks import awaited, machines
 from benchmarks.awaited import BLOCKING, FACE, HOPPING, IDLE, SYNC, demanded, is_found
 from benchmarks.budgets import BUDGETS
 from benchmarks.command import FAILED, GOOD
@@ -73,14 +74,16 @@ def test_a_small_run_measures_every_demand_beside_every_peer(tmp_path: Path) -> 
     assert [row[0] for row in found.tables[1].rows] == [IDLE, FACE, HOPPING, BLOCKING]
 
 
+@pytest.mark.parametrize("part", [awaited, machines])
 @pytest.mark.parametrize(("chosen", "expected"), [([], FAILED), (["--subject", "lru-cache"], GOOD)])
-def test_the_benchmark_of_everything_has_it_unless_something_is_chosen(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, chosen: list[str], expected: int
+def test_the_benchmark_of_everything_has_both_parts_unless_something_is_chosen(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, part: ModuleType, chosen: list[str], expected: int
 ) -> None:
     def measured(*_: Any) -> Findings:
         return Findings(problems=["tells nothing"])
 
-    monkeypatch.setattr(awaited, "measured", measured)
+    for each in (awaited, machines):
+        monkeypatch.setattr(each, "measured", measured if each is part else lambda *_: Findings())
     monkeypatch.setattr(command, "SCENARIOS", {})
     assert command.main([*chosen, "--directory", str(tmp_path), "--out", str(tmp_path)]) == expected
 
