@@ -163,6 +163,9 @@ class FlakyProxy:
 
     async def _refuse(self) -> None:
         if self._listener is not None:
+            for each in self._listener.sockets:
+                self._loop.remove_reader(each.fileno())
+            await asyncio.sleep(0)  # let in who was accepted in this turn: closing first would leave that socket open
             self._listener.close()  # not wait_closed, which from Python 3.12 on waits for the connections as well
             self._listener = None
 

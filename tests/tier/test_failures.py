@@ -363,3 +363,78 @@ def test_another_engine_needs_five_methods(machines: Machines, server: RedisServ
     assert there.get("k") is None or until(lambda: there.get("k") is None, "it hears of it") is not None
     here.close()
     assert set(engine.calls) <= {"run", "unlink", "clear", "close"}
+
+
+def test_a_user_who_may_not_track_asks_each_time(tmp_path: Path) -> None:
+    """Nothing vouches for a copy then, which `stats()` tells; `max_staleness=None` needs no tracking."""
+    with redis_server(users={"app": "on >secret ~dl:* +@all -client"}) as made:
+        machines = Machines(made.url_for("app", "secret"), tmp_path)
+        here, there = machines.pair()
+        for number in range(10):
+            here["k"] = number
+            assert there["k"] == number
+        until(lambda: counted(there, "errors"), "it is counted")
+        assert (there.remote.stats().state, counted(there, "connections")) == ("silent", 0)
+        unbound = machines.open("c", max_staleness=None)
+        assert unbound["k"] == 9
+        assert (unbound["k"], unbound.remote.stats().state) == (9, "up")
+        machines.close()
+
+
+# -- what a server refuses --------------------------------------------------------------------------------------------
+
+
+def test_a_write_that_a_full_server_refuses_is_an_error_and_nowhere(tmp_path: Path) -> None:
+    with redis_server({"maxmemory": "3mb", "maxmemory-policy": "noeviction"}) as made:
+        machines = Machines(made.url, tmp_path)
+        here = machines.open("a", max_staleness=0.2, stale_if_error=1e6)
+        there = machines.open("b")
+        here["k"] = 1
+        until(lambda: here["k"] == 1 and is_up(here), "it is confirmed")
+        with pytest.raises(RemoteError, match="maxmemory"):
+            for number in range(100):
+                here[number] = bytes([number]) * 200_000
+        with pytest.raises(RemoteError, match="maxmemory"):
+            here["k"] = b"refused" * 50_000
+        assert here["k"] == there["k"] == 1
+        assert here.check() == there.check() == []
+        made.kill()
+        until(lambda: here.remote.stats().state != "up", "the lease ends")
+        assert here.get("k") in (1, None)  # never what was refused
+        machines.close()
+
+
+def test_a_lost_comparison_leaves_nothing_that_is_served_without_the_server(
+    machines: Machines, server: RedisServer
+) -> None:
+    here, there = machines.open("a", max_staleness=0.2, stale_if_error=1e6), machines.open("b")
+    here["k"] = "first"
+    version = here.get_entry("k").version
+    there["k"] = "second"
+    assert here.set("k", "lost", if_version=version) is False
+    assert here.add("k", "lost") is False
+    server.kill()
+    until(lambda: here.remote.stats().state != "up", "the lease ends")
+    assert here.get("k") in ("second", None)
+
+
+def test_a_server_that_forgets_its_scripts_is_told_them_again(machines: Machines, server: RedisServer) -> None:
+    here, there = machines.pair()
+    here["k"] = 1
+    server.ask("SCRIPT", "FLUSH")
+    assert there["k"] == 1
+    server.ask("SCRIPT", "FLUSH")
+    assert there.incr("k") == 2
+    server.ask("SCRIPT", "FLUSH")
+    assert here.pop("k") == 2
+
+
+def test_a_user_whose_password_is_wrong_is_an_error_that_says_so(tmp_path: Path) -> None:
+    with redis_server(users={"app": "on >secret ~dl:* +@all"}) as made:
+        machines = Machines(made.url_for("app", "wrong"), tmp_path)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RemoteWarning)
+            here = machines.open("a")
+        with pytest.raises(RemoteError, match=r"(?i)password"):
+            here["k"] = 1
+        machines.close()
