@@ -169,11 +169,14 @@ class RedisServer:
     def _connected(self, idle: list[Any]) -> Any:
         """Return an idle connection that the server has not closed, or a new one."""
         while idle:
-            with contextlib.suppress(self._redis.exceptions.ConnectionError, IndexError):
+            try:
                 connection = idle.pop()
+            except IndexError:  # another thread has taken it
+                break
+            with contextlib.suppress(self._redis.exceptions.ConnectionError):
                 if not connection.can_read(0):
                     return connection
-                connection.disconnect()
+            connection.disconnect()
         connection = self._pool.connection_class(**self._pool.connection_kwargs)  # the pool would count lost ones
         try:
             connection.connect()
