@@ -180,7 +180,9 @@ class FlakyProxy:
 
     async def _end(self) -> None:
         await self._refuse()
-        await self._cut()
+        while asyncio.all_tasks() - {asyncio.current_task()}:  # some may be about to serve a connection
+            await self._cut()
+            await asyncio.sleep(0)
         await self._loop.shutdown_asyncgens()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
