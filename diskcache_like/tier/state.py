@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from ..coherence import atomics
 from ..coherence.atomics import Implementation, Words
@@ -103,47 +103,66 @@ def unique() -> int:
     return int.from_bytes(fresh()[:8], "little") & (_MASK - 1) or 2
 
 
+class _Mapped(NamedTuple):
+    """The parts of the mapped file. It is unmapped when nobody has any of them."""
+
+    name: memoryview
+    header: Words
+    words: Words
+    cells: Words
+
+
 class TierState:
-    """Map the state of one namespace; `implementation` as for generations."""
+    """Map the state of one namespace, while it is used; `implementation` as for generations."""
 
     def __init__(self, path: str, implementation: Implementation, shared: bool) -> None:
         self.path = path
-        descriptor = open_control_file(Path(path), create=True, shared=shared)
+        self._over: Implementation = "python" if implementation == "off" else implementation
+        self._shared = shared
+        self._mapped: _Mapped | None = None
+        self._open()
+
+    def _open(self) -> _Mapped:
+        """Map the file; two threads that do so at once map the same memory."""
+        descriptor = open_control_file(Path(self.path), create=True, shared=self._shared)
         try:
             if os.fstat(descriptor).st_size < SIZE and not (allocate(descriptor, SIZE) or extend(descriptor, SIZE)):
-                raise DirectoryError(0, "no room for the state of the remote tier", path)
-            self._file = os.fstat(descriptor).st_ino
-            self._mapping = mmap.mmap(descriptor, SIZE, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+                raise DirectoryError(0, "no room for the state of the remote tier", self.path)
+            file = os.fstat(descriptor).st_ino
+            mapping = mmap.mmap(descriptor, SIZE, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
         finally:
             os.close(descriptor)
-        whole = memoryview(self._mapping).cast("Q")
-        self._name = memoryview(self._mapping)[8 * NAME : 8 * HEADER]
-        over = "python" if implementation == "off" else implementation
-        self.header: Words = atomics.over(whole[:HEADER], over)
-        self.words: Words = atomics.over(whole[HEADER : HEADER + SLOTS], over)
-        self._cells: Words = atomics.over(whole[HEADER + SLOTS :], over)
-        self._begin()
+        whole = memoryview(mapping).cast("Q")
+        parts = (whole[:HEADER], whole[HEADER : HEADER + SLOTS], whole[HEADER + SLOTS :])
+        name = memoryview(mapping)[8 * NAME : 8 * HEADER]
+        mapped = _Mapped(name, *(atomics.over(part, self._over) for part in parts))
+        _begin(mapped, file)
+        self._mapped = mapped
+        return mapped
 
-    def _begin(self) -> None:
-        """Void what an earlier boot has left, or what was copied; two processes that do so at once do the same."""
-        header, boot = self.header, boot_id()
-        if header[Word.FILE] != self._file:  # a copy of a directory is another one
-            header[Word.MACHINE] = header[Word.LEASE] = 0
-            header[Word.FILE] = self._file
-        if header[Word.MAGIC] != _MAGIC or header[Word.BOOT] != boot or not boot:
-            header[Word.LEASE] = 0
-            header[Word.FAILURES] = header[Word.OPEN_UNTIL] = 0
-            header[Word.TAGS] = unique()
-            atomics.fill(self.words, unique())
-            header[Word.BOOT] = boot
-            header[Word.MAGIC] = _MAGIC
-        if not header[Word.MACHINE]:
-            header[Word.MACHINE + 1], header[Word.MACHINE] = unique(), unique()
+    def close(self) -> None:
+        """Let go of the file; the next use maps it again."""
+        self._mapped = None
+
+    @property
+    def header(self) -> Words:
+        """Return the words of the header."""
+        return (self._mapped or self._open()).header
+
+    @property
+    def words(self) -> Words:
+        """Return the words of the slots."""
+        return (self._mapped or self._open()).words
+
+    @property
+    def _cells(self) -> Words:
+        return (self._mapped or self._open()).cells
 
     @property
     def machine(self) -> bytes:
         """Return what names this directory on the server: the version of all entries whose values stay here."""
-        return self.header[Word.MACHINE].to_bytes(8, "big") + self.header[Word.MACHINE + 1].to_bytes(8, "big")
+        header = self.header
+        return header[Word.MACHINE].to_bytes(8, "big") + header[Word.MACHINE + 1].to_bytes(8, "big")
 
     # -- words --------------------------------------------------------------------------------------------------------
 
@@ -209,12 +228,13 @@ class TierState:
     @property
     def namespace(self) -> str:
         """Return the name of the namespace."""
-        return bytes(self._name[1 : 1 + self._name[0]]).decode("utf-8", "replace")
+        name = (self._mapped or self._open()).name
+        return bytes(name[1 : 1 + name[0]]).decode("utf-8", "replace")
 
     @namespace.setter
     def namespace(self, name: str) -> None:
         encoded = name.encode("utf-8", "surrogatepass")
-        self._name[: 1 + len(encoded)] = bytes((len(encoded),)) + encoded
+        (self._mapped or self._open()).name[: 1 + len(encoded)] = bytes((len(encoded),)) + encoded
 
     def count(self, name: str, number: int = 1) -> None:
         """Add to a counter of all processes. Two that add at the same instant may count as one."""
@@ -229,3 +249,20 @@ class TierState:
 def _guard(digest: int, version: int, stamp: int) -> int:
     """Return a number that other triples hardly have, and never 0."""
     return ((digest * _MIX ^ version) * _MIX ^ stamp) * _MIX & _MASK | 1
+
+
+def _begin(mapped: _Mapped, file: int) -> None:
+    """Void what an earlier boot has left, or what was copied; two processes that do so at once do the same."""
+    header, boot = mapped.header, boot_id()
+    if header[Word.FILE] != file:  # a copy of a directory is another one
+        header[Word.MACHINE] = header[Word.LEASE] = 0
+        header[Word.FILE] = file
+    if header[Word.MAGIC] != _MAGIC or header[Word.BOOT] != boot or not boot:
+        header[Word.LEASE] = 0
+        header[Word.FAILURES] = header[Word.OPEN_UNTIL] = 0
+        header[Word.TAGS] = unique()
+        atomics.fill(mapped.words, unique())
+        header[Word.BOOT] = boot
+        header[Word.MAGIC] = _MAGIC
+    if not header[Word.MACHINE]:
+        header[Word.MACHINE + 1], header[Word.MACHINE] = unique(), unique()

@@ -108,7 +108,12 @@ class SharedWords:
 
     def __init__(self, local: Store, state: TierState) -> None:
         self._local = local
-        self.slots: Words = state.words
+        self._state = state
+
+    @property
+    def slots(self) -> Words:
+        """Return the words."""
+        return self._state.words
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._local.session, name)

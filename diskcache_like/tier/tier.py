@@ -176,6 +176,7 @@ class Tier:
         for thread in threads:
             thread.stop(wait=True)
         self.link.server.close()
+        self.state.close()
 
 
 def stop_soon(threads: list[Listener | Sender]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -224,3 +225,14 @@ def test_the_command_line_tells_of_servers(machines: Machines, capsys: pytest.Ca
     said = capsys.readouterr().out
     assert "remote shop: up, heard" in said
     assert "requests" in said
+
+
+def test_a_closed_cache_has_no_file_open(machines: Machines) -> None:
+    here = machines.open("a")
+    here["k"] = 1
+    assert here["k"] == 1
+    here.close()
+    gc.collect()
+    names = [os.path.realpath(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")]
+    assert [name for name in names if str(machines.place("a")) in name] == []
+    assert here["k"] == 1
