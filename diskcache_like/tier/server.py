@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from ..errors import CacheError, RemoteError, SettingError, missing_dependency
 from ..remote import Remote
 from ..system.forks import process_token
+from ..system.signals import reraise_signal, suppress
 from .scripts import TAGS_START, VERSION_START, Script
 
 SENTINEL: Final = "redis+sentinel"
@@ -133,6 +134,7 @@ class RedisServer:
         try:
             yield
         except Exception as error:
+            reraise_signal(error)
             raise self._as_ours(error, sent=True) from error
 
     def _as_ours(self, error: Exception, sent: bool) -> Exception:
@@ -160,6 +162,7 @@ class RedisServer:
             connection = None
             return answers
         except Exception as error:
+            reraise_signal(error)
             raise self._as_ours(error, sent) from error
         finally:
             if connection is not None:  # an answer may be under way that nobody will read
@@ -296,7 +299,7 @@ class RedisSubscription:
 
     def interrupt(self) -> None:
         """Shut the connection down, which ends a wait for what it brings."""
-        with contextlib.suppress(OSError, AttributeError):  # it is closed
+        with suppress(OSError, AttributeError):  # it is closed
             self._connection._sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
