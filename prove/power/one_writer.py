@@ -18,7 +18,7 @@ import contextlib
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -223,7 +223,7 @@ class Judge:
             return {*value} <= {item for items in values for item in items}
         return value in values
 
-    def _part(self, state: State, shard: int) -> State:
+    def _part(self, state: Mapping[Any, Any], shard: int) -> State:
         return {key: value for key, value in state.items() if self._recording.shards[key] == shard}
 
     def _fits(self, seen: State, shard: int, marks: list[Mark], index: int) -> bool:
@@ -231,11 +231,12 @@ class Judge:
         wanted = [self._part(marks[index].state, shard)]
         if marks[index].in_steps and (index > self._point or self._durability == "system"):
             wanted.append(self._part(marks[index - 1].state, shard))
-            if marks[index].evicts:  # perhaps what it then replaces
+            if marks[index].evicts:  # perhaps what it then replaces, or has written before
+                wanted.append(self._part(marks[index].unevicted, shard))
                 wanted.append({QUEUE: wanted[0][QUEUE]} if QUEUE in wanted[0] else {})
         return all(
             any(self._is(seen.get(key, MISSING), state.get(key, MISSING)) for state in wanted)
-            for key in {*seen, *wanted[0], *wanted[-1]}
+            for key in {*seen, *(key for state in wanted for key in state)}
         )
 
     def _is(self, seen: Any, wanted: Any) -> bool:

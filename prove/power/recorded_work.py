@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from random import Random
+from types import MappingProxyType
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -64,6 +65,7 @@ class Mark(NamedTuple):
     name: str
     in_steps: bool = False  # the operation was made of several commits
     evicts: bool = False  # and some of them may have evicted anything
+    unevicted: Mapping[Any, Any] = MappingProxyType({})  # the state if nothing had gone for room
     is_closed: bool = False  # the cache was closed, and so all of it synced
     is_loose: bool = False  # the database is damaged
     began: int = 0  # how long the log was when the operation began
@@ -139,9 +141,10 @@ class Work:
 
     def mark(self, name: str, **what: bool) -> None:
         """Note that an operation was acknowledged, and with what result."""
+        unevicted = dict(self.expected)
         if self.evicts:
             self.expected = self.still_there()
-        self.marks.append(Mark(self.end(), dict(self.expected), name, began=self.began, **what))
+        self.marks.append(Mark(self.end(), dict(self.expected), name, began=self.began, unevicted=unevicted, **what))
         for store in self.cache._shards.stores:
             path = Path(store.directory, "cache.gen")
             self.maps.setdefault(str(path.relative_to(self.place.parent)), []).append((self.end(), path.read_bytes()))

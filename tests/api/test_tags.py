@@ -319,3 +319,13 @@ class Entryless:
     """Stands for an entry that there is not."""
 
     version = -1
+
+
+@one
+@pytest.mark.parametrize("planted", ["'text'", "x'00'", "9e999", "-9e999"])
+def test_a_size_that_is_no_number_keeps_no_tag_from_being_listed(cache: Cache, planted: str) -> None:
+    cache.set("key", 1, tags=["a"])
+    tamper(cache, f"UPDATE entry SET size = {planted}")
+    assert [(usage.name, usage.entries) for usage in cache.tags()] == [("a", 1)]
+    assert messages(cache, fix=True)
+    assert messages(cache) == []
