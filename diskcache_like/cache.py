@@ -21,7 +21,7 @@ from .disk.value_files import Stored
 from .encoding.made_keys import path_of
 from .encoding.record import NO_METADATA, Metadata, Record
 from .encoding.tags import join_tags, pack_tags, split_tags, tag_or_tags, tags_of
-from .entries.atomic_key import AtomicKey, Decision
+from .entries.atomic_key import AtomicKey, Decision, update
 from .entries.hot import NEGATIVE_HIT, PLAIN_TYPES, HotLayer, note_often
 from .entries.loading import ENOVAL, EXPIRED, Loader, hot_expiry
 from .entries.metrics import Metrics
@@ -565,8 +565,9 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
             result = current + delta
             return result, metadata
 
+        rows = self._rows
         try:
-            AtomicKey(self._rows, self._loader, key).update(decide, None if retry else self._session.timeout)
+            update(rows, self._loader, (key, rows.locate(key)), decide, None if retry else self._session.timeout)
         except BaseException:
             return self._failed(None)
         return result

@@ -44,41 +44,8 @@ class AtomicKey:
         return self._found()[0]
 
     def update(self, decide: Decide, wait: float | None) -> bool:
-        """Let `decide` say what becomes of the entry, and do that; return whether that is a change. Atomic.
-
-        `decide` gets the live value and its metadata, or ENOVAL and NO_METADATA if there is none. It may be called more
-        than once, so it must have no effect that cannot be repeated, and it must not use the cache. What it raises is
-        raised, and changes nothing. `wait`: seconds to wait for the write lock, None for no limit. Raises Timeout,
-        ValueEncodeError, DiskFull.
-        """
-        key, loader, row = self._key, self._loader, self._rows.row
-        current_of = loader.current
-        stored, h, store = location = self._found()
-        encoded = _NOT_ENCODED
-        decision: Decision = None
-
-        def change(blob: bytes | None) -> Change:
-            nonlocal encoded, decision
-            found = current_of(key, location, blob)
-            value, record = (ENOVAL, None) if found is None or found is EXPIRED else found
-            decision = decide(value, NO_METADATA if record is None else record.metadata)
-            if encoded[2] is not None:
-                discard(store, encoded)  # the file of an attempt that failed
-            if not isinstance(decision, tuple):
-                return decision if blob is not None else None
-            encoded = store.disk.encode(decision[0], False, key)
-            return row(key, location, encoded, decision[1])
-
-        try:
-            stamp = store.compute(h, stored, change, wait)
-        except BaseException:
-            discard(store, encoded)
-            raise
-        if isinstance(decision, tuple):
-            loader.keep_written(key, location, stamp, hot_expiry(decision[1]), decision[0], encoded)
-        elif decision is not None:
-            loader.keep_removed(key, location, stamp)
-        return decision is not None
+        """Do what `update` of this module does for this key."""
+        return update(self._rows, self._loader, (self._key, self._found()), decide, wait)
 
     def metadata(self, expire: Expiry | None, tag: Any = None) -> Metadata:
         """Return the metadata of an entry that expires `expire` seconds from now, None for never, and has a tag."""
@@ -122,6 +89,49 @@ class AtomicKey:
     def expiry(self, expire: Expiry | None) -> float | None:
         """Return the moment that is `expire` seconds from now by the cache's clock; None means never."""
         return self._rows.expiry(expire)
+
+
+def update(rows: RowCodec, loader: Loader, place: tuple[Any, Location], decide: Decide, wait: float | None) -> bool:
+    """Let `decide` say what becomes of the entry of a key, and do that; return whether that is a change. Atomic.
+
+    `place`: the key, and where it lives. `decide` gets the live value and its metadata, or ENOVAL and NO_METADATA if
+    there is none. It may be called more than once, so it must have no effect that cannot be repeated, and it must not
+    use the cache. What it raises is raised, and changes nothing. `wait`: seconds to wait for the write lock, None for
+    no limit. Raises Timeout, ValueEncodeError, DiskFull.
+    """
+    key, location = place
+    stored, h, store = location
+    current_of, row = loader.current, rows.row
+    encoded = _NOT_ENCODED
+    decision: Decision = None
+
+    def change(blob: bytes | None) -> Change:
+        nonlocal encoded, decision
+        found = current_of(key, location, blob)
+        if found is None or found is EXPIRED:
+            decision = decide(ENOVAL, NO_METADATA)
+        else:
+            decision = decide(found[0], NO_METADATA if found[1] is None else found[1].metadata)
+        if encoded[2] is not None:
+            discard(store, encoded)  # the file of an attempt that failed
+        if type(decision) is not tuple:
+            return decision if blob is not None else None  # type: ignore[return-value]
+        encoded = store.disk.encode(decision[0], False, key)
+        return row(key, location, encoded, decision[1])
+
+    try:
+        stamp = store.compute(h, stored, change, wait)
+    except BaseException:
+        discard(store, encoded)
+        raise
+    if isinstance(decision, tuple):
+        value, metadata = decision
+        loader.keep_written(
+            key, location, stamp, None if metadata is NO_METADATA else hot_expiry(metadata), value, encoded
+        )
+    elif decision is not None:
+        loader.keep_removed(key, location, stamp)
+    return decision is not None
 
 
 __all__ = ["REMOVE", "AtomicKey", "Decide", "Decision"]
