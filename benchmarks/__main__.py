@@ -81,7 +81,7 @@ def measure(asked: argparse.Namespace) -> int:
         finally:
             record.save(path)
         parts = () if asked.scenario or asked.subject else (awaited, machines)
-        problems = [problem for part in parts for problem in part.measured(space, costs).problems]
+        problems = [problem for part in parts for problem in part.PART.measured(space, costs).problems]
     drawn = draw(record, asked.out, chosen=partial(belongs, record))
     print(f"{len(drawn)} plots drawn beside {path}; all of them: python -m benchmarks.render {path}")
     return judged(record, problems)

@@ -8,13 +8,11 @@ the loop. If neither did, the measurement could tell nothing, and fails.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -22,17 +20,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks import page
 from benchmarks.budgets import BUDGETS, MISSED, assess
-from benchmarks.command import FAILED, GOOD, explained, refuse_lost, run_as_command
-from benchmarks.measure import BLOCK, Costs, clock, measure_costs, percentile, ratios, summarise
-from benchmarks.report import Table, duration, machine_facts, objectives_table
+from benchmarks.command import run_as_command
+from benchmarks.measure import BLOCK, clock, percentile, ratios, summarise
+from benchmarks.part import Part
+from benchmarks.report import Table, duration
 from benchmarks.section import Findings, Options, Run
-from benchmarks.subjects import DISKCACHE, OURS, BenchmarkError
-from benchmarks.workspace import Workspace, workspace
 from diskcache_like import AsyncCache, Cache
 
-MARK = "awaited"
 SECTION = "awaited"
 OPTIONS = Options(repeats=9, operations=2_000)  # with nine, one repetition on either side may be out of line
 SYNC, FACE, HOPPING, BLOCKING, IDLE = (
@@ -322,41 +317,7 @@ def is_found(measured: Mapping[str, Sequence[float]]) -> bool:
     return any(outcome.verdict == MISSED for outcome in assess(measured, mine))
 
 
-def measured(space: Workspace, costs: Costs) -> Findings:
-    """Measure, and print the tables, the last of which says whether the demands are met."""
-    findings = awaited(Run(OURS, DISKCACHE, OPTIONS, costs, space))
-    budgets = [budget for budget in BUDGETS if budget.section == SECTION]
-    findings.tables.append(objectives_table(assess(findings.measured, budgets)))
-    for table in findings.tables:
-        print(table.text(), flush=True)
-    print(*findings.details["skipped"], *findings.problems, sep="\n")
-    return findings
-
-
-def measure(asked: argparse.Namespace) -> int:
-    """Measure, print the tables, and put them where the command line says."""
-    if asked.docs:
-        page.marked(asked.docs, MARK)
-    with workspace(asked.directory) as space:
-        costs = measure_costs()
-        facts = machine_facts(space.root.parent, costs)
-        findings = measured(space, costs)
-    if asked.docs:
-        machine = ", ".join(facts[name] for name in ("CPU", "kernel", "Python") if name in facts)
-        page.put(asked.docs, MARK, "\n".join([*(table.markdown() for table in findings.tables), f"{machine}.\n"]))
-    return FAILED if findings.problems else GOOD
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, and explain what prevents it."""
-    made = argparse.ArgumentParser("python -m benchmarks.awaited", description=(__doc__ or "").partition("\n")[0])
-    add = made.add_argument
-    add("--directory", type=Path, default=Path(tempfile.gettempdir()), help="where caches are made (%(default)s)")
-    add("--docs", type=Path, metavar="PAGE.md", help="put the tables into the marked place of this page")
-    asked = made.parse_args(arguments)
-    refuse_lost(made, asked.directory)
-    return explained(made, lambda: measure(asked), BenchmarkError)
-
+PART = Part(SECTION, __doc__, OPTIONS, awaited)
 
 if __name__ == "__main__":
-    run_as_command(main)
+    run_as_command(PART.main)

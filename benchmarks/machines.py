@@ -7,34 +7,29 @@ entries change at once, and whether the demands on all this are met. ``--docs PA
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import random
 import socket
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks import adapters, page
+from benchmarks import adapters
 from benchmarks.awaited import Subject, finished, timed
-from benchmarks.budgets import BUDGETS, assess
-from benchmarks.command import FAILED, GOOD, explained, refuse_lost, run_as_command
+from benchmarks.command import run_as_command
 from benchmarks.crew import Crew, Gate
-from benchmarks.measure import BLOCK, Costs, clock, measure_costs, percentile, ratios, summarise
-from benchmarks.report import Table, duration, machine_facts, objectives_table
+from benchmarks.measure import BLOCK, clock, percentile, ratios, summarise
+from benchmarks.part import Part
+from benchmarks.report import Table, duration
 from benchmarks.section import Findings, Options, Run
 from benchmarks.servers import running
-from benchmarks.subjects import DISKCACHE, OURS, BenchmarkError, MissingSubject
-from benchmarks.workspace import Workspace, workspace
+from benchmarks.subjects import BenchmarkError, MissingSubject
 from diskcache_like import Cache, Remote
 
-MARK = "machines"
-SECTION = "machines"
 OPTIONS = Options(repeats=7, operations=2_000)
 PROCESSES = 8  # the first half on one machine, the rest on the other
 CACHE, FIRST, PLAIN, CLIENT_SIDE, IDLE = (
@@ -527,41 +522,7 @@ class Measuring:
             self._add("machines_stall", one)
 
 
-def measured(space: Workspace, costs: Costs) -> Findings:
-    """Measure, and print the tables, the last of which says whether the demands are met."""
-    findings = machines(Run(OURS, DISKCACHE, OPTIONS, costs, space))
-    budgets = [budget for budget in BUDGETS if budget.section == SECTION]
-    findings.tables.append(objectives_table(assess(findings.measured, budgets)))
-    for table in findings.tables:
-        print(table.text(), flush=True)
-    print(*findings.details["skipped"], *findings.problems, sep="\n")
-    return findings
-
-
-def measure(asked: argparse.Namespace) -> int:
-    """Measure, print the tables, and put them where the command line says."""
-    if asked.docs:
-        page.marked(asked.docs, MARK)
-    with workspace(asked.directory) as space:
-        costs = measure_costs()
-        facts = machine_facts(space.root.parent, costs)
-        findings = measured(space, costs)
-    if asked.docs:
-        machine = ", ".join(facts[name] for name in ("CPU", "kernel", "Python") if name in facts)
-        page.put(asked.docs, MARK, "\n".join([*(table.markdown() for table in findings.tables), f"{machine}.\n"]))
-    return FAILED if findings.problems else GOOD
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, and explain what prevents it."""
-    made = argparse.ArgumentParser("python -m benchmarks.machines", description=(__doc__ or "").partition("\n")[0])
-    add = made.add_argument
-    add("--directory", type=Path, default=Path(tempfile.gettempdir()), help="where caches are made (%(default)s)")
-    add("--docs", type=Path, metavar="PAGE.md", help="put the tables into the marked place of this page")
-    asked = made.parse_args(arguments)
-    refuse_lost(made, asked.directory)
-    return explained(made, lambda: measure(asked), BenchmarkError)
-
+PART = Part("machines", __doc__, OPTIONS, machines)
 
 if __name__ == "__main__":
-    run_as_command(main)
+    run_as_command(PART.main)

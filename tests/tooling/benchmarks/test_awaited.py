@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 
@@ -79,11 +79,9 @@ def test_a_small_run_measures_every_demand_beside_every_peer(tmp_path: Path) -> 
 def test_the_benchmark_of_everything_has_both_parts_unless_something_is_chosen(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, part: ModuleType, chosen: list[str], expected: int
 ) -> None:
-    def measured(*_: Any) -> Findings:
-        return Findings(problems=["tells nothing"])
-
     for each in (awaited, machines):
-        monkeypatch.setattr(each, "measured", measured if each is part else lambda *_: Findings())
+        found = Findings(details={"skipped": []}, problems=["tells nothing"] if each is part else [])
+        monkeypatch.setattr(each, "PART", replace(each.PART, find=lambda _, found=found: found))
     monkeypatch.setattr(command, "SCENARIOS", {})
     assert command.main([*chosen, "--directory", str(tmp_path), "--out", str(tmp_path)]) == expected
 
