@@ -172,11 +172,7 @@ class Writer:
         inserted = connection.inserted
         same = place == inserted
         exists = same and execute(sql.SELECT_V, (place,)).fetchone() is not None
-        if session.policy.marks_frequency:
-            rank: int | None = 0
-            base = session.uses[(place & HOME) % session.slot_prime] & NEVER
-        else:
-            rank, base = None, 0
+        rank, base = self._first_rank(place)
         v, *columns = row
         parameters = (place, _blob(stored), tick, rank, base, *columns, _blob(v))
         done = execute(sql.UPSERT, parameters)
@@ -187,6 +183,13 @@ class Writer:
         elif not exists if same else done.lastrowid != inserted:
             connection.inserted = place
             self._count(1)
+
+    def _first_rank(self, place: int) -> tuple[int | None, int]:
+        """Return the columns `rank` and `base` of a row that is stored now."""
+        session = self._session
+        if session.policy.marks_frequency:
+            return 0, session.uses[(place & HOME) % session.slot_prime] & NEVER
+        return None, 0
 
     def _replace_value(self, place: int, stored: bytes, row: Row, tick: int, again: bool) -> bool:
         """Replace record and expiry of a row whose other columns stay as they are; return False if they do not."""
@@ -328,9 +331,10 @@ class Writer:
         if change.expire is not None:
             header = self._session.header
             header[_NEXT_EXPIRE] = min(header[_NEXT_EXPIRE], microseconds(change.expire))
-        self._connection.open().execute(
-            sql.UPDATE_METADATA, (change.expire, change.fresh, change.tags, change.v, place)
-        )
+        execute = self._connection.open().execute
+        execute(sql.UPDATE_METADATA, (change.expire, change.fresh, change.tags, change.v, place))
+        if change.releases:
+            execute(sql.RANK_RELEASED, (*self._first_rank(place), place))
         return change.v
 
     def _delete_place(self, _: int, __: int, arguments: tuple[int]) -> bytes | None:

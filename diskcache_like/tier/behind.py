@@ -1,8 +1,9 @@
 """Writes that are stored here at once, and sent to the server later: `Remote(write="behind")`.
 
 Such an entry has a hidden tag until it is sent, so the index of tags is the queue, and the row that a caller is told of
-is the row that will be sent: both are there or neither. The last write of a key is the one that is sent. A removal
-leaves a row without a value, which no reader takes for an entry. What expires before it is sent is not sent.
+is the row that will be sent: both are there or neither. The tag also keeps it from eviction. The last write of a key is
+the one that is sent. A removal leaves a row without a value, which no reader takes for an entry. What expires before it
+is sent is not sent.
 
 An entry that has not been sent counts on this machine, whatever the server has. When it is sent it is the newest, so of
 two machines that write the same key the last to arrive wins.
@@ -19,9 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from ..coherence.control_files import open_control_file
-from ..encoding.made_keys import START
+from ..encoding.made_keys import KEPT
 from ..encoding.record import MODE_NONE, VERSION_SIZE, Metadata, Record
-from ..encoding.tags import index_name, join_hidden, split_tags
+from ..encoding.tags import index_name, is_kept, join_hidden, split_tags
 from ..errors import CacheError, DecodeError
 from ..storage.store import REMOVE, Change, Decide, Row, Store, Touch
 from ..system.signals import reraise_signal
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from .store import Place, TieredRows, TieredStore
     from .tier import Tier
 
-UNSENT: Final = START + b"\x02unsent"  # the hidden tag
 OURS: Final = b"\xff" * VERSION_SIZE  # version of a row whose value stays on this machine: the server has its name
 SLICE: Final = 100  # entries that are sent in one round trip
 PAUSE: Final = 0.05  # seconds between two looks at the queue
@@ -41,17 +41,17 @@ FAR: Final = 1e11  # a moment that never comes, in seconds since 1970
 
 def is_unsent(record: Record) -> bool:
     """Tell whether a record has not been sent yet."""
-    return UNSENT in split_tags(record.metadata.tags) if record.metadata.tags else False
+    return is_kept(record.metadata.tags)
 
 
 def unsent(metadata: Metadata, version: bytes) -> Metadata:
     """Return the metadata of an entry that is to be sent with a version."""
-    return metadata._replace(tags=join_hidden({UNSENT, *split_tags(metadata.tags)}), version=version)
+    return metadata._replace(tags=join_hidden({KEPT, *split_tags(metadata.tags)}), version=version)
 
 
 def sent(metadata: Metadata) -> Metadata:
     """Return the metadata of an entry when it has been sent."""
-    return metadata._replace(tags=join_hidden(set(split_tags(metadata.tags)) - {UNSENT}))
+    return metadata._replace(tags=join_hidden(set(split_tags(metadata.tags)) - {KEPT}))
 
 
 class _MustAsk(Exception):
@@ -192,7 +192,7 @@ class Behind(Here):
             yield page
 
     def _page(self) -> list[tuple[Place, Record]]:
-        name = index_name(UNSENT, self._rows.blind)
+        name = index_name(KEPT)
         places = []
         for place in self._local.reader.tagged(name, (), None):
             places.append(place)

@@ -6,14 +6,20 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from diskcache_like import ENOVAL, Cache, RemoteWarning, Timeout
+from diskcache_like import ENOVAL, Cache, DiskFull, FanoutCache, RemoteWarning, Timeout
+from diskcache_like.encoding.made_keys import KEPT
+from diskcache_like.encoding.tags import index_name
 from diskcache_like.tier.behind import Sender
 
+from ..support.cache_kinds import NEEDS_CIPHER, QUICK, SECRET
 from ..support.flaky_proxy import FlakyProxy
+from ..support.tampering import database
 from .machines import Machines, counted, until
 
 
@@ -202,3 +208,147 @@ def test_without_a_server_from_the_start(machines: Machines, proxy: FlakyProxy) 
     proxy.accept()
     there = machines.open("b")
     until(lambda: there.get("k") == os.getpid(), "it arrives")
+
+
+# -- beside a full cache ----------------------------------------------------------------------------------------------
+
+BIG = "x" * 20_000
+LIMIT = 1_000_000
+POLICIES = ["least-recently-stored", "least-recently-used", "least-frequently-used"]
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "sealed": {"encrypt": True},
+    "shards": {"kind": partial(FanoutCache, shards=2)},
+}
+
+
+@pytest.fixture(autouse=True)
+def own_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DISKCACHE_LIKE_SECRET", SECRET)
+
+
+every_policy = pytest.mark.parametrize("policy", POLICIES)
+every_kind = pytest.mark.parametrize(
+    "kind", [pytest.param(name, marks=NEEDS_CIPHER if name == "sealed" else ()) for name in KINDS]
+)
+
+
+def full(machines: Machines, kind: str, policy: str, **options: Any) -> Any:
+    """Return a machine that sends later, with a small cache, which it shares with one that has more room."""
+    options = {"write": "behind", "eviction_policy": policy, "size_limit": LIMIT, **KINDS[kind], **options}
+    return machines.open("a", **options)
+
+
+def crowd(there: Cache, here: Cache, name: str) -> None:
+    """Let copies of what another machine has written fill a cache several times over."""
+    for number in range(150):
+        there[f"{name} {number}"] = BIG
+        assert here[f"{name} {number}"] == BIG
+
+
+def kept(cache: Cache, name: str) -> int:
+    """Return how many entries of that name lie on this machine."""
+    return sum(key.startswith(name) for key in cache)
+
+
+@every_policy
+@every_kind
+def test_what_waits_is_not_evicted_before_it_is_sent(machines: Machines, held: None, kind: str, policy: str) -> None:
+    here = full(machines, kind, policy)
+    there = machines.open("b", **{**KINDS[kind], "kind": Cache})
+    there["removed"] = here["overwritten"] = 1
+    here.remote.flush()
+    here["overwritten"] = 2
+    assert here.delete("removed")
+    waits = {f"waits {number}": number for number in range(10)} | {f"large {number}": BIG for number in range(5)}
+    here.set_many(waits)
+    assert here.touch("waits 0", 1000)
+    assert here.retag("waits 1", add=["t"])
+    crowd(there, here, "first")
+    crowd(there, here, "second")
+    assert 0 < kept(here, "first") + kept(here, "second") < 100, "the rest is evicted"
+    assert here.get_many(waits) == waits
+    assert waiting(here) == 17
+    here.remote.flush()
+    assert there.get_many(waits) == waits
+    assert there["overwritten"] == 2
+    until(lambda: there.get("removed") is None, "the removal arrives")
+    assert not here.check()
+    crowd(there, here, "third")
+    crowd(there, here, "fourth")
+    assert kept(here, "waits") + kept(here, "large") < len(waits) / 2, "what was sent may go"
+    assert here.volume() <= LIMIT * 1.05
+    assert not here.check()
+
+
+@every_policy
+@every_kind
+def test_a_cache_in_which_all_waits_grows_until_it_is_sent(
+    machines: Machines, held: None, kind: str, policy: str
+) -> None:
+    here = full(machines, kind, policy)
+    for number in range(100):
+        here[number] = BIG
+        assert here[number // 2] == BIG
+    assert len(here) == waiting_in_all(here) == 100
+    assert here.volume() > LIMIT * 1.5
+    assert here.cull() == 0
+    here.remote.flush()
+    assert machines.open("b", **{**KINDS[kind], "kind": Cache}).get_many(range(100)) == dict.fromkeys(range(100), BIG)
+    assert here.cull() > 40
+    assert here.volume() <= LIMIT
+    assert not here.check()
+
+
+def waiting_in_all(cache: Cache) -> int:
+    """Return how many entries wait to be sent, however many there are."""
+    return sum(1 for shard in cache.remote._shards for _ in shard._local.reader.tagged(index_name(KEPT), (), None))
+
+
+@every_policy
+def test_on_a_full_disk_what_waits_stays_too(
+    machines: Machines, held: None, policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = full(machines, "plain", policy)
+    there = machines.open("b")
+    for number in range(4):
+        here[f"waits {number}"] = number
+    for number in range(4):
+        there[f"sent {number}"] = number
+        assert here[f"sent {number}"] == number
+    (store,) = here._shards.stores
+    monkeypatch.setattr(type(store.connection), "execute_many", full_disk)
+    with store.locked(None):
+        places = store.evictor.victims(10 * LIMIT)
+    gone = {here._rows.locate(f"sent {number}")[1].home for number in range(4)}
+    assert places
+    assert set(places) <= gone
+    monkeypatch.undo()
+    with store.locked(None):
+        for _ in range(2):
+            assert set(store.evictor.victims(10 * LIMIT)) <= gone
+            monkeypatch.setattr(type(store.connection), "execute_many", None)  # no rank is written a second time
+
+
+def full_disk(*_: object) -> None:
+    raise DiskFull("no room on the disk", "")
+
+
+@pytest.mark.parametrize("rank", ["NULL", "0", "-1e300", "9223372036854775807", "'text'", "x'ff'", "1e300"])
+@pytest.mark.parametrize("tags", [index_name(KEPT), f"a {index_name(KEPT)} b", index_name(KEPT).encode()])
+@every_policy
+def test_a_column_that_was_planted_keeps_nobody_waiting(
+    tmp_path: Path, policy: str, tags: str | bytes, rank: str
+) -> None:
+    with Cache(tmp_path, **QUICK, eviction_policy=policy, size_limit=LIMIT) as cache:
+        for number in range(30):
+            cache[number] = BIG
+    with database(tmp_path) as connection:
+        connection.execute(f"UPDATE entry SET tags = ?, rank = {rank}", (tags,))
+    with Cache(tmp_path) as cache:
+        for number in range(100):
+            cache[f"new {number}"] = BIG
+        assert cache["new 99"] == BIG
+        assert cache.volume() <= LIMIT * 1.01
+        cache.check(fix=True)
+        assert not cache.check()

@@ -42,6 +42,7 @@ class Touch(NamedTuple):
     expire: float | None
     fresh: float | None
     tags: str | None
+    releases: bool = False  # the entry was kept from eviction, and is no longer
 
 
 Change = bytes | Row | Touch | Remove | None

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from ...coherence.generations import NEVER
+from ...encoding.made_keys import KEPT
+from ...encoding.tags import index_name
 from .schema import each_name
 
 # What reads all of a table or an index, or as much of it as does not fit a condition. If an index is missing that may
@@ -113,8 +116,11 @@ SELECT_EXPIRED = _walk("SELECT h FROM entry WHERE expire IS NOT NULL AND expire 
 SELECT_TAGGED = _walk(f"""SELECT place, {_LIVE.replace("?1", "?3")} FROM tagged CROSS JOIN entry ON h = place
     WHERE tag = ?1 AND instr(' ' || tags || ' ', ' ' || ?1 || ' ') AND {_HAS_OTHERS} LIMIT ?4""")  # noqa: S608 - made of constants
 SELECT_ANY = "SELECT h FROM entry LIMIT ?"
-SELECT_VICTIMS = _walk("""SELECT h, CAST(coalesce(rank, 2 * version) AS INTEGER), CAST(base AS INTEGER) FROM entry
-    ORDER BY coalesce(rank, 2 * version) LIMIT ?""")
+_KEPT = f"(tags IS NOT NULL AND instr(' ' || tags || ' ', ' {index_name(KEPT)} '))"
+SELECT_VICTIMS = _walk(f"""SELECT h, CAST(coalesce(rank, 2 * version) AS INTEGER), CAST(base AS INTEGER), {_KEPT}
+    FROM entry ORDER BY coalesce(rank, 2 * version) LIMIT ?""")  # noqa: S608 - made of constants
+SELECT_EVICTABLE = _walk(f"SELECT h FROM entry WHERE NOT {_KEPT} ORDER BY coalesce(rank, 2 * version) LIMIT ?")  # noqa: S608 - made of constants
+RANK_RELEASED = f"UPDATE entry SET rank = ?, base = ? WHERE h = ? AND rank = {NEVER}"  # noqa: S608 - made of constants
 UPDATE_RANK = "UPDATE entry SET rank = ?, base = ? WHERE h = ?"
 RESET_RANKS = "UPDATE entry SET rank = NULL, base = 0"
 RESET_RANKS_TO_ZERO = "UPDATE entry SET rank = 0, base = 0"

@@ -170,45 +170,51 @@ class Evictor:
     def victims(self, excess: int) -> list[int]:
         """Return the places of the entries of lowest rank whose removal should free about `excess` bytes.
 
-        A full disk has room for neither an index nor new ranks: the stored ranks have to do.
+        An entry that is kept gets the highest rank, so that it is passed over once. A full disk has room for neither an
+        index nor new ranks: the stored ranks have to do.
         """
         self._ensure_rank_index()
         count = self.remover.known_count()
         if not count:
             return []
         average = max(self.remover.live_volume() // count, 1)
-        wanted = min(max(excess // average + 1, 1), BATCH, max(count // 2, 1))
-        for _ in range(count // wanted + 2):  # each round gives a hit entry its true rank, so this ends
-            rows = self._connection.select(sql.SELECT_VICTIMS, (wanted,))
-            places = places_of(rows, self._session.path)
-            used, unused = self._second_look(rows)
+        wanted = size = min(max(excess // average + 1, 1), BATCH, max(count // 2, 1))
+        for _ in range(count // wanted + 2):  # each round gives an entry its true rank, so this ends
+            rows = self._connection.select(sql.SELECT_VICTIMS, (size,))
+            places_of(rows, self._session.path)
+            ranked, evictable = self._second_look(rows)
             try:
-                if used:  # values do not change, so no slot is marked
+                if ranked:  # values do not change, so no slot is marked
                     with self._transactions.batch() if self._connection.txn is None else nullcontext():
-                        self._connection.execute_many(sql.UPDATE_RANK, used)
+                        self._connection.execute_many(sql.UPDATE_RANK, ranked)
             except DiskFull as error:
                 self._connection.verify_open(error)
                 break
-            if unused or not rows:
-                return unused
-        return places
+            if evictable or not ranked:
+                return evictable[:wanted]
+            size = BATCH if all(rank == NEVER for rank, _, _ in ranked) else wanted  # many may be kept
+        return self.remover.select(sql.SELECT_EVICTABLE, (), wanted)
 
-    def _second_look(self, rows: Sequence[tuple[int, int, int]]) -> tuple[list[tuple[int, int, int]], list[int]]:
-        """Split candidates into those used since their rank was written, with the new rank, and those to remove."""
+    def _second_look(self, rows: Sequence[tuple[int, int, int, int]]) -> tuple[list[tuple[int, int, int]], list[int]]:
+        """Split candidates into those that need another rank, with it, and those to remove; leave out those that stay.
+
+        A rank is written anew if the entry was used since it was written, or is kept.
+        """
         session = self._session
         policy = session.policy
-        if not policy.marks:
-            return [], [h for h, _, _ in rows]
-        used, unused = [], []
-        for h, rank, base in rows:
+        ranked, evictable = [], []
+        for h, rank, base, kept in rows:
             mark = session.uses[(h & ~3) % session.slot_prime] & NEVER  # which is what SQLite takes
-            if policy.marks_recency and mark > rank:
-                used.append((mark, 0, h))
+            if kept:
+                if rank < NEVER:
+                    ranked.append((NEVER, 0, h))
+            elif policy.marks_recency and mark > rank:
+                ranked.append((mark, 0, h))
             elif policy.marks_frequency and mark > base:
-                used.append((min(rank + mark - base, NEVER), mark, h))
+                ranked.append((min(rank + mark - base, NEVER), mark, h))
             else:
-                unused.append(h)
-        return used, unused
+                evictable.append(h)
+        return ranked, evictable
 
     def _ensure_rank_index(self) -> None:
         """Make the index on rank the first time that an entry has to go, unless the disk is too full."""
