@@ -50,7 +50,7 @@ def outcome(error: Exception) -> Outcome | None:
 
 def listener(directory: Path) -> int | None:
     """Return the process that has the lock of the one that listens, as the system knows it."""
-    files = {path.stat().st_ino for path in directory.rglob(LISTENER_LOCK)}
+    files = {path.stat().st_ino for path in directory.glob(LISTENER_LOCK)}
     for line in Path("/proc/locks").read_text().splitlines():
         words = line.split()  # who waits has an arrow behind the number
         if words[1] == "FLOCK" and int(words[5].split(":")[2]) in files:
