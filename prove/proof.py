@@ -53,7 +53,7 @@ class Proof:
     finds: str = ""  # of a control: a pattern for the start of the line that tells the violation which it must find
     patience: float = 30.0  # of a control: seconds for which it goes on until it finds something, however short the run
     preload: Callable[[Path], Path] | None = None  # makes the library, there if need be, that its process preloads
-    parallel: bool = False  # a case keeps one processor busy and measures no time: each processor runs a part of them
+    parallel: bool = False  # a case takes one processor or less, and is judged by no time: each processor runs a part
 
     def weight(self, seconds: float) -> float:
         """Return the share that it has of a run that takes so many seconds altogether."""
