@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -154,7 +155,7 @@ class Invalidating(Here):
     """
 
     def _marked(self, metadata: Metadata) -> Metadata:
-        return metadata._replace(version=OURS)
+        return sent(metadata)._replace(version=OURS)
 
     def _removal(self, place: Place, copy: Record | None) -> Change:
         return None if copy is None else REMOVE
@@ -184,20 +185,12 @@ class Behind(Here):
     # -- sending ------------------------------------------------------------------------------------------------------
 
     def waiting(self) -> Iterator[list[tuple[Place, Record]]]:
-        """Yield what has not been sent, some at a time."""
-        while True:
-            page = self._page()
-            if not page:
-                return
-            yield page
+        """Yield what has not been sent, some at a time, each entry once, however often it is written meanwhile."""
+        places = self._local.reader.tagged(index_name(KEPT), ())
+        while page := list(itertools.islice(places, SLICE)):
+            yield self._unsent_at(page)
 
-    def _page(self) -> list[tuple[Place, Record]]:
-        name = index_name(KEPT)
-        places = []
-        for place in self._local.reader.tagged(name, (), None):
-            places.append(place)
-            if len(places) == SLICE:
-                break
+    def _unsent_at(self, places: Sequence[int]) -> list[tuple[Place, Record]]:
         found = []
         for _, stored, original, blob in self._local.reader.rows_at(places):
             with contextlib.suppress(DecodeError):

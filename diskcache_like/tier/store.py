@@ -163,8 +163,9 @@ class TieredRows(RowCodec):
         return list(self.tiered.values())
 
     def behind(self) -> list[Behind]:
-        """Return what waits to be sent, in each shard; nothing unless writes are sent later."""
-        return [store.here for store in self.tiered.values() if type(store.here) is Behind]
+        """Return what sends from each shard: all if writes are sent later, else those where something has waited."""
+        senders = [Behind(local, self, store, self._tier) for local, store in self.tiered.items()]
+        return senders if self._tier.remote.write == "behind" else [one for one in senders if any(one.waiting())]
 
     def local(self, key: Any) -> Location:
         """Return where the key lives on this machine."""
@@ -523,6 +524,8 @@ class TieredStore:
             return self.here.compute(place, decide, timeout)
         deadline = None if timeout is None else time.monotonic() + timeout
         record = self._copy(place)
+        if record is not None and is_unsent(record):  # from when writes were sent later; whether it was is not known
+            record = None
         expected = self._version_of(record) or ABSENT
         change = self._guessed(place, record, decide)
         if change is None or (change is REMOVE and expected == ABSENT):

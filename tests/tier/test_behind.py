@@ -15,7 +15,7 @@ import pytest
 from diskcache_like import ENOVAL, Cache, DiskFull, FanoutCache, RemoteWarning, Timeout
 from diskcache_like.encoding.made_keys import KEPT
 from diskcache_like.encoding.tags import index_name
-from diskcache_like.tier.behind import Sender
+from diskcache_like.tier.behind import SLICE, Behind, Sender, is_unsent
 
 from ..support.cache_kinds import NEEDS_CIPHER, QUICK, SECRET
 from ..support.flaky_proxy import FlakyProxy
@@ -31,7 +31,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def waiting(cache: Cache) -> int:
     """Return how many entries wait to be sent."""
-    return sum(len(page) for shard in cache.remote._shards for page in [shard._page()])
+    return sum(len(page) for shard in cache.remote._shards for page in shard.waiting())
 
 
 def test_a_write_is_here_at_once_and_there_later(machines: Machines, held: None) -> None:
@@ -190,6 +190,66 @@ def test_an_unsent_entry_survives_a_plain_handle(machines: Machines, held: None)
         assert not plain.check()
 
 
+def test_what_is_written_all_the_time_holds_up_neither_a_flush_nor_the_rest(
+    machines: Machines, held: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = machines.open("a", write="behind"), machines.open("b")
+    numbers = dict.fromkeys(range(2 * SLICE), 0)
+    here.set_many(numbers)
+    settle = Behind._settle
+
+    def written_meanwhile(self: Behind, place: Any, record: Any) -> None:
+        here.incr(place.key)
+        settle(self, place, record)
+
+    monkeypatch.setattr(Behind, "_settle", written_meanwhile)
+    here.remote.flush()
+    assert there.get_many(numbers) == numbers
+    assert waiting(here) == len(numbers)
+
+
+@pytest.mark.parametrize("write", ["through", "invalidate"])
+def test_what_waited_when_the_mode_was_changed_is_sent(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch, write: str
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Sender, "start", lambda self: None)
+        before = machines.open("a", write="behind")
+        before["k"] = before["n"] = 1
+        before.close()
+    here, there = machines.open("a", write=write), machines.open("b")
+    until(lambda: there.get("k") == 1, "it arrives")
+    until(lambda: not any(is_unsent(record) for record in records(here)), "nothing waits")
+    assert here["k"] == 1
+    assert here.incr("n") == 2
+    assert here.remote.threads[1:], "a sender"
+    here.close()
+    assert not machines.open("a", write=write).remote._shards, "nothing is left to be sent"
+
+
+def records(cache: Cache) -> list[Any]:
+    """Return the records on this machine."""
+    return [record for store in cache._shards.stores for record in cache._rows.records(store)]
+
+
+@pytest.mark.parametrize("write", ["through", "invalidate"])
+def test_an_entry_that_has_not_been_sent_is_not_changed_as_if_it_had_been(
+    machines: Machines, held: None, write: str
+) -> None:
+    before = machines.open("a", write="behind")
+    before["k"] = 1
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Behind, "_settle", lambda *_: None)  # as if it were killed before it notes that it has sent
+        before.remote.flush()
+    before.close()
+    here, there = machines.open("a", write=write), machines.open("b")
+    assert here.touch("k", 1000)
+    assert not any(is_unsent(record) for record in records(here))
+    if write == "through":
+        assert there["k"] == 1
+        assert not any(is_unsent(record) for record in records(there))
+
+
 def test_a_write_that_this_machine_cannot_store_says_so(machines: Machines, held: None) -> None:
     here: Any = machines.open("a", write="behind", timeout=0.1)
     other = Cache(machines.place("a"))
@@ -290,7 +350,7 @@ def test_a_cache_in_which_all_waits_grows_until_it_is_sent(
     for number in range(100):
         here[number] = BIG
         assert here[number // 2] == BIG
-    assert len(here) == waiting_in_all(here) == 100
+    assert len(here) == waiting(here) == 100
     assert here.volume() > LIMIT * 1.5
     assert here.cull() == 0
     here.remote.flush()
@@ -298,11 +358,6 @@ def test_a_cache_in_which_all_waits_grows_until_it_is_sent(
     assert here.cull() > 40
     assert here.volume() <= LIMIT
     assert not here.check()
-
-
-def waiting_in_all(cache: Cache) -> int:
-    """Return how many entries wait to be sent, however many there are."""
-    return sum(1 for shard in cache.remote._shards for _ in shard._local.reader.tagged(index_name(KEPT), (), None))
 
 
 @every_policy
