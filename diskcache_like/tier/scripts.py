@@ -27,9 +27,11 @@ VERSION_START: Final = 2
 TAGS_START: Final = 18
 TAG_SIZE: Final = 24  # digest and number
 
-# Returns kind, version, and the version alone where nothing is alive.
+# Returns kind, version, and the version alone where nothing is alive. A server that has become a replica may have older
+# entries, so whoever looks at one first removes what is not there, which a replica refuses.
 _ALIVE = """
 local function alive(name, prefix)
+  redis.call('DEL', prefix .. 'probe')
   local head = redis.call('GETRANGE', name, 0, 17)
   if #head < 18 then return nil, nil end
   local kind, count, version = string.byte(head, 1), string.byte(head, 2), string.sub(head, 3, 18)
@@ -48,9 +50,7 @@ local function present(name, kind)
 end
 """
 
-# A server that has become a replica may have older entries: it refuses even to remove what is not there.
 _READ = """
-redis.call('DEL', ARGV[2] .. 'probe')
 local kind, version = alive(KEYS[1], ARGV[2])
 if kind and version == ARGV[1] then return 1 end
 return present(KEYS[1], kind)

@@ -39,6 +39,7 @@ class SharedServer:
     longest: float = 1.0  # seconds of each part of a fault
     gap: float = 0.4  # seconds between two faults of one sort at the most
     bounds: Sequence[float] = BOUNDS
+    timeouts: Sequence[float] = TIMEOUTS
     on_error: Sequence[str] = ON_ERROR
     least: int = 1  # cases, however short the time
 
@@ -48,7 +49,7 @@ class SharedServer:
             trial.repeat(partial(self._case, trial, grounds), self.least)
 
     def _case(self, trial: Trial, grounds: Grounds, source: random.Random) -> None:
-        settings = Settings(source.choice(self.bounds), source.choice(TIMEOUTS), source.choice(self.on_error))
+        settings = Settings(source.choice(self.bounds), source.choice(self.timeouts), source.choice(self.on_error))
         name = str(trial.case)
         case = Case(name, tuple(f"k{name}-{number}" for number in range(KEYS)), settings, source)
         happened: list[str] = []

@@ -91,7 +91,7 @@ def ping() -> None:
         self._connection.send_command("PING", check_health=False)
 
     RedisSubscription.probe = probe  # type: ignore[method-assign]
-    text = READ.text.replace("redis.call('DEL', ARGV[2] .. 'probe')", "")
+    text = READ.text.replace("redis.call('DEL', prefix .. 'probe')", "")
     vars(link)["READ"] = Script(text, sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 

@@ -6,6 +6,7 @@ import re
 import sys
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -174,6 +175,26 @@ def test_a_read_without_an_answer_does_what_it_is_told_to(
     if served:
         assert here.get_entry("k").version == 0  # nobody has confirmed it
         assert counted(here, "stale_served") >= 2
+
+
+@pytest.mark.parametrize("call", ["delete", "pop", "delete_many", "add", "set_if_absent", "get", "clear"])
+def test_a_node_that_was_demoted_decides_nothing(machines: Machines, server: RedisServer, call: str) -> None:
+    here, there = machines.pair(on_error="raise", timeout=0.5)
+    there["present"] = 1
+    calls: dict[str, Callable[[], object]] = {
+        "delete": lambda: here.delete("missing"),
+        "pop": lambda: here.pop("missing"),
+        "delete_many": lambda: here.delete_many(["missing", "missing, too"]),
+        "add": lambda: here.add("present", 2),
+        "set_if_absent": lambda: here.set("present", 2, if_version=None),
+        "get": lambda: here.get("missing"),
+        "clear": here.clear,
+    }
+    if call == "clear":
+        server.ask("FLUSHALL")
+    server.follow_nobody_there()  # others may have written to the primary that took over
+    with pytest.raises(RemoteError):
+        calls[call]()
 
 
 def test_the_breaker_is_shared_and_closes_again(machines: Machines, proxy: FlakyProxy) -> None:

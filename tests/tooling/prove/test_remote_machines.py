@@ -46,7 +46,8 @@ def test_a_dictionary_with_a_time_to_live_is_found_out() -> None:
 
 @pytest.mark.parametrize("machines", [1, 3])
 def test_the_server_by_itself_is_exact_without_faults(machines: int) -> None:
-    with played(AT_SERVER, faults=frozenset(), machines=machines, processes=2, bounds=(0.0,)) as trial:
+    quiet: dict[str, Any] = {"faults": frozenset(), "bounds": (0.0,), "timeouts": (10.0,)}
+    with played(AT_SERVER, machines=machines, processes=2, **quiet) as trial:
         assert trial.findings.violations == []
         counts = trial.findings.counts
     assert counts["operations"] > counts["histories"] == counts["of them with exact orders"] > 0
