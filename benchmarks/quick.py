@@ -23,6 +23,7 @@ from benchmarks.classic import classic, fanout
 from benchmarks.command import FAILED, GOOD, add_only, explained, positive, progress, refuse_lost, run_as_command
 from benchmarks.encrypted import encrypted
 from benchmarks.growth import bulk, growth
+from benchmarks.large import large
 from benchmarks.limit import limit
 from benchmarks.machines import machines
 from benchmarks.measure import measure_costs
@@ -54,6 +55,7 @@ SECTIONS = {
     "growth": Section(growth, 20),
     "limit": Section(limit, 20),
     "fanout": Section(fanout, 20, unasked=False),
+    "large": Section(large, 10, unasked=False),
     "encrypted": Section(encrypted, 10, unasked=False),
     "awaited": Section(awaited, 90, unasked=False),
     "machines": Section(machines, 60, unasked=False),

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .. import __version__
+from ..encoding.checksum import SOURCE
 from ..errors import CacheError, missing_dependency
 from . import demo, entries, transfer, whole
 from .arguments import positive
@@ -45,7 +46,7 @@ def parser() -> argparse.ArgumentParser:
         description="Look at caches on disk, and work on them from the shell.",
         epilog="exit status: 0 done, 1 nothing found, left out, or something is wrong with the cache, 2 failed",
     )
-    top.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    top.add_argument("--version", action="version", version=f"%(prog)s {__version__}, checksums by {SOURCE}")
     commands = top.add_subparsers(metavar="command", required=True)
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("directory", metavar="DIRECTORY", help="the directory of the cache")

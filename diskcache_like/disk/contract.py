@@ -239,7 +239,8 @@ class Disk(Payloads, ValueFiles):
 
     def encode(self, value: Any, read: bool, key: Any) -> Stored:
         """Encode a value; if it needs a value file, that file is complete when this returns."""
-        if self._plain_values and not read:
+        # A file holds bytes as they are, so packing large ones would copy them for nothing.
+        if self._plain_values and not read and not (type(value) is bytes and len(value) >= self._file_floor):
             try:
                 payload = encode_value(value)
             except NotSerializable:
@@ -247,8 +248,7 @@ class Disk(Payloads, ValueFiles):
             else:
                 if len(payload) < self._file_floor:
                     return MODE_RAW, payload, None, 0
-                if type(value) is not bytes:  # a file holds bytes as they are
-                    return self._write(MODE_RAW, (payload,), key, value)
+                return self._write(MODE_RAW, (payload,), key, value)
         if self.own_values:
             return self._encode(value, read, key)
         size, mode, filename, data = self.store(value, read, key=key)

@@ -6,16 +6,15 @@ In an encrypted cache each value file is sealed with a key of its own.
 from __future__ import annotations
 
 import io
-import os
-import zlib
 from collections.abc import Iterable, Iterator
 from hashlib import blake2b
 from io import RawIOBase
-from typing import BinaryIO, TypeVar
+from typing import BinaryIO
 
 from ..crypto.aead import CHUNK, ChunkSealer, SealedFile, sealed_pieces
 from ..crypto.keyring import Sealer
 from ..encoding import file_names
+from ..encoding.checksum import crc32
 from ..encoding.record import MODE_BINARY, MODE_PICKLE, Record
 from ..errors import DecodeError, SignatureError
 from . import file_io
@@ -25,8 +24,6 @@ DIGEST_SIZE = 32  # bytes of the BLAKE2b over a file whose record is authenticat
 # An encoded value: (mode, payload of the record, name of the value file that was written or None, size of that file).
 Stored = tuple[int, bytes, str | None, int]
 
-Piece = TypeVar("Piece", bound=file_io.Buffer)
-
 
 class _Digest:
     """The digest of a file's content: CRC-32, or BLAKE2b if the record is authenticated."""
@@ -35,17 +32,28 @@ class _Digest:
         self._strong = blake2b(digest_size=DIGEST_SIZE) if strong else None
         self._crc = 0
 
-    def digesting(self, pieces: Iterable[Piece]) -> Iterator[Piece]:
+    def update(self, piece: file_io.Buffer) -> None:
+        """Add the next piece of the content."""
+        if self._strong is not None:
+            self._strong.update(piece)
+        else:
+            self._crc = crc32(piece, self._crc)
+
+    def digesting(self, pieces: Iterable[bytes]) -> Iterator[bytes]:
         """Yield the pieces unchanged, and digest them meanwhile."""
         for piece in pieces:
-            if self._strong is not None:
-                self._strong.update(piece)
-            else:
-                self._crc = zlib.crc32(piece, self._crc)
+            self.update(piece)
             yield piece
 
     def value(self) -> bytes:
         return self._crc.to_bytes(4, "little") if self._strong is None else self._strong.digest()
+
+
+def _digest_of(pieces: Iterable[bytes], strong: bool) -> bytes:
+    digest = _Digest(strong)
+    for piece in pieces:
+        digest.update(piece)
+    return digest.value()
 
 
 class NewValue:
@@ -58,8 +66,7 @@ class NewValue:
     def write(self, piece: file_io.Buffer) -> None:
         """Append a piece; after DiskFull nothing of it was written, and the caller may try again."""
         self._file.write(piece)
-        for _ in self._digest.digesting((piece,)):
-            pass
+        self._digest.update(piece)
 
     def finish(self, sync: bool) -> Stored:
         """Give the file its name and return the encoded value."""
@@ -147,28 +154,22 @@ class ValueFiles:
         return NewValue(file_io.NewFile(self._directory, file_names.new_name()), self._strong(MODE_BINARY))
 
     def _digest_of(self, filename: str, strong: bool) -> bytes:
-        digest = _Digest(strong)
         with file_io.open_read(self._directory, filename) as reader:
-            for _ in digest.digesting(file_io.chunks(reader)):
-                pass
-        return digest.value()
+            return _digest_of(file_io.chunks(reader), strong)
 
     def _opened(self, record: Record) -> BinaryIO:
         """Open the value file of a record and compare its size."""
+        return file_io.open_read(self._directory, self._name(record), record.size)
+
+    def _name(self, record: Record) -> str:
+        """Return the name of the record's value file, of which the record proves as much as the cache demands."""
         assert record.file is not None
         if record.signed and len(record.payload) != DIGEST_SIZE and self.sealer is None:
             raise SignatureError("value file of an authenticated entry has no authenticated digest")
-        reader = file_io.open_read(self._directory, record.file)
-        if os.fstat(reader.fileno()).st_size != record.size:
-            reader.close()
-            raise DecodeError(f"value file {record.file!r} does not have the {record.size} bytes of its entry")
-        return reader
+        return record.file
 
     def _compare(self, record: Record, pieces: Iterable[bytes]) -> None:
-        digest = _Digest(len(record.payload) == DIGEST_SIZE)
-        for _ in digest.digesting(pieces):
-            pass
-        if digest.value() != record.payload:
+        if _digest_of(pieces, len(record.payload) == DIGEST_SIZE) != record.payload:
             raise DecodeError(f"value file {record.file!r} does not match its checksum")
 
     def _verified_reader(self, record: Record) -> BinaryIO:
@@ -199,8 +200,7 @@ class ValueFiles:
         if self.sealer is not None:
             with self.sealed_file(record) as sealed:
                 return b"".join(sealed.chunks())
-        with self._opened(record) as reader:
-            content = reader.read(record.size)
+        content = file_io.read(self._directory, self._name(record), record.size)
         self._compare(record, (content,))
         return content
 

@@ -8,7 +8,7 @@ import re
 from ..errors import DecodeError
 
 SUFFIX = ".val"
-_ID_NAME = re.compile(r"([0-9a-f]{2})/([0-9a-f]{2})/([0-9a-f]{28})\.val")
+_ID_NAME = re.compile(r"([0-9a-f]{2})/([0-9a-f]{30})\.val")
 _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _RESERVED = re.compile(r"cache\.(db|gen|board|lock|\d+\.db)", re.IGNORECASE)
 
@@ -21,7 +21,7 @@ def new_name() -> str:
 def name_of(identifier: bytes) -> str:
     """Return the relative file name for a 16-byte id."""
     digits = identifier.hex()
-    return f"{digits[:2]}/{digits[2:4]}/{digits[4:]}{SUFFIX}"
+    return f"{digits[:2]}/{digits[2:]}{SUFFIX}"
 
 
 def to_column(name: str) -> bytes | str:
@@ -41,6 +41,8 @@ def from_column(column: object) -> str:
 
 def checked(name: str) -> str:
     """Return `name` if it is a plain relative path and not one of the cache's own files; else raise DecodeError."""
+    if _ID_NAME.fullmatch(name):
+        return name
     parts = name.split("/")
     if len(parts) > 8 or not all(_PART.fullmatch(part) for part in parts) or _RESERVED.match(parts[-1]):
         raise DecodeError(f"file name {name!r} is not a plain relative name below the cache directory")

@@ -169,7 +169,8 @@ class Loader:
                 return None
             if self._hot_encoded:
                 kept, decode = encryption.kept_hot(store, stored, record, blob)
-            if not stamp & 1 and store.session.slots[slot] == stamp and not read and kept is not NOT_KEPT:
+            keeps = self._hot.limit and not read and kept is not NOT_KEPT
+            if keeps and not stamp & 1 and store.session.slots[slot] == stamp:
                 size = record.size or len(record.payload)
                 self._hot.keep(key, location, stamp, hot_expiry(record.metadata), (kept, decode), size)
             return value, record

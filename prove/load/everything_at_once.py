@@ -428,8 +428,8 @@ def read_file(caller: calls.Caller) -> None:
 def closing_nothing(trial: Trial) -> None:
     """Read files where a descriptor of each stays open."""
 
-    def dup(root: str, name: str) -> BinaryIO:
-        reader = open_read(root, name)
+    def dup(root: str, name: str, size: int | None = None) -> BinaryIO:
+        reader = open_read(root, name, size)
         os.dup(reader.fileno())
         return reader
 

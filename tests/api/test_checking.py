@@ -47,8 +47,8 @@ def test_each_kind_of_damage_is_found_and_mended(open_cache: Opener) -> None:
     first.unlink()
     second.write_bytes(b"y" + second.read_bytes()[1:])
     tamper(cache, "UPDATE entry SET v = substr(v, 1, 3) || x'ff' || substr(v, 5) WHERE k = ?", b"\xa5three")
-    Path(cache.directory, "ab", "cd").mkdir(parents=True)
-    Path(cache.directory, "ab", "cd", f"{'0' * 28}.val").write_bytes(b"nobody's")
+    Path(cache.directory, "ab").mkdir(exist_ok=True)
+    Path(cache.directory, "ab", f"{'0' * 30}.val").write_bytes(b"nobody's")
     Path(cache.directory, "stray.txt").write_text("stray")
     Path(cache.directory, "empty").mkdir()
     assert cache.get_many(["one", "two", "three", "four"]) == {"four": "small"}

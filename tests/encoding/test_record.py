@@ -22,7 +22,7 @@ from diskcache_like.encoding.record import (
 from diskcache_like.errors import DecodeError, SignatureError
 
 SIGNER, OTHER = Signer(b"one secret of 16 bytes and more"), Signer(b"another secret of 16 bytes and more")
-NAME = "ab/cd/" + "0" * 28 + ".val"
+NAME = "ab/" + "0" * 30 + ".val"
 
 signers = st.sampled_from([None, SIGNER])
 stored_keys = st.binary(max_size=100)

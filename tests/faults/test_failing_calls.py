@@ -78,6 +78,45 @@ def test_a_value_file_that_cannot_be_opened_is_named(cache: Cache, monkeypatch: 
     assert cache["k"] == LARGE
 
 
+def test_a_value_whose_file_cannot_be_read_is_named(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache["k"] = LARGE
+    refusing = Refusing(monkeypatch, "read", errno.EIO)
+    refusing.on = True
+    with pytest.raises(DirectoryError, match="Input/output") as caught:
+        cache.get("k")
+    refusing.on = False
+    assert caught.value.filename == str(value_files(Path(cache.directory))[0])
+    assert cache["k"] == LARGE
+
+
+def test_a_value_file_may_come_in_parts(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One call of the system gives 2 GiB at most."""
+    cache["k"] = LARGE
+    real, calls = os.read, []
+
+    def read(descriptor: int, size: int) -> bytes:
+        calls.append(size)
+        return real(descriptor, min(size, len(LARGE) // 3))
+
+    monkeypatch.setattr(os, "read", read)
+    assert cache["k"] == LARGE
+    assert len(calls) >= 3
+
+
+def test_a_value_file_that_is_cut_while_it_is_read_is_damaged(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache["k"] = LARGE
+    (path,) = value_files(Path(cache.directory))
+    real = os.read
+
+    def read(descriptor: int, size: int) -> bytes:
+        os.truncate(path, len(LARGE) // 2)
+        return real(descriptor, size)
+
+    monkeypatch.setattr(os, "read", read)
+    assert cache.get("k", "missing") == "missing"
+    assert cache.metrics.damaged == 1
+
+
 def test_a_value_file_that_cannot_be_read_is_named() -> None:
     with open("/proc/self/mem", "rb") as unreadable, pytest.raises(OSError, match="Input/output"):
         unreadable.read(1)  # its first page is never there
@@ -97,7 +136,7 @@ def test_the_error_of_a_file_that_is_to_be_stored_is_left_alone(cache: Cache) ->
 def test_check_keeps_an_entry_that_cannot_be_read_now(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     cache["k"] = LARGE
     real = file_io.open_read
-    monkeypatch.setattr(file_io, "open_read", lambda root, name: _refuse(os.path.join(root, name)))
+    monkeypatch.setattr(file_io, "open_read", lambda root, name, size: _refuse(os.path.join(root, name)))
     assert "Input/output" in problems(cache, fix=True)[0]
     monkeypatch.setattr(file_io, "open_read", real)
     assert problems(cache) == []

@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Any
 from zlib import crc32
 
 import pytest
@@ -203,39 +203,25 @@ def test_a_file_exchanged_after_it_was_verified_is_not_loaded(
         cache["a"] = [complex, "x" * 1000]  # a class: pickled, into a file
         (path,) = value_files(directory)
         opened = 0
-        real = file_io.open_read
+        real_open, real_read = file_io._open_value, file_io.read
 
         def exchange() -> None:
             path.write_bytes(bomb(marker).ljust(path.stat().st_size, b"\0"))
 
-        class Exchanging:
-            """A file whose content is another as soon as it was read to its end."""
-
-            def __init__(self, reader: BinaryIO) -> None:
-                self.reader = reader
-
-            def read(self, *size: int) -> bytes:
-                content = self.reader.read(*size)
-                exchange()
-                return content
-
-            def __getattr__(self, name: str) -> Any:
-                return getattr(self.reader, name)
-
-            def __enter__(self) -> Self:
-                return self
-
-            def __exit__(self, *_: object) -> None:
-                self.reader.close()
-
-        def open_read(root: str, name: str) -> Exchanging:
+        def open_value(root: str, name: str, size: int | None) -> int:
             nonlocal opened
             opened += 1
             if opened > 1:
                 exchange()
-            return Exchanging(real(root, name))
+            return real_open(root, name, size)
 
-        monkeypatch.setattr(file_io, "open_read", open_read)
+        def read(root: str, name: str, size: int) -> bytes:
+            content = real_read(root, name, size)
+            exchange()
+            return content
+
+        monkeypatch.setattr(file_io, "_open_value", open_value)
+        monkeypatch.setattr(file_io, "read", read)
         assert cache["a"] == [complex, "x" * 1000]
         monkeypatch.undo()
         assert cache.get("a", "missing") == "missing"

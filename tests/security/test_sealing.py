@@ -35,7 +35,7 @@ RECORDS = [
     Record(MODE_RAW, b""),
     Record(MODE_RAW, b"payload", Metadata(1.5, b"\x03tag", 2.5, 1.0, 0.5, b"etag")),
     Record(MODE_PICKLE, b"pickle", Metadata(None, b"\x03tag")),
-    Record(MODE_BINARY, b"1234", Metadata(4e9), "ab/cd/" + "0" * 28 + ".val", 12345),
+    Record(MODE_BINARY, b"1234", Metadata(4e9), "ab/" + "0" * 30 + ".val", 12345),
 ]
 
 

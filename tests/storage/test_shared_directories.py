@@ -266,10 +266,10 @@ def test_another_error_of_a_value_file_is_still_raised(tmp_path: Path, monkeypat
     with Cache(tmp_path / "cache", shared=True) as cache:
         cache["large"] = LARGE
 
-        def failing(root: str, name: str) -> Any:
+        def failing(root: str, name: str, size: int) -> Any:
             raise DirectoryError(5, "the disk fails", root)
 
-        monkeypatch.setattr(file_io, "open_read", failing)
+        monkeypatch.setattr(file_io, "read", failing)
         with pytest.raises(DirectoryError, match="the disk fails"):
             cache.get("large")
 
@@ -293,7 +293,7 @@ def test_what_another_user_makes_just_now_is_tried_again(public: Path, monkeypat
         os.setgroups([GROUP])
         os.seteuid(BEN.uid)
         monkeypatch.setattr(time, "sleep", lambda _: as_root(lambda: (root / "ab").chmod(0o2770)))
-        os.close(file_io.create(str(root), f"ab/cd/{'e' * 28}.val"))
+        os.close(file_io.create(str(root), f"ab/{'e' * 30}.val"))
         monkeypatch.setattr(time, "sleep", lambda _: as_root(lambda: (root / "cache.lock").chmod(0o660)))
         os.close(open_control_file(root / "cache.lock", create=True, shared=True))
 

@@ -19,7 +19,7 @@ from ...system.signal_safe import signal_safe
 # is kept after that. `spelling` is what the package calls the original key: the pickle of a key that its stored key
 # does not give back.
 APPLICATION_ID = 0x64636C6B  # "dclk"
-VERSION = 2
+VERSION = 3
 
 ENTRY = """CREATE TABLE entry (
     h INTEGER PRIMARY KEY,

@@ -16,7 +16,9 @@ from ..shard.reader import Reader
 from ..shard.transactions import Transactions
 from ..sqlite import statements as sql
 
-GRACE = 10.0  # seconds that a replaced file stays for readers that hold its row
+# Seconds that a replaced file stays for readers that hold its row. Whoever writes large values without a pause fills
+# fresh memory for so long, which is slower than to fill what a removed file has just given back.
+GRACE = 1.0
 SWEEP_FILES = 4096  # files chosen per round: more than writes can add between two rounds
 UNLINK_FILES = 16  # files unlinked after one write, so that no caller waits long
 _FILES, _SWEEP, _NEXT_EXPIRE = Header.FILES, Header.SWEEP, Header.NEXT_EXPIRE
