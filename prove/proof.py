@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple, Self, TypeVar
 from unittest.mock import patch
 
-from diskcache_like.storage.upkeep import trash
+from diskcache_like.storage.upkeep import bulk_removal, trash
 
 ENOUGH = 3  # violations after which a proof goes no further
 LINES = 40  # of a traceback
@@ -212,14 +212,15 @@ class Trial:
     def judged(self, number: int, alike: str = "") -> Iterator[None]:
         """Take whatever is raised inside for a violation in case `number`; its scratch directories go at its end.
 
-        In every other case value files are unlinked as soon as they are replaced, which takes longer than a case lasts;
-        in all of those with the same `alike` or in none.
+        In every other case value files are unlinked as soon as they are replaced, and in every other `clear` empties the
+        table in one step, however few entries there are; in all of those with the same `alike` or in none.
         """
         self.case = number
         self._note(number, self.findings)
         try:
             chance = random.Random(f"grace {self.seed} {alike or number}")
-            with patch.object(trash, "GRACE", chance.choice((trash.GRACE, NO_GRACE))):
+            grace, many = chance.choice((trash.GRACE, NO_GRACE)), chance.choice((bulk_removal.MANY, 0))
+            with patch.object(trash, "GRACE", grace), patch.object(bulk_removal, "MANY", many):
                 yield
         except CannotRun:
             raise

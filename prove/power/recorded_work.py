@@ -17,7 +17,7 @@ from unittest import mock
 
 from diskcache_like import Cache, FanoutCache
 from diskcache_like.errors import CorruptDatabaseWarning
-from diskcache_like.storage.upkeep import checkpoints, trash
+from diskcache_like.storage.upkeep import bulk_removal, checkpoints, trash
 
 from ..shim import Shim
 from .disk_images import Disk, Event, parse, read
@@ -396,6 +396,7 @@ def fitted(random: Random, simple: bool) -> Iterator[None]:
         warnings.catch_warnings(action="ignore", category=CorruptDatabaseWarning),  # of damage done on purpose
         mock.patch.object(checkpoints, "CHECKPOINT_BYTES", 4 << 10 if simple else between),
         mock.patch.object(trash, "GRACE", random.choice((-1.0, -1.0, 10.0))),
+        mock.patch.object(bulk_removal, "MANY", random.choice((0, bulk_removal.MANY))),
         mock.patch.object(os, "urandom", random.randbytes),
     ):
         yield

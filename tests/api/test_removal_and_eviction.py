@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from diskcache_like import Cache, DiskFull
-from diskcache_like.storage.upkeep import eviction
+from diskcache_like.storage.upkeep import bulk_removal, eviction
 from diskcache_like.storage.upkeep.removal import Remover
 from diskcache_like.storage.upkeep.trash import Trash
 
@@ -58,7 +60,9 @@ def test_evict_removes_what_has_the_tag(cache: Cache, index: bool) -> None:
     assert len(cache) == 6
 
 
-def test_clear_removes_everything(open_cache: Opener) -> None:
+@pytest.mark.parametrize("many", [0, bulk_removal.MANY])
+def test_clear_removes_everything(open_cache: Opener, monkeypatch: pytest.MonkeyPatch, many: int) -> None:
+    monkeypatch.setattr(bulk_removal, "MANY", many)
     cache, other = open_cache(), open_cache()
     assert cache.clear() == 0
     cache.set_many({f"key {number}": number for number in range(2100)})
@@ -72,6 +76,75 @@ def test_clear_removes_everything(open_cache: Opener) -> None:
     assert cache.pull() == (None, None)
     cache.check(fix=True)  # the files of what was removed wait there for readers
     assert value_files(cache.directory) == []
+
+
+@one
+def test_emptying_the_table_leaves_nothing_and_all_that_is_no_entry(
+    cache: Cache, open_cache: Opener, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bulk_removal, "MANY", 0)
+    (store,) = cache._shards.stores
+    deleted = []
+    monkeypatch.setattr(type(store.remover), "delete", lambda *_: deleted.append(1))  # the way of batches
+    for _ in range(2):
+        cache.set_many({number: BIG if number % 3 else number for number in range(30)}, expire=100, tag="t")
+        cache.push("item")
+        cache["old"] = BIG
+        cache["old"] = 1  # its file is in the trash already
+        cache.peekitem()  # makes the index on insertion order
+        other = open_cache()
+        assert other[0] == 0
+        schema, settings = database_of(cache)
+        assert cache.clear() == 32
+        assert 0 not in other
+        assert (len(cache), len(other), list(cache), cache.tags()) == (0, 0, [], [])
+        assert database_of(cache) == (schema, settings)
+        assert cache.check() == []
+        clock.advance(100)
+        cache["one"] = BIG
+        assert len(value_files(cache.directory)) == 1, "the triggers are there again"
+        assert cache.clear() == 1
+        assert value_files(cache.directory) == []
+    assert deleted == []
+
+
+def database_of(cache: Cache) -> tuple[set[Any], set[Any]]:
+    """Return the schema, and the rows beside the entries."""
+    (store,) = cache._shards.stores
+    select = store.reader.select
+    return set(select("SELECT name, sql FROM sqlite_master")), set(select("SELECT name, value FROM setting"))
+
+
+@one
+def test_clear_in_a_transaction_can_be_rolled_back(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bulk_removal, "MANY", 0)
+    cache.set_many({number: BIG if number % 3 else number for number in range(30)}, tag="t")
+    with contextlib.suppress(ZeroDivisionError), cache.transact():
+        assert cache.clear() == 30
+        assert 0 / 0
+    assert len(cache) == 30
+    assert cache[1] == BIG
+    assert cache.check() == []
+
+
+@one
+def test_what_a_full_disk_cannot_take_at_once_is_removed_in_batches(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bulk_removal, "MANY", 0)
+    cache.set_many({number: BIG if number % 3 else number for number in range(30)}, tag="t")
+    (store,) = cache._shards.stores
+
+    def full(txn: Any) -> None:
+        store.connection.execute("ROLLBACK")  # as SQLite itself does
+        raise DiskFull("no room on the disk", cache.directory)
+
+    commit = store.connection.commit
+    commits = iter([full])
+    monkeypatch.setattr(store.connection, "commit", lambda txn: next(commits, commit)(txn))
+    assert cache.clear() == 30
+    assert next(commits, None) is None
+    assert (len(cache), cache.check(), value_files(cache.directory)) == (0, [], [])
 
 
 def test_writes_remove_what_is_expired_a_few_at_a_time(cache: Cache, clock: Clock, kind: Kind) -> None:

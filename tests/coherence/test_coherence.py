@@ -24,6 +24,7 @@ from diskcache_like.coherence.atomics import choose_implementation
 from diskcache_like.encoding import keys
 from diskcache_like.entries.row_codec import RowCodec
 from diskcache_like.storage.shard import invalidation
+from diskcache_like.storage.upkeep import bulk_removal
 
 from ..support.broken_writers import sabotage
 from ..support.cache_kinds import NEEDS_HELPER
@@ -75,6 +76,7 @@ def write_in_steps(link: Link, directory: Path, given: Options, name: str, how: 
     """Do one operation, waiting for the test before and after each statement that changes something."""
     if all_slots:
         invalidation.ALL_SLOTS = -1  # every change marks all slots, as one of thousands of keys does
+        bulk_removal.MANY = 0  # and `clear` empties the table in one step
     with opened(directory, given) as cache:
         sabotage(cache, how)
 

@@ -15,7 +15,7 @@ import pytest
 
 from diskcache_like import Cache, Deque, FanoutCache, Index
 from diskcache_like.errors import CorruptDatabaseWarning, DiskFull
-from diskcache_like.storage.upkeep import checkpoints
+from diskcache_like.storage.upkeep import bulk_removal, checkpoints
 
 from ..support.small_disks import MEBIBYTE, Disk
 from ..support.tampering import damage, value_files
@@ -399,8 +399,9 @@ SINGLE: dict[str, Callable[[Cache, int], object]] = {
 @pytest.mark.parametrize("single", SINGLE)
 @pytest.mark.parametrize("removal", ["clear", "evict", "expire"])
 def test_everything_can_be_removed_where_no_more_can_be_removed_singly(
-    disk: Disk, removal: str, single: str, size: int
+    disk: Disk, removal: str, single: str, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(bulk_removal, "MANY", 0)
     with closing(Cache(disk.path / "cache", **OPTIONS)) as cache:
         fill_by_others(disk, cache, size)
         with suppress(DiskFull, KeyError):
@@ -415,7 +416,11 @@ def test_everything_can_be_removed_where_no_more_can_be_removed_singly(
 
 
 @SIZES
-def test_what_is_cleared_where_others_have_filled_the_disk_is_counted(disk: Disk, size: int) -> None:
+@pytest.mark.parametrize("many", [0, bulk_removal.MANY])
+def test_what_is_cleared_where_others_have_filled_the_disk_is_counted(
+    disk: Disk, size: int, monkeypatch: pytest.MonkeyPatch, many: int
+) -> None:
+    monkeypatch.setattr(bulk_removal, "MANY", many)
     with closing(Cache(disk.path / "cache", **OPTIONS)) as cache:
         fill_by_others(disk, cache, size)
         before = len(cache)

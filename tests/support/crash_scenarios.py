@@ -24,7 +24,7 @@ from diskcache_like.storage import redo_log, rekeying
 from diskcache_like.storage.redo_log import RedoLog
 from diskcache_like.storage.shard import invalidation
 from diskcache_like.storage.store import Store
-from diskcache_like.storage.upkeep import checkpoints, trash
+from diskcache_like.storage.upkeep import bulk_removal, checkpoints, trash
 
 from . import shard_transactions
 from .crash_points import Death, make_mortal
@@ -129,6 +129,7 @@ def _write(
 ) -> list[str]:
     if all_slots:
         invalidation.ALL_SLOTS = -1  # type: ignore[attr-defined]  # every change marks all slots, as one of thousands of keys does
+        bulk_removal.MANY = 0  # and `clear` empties the table in one step
     cache = opened(directory, kind, **settings)
     cache.get("anything")
     dying.counts = True

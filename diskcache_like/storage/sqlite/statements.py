@@ -116,6 +116,11 @@ SELECT_EXPIRED = _walk("SELECT h FROM entry WHERE expire IS NOT NULL AND expire 
 SELECT_TAGGED = _walk(f"""SELECT place, {_LIVE.replace("?1", "?3")} FROM tagged CROSS JOIN entry ON h = place
     WHERE tag = ?1 AND instr(' ' || tags || ' ', ' ' || ?1 || ' ') AND {_HAS_OTHERS} LIMIT ?4""")  # noqa: S608 - made of constants
 SELECT_ANY = "SELECT h FROM entry LIMIT ?"
+# Everything at once. A table that no trigger watches gives its pages back as they are; no row is looked at.
+DELETE_ALL = "DELETE FROM entry"
+UNTAG_ALL = "DELETE FROM tagged"
+TRASH_ALL = _walk("INSERT OR IGNORE INTO trash SELECT file, size, NULL FROM entry WHERE file IS NOT NULL")
+QUICK_CHECK = _walk("PRAGMA quick_check(1)")
 _KEPT = f"(tags IS NOT NULL AND instr(' ' || tags || ' ', ' {index_name(KEPT)} '))"
 SELECT_VICTIMS = _walk(f"""SELECT h, CAST(coalesce(rank, 2 * version) AS INTEGER), CAST(base AS INTEGER), {_KEPT}
     FROM entry ORDER BY coalesce(rank, 2 * version) LIMIT ?""")  # noqa: S608 - made of constants

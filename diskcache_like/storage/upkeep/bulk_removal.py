@@ -7,11 +7,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Literal
 
+from ...coherence.generations import Header
 from ...errors import DiskFull, Timeout
 from ..shard.reader import places_of
 from ..sqlite import statements as sql
 from .maintenance import Maintenance
 
+MANY = 10_000  # entries from which on `clear` empties the table in one step
 VACUUMED = 512  # removed entries from which on free pages are given back
 Selection = Literal["any", "tagged", "expired"]
 Parameters = Callable[[], tuple[object, ...]]
@@ -37,7 +39,8 @@ class BulkRemoval:
         removed = 0
         for attempt in self._recovery.attempts():
             with attempt:
-                removed = self._remove_selected(_SELECTIONS[which], parameters, timeout)
+                removed = self._remove_all(timeout) if which == "any" else 0
+                removed = self._remove_selected(_SELECTIONS[which], parameters, timeout, removed)
         if removed > VACUUMED:
             # What is removed is removed, though nobody can give the room back just now: its pages take the next rows.
             with contextlib.suppress(Timeout, DiskFull), self._transactions.locked(timeout) as locked:
@@ -45,9 +48,33 @@ class BulkRemoval:
                     self._recovery.checkpointer.vacuum()
         return removed
 
-    def _remove_selected(self, select: str, parameters: Parameters, timeout: float | None) -> int:
-        """Remove everything that `select` finds; return how many entries went, without those that it calls not live."""
-        remover, removed = self._remover, 0
+    def _remove_all(self, timeout: float | None) -> int:
+        """Remove many entries in one step; return how many went, 0 if it is better or only possible to remove batches.
+
+        Not in a transaction, which others wait for, nor where there is no room for it. And not in a damaged database:
+        where pages lead to one page several times, nothing would stop SQLite on its way through them.
+        """
+        session, transactions = self._session, self._transactions
+        if session.connection.callers_transaction() is not None or session.header[Header.COUNT] < MANY:
+            return 0
+        if self._maintenance.trash.reader.select(sql.QUICK_CHECK) != [("ok",)]:
+            return 0
+        with transactions.locked(timeout):
+            self._maintenance.run_if_due()
+            try:
+                with transactions.batch():
+                    removed = self._remover.delete_all()
+            except DiskFull:
+                return 0
+            self._maintenance.after_eviction()
+        return removed
+
+    def _remove_selected(self, select: str, parameters: Parameters, timeout: float | None, removed: int = 0) -> int:
+        """Remove everything that `select` finds; return how many entries went, without those that it calls not live.
+
+        They are added to those `removed` before.
+        """
+        remover = self._remover
         expired = set[int]()
 
         def find(most: int | None = None) -> list[int]:

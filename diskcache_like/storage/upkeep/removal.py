@@ -9,6 +9,7 @@ from ...coherence.generations import UNCOUNTED, Header
 from ...errors import DiskFull
 from ...system.signals import suppress
 from ..shard.reader import places_of, usage
+from ..sqlite import schema
 from ..sqlite import statements as sql
 from ..sqlite.connection import corrupt
 from .recovery import Recovery
@@ -41,6 +42,26 @@ class Remover:
                 path = self._session.path
                 raise corrupt(f"{path!r}: rows that are found cannot be deleted", path)
             self._invalidation.count(-removed)
+
+    def delete_all(self) -> int:
+        """Delete every row in the open transaction, their slots odd until it has ended; return how many there were.
+
+        The triggers that a deletion fires would have SQLite take each row by itself, twenty times as slow. So they are
+        dropped and made again in the same transaction, in which their work is done for all rows.
+        """
+        self.recovery.trash.expect()
+        execute = self._connection.execute
+        with self._invalidation.around_many(range(0, 4 * len(self._session.slots), 4), autocommit=False):
+            for name in schema.ON_EACH_DELETE:
+                execute(f"DROP TRIGGER {name}")
+            self._connection.walk(sql.TRASH_ALL)
+            execute(sql.SET_FILES, (0,))
+            execute(sql.UNTAG_ALL)
+            removed = execute(sql.DELETE_ALL).rowcount
+            for trigger in schema.ON_EACH_DELETE.values():
+                execute(trigger)
+            self._invalidation.count(-removed)
+        return removed
 
     def delete(
         self, places: Sequence[int], locked: bool, everything: Callable[[], Sequence[int]] | None = None

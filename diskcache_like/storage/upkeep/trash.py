@@ -31,7 +31,7 @@ class Trash:
         self._session = transactions.session
         self._connection = transactions.session.connection
         self._transactions = transactions
-        self._reader = reader
+        self.reader = reader
         self.pending_unlinks: list[object] = []  # columns of files to unlink after the lock is released
         self.unlinked: set[object] = set()  # columns of files that are unlinked; their rows go with the next round
 
@@ -81,7 +81,7 @@ class Trash:
         """
         for column in columns:
             with suppress(OSError, CacheError):
-                if not self._reader.refers_to_column(column):
+                if not self.reader.refers_to_column(column):
                     self._unlink(column)
 
     def unlink_now(self, columns: Iterable[object]) -> bool:
