@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Literal
 
-from ...coherence.generations import Header
+from ...coherence.generations import UNCOUNTED, Header
 from ...errors import DiskFull, Timeout
 from ..shard.reader import places_of
 from ..sqlite import statements as sql
@@ -55,9 +55,12 @@ class BulkRemoval:
         where pages lead to one page several times, nothing would stop SQLite on its way through them.
         """
         session, transactions = self._session, self._transactions
-        if session.connection.callers_transaction() is not None or session.header[Header.COUNT] < MANY:
+        if session.connection.callers_transaction() is not None:
             return 0
-        if self._maintenance.trash.reader.select(sql.QUICK_CHECK) != [("ok",)]:
+        select, count = self._maintenance.trash.reader.select, session.header[Header.COUNT]
+        if count == UNCOUNTED:
+            ((count,),) = select(sql.COUNT)
+        if count < MANY or select(sql.QUICK_CHECK) != [("ok",)]:
             return 0
         with transactions.locked(timeout):
             self._maintenance.run_if_due()
