@@ -17,8 +17,8 @@ from typing import Final, NamedTuple
 class Script(NamedTuple):
     """A script and the digest that the server calls it by."""
 
-    text: str
-    digest: str
+    text: bytes
+    digest: bytes
 
 
 RECORD: Final = b"\x01"  # kinds of values: an entry,
@@ -117,13 +117,15 @@ return 0
 """
 
 
-def _script(text: str) -> Script:
-    return Script(text, sha1(text.encode(), usedforsecurity=False).hexdigest())  # the server's own choice
+def script(text: str) -> Script:
+    """Return a script with its digest."""
+    encoded = text.encode()
+    return Script(encoded, sha1(encoded, usedforsecurity=False).hexdigest().encode())  # the server's own choice
 
 
-READ: Final = _script(_ALIVE + _READ)
-WRITE: Final = _script(_ALIVE + _WRITE)
-DELETE: Final = _script(_ALIVE + _DELETE)
-TAKE: Final = _script(_TAKE)
-RENEW: Final = _script(_RENEW)
-DROP: Final = _script(_DROP)
+READ: Final = script(_ALIVE + _READ)
+WRITE: Final = script(_ALIVE + _WRITE)
+DELETE: Final = script(_ALIVE + _DELETE)
+TAKE: Final = script(_TAKE)
+RENEW: Final = script(_RENEW)
+DROP: Final = script(_DROP)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from itertools import chain
+from queue import Empty, SimpleQueue
 from typing import Any, Final, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
@@ -100,19 +103,22 @@ def import_redis() -> Any:
     return redis
 
 
+Connection = tuple[Any, Callable[[int], list[Any]]]  # of redis-py, and what tells if something has come on it
+
+
 class _Connections(NamedTuple):
     """The connections of one process: those that are idle, and places for requests. A forked child makes its own."""
 
     process: int
-    idle: list[Any]  # single steps on a list are atomic
-    places: threading.BoundedSemaphore
+    idle: list[Connection]  # single steps on a list are atomic
+    places: SimpleQueue[None]
 
 
 class RedisServer:
     """Redis 6 or newer, or Valkey.
 
-    Connections belong to the process that made them: a forked child begins with none. A semaphore bounds the requests
-    in flight; a request that gets no place within its timeout counts as one without an answer.
+    Connections belong to the process that made them: a forked child begins with none. The number of places bounds the
+    requests in flight; a request that gets none within its timeout counts as one without an answer.
     """
 
     def __init__(self, remote: Remote) -> None:
@@ -120,13 +126,16 @@ class RedisServer:
         self._timeout = remote.timeout
         self._pool = _pool(self._redis, remote)
         self._most = remote.max_requests
-        self._made = _Connections(-1, [], threading.BoundedSemaphore(1))
+        self._made = _Connections(-1, [], SimpleQueue())
 
     def _connections(self) -> _Connections:
         """Return the connections of this process."""
         found = self._made
         if found.process != process_token():
-            self._made = found = _Connections(process_token(), [], threading.BoundedSemaphore(self._most))
+            found = _Connections(process_token(), [], SimpleQueue())
+            for _ in range(self._most):
+                found.places.put(None)
+            self._made = found
         return found
 
     @contextlib.contextmanager
@@ -146,19 +155,22 @@ class RedisServer:
             return Unreachable(str(error), sent)
         return RemoteError(f"the server refused a request: {error}") if isinstance(error, errors.RedisError) else error
 
-    def _ask(self, commands: Sequence[tuple[Any, ...]], meanwhile: Callable[[], None] = _nothing) -> list[Any]:
+    def _ask(self, commands: Sequence[Sequence[bytes]], meanwhile: Callable[[], None] = _nothing) -> list[Any]:
         """Send commands in one round trip and return their answers; an error stands in the place of one."""
         connections = self._connections()
-        if not connections.places.acquire(timeout=self._timeout):
-            raise Unreachable(f"{self._most} requests are under way, which is max_requests", sent=False)
+        try:
+            connections.places.get(timeout=self._timeout)
+        except Empty:
+            raise Unreachable(f"{self._most} requests are under way, which is max_requests", sent=False) from None
         connection, sent = None, False
         try:
-            connection = self._connected(connections.idle)
+            connected = self._connected(connections.idle)
+            connection, _ = connected
             sent = True
             connection.send_packed_command((_packed(commands),), check_health=False)
             meanwhile()
             answers = [self._answer(connection, alone=len(commands) == 1) for _ in commands]
-            connections.idle.append(connection)
+            connections.idle.append(connected)
             connection = None
             return answers
         except Exception as error:
@@ -167,26 +179,30 @@ class RedisServer:
         finally:
             if connection is not None:  # an answer may be under way that nobody will read
                 connection.disconnect()
-            connections.places.release()
+            connections.places.put(None)
 
-    def _connected(self, idle: list[Any]) -> Any:
+    def _connected(self, idle: list[Connection]) -> Connection:
         """Return an idle connection that the server has not closed, or a new one."""
         while idle:
             try:
-                connection = idle.pop()
+                connection, has_news = found = idle.pop()
             except IndexError:  # another thread has taken it
                 break
+            if not has_news(0):
+                return found
             with contextlib.suppress(self._redis.exceptions.ConnectionError):
-                if not connection.can_read(0):
-                    return connection
+                if not connection.can_read(0):  # it was nothing for us, such as a renewed key of TLS
+                    return found
             connection.disconnect()
         connection = self._pool.connection_class(**self._pool.connection_kwargs)  # the pool would count lost ones
         try:
             connection.connect()
+            news = select.poll()
+            news.register(connection._sock, select.POLLIN)
         except BaseException:
             connection.disconnect()
             raise
-        return connection
+        return connection, news.poll
 
     def _answer(self, connection: Any, alone: bool) -> Any:
         try:
@@ -196,7 +212,7 @@ class RedisServer:
                 raise Unreachable(str(error), sent=not alone) from error
             return error
 
-    def _ask_one(self, *command: Any) -> Any:
+    def _ask_one(self, *command: bytes) -> Any:
         (answer,) = self._ask([command])
         return self._checked(answer)
 
@@ -211,11 +227,11 @@ class RedisServer:
         answers: list[Any] = []
         unknown = self._redis.exceptions.NoScriptError
         for piece in _pieces(calls):
-            commands = [("EVALSHA", script.digest, 1, name, *arguments) for name, arguments in piece]
+            commands = [(b"EVALSHA", script.digest, b"1", name, *arguments) for name, arguments in piece]
             found, meanwhile = self._ask(commands, meanwhile), _nothing
             missed = [at for at, answer in enumerate(found) if isinstance(answer, unknown)]
             if missed:
-                commands = [("EVAL", script.text, 1, piece[at][0], *piece[at][1]) for at in missed]
+                commands = [(b"EVAL", script.text, b"1", piece[at][0], *piece[at][1]) for at in missed]
                 for at, answer in zip(missed, self._ask(commands), strict=True):
                     found[at] = answer
             answers += found
@@ -223,16 +239,16 @@ class RedisServer:
 
     def unlink(self, names: Sequence[bytes]) -> None:
         """Remove names."""
-        self._ask_one("UNLINK", *names)
+        self._ask_one(b"UNLINK", *names)
 
     def clear(self, prefix: bytes, length: int) -> None:
         """Remove every name of a prefix and so many bytes more, in steps."""
         pattern = b"".join(b"\\" + bytes((byte,)) if byte in b"*?[]\\^-" else bytes((byte,)) for byte in prefix)
         pattern += b"?" * length
         self.unlink([prefix + b"probe"])  # a replica, which may have none of the names, refuses that
-        cursor: Any = 0
+        cursor = b"0"
         while True:
-            cursor, names = self._ask_one("SCAN", cursor, "MATCH", pattern, "COUNT", SCANNED)
+            cursor, names = self._ask_one(b"SCAN", cursor, b"MATCH", pattern, b"COUNT", b"%d" % SCANNED)
             if names:
                 self.unlink(names)
             if int(cursor) == 0:
@@ -251,9 +267,9 @@ class RedisServer:
 
     def close(self) -> None:
         """Close the idle connections; one in use is closed when it is given back to nobody."""
-        made, self._made = self._made, _Connections(-1, [], threading.BoundedSemaphore(1))
+        made, self._made = self._made, _Connections(-1, [], SimpleQueue())
         if made.process == process_token():
-            for connection in made.idle:
+            for connection, _ in made.idle:
                 connection.disconnect()
 
 
@@ -319,19 +335,26 @@ def address_of(server: Any) -> str:
     return repr([options.get(name) for name in ("host", "port", "path", "db")])
 
 
-def _packed(commands: Sequence[tuple[Any, ...]]) -> bytes:
+def _packed(commands: Sequence[Sequence[bytes]]) -> bytes:
     """Return commands as they are sent; what redis-py does for arguments of any type takes several times as long."""
-    parts: list[bytes] = []
-    for command in commands:
-        parts.append(b"*%d\r\n" % len(command))
-        for word in command:
-            part = word if type(word) is bytes else str(word).encode()
-            parts.append(b"$%d\r\n%b\r\n" % (len(part), part))
-    return b"".join(parts)
+    return b"".join(
+        [
+            _form(len(command)) % tuple(chain.from_iterable(zip(map(len, command), command, strict=True)))
+            for command in commands
+        ]
+    )
+
+
+@lru_cache
+def _form(words: int) -> bytes:
+    return b"*%d\r\n" % words + b"$%d\r\n%b\r\n" * words
 
 
 def _pieces(calls: Sequence[Call]) -> Iterator[Sequence[Call]]:
     """Yield calls in pieces that one round trip can carry within the timeout of a request."""
+    if len(calls) == 1:
+        yield calls
+        return
     start = size = 0
     for at, (_, arguments) in enumerate(calls):
         if at - start == PIECE or (size > PIECE_SIZE and at > start):

@@ -5,14 +5,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from hashlib import sha1
 from pathlib import Path
 from typing import Any
 
 from diskcache_like import Cache, Remote, RemoteError, RemoteWarning, Timeout
 from diskcache_like.tier import link
 from diskcache_like.tier.listener import Listener
-from diskcache_like.tier.scripts import READ, Script
+from diskcache_like.tier.scripts import READ, script
 from diskcache_like.tier.server import RedisSubscription
 from diskcache_like.tier.state import TierState, Word, boottime
 from diskcache_like.tier.store import TieredStore
@@ -91,8 +90,7 @@ def ping() -> None:
         self._connection.send_command("PING", check_health=False)
 
     RedisSubscription.probe = probe  # type: ignore[method-assign]
-    text = READ.text.replace("redis.call('DEL', prefix .. 'probe')", "")
-    vars(link)["READ"] = Script(text, sha1(text.encode(), usedforsecurity=False).hexdigest())
+    vars(link)["READ"] = script(READ.text.decode().replace("redis.call('DEL', prefix .. 'probe')", ""))
 
 
 def apply_nothing() -> None:
