@@ -27,7 +27,7 @@ from ..coherence.atomics import Words
 from ..disk.contract import Disk
 from ..disk.value_files import Stored
 from ..encoding import keys
-from ..encoding.record import MODE_BINARY, MODE_BYTES, MODE_NONE, MODE_PICKLE, MODE_RAW, Record
+from ..encoding.record import MODE_BINARY, MODE_BYTES, MODE_NONE, MODE_PICKLE, MODE_RAW, NO_METADATA, Metadata, Record
 from ..entries.hot import HotLayer
 from ..entries.row_codec import Location, RowCodec, discard
 from ..errors import DecodeError, DiskFull, RemoteError, Timeout, ValueTooLarge, refused_with_remote
@@ -56,15 +56,11 @@ class Place(int):
     canonical: bytes
     key: Any
     home: int  # the place in this machine's database
+    index: int  # of the word of the entry
     # What was found last: the words that it depends on, and their stamp, None if it must not be kept.
     indices: frozenset[int]
     stamp: int | None = None
     tick: int = 0  # the write that stored the copy here when it was looked at
-
-    @property
-    def index(self) -> int:
-        """Return the index of the word of the entry."""
-        return index_of(self.digest)
 
     @property
     def number(self) -> int:
@@ -180,7 +176,8 @@ class TieredRows(RowCodec):
         digest = self._tier.wire.digest(canonical)
         place = Place(int.from_bytes(digest[:8], "big"))
         place.stored, place.digest, place.canonical, place.key, place.home = stored, digest, canonical, key, home
-        place.indices = frozenset((place.index,))
+        place.index = index = place % SLOTS  # `index_of(digest)`
+        place.indices = frozenset((index,))
         return stored, place, self.tiered[store]
 
     def queue_store(self, prefix: str | None) -> Store:
@@ -438,7 +435,9 @@ class TieredStore:
 
     def _write_copy(self, place: Place, row: Row | bytes, record: Record, version: bytes) -> None:
         location = place.stored, place.home, self._local
-        v = self._rows.repacked(location, record._replace(metadata=record.metadata._replace(version=version)))
+        metadata = record.metadata
+        versioned = Metadata(version=version) if metadata == NO_METADATA else metadata._replace(version=version)
+        v = self._rows.repacked(location, record._replace(metadata=versioned))
         copy = row._replace(v=v) if isinstance(row, Row) else v
         self._local.upsert(place.home, place.stored, copy, self.timeout)
 

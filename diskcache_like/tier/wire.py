@@ -60,6 +60,8 @@ class Wire:
 
     def tag_digests(self, packed: bytes) -> list[bytes]:
         """Return the digests of tags, as a record keeps them; in a namespace also those of tags there alone."""
+        if not packed:
+            return []
         tags = split_tags(packed)
         within = next((tag for tag in tags if tag.startswith(WITHIN)), None)
         digests = [self._tag_digest(tag) for tag in tags]
