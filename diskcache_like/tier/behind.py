@@ -207,13 +207,15 @@ class Behind(Here):
         entries = [pair for pair in page if pair[1].mode != MODE_NONE]
         late = [pair for pair in entries if (until := pair[1].metadata.remove_at) is not None and until <= now]
         entries = [pair for pair in entries if pair not in late]
-        tier.link.delete([(place.digest, b"") for place, _ in removals])
+        if removals:  # an empty request would ask nothing, and close the breaker
+            tier.link.delete([(place.digest, b"") for place, _ in removals])
         writes = []
         for place, record in entries:
             as_sent = record._replace(metadata=sent(record.metadata))
             content = self._store.travelling(place, as_sent)
             writes.append((place.digest, self._store.arguments(as_sent, content, record.metadata.version, b"")))
-        tier.link.write(writes)
+        if writes:
+            tier.link.write(writes)
         tier.state.count("sent_later", len(removals) + len(entries))
         tier.state.count("dropped", len(late))
         for place, record in page:

@@ -45,6 +45,18 @@ def test_a_write_is_here_at_once_and_there_later(machines: Machines, held: None)
     assert counted(here, "sent_later") == 1
 
 
+def test_sending_asks_the_server_for_nothing_else(machines: Machines, held: None) -> None:
+    here = machines.open("a", write="behind")
+    here["k"] = 1
+    before = counted(here, "requests")
+    here.remote.flush()
+    assert counted(here, "requests") == before + 1
+    assert here.delete("k")
+    before = counted(here, "requests")
+    here.remote.flush()
+    assert counted(here, "requests") == before + 1
+
+
 def test_a_thread_sends_what_waits(machines: Machines) -> None:
     here, there = machines.open("a", write="behind"), machines.open("b")
     here["k"] = 1
