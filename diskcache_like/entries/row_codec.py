@@ -26,7 +26,7 @@ from ..encoding.record import (
     pack_full,
     unpack,
 )
-from ..encoding.tags import is_kept, tag_or_tags, tags_column, with_hidden
+from ..encoding.tags import is_pinned, tag_or_tags, tags_column, with_hidden
 from ..errors import (
     CacheError,
     DecodeError,
@@ -191,8 +191,8 @@ class RowCodec:
         if metadata.version and not self.keeps_versions:
             metadata = without_version(metadata)
         v = self.repacked(location, record._replace(metadata=metadata))
-        releases = is_kept(record.metadata.tags) and not is_kept(metadata.tags)
-        return Touch(v, *Row.expiries(metadata), tags_column(metadata.tags, self.blind), releases)
+        unpins = is_pinned(record.metadata.tags) and not is_pinned(metadata.tags)
+        return Touch(v, *Row.expiries(metadata), tags_column(metadata.tags, self.blind), unpins)
 
     def is_oversize(self, row: bytes | Row) -> bool:
         """Tell whether the value alone would exceed the size limit of its shard."""

@@ -333,8 +333,8 @@ class Writer:
             header[_NEXT_EXPIRE] = min(header[_NEXT_EXPIRE], microseconds(change.expire))
         execute = self._connection.open().execute
         execute(sql.UPDATE_METADATA, (change.expire, change.fresh, change.tags, change.v, place))
-        if change.releases:
-            execute(sql.RANK_RELEASED, (*self._first_rank(place), place))
+        if change.unpins:
+            execute(sql.RANK_UNPINNED, (*self._first_rank(place), place))
         return change.v
 
     def _delete_place(self, _: int, __: int, arguments: tuple[int]) -> bytes | None:

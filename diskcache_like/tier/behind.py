@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from ..coherence.control_files import open_control_file
-from ..encoding.made_keys import KEPT
+from ..encoding.made_keys import PINNED
 from ..encoding.record import MODE_NONE, VERSION_SIZE, Metadata, Record
-from ..encoding.tags import index_name, is_kept, join_hidden, split_tags
+from ..encoding.tags import index_name, is_pinned, join_hidden, split_tags
 from ..errors import CacheError, DecodeError
 from ..storage.store import REMOVE, Change, Decide, Row, Store, Touch
 from ..system.signals import reraise_signal
@@ -42,17 +42,17 @@ FAR: Final = 1e11  # a moment that never comes, in seconds since 1970
 
 def is_unsent(record: Record) -> bool:
     """Tell whether a record has not been sent yet."""
-    return is_kept(record.metadata.tags)
+    return is_pinned(record.metadata.tags)
 
 
 def unsent(metadata: Metadata, version: bytes) -> Metadata:
     """Return the metadata of an entry that is to be sent with a version."""
-    return metadata._replace(tags=join_hidden({KEPT, *split_tags(metadata.tags)}), version=version)
+    return metadata._replace(tags=join_hidden({PINNED, *split_tags(metadata.tags)}), version=version)
 
 
 def sent(metadata: Metadata) -> Metadata:
     """Return the metadata of an entry when it has been sent."""
-    return metadata._replace(tags=join_hidden(set(split_tags(metadata.tags)) - {KEPT}))
+    return metadata._replace(tags=join_hidden(set(split_tags(metadata.tags)) - {PINNED}))
 
 
 class _MustAsk(Exception):
@@ -186,7 +186,7 @@ class Behind(Here):
 
     def waiting(self) -> Iterator[list[tuple[Place, Record]]]:
         """Yield what has not been sent, some at a time, each entry once, however often it is written meanwhile."""
-        places = self._local.reader.tagged(index_name(KEPT), ())
+        places = self._local.reader.tagged(index_name(PINNED), ())
         while page := list(itertools.islice(places, SLICE)):
             yield self._unsent_at(page)
 

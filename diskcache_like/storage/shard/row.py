@@ -42,7 +42,7 @@ class Touch(NamedTuple):
     expire: float | None
     fresh: float | None
     tags: str | None
-    releases: bool = False  # the entry was kept from eviction, and is no longer
+    unpins: bool = False  # the entry was pinned, so it was not evicted, and no longer is
 
 
 Change = bytes | Row | Touch | Remove | None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ...coherence.generations import NEVER
-from ...encoding.made_keys import KEPT
+from ...encoding.made_keys import PINNED
 from ...encoding.tags import index_name
 from .schema import each_name
 
@@ -121,11 +121,11 @@ DELETE_ALL = "DELETE FROM entry"
 UNTAG_ALL = "DELETE FROM tagged"
 TRASH_ALL = _walk("INSERT OR IGNORE INTO trash SELECT file, size, NULL FROM entry WHERE file IS NOT NULL")
 QUICK_CHECK = _walk("PRAGMA quick_check(1)")
-_KEPT = f"(tags IS NOT NULL AND instr(' ' || tags || ' ', ' {index_name(KEPT)} '))"
-SELECT_VICTIMS = _walk(f"""SELECT h, CAST(coalesce(rank, 2 * version) AS INTEGER), CAST(base AS INTEGER), {_KEPT}
+_PINNED = f"(tags IS NOT NULL AND instr(' ' || tags || ' ', ' {index_name(PINNED)} '))"
+SELECT_VICTIMS = _walk(f"""SELECT h, CAST(coalesce(rank, 2 * version) AS INTEGER), CAST(base AS INTEGER), {_PINNED}
     FROM entry ORDER BY coalesce(rank, 2 * version) LIMIT ?""")  # noqa: S608 - made of constants
-SELECT_EVICTABLE = _walk(f"SELECT h FROM entry WHERE NOT {_KEPT} ORDER BY coalesce(rank, 2 * version) LIMIT ?")  # noqa: S608 - made of constants
-RANK_RELEASED = f"UPDATE entry SET rank = ?, base = ? WHERE h = ? AND rank = {NEVER}"  # noqa: S608 - made of constants
+SELECT_EVICTABLE = _walk(f"SELECT h FROM entry WHERE NOT {_PINNED} ORDER BY coalesce(rank, 2 * version) LIMIT ?")  # noqa: S608 - made of constants
+RANK_UNPINNED = f"UPDATE entry SET rank = ?, base = ? WHERE h = ? AND rank = {NEVER}"  # noqa: S608 - made of constants
 UPDATE_RANK = "UPDATE entry SET rank = ?, base = ? WHERE h = ?"
 RESET_RANKS = "UPDATE entry SET rank = NULL, base = 0"
 RESET_RANKS_TO_ZERO = "UPDATE entry SET rank = 0, base = 0"

@@ -170,8 +170,8 @@ class Evictor:
     def victims(self, excess: int) -> list[int]:
         """Return the places of the entries of lowest rank whose removal should free about `excess` bytes.
 
-        An entry that is kept gets the highest rank, so that it is passed over once. A full disk has room for neither an
-        index nor new ranks: the stored ranks have to do.
+        A pinned entry gets the highest rank, so that it is passed over once. A full disk has room for neither an index
+        nor new ranks: the stored ranks have to do.
         """
         self._ensure_rank_index()
         count = self.remover.known_count()
@@ -192,20 +192,20 @@ class Evictor:
                 break
             if evictable or not ranked:
                 return evictable[:wanted]
-            size = BATCH if all(rank == NEVER for rank, _, _ in ranked) else wanted  # many may be kept
+            size = BATCH if all(rank == NEVER for rank, _, _ in ranked) else wanted  # many may be pinned
         return self.remover.select(sql.SELECT_EVICTABLE, (), wanted)
 
     def _second_look(self, rows: Sequence[tuple[int, int, int, int]]) -> tuple[list[tuple[int, int, int]], list[int]]:
         """Split candidates into those that need another rank, with it, and those to remove; leave out those that stay.
 
-        A rank is written anew if the entry was used since it was written, or is kept.
+        A rank is written anew if the entry was used since it was written, or is pinned.
         """
         session = self._session
         policy = session.policy
         ranked, evictable = [], []
-        for h, rank, base, kept in rows:
+        for h, rank, base, pinned in rows:
             mark = session.uses[(h & ~3) % session.slot_prime] & NEVER  # which is what SQLite takes
-            if kept:
+            if pinned:
                 if rank < NEVER:
                     ranked.append((NEVER, 0, h))
             elif policy.marks_recency and mark > rank:
