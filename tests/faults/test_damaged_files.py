@@ -28,9 +28,9 @@ QUICK: dict[str, Any] = {"durability": "process", "generation_slots": 1 << 10}
 MAKERS = pytest.mark.parametrize("make", [Cache, FanoutCache])
 
 
-def _link(path: Path, target: str) -> None:
-    path.rename(path.with_name("moved"))
-    path.symlink_to(target)
+def _link(path: Path, target: str | None = None) -> None:
+    moved = path.rename(path.with_name(f"moved-{path.name}"))
+    path.symlink_to(target or moved.name)
 
 
 def _directory(path: Path) -> None:
@@ -50,12 +50,12 @@ FILES: dict[str, Callable[[Path], object]] = {
     "cut": lambda path: path.write_bytes(path.read_bytes()[:-1]),
     "longer": lambda path: path.write_bytes(path.read_bytes() + b"!"),
     "flipped": lambda path: path.write_bytes(path.read_bytes()[:-1] + b"y"),
-    "link": lambda path: _link(path, "moved"),
+    "link": _link,
     "dangling link": lambda path: _link(path, "nowhere"),
     "second name": lambda path: path.with_name("second").hardlink_to(path),
     "directory": _directory,
     "FIFO": _fifo,
-    "linked directory": lambda path: _link(path.parent, "moved"),
+    "linked directory": lambda path: _link(path.parent),
 }
 
 

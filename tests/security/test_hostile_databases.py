@@ -104,14 +104,14 @@ def test_a_planted_shard(tmp_path: Path) -> None:
         FanoutCache(tmp_path / "cache")
 
 
-@pytest.mark.parametrize("version", [3, 99, 2**31 - 1])
+@pytest.mark.parametrize("version", [4, 99, 2**31 - 1])
 def test_a_database_of_a_newer_version(directory: Path, version: int) -> None:
     plant(directory, f"PRAGMA user_version = {version}")
     before = database_of(directory)
-    with pytest.raises(NewerFormat, match=rf"cache\.db.*format {version}.*reads only 2: upgrade"):
+    with pytest.raises(NewerFormat, match=rf"cache\.db.*format {version}.*reads only 3: upgrade"):
         Cache(directory)
     assert database_of(directory) == before
-    plant(directory, "PRAGMA user_version = 2")
+    plant(directory, "PRAGMA user_version = 3")
     with closing(Cache(directory)) as cache:
         assert cache["a"] == "text"
         assert cache.check() == []
@@ -120,7 +120,7 @@ def test_a_database_of_a_newer_version(directory: Path, version: int) -> None:
 def test_a_database_of_an_older_version(directory: Path) -> None:
     plant(directory, "PRAGMA user_version = 1")
     before = database_of(directory)
-    with pytest.raises(OlderFormat, match=r"cache\.db.*format 1.*reads only 2: delete the directory, or export"):
+    with pytest.raises(OlderFormat, match=r"cache\.db.*format 1.*reads only 3: delete the directory, or export"):
         Cache(directory)
     assert database_of(directory) == before
 
