@@ -281,9 +281,8 @@ def _pack_text(values: Any, dtype: Any, arrays: Arrays, inline: bool) -> list[An
 def _read_text(form: list[Any], arrays: Iterator[Any]) -> Any:
     _, storage, name, inline = form
     dtype = pd.StringDtype(storage, na_value=_NAMED[name])
-    if inline is not None:
-        return pd.array(inline, dtype=dtype)
-    array = next(arrays)
+    # Not by `pd.array`, in which another error takes the place of what a signal handler raises.
+    array = next(arrays) if inline is None else pa.array(inline, pa.large_string())
     if array.type != pa.large_string():
         raise DecodeError(f"a column of text is stored as {array.type}")
     return dtype.__from_arrow__(array)
