@@ -51,6 +51,7 @@ EFFORTS = {
     "fanout": Effort(Options(repeats=7, operations=8_000)),
     "encrypted": Effort(Options(repeats=15), alone=True),
     "large": Effort(Options(repeats=15)),
+    "buffered": Effort(Options(repeats=15)),
     "growth": Effort(Options(repeats=5, entries=1_000_000), alone=True),
     "limit": Effort(Options(repeats=8, writes=FULL_WRITES), alone=True),
     "awaited": Effort(awaited.OPTIONS, alone=True),

@@ -19,6 +19,7 @@ from typing import Any
 
 from benchmarks.awaited import awaited
 from benchmarks.budgets import MISSED, Outcome, judge
+from benchmarks.buffered import buffered
 from benchmarks.classic import classic, fanout
 from benchmarks.command import FAILED, GOOD, add_only, explained, positive, progress, refuse_lost, run_as_command
 from benchmarks.encrypted import encrypted
@@ -56,6 +57,7 @@ SECTIONS = {
     "limit": Section(limit, 20),
     "fanout": Section(fanout, 20, unasked=False),
     "large": Section(large, 10, unasked=False),
+    "buffered": Section(buffered, 20, unasked=False),
     "encrypted": Section(encrypted, 10, unasked=False),
     "awaited": Section(awaited, 90, unasked=False),
     "machines": Section(machines, 60, unasked=False),

@@ -312,7 +312,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
         if entry is not None and entry[0][entry[1]] == entry[2] and (entry[3] is None or entry[3] > self._hot_clock()):
             return entry[5] is not NEGATIVE_HIT
         location = self._rows.locate(key)
-        record = self._rows.verified(key, location, location[2].read(location[1]))
+        record = self._rows.verified(key, location, location[2].read(location[1], location[0]))
         return record is not None and self._rows.is_live(record)
 
     def get_entry(self, key: Any, default: Any = None, *, stale: bool = False) -> Any:
@@ -355,7 +355,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
     def _load_many(self, store: Store, wanted: list[tuple[Any, Location, int]], found: dict[Any, Any]) -> None:
         """Read keys of one shard with one call, and put those that have a live entry into `found`."""
         hot, load, slots = self._hot, self._loader.load, store.session.slots
-        blobs = store.read_many([location[1] for _, location, _ in wanted])
+        blobs = store.read_many([(location[1], location[0]) for _, location, _ in wanted])
         for key, location, stamp in wanted:
             h = location[1]
             one = load(key, location, False, (slots, stamp, blobs.get(h)))

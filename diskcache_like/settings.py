@@ -25,6 +25,7 @@ DEFAULT_SETTINGS: dict[str, Any] = {
     "cull_limit": 10,
     "durability": "system",
     "hot_size_limit": 64 * MIB,
+    "write_buffer": 0,
     "sqlite_auto_vacuum": 2,  # incremental; full makes deletes 2.7 times slower
     "sqlite_cache_size": 1 << 13,  # pages of 2 KiB
     "sqlite_journal_mode": "wal",
@@ -47,6 +48,7 @@ class Settings(TypedDict, total=False):
     cull_limit: float
     durability: str
     hot_size_limit: float
+    write_buffer: float
     sqlite_auto_vacuum: int
     sqlite_cache_size: float
     sqlite_journal_mode: str
@@ -108,6 +110,7 @@ _CHECKS: dict[str, Callable[[str, object], Any]] = {
     "cull_limit": _integer(0, 1 << 31),
     "durability": _choice(*DURABILITY),
     "hot_size_limit": _integer(0, 1 << 50),
+    "write_buffer": _integer(0, 1 << 30),
     "sqlite_auto_vacuum": _integer(0, 2),
     "sqlite_cache_size": _integer(-(1 << 31), 1 << 31),
     "sqlite_journal_mode": _choice("wal", "delete"),

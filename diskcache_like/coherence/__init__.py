@@ -3,8 +3,9 @@
 - `generations`: the generation file, by which processes tell each other that an entry may have changed
 - `write_lock`: one writer at a time, among threads and processes
 - `board`: the newest small records in shared memory
+- `ring`: small writes that the database does not have yet
 - `futex`: sleep until a word changes, and wake those who sleep
 - `atomics`: how 64-bit words are read and written on each CPU
-- `control_files`: open the files of the first three safely
+- `control_files`: open the files of the first four safely
 - `native`, `native_build`: load and build the optional C helper
 """

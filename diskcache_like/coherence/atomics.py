@@ -123,12 +123,13 @@ def choose_implementation(wanted: str | None = None) -> Implementation:
         if native.load() is None:
             raise _no_helper()
         return "native"
-    if _strongly_ordered():
+    if strongly_ordered():
         return "python"
     return "native" if choice == "auto" and native.load() is not None else "off"
 
 
-def _strongly_ordered() -> bool:
+def strongly_ordered() -> bool:
+    """Tell whether this CPU and interpreter read and write words in order, without the helper."""
     # A 32-bit interpreter on a 64-bit CPU moves a word in two halves; we know nothing about other interpreters.
     return (
         platform.machine().lower() in ("x86_64", "amd64")

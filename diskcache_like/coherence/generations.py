@@ -116,6 +116,10 @@ class Header:
     WAITERS: Final = 33
     FAIRNESS_CLAIM: Final = 34  # time until which newcomers queue, in microseconds of the monotonic clock
 
+    # Number of the write buffer in use (coherence/ring.py): 0 not known yet, 1 none. Write lock. Whoever uses the
+    # buffer compares it, so that nobody goes on with a file that others do not use any more.
+    BUFFER: Final = 13
+
     # Live entries that were removed for room, a count that only grows. Write lock.
     EVICTED: Final = 48
 
@@ -420,3 +424,11 @@ def _tick_beyond(counted: int, slots: memoryview[int]) -> int:
     if highest >= 2 * TICK_LIMIT:
         highest = max((slot for slot in slots if slot < 2 * TICK_LIMIT), default=0)
     return max(highest // 2, counted + 1 if 0 < counted < TICK_LIMIT else 0)
+
+
+def prime_below(number: int) -> int:
+    """Return the largest prime that is not above `number` (at least 2)."""
+    for candidate in range(number, 2, -1):
+        if all(candidate % divisor for divisor in range(2, int(candidate**0.5) + 1)):
+            return candidate
+    return 2

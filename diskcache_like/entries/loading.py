@@ -91,7 +91,8 @@ class Loader:
         if seen is None:
             slots = shard.slots
             stamp = slots[slot]
-            blob = store.read(h) if not shard.header[_SHARED] or stamp & 1 else _posted(store, h, slots, stamp)
+            is_posted = shard.board is not None and shard.header[_SHARED] and not stamp & 1
+            blob = _posted(store, h, stored, stamp) if is_posted else store.read(h, stored)
         else:
             slots, stamp, blob = seen
         payload = None
@@ -159,7 +160,7 @@ class Loader:
                 if slots[slot] == stamp and not stamp & 1:
                     break
                 stamp = slots[slot]
-                blob = store.read(h)
+                blob = store.read(h, stored)
                 continue
             except DecodeError as error:
                 self._rows.report_corrupt(error, key)
@@ -265,10 +266,10 @@ def hot_expiry(metadata: Metadata) -> float | None:
     return expire + cost * math.log(1.0 - random.random()) if cost and expire is not None else expire
 
 
-def _posted(store: Store, h: int, slots: Words, stamp: int) -> bytes | None:
+def _posted(store: Store, h: int, stored: bytes, stamp: int) -> bytes | None:
     """Return the record that the board shows for the slot's even generation, or else read the row."""
     shard = store.session
     posted = None if shard.board is None else shard.board.find(h, stamp)
-    if posted is None or slots[h % shard.slot_prime] != stamp:  # perhaps overwritten while it was copied
-        return store.read(h)
+    if posted is None or shard.slots[h % shard.slot_prime] != stamp:  # perhaps overwritten while it was copied
+        return store.read(h, stored)
     return None if posted == NO_ENTRY else posted

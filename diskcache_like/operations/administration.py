@@ -42,6 +42,15 @@ class Administration(Tagging, SettingsInForce):
         """Remove expired entries, then live ones by policy until the size limit holds; return how many went."""
         return self._remove_from_all(lambda store: store.cull(self._wait_for_all(retry)))
 
+    def flush(self, retry: bool = False) -> None:
+        """Carry everything that waits in the write buffer into the database; do nothing where there is none.
+
+        Afterwards a copy of the directory needs no `cache.buffer`, as long as nothing is written. Raises Timeout,
+        DiskFull.
+        """
+        for store in self._shards.stores:
+            store.flush(self._wait_for_all(retry))
+
     def check(self, fix: bool = False, retry: bool = False) -> list[Any]:
         """Compare database, value files and totals, and return a list of warnings; with `fix`, repair what is wrong.
 

@@ -35,7 +35,7 @@ WRITES = (
 # Called in a thread: they are about many entries, or could not begin anew, since they are several transactions.
 BULK = (
     *("delete_many", "update"),
-    *("clear", "evict", "expire", "cull", "check", "stats", "reset", "rotate", "train", "copy_to"),
+    *("clear", "evict", "expire", "cull", "flush", "check", "stats", "reset", "rotate", "train", "copy_to"),
     *("create_tag_index", "drop_tag_index", "insert", "remove", "reverse"),
 )
 # The same, but they never wait for the lock.

@@ -15,8 +15,8 @@ def records_of(cache: Computed, keys: Iterable[Any]) -> Iterator[tuple[Any, Reco
     rows = cache._rows
     for key in keys:
         own = cache._own(key)
-        _, h, store = location = rows.locate(own)
-        record = rows.verified(own, location, store.read(h))
+        stored, h, store = location = rows.locate(own)
+        record = rows.verified(own, location, store.read(h, stored))
         if record is not None and rows.is_live(record):
             yield key, record
 

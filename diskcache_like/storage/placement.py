@@ -9,6 +9,7 @@ from ..coherence.generations import Header
 from ..encoding.record import unpack
 from ..errors import DecodeError, SignatureError
 from .shard.invalidation import Invalidation
+from .shard.ownership import HOME
 from .shard.session import ShardSession
 from .sqlite import statements as sql
 
@@ -31,6 +32,11 @@ class Placement:
             with self._invalidation.around_many([h], autocommit):
                 self._sound(rows)
         return h, None
+
+    def find_own(self, h: int, stored: bytes) -> bytes | None:
+        """Return the record of a key."""
+        rows = self._connection.select(sql.SELECT_PROBES, (h,))
+        return next((v for _, key, v in rows if key == stored), None)
 
     def find_displaced(self, h: int, stored: bytes) -> int:
         """Return the place of a key that may live beside its hash; its hash if it has no row."""
@@ -80,6 +86,11 @@ class Placement:
         return [row for row in rows if row[0] not in wrong]
 
     def _delete(self, place: int) -> None:
+        txn = self._connection.txn
+        if txn is not None:  # where the write buffer is carried the slot is not odd yet
+            slot = (place & HOME) % self._session.slot_prime
+            self._session.generations.begin([slot], self._session.header[Header.TICK])
+            txn.touch(slot, place)
         self._invalidation.count(-self._connection.execute(sql.DELETE_H, (place,)).rowcount)
 
     def _belongs(self, key: bytes, v: bytes) -> bool:

@@ -11,6 +11,7 @@ from ..coherence.generations import Header
 from ..errors import CacheError
 from ..policies import policy_named
 from ..settings import DURABILITY, HANDLE_ONLY, OPTIONAL_SETTINGS, checked
+from .opening.opener import appends
 from .shard.invalidation import WRITE_COST
 from .shard.reader import Reader
 from .sqlite import statements as sql
@@ -76,6 +77,7 @@ class ShardSettings:
             session.policy = policy_named(value)
         elif name == "durability":
             session.settings["sqlite_synchronous"] = DURABILITY[value]
+        session.appends = session.ring is not None and appends(session.settings)
 
     def _settle(self, before: dict[str, Any], on_change: OnChange) -> None:
         """Apply what an ended transaction changed to the writing connection, and take back what was rolled back.

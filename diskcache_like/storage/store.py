@@ -61,6 +61,7 @@ class Store:
         self.maintenance = transactions.upkeep = Maintenance(self.evictor, self.data_keys)
         self.settings = ShardSettings(reader, self.maintenance)
         self.writer = writer = Writer(self.maintenance)
+        reader.flush = self._flush_for_reading
         bulk = BulkRemoval(self.maintenance)
         # What is called most, without a step in between.
         self.read, self.read_many, self.find, self.select = reader.read, reader.read_many, reader.find, reader.select
@@ -111,6 +112,8 @@ class Store:
         try:
             if session.config.on_write is not None:
                 session.config.on_write(self.transactions.count_uses)
+            with contextlib.suppress(DirectoryError, DiskFull, StorageError):
+                self.writer.buffer.flush()  # what is left stays in its file, where the next opening finds it
             # What a full disk or a damaged file leaves undone here is done, or met again, after the next opening;
             # where the directory was removed under the cache, nothing is left to do.
             with contextlib.suppress(DirectoryError, DiskFull, StorageError):
@@ -130,8 +133,25 @@ class Store:
         except (Timeout, TransactionError):
             opener.close_later(self.close_soon)
 
+    def flush(self, timeout: float | None) -> None:
+        """Carry what waits in the write buffer into the database; within a transaction nothing does."""
+        session = self.session
+        session.ready()
+        ring = session.ring
+        if ring is not None and ring.waiting() and not session.lock.locked_by_me():
+            may_block()
+            for attempt in self.attempts():
+                with attempt, self.locked(timeout):
+                    pass
+
+    def _flush_for_reading(self) -> None:
+        self.flush(self.session.config.timeout)
+
     def version(self, h: int, stored: bytes) -> int:
         """Return the version of the key's row, 0 for no row; the write lock is held."""
+        found = self.session.buffered(h, stored) if self.connection.txn is None else None
+        if found is not None:
+            return 0 if found.v is None else found.tick
         rows = self.connection.select(sql.SELECT_VERSIONED, (h, stored))
         return int(rows[0][1]) if rows else 0
 
@@ -162,6 +182,7 @@ class Store:
     def count(self) -> int:
         """Return the number of entries, the expired ones that were not removed yet among them."""
         header = self.session.present_header()
+        self._flush_for_reading()
         txn = self.connection.callers_transaction()
         if txn is not None:
             return header[_COUNT] + txn.added if header[_COUNT] != UNCOUNTED else int(self.select(sql.COUNT)[0][0])

@@ -23,6 +23,7 @@ from .sqlite import statements as sql
 from .sqlite.connection import PAGE_SIZE, corrupt
 from .upkeep.checkpoints import CHECKPOINT_BYTES  # the mark is never further ahead, unless a count was damaged
 from .upkeep.maintenance import Maintenance
+from .write_buffer import WriteBuffer
 
 _TICK, _NEXT_EXPIRE, _FILES = Header.TICK, Header.NEXT_EXPIRE, Header.FILES  # for the hot paths
 _DISPLACED, _SHARED, _WRITTEN, _VOLUME_DUE = Header.DISPLACED, Header.SHARED, Header.WRITTEN, Header.VOLUME_DUE
@@ -49,6 +50,7 @@ class Writer:
         self._around, self._count = invalidation.around, invalidation.count
         self._placement = Placement(session, invalidation)
         self._data_keys = maintenance.data_keys
+        self.buffer = maintenance.buffer = WriteBuffer(maintenance, self._placement, self._write_row)
 
     def upsert(self, h: int, stored: bytes, row: Row | bytes, timeout: float | None, known: bool = False) -> int:
         """Store a row, or a record alone (bytes) for a row without further columns, in one autocommitted statement.
@@ -105,6 +107,10 @@ class Writer:
         """Do what `upsert` does, under the lock; `again`: most likely the value alone changes, and soon once more."""
         h, stored, row, known, again = arguments
         session = self._session
+        if autocommit and session.ring is not None:
+            if self.buffer.takes(stored, row):
+                return self._append(h, stored, row)
+            self.buffer.flush()
         header = session.header
         plain = type(row) is bytes
         size = len(row) if plain else self._announce(row)  # type: ignore[arg-type]
@@ -115,6 +121,11 @@ class Writer:
             return self._around(h, autocommit, self._store_record, (stored, row, known, again))
         step = self._store_row if session.disk.sealer is None else self._store_sealed
         return self._around(h, autocommit, step, (stored, Row(row) if plain else row, known, again))  # type: ignore[arg-type]
+
+    def _append(self, h: int, stored: bytes, row: Row | bytes) -> int:
+        if self._session.disk.sealer is not None:
+            row = self._data_keys.present_row(stored, Row(row) if type(row) is bytes else row)  # type: ignore[arg-type]
+        return self.buffer.write(h, stored, row)
 
     def _store_record(self, h: int, tick: int, arguments: tuple[bytes, bytes, bool, bool]) -> bytes | None:
         """Write a row that has nothing but a record; return what the board is to show."""
@@ -161,10 +172,13 @@ class Writer:
         finally:
             self._maintenance.unlink_unused([unneeded] if unneeded is not None else [])
 
-    def _write_row(self, place: int, stored: bytes, row: Row, tick: int, placed: bool = False) -> None:
+    def _write_row(
+        self, place: int, stored: bytes, row: Row, tick: int, seq: int | None = None, placed: bool = False
+    ) -> None:
         """Write all columns of a row at a place.
 
-        `placed`: the place was looked for already; if it is taken all the same, rows are not where they belong.
+        `seq`: the write that made the entry, if it is new and that was not this one. `placed`: the place was looked for
+        already; if it is taken all the same, rows are not where they belong.
         """
         session, connection = self._session, self._connection
         self._maintenance.trash.expect()
@@ -174,12 +188,12 @@ class Writer:
         exists = same and execute(sql.SELECT_V, (place,)).fetchone() is not None
         rank, base = self._first_rank(place)
         v, *columns = row
-        parameters = (place, _blob(stored), tick, rank, base, *columns, _blob(v))
+        parameters = (place, _blob(stored), tick, rank, base, *columns, _blob(v), tick if seq is None else seq)
         done = execute(sql.UPSERT, parameters)
         if not done.rowcount:
             if placed:
                 raise corrupt(f"{session.path!r}: a row is found at a place that is free", session.path)
-            self._write_row(self._placement.place(place & HOME, stored), stored, row, tick, placed=True)
+            self._write_row(self._placement.place(place & HOME, stored), stored, row, tick, seq, placed=True)
         elif not exists if same else done.lastrowid != inserted:
             connection.inserted = place
             self._count(1)
@@ -274,9 +288,29 @@ class Writer:
     def _remove(self, autocommit: bool, arguments: tuple[int, bytes]) -> int:
         """Do what `remove` does, under the lock."""
         h, stored = arguments
+        if autocommit and self._session.ring is not None:
+            if self.buffer.takes(stored, None):
+                return self._remove_buffered(h, stored)
+            self.buffer.flush()
         place = self._placement.find_displaced(h, stored) if self._session.header[_DISPLACED] else h
         self._maintenance.before_write(WRITE_COST, 0)
         return self._around(h, autocommit, self._delete, (stored, place))
+
+    def _remove_buffered(self, h: int, stored: bytes) -> int:
+        """Do what `_remove` does where there is a write buffer."""
+        session = self._session
+        found = session.buffered(h, stored)
+        if found is not None:
+            if found.v is None:
+                return 0
+            until = found.expire if found.fresh is None else found.fresh
+        else:
+            rows = self._connection.select(sql.SELECT_UNTIL, (h, stored))
+            if not rows:
+                return 0
+            until = rows[0][0]
+        generation = self.buffer.write(h, stored, None)  # what has expired goes, too, but counts as missing
+        return generation if until is None or until > session.config.clock() else 0
 
     def _delete(self, h: int, _: int, arguments: tuple[bytes, int]) -> bytes | Literal[False] | None:
         """Delete a live entry; return what the board is to show, False if there was none."""
@@ -296,6 +330,8 @@ class Writer:
         h, stored, decide = arguments
         session = self._session
         place, v = h, None
+        if autocommit and session.ring is not None:
+            return self._compute_buffered(h, stored, decide)
         if session.board is not None and not session.header[_DISPLACED]:
             # Under the lock, what the board shows for the slot's generation is what stands in the row. The checksum
             # tells whether it is this key's; a record that is authenticated by other means is read from the row.
@@ -315,6 +351,23 @@ class Writer:
             step = partial(self._change, autocommit, h, place, change)
             return self._maintenance.recovery.run(step, removes=True)
         return self._change(autocommit, h, place, change)  # type: ignore[arg-type]
+
+    def _compute_buffered(self, h: int, stored: bytes, decide: Decide) -> int:
+        """Do what `compute` does where there is a write buffer."""
+        found = self._session.buffered(h, stored)
+        v = found.v if found is not None else self._placement.find_own(h, stored)
+        change = decide(v)
+        if change is None:
+            return 1
+        if type(change) is bytes or type(change) is Row:
+            return self._upsert(True, (h, stored, change, v is not None, v is not None))
+        if type(change) is Remove and v is not None and self.buffer.takes(stored, None):
+            return self.buffer.write(h, stored, None)
+        self.buffer.flush()
+        place, _ = self._placement.find(h, stored, True)
+        if type(change) is Remove:
+            return self._maintenance.recovery.run(partial(self._change, True, h, place, change), removes=True)
+        return self._change(True, h, place, change)  # type: ignore[arg-type]
 
     def _change(self, autocommit: bool, h: int, place: int, change: Touch | Remove) -> int:
         """Give the entry at `place` another expiry, or remove it."""

@@ -224,9 +224,9 @@ class TieredStore:
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
-    def read(self, place: Place) -> Record | None:
+    def read(self, place: Place, stored: bytes = b"") -> Record | None:
         """Return the record of a place: that of the copy here if it counts, else as the server says."""
-        return self.read_many([place]).get(place)
+        return self.read_many([(place, stored)]).get(place)
 
     def find(self, place: Place, _: bytes) -> Record | None:
         """Do what `read` does."""
@@ -241,11 +241,11 @@ class TieredStore:
         """Return the version that the running `compute` has read, 0 for no entry."""
         return int(getattr(self._deciding, "version", 0))
 
-    def read_many(self, places: Sequence[Place]) -> dict[Place, Record]:
+    def read_many(self, keys: Sequence[tuple[Place, bytes]]) -> dict[Place, Record]:
         """Return the records of those places that have an entry; the server is asked once for all that do not count."""
         found: dict[Place, Record] = {}
         asked: list[tuple[Place, Record | None, int, int]] = []
-        for place in places:
+        for place, _ in keys:
             word, tags = self._state.words[place.index], self._state.header[Word.TAGS]
             record = self._copy(place)
             counts = self.counts(place, record)

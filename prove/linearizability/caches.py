@@ -197,7 +197,7 @@ class Linearizability:
         self, trial: Trial, workers: Sequence[Worker], where: Where, moments: Iterator[int], source: random.Random
     ) -> None:
         """Have a batch of histories played, and judge each."""
-        place = source.choice(("slots", "slots", "slots", "few", "few", "files"))
+        place = source.choice(("slots", "slots", "slots", "few", "few", "files", *["buffered"] * 3))
         implementations = ("python", "native") if native.load() else ("python",)
         handles = [
             Handle(place, source.choice(implementations), source.random() < 0.8, source.random() < 0.4) for _ in workers
@@ -319,6 +319,12 @@ def trust_hits(cache: Cache) -> None:
     hot.put = lambda key, entry: put(key, (Always(), *entry[1:]))  # type: ignore[method-assign, arg-type]
 
 
+def keep_walks(cache: Cache) -> None:
+    """Let readers find in the write buffer what was there before a commit of another kind."""
+    for store in cache._shards.stores:
+        store.invalidation.end_walks = lambda: None  # type: ignore[method-assign]
+
+
 def count_in_two_steps(cache: Cache) -> None:
     """Have `incr` read first and write later."""
 
@@ -397,6 +403,9 @@ PROOFS: dict[str, Proof] = {
         Linearizability(EVERYDAY, batch=1, length=LONG),
         share=1.5,
         bulk=17.0,
+    ),
+    "linearizability-kept-walks": _control(
+        keep_walks, 1, "records in the write buffer are found after a commit of another kind"
     ),
     "linearizability-late-generation": _control(bump_late, 1, "generations change only after the commit"),
     "linearizability-unchecked-hit": _control(trust_hits, 1, "hits do not check their generation"),

@@ -193,7 +193,7 @@ def answer_of(cache: Cache, call: Call) -> Any:
 class Handle(NamedTuple):
     """Which handle a process uses."""
 
-    place: str  # directory: "slots", "few" or "files"
+    place: str  # directory, one of `PLACES`
     implementation: str
     hot: bool
     slow: bool = False  # lingers at generations
@@ -202,6 +202,7 @@ class Handle(NamedTuple):
 PLACES: dict[str, dict[str, Any]] = {
     "slots": {"generation_slots": 1 << 10},
     "few": {"generation_slots": 16},  # keys share slots
+    "buffered": {"generation_slots": 16, "write_buffer": 1 << 14},
     "files": {"generation_slots": 1 << 10, "disk_min_file_size": 0},  # each value in a file
 }
 

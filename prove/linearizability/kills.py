@@ -215,7 +215,7 @@ class LinearizabilityWithKills:
 
 def drawn_cast(source: random.Random, slow: bool) -> Cast:
     """Draw who takes part; each process has the same kind of handle in every case, so that it need not open many."""
-    place = source.choice(("slots", "slots", "slots", "few", "few", "files"))
+    place = source.choice(("slots", "slots", "slots", "few", "few", "files", *["buffered"] * 3))
     processes = source.sample(range(PROCESSES[1]), source.randint(*PROCESSES))
     handles = {process: handle_of(process, place, slow) for process in processes}
     threads = [source.choice((1, 1, 1, THREADS)) for _ in processes]

@@ -50,6 +50,7 @@ KINDS: dict[str, Callable[..., Cache]] = {
     "two": partial(FanoutCache, shards=2),
     "sealed": partial(Cache, encrypt=True),
     "sealed two": partial(FanoutCache, shards=2, encrypt=True),
+    "buffered": partial(Cache, write_buffer=1 << 14),
     "journal": partial(Cache, sqlite_journal_mode="delete"),
 }
 SETTINGS: dict[str, Any] = {"generation_slots": 16, "disk_min_file_size": IN_FILES, "timeout": 20}
@@ -146,8 +147,11 @@ class Work:
             self.expected = self.still_there()
         self.marks.append(Mark(self.end(), dict(self.expected), name, began=self.began, unevicted=unevicted, **what))
         for store in self.cache._shards.stores:
-            path = Path(store.directory, "cache.gen")
-            self.maps.setdefault(str(path.relative_to(self.place.parent)), []).append((self.end(), path.read_bytes()))
+            for name in ("cache.gen", "cache.buffer"):
+                path = Path(store.directory, name)
+                if path.exists():
+                    seen = self.maps.setdefault(str(path.relative_to(self.place.parent)), [])
+                    seen.append((self.end(), path.read_bytes()))
 
     def still_there(self) -> State:
         """Return of what is expected that of which the cache says that it has it, and the queue."""
@@ -346,7 +350,7 @@ def shard_of(cache: Cache, key: Any) -> int:
 
 def drawn_kind(random: Random) -> str:
     """Draw which cache is recorded."""
-    return random.choices([*KINDS], (5, 2, 2, 1, 3))[0]
+    return random.choices([*KINDS], (5, 2, 2, 1, 3, 3))[0]
 
 
 def record(random: Random, space: Path, durability: str, simple: bool = False, joint: bool = False) -> Recording:
@@ -423,7 +427,7 @@ def do_work(work: Work, preferred: Mapping[str, int]) -> None:
 
 def is_mapped(path: str) -> bool:
     """Tell whether a file is written through shared memory."""
-    return path.endswith((".gen", ".board", "-shm"))
+    return path.endswith((".gen", ".board", ".buffer", "-shm"))
 
 
 def verify(root: Path, disk: Disk, events: Sequence[Event]) -> None:

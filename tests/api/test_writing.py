@@ -170,6 +170,7 @@ def test_incr_keeps_expiry_and_tag_and_starts_anew_after_expiry(cache: Cache, cl
 
 def test_a_clock_that_raises_leaves_the_lock_free(cache: Cache, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     cache.set("expiring", 1, expire=10)
+    cache.flush()
     for store in cache._shards.stores:
         monkeypatch.setattr(store.session.config, "clock", lambda: 1 // 0)
     with pytest.raises(ZeroDivisionError):

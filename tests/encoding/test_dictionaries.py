@@ -39,8 +39,8 @@ def volume(cache: Cache, values: list[Any]) -> int:
 
 def used(cache: Cache, key: object) -> int:
     """Return the version of the dictionary that an entry was made with."""
-    _, h, store = location = cache._rows.locate(key)
-    record = cache._rows.verified(key, location, store.read(h))
+    stored, h, store = location = cache._rows.locate(key)
+    record = cache._rows.verified(key, location, store.read(h, stored))
     assert record is not None
     return store.disk.dictionary_of(record)
 

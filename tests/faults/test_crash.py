@@ -69,6 +69,11 @@ def test_a_writer_may_die_at_any_step(nurse_: Worker, tmp_path: Path, name: str)
     assert survive(nurse_, tmp_path / "cache", "one", name, write) >= 5
 
 
+@pytest.mark.parametrize("name", DEED_WRITES)
+def test_a_writer_with_a_write_buffer_may_die_at_any_step(nurse_: Worker, tmp_path: Path, name: str) -> None:
+    assert survive(nurse_, tmp_path / "cache", "buffered", name, DEED_WRITES[name]) >= 5
+
+
 @pytest.mark.parametrize("name", ["set to a file", "transact", "delete_many"])
 def test_a_writer_of_several_shards_may_die_at_any_step(nurse_: Worker, tmp_path: Path, name: str) -> None:
     assert survive(nurse_, tmp_path / "cache", "fanout", name, WRITES[name]) >= 5
@@ -77,6 +82,11 @@ def test_a_writer_of_several_shards_may_die_at_any_step(nurse_: Worker, tmp_path
 @pytest.mark.parametrize("name", UPKEEP)
 def test_upkeep_may_be_cut_short_at_any_step(nurse_: Worker, tmp_path: Path, name: str) -> None:
     assert survive(nurse_, tmp_path / "cache", "one", name, UPKEEP[name]) >= 4
+
+
+@pytest.mark.parametrize("name", [name for name in UPKEEP if name not in ("checkpoint", "sweep")])
+def test_upkeep_with_a_write_buffer_may_be_cut_short_at_any_step(nurse_: Worker, tmp_path: Path, name: str) -> None:
+    assert survive(nurse_, tmp_path / "cache", "buffered", name, UPKEEP[name]) >= 4
 
 
 def test_making_room_may_be_cut_short_at_any_step(nurse_: Worker, tmp_path: Path) -> None:
@@ -91,7 +101,15 @@ def test_making_room_may_be_cut_short_at_any_step(nurse_: Worker, tmp_path: Path
 
 @pytest.mark.parametrize(
     ("kind", "name"),
-    [("one", "open"), ("one", "open again"), ("one", "quarantine"), ("fanout", "open"), ("fanout", "open again")],
+    [
+        ("one", "open"),
+        ("one", "open again"),
+        ("one", "quarantine"),
+        ("fanout", "open"),
+        ("fanout", "open again"),
+        ("buffered", "open"),
+        ("buffered", "open again"),
+    ],
 )
 def test_opening_may_be_cut_short_at_any_step(nurse_: Worker, tmp_path: Path, kind: str, name: str) -> None:
     deaths = 0

@@ -160,8 +160,8 @@ def test_what_is_no_data_is_pickled_if_the_policy_allows(tmp_path: Path) -> None
 
 
 def stored_mode(cache: Cache, key: Any) -> int:
-    _, h, store = location = cache._rows.locate(key)
-    record = cache._rows.verified(key, location, store.read(h))
+    stored, h, store = location = cache._rows.locate(key)
+    record = cache._rows.verified(key, location, store.read(h, stored))
     assert record is not None
     return record.mode
 

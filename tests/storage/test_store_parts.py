@@ -34,6 +34,7 @@ class Shard:
         self.slot_prime = SLOTS
         self.settings = {"size_limit": limit}
         self.board: Any = None
+        self.ring: Any = None
         self.asked: list[object] = []
         self.limit = limit
         self.connection = SimpleNamespace(txn=None, note_inserted=lambda: self.asked.append("inserted"))

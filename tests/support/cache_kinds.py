@@ -67,6 +67,7 @@ KINDS = (
     Kind("cold", partial(Cache, hot_size_limit=0, **QUICK)),
     Kind("native", partial(Cache, coherence="native", **QUICK), marks=(NEEDS_HELPER,)),
     Kind("few-slots", partial(Cache, durability="process", generation_slots=16)),
+    Kind("buffered", partial(Cache, write_buffer=1 << 14, generation_slots=1 << 10)),
     Kind("files", partial(Cache, disk_min_file_size=0, **QUICK)),
     Kind("signed", partial(Cache, secret=SECRET, **QUICK)),
     Kind("sealed", partial(Cache, secret=SECRET, encrypt=True, **QUICK), marks=(NEEDS_CIPHER,)),

@@ -11,9 +11,10 @@ import sqlite3
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from diskcache_like.coherence import atomics, board, generations
+from diskcache_like.coherence import atomics, board, generations, ring
 from diskcache_like.coherence.write_lock import WriteLock
 from diskcache_like.disk import file_io
+from diskcache_like.storage.opening import opener
 
 
 class Death:
@@ -112,6 +113,20 @@ class MortalWords:
         return len(self.real)
 
 
+class MortalRing(ring.Ring):
+    """A ring each of whose words is a step."""
+
+    __slots__ = ()
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.words = MortalWords(self.words, "ring")  # type: ignore[assignment]
+        self._table = MortalWords(self._table, "table")  # type: ignore[assignment]
+
+    def _clear_table(self) -> None:
+        self._table.real[:] = memoryview(bytes(8 * len(self._table))).cast("Q")  # type: ignore[attr-defined]
+
+
 def _real(target: Any) -> Any:
     return getattr(target, "real", target)
 
@@ -142,6 +157,7 @@ def make_mortal(at: int, announce: Callable[[], object]) -> Death:
         (atomics, "raw", lambda target: raw(_real(target))),
         (atomics, "fill", mortal_fill),
         (file_io, "_write_all", half_and_half),
+        (opener, "Ring", MortalRing),
     ]
     for owner, name in (
         (file_io, "create"),

@@ -17,6 +17,7 @@ FLAVOURS: dict[str, dict[str, Any]] = {
     "sealed": {"secret": SECRET, "encrypt": True},
     "sealed fanout": {"shards": 2, "secret": SECRET, "encrypt": True},
     "packed": {"compressor": "zlib"},
+    "buffered": {"write_buffer": 1 << 14},
 }
 
 

@@ -22,6 +22,7 @@ from ..sqlite import statements as sql
 from ..sqlite.connection import corrupt
 
 DATABASE, GENERATIONS, BOARD, LOCK = "cache.db", "cache.gen", "cache.board", "cache.lock"
+BUFFER = "cache.buffer"
 _NUMBERED = re.compile(r"cache\.([0-9]{1,9})\.db")
 
 # What a database says about itself beside the settings: name -> accepted type.
@@ -44,10 +45,11 @@ FINGERPRINTS = 1 << 61
 MODULUS_RANGE = (1 << 20, 1 << 61)
 _RANGES = {"modulus": MODULUS_RANGE, "shards": (1, MAX_SHARDS), "displaced": (0, 1), "sealed": (0, 1 << 62)}
 _OPTIONAL = frozenset({"shards", "displaced", "sealed"})
-_BESIDE = ("dictionary.", "joint.")  # what begins so lies beside the settings
+_BESIDE = ("dictionary.", "joint.", "buffer.")  # what begins so lies beside the settings
 # What `Header.CROSS_SHARD` says of a shard: its part of a cross-shard transaction may be missing, or its last commit be
 # seen late; or its header is new, so that only its database can tell.
 COMMITTING, UNKNOWN_STATE = 1, 2
+BUFFER_MARK = "buffer.mark"  # up to where the database has what was written into the buffer
 LAST_TRANSACTION = "joint.mark"  # names the last cross-shard transaction that the shard has its part of
 TRANSACTION_SIZE = 16
 MAX_EPOCH = 999_999_999  # databases are numbered with up to nine digits

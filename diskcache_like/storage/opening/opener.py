@@ -7,6 +7,7 @@ second look, so that of several processes that come at once one does the work.
 from __future__ import annotations
 
 import os
+import secrets
 import sqlite3
 import threading
 import time
@@ -15,11 +16,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-from ...coherence.atomics import Implementation
+from ...coherence.atomics import Implementation, Words, strongly_ordered
 from ...coherence.board import Board
 from ...coherence.generations import UNCOUNTED, GenerationFile, Header
+from ...coherence.ring import LEAST_CAPACITY, Mark, Ring
 from ...coherence.write_lock import WriteLock
-from ...errors import CorruptDatabase
+from ...errors import CorruptDatabase, SettingError
 from ...settings import DEFAULT_SETTINGS
 from ...system import paths
 from ...system.boot import boot_id
@@ -29,6 +31,7 @@ from ..sqlite import statements as sql
 from ..sqlite.connection import (
     FAILURES,
     FOREIGN_LOOKS,
+    FULL,
     bound,
     closed_on_error,
     connect,
@@ -39,6 +42,8 @@ from ..sqlite.connection import (
 )
 from .identity import (
     BOARD,
+    BUFFER,
+    BUFFER_MARK,
     DATABASE,
     GENERATIONS,
     MAX_EPOCH,
@@ -55,6 +60,7 @@ from .identity import (
 )
 from .replacement import replace_unreadable
 
+NO_RING = 1  # as the number of a write buffer: there is none
 MAX_COUNTED = 1 << 62
 FARTHEST = 1 << 53  # microseconds from 1970 to 2255: no clock was that far ahead, so an entry from then is damaged
 _COUNTED = (
@@ -197,6 +203,64 @@ def open_board(directory: str, config: Config, locked: bool = False) -> Board | 
     return Board.open(os.path.join(directory, BOARD), config.shared, locked)
 
 
+def open_ring(directory: str, config: Config, lock: WriteLock, opened: Opened) -> Ring | None:
+    """Return the ring of the shard's write buffer; None where there is none.
+
+    A handle that does not append to it, by its settings, reads what others have appended. The words of a ring are
+    believed if they were made on this boot, in this file, for this database; else what it has is taken over as far as
+    the database's mark proves it. Raises SettingError where the CPU does not order what reading it needs.
+    """
+    generations, settings = opened.generations, opened.settings
+    header = generations.header
+    path = os.path.join(directory, BUFFER)
+    if header[Header.BUFFER] == NO_RING or not (appends(settings) or header[Header.BUFFER] or paths.mode_of(path)):
+        return None
+    slots, capacity = len(generations.slots), settings["write_buffer"] or LEAST_CAPACITY
+    ring = Ring.open(path, slots, capacity, config.shared) if paths.mode_of(path) else None
+    if ring is not None and ring.belongs_to(header[Header.BUFFER], opened.epoch) and strongly_ordered():
+        return ring
+    if ring is not None:
+        ring.close()
+    lock.acquire(config.timeout)
+    try:
+        ring = Ring.open(path, slots, capacity, config.shared)
+        if ring is None:
+            header[Header.BUFFER] = NO_RING
+        elif not ring.belongs_to(header[Header.BUFFER], opened.epoch):
+            rows = opened.connection.execute(sql.SELECT_SETTING, (BUFFER_MARK,)).fetchall()
+            mark = Mark.of(rows[0][0]) if rows else None
+            header[Header.BUFFER] = 0
+            header[Header.BUFFER] = ring.begin(mark, opened.epoch, 2 + secrets.randbits(62))
+        return _if_readable(ring, header, directory)
+    finally:
+        lock.release()
+
+
+def appends(settings: dict[str, Any]) -> bool:
+    """Tell whether writes go into the write buffer with these settings."""
+    return bool(
+        settings["write_buffer"]
+        and settings["sqlite_synchronous"] < FULL
+        and settings["sqlite_journal_mode"] == "wal"
+        and strongly_ordered()
+    )
+
+
+def _if_readable(ring: Ring | None, header: Words, directory: str) -> Ring | None:
+    """Return the ring if this CPU and interpreter can read it; else do without one if nothing waits there."""
+    if ring is None or strongly_ordered():
+        return ring
+    waits = ring.waiting()
+    ring.close()
+    if waits:
+        raise SettingError(
+            f"{directory!r} has a write buffer with writes that this machine or interpreter cannot read; call flush()"
+            " where they were written, or open it there with write_buffer=0"
+        )
+    header[Header.BUFFER] = NO_RING
+    return None
+
+
 def _read_verified(connection: sqlite3.Connection, path: str) -> tuple[dict[str, Any], dict[str, Any]]:
     with closed_on_error(connection), corrupt_if_damaged(connection, path):
         schema.verify(connection, path)
@@ -301,11 +365,3 @@ def _renew(generations: GenerationFile, epoch: int, displaced: int, has_siblings
     generations.settle_all(tick)
     header[Header.SETTLED] = tick  # after that: where it is missing, the next holder settles what was left odd
     header[Header.BOOT] = boot_id()
-
-
-def prime_below(number: int) -> int:
-    """Return the largest prime that is not above `number` (at least 2)."""
-    for candidate in range(number, 2, -1):
-        if all(candidate % divisor for divisor in range(2, int(candidate**0.5) + 1)):
-            return candidate
-    return 2

@@ -47,6 +47,8 @@ class Invalidation:
         header[_TICK] = tick
         slots, slot = session.slots, h % session.slot_prime
         slots[slot] = 2 * tick + 1  # odd before the commit: no reader keeps what it reads from here on
+        if session.ring is not None:
+            self.end_walks()  # before the commit, too
         try:
             posted = step(h, tick, arguments)
             if posted is False:
@@ -81,6 +83,8 @@ class Invalidation:
             generations.begin_all(tick)
         else:
             generations.begin(slots, tick)
+        if session.ring is not None:
+            self.end_walks()  # as in `around`
         try:
             yield
         except BaseException as error:  # as in `around`
@@ -99,6 +103,11 @@ class Invalidation:
                 generations.settle_all(tick)
             else:
                 generations.settle(slots, tick)
+
+    def end_walks(self) -> None:
+        """Let no reader take what is in the write buffer's ring for newer than the commit to come; all is carried."""
+        if self._session.ring is not None:
+            self._session.ring.end_walks()
 
     def note_written(self, size: int) -> None:
         """Add to the bytes written into the WAL; at the highest number, the next write finds everything due."""

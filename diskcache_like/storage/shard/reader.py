@@ -11,6 +11,7 @@ from operator import itemgetter
 from typing import Any
 
 from ...coherence.generations import NEVER, Header
+from ...coherence.ring import Written
 from ...encoding import file_names
 from ...errors import CorruptDatabase, DirectoryError, KeyringError
 from ...system.forks import token_word
@@ -21,7 +22,13 @@ from .session import ShardSession
 
 PAGE_OF_ENTRIES = 512
 QUEUE_BOUND = 1 << 62  # of the numbers of a queue; what is beyond, or no number, was planted and is passed over
-_EPOCH, _TICK = Header.EPOCH, Header.TICK  # for the hot path
+_EPOCH, _TICK, _BUFFER = Header.EPOCH, Header.TICK, Header.BUFFER  # for the hot path
+# Statements about single keys, which are looked for in the write buffer before.
+_OF_ONE = frozenset({sql.SELECT_V, sql.SELECT_MANY, sql.SELECT_PROBES, sql.SELECT_VERSIONED, sql.SELECT_SETTING})
+
+
+def _nothing() -> None:
+    return
 
 
 class Reader:
@@ -30,9 +37,10 @@ class Reader:
     def __init__(self, session: ShardSession) -> None:
         self._session = session
         self._connection = session.connection
+        self.flush: Callable[[], None] = _nothing  # carries what waits in the write buffer; set by the store
 
-    def read(self, h: int) -> bytes | None:
-        """Return the record at `h`; the caller verifies that it belongs to its key and calls `find` if not."""
+    def read(self, h: int, stored: bytes) -> bytes | None:
+        """Return the record of a key, or at `h`: the caller verifies that it is its own and calls `find` if not."""
         session = self._session
         if token_word[0] != session.token:
             session.ready()
@@ -42,6 +50,9 @@ class Reader:
         if txn is not None and txn.reads_here():
             rows = self._connection.select(sql.SELECT_V, (h,))
             return rows[0][0] if rows else None
+        found = None if session.ring is None else self._waiting(h, stored)
+        if found is not None:
+            return found.v
         pool = session.pool
         try:
             cursor = pool.free.pop()
@@ -62,6 +73,14 @@ class Reader:
         if pool.watched:
             pool.settle()
         return None if row is None else row[0]
+
+    def _waiting(self, h: int, stored: bytes) -> Written | None:
+        """Return what the write buffer in use has of a key."""
+        session = self._session
+        if session.header[_BUFFER] != session.buffer:
+            session.follow(always=True)
+        ring = session.ring
+        return session.buffered(h, stored) if ring is not None and ring.has(h) else None
 
     def _read_again(self, h: int, error: Failure, path: str) -> bytes | None:
         """Do what `read` does once more if the corrupt database is replaced, or can be read after all.
@@ -90,6 +109,8 @@ class Reader:
     def _select(self, statement: str, parameters: Sequence[object]) -> list[Any]:
         session = self._session
         session.ready()
+        if session.ring is not None and statement not in _OF_ONE:
+            self.flush()
         if session.header[_EPOCH] != session.epoch:
             session.follow()  # once: a signal handler that interrupts the closing of the shard can still read
         if self._connection.callers_transaction() is not None:
@@ -134,6 +155,9 @@ class Reader:
 
     def find(self, h: int, stored: bytes) -> bytes | None:
         """Return the record of the key, looking at every place that a hash collision may have sent it to."""
+        found = self._buffered(h, stored)
+        if found is not None:
+            return found.v
         for _, key, v in self.select(sql.SELECT_PROBES, (h,)):
             if key == stored:
                 return v  # type: ignore[no-any-return]  # whoever unpacks it refuses what is no BLOB
@@ -141,16 +165,28 @@ class Reader:
 
     def find_versioned(self, h: int, stored: bytes) -> tuple[bytes | None, int]:
         """Return the record of the key and the version of its row; None and 0 for no row."""
+        found = self._buffered(h, stored)
+        if found is not None:
+            return found.v, 0 if found.v is None else found.tick
         for v, version in self.select(sql.SELECT_VERSIONED, (h, stored)):
             return v, version if type(version) is int else 0
         return None, 0
 
-    def read_many(self, hashes: Sequence[int]) -> dict[int, bytes]:
-        """Return the records at `hashes` that exist, `MANY` per statement."""
+    def read_many(self, keys: Sequence[tuple[int, bytes]]) -> dict[int, bytes]:
+        """Return the records of keys, or at their hashes, that exist, `MANY` per statement."""
+        buffered = {h: self._buffered(h, stored) for h, stored in keys} if self._session.ring is not None else {}
         found: dict[int, bytes] = {}
-        for batch in sql.batches(hashes):
+        for batch in sql.batches([h for h, _ in keys if buffered.get(h) is None]):
             found.update(self.select(sql.SELECT_MANY, batch))
+        found.update((h, written.v) for h, written in buffered.items() if written is not None and written.v is not None)
         return found
+
+    def _buffered(self, h: int, stored: bytes) -> Written | None:
+        """Return what the write buffer has of a key; nothing within the caller's transaction, which began with none."""
+        session = self._session
+        session.ready()
+        txn = self._connection.txn
+        return None if session.ring is None or (txn is not None and txn.reads_here()) else self._waiting(h, stored)
 
     def scan(self, reverse: bool = False) -> Iterator[tuple[int, bytes, bytes | None]]:
         """Return an iterator of (h, stored key, original key) in order of insertion, but not of what is inserted later.

@@ -12,12 +12,13 @@ from typing import Any
 from ...coherence import native
 from ...coherence.atomics import Words
 from ...coherence.board import Board
-from ...coherence.generations import GenerationFile, Header
+from ...coherence.generations import GenerationFile, Header, prime_below
 from ...coherence.presence import Presence
+from ...coherence.ring import Ring, Written
 from ...coherence.write_lock import WriteLock
 from ...crypto.keyring import Sealer
 from ...disk.contract import Disk
-from ...errors import CacheError, CorruptDatabase, KeyringError, TransactionError
+from ...errors import CacheError, CorruptDatabase, DecodeError, KeyringError, TransactionError
 from ...policies import policy_named
 from ...system.blocking import may_block
 from ...system.forks import process_token
@@ -74,6 +75,9 @@ class ShardSession:
         self.slots: Words
         self.uses: Words
         self.board: Board | None = None
+        self.ring: Ring | None = None
+        self.buffer = 0  # its number
+        self.appends = False  # whether this handle's small writes go there
         self._presence: Presence | None = None
         self.epoch = 0
         self.path = ""
@@ -105,11 +109,14 @@ class ShardSession:
         generations, self.settings, self.identity, self.path, self.epoch, first_reader = opened
         self.generations = generations
         self.policy = policy_named(self.settings["eviction_policy"])
-        self.slot_prime = opener.prime_below(len(generations.slots))
+        self.slot_prime = prime_below(len(generations.slots))
         self.pool = ReaderPool(self.path, self.settings, self.config.timeout, first_reader)
         self.connection.attach(self.path, self.settings, self.config.timeout, self.pool, self.lock)
         self.header, self.slots, self.uses = generations.header, generations.slots, generations.uses
-        self.board = opener.open_board(self.directory, self.config)
+        self.ring = opener.open_ring(self.directory, self.config, self.lock, opened)
+        self.buffer = self.header[Header.BUFFER]
+        self.appends = self.ring is not None and opener.appends(self.settings)
+        self.board = opener.open_board(self.directory, self.config) if self.ring is None else None
         self.lock.attach(self.header, native.load())  # so that waiters can be woken, where the helper is there
         self._note_opener()
 
@@ -193,6 +200,8 @@ class ShardSession:
             self.generations.close()
             if self.board is not None:
                 self.board.close()
+            if self.ring is not None:
+                self.ring.close()
             self.header = self.slots = self.uses = CLOSED  # a reader on its way finds odd slots and another epoch
             lock.release_and_close(self._note_closed)
         except BaseException:  # the next call opens it anew; what is still open goes with the last reference to it
@@ -221,8 +230,10 @@ class ShardSession:
             header = self.header
         return header
 
-    def follow(self) -> None:
+    def follow(self, always: bool = False) -> None:
         """Go to the database that the generation file names now, after another process quarantined the old one.
+
+        `always`: also to the same one, since its write buffer is another one now.
 
         Only this process closes its old connections, to a file that nobody writes any more.
         """
@@ -230,11 +241,13 @@ class ShardSession:
         with opener.mutex():
             if self.header is CLOSED:
                 self.open()  # another thread has closed it just now, or is closing it
-            elif self.header[Header.EPOCH] != self.epoch:
+            elif always or self.header[Header.EPOCH] != self.epoch:
                 self._leave_connections()
                 self.generations.close()
                 if self.board is not None:
                     self.board.close()
+                if self.ring is not None:
+                    self.ring.close()
                 self._load()
 
     def _leave_connections(self) -> None:
@@ -341,6 +354,16 @@ class ShardSession:
     def limit(self) -> int:
         """Return the bytes that this shard may use: its even part of `size_limit`."""
         return int(self.settings["size_limit"]) // int(self.identity.get("shards", 1))
+
+    def buffered(self, h: int, stored: bytes) -> Written | None:
+        """Return the newest write of a key if the write buffer has it; a damaged one counts as a removal."""
+        ring = self.ring
+        if ring is None:
+            return None
+        try:
+            return ring.find(h, stored)
+        except DecodeError:
+            return Written(0, h, stored, None)
 
     def slot_of(self, h: int) -> int:
         """Return the generation slot of a key hash; modulo a prime, since short keys have regular hashes."""

@@ -28,6 +28,9 @@ _COUNT, _SETTLED, _CROSS_SHARD = Header.COUNT, Header.SETTLED, Header.CROSS_SHAR
 class Upkeep(Protocol):
     """What rides on taking and releasing the write lock."""
 
+    def flush_buffer(self) -> None:
+        """Carry the write buffer into the database; the lock is held."""
+
     def remove_expired_if_due(self) -> None:
         """Remove some expired entries; the lock was just taken for a write."""
 
@@ -132,6 +135,8 @@ class Transactions:
         if header[_SETTLED] != header[_TICK]:
             session.generations.correct_tick()
             session.generations.recover()
+            if session.ring is not None:
+                session.ring.mend()
             header[_COUNT] = UNCOUNTED  # the last holder died between its commit and the count
             header[_SETTLED] = header[_TICK]
 
@@ -227,8 +232,11 @@ class Transactions:
         return not session.inherited() and recoveries == session.lock.recoveries
 
     @signal_safe
-    def locked(self, timeout: float | None) -> Generator[bool, None, None]:
-        """Hold the write lock for a round of upkeep; the value says whether it was taken here."""
+    def locked(self, timeout: float | None, flushes: bool = True) -> Generator[bool, None, None]:
+        """Hold the write lock for a round of upkeep; the value says whether it was taken here.
+
+        `flushes`: carry the write buffer first.
+        """
         recoveries: int | None = None
         try:
             taken = self.acquire(timeout, removes_expired=False)
@@ -236,6 +244,8 @@ class Transactions:
             try:
                 if not taken:
                     self.end_step()
+                elif flushes:
+                    self.upkeep.flush_buffer()
                 yield taken
             finally:
                 if taken and self._owns(recoveries):
@@ -275,6 +285,7 @@ class Transactions:
                     raise
                 continue  # closed by another thread just now
             if session.header[_EPOCH] == session.epoch:
+                self.upkeep.flush_buffer()
                 return
             lock.release()
             session.follow()

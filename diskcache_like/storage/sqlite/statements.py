@@ -34,8 +34,9 @@ UPSERT_RECORD = f"""INSERT INTO entry (h, k, seq, version, v) VALUES (?1, ?2, ?3
     ON CONFLICT (h) DO UPDATE SET version = excluded.version, rank = NULL, v = excluded.v
     WHERE k = excluded.k AND {_PLAIN}"""  # noqa: S608 - made of constants
 UPDATE_RECORD = f"UPDATE entry SET version = ?3, rank = NULL, v = ?4 WHERE h = ?1 AND k = ?2 AND {_PLAIN}"  # noqa: S608 - made of constants
+UPSERT_CARRIED = UPSERT_PLAIN.replace("?3, ?3", "?5, ?3")
 UPSERT = """INSERT INTO entry (h, k, seq, version, rank, base, expire, fresh, tags, size, file, spelling, queue, num, v)
-    VALUES (?1, ?2, ?3, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14)
+    VALUES (?1, ?2, ?15, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14)
     ON CONFLICT (h) DO UPDATE SET version = excluded.version, rank = excluded.rank, base = excluded.base,
     expire = excluded.expire, fresh = excluded.fresh, tags = excluded.tags, size = excluded.size,
     file = excluded.file, spelling = excluded.spelling, queue = excluded.queue, num = excluded.num, v = excluded.v
@@ -52,7 +53,9 @@ UPDATE_EXPIRING = f"""UPDATE entry SET version = ?3, rank = NULL, expire = ?6, f
     WHERE h = ?1 AND k = ?2 AND {_ALONE}"""  # noqa: S608 - made of constants
 UPDATE_METADATA = "UPDATE entry SET expire = ?, fresh = ?, tags = ?, v = ? WHERE h = ?"
 DELETE = "DELETE FROM entry WHERE h = ? AND k = ? AND (expire IS NULL OR coalesce(fresh, expire) > ?)"
+SELECT_UNTIL = "SELECT coalesce(fresh, expire) FROM entry WHERE h BETWEEN ?1 AND ?1 + 3 AND k = ?2 LIMIT 1"
 DELETE_H = "DELETE FROM entry WHERE h = ?"
+DELETE_OF = "DELETE FROM entry WHERE h = ? AND k = ?"
 CHANGE_NOTHING = "DELETE FROM entry WHERE 0"  # refused, as every change is, by a connection that can only read
 SELECT_FILE = """SELECT file FROM (SELECT k, file FROM entry WHERE h BETWEEN ?1 AND ?1 + 3 LIMIT 4)
     WHERE k = ?2 AND file IS NOT NULL"""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 from ...coherence.generations import MAX_WORD, NEVER, Header, microseconds
 from ...errors import CorruptDatabase, DiskFull
@@ -16,6 +17,13 @@ from .eviction import Evictor
 _WRITTEN, _VOLUME_DUE = Header.WRITTEN, Header.VOLUME_DUE  # for the hot path
 
 
+class Flushable(Protocol):
+    """What upkeep needs of a write buffer."""
+
+    def flush(self) -> None:
+        """Carry everything into the database."""
+
+
 class Maintenance:
     """Do what is due before a write, before a transaction, and after the write lock was released."""
 
@@ -27,6 +35,7 @@ class Maintenance:
         self.trash = trash = recovery.trash
         self.unlink_unused, self.after_eviction = trash.unlink_unused, trash.empty_if_possible  # as `Upkeep` says
         self.transactions = recovery.transactions
+        self.buffer: Flushable | None = None  # set by the writer
         self._session = recovery.transactions.session
         self._connection = self._session.connection
         self._checkpointer = recovery.checkpointer
@@ -90,6 +99,11 @@ class Maintenance:
         else:
             self._checkpointer.unblock()
 
+    def flush_buffer(self) -> None:
+        """Carry the write buffer into the database; the lock is held."""
+        if self._session.ring is not None and self.buffer is not None:
+            self.buffer.flush()
+
     def remove_expired_if_due(self) -> None:
         """Remove at most `cull_limit` entries if some may have expired, and sweep if that may be due.
 
@@ -99,6 +113,7 @@ class Maintenance:
         header, limit, now = session.header, session.settings["cull_limit"], session.now()
         if limit == 0 or now * 1e6 < header[Header.NEXT_EXPIRE]:
             return
+        self.flush_buffer()
         places = self.remover.select(sql.SELECT_EXPIRED, (now,), limit)
         if places:
             self.remover.delete(places, locked=True)
@@ -108,6 +123,7 @@ class Maintenance:
 
     def before_transaction(self) -> None:
         """Do what cannot be done within a transaction; the lock is held, and one is about to begin."""
+        self.flush_buffer()
         self.run_if_due()
         self.recovery.reclaim_if_needed()
         self.data_keys.reserve_seals()

@@ -61,7 +61,7 @@ class Recovery:
 
         `removed` is as for `mend`. `for_file`: it is a value file that did not fit.
         """
-        with self.transactions.locked(timeout) as locked:
+        with self.transactions.locked(timeout, flushes=False) as locked:
             if not locked:
                 return False
             rows = [] if removed is None else self._session.connection.select(sql.SELECT_FILE, removed)

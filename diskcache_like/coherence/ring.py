@@ -1,0 +1,539 @@
+"""The ring of the write buffer: the newest small writes of a shard, in a mapped file that all processes share.
+
+It is a log that outlives its writer, from which the database is written in batches, and where readers find what is not
+there yet. Records lie one behind the other. Each has an absolute offset, which only grows; where it lies is that modulo
+the capacity. A table has, for each slot, the offset of its newest record, and a record that of the one before it in its
+slot, leaving out earlier ones of its own key: so a walk is as long as there are keys in the slot.
+
+Who may change what: only the holder of the write lock writes here, in this order: RESERVED, the bytes, LAST, HEAD, the
+table, DONE.
+
+* RESERVED covers what is about to be overwritten, and never goes back. A reader that finds its record covered by it,
+  after copying, did not get a whole record; what is overwritten is in the database by then.
+* HEAD makes a record happen. A writer that dies before it has written nothing; one that dies after it, but before DONE,
+  has a record that the table may lack, and the next holder makes the table anew (`mend`).
+* CARRIED is the offset up to which the database has everything. It is set after the commit that carries the records: a
+  writer that dies between leaves them to be carried once more, and nothing newer can be in the database by then.
+* FLOOR is where walks end. Whoever writes the database in another way, when everything is carried, sets it to HEAD
+  before the commit: so no reader takes a record for newer than that commit.
+
+Readers need no lock. They copy a record, then look at RESERVED again, then compare the header's checksum; the content
+verifies itself, as in a row. On x86-64, which reorders neither loads with loads nor stores with stores, that suffices;
+on other CPUs there is no ring.
+
+Each header has the checksum of the header before it. So what a power loss leaves, pages in any order, counts as far as
+the chain holds from the place that the database names, as in SQLite's WAL.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterator
+from math import isnan, nan
+from pathlib import Path
+from struct import Struct
+from typing import Final, NamedTuple
+from zlib import crc32
+
+from ..errors import DecodeError, DirectoryError, DiskFull, UnsafeDirectory
+from ..system.boot import boot_id
+from ..system.signals import reraise_signal
+from .control_files import allocate, extend, open_control_file
+from .generations import prime_below
+
+PAGE: Final = 4096
+LEAST_CAPACITY: Final = 1 << 14
+LONGEST_WALK: Final = 16  # records of one slot; a longer one is cut by carrying everything
+
+_MAGIC: Final = int.from_bytes(b"dcl-buf\1", "big")
+_LOW: Final = (1 << 32) - 1
+
+
+class Word:
+    """Indices of the words of the header."""
+
+    MAGIC, SLOTS, CAPACITY, ID, BOOT, FILE, EPOCH = range(7)
+    RESERVED, LAST, HEAD, DONE, CARRIED, CARRIED_LAST, FLOOR = range(16, 23)
+
+
+_HEADER: Final = Struct("<QQqQIBBxxIiiddIII")  # as in `_Header`
+_LINK: Final = Struct("<QIB")
+_LINK_AT: Final = 24
+_MARK: Final = Struct("<QQI")
+_OFFSET: Final = Struct("<Q")
+_CHECK: Final = Struct("<I")
+_CHECK_AT: Final = _HEADER.size - 4
+_SIZE: Final = _HEADER.size
+_REMOVAL, _RECORD, _ROW = range(3)  # kinds
+_NO_COLUMNS: Final = (-1, -1, nan, nan)
+_RESERVED, _LAST, _HEAD, _DONE = Word.RESERVED, Word.LAST, Word.HEAD, Word.DONE  # for the hot path
+_CARRIED, _FLOOR = Word.CARRIED, Word.FLOOR
+
+
+class Written(NamedTuple):
+    """One record: the newest write of a key."""
+
+    tick: int
+    h: int
+    stored: bytes
+    v: bytes | None  # None for a removal
+    expire: float | None = None
+    fresh: float | None = None
+    tags: str | None = None
+    original_key: bytes | None = None
+    is_plain: bool = True  # a record without further columns
+
+    @property
+    def size(self) -> int:
+        """Return the bytes that it takes up."""
+        return _SIZE + len(self.stored) + len(self.v or b"") + len(self.tags or "") + len(self.original_key or b"")
+
+
+class _Header(NamedTuple):
+    """What stands before the content of a record."""
+
+    offset: int
+    tick: int
+    h: int
+    previous: int  # offset of the record before it in its slot, of another key
+    key_size: int
+    walk: int  # how many records a walk from here meets
+    kind: int
+    v_size: int
+    original_size: int  # -1 for none, like the next
+    tags_size: int
+    expire: float  # NaN for none, like the next
+    fresh: float
+    body_check: int
+    last: int  # checksum of the header before this
+    check: int
+
+    @property
+    def body_size(self) -> int:
+        """Return the bytes behind the header."""
+        return self.key_size + self.v_size + max(self.original_size, 0) + max(self.tags_size, 0)
+
+    @property
+    def size(self) -> int:
+        """Return the bytes to the next record."""
+        return _SIZE + self.body_size + 7 & ~7
+
+    def written(self, body: bytes) -> Written:
+        """Return the write that the record is about."""
+        key_size, original, tags = self.key_size, self.original_size, self.tags_size
+        stored, end = body[:key_size], key_size + self.v_size
+        if self.kind == _REMOVAL:
+            return Written(self.tick, self.h, stored, None)
+        if self.kind == _RECORD:
+            return Written(self.tick, self.h, stored, body[key_size:end])
+        spelled = end + max(original, 0)
+        return Written(
+            self.tick,
+            self.h,
+            stored,
+            body[key_size:end],
+            None if isnan(self.expire) else self.expire,
+            None if isnan(self.fresh) else self.fresh,
+            None if tags < 0 else body[spelled : spelled + tags].decode("ascii"),
+            None if original < 0 else body[end:spelled],
+            False,
+        )
+
+
+# What the records of one key come to: the number of the write that made the entry, that of the last one, the hash, the
+# last content, a record alone or all columns, None for a removal; and whether it was removed on the way.
+Net = tuple[int, int, int, "bytes | Written | None", bool]
+
+
+class Mark(NamedTuple):
+    """What the database says of the ring: up to where it has everything, and the checksum before the next record."""
+
+    ring: int
+    carried: int
+    last: int
+
+    def packed(self) -> bytes:
+        """Return it as it is stored."""
+        return _MARK.pack(*self)
+
+    @classmethod
+    def of(cls, content: object) -> Mark | None:
+        """Return what is stored; None for anything else."""
+        return cls(*_MARK.unpack(content)) if type(content) is bytes and len(content) == _MARK.size else None
+
+
+class _NoSlots:
+    """The table of a closed ring."""
+
+    def __getitem__(self, _: int) -> int:
+        return 0
+
+    def __len__(self) -> int:
+        return 0
+
+
+class Ring:
+    """Map the ring of one shard."""
+
+    __slots__ = ("_bytes", "_mapping", "_prime", "_table", "capacity", "file", "words")
+
+    def __init__(self, mapping: mmap.mmap, capacity: int, slots: int, file: int) -> None:
+        self._mapping = mapping
+        self._bytes = memoryview(mapping)
+        self.words = self._bytes[:PAGE].cast("Q")
+        table = PAGE + capacity
+        self._table = self._bytes[table : table + 8 * slots].cast("Q")
+        self._prime = prime_below(slots)
+        self.capacity = capacity
+        self.file = file
+
+    @classmethod
+    def open(cls, path: str, slots: int, capacity: int, shared: bool = False) -> Ring | None:
+        """Map the file, made or made longer if need be; return None where that is not possible.
+
+        The slots and the capacity of a file that is there win. Who makes the file holds the write lock.
+        """
+        try:
+            descriptor = open_control_file(Path(path), create=True, shared=shared)
+        except (DirectoryError, DiskFull, UnsafeDirectory):
+            return None
+        try:
+            status = os.fstat(descriptor)
+            capacity = max(capacity, LEAST_CAPACITY) // PAGE * PAGE
+            slots, capacity = _sizes_in(descriptor, status.st_size) or (slots, capacity)
+            size = PAGE + capacity + 8 * slots
+            if status.st_size < size and not (allocate(descriptor, size) or extend(descriptor, size)):
+                return None
+            mapping = mmap.mmap(descriptor, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+            return cls(mapping, capacity, slots, hash((status.st_dev, status.st_ino)) & (1 << 63) - 1)
+        except OSError as error:
+            reraise_signal(error)
+            return None
+        finally:
+            os.close(descriptor)
+
+    def close(self) -> None:
+        """Drop the mapping; a reader that is using it keeps it until it is done."""
+        empty = memoryview(bytearray(PAGE))
+        self._bytes = empty[:0]
+        self.words, self._table = empty.cast("Q"), _NoSlots()  # type: ignore[assignment]
+        try:
+            self._mapping.close()
+        except BufferError:
+            return  # it is unmapped when the last view is gone
+
+    # -- whose it is --------------------------------------------------------------------------------------------------
+
+    def belongs_to(self, number: int, epoch: int) -> bool:
+        """Tell whether the words here can be believed: made on this boot, in this very file, for this database."""
+        words = self.words
+        return (
+            words[Word.ID] == number > 1
+            and words[Word.EPOCH] == epoch
+            and words[Word.BOOT] == boot_id() != 0
+            and words[Word.FILE] == self.file
+            and words[Word.MAGIC] == _MAGIC
+            and words[Word.CAPACITY] == self.capacity
+            and words[Word.SLOTS] == len(self._table)
+        )
+
+    def begin(self, mark: Mark | None, epoch: int, anew: int) -> int:
+        """Take over what is here and not in a database whose mark this is; return the ring's number.
+
+        `anew`: the number that it gets where there is nothing to take over. The write lock is held. The words are not
+        believed: they may be of another moment than the bytes, or the database.
+        """
+        words = self.words
+        is_ours = words[Word.MAGIC] == _MAGIC and words[Word.CAPACITY] == self.capacity
+        known = mark is not None and is_ours and mark.ring == words[Word.ID]
+        words[Word.ID] = 0  # until all of it is whole again
+        number = mark.ring if known and mark is not None else anew
+        carried = self.capacity if mark is None else max(mark.carried, self.capacity)
+        last = number & _LOW if mark is None or not known else mark.last
+        self._clear_table()
+        head = carried
+        if known:
+            for found, end in self._chain(carried, last):
+                self._table[found.h % self._prime] = found.offset
+                head, last = end, found.check
+        else:
+            head = carried = carried + self.capacity  # nothing that lies here has such an offset
+        words[Word.RESERVED] = max(words[Word.RESERVED] if is_ours and known else 0, head)
+        words[Word.LAST] = _joined(last, head)
+        words[Word.HEAD] = words[Word.DONE] = head
+        words[Word.CARRIED] = words[Word.FLOOR] = carried
+        words[Word.CARRIED_LAST] = _joined(last if head == carried else mark.last if mark else last, carried)
+        words[Word.MAGIC], words[Word.CAPACITY], words[Word.SLOTS] = _MAGIC, self.capacity, len(self._table)
+        words[Word.BOOT], words[Word.FILE], words[Word.EPOCH] = boot_id(), self.file, epoch
+        words[Word.ID] = number
+        return number
+
+    def _clear_table(self) -> None:
+        self._table[:] = memoryview(bytes(8 * len(self._table))).cast("Q")
+
+    def _chain(self, offset: int, last: int) -> Iterator[tuple[_Header, int]]:
+        """Yield the header and the end of the records from an offset on, as far as the chain holds."""
+        limit = offset + self.capacity
+        while True:
+            found = self._next(offset)
+            if found is None or found.last != last:
+                return
+            end = found.offset + found.size
+            if end > limit or self._body_of(found) is None:
+                return
+            yield found, end
+            offset, last = end, found.check
+
+    def follow(self, mark: Mark) -> None:
+        """Let the next record follow a mark at HEAD that the database has by now; everything is carried."""
+        words = self.words
+        words[Word.CARRIED_LAST] = words[Word.LAST] = _joined(mark.last, mark.carried)
+
+    def mark(self) -> Mark:
+        """Return what the database is to say once everything up to HEAD is in it."""
+        words = self.words
+        return Mark(words[Word.ID], words[Word.HEAD], words[Word.LAST] >> 32)
+
+    # -- writing ------------------------------------------------------------------------------------------------------
+
+    def append(self, what: Written) -> bool:
+        """Append a record; return False if everything has to be carried first, for want of room or of a short walk.
+
+        The write lock is held.
+        """
+        tick, h, stored, v, expire, fresh, tags, original_key, is_plain = what
+        if is_plain:
+            return self.append_record(tick, h, stored, v)
+        assert v is not None
+        extra = (original_key or b"") + (tags or "").encode("ascii")
+        sizes = -1 if original_key is None else len(original_key), -1 if tags is None else len(tags)
+        times = nan if expire is None else expire, nan if fresh is None else fresh
+        return self._append((tick, h, stored, stored + v + extra), (_ROW, len(v)), sizes + times)
+
+    def append_record(self, tick: int, h: int, stored: bytes, v: bytes | None) -> bool:
+        """Do what `append` does for a record alone, or, with None, for a removal."""
+        if v is None:
+            return self._append((tick, h, stored, stored), (_REMOVAL, 0), _NO_COLUMNS)
+        return self._append((tick, h, stored, stored + v), (_RECORD, len(v)), _NO_COLUMNS)
+
+    def _append(
+        self,
+        write: tuple[int, int, bytes, bytes],
+        content: tuple[int, int],
+        columns: tuple[int, int, float, float],
+    ) -> bool:
+        tick, h, stored, body = write
+        words, capacity, memory = self.words, self.capacity, self._bytes
+        slot = h % self._prime
+        head, last = words[_HEAD], words[_LAST]
+        if words[_DONE] != head or (last ^ head) & _LOW:
+            self.mend()
+            last = words[_LAST]
+        size = _SIZE + len(body)
+        start, place = head, head % capacity
+        if capacity - place < size + 7:
+            start, place = start + capacity - place, 0
+        end = start + (size + 7 & ~7)
+        if end - words[_CARRIED] > capacity:
+            return False
+        previous, walk = self._table[slot], 1
+        if previous >= words[_FLOOR] and previous >= end - capacity:
+            before = PAGE + previous % capacity
+            link, key_size, longest = _LINK.unpack_from(memory, before + _LINK_AT)
+            if key_size == len(stored) and memory[before + _SIZE : before + _SIZE + key_size].tobytes() == stored:
+                previous, walk = link, longest
+            else:
+                walk = longest + 1
+                if walk > LONGEST_WALK:
+                    return False
+        if end > words[_RESERVED]:
+            words[_RESERVED] = end
+        at = PAGE + place
+        kind, v_size = content
+        header = _HEADER.pack(
+            start, tick, h, previous, len(stored), walk, kind, v_size, *columns, crc32(body), last >> 32, 0
+        )[:_CHECK_AT]
+        check = crc32(header)
+        memory[at : at + _CHECK_AT] = header
+        _CHECK.pack_into(memory, at + _CHECK_AT, check)
+        memory[at + _SIZE : at + size] = body
+        words[_LAST] = check << 32 | end & _LOW
+        words[_HEAD] = end
+        self._table[slot] = start
+        words[_DONE] = end
+        return True
+
+    def mend(self) -> None:
+        """Put the table and LAST right after a writer died, or was interrupted, within an append; the lock is held."""
+        words = self.words
+        head = words[Word.HEAD]
+        last = words[Word.CARRIED_LAST] >> 32
+        for found, end in self._chain(words[Word.CARRIED], last):
+            if end > head:
+                break
+            self._table[found.h % self._prime] = found.offset
+            last = found.check
+        words[Word.LAST] = _joined(last, head)
+        words[Word.DONE] = head
+
+    def waiting(self) -> int:
+        """Return the bytes that are not carried yet."""
+        words = self.words
+        return words[Word.HEAD] - words[Word.CARRIED]
+
+    def end_walks(self) -> None:
+        """Let no reader find what is here: the database is about to be written in another way; all is carried."""
+        words = self.words
+        words[Word.FLOOR] = words[Word.HEAD]
+
+    def is_marked(self) -> bool:
+        """Tell whether the database has said, since it was written in another way, what the next record follows."""
+        words = self.words
+        return words[Word.FLOOR] < words[Word.HEAD]
+
+    def gather(self, most: int) -> tuple[dict[bytes | int, Net], Mark | None]:
+        """Return what waiting records come to, from the oldest on until more than `most` keys are among them.
+
+        Also the mark up to which that is; None if nothing waits. A record whose content is damaged counts as a removal
+        of every key of its hash. Raises DecodeError for a damaged header. The lock is held.
+        """
+        words = self.words
+        if words[Word.DONE] != words[Word.HEAD]:
+            self.mend()
+        head, offset, capacity = words[Word.HEAD], words[Word.CARRIED], self.capacity
+        content, unpack = self._bytes, _HEADER.unpack_from
+        net: dict[bytes | int, Net] = {}
+        mark: Mark | None = None
+        last = 0
+        while offset < head:
+            place = offset % capacity
+            if place + _SIZE > capacity or _OFFSET.unpack_from(content, PAGE + place)[0] != offset:
+                offset, place = self._next_lap(offset), 0
+            at = PAGE + place
+            found = unpack(content, at)
+            key_size, kind = found[4], found[6]
+            size = _SIZE + key_size + found[7] + (0 if kind != _ROW else max(found[8], 0) + max(found[9], 0))
+            is_sound = found[0] == offset and crc32(content[at : at + _CHECK_AT]) == found[14]
+            if not is_sound or offset + size > head or place + size > capacity:
+                raise _damaged()
+            body = content[at + _SIZE : at + size].tobytes()
+            tick, h = found[1], found[2]
+            if crc32(body) != found[12]:
+                key: bytes | int = h
+                what: bytes | Written | None = None
+                net.update({other: (*each[:3], None, True) for other, each in net.items() if each[2] == h})
+            else:
+                key = body[:key_size]
+                if kind == _RECORD:
+                    what = body[key_size:]
+                else:
+                    what = None if kind == _REMOVAL else _Header(*found).written(body)
+            before = net.get(key)
+            if before is None:
+                if len(net) == most:
+                    break
+                net[key] = (tick, tick, h, what, what is None)
+            else:
+                is_new = before[3] is None
+                net[key] = (tick if is_new else before[0], tick, h, what, before[4] or what is None)
+            offset += size + 7 & ~7
+            last = found[14]
+        if net:
+            mark = Mark(words[Word.ID], offset, last)
+        return net, mark
+
+    def carried(self, mark: Mark) -> None:
+        """Note that everything up to a mark is in the database."""
+        words = self.words
+        words[Word.CARRIED_LAST] = _joined(mark.last, mark.carried)
+        words[Word.CARRIED] = mark.carried
+
+    def drop(self) -> None:
+        """Forget everything that is not carried; the lock is held."""
+        words = self.words
+        words[Word.DONE] = words[Word.HEAD]
+        words[Word.LAST] = words[Word.CARRIED_LAST] = _joined(words[Word.LAST] >> 32, words[Word.HEAD])
+        words[Word.CARRIED] = words[Word.FLOOR] = words[Word.HEAD]
+
+    # -- reading ------------------------------------------------------------------------------------------------------
+
+    def has(self, h: int) -> bool:
+        """Tell whether there may be a record of a key with this hash."""
+        return self._table[h % self._prime] >= self.words[Word.FLOOR] > 0
+
+    def find(self, h: int, stored: bytes) -> Written | None:
+        """Return the newest write of a key if it is here; raise DecodeError for damage. Needs no lock.
+
+        None means that the database has it: everything that is overwritten or below FLOOR is there.
+        """
+        words, table, memory, capacity = self.words, self._table, self._bytes, self.capacity
+        if not memory:
+            return None  # closed by another thread just now
+        slot = h % self._prime
+        offset = table[slot]
+        while offset >= words[Word.FLOOR] and offset:
+            at = PAGE + offset % capacity
+            content = bytes(memory[at : at + _SIZE])
+            if words[Word.RESERVED] - capacity > offset:
+                return None
+            found = _header_in(content, offset)
+            if found is None or found.h % self._prime != slot:
+                raise _damaged()
+            if found.h == h and found.key_size == len(stored):
+                body = bytes(memory[at + _SIZE : at + _SIZE + found.body_size])
+                if words[Word.RESERVED] - capacity > offset:
+                    return None
+                if body.startswith(stored):
+                    return found.written(body)
+            offset = found.previous
+        return None
+
+    def _next(self, offset: int) -> _Header | None:
+        """Return the header of the record at an offset, or at the beginning of the next lap; None if there is none."""
+        return self._header_at(offset) or self._header_at(self._next_lap(offset))
+
+    def _header_at(self, offset: int) -> _Header | None:
+        place = offset % self.capacity
+        if place + _SIZE > self.capacity:
+            return None
+        at = PAGE + place
+        found = _header_in(bytes(self._bytes[at : at + _SIZE]), offset)
+        return found if found is not None and place + found.size <= self.capacity else None
+
+    def _body_of(self, found: _Header) -> bytes | None:
+        """Return the body of a record; None if it is damaged."""
+        at = PAGE + found.offset % self.capacity + _SIZE
+        body = bytes(self._bytes[at : at + found.body_size])
+        return body if crc32(body) == found.body_check else None
+
+    def _next_lap(self, offset: int) -> int:
+        return (offset // self.capacity + 1) * self.capacity
+
+
+def _sizes_in(descriptor: int, size: int) -> tuple[int, int] | None:
+    """Return the slots and the capacity of the ring in a file; None if there is none."""
+    head = os.pread(descriptor, PAGE, 0)
+    if len(head) < PAGE:
+        return None
+    words = memoryview(head).cast("Q")
+    slots, capacity = words[Word.SLOTS], words[Word.CAPACITY]
+    is_whole = words[Word.MAGIC] == _MAGIC and capacity % PAGE == 0 and capacity >= LEAST_CAPACITY and slots
+    return (slots, capacity) if is_whole and PAGE + capacity + 8 * slots <= size else None
+
+
+def _header_in(content: bytes, offset: int) -> _Header | None:
+    """Return the header that was copied from an offset; None if it is none."""
+    if len(content) < _SIZE:
+        return None
+    found = _Header(*_HEADER.unpack(content))
+    return found if found.offset == offset and crc32(content[:_CHECK_AT]) == found.check else None
+
+
+def _damaged() -> DecodeError:
+    return DecodeError("a record of the write buffer is damaged")
+
+
+def _joined(check: int, offset: int) -> int:
+    """Return a word with a checksum and the offset that it belongs to, so that both change at once."""
+    return check << 32 | offset & _LOW

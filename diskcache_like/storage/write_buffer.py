@@ -1,0 +1,252 @@
+"""The write buffer of one shard: small writes are appended to its ring, and carried into the database in batches.
+
+Everything but an append finds the buffer empty: whoever takes the write lock for anything else carries all of it first
+(`flush`). So the rest of the package knows the database alone. Readers of one key look into the ring, then at the row;
+readers of many rows have everything carried before.
+
+A commit of another kind makes earlier records unfindable before it (`Invalidation`), and the first append after it
+stores a mark: which record follows what the database has. So after a power loss nothing is taken from the ring that
+followed a commit which was lost.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from operator import itemgetter
+
+from ..coherence.generations import MAX_WORD, UNCOUNTED, Header, microseconds
+from ..coherence.ring import Net, Ring, Word, Written
+from ..errors import DecodeError
+from ..system.blocking import may_block
+from ..system.signals import suppress
+from .opening.identity import BUFFER_MARK
+from .placement import Placement
+from .shard.invalidation import WRITE_COST
+from .shard.row import Row
+from .shard.session import ShardSession
+from .sqlite import statements as sql
+from .upkeep.checkpoints import CHECKPOINT_BYTES
+from .upkeep.maintenance import Maintenance
+
+SLICE: int = 64  # keys that one write carries at most, when much is waiting
+FLUSHED: int = 1 << 14  # the same where everything is carried
+LONGEST: int = 1 << 14  # bytes of a record that is appended
+FULL_PART: int = 4  # of the ring, that may wait
+LIMIT_PART: int = 32  # of the size limit, that may wait
+ROOM: int = 64 << 20  # bytes that the disk has left at least while something waits
+
+_TICK, _BUFFER = Header.TICK, Header.BUFFER
+_WRITTEN, _VOLUME_DUE, _NEXT_EXPIRE, _DISPLACED = (
+    Header.WRITTEN,
+    Header.VOLUME_DUE,
+    Header.NEXT_EXPIRE,
+    Header.DISPLACED,
+)
+
+
+# Writes all columns of a row: its place, stored key, columns, and the numbers of its last write and of its first.
+WriteRow = Callable[[int, bytes, Row, int, int], None]
+
+
+class WriteBuffer:
+    """Append to the ring of one shard, and carry what waits there; the write lock is held."""
+
+    def __init__(self, maintenance: Maintenance, placement: Placement, write_row: WriteRow) -> None:
+        self._maintenance = maintenance
+        self._transactions = maintenance.transactions
+        self._session: ShardSession = maintenance.transactions.session
+        self._connection = self._session.connection
+        self._placement = placement
+        self._write_columns = write_row
+        self._invalidation = maintenance.transactions.invalidation
+        self._carrying = False
+        self._is_tight = False
+        self._expects_present = False  # most likely the next rows are there: then the cheaper UPDATE is tried alone
+
+    # -- appending ----------------------------------------------------------------------------------------------------
+
+    def takes(self, stored: bytes, row: Row | bytes | None) -> bool:
+        """Tell whether a write can be appended: a small row without a file, None for a removal."""
+        session = self._session
+        ring = session.ring
+        if ring is None or not session.appends or self._is_tight or session.header[_BUFFER] != session.buffer:
+            return False
+        if not isinstance(row, Row):
+            return len(stored) + len(row or b"") <= LONGEST
+        v, _, _, tags, _, file, original_key, queue, _ = row
+        return (
+            file is None
+            and queue is None
+            and len(stored) + len(v) + len(tags or "") + len(original_key or b"") <= LONGEST
+        )
+
+    def write(self, h: int, stored: bytes, row: Row | bytes | None) -> int:
+        """Append the newest write of a key, None for a removal; return the slot's new generation."""
+        session = self._session
+        ring = session.ring
+        assert ring is not None
+        if ring.waiting() > self._bound(ring):
+            may_block()
+            self._carry(ring, SLICE)
+        self._look()
+        if not ring.is_marked():
+            self._put_mark(ring)
+        slots, slot, next_tick = session.slots, h % session.slot_prime, session.generations.next_tick
+        while True:
+            tick = next_tick()
+            slots[slot] = 2 * tick + 1  # odd before the record happens: no hit on what it replaces from here on
+            try:
+                if isinstance(row, Row):
+                    appended = ring.append(_written(tick, h, stored, row))
+                else:
+                    appended = ring.append_record(tick, h, stored, row)
+                if appended:
+                    return 2 * tick + 2
+            except BaseException:
+                ring.mend()
+                raise
+            finally:
+                slots[slot] = 2 * tick + 2
+            self.flush()
+            ring.end_walks()
+            self._put_mark(ring)
+
+    def _bound(self, ring: Ring) -> int:
+        return min(ring.capacity // FULL_PART, self._session.limit // LIMIT_PART)
+
+    def _put_mark(self, ring: Ring) -> None:
+        """Have the database say what the next record follows."""
+        self._measure()
+        last = int.from_bytes(os.urandom(4), "little")
+        mark = ring.mark()._replace(last=last)
+        self._connection.put_setting(BUFFER_MARK, mark.packed())
+        ring.follow(mark)
+
+    def _measure(self) -> None:
+        """See whether the disk has room for what may wait; without it every write goes to the database at once."""
+        with suppress(OSError):
+            disk = os.statvfs(self._session.directory)
+            self._is_tight = bool(disk.f_blocks) and disk.f_bavail * disk.f_frsize < ROOM
+
+    # -- carrying -----------------------------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Carry everything into the database, and do what is due then."""
+        ring = self._session.ring
+        if ring is None or self._carrying or not ring.waiting() or self._connection.txn is not None:
+            return
+        self._carrying = True
+        try:
+            while ring.waiting():
+                self._carry(ring, FLUSHED)
+        finally:
+            self._carrying = False
+
+    def _look(self) -> None:
+        """Do what is due by now, once everything is carried."""
+        header = self._session.header
+        written = header[_WRITTEN]
+        if not written <= header[_VOLUME_DUE] <= written + CHECKPOINT_BYTES:
+            may_block()
+            self.flush()
+            self._maintenance.run(0)
+
+    def _carry(self, ring: Ring, most: int) -> None:
+        """Carry records from the oldest on, as far as they are about `most` keys, in one transaction."""
+        try:
+            net, mark = ring.gather(most)
+        except DecodeError:
+            self._lose(ring)
+            return
+        if mark is None:
+            return
+        header = self._session.header
+        cost = mark.carried - ring.words[Word.CARRIED] + WRITE_COST * len(net)
+        header[_WRITTEN] = header[_WRITTEN] + cost & MAX_WORD
+        # So that the next holder finds out if this one is killed between the commit and the count.
+        self._session.generations.next_tick()
+        with self._transactions.batch():
+            self._write(net)
+            self._connection.put_setting(BUFFER_MARK, mark.packed())
+        ring.carried(mark)
+        self._measure()
+
+    def _write(self, net: dict[bytes | int, Net]) -> None:
+        session = self._session
+        header = session.header
+        special = session.policy.marks_frequency or header[_DISPLACED]
+        plain: list[tuple[int, bytearray, int, bytearray, int]] = []
+        for key, (_, _, h, _, was_removed) in net.items():
+            if was_removed:
+                self._remove(h, key)
+        for key, (seq, tick, h, what, _) in net.items():
+            if what is None or isinstance(key, int):
+                continue
+            if isinstance(what, bytes):
+                if not special:
+                    plain.append((h, bytearray(key), tick, bytearray(what), seq))
+                    continue
+                what = Written(tick, h, key, what)
+            if what.expire is not None:
+                header[_NEXT_EXPIRE] = min(header[_NEXT_EXPIRE], microseconds(what.expire))
+            self._write_row(what, seq)
+        if plain:
+            plain.sort(key=itemgetter(0))
+            self._write_plain(plain)
+
+    def _write_plain(self, rows: list[tuple[int, bytearray, int, bytearray, int]]) -> None:
+        """Write records alone, in order of their places."""
+        present, execute_many = self._placement.present, self._connection.execute_many
+        if self._expects_present:
+            self._expects_present = execute_many(sql.UPDATE_RECORD, [row[:4] for row in rows]).rowcount == len(rows)
+            if self._expects_present:
+                return
+        places = list(dict.fromkeys(row[0] for row in rows))
+        there = len(present(places))
+        self._expects_present = there == len(rows)
+        done = execute_many(sql.UPSERT_CARRIED, rows).rowcount
+        if len(places) > there:
+            self._connection.note_inserted()
+        if done == len(rows) == len(places):
+            self._invalidation.count(len(places) - there)
+            return
+        self._invalidation.count(len(present(places)) - there)
+        for h, stored, tick, v, seq in rows:  # some place is another key's
+            self._write_row(Written(tick, h, bytes(stored), bytes(v)), seq)
+
+    def _write_row(self, what: Written, seq: int) -> None:
+        row = Row(what.v or b"", what.expire, what.fresh, what.tags, original_key=what.original_key)
+        place = self._placement.place(what.h, what.stored)
+        self._maintenance.trash.expect()
+        self._write_columns(place, what.stored, row, what.tick, seq)
+
+    def _remove(self, h: int, stored: bytes | int) -> None:
+        """Delete the row of a key; of all keys of a hash where damage hides which."""
+        self._maintenance.trash.expect()
+        if isinstance(stored, bytes):
+            place = self._placement.find_displaced(h, stored) if self._session.header[_DISPLACED] else h
+            deleted = self._connection.execute(sql.DELETE_OF, (place, bytearray(stored))).rowcount
+        else:
+            deleted = sum(self._connection.execute(sql.DELETE_H, (place,)).rowcount for place in range(h, h + 4))
+        self._invalidation.count(-deleted)
+
+    def _lose(self, ring: Ring) -> None:
+        """Empty the cache: the buffer is damaged, so nobody can tell which entries have newer values."""
+        session = self._session
+        generations, header = session.generations, session.header
+        tick = generations.next_tick()
+        generations.begin_all(tick)
+        try:
+            self._maintenance.trash.expect()
+            with self._transactions.batch():
+                self._connection.execute("DELETE FROM entry")
+            ring.drop()
+        finally:
+            header[Header.COUNT] = UNCOUNTED
+            generations.settle_all(tick)
+
+
+def _written(tick: int, h: int, stored: bytes, row: Row) -> Written:
+    v, expire, fresh, tags, _, _, original_key, _, _ = row
+    return Written(tick, h, stored, v, expire, fresh, tags, original_key, False)

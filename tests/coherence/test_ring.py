@@ -1,0 +1,310 @@
+"""The ring of the write buffer: what is found, carried, mended, taken over after a power loss, and lost by damage."""
+
+from __future__ import annotations
+
+import mmap
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from diskcache_like import DecodeError
+from diskcache_like.coherence import ring as ring_module
+from diskcache_like.coherence.ring import LONGEST_WALK, PAGE, Mark, Ring, Word, Written
+
+SLOTS = 16
+CAPACITY = 1 << 14
+NUMBER, EPOCH = 4711, 0
+
+
+def made(path: Path, slots: int = SLOTS) -> Ring:
+    """Return a ring that is begun."""
+    ring = Ring.open(str(path), slots, CAPACITY)
+    assert ring is not None
+    ring.begin(None, EPOCH, NUMBER)
+    return ring
+
+
+@pytest.fixture
+def ring(tmp_path: Path) -> Iterator[Ring]:
+    ring = made(tmp_path / "cache.buffer")
+    yield ring
+    ring.close()
+
+
+def hash_of(key: int) -> int:
+    """Return a hash; every fourth key shares it with another."""
+    return (key // 4) << 2
+
+
+class Model:
+    """A ring beside what it should say: a database that has what is carried, and all keys as they are."""
+
+    def __init__(self, ring: Ring) -> None:
+        self.ring = ring
+        self.now: dict[int, bytes | None] = {}
+        self.database: dict[int, bytes | None] = {}
+        self.tick = 0
+
+    def write(self, key: int, v: bytes | None) -> None:
+        """Write a key, with everything carried before if there is no room."""
+        self.tick += 1
+        written = Written(self.tick, hash_of(key), stored(key), v)
+        if not self.ring.append(written):
+            self.carry(1 << 20)
+            self.ring.end_walks()
+            assert self.ring.append(written)
+        self.now[key] = v
+
+    def carry(self, most: int) -> None:
+        """Carry what waits of some keys into the database."""
+        net, mark = self.ring.gather(most)
+        for key, (_, _, _, what, _) in net.items():
+            assert isinstance(key, bytes)
+            assert not isinstance(what, Written)
+            self.database[int(key)] = what
+        if mark is not None:
+            self.ring.carried(mark)
+
+    def read(self, key: int) -> bytes | None:
+        """Read a key as a reader does."""
+        found = self.ring.find(hash_of(key), stored(key))
+        return self.database.get(key) if found is None else found.v
+
+
+def stored(key: int) -> bytes:
+    """Return the stored form of a key."""
+    return b"%d" % key
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_newest_write_of_every_key_is_found_or_carried(ring: Ring, seed: int) -> None:
+    source, model = random.Random(seed), Model(ring)
+    for _ in range(3000):
+        key = source.randrange(40)
+        model.write(key, None if source.random() < 0.2 else source.randbytes(source.choice((0, 10, 100, 900))))
+        if source.random() < 0.05:
+            model.carry(source.choice((1, 5, 100)))
+        for each in source.sample(range(40), 3):
+            assert model.read(each) == model.now.get(each)
+    assert ring.words[Word.HEAD] > 10 * CAPACITY, "it has wrapped"
+
+
+def test_all_columns_of_a_row_come_back(ring: Ring) -> None:
+    rows = [
+        Written(1, 0, b"a", b"v", 1.5, 2.5, "61 62", b"spelled", False),
+        Written(2, 4, b"b", b"", None, None, None, None, False),
+        Written(3, 8, b"c", b"v", 0.0, None, "", b"", False),
+        Written(4, 12, b"d", b"v"),
+        Written(5, 16, b"e", None),
+    ]
+    for row in rows:
+        assert ring.append(row)
+    assert [ring.find(row.h, row.stored) for row in rows] == rows
+    net, mark = ring.gather(100)
+    assert [net[row.stored][3] for row in rows] == [*rows[:3], b"v", None]
+    assert mark is not None
+    assert mark.carried == ring.words[Word.HEAD]
+
+
+def test_what_several_writes_of_a_key_come_to(ring: Ring) -> None:
+    for tick, v in enumerate((b"1", b"2", None, b"3", b"4"), start=1):
+        assert ring.append(Written(tick, 0, b"key", v))
+    assert ring.append(Written(6, 0, b"other", b"5"))
+    assert ring.append(Written(7, 0, b"other", b"6"))
+    net, _ = ring.gather(100)
+    assert net == {b"key": (4, 5, 0, b"4", True), b"other": (6, 7, 0, b"6", False)}
+
+
+def test_a_slice_ends_before_one_key_more(ring: Ring) -> None:
+    for tick, key in enumerate((b"a", b"b", b"a", b"c", b"a"), start=1):
+        assert ring.append(Written(tick, 0, key, b"v"))
+    net, mark = ring.gather(2)
+    assert [*net] == [b"a", b"b"]
+    assert net[b"a"][1] == 3
+    assert mark is not None
+    ring.carried(mark)
+    assert [*ring.gather(2)[0]] == [b"c", b"a"]
+
+
+def test_a_walk_is_never_longer_than_its_bound(ring: Ring) -> None:
+    for key in range(LONGEST_WALK):
+        for _ in range(2):
+            assert ring.append(Written(1, 0, stored(key), b"v"))
+    assert not ring.append(Written(1, 0, b"one more", b"v"))
+    assert ring.append(Written(1, 0, stored(LONGEST_WALK - 1), b"v")), "the newest key makes the walk no longer"
+
+
+def test_nothing_waiting_is_overwritten(ring: Ring) -> None:
+    appended = 0
+    while ring.append(Written(1, 0, b"key", b"v" * 100)):
+        appended += 1
+    assert (appended + 1) * 200 > CAPACITY
+    assert ring.gather(10)[0][b"key"][3] == b"v" * 100
+
+
+def test_walks_end_where_the_database_was_written_in_another_way(ring: Ring) -> None:
+    assert ring.append(Written(1, 0, b"key", b"v"))
+    _, mark = ring.gather(10)
+    assert mark is not None
+    ring.carried(mark)
+    assert ring.find(0, b"key") is not None
+    assert ring.is_marked()
+    ring.end_walks()
+    assert ring.find(0, b"key") is None
+    assert not ring.is_marked()
+
+
+class Killed(BaseException):
+    """The writer dies here."""
+
+
+class DyingWords:
+    """Words that let the writer die at one store."""
+
+    def __init__(self, words: memoryview, left: list[int]) -> None:
+        self.words = words
+        self.left = left
+
+    def __getitem__(self, index: int) -> int:
+        return int(self.words[index])
+
+    def __setitem__(self, index: int, value: int) -> None:
+        self.left[0] -= 1
+        if self.left[0] == 0:
+            raise Killed
+        self.words[index] = value
+
+
+@pytest.mark.parametrize("before", [0, 1, 50])
+def test_a_writer_that_dies_has_written_its_record_or_nothing(tmp_path: Path, before: int) -> None:
+    outcomes = set()
+    for step in range(1, 20):
+        ring = made(tmp_path / f"{before}-{step}")
+        model = Model(ring)
+        for key in range(before):
+            model.write(key % 7, b"v" * 300)
+        words, table = ring.words, ring._table
+        left = [step]
+        ring.words, ring._table = DyingWords(words, left), DyingWords(table, left)  # type: ignore[assignment]
+        survived = True
+        try:
+            assert ring.append(Written(99, hash_of(3), stored(3), b"new"))
+        except Killed:
+            survived = False
+        ring.words, ring._table = words, table
+        ring.mend()
+        value = model.read(3)
+        outcomes.add(value == b"new")
+        assert value in (b"new", model.now.get(3))
+        if value == b"new":
+            model.now[3] = b"new"
+        model.write(5, b"after")
+        assert [model.read(key) for key in range(7)] == [model.now.get(key) for key in range(7)]
+        model.carry(1 << 20)
+        assert model.database == model.now
+        ring.close()
+        if survived:
+            break
+    assert survived
+    assert outcomes == {True, False}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_after_a_power_loss_the_writes_up_to_one_are_there(tmp_path: Path, seed: int) -> None:
+    source = random.Random(seed)
+    path = tmp_path / "cache.buffer"
+    ring = made(path)
+    model = Model(ring)
+    for _ in range(source.randrange(200)):
+        model.write(source.randrange(40), source.randbytes(source.choice((10, 400))))
+    model.carry(1 << 20)
+    mark = ring.mark()
+    history = [dict(model.database)]
+    before = path.read_bytes()
+    for _ in range(source.randrange(1, 30)):
+        model.write(source.randrange(40), source.randbytes(source.choice((10, 400))))
+        if ring.words[Word.CARRIED] != mark.carried:
+            mark, history, before = ring.mark(), [dict(model.database)], path.read_bytes()
+        history.append(dict(model.now))
+    after = path.read_bytes()
+    ring.close()
+    pages = [
+        (before if source.random() < 0.3 else after)[start : start + mmap.PAGESIZE]
+        for start in range(0, len(after), mmap.PAGESIZE)
+    ]
+    words = bytearray(b"".join(pages))
+    words[: mmap.PAGESIZE] = source.choice((before, after))[: mmap.PAGESIZE]
+    path.write_bytes(words)
+    found = Ring.open(str(path), SLOTS, CAPACITY)
+    assert found is not None
+    assert not found.belongs_to(NUMBER, EPOCH + 1)
+    found.begin(mark, EPOCH, 1234)
+    again = Model(found)
+    again.database, again.now = dict(history[0]), {}
+    seen = {key: again.read(key) for key in range(40)}
+    assert {key: v for key, v in seen.items() if v is not None} in [
+        {key: v for key, v in state.items() if v is not None} for state in history
+    ]
+    again.now = dict(seen)
+    again.write(1, b"after")
+    again.carry(1 << 20)
+    assert {key: again.database.get(key) for key in range(40)} == {**seen, 1: b"after"}
+    found.close()
+
+
+def test_a_ring_is_believed_only_in_its_file_and_on_its_boot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ring = made(tmp_path / "cache.buffer")
+    assert ring.belongs_to(NUMBER, EPOCH)
+    assert not ring.belongs_to(NUMBER + 1, EPOCH)
+    assert not ring.belongs_to(NUMBER, EPOCH + 1)
+    (tmp_path / "copy").write_bytes((tmp_path / "cache.buffer").read_bytes())
+    copy = Ring.open(str(tmp_path / "copy"), SLOTS, CAPACITY)
+    assert copy is not None
+    assert not copy.belongs_to(NUMBER, EPOCH)
+    copy.close()
+    monkeypatch.setattr(ring_module, "boot_id", lambda: 5)
+    assert not ring.belongs_to(NUMBER, EPOCH)
+    ring.close()
+
+
+@pytest.mark.parametrize("mark", [None, Mark(NUMBER + 1, 3 * CAPACITY, 0)])
+def test_what_the_database_does_not_know_of_is_dropped(ring: Ring, mark: Mark | None) -> None:
+    assert ring.append(Written(1, 0, b"key", b"v"))
+    assert ring.begin(mark, EPOCH, 99) == 99
+    assert ring.find(0, b"key") is None
+    assert ring.gather(10) == ({}, None)
+    assert ring.append(Written(1, 0, b"key", b"new"))
+    assert ring.find(0, b"key") == Written(1, 0, b"key", b"new")
+
+
+def test_a_flipped_bit_never_shows_an_older_value(tmp_path: Path) -> None:
+    path = tmp_path / "cache.buffer"
+    ring = made(path)
+    at = PAGE + ring.words[Word.HEAD] % CAPACITY
+    assert ring.append(Written(1, 0, b"key", b"old"))
+    first = ring.words[Word.HEAD]
+    assert ring.append(Written(2, 0, b"key", b"new"))
+    size = ring.words[Word.HEAD] - first
+    for position in range(at + size, at + 2 * size):
+        ring._bytes[position] ^= 4
+        try:
+            found = ring.find(0, b"key")
+        except DecodeError:
+            found = Written(0, 0, b"key", None)
+        assert found is None or found.v != b"old"
+        try:
+            net, _ = ring.gather(10)
+        except DecodeError:
+            net = {}
+        values = {what for _, _, _, what, _ in net.values()}
+        assert b"old" not in values
+        ring._bytes[position] ^= 4
+    ring.close()
+
+
+def test_no_room_for_the_file_means_no_ring(tmp_path: Path) -> None:
+    assert Ring.open(str(tmp_path / "missing" / "cache.buffer"), SLOTS, CAPACITY) is None
+    (tmp_path / "cache.buffer").symlink_to(tmp_path / "elsewhere")
+    assert Ring.open(str(tmp_path / "cache.buffer"), SLOTS, CAPACITY) is None

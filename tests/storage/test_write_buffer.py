@@ -1,0 +1,407 @@
+"""The write buffer: every handle reads what waits there, no write of another kind comes before it, nothing is lost."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from diskcache_like import Cache, FanoutCache, SettingError
+from diskcache_like.coherence.ring import PAGE, Ring, Word
+from diskcache_like.storage import write_buffer
+from diskcache_like.storage.opening import opener
+
+from ..support.workers import Crew, Link
+
+SIZE = 1 << 14
+SMALL: dict[str, Any] = {"write_buffer": SIZE, "generation_slots": 16}
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Iterator[Cache]:
+    with Cache(tmp_path / "cache", **SMALL) as cache:
+        yield cache
+
+
+@pytest.fixture
+def other(cache: Cache) -> Iterator[Cache]:
+    with Cache(cache.directory, hot_size_limit=0, **SMALL) as other:
+        yield other
+
+
+def ring_of(cache: Cache) -> Ring:
+    """Return the ring of a cache of one shard."""
+    ring = cache._shards.stores[0].session.ring
+    assert ring is not None
+    return ring
+
+
+def rows_of(cache: Cache) -> int:
+    """Return the number of rows that are in the database now, as somebody else sees them."""
+    connection = sqlite3.connect(f"file:{cache.directory}/cache.db?mode=ro", uri=True)
+    try:
+        return int(connection.execute("SELECT count(1) FROM entry").fetchone()[0])
+    finally:
+        connection.close()
+
+
+def test_a_write_waits_and_everybody_sees_it(cache: Cache, other: Cache) -> None:
+    cache["key"] = 1
+    assert rows_of(cache) == 0
+    assert other["key"] == cache["key"] == 1
+    assert "key" in other
+    assert other.get_many(["key", "missing"]) == {"key": 1}
+    assert other.get_entry("key").version == cache.get_entry("key").version > 0
+    assert other.delete("key")
+    assert cache.get("key") is None
+    assert "key" not in cache
+    assert not cache.delete("key")
+    assert rows_of(cache) == 0
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        len,
+        list,
+        lambda cache: list(reversed(cache)),
+        lambda cache: cache.volume(),
+        lambda cache: list(cache.keys(tags=["a"])),
+        lambda cache: cache.tags(),
+        lambda cache: cache.check(),
+        lambda cache: cache.peekitem(),
+        lambda cache: cache.evict("nothing"),
+        lambda cache: cache.expire(),
+        lambda cache: cache.push("item"),
+        lambda cache: cache.set("large", bytes(1 << 16)),
+        lambda cache: cache.set_many({"more": 1}),
+        lambda cache: cache.touch("key", 100),
+        lambda cache: cache.flush(),
+        lambda cache: cache.close(),
+    ],
+)
+def test_whoever_needs_the_rows_has_everything_carried_first(cache: Cache, other: Cache, look: Any) -> None:
+    cache.set("key", 1, tag="a")
+    assert rows_of(cache) == 0
+    look(other)
+    assert rows_of(cache) >= 1
+    assert cache["key"] == 1
+    assert ring_of(cache).waiting() == 0
+
+
+def test_counters_stay_in_the_buffer(cache: Cache, other: Cache) -> None:
+    for number in range(1, 20):
+        assert (cache, other)[number % 2].incr("counter") == number
+    assert rows_of(cache) == 0
+    assert cache.add("counter", 5) is False
+    assert other.pop("counter") == 19
+    assert cache.add("counter", 5) is True
+    assert other["counter"] == 5
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_two_handles_agree_with_a_dictionary(cache: Cache, other: Cache, seed: int) -> None:
+    source = random.Random(seed)
+    model: dict[int, Any] = {}
+    for number in range(1500):
+        one = source.choice((cache, other))
+        key = source.randrange(60)
+        deed = source.random()
+        if deed < 0.5:
+            model[key] = number if source.random() < 0.8 else bytes(source.randrange(3000))
+            one.set(key, model[key], tag=source.choice((None, "a")), expire=source.choice((None, 1000)))
+        elif deed < 0.6:
+            assert one.delete(key) == (model.pop(key, None) is not None)
+        elif deed < 0.7:
+            assert one.pop(key, "none") == model.pop(key, "none")
+        elif deed < 0.75:
+            with one.transact():
+                model[key] = one[key] = number
+                model[key + 1] = one[key + 1] = number
+        elif deed < 0.8:
+            assert one.touch(key, 500) == (key in model)
+        elif deed < 0.82:
+            assert len(one) == len(model)
+            assert {*one} == {*model}
+        elif deed < 0.83:
+            one.clear()
+            model.clear()
+        else:
+            assert one.get(key, "none") == model.get(key, "none")
+    assert dict(cache) == dict(other) == model
+    assert cache.check() == []
+    assert ring_of(cache).words[Word.HEAD] > 5 * SIZE, "it has wrapped"
+
+
+def test_entries_keep_the_order_of_their_insertion(cache: Cache, other: Cache) -> None:
+    for key in "dacb":
+        cache[key] = 1
+    other["a"] = 2
+    del cache["d"]
+    cache["d"] = 3
+    cache["e"] = 4
+    assert list(other) == ["a", "c", "b", "d", "e"]
+    assert other.peekitem() == ("e", 4)
+
+
+def test_one_more_record_than_a_walk_may_have_is_carried(cache: Cache, other: Cache) -> None:
+    for round_ in range(3):
+        for key in range(400):
+            cache[key] = (key, round_)
+        assert all(other[key] == (key, round_) for key in range(400))
+
+
+def test_what_is_removed_in_another_way_is_not_found_in_the_buffer(cache: Cache, other: Cache) -> None:
+    cache.set("tagged", 1, tag="a")
+    cache.set("brief", 1, expire=1e-9)
+    cache["key"] = 1
+    assert other.evict("a") == 1
+    assert cache.get("tagged") is None
+    assert other.expire() <= 1
+    with other.transact():
+        other["key"] = 2
+        assert other["key"] == 2
+        del other["key"]
+    assert cache.get("key") is None
+    cache["key"] = 3
+    other.clear()
+    assert cache.get("key") is None
+    assert len(cache) == 0
+
+
+def test_a_transaction_that_is_rolled_back_leaves_what_waited(cache: Cache, other: Cache) -> None:
+    cache["key"] = 1
+    with pytest.raises(ZeroDivisionError), other.transact():
+        other["key"] = 2
+        raise ZeroDivisionError
+    assert cache["key"] == other["key"] == 1
+
+
+def test_a_full_cache_evicts_as_without_a_buffer(tmp_path: Path) -> None:
+    with Cache(tmp_path, size_limit=1 << 20, **SMALL) as cache:
+        for number in range(20_000):
+            cache[number] = bytes(100)
+        assert cache.volume() <= 1 << 20
+        assert 1000 < len(cache) < 15_000
+        assert cache[19_999] == bytes(100)
+        assert cache.check() == []
+
+
+# -- what outlives a process, and a copy -------------------------------------------------------------------------------
+
+
+def _write_and_wait(link: Link, directory: str, keys: int) -> None:
+    cache = Cache(directory, **SMALL)
+    for key in range(keys):
+        cache[key] = key
+    link.tell()
+    link.hear()
+
+
+@pytest.mark.parametrize("keys", [1, 20, 2000])
+def test_a_killed_writer_loses_nothing(tmp_path: Path, keys: int) -> None:
+    with Crew() as crew:
+        worker = crew.start(_write_and_wait, str(tmp_path), keys)
+        worker.hear()
+        os.kill(worker.pid, signal.SIGKILL)
+        with Cache(tmp_path, **SMALL) as cache:
+            assert [cache.get(key) for key in range(keys)] == list(range(keys))
+            assert len(cache) == keys
+            assert cache.check() == []
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_a_copy_made_in_use_has_what_waited(tmp_path: Path, shards: int) -> None:
+    def made(place: str) -> Cache:
+        return (
+            FanoutCache(tmp_path / place, shards, timeout=60, **SMALL)
+            if shards > 1
+            else Cache(tmp_path / place, **SMALL)
+        )
+
+    with made("original") as cache:
+        for key in range(30):
+            cache[key] = "first"
+        cache.flush()
+        for key in range(0, 30, 2):
+            cache[key] = "second"
+        shutil.copytree(tmp_path / "original", tmp_path / "copy")
+        for key in range(30):
+            cache[key] = "third"
+        cache.flush()
+        with made("copy") as copy:
+            assert [copy[key] for key in range(30)] == ["second", "first"] * 15
+            copy["key"] = 1
+            assert copy["key"] == 1
+            assert copy.check() == []
+
+
+def test_a_copy_without_the_buffer_has_what_was_flushed(cache: Cache, tmp_path: Path) -> None:
+    cache["key"] = "flushed"
+    cache.flush()
+    cache["key"] = "waiting"
+    shutil.copytree(cache.directory, tmp_path / "copy")
+    (tmp_path / "copy" / "cache.buffer").unlink()
+    with Cache(tmp_path / "copy", **SMALL) as copy:
+        assert copy["key"] == "flushed"
+        copy["key"] = "new"
+        assert copy["key"] == "new"
+
+
+@pytest.mark.parametrize("lost", ["cache.gen", "cache.board", "cache.lock"])
+def test_what_waited_is_found_without_the_other_control_files(tmp_path: Path, lost: str) -> None:
+    with Crew() as crew:
+        worker = crew.start(_write_and_wait, str(tmp_path), 20)
+        worker.hear()
+        os.kill(worker.pid, signal.SIGKILL)
+        (tmp_path / lost).unlink(missing_ok=True)
+        with Cache(tmp_path, **SMALL) as cache:
+            assert [cache.get(key) for key in range(20)] == list(range(20))
+
+
+def test_what_waited_is_found_with_another_number_of_slots(tmp_path: Path) -> None:
+    with Crew() as crew:
+        worker = crew.start(_write_and_wait, str(tmp_path), 20)
+        worker.hear()
+        os.kill(worker.pid, signal.SIGKILL)
+        (tmp_path / "cache.gen").unlink()
+        with Cache(tmp_path, generation_slots=1 << 10, write_buffer=1 << 20) as cache:
+            assert [cache.get(key) for key in range(20)] == list(range(20))
+
+
+def test_a_new_boot_takes_over_what_waited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Crew() as crew:
+        worker = crew.start(_write_and_wait, str(tmp_path), 20)
+        worker.hear()
+        os.kill(worker.pid, signal.SIGKILL)
+    boot = tmp_path / "boot_id"
+    boot.write_text("5eed0002-5eed-5eed-5eed-5eed5eed5eed")
+    monkeypatch.setattr("diskcache_like.system.boot._BOOT_ID", boot)
+    with Cache(tmp_path, **SMALL) as cache:
+        assert [cache.get(key) for key in range(20)] == list(range(20))
+        assert cache.check() == [] or all("boot_id" in str(problem.message) for problem in cache.check())
+
+
+# -- handles that differ ------------------------------------------------------------------------------------------------
+
+
+def test_a_durable_handle_writes_to_the_database_at_once(cache: Cache) -> None:
+    cache["key"] = 1
+    with Cache(cache.directory, durability="power") as durable:
+        durable["other"] = 2
+        assert rows_of(cache) == 2
+        assert cache["other"] == 2
+        cache["key"] = 3
+        assert durable["key"] == 3
+
+
+def test_durability_may_change_in_use(cache: Cache) -> None:
+    cache["key"] = 1
+    cache.reset("durability", "power")
+    cache["other"] = 2
+    assert rows_of(cache) == 2
+
+
+def test_a_cache_without_a_buffer_has_no_file_for_it(tmp_path: Path) -> None:
+    with Cache(tmp_path) as cache:
+        cache["key"] = 1
+        assert rows_of(cache) == 1
+        cache.flush()
+        assert not (tmp_path / "cache.buffer").exists()
+
+
+def test_another_machine_refuses_what_it_cannot_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = Cache(tmp_path, **SMALL)
+    cache["key"] = 1
+    monkeypatch.setattr(opener, "strongly_ordered", lambda: False)
+    with pytest.raises(SettingError, match=r"write buffer .* flush\(\)"):
+        Cache(tmp_path)
+    cache.flush()
+    with Cache(tmp_path) as weak:
+        assert weak["key"] == 1
+        weak["key"] = 2
+        assert cache["key"] == 2
+        cache["key"] = 3
+        assert weak["key"] == 3
+        assert rows_of(weak) == 1
+    cache.close()
+
+
+def test_a_nearly_full_disk_has_everything_written_at_once(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(write_buffer, "ROOM", 1 << 62)
+    cache["first"] = 1  # after which the disk is looked at
+    cache["key"] = 2
+    assert rows_of(cache) == 2
+
+
+# -- damage -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_damaged_record_is_missing_and_does_not_show_an_older_value(cache: Cache, other: Cache) -> None:
+    cache["key"] = "old"
+    cache["bystander"] = 1
+    cache.flush()
+    ring = ring_of(cache)
+    start = ring.words[Word.HEAD] % ring.capacity + PAGE
+    cache["key"] = "new"
+    end = ring.words[Word.HEAD] % ring.capacity + PAGE
+    ring._bytes[end - 12] ^= 1
+    assert other.get("key") != "old"
+    assert other.get("bystander") == 1
+    other.flush()
+    assert other.get("key") is None
+    assert other["bystander"] == 1
+    cache["key"] = "newest"
+    ring._bytes[start + (end - start) + 20] ^= 1  # in the header of the newest record
+    assert other.get("key") != "new"
+    other.flush()
+    assert other.get("key") is None
+    cache["key"] = "again"
+    assert other["key"] == "again"
+
+
+def test_a_value_that_waits_is_not_hidden_by_a_quarantine(cache: Cache, other: Cache) -> None:
+    cache["key"] = 1
+    assert cache._shards.stores[0].session.epoch == 0
+    cache.flush()
+    cache["key"] = 2
+    cache._hot.clear()
+    cache.close()
+    other.close()
+    with Path(cache.directory, "cache.db").open("r+b") as file:
+        file.write(b"not a database")
+    with pytest.warns(UserWarning, match="goes on empty"):
+        assert cache.get("key") is None
+    cache["key"] = 3
+    assert other["key"] == 3
+    assert len(other) == 1
+
+
+@pytest.mark.parametrize("carried", [False, True])
+def test_a_removal_takes_what_has_expired_and_is_kept(cache: Cache, other: Cache, carried: bool) -> None:
+    clock = [1_700_000_000.0]
+    with Cache(cache.directory, clock=lambda: clock[0], **SMALL) as timed:
+        timed.get_or_set("key", lambda: "old", expire=10, stale_while_revalidate=100)
+        if carried:
+            timed.flush()
+        clock[0] += 20
+        assert timed.get_entry("key", stale=True).value == "old"
+        assert timed.delete("key") is False
+        assert timed.get_entry("key", stale=True) is None
+        assert other.get_entry("key", stale=True) is None
+
+
+def test_a_new_limit_holds_from_the_next_write_on(cache: Cache) -> None:
+    for number in range(2000):
+        cache[number] = bytes(200)
+    cache.reset("size_limit", 200_000)
+    cache["key"] = 1
+    assert cache.volume() <= 200_000
+    assert cache["key"] == 1
