@@ -1,7 +1,7 @@
 """What small writes take with a write buffer, beside those without one and beside DiskCache's.
 
-All three have the same keys and take turns, a few thousand calls each. What a call takes that carries what waits into
-the database is in the mean and in the last percentiles. The values are random, so that no page is written unchanged.
+All three have the same keys and take turns, a few thousand calls each. Calls that carry what waits into the database
+show in the mean and in the last percentiles. The values are random, so that no page is written unchanged.
 """
 
 from __future__ import annotations

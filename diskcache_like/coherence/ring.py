@@ -13,7 +13,7 @@ table, DONE.
 * HEAD makes a record happen. A writer that dies before it has written nothing; one that dies after it, but before DONE,
   has a record that the table may lack, and the next holder makes the table anew (`mend`).
 * CARRIED is the offset up to which the database has everything. It is set after the commit that carries the records: a
-  writer that dies between leaves them to be carried once more, and nothing newer can be in the database by then.
+  writer that dies in between leaves them to be carried once more, and nothing newer can be in the database by then.
 * FLOOR is where walks end. Whoever writes the database in another way, when everything is carried, sets it to HEAD
   before the commit: so no reader takes a record for newer than that commit.
 
@@ -83,11 +83,6 @@ class Written(NamedTuple):
     tags: str | None = None
     original_key: bytes | None = None
     is_plain: bool = True  # a record without further columns
-
-    @property
-    def size(self) -> int:
-        """Return the bytes that it takes up."""
-        return _SIZE + len(self.stored) + len(self.v or b"") + len(self.tags or "") + len(self.original_key or b"")
 
 
 class _Header(NamedTuple):
@@ -169,9 +164,6 @@ class _NoSlots:
     def __getitem__(self, _: int) -> int:
         return 0
 
-    def __len__(self) -> int:
-        return 0
-
 
 class Ring:
     """Map the ring of one shard."""
@@ -246,24 +238,25 @@ class Ring:
         """
         words = self.words
         is_ours = words[Word.MAGIC] == _MAGIC and words[Word.CAPACITY] == self.capacity
-        known = mark is not None and is_ours and mark.ring == words[Word.ID]
+        known = mark if mark is not None and is_ours and mark.ring == words[Word.ID] else None
         words[Word.ID] = 0  # until all of it is whole again
-        number = mark.ring if known and mark is not None else anew
         carried = self.capacity if mark is None else max(mark.carried, self.capacity)
-        last = number & _LOW if mark is None or not known else mark.last
         self._clear_table()
-        head = carried
-        if known:
-            for found, end in self._chain(carried, last):
-                self._table[found.h % self._prime] = found.offset
-                head, last = end, found.check
-        else:
+        if known is None:
+            number, first, reserved = anew, anew & _LOW, 0
             head = carried = carried + self.capacity  # nothing that lies here has such an offset
-        words[Word.RESERVED] = max(words[Word.RESERVED] if is_ours and known else 0, head)
+        else:
+            number, first, reserved = known.ring, known.last, words[Word.RESERVED]
+            head = carried
+        last = first
+        for found, end in self._chain(carried, first) if known else ():
+            self._table[found.h % self._prime] = found.offset
+            head, last = end, found.check
+        words[Word.RESERVED] = max(reserved, head)
         words[Word.LAST] = _joined(last, head)
         words[Word.HEAD] = words[Word.DONE] = head
         words[Word.CARRIED] = words[Word.FLOOR] = carried
-        words[Word.CARRIED_LAST] = _joined(last if head == carried else mark.last if mark else last, carried)
+        words[Word.CARRIED_LAST] = _joined(first, carried)
         words[Word.MAGIC], words[Word.CAPACITY], words[Word.SLOTS] = _MAGIC, self.capacity, len(self._table)
         words[Word.BOOT], words[Word.FILE], words[Word.EPOCH] = boot_id(), self.file, epoch
         words[Word.ID] = number
@@ -395,8 +388,8 @@ class Ring:
     def gather(self, most: int) -> tuple[dict[bytes | int, Net], Mark | None]:
         """Return what waiting records come to, from the oldest on until more than `most` keys are among them.
 
-        Also the mark up to which that is; None if nothing waits. A record whose content is damaged counts as a removal
-        of every key of its hash. Raises DecodeError for a damaged header. The lock is held.
+        The mark is that of the last of them, None if nothing waits. A record whose content is damaged counts as a
+        removal of every key of its hash. Raises DecodeError for a damaged header. The lock is held.
         """
         words = self.words
         if words[Word.DONE] != words[Word.HEAD]:

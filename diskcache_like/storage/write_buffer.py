@@ -15,11 +15,10 @@ import os
 from collections.abc import Callable
 from operator import itemgetter
 
-from ..coherence.generations import MAX_WORD, UNCOUNTED, Header, microseconds
+from ..coherence.generations import MAX_WORD, Header, microseconds
 from ..coherence.ring import Net, Ring, Word, Written
 from ..errors import DecodeError
 from ..system.blocking import may_block
-from ..system.signals import suppress
 from .opening.identity import BUFFER_MARK
 from .placement import Placement
 from .shard.invalidation import WRITE_COST
@@ -36,14 +35,8 @@ FULL_PART: int = 4  # of the ring, that may wait
 LIMIT_PART: int = 32  # of the size limit, that may wait
 ROOM: int = 64 << 20  # bytes that the disk has left at least while something waits
 
-_TICK, _BUFFER = Header.TICK, Header.BUFFER
-_WRITTEN, _VOLUME_DUE, _NEXT_EXPIRE, _DISPLACED = (
-    Header.WRITTEN,
-    Header.VOLUME_DUE,
-    Header.NEXT_EXPIRE,
-    Header.DISPLACED,
-)
-
+_BUFFER, _DISPLACED, _NEXT_EXPIRE = Header.BUFFER, Header.DISPLACED, Header.NEXT_EXPIRE
+_WRITTEN, _VOLUME_DUE = Header.WRITTEN, Header.VOLUME_DUE
 
 # Writes all columns of a row: its place, stored key, columns, and the numbers of its last write and of its first.
 WriteRow = Callable[[int, bytes, Row, int, int], None]
@@ -60,7 +53,6 @@ class WriteBuffer:
         self._placement = placement
         self._write_columns = write_row
         self._invalidation = maintenance.transactions.invalidation
-        self._carrying = False
         self._is_tight = False
         self._expects_present = False  # most likely the next rows are there: then the cheaper UPDATE is tried alone
 
@@ -125,23 +117,16 @@ class WriteBuffer:
 
     def _measure(self) -> None:
         """See whether the disk has room for what may wait; without it every write goes to the database at once."""
-        with suppress(OSError):
-            disk = os.statvfs(self._session.directory)
-            self._is_tight = bool(disk.f_blocks) and disk.f_bavail * disk.f_frsize < ROOM
+        self._is_tight = self._maintenance.recovery.checkpointer.left_on_disk() < ROOM
 
     # -- carrying -----------------------------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Carry everything into the database, and do what is due then."""
+        """Carry everything into the database; within a transaction nothing waits."""
         ring = self._session.ring
-        if ring is None or self._carrying or not ring.waiting() or self._connection.txn is not None:
-            return
-        self._carrying = True
-        try:
+        if ring is not None and self._connection.txn is None:
             while ring.waiting():
                 self._carry(ring, FLUSHED)
-        finally:
-            self._carrying = False
 
     def _look(self) -> None:
         """Do what is due by now, once everything is carried."""
@@ -233,18 +218,9 @@ class WriteBuffer:
 
     def _lose(self, ring: Ring) -> None:
         """Empty the cache: the buffer is damaged, so nobody can tell which entries have newer values."""
-        session = self._session
-        generations, header = session.generations, session.header
-        tick = generations.next_tick()
-        generations.begin_all(tick)
-        try:
-            self._maintenance.trash.expect()
-            with self._transactions.batch():
-                self._connection.execute("DELETE FROM entry")
-            ring.drop()
-        finally:
-            header[Header.COUNT] = UNCOUNTED
-            generations.settle_all(tick)
+        with self._transactions.batch():
+            self._maintenance.remover.delete_all()
+        ring.drop()
 
 
 def _written(tick: int, h: int, stored: bytes, row: Row) -> Written:

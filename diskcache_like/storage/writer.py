@@ -329,45 +329,38 @@ class Writer:
     def _compute(self, autocommit: bool, arguments: tuple[int, bytes, Decide]) -> int:
         h, stored, decide = arguments
         session = self._session
-        place, v = h, None
-        if autocommit and session.ring is not None:
-            return self._compute_buffered(h, stored, decide)
-        if session.board is not None and not session.header[_DISPLACED]:
-            # Under the lock, what the board shows for the slot's generation is what stands in the row. The checksum
-            # tells whether it is this key's; a record that is authenticated by other means is read from the row.
-            v = session.board.find(h, session.slots[h % session.slot_prime])
-            if v is not None and v != NO_ENTRY and crc32(v, crc32(stored)) != RESIDUE:
-                v = None
-        if v is None:
-            place, v = self._placement.find(h, stored, autocommit)
-        elif v == NO_ENTRY:
-            v = None
+        place, v = self._find(h, stored, autocommit)
         change = decide(v)
         if change is None:
             return 1
         if type(change) is bytes or type(change) is Row:
             return self._upsert(autocommit, (h, stored, change, v is not None, v is not None))
+        if autocommit and session.ring is not None:
+            if type(change) is Remove and v is not None and self.buffer.takes(stored, None):
+                return self.buffer.write(h, stored, None)
+            self.buffer.flush()
+            place, _ = self._placement.find(h, stored, autocommit)
         if autocommit and type(change) is Remove:
             step = partial(self._change, autocommit, h, place, change)
             return self._maintenance.recovery.run(step, removes=True)
         return self._change(autocommit, h, place, change)  # type: ignore[arg-type]
 
-    def _compute_buffered(self, h: int, stored: bytes, decide: Decide) -> int:
-        """Do what `compute` does where there is a write buffer."""
-        found = self._session.buffered(h, stored)
-        v = found.v if found is not None else self._placement.find_own(h, stored)
-        change = decide(v)
-        if change is None:
-            return 1
-        if type(change) is bytes or type(change) is Row:
-            return self._upsert(True, (h, stored, change, v is not None, v is not None))
-        if type(change) is Remove and v is not None and self.buffer.takes(stored, None):
-            return self.buffer.write(h, stored, None)
-        self.buffer.flush()
-        place, _ = self._placement.find(h, stored, True)
-        if type(change) is Remove:
-            return self._maintenance.recovery.run(partial(self._change, True, h, place, change), removes=True)
-        return self._change(True, h, place, change)  # type: ignore[arg-type]
+    def _find(self, h: int, stored: bytes, autocommit: bool) -> tuple[int, bytes | None]:
+        """Return place and record of a key; with a write buffer, the place only where nothing waits."""
+        session = self._session
+        if autocommit and session.ring is not None:
+            found = session.buffered(h, stored)
+            return h, found.v if found is not None else self._placement.find_own(h, stored)
+        v = None
+        if session.board is not None and not session.header[_DISPLACED]:
+            # Under the lock, what the board shows for the slot's generation is what stands in the row. The checksum
+            # tells whether it is this key's; a record that is authenticated by other means is read from the row.
+            v = session.board.find(h, session.slots[h % session.slot_prime])
+            if v == NO_ENTRY:
+                return h, None
+            if v is not None and crc32(v, crc32(stored)) != RESIDUE:
+                v = None
+        return (h, v) if v is not None else self._placement.find(h, stored, autocommit)
 
     def _change(self, autocommit: bool, h: int, place: int, change: Touch | Remove) -> int:
         """Give the entry at `place` another expiry, or remove it."""

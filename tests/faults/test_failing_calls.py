@@ -66,25 +66,19 @@ def test_a_value_file_that_cannot_be_written_is_named(
     assert cache["k"] == LARGE
 
 
-def test_a_value_file_that_cannot_be_opened_is_named(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("call", "code", "message"), [("open", errno.EMFILE, "close files"), ("read", errno.EIO, "Input/output")]
+)
+def test_a_value_file_that_cannot_be_opened_or_read_is_named(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch, call: str, code: int, message: str
+) -> None:
     cache["k"] = LARGE
-    refusing = Refusing(monkeypatch, "open", errno.EMFILE)
+    refusing = Refusing(monkeypatch, call, code)
     refusing.on = True
-    with pytest.raises(DirectoryError, match="close files") as caught:
+    with pytest.raises(DirectoryError, match=message) as caught:
         cache.get("k")
     refusing.on = False
-    assert caught.value.errno == errno.EMFILE
-    assert caught.value.filename == str(value_files(Path(cache.directory))[0])
-    assert cache["k"] == LARGE
-
-
-def test_a_value_whose_file_cannot_be_read_is_named(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
-    cache["k"] = LARGE
-    refusing = Refusing(monkeypatch, "read", errno.EIO)
-    refusing.on = True
-    with pytest.raises(DirectoryError, match="Input/output") as caught:
-        cache.get("k")
-    refusing.on = False
+    assert caught.value.errno == code
     assert caught.value.filename == str(value_files(Path(cache.directory))[0])
     assert cache["k"] == LARGE
 

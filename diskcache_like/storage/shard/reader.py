@@ -27,17 +27,14 @@ _EPOCH, _TICK, _BUFFER = Header.EPOCH, Header.TICK, Header.BUFFER  # for the hot
 _OF_ONE = frozenset({sql.SELECT_V, sql.SELECT_MANY, sql.SELECT_PROBES, sql.SELECT_VERSIONED, sql.SELECT_SETTING})
 
 
-def _nothing() -> None:
-    return
-
-
 class Reader:
     """Read one shard, on the pool or, within the caller's transaction, on the writing connection."""
+
+    flush: Callable[[], None]  # carries what waits in the write buffer; set by the store
 
     def __init__(self, session: ShardSession) -> None:
         self._session = session
         self._connection = session.connection
-        self.flush: Callable[[], None] = _nothing  # carries what waits in the write buffer; set by the store
 
     def read(self, h: int, stored: bytes) -> bytes | None:
         """Return the record of a key, or at `h`: the caller verifies that it is its own and calls `find` if not."""
@@ -50,7 +47,7 @@ class Reader:
         if txn is not None and txn.reads_here():
             rows = self._connection.select(sql.SELECT_V, (h,))
             return rows[0][0] if rows else None
-        found = None if session.ring is None else self._waiting(h, stored)
+        found = None if session.ring is None else self._in_ring(h, stored)
         if found is not None:
             return found.v
         pool = session.pool
@@ -74,7 +71,7 @@ class Reader:
             pool.settle()
         return None if row is None else row[0]
 
-    def _waiting(self, h: int, stored: bytes) -> Written | None:
+    def _in_ring(self, h: int, stored: bytes) -> Written | None:
         """Return what the write buffer in use has of a key."""
         session = self._session
         if session.header[_BUFFER] != session.buffer:
@@ -186,7 +183,7 @@ class Reader:
         session = self._session
         session.ready()
         txn = self._connection.txn
-        return None if session.ring is None or (txn is not None and txn.reads_here()) else self._waiting(h, stored)
+        return None if session.ring is None or (txn is not None and txn.reads_here()) else self._in_ring(h, stored)
 
     def scan(self, reverse: bool = False) -> Iterator[tuple[int, bytes, bytes | None]]:
         """Return an iterator of (h, stored key, original key) in order of insertion, but not of what is inserted later.

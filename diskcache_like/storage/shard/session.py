@@ -197,11 +197,7 @@ class ShardSession:
         try:
             self._end_presence()
             self._close_connections()
-            self.generations.close()
-            if self.board is not None:
-                self.board.close()
-            if self.ring is not None:
-                self.ring.close()
+            self._close_maps()
             self.header = self.slots = self.uses = CLOSED  # a reader on its way finds odd slots and another epoch
             lock.release_and_close(self._note_closed)
         except BaseException:  # the next call opens it anew; what is still open goes with the last reference to it
@@ -211,6 +207,11 @@ class ShardSession:
 
     def _note_closed(self) -> None:
         self.token = NOT_OPEN  # from here on another thread may open the shard again
+
+    def _close_maps(self) -> None:
+        for mapped in (self.generations, self.board, self.ring):
+            if mapped is not None:
+                mapped.close()
 
     def _close_connections(self) -> None:
         self.connection.close()
@@ -243,11 +244,7 @@ class ShardSession:
                 self.open()  # another thread has closed it just now, or is closing it
             elif always or self.header[Header.EPOCH] != self.epoch:
                 self._leave_connections()
-                self.generations.close()
-                if self.board is not None:
-                    self.board.close()
-                if self.ring is not None:
-                    self.ring.close()
+                self._close_maps()
                 self._load()
 
     def _leave_connections(self) -> None:

@@ -53,7 +53,7 @@ class Checkpointer:
         The limit shrinks with the disk's room, so the WAL was once longer than it may get now: on a full disk, removals
         are written into that length.
         """
-        left = self._left_on_disk()
+        left = self.left_on_disk()
         self.wal_bytes = max(LEAST_BYTES, left // (4 * self.shards))
         reserve = min(RESERVE, left // (RESERVE_PART * self.shards)) & -PAGE_SIZE
         if reserve:
@@ -108,11 +108,11 @@ class Checkpointer:
 
     def is_tight(self) -> bool:
         """Tell whether the disk has less left than what is kept on it for removals."""
-        return self._left_on_disk() < RESERVE
+        return self.left_on_disk() < RESERVE
 
     def fits(self, more: int = 0) -> bool:
         """Tell whether the disk, with `more` bytes, seems to have room for what a checkpoint adds to the database."""
-        return self._lacking() * PAGE_SIZE <= self._left_on_disk() + more
+        return self._lacking() * PAGE_SIZE <= self.left_on_disk() + more
 
     def free_pages(self) -> int:
         """Return the number of pages of the database that hold nothing."""
@@ -128,7 +128,7 @@ class Checkpointer:
             reraise_signal(error)
             return 0
 
-    def _left_on_disk(self) -> int:
+    def left_on_disk(self) -> int:
         """Return the bytes that the disk has left; as many as can be where it does not say."""
         try:
             disk = os.statvfs(self._session.directory)

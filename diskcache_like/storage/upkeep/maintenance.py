@@ -27,6 +27,8 @@ class Flushable(Protocol):
 class Maintenance:
     """Do what is due before a write, before a transaction, and after the write lock was released."""
 
+    buffer: Flushable  # set by the writer
+
     def __init__(self, evictor: Evictor, data_keys: DataKeys) -> None:
         self.evictor = evictor
         self.data_keys = data_keys
@@ -35,7 +37,6 @@ class Maintenance:
         self.trash = trash = recovery.trash
         self.unlink_unused, self.after_eviction = trash.unlink_unused, trash.empty_if_possible  # as `Upkeep` says
         self.transactions = recovery.transactions
-        self.buffer: Flushable | None = None  # set by the writer
         self._session = recovery.transactions.session
         self._connection = self._session.connection
         self._checkpointer = recovery.checkpointer
@@ -101,8 +102,7 @@ class Maintenance:
 
     def flush_buffer(self) -> None:
         """Carry the write buffer into the database; the lock is held."""
-        if self._session.ring is not None and self.buffer is not None:
-            self.buffer.flush()
+        self.buffer.flush()
 
     def remove_expired_if_due(self) -> None:
         """Remove at most `cull_limit` entries if some may have expired, and sweep if that may be due.
