@@ -66,7 +66,7 @@ class Store:
         # What is called most, without a step in between.
         self.read, self.read_many, self.find, self.select = reader.read, reader.read_many, reader.find, reader.select
         self.find_versioned = reader.find_versioned
-        self.scan, self.volume, self.refers_to = reader.scan, reader.volume, reader.refers_to
+        self.scan, self.refers_to = reader.scan, reader.refers_to
         self.upsert, self.upsert_many = writer.upsert, writer.upsert_many
         self.remove, self.compute = writer.remove, writer.compute
         self.transaction, self.locked = transactions.transaction, transactions.locked
@@ -146,6 +146,11 @@ class Store:
 
     def _flush_for_reading(self) -> None:
         self.flush(self.session.config.timeout)
+
+    def volume(self) -> int:
+        """Return the bytes in use on disk, what waits in the write buffer among them, since it is flushed before."""
+        self._flush_for_reading()
+        return self.reader.volume()
 
     def version(self, h: int, stored: bytes) -> int:
         """Return the version of the key's row, 0 for no row; the write lock is held."""

@@ -32,6 +32,7 @@ SLICE: int = 64  # keys that one write carries at most, when much is waiting
 FLUSHED: int = 1 << 14  # the same where everything is carried
 LONGEST: int = 1 << 14  # bytes of a record that is appended
 FULL_PART: int = 4  # of the ring, that may wait
+RECORD_PART: int = 4  # of the ring, that a record may take: an empty ring has room for it wherever its head is
 LIMIT_PART: int = 32  # of the size limit, that may wait
 ROOM: int = 64 << 20  # bytes that the disk has left at least while something waits
 
@@ -64,13 +65,14 @@ class WriteBuffer:
         ring = session.ring
         if ring is None or not session.appends or self._is_tight or session.header[_BUFFER] != session.buffer:
             return False
+        longest = min(LONGEST, ring.capacity // RECORD_PART)
         if not isinstance(row, Row):
-            return len(stored) + len(row or b"") <= LONGEST
+            return len(stored) + len(row or b"") <= longest
         v, _, _, tags, _, file, original_key, queue, _ = row
         return (
             file is None
             and queue is None
-            and len(stored) + len(v) + len(tags or "") + len(original_key or b"") <= LONGEST
+            and len(stored) + len(v) + len(tags or "") + len(original_key or b"") <= longest
         )
 
     def write(self, h: int, stored: bytes, row: Row | bytes | None) -> int:

@@ -7,13 +7,16 @@ import random
 import shutil
 import signal
 import sqlite3
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from diskcache_like import Cache, FanoutCache, SettingError
+from diskcache_like.coherence.generations import Header
 from diskcache_like.coherence.ring import PAGE, Ring, Word
 from diskcache_like.storage import write_buffer
 from diskcache_like.storage.opening import opener
@@ -405,3 +408,38 @@ def test_a_new_limit_holds_from_the_next_write_on(cache: Cache) -> None:
     cache["key"] = 1
     assert cache.volume() <= 200_000
     assert cache["key"] == 1
+
+
+def test_a_record_longer_than_the_ring_has_room_for_goes_to_the_database(cache: Cache) -> None:
+    for number in range(20):
+        cache["small"] = number
+        for size in (SIZE // 4, SIZE // 2, SIZE - 200):  # from any place in the ring
+            cache[size] = bytes([number]) * size
+    assert cache["small"] == 19
+    assert all(cache[size] == bytes([19]) * size for size in (SIZE // 4, SIZE // 2, SIZE - 200))
+
+
+def test_a_shard_asks_for_the_volume_of_another_without_its_lock(tmp_path: Path) -> None:
+    with FanoutCache(tmp_path / "cache", 2, timeout=0, **SMALL) as cache:
+        for key in range(8):
+            cache[key] = key
+        one, other = cache._shards.stores
+        header = other.session.header
+        header[Header.RESERVATION] = 0
+        held, asked = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            with other.locked(None, flushes=False):
+                held.set()
+                assert asked.wait(60)
+
+        with ThreadPoolExecutor(1) as pool:
+            holding = pool.submit(hold)
+            assert held.wait(60)
+            try:
+                with one.locked(None):
+                    one.quota.left(0)
+            finally:
+                asked.set()
+            holding.result()
+        assert header[Header.RESERVATION] != 0  # else it has waited in vain

@@ -23,8 +23,12 @@ from .session import ShardSession
 PAGE_OF_ENTRIES = 512
 QUEUE_BOUND = 1 << 62  # of the numbers of a queue; what is beyond, or no number, was planted and is passed over
 _EPOCH, _TICK, _BUFFER = Header.EPOCH, Header.TICK, Header.BUFFER  # for the hot path
-# Statements about single keys, which are looked for in the write buffer before.
-_OF_ONE = frozenset({sql.SELECT_V, sql.SELECT_MANY, sql.SELECT_PROBES, sql.SELECT_VERSIONED, sql.SELECT_SETTING})
+# Statements that need no flush: about single keys, which are looked for in the write buffer before; and about the
+# volume, which one shard asks of another while it holds its own lock, so that two would wait for each other.
+_WITHOUT_FLUSH = frozenset(
+    {sql.SELECT_V, sql.SELECT_MANY, sql.SELECT_PROBES, sql.SELECT_VERSIONED, sql.SELECT_SETTING}
+    | {sql.PAGE_COUNT, sql.FREE_PAGES, sql.FILE_TOTALS}
+)
 
 
 class Reader:
@@ -106,7 +110,7 @@ class Reader:
     def _select(self, statement: str, parameters: Sequence[object]) -> list[Any]:
         session = self._session
         session.ready()
-        if session.ring is not None and statement not in _OF_ONE:
+        if session.ring is not None and statement not in _WITHOUT_FLUSH:
             self.flush()
         if session.header[_EPOCH] != session.epoch:
             session.follow()  # once: a signal handler that interrupts the closing of the shard can still read
@@ -278,7 +282,10 @@ class Reader:
             return False  # the handle cannot follow to the next database, or cache, which has no row for it
 
     def volume(self) -> int:
-        """Return the bytes in use: database pages that hold something, value files, and files in the trash."""
+        """Return the bytes in use: database pages that hold something, value files, and files in the trash.
+
+        What waits in the write buffer is not among them, and no lock is taken.
+        """
         return sum(usage(self.select))
 
 
