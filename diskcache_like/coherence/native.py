@@ -11,13 +11,13 @@ from typing import Any
 VARIABLE = "DISKCACHE_LIKE_NATIVE"
 
 _MODULE = "diskcache_like.coherence._native"
-_ABI = 1  # DL_ABI of native_build.py
+_ABI = 2  # DL_ABI of native_build.py
 
 
 class NativeModule:
     """Call the helper's functions on words that are given by `pointer` and an index, which the caller has checked."""
 
-    __slots__ = ("_ffi", "add", "fill", "futex_wait", "futex_wake", "load", "store")
+    __slots__ = ("_ffi", "add", "append", "fill", "futex_wait", "futex_wake", "load", "store")
 
     def __init__(self, ffi: Any, lib: Any) -> None:
         self._ffi = ffi
@@ -27,6 +27,8 @@ class NativeModule:
         self.fill: Callable[[object, int, int], None] = lib.dl_fill
         self.futex_wait: Callable[[object, int, int, int], int] = lib.dl_futex_wait
         self.futex_wake: Callable[[object, int, int], int] = lib.dl_futex_wake
+        self.append: Callable[..., int] = lib.dl_append
+        lib.dl_prepare()
 
     def pointer(self, view: memoryview[int]) -> object:
         """Return the address of `view`; the caller keeps the view alive, and so mapped, while it uses the address.
@@ -37,6 +39,20 @@ class NativeModule:
         with self._ffi.from_buffer(view, require_writable=True) as exported:
             pointer: object = self._ffi.cast("void *", exported)
         return pointer
+
+    def shard(self, words: dict[str, tuple[memoryview[int], int]], numbers: dict[str, int]) -> object:
+        """Return what `append` has to know of a shard: addresses of words (view, index), and numbers.
+
+        As for `pointer`, the caller keeps the views alive.
+        """
+        made = self._ffi.new("dl_shard *")
+        for name, (view, index) in words.items():
+            kind = self._ffi.typeof(getattr(made, name))
+            setattr(made, name, self._ffi.cast(kind, self.pointer(view)) + index)
+        for name, number in numbers.items():
+            setattr(made, name, number)
+        shard: object = made
+        return shard
 
 
 def load() -> NativeModule | None:

@@ -1,7 +1,7 @@
-"""Build the optional C helper: ordered and atomic access to mapped words, and futex waits.
+"""Build the optional C helper: ordered and atomic access to mapped words, futex waits, and appends to the write buffer.
 
 `setup.py` compiles it if it can; `python diskcache_like/coherence/native_build.py` puts it beside this file. On x86-64
-nothing needs it: there it only shortens the wait for a contended write lock.
+nothing needs it: there it shortens the wait for a contended write lock, and small writes into a write buffer.
 """
 
 from __future__ import annotations
@@ -23,12 +23,32 @@ uint64_t dl_add(void *words, size_t index, uint64_t amount);
 void dl_fill(void *words, size_t length, uint64_t value);
 int dl_futex_wait(void *words, size_t index, uint32_t expected, long timeout_us);
 int dl_futex_wake(void *words, size_t index, int waiters);
+
+typedef struct {
+    uint64_t *tick, *settled, *epoch, *buffer, *cross_shard, *written, *volume_due, *claim, *waiters, *wake;
+    uint64_t *slots;
+    uint64_t slot_prime;
+    uint64_t *reserved, *last, *head, *done, *carried, *floor;
+    uint64_t *table;
+    uint64_t table_prime;
+    char *content;
+    uint64_t capacity;
+    uint64_t known_epoch, known_buffer, tick_limit, due_limit, bound;
+    unsigned int longest_walk;
+    int lock;
+} dl_shard;
+
+void dl_prepare(void);
+uint64_t dl_append(const dl_shard *shard, uint64_t h, uint64_t expected, const char *body, size_t size,
+                   unsigned int key_size, int kind, int original_size, int tags_size, double expire, double fresh);
 """
 
 SOURCE = r"""
 #include <errno.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
+#include <sys/file.h>
 #if defined(__linux__)
 #include <sys/syscall.h>
 #include <time.h>
@@ -36,7 +56,7 @@ SOURCE = r"""
 #endif
 
 /* Increased whenever a function changes its meaning: native.py refuses a helper left over from another version. */
-#define DL_ABI 1
+#define DL_ABI 2
 
 #if UINTPTR_MAX < 0xFFFFFFFFFFFFFFFFu
 #error "the helper promises single-copy atomic 64-bit words, which this platform does not have"
@@ -121,6 +141,178 @@ static int dl_futex_wake(void *words, size_t index, int waiters)
 }
 
 #endif
+
+/* -- the write buffer -- */
+
+typedef struct {
+    uint64_t *tick, *settled, *epoch, *buffer, *cross_shard, *written, *volume_due, *claim, *waiters, *wake;
+    uint64_t *slots;
+    uint64_t slot_prime;
+    uint64_t *reserved, *last, *head, *done, *carried, *floor;
+    uint64_t *table;
+    uint64_t table_prime;
+    char *content;
+    uint64_t capacity;
+    uint64_t known_epoch, known_buffer, tick_limit, due_limit, bound;
+    unsigned int longest_walk;
+    int lock;
+} dl_shard;
+
+/* What stands before the content of a record, as `_HEADER` of ring.py spells it; without gaps. */
+typedef struct {
+    uint64_t offset, tick, h, previous;
+    uint32_t key_size;
+    uint8_t walk, kind, gap[2];
+    uint32_t v_size;
+    int32_t original_size, tags_size;
+    uint32_t expire[2], fresh[2];
+    uint32_t body_check, last, check;
+} dl_header;
+
+typedef char dl_header_has_no_gaps[sizeof(dl_header) == 80 ? 1 : -1];
+
+static uint32_t dl_crc_table[8][256];
+
+/* CRC-32 as zlib's, eight bytes at a time (M. Kounavis and F. Berry, "A systematic approach to building high
+   performance software-based CRC generators", ISCC 2005). */
+static void dl_prepare(void)
+{
+    uint32_t index, bit, step;
+    for (index = 0; index < 256; index++) {
+        uint32_t value = index;
+        for (bit = 0; bit < 8; bit++)
+            value = (value >> 1) ^ (0xEDB88320u & (0u - (value & 1)));
+        dl_crc_table[0][index] = value;
+    }
+    for (index = 0; index < 256; index++)
+        for (step = 1; step < 8; step++) {
+            uint32_t before = dl_crc_table[step - 1][index];
+            dl_crc_table[step][index] = (before >> 8) ^ dl_crc_table[0][before & 0xFF];
+        }
+}
+
+static uint32_t dl_crc32(const void *content, size_t size)
+{
+    const uint8_t *bytes = content;
+    uint32_t check = 0xFFFFFFFFu, one, other;
+    for (; size >= 8; size -= 8, bytes += 8) {
+        memcpy(&one, bytes, 4);
+        memcpy(&other, bytes + 4, 4);
+        one ^= check;
+        check = dl_crc_table[7][one & 0xFF] ^ dl_crc_table[6][one >> 8 & 0xFF] ^ dl_crc_table[5][one >> 16 & 0xFF]
+            ^ dl_crc_table[4][one >> 24] ^ dl_crc_table[3][other & 0xFF] ^ dl_crc_table[2][other >> 8 & 0xFF]
+            ^ dl_crc_table[1][other >> 16 & 0xFF] ^ dl_crc_table[0][other >> 24];
+    }
+    for (; size; size--, bytes++)
+        check = (check >> 8) ^ dl_crc_table[0][(check ^ *bytes) & 0xFF];
+    return ~check;
+}
+
+static uint64_t dl_get(const uint64_t *word)
+{
+    return __atomic_load_n(word, __ATOMIC_ACQUIRE);
+}
+
+static void dl_put(uint64_t *word, uint64_t value)
+{
+    __atomic_store_n(word, value, __ATOMIC_RELEASE);
+    __atomic_thread_fence(__ATOMIC_RELEASE); /* nor do later stores come before it */
+}
+
+/* Append a record under the lock, in the order that ring.py and write_buffer.py argue for; return the slot's new
+   generation. Return 0, with nothing changed, wherever Python would do anything besides: it then does that. */
+static uint64_t dl_append_locked(const dl_shard *shard, uint64_t expected, const char *body, size_t size,
+                                 dl_header header)
+{
+    uint64_t head = dl_get(shard->head), last = dl_get(shard->last), floor = dl_get(shard->floor);
+    uint64_t carried = dl_get(shard->carried), tick = dl_get(shard->tick), written = dl_get(shard->written);
+    uint64_t due = dl_get(shard->volume_due), capacity = shard->capacity;
+    uint64_t total = sizeof header + size, start = head, place = head % capacity, end;
+    uint64_t *slot = shard->slots + header.h % shard->slot_prime, *entry = shard->table + header.h % shard->table_prime;
+    const char *key = body;
+    if (dl_get(shard->settled) != tick || tick >= shard->tick_limit || dl_get(shard->cross_shard)
+        || dl_get(shard->epoch) != shard->known_epoch || dl_get(shard->buffer) != shard->known_buffer)
+        return 0;
+    if (expected && dl_get(slot) != expected)
+        return 0;
+    if (due < written || due - written > shard->due_limit || floor >= head || head - carried > shard->bound
+        || dl_get(shard->done) != head || ((last ^ head) & 0xFFFFFFFFu))
+        return 0;
+    if (capacity - place < total + 7) {
+        start += capacity - place;
+        place = 0;
+    }
+    end = start + ((total + 7) & ~(uint64_t)7);
+    if (end - carried > capacity || end < carried)
+        return 0;
+    header.previous = dl_get(entry);
+    header.walk = 1;
+    if (header.previous >= floor && header.previous + capacity >= end) {
+        dl_header before;
+        uint64_t where = header.previous % capacity;
+        if (where + sizeof before > capacity)
+            return 0; /* the table is damaged */
+        memcpy(&before, shard->content + where, sizeof before);
+        if (before.offset != header.previous)
+            return 0;
+        if (before.key_size == header.key_size && where + sizeof before + before.key_size <= capacity
+            && !memcmp(shard->content + where + sizeof before, key, header.key_size)) {
+            header.previous = before.previous;
+            header.walk = before.walk;
+        } else if (before.walk >= shard->longest_walk)
+            return 0;
+        else
+            header.walk = before.walk + 1;
+    }
+    tick++;
+    header.offset = start;
+    header.tick = tick;
+    header.last = (uint32_t)(last >> 32);
+    header.check = dl_crc32(&header, sizeof header - 4);
+    dl_put(shard->tick, tick);
+    dl_put(slot, 2 * tick + 1);
+    if (end > dl_get(shard->reserved))
+        dl_put(shard->reserved, end);
+    memcpy(shard->content + place, &header, sizeof header);
+    memcpy(shard->content + place + sizeof header, body, size);
+    dl_put(shard->last, (uint64_t)header.check << 32 | (end & 0xFFFFFFFFu));
+    dl_put(shard->head, end);
+    dl_put(entry, start);
+    dl_put(shard->done, end);
+    dl_put(slot, 2 * tick + 2);
+    dl_put(shard->settled, tick);
+    return 2 * tick + 2;
+}
+
+/* Take the write lock if it is free, append, and release it; the caller keeps the threads of this process out. */
+static uint64_t dl_append(const dl_shard *shard, uint64_t h, uint64_t expected, const char *body, size_t size,
+                          unsigned int key_size, int kind, int original_size, int tags_size, double expire,
+                          double fresh)
+{
+    dl_header header;
+    uint64_t stamp;
+    size_t others = key_size + (original_size > 0 ? original_size : 0) + (tags_size > 0 ? tags_size : 0);
+    memset(&header, 0, sizeof header);
+    header.h = h;
+    header.key_size = key_size;
+    header.kind = (uint8_t)kind;
+    header.v_size = (uint32_t)(size - others);
+    header.original_size = original_size;
+    header.tags_size = tags_size;
+    memcpy(header.expire, &expire, sizeof expire);
+    memcpy(header.fresh, &fresh, sizeof fresh);
+    header.body_check = dl_crc32(body, size);
+    if (dl_get(shard->claim) || flock(shard->lock, LOCK_EX | LOCK_NB))
+        return 0;
+    stamp = dl_append_locked(shard, expected, body, size, header);
+    flock(shard->lock, LOCK_UN);
+    if (dl_get(shard->waiters)) { /* as in write_lock.py, which says why nobody is missed */
+        dl_put(shard->waiters, 0);
+        __atomic_fetch_add(shard->wake, 1, __ATOMIC_SEQ_CST);
+        dl_futex_wake(shard->wake, 0, 1);
+    }
+    return stamp;
+}
 """
 
 ffibuilder = FFI()

@@ -57,7 +57,13 @@ class Word:
     RESERVED, LAST, HEAD, DONE, CARRIED, CARRIED_LAST, FLOOR = range(16, 23)
 
 
-_HEADER: Final = Struct("<QQqQIBBxxIiiddIII")  # as in `_Header`
+class Kind:
+    """What a record says of its key."""
+
+    REMOVAL, RECORD, ROW = range(3)  # there is no entry, an entry without further columns, one with
+
+
+_HEADER: Final = Struct("<QQqQIBBxxIiiddIII")  # as in `_Header`; native_build.py spells it in C
 _LINK: Final = Struct("<QIB")
 _LINK_AT: Final = 24
 _MARK: Final = Struct("<QQI")
@@ -65,8 +71,8 @@ _OFFSET: Final = Struct("<Q")
 _CHECK: Final = Struct("<I")
 _CHECK_AT: Final = _HEADER.size - 4
 _SIZE: Final = _HEADER.size
-_REMOVAL, _RECORD, _ROW = range(3)  # kinds
-_NO_COLUMNS: Final = (-1, -1, nan, nan)
+_REMOVAL, _RECORD, _ROW = Kind.REMOVAL, Kind.RECORD, Kind.ROW
+NO_COLUMNS: Final = (-1, -1, nan, nan)
 _RESERVED, _LAST, _HEAD, _DONE = Word.RESERVED, Word.LAST, Word.HEAD, Word.DONE  # for the hot path
 _CARRIED, _FLOOR = Word.CARRIED, Word.FLOOR
 
@@ -83,6 +89,19 @@ class Written(NamedTuple):
     tags: str | None = None
     original_key: bytes | None = None
     is_plain: bool = True  # a record without further columns
+
+    def body(self) -> bytes:
+        """Return what stands behind the header."""
+        return self.stored + (self.v or b"") + (self.original_key or b"") + (self.tags or "").encode("ascii")
+
+    def columns(self) -> tuple[int, int, float, float]:
+        """Return the sizes of original key and tags, and expiry and freshness, as the header spells them."""
+        return (
+            -1 if self.original_key is None else len(self.original_key),
+            -1 if self.tags is None else len(self.tags),
+            nan if self.expire is None else self.expire,
+            nan if self.fresh is None else self.fresh,
+        )
 
 
 class _Header(NamedTuple):
@@ -215,6 +234,10 @@ class Ring:
         except BufferError:
             return  # it is unmapped when the last view is gone
 
+    def views(self) -> tuple[memoryview[int], memoryview[int], memoryview[int]]:
+        """Return the words of the header, the table, and what lies between, for the C helper."""
+        return self.words, self._table, self._bytes[PAGE : PAGE + self.capacity]
+
     # -- whose it is --------------------------------------------------------------------------------------------------
 
     def belongs_to(self, number: int, epoch: int) -> bool:
@@ -295,20 +318,17 @@ class Ring:
 
         The write lock is held.
         """
-        tick, h, stored, v, expire, fresh, tags, original_key, is_plain = what
+        tick, h, stored, v, _, _, _, _, is_plain = what
         if is_plain:
             return self.append_record(tick, h, stored, v)
         assert v is not None
-        extra = (original_key or b"") + (tags or "").encode("ascii")
-        sizes = -1 if original_key is None else len(original_key), -1 if tags is None else len(tags)
-        times = nan if expire is None else expire, nan if fresh is None else fresh
-        return self._append((tick, h, stored, stored + v + extra), (_ROW, len(v)), sizes + times)
+        return self._append((tick, h, stored, what.body()), (_ROW, len(v)), what.columns())
 
     def append_record(self, tick: int, h: int, stored: bytes, v: bytes | None) -> bool:
         """Do what `append` does for a record alone, or, with None, for a removal."""
         if v is None:
-            return self._append((tick, h, stored, stored), (_REMOVAL, 0), _NO_COLUMNS)
-        return self._append((tick, h, stored, stored + v), (_RECORD, len(v)), _NO_COLUMNS)
+            return self._append((tick, h, stored, stored), (_REMOVAL, 0), NO_COLUMNS)
+        return self._append((tick, h, stored, stored + v), (_RECORD, len(v)), NO_COLUMNS)
 
     def _append(
         self,

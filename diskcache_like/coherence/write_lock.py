@@ -189,6 +189,27 @@ class WriteLock:
             self._owner = 0
             self._release_thread_lock()
 
+    def enter_alone(self) -> bool:
+        """Keep the other threads of this process out until `leave`, if none is there or waits; tell whether it is done.
+
+        Within it the C helper takes the lock, and releases it: of one descriptor, two threads would both get it.
+        """
+        thread = self._thread
+        if self._waiting_threads or thread._is_owned() or not thread.acquire(False):  # type: ignore[attr-defined]
+            return False
+        if self._descriptor < 0:  # closed just now
+            thread.release()
+            return False
+        return True
+
+    def leave(self) -> None:
+        """Let the other threads in again."""
+        self._release_thread_lock()
+
+    def fileno(self) -> int:
+        """Return the descriptor that is locked."""
+        return self._descriptor
+
     def abort_interrupted(self) -> None:
         """Release what the calling thread still holds after an exception ended its `acquire` or `release`."""
         if self.locked_by_me():

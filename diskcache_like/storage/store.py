@@ -60,7 +60,7 @@ class Store:
         self.data_keys = DataKeys(transactions, reader, self.checkpointer)
         self.maintenance = transactions.upkeep = Maintenance(self.evictor, self.data_keys)
         self.settings = ShardSettings(reader, self.maintenance)
-        self.writer = writer = Writer(self.maintenance)
+        self.writer = writer = Writer(self.maintenance, reader)
         reader.flush = self._flush_for_reading
         bulk = BulkRemoval(self.maintenance)
         # What is called most, without a step in between.

@@ -15,10 +15,13 @@ import os
 from collections.abc import Callable
 from operator import itemgetter
 
-from ..coherence.generations import MAX_WORD, Header, microseconds
-from ..coherence.ring import Net, Ring, Word, Written
+from ..coherence import native
+from ..coherence.appender import Appender
+from ..coherence.generations import MAX_WORD, NEVER, Header, microseconds
+from ..coherence.ring import NO_COLUMNS, Kind, Net, Ring, Word, Written
 from ..errors import DecodeError
 from ..system.blocking import may_block
+from ..system.forks import token_word
 from .opening.identity import BUFFER_MARK
 from .placement import Placement
 from .shard.invalidation import WRITE_COST
@@ -28,8 +31,7 @@ from .sqlite import statements as sql
 from .upkeep.checkpoints import CHECKPOINT_BYTES
 from .upkeep.maintenance import Maintenance
 
-SLICE: int = 64  # keys that one write carries at most, when much is waiting
-FLUSHED: int = 1 << 14  # the same where everything is carried
+BATCH: int = 1 << 14  # keys that one transaction carries at most
 LONGEST: int = 1 << 14  # bytes of a record that is appended
 FULL_PART: int = 4  # of the ring, that may wait
 RECORD_PART: int = 4  # of the ring, that a record may take: an empty ring has room for it wherever its head is
@@ -55,9 +57,44 @@ class WriteBuffer:
         self._write_columns = write_row
         self._invalidation = maintenance.transactions.invalidation
         self._is_tight = False
+        self.uses_helper = True
         self._expects_present = False  # most likely the next rows are there: then the cheaper UPDATE is tried alone
 
     # -- appending ----------------------------------------------------------------------------------------------------
+
+    def append_alone(self, h: int, stored: bytes, row: Row | bytes | None, expected: int = 0) -> int:
+        """Append the newest write of a key in one call that takes and releases the write lock; return as `write` does.
+
+        Returns 0, with nothing done, if the lock is taken, anything else is due, the C helper is not there, or the
+        slot's generation is not the `expected` one, where one is named.
+        """
+        session = self._session
+        header = session.header
+        if (
+            token_word[0] != session.token
+            or self._connection.txn is not None
+            or session.config.on_write is not None
+            or (header[_NEXT_EXPIRE] != NEVER and header[_NEXT_EXPIRE] <= session.config.clock() * 1e6)
+            or not self.takes(stored, row)
+        ):
+            return 0
+        if isinstance(row, Row):
+            written = _written(0, h, stored, row)
+            body, kind, columns = written.body(), Kind.ROW, written.columns()
+        elif row is None:
+            body, kind, columns = stored, Kind.REMOVAL, NO_COLUMNS
+        else:
+            body, kind, columns = stored + row, Kind.RECORD, NO_COLUMNS
+        lock = session.lock
+        if not lock.enter_alone():
+            return 0
+        try:
+            appender = session.appender
+            if appender is None or not appender.belongs_to(lock, session.ring):
+                return 0
+            return appender.append(h, expected, body, len(stored), kind, columns)
+        finally:
+            lock.leave()
 
     def takes(self, stored: bytes, row: Row | bytes | None) -> bool:
         """Tell whether a write can be appended: a small row without a file, None for a removal."""
@@ -82,10 +119,11 @@ class WriteBuffer:
         assert ring is not None
         if ring.waiting() > self._bound(ring):
             may_block()
-            self._carry(ring, SLICE)
+            self.flush()
         self._look()
         if not ring.is_marked():
             self._put_mark(ring)
+        self._prepare_appender(ring)
         slots, slot, next_tick = session.slots, h % session.slot_prime, session.generations.next_tick
         while True:
             tick = next_tick()
@@ -105,6 +143,18 @@ class WriteBuffer:
             self.flush()
             ring.end_walks()
             self._put_mark(ring)
+
+    def _prepare_appender(self, ring: Ring) -> None:
+        """Have the next append made by the C helper, if it is there and nothing has to be sealed under the lock."""
+        session = self._session
+        if session.appender is not None and session.appender.belongs_to(session.lock, ring):
+            return
+        helper = native.load() if self.uses_helper and session.disk.sealer is None else None
+        session.appender = None
+        if helper is not None:
+            session.appender = Appender(
+                helper, session.lock, session.generations, ring, CHECKPOINT_BYTES, self._bound(ring)
+            )
 
     def _bound(self, ring: Ring) -> int:
         return min(ring.capacity // FULL_PART, self._session.limit // LIMIT_PART)
@@ -128,7 +178,7 @@ class WriteBuffer:
         ring = self._session.ring
         if ring is not None and self._connection.txn is None:
             while ring.waiting():
-                self._carry(ring, FLUSHED)
+                self._carry(ring)
 
     def _look(self) -> None:
         """Do what is due by now, once everything is carried."""
@@ -139,10 +189,10 @@ class WriteBuffer:
             self.flush()
             self._maintenance.run(0)
 
-    def _carry(self, ring: Ring, most: int) -> None:
-        """Carry records from the oldest on, as far as they are about `most` keys, in one transaction."""
+    def _carry(self, ring: Ring) -> None:
+        """Carry records from the oldest on, as far as they are about `BATCH` keys, in one transaction."""
         try:
-            net, mark = ring.gather(most)
+            net, mark = ring.gather(BATCH)
         except DecodeError:
             self._lose(ring)
             return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from enum import Enum
 from functools import partial
 from operator import itemgetter
 from typing import Any, Literal
@@ -11,6 +12,7 @@ from zlib import crc32
 
 from ..coherence.board import NO_ENTRY, RECORD_LIMIT
 from ..coherence.generations import MAX_WORD, NEVER, Header, microseconds
+from ..coherence.ring import Written
 from ..encoding import file_names
 from ..encoding.record import RESIDUE
 from ..errors import CorruptDatabase, DiskFull, StorageError
@@ -18,6 +20,7 @@ from ..system import paths
 from .placement import Placement
 from .shard.invalidation import WRITE_COST
 from .shard.ownership import HOME
+from .shard.reader import Reader
 from .shard.row import Decide, Remove, Row, Touch
 from .sqlite import statements as sql
 from .sqlite.connection import PAGE_SIZE, corrupt
@@ -33,6 +36,16 @@ _DISPLACED, _SHARED, _WRITTEN, _VOLUME_DUE = Header.DISPLACED, Header.SHARED, He
 _blob = bytearray
 _ALONE = [0, None, None, None, None]  # of a row without file, original key and queue
 
+# Runs a SELECT with parameters and returns its rows.
+Select = Callable[[str, Sequence[object]], list[Any]]
+
+
+class _Missing(Enum):
+    MISSING = 0
+
+
+MISSING = _Missing.MISSING
+
 
 class Writer:
     """Write entries of one shard. Every call is atomic, and is tried once more after damage or a full disk was mended.
@@ -41,8 +54,9 @@ class Writer:
     stays odd, and 1 never equals a settled slot.
     """
 
-    def __init__(self, maintenance: Maintenance) -> None:
+    def __init__(self, maintenance: Maintenance, reader: Reader) -> None:
         self._maintenance = maintenance
+        self._reader = reader
         self._transactions = transactions = maintenance.transactions
         self._session = session = transactions.session
         self._connection = session.connection
@@ -57,18 +71,83 @@ class Writer:
 
         `known`: the key most likely has an entry, so the cheaper UPDATE is tried first.
         """
-        return self._locked(self._upsert, (h, stored, row, known, False), timeout)
+        stamp = self._append_alone(h, stored, row) if self._session.appender is not None else 0
+        return stamp or self._locked(self._upsert, (h, stored, row, known, False), timeout)
 
     def remove(self, h: int, stored: bytes, timeout: float | None) -> int:
         """Remove a live entry in one autocommitted statement; return 0 if there was none."""
+        if self._session.appender is not None:
+            stamp = self._remove_alone(h, stored)
+            if stamp is not None:
+                return stamp
         return self._locked(self._remove, (h, stored), timeout, (h, stored))
 
     def compute(self, h: int, stored: bytes, decide: Decide, timeout: float | None) -> int:
         """Read the entry, let `decide` say what becomes of it, and write that, under one hold of the write lock.
 
-        `decide` gets the record or None; None leaves the entry as it is. It must not use the cache.
+        `decide` gets the record or None; None leaves the entry as it is. It must not use the cache. It is called again
+        where another write came in between.
         """
-        return self._locked(self._compute, (h, stored, decide), timeout)
+        stamp = self._compute_alone(h, stored, decide) if self._session.appender is not None else 0
+        return stamp or self._locked(self._compute, (h, stored, decide), timeout)
+
+    # -- without the lock until the record is appended ----------------------------------------------------------------
+    #
+    # What is read between two looks at one even generation is the newest entry (docs/coherence.md), and the second look
+    # is that of the C helper under the lock. So what was decided on it holds when the record is appended.
+
+    def _append_alone(self, h: int, stored: bytes, row: Row | bytes | None, expected: int = 0) -> int:
+        """Append to the write buffer in one call, if its slot has the `expected` generation; return 0 if not done."""
+        try:
+            return self.buffer.append_alone(h, stored, row, expected)
+        except BaseException:
+            self._transactions.abort_interrupted()
+            raise
+
+    def _stamp(self, h: int) -> int:
+        """Return the slot's generation, 0 if it is odd or a transaction of this process is open."""
+        session = self._session
+        session.ready()
+        stamp = session.slots[h % session.slot_prime]
+        return 0 if stamp & 1 or self._connection.txn is not None else stamp
+
+    def _compute_alone(self, h: int, stored: bytes, decide: Decide) -> int:
+        """Do what `compute` does; return 0 if that takes the lock."""
+        stamp = self._stamp(h)
+        if not stamp:
+            return 0
+        change = decide(self._reader.find(h, stored))
+        if change is None:
+            return 1
+        if isinstance(change, Touch):
+            return 0
+        return self._append_alone(h, stored, None if isinstance(change, Remove) else change, stamp)
+
+    def _remove_alone(self, h: int, stored: bytes) -> int | None:
+        """Do what `remove` does; return None if that takes the lock."""
+        stamp = self._stamp(h)
+        if not stamp:
+            return None
+        until = self._until(self._reader.buffered(h, stored), (h, stored), self._reader.select)
+        if until is MISSING:
+            return 0
+        generation = self._append_alone(h, stored, None, stamp)
+        return (generation if self._is_ahead(until) else 0) if generation else None
+
+    @staticmethod
+    def _until(
+        found: Written | None, key: tuple[int, bytes], select: Select
+    ) -> float | Literal[_Missing.MISSING] | None:
+        """Return until when an entry is fresh, MISSING if there is none; `found`: what the write buffer has of it."""
+        if found is not None:
+            return MISSING if found.v is None else found.expire if found.fresh is None else found.fresh
+        rows = select(sql.SELECT_UNTIL, key)
+        return rows[0][0] if rows else MISSING
+
+    def _is_ahead(self, until: float | None) -> bool:
+        return until is None or until > self._session.config.clock()
+
+    # -- under the lock -----------------------------------------------------------------------------------------------
 
     def _locked(
         self,
@@ -298,19 +377,11 @@ class Writer:
 
     def _remove_buffered(self, h: int, stored: bytes) -> int:
         """Do what `_remove` does where there is a write buffer."""
-        session = self._session
-        found = session.buffered(h, stored)
-        if found is not None:
-            if found.v is None:
-                return 0
-            until = found.expire if found.fresh is None else found.fresh
-        else:
-            rows = self._connection.select(sql.SELECT_UNTIL, (h, stored))
-            if not rows:
-                return 0
-            until = rows[0][0]
+        until = self._until(self._session.buffered(h, stored), (h, stored), self._connection.select)
+        if until is MISSING:
+            return 0
         generation = self.buffer.write(h, stored, None)  # what has expired goes, too, but counts as missing
-        return generation if until is None or until > session.config.clock() else 0
+        return generation if self._is_ahead(until) else 0
 
     def _delete(self, h: int, _: int, arguments: tuple[bytes, int]) -> bytes | Literal[False] | None:
         """Delete a live entry; return what the board is to show, False if there was none."""

@@ -45,6 +45,7 @@ def test_each_kind_of_damage_is_found_and_mended(open_cache: Opener) -> None:
     cache.set_many({"one": BIG, "two": BIG, "three": "small", "four": "small"})
     first, second = value_files(cache)
     first.unlink()
+    empty = 1 + (first.parent.name not in (second.parent.name, "ab"))  # their names are random
     second.write_bytes(b"y" + second.read_bytes()[1:])
     tamper(cache, "UPDATE entry SET v = substr(v, 1, 3) || x'ff' || substr(v, 5) WHERE k = ?", b"\xa5three")
     Path(cache.directory, "ab").mkdir(exist_ok=True)
@@ -54,11 +55,11 @@ def test_each_kind_of_damage_is_found_and_mended(open_cache: Opener) -> None:
     assert cache.get_many(["one", "two", "three", "four"]) == {"four": "small"}
     assert (cache.metrics.damaged, cache.metrics.missing_files) == (2, 1)
     found = cache.check()
-    assert len(found) == 7
+    assert len(found) == 5 + empty
     assert any("entry 'three' (at " in str(problem.message) for problem in found), "damaged entries are named"
     assert sum(problem.category is UnknownFileWarning for problem in found) == 2
-    assert sum(problem.category is EmptyDirWarning for problem in found) == 2, "one where a file was lost"
-    assert len(cache.check(fix=True)) >= 6
+    assert sum(problem.category is EmptyDirWarning for problem in found) == empty, "one where a file was lost"
+    assert len(cache.check(fix=True)) >= 4 + empty
     assert messages(cache) == []
     assert list(cache) == ["four"]
     assert value_files(cache) == []

@@ -26,7 +26,7 @@ _EPOCH, _TICK, _BUFFER = Header.EPOCH, Header.TICK, Header.BUFFER  # for the hot
 # Statements that need no flush: about single keys, which are looked for in the write buffer before; and about the
 # volume, which one shard asks of another while it holds its own lock, so that two would wait for each other.
 _WITHOUT_FLUSH = frozenset(
-    {sql.SELECT_V, sql.SELECT_MANY, sql.SELECT_PROBES, sql.SELECT_VERSIONED, sql.SELECT_SETTING}
+    {sql.SELECT_V, sql.SELECT_MANY, sql.SELECT_PROBES, sql.SELECT_VERSIONED, sql.SELECT_UNTIL, sql.SELECT_SETTING}
     | {sql.PAGE_COUNT, sql.FREE_PAGES, sql.FILE_TOTALS}
 )
 
@@ -156,7 +156,7 @@ class Reader:
 
     def find(self, h: int, stored: bytes) -> bytes | None:
         """Return the record of the key, looking at every place that a hash collision may have sent it to."""
-        found = self._buffered(h, stored)
+        found = self.buffered(h, stored)
         if found is not None:
             return found.v
         for _, key, v in self.select(sql.SELECT_PROBES, (h,)):
@@ -166,7 +166,7 @@ class Reader:
 
     def find_versioned(self, h: int, stored: bytes) -> tuple[bytes | None, int]:
         """Return the record of the key and the version of its row; None and 0 for no row."""
-        found = self._buffered(h, stored)
+        found = self.buffered(h, stored)
         if found is not None:
             return found.v, 0 if found.v is None else found.tick
         for v, version in self.select(sql.SELECT_VERSIONED, (h, stored)):
@@ -175,14 +175,14 @@ class Reader:
 
     def read_many(self, keys: Sequence[tuple[int, bytes]]) -> dict[int, bytes]:
         """Return the records of keys, or at their hashes, that exist, `MANY` per statement."""
-        buffered = {h: self._buffered(h, stored) for h, stored in keys} if self._session.ring is not None else {}
+        buffered = {h: self.buffered(h, stored) for h, stored in keys} if self._session.ring is not None else {}
         found: dict[int, bytes] = {}
         for batch in sql.batches([h for h, _ in keys if buffered.get(h) is None]):
             found.update(self.select(sql.SELECT_MANY, batch))
         found.update((h, written.v) for h, written in buffered.items() if written is not None and written.v is not None)
         return found
 
-    def _buffered(self, h: int, stored: bytes) -> Written | None:
+    def buffered(self, h: int, stored: bytes) -> Written | None:
         """Return what the write buffer has of a key; nothing within the caller's transaction, which began with none."""
         session = self._session
         session.ready()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ...coherence import native
+from ...coherence.appender import Appender
 from ...coherence.atomics import Words
 from ...coherence.board import Board
 from ...coherence.generations import GenerationFile, Header, prime_below
@@ -76,6 +77,7 @@ class ShardSession:
         self.uses: Words
         self.board: Board | None = None
         self.ring: Ring | None = None
+        self.appender: Appender | None = None  # made by the first write that finds nothing due
         self.buffer = 0  # its number
         self.appends = False  # whether this handle's small writes go there
         self._presence: Presence | None = None
@@ -209,6 +211,7 @@ class ShardSession:
         self.token = NOT_OPEN  # from here on another thread may open the shard again
 
     def _close_maps(self) -> None:
+        self.appender = None
         for mapped in (self.generations, self.board, self.ring):
             if mapped is not None:
                 mapped.close()
