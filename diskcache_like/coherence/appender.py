@@ -40,17 +40,15 @@ class Appender:
     __slots__ = ("_append", "_lock", "_ring", "_shard", "_views")
 
     def __init__(
-        self, native: NativeModule, lock: WriteLock, generations: GenerationFile, ring: Ring, due_limit: int, bound: int
+        self, native: NativeModule, lock: WriteLock, generations: GenerationFile, ring: Ring, limits: dict[str, int]
     ) -> None:
-        """`due_limit`: by which the mark of upkeep may lie ahead of WRITTEN; `bound`: bytes that may wait."""
+        """`limits`: `longest` record, `bound` of what waits, `due_limit` of what is written until upkeep is due; bytes."""
         header, slots = atomics.raw(generations.header), atomics.raw(generations.slots)
         ring_words, table, content = ring.views()
         words = {name: (header, index) for name, index in _WORDS.items()}
         words |= {name: (ring_words, index) for name, index in _RING_WORDS.items()}
         words |= {"slots": (slots, 0), "table": (table, 0), "content": (content, 0)}
-        numbers = {
-            "due_limit": due_limit,
-            "bound": bound,
+        numbers = limits | {
             "slot_prime": prime_below(len(slots)),
             "table_prime": prime_below(len(table)),
             "capacity": ring.capacity,

@@ -33,7 +33,7 @@ typedef struct {
     uint64_t table_prime;
     char *content;
     uint64_t capacity;
-    uint64_t known_epoch, known_buffer, tick_limit, due_limit, bound;
+    uint64_t known_epoch, known_buffer, tick_limit, due_limit, bound, longest;
     unsigned int longest_walk;
     int lock;
 } dl_shard;
@@ -153,7 +153,7 @@ typedef struct {
     uint64_t table_prime;
     char *content;
     uint64_t capacity;
-    uint64_t known_epoch, known_buffer, tick_limit, due_limit, bound;
+    uint64_t known_epoch, known_buffer, tick_limit, due_limit, bound, longest;
     unsigned int longest_walk;
     int lock;
 } dl_shard;
@@ -302,6 +302,8 @@ static uint64_t dl_append(const dl_shard *shard, uint64_t h, uint64_t expected, 
     memcpy(header.expire, &expire, sizeof expire);
     memcpy(header.fresh, &fresh, sizeof fresh);
     header.body_check = dl_crc32(body, size);
+    if (size > shard->longest || key_size > size || others > size)
+        return 0;
     if (dl_get(shard->claim) || flock(shard->lock, LOCK_EX | LOCK_NB))
         return 0;
     stamp = dl_append_locked(shard, expected, body, size, header);

@@ -72,6 +72,7 @@ _CHECK: Final = Struct("<I")
 _CHECK_AT: Final = _HEADER.size - 4
 _SIZE: Final = _HEADER.size
 _REMOVAL, _RECORD, _ROW = Kind.REMOVAL, Kind.RECORD, Kind.ROW
+_NO_HEADER: Final = (0,) * 15
 NO_COLUMNS: Final = (-1, -1, nan, nan)
 _RESERVED, _LAST, _HEAD, _DONE = Word.RESERVED, Word.LAST, Word.HEAD, Word.DONE  # for the hot path
 _CARRIED, _FLOOR = Word.CARRIED, Word.FLOOR
@@ -483,23 +484,26 @@ class Ring:
         words, table, memory, capacity = self.words, self._table, self._bytes, self.capacity
         if not memory:
             return None  # closed by another thread just now
-        slot = h % self._prime
+        slot, key_size, unpack = h % self._prime, len(stored), _HEADER.unpack
         offset = table[slot]
-        while offset >= words[Word.FLOOR] and offset:
+        while offset >= words[_FLOOR] and offset:
             at = PAGE + offset % capacity
-            content = bytes(memory[at : at + _SIZE])
-            if words[Word.RESERVED] - capacity > offset:
+            content = memory[at : at + _SIZE].tobytes()
+            if words[_RESERVED] - capacity > offset:
                 return None
-            found = _header_in(content, offset)
-            if found is None or found.h % self._prime != slot:
+            found = unpack(content) if len(content) == _SIZE else _NO_HEADER
+            if found[0] != offset or found[2] % self._prime != slot or crc32(content[:_CHECK_AT]) != found[14]:
                 raise _damaged()
-            if found.h == h and found.key_size == len(stored):
-                body = bytes(memory[at + _SIZE : at + _SIZE + found.body_size])
-                if words[Word.RESERVED] - capacity > offset:
+            if found[2] == h and found[4] == key_size:
+                size = key_size + found[7] + max(found[8], 0) + max(found[9], 0)
+                body = memory[at + _SIZE : at + _SIZE + size].tobytes()
+                if words[_RESERVED] - capacity > offset:
                     return None
                 if body.startswith(stored):
-                    return found.written(body)
-            offset = found.previous
+                    if found[6] == _RECORD:
+                        return Written(found[1], h, stored, body[key_size:])
+                    return _Header(*found).written(body)
+            offset = found[3]
         return None
 
     def _next(self, offset: int) -> _Header | None:

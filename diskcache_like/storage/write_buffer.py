@@ -75,16 +75,17 @@ class WriteBuffer:
             or self._connection.txn is not None
             or session.config.on_write is not None
             or (header[_NEXT_EXPIRE] != NEVER and header[_NEXT_EXPIRE] <= session.config.clock() * 1e6)
-            or not self.takes(stored, row)
         ):
             return 0
-        if isinstance(row, Row):
-            written = _written(0, h, stored, row)
-            body, kind, columns = written.body(), Kind.ROW, written.columns()
+        if type(row) is bytes:
+            body, kind, columns = stored + row, Kind.RECORD, NO_COLUMNS
         elif row is None:
             body, kind, columns = stored, Kind.REMOVAL, NO_COLUMNS
+        elif row.file is not None or row.queue is not None:  # type: ignore[union-attr]  # a Row
+            return 0
         else:
-            body, kind, columns = stored + row, Kind.RECORD, NO_COLUMNS
+            written = _written(0, h, stored, row)  # type: ignore[arg-type]
+            body, kind, columns = written.body(), Kind.ROW, written.columns()
         lock = session.lock
         if not lock.enter_alone():
             return 0
@@ -102,7 +103,7 @@ class WriteBuffer:
         ring = session.ring
         if ring is None or not session.appends or self._is_tight or session.header[_BUFFER] != session.buffer:
             return False
-        longest = min(LONGEST, ring.capacity // RECORD_PART)
+        longest = _longest(ring)
         if not isinstance(row, Row):
             return len(stored) + len(row or b"") <= longest
         v, _, _, tags, _, file, original_key, queue, _ = row
@@ -145,15 +146,23 @@ class WriteBuffer:
             self._put_mark(ring)
 
     def _prepare_appender(self, ring: Ring) -> None:
-        """Have the next append made by the C helper, if it is there and nothing has to be sealed under the lock."""
+        """Have the next append made by the C helper, if it is there and nothing has to be sealed under the lock.
+
+        This handle appends, and the disk has room; where that ends, so does the appender.
+        """
         session = self._session
         if session.appender is not None and session.appender.belongs_to(session.lock, ring):
             return
-        helper = native.load() if self.uses_helper and session.disk.sealer is None else None
+        may_be_used = self.uses_helper and not self._is_tight and session.disk.sealer is None
+        helper = native.load() if may_be_used else None
         session.appender = None
         if helper is not None:
             session.appender = Appender(
-                helper, session.lock, session.generations, ring, CHECKPOINT_BYTES, self._bound(ring)
+                helper,
+                session.lock,
+                session.generations,
+                ring,
+                {"longest": _longest(ring), "bound": self._bound(ring), "due_limit": CHECKPOINT_BYTES},
             )
 
     def _bound(self, ring: Ring) -> int:
@@ -161,15 +170,17 @@ class WriteBuffer:
 
     def _put_mark(self, ring: Ring) -> None:
         """Have the database say what the next record follows."""
-        self._measure()
+        self.measure()
         last = int.from_bytes(os.urandom(4), "little")
         mark = ring.mark()._replace(last=last)
         self._connection.put_setting(BUFFER_MARK, mark.packed())
         ring.follow(mark)
 
-    def _measure(self) -> None:
+    def measure(self) -> None:
         """See whether the disk has room for what may wait; without it every write goes to the database at once."""
         self._is_tight = self._maintenance.recovery.checkpointer.left_on_disk() < ROOM
+        if self._is_tight:
+            self._session.appender = None
 
     # -- carrying -----------------------------------------------------------------------------------------------------
 
@@ -207,7 +218,7 @@ class WriteBuffer:
             self._write(net)
             self._connection.put_setting(BUFFER_MARK, mark.packed())
         ring.carried(mark)
-        self._measure()
+        self.measure()
 
     def _write(self, net: dict[bytes | int, Net]) -> None:
         session = self._session
@@ -273,6 +284,11 @@ class WriteBuffer:
         with self._transactions.batch():
             self._maintenance.remover.delete_all()
         ring.drop()
+
+
+def _longest(ring: Ring) -> int:
+    """Return the bytes that a record may have."""
+    return min(LONGEST, ring.capacity // RECORD_PART)
 
 
 def _written(tick: int, h: int, stored: bytes, row: Row) -> Written:

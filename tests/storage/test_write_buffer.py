@@ -338,10 +338,15 @@ def test_another_machine_refuses_what_it_cannot_read(tmp_path: Path, monkeypatch
 
 
 def test_a_nearly_full_disk_has_everything_written_at_once(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(write_buffer, "ROOM", 1 << 62)
-    cache["first"] = 1  # after which the disk is looked at
-    cache["key"] = 2
-    assert rows_of(cache) == 2
+    with monkeypatch.context() as patched:
+        patched.setattr(write_buffer, "ROOM", 1 << 62)
+        cache["first"] = 1  # after which the disk is looked at
+        cache["key"] = 2
+        assert rows_of(cache) == 2
+    (store,) = cache._shards.stores
+    store.session.header[Header.VOLUME_DUE] = 0  # the next round of upkeep looks again
+    cache["second"] = cache["third"] = 3
+    assert ring_of(cache).waiting()
 
 
 # -- damage -------------------------------------------------------------------------------------------------------------
