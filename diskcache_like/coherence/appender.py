@@ -42,7 +42,7 @@ class Appender:
     def __init__(
         self, native: NativeModule, lock: WriteLock, generations: GenerationFile, ring: Ring, limits: dict[str, int]
     ) -> None:
-        """`limits`: `longest` record, `bound` of what waits, `due_limit` of what is written until upkeep is due; bytes."""
+        """`limits`, in bytes: `longest` record, `bound` of what waits, `due_limit` of what is written until upkeep."""
         header, slots = atomics.raw(generations.header), atomics.raw(generations.slots)
         ring_words, table, content = ring.views()
         words = {name: (header, index) for name, index in _WORDS.items()}

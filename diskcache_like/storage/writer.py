@@ -116,12 +116,27 @@ class Writer:
         stamp = self._stamp(h)
         if not stamp:
             return 0
-        change = decide(self._reader.find(h, stored))
+        found = self._reader.buffered(h, stored)
+        change = decide(found.v if found is not None else self._reader.find(h, stored))
         if change is None:
             return 1
         if isinstance(change, Touch):
-            return 0
+            touched = self._touched(change, found, (h, stored), self._reader.select)
+            return 0 if touched is None else self._append_alone(h, stored, touched, stamp)
         return self._append_alone(h, stored, None if isinstance(change, Remove) else change, stamp)
+
+    @staticmethod
+    def _touched(change: Touch, found: Written | None, key: tuple[int, bytes], select: Select) -> Row | None:
+        """Return the whole row that a touch leaves; None if more than that changes, or it has a file or a queue."""
+        v, expire, fresh, tags, unpins = change
+        if unpins:
+            return None
+        if found is not None:
+            return Row(v, expire, fresh, tags, original_key=found.original_key)
+        for file, queue, original_key in select(sql.SELECT_LASTING, key):
+            if file is None and queue is None:
+                return Row(v, expire, fresh, tags, original_key=original_key)
+        return None
 
     def _remove_alone(self, h: int, stored: bytes) -> int | None:
         """Do what `remove` does; return None if that takes the lock."""
@@ -400,28 +415,43 @@ class Writer:
     def _compute(self, autocommit: bool, arguments: tuple[int, bytes, Decide]) -> int:
         h, stored, decide = arguments
         session = self._session
+        if autocommit and session.ring is not None:
+            return self._compute_buffered(h, stored, decide)
         place, v = self._find(h, stored, autocommit)
         change = decide(v)
         if change is None:
             return 1
         if type(change) is bytes or type(change) is Row:
             return self._upsert(autocommit, (h, stored, change, v is not None, v is not None))
-        if autocommit and session.ring is not None:
-            if type(change) is Remove and v is not None and self.buffer.takes(stored, None):
-                return self.buffer.write(h, stored, None)
-            self.buffer.flush()
-            place, _ = self._placement.find(h, stored, autocommit)
-        if autocommit and type(change) is Remove:
+        return self._change_recovering(h, place, change, autocommit)  # type: ignore[arg-type]
+
+    def _compute_buffered(self, h: int, stored: bytes, decide: Decide) -> int:
+        """Do what `_compute` does where there is a write buffer."""
+        found = self._session.buffered(h, stored)
+        v = found.v if found is not None else self._placement.find_own(h, stored)
+        change = decide(v)
+        if change is None:
+            return 1
+        if isinstance(change, Touch):
+            change = self._touched(change, found, (h, stored), self._connection.select) or change
+        if isinstance(change, bytes | Row):
+            return self._upsert(True, (h, stored, change, v is not None, v is not None))
+        if isinstance(change, Remove) and v is not None and self.buffer.takes(stored, None):
+            return self.buffer.write(h, stored, None)
+        self.buffer.flush()
+        place, _ = self._placement.find(h, stored, True)
+        return self._change_recovering(h, place, change, True)
+
+    def _change_recovering(self, h: int, place: int, change: Touch | Remove, autocommit: bool) -> int:
+        """Do what `_change` does; a removal finds room on a full disk."""
+        if autocommit and isinstance(change, Remove):
             step = partial(self._change, autocommit, h, place, change)
             return self._maintenance.recovery.run(step, removes=True)
-        return self._change(autocommit, h, place, change)  # type: ignore[arg-type]
+        return self._change(autocommit, h, place, change)
 
     def _find(self, h: int, stored: bytes, autocommit: bool) -> tuple[int, bytes | None]:
-        """Return place and record of a key; with a write buffer, the place only where nothing waits."""
+        """Return place and record of a key."""
         session = self._session
-        if autocommit and session.ring is not None:
-            found = session.buffered(h, stored)
-            return h, found.v if found is not None else self._placement.find_own(h, stored)
         v = None
         if session.board is not None and not session.header[_DISPLACED]:
             # Under the lock, what the board shows for the slot's generation is what stands in the row. The checksum

@@ -26,8 +26,8 @@ _EPOCH, _TICK, _BUFFER = Header.EPOCH, Header.TICK, Header.BUFFER  # for the hot
 # Statements that need no flush: about single keys, which are looked for in the write buffer before; and about the
 # volume, which one shard asks of another while it holds its own lock, so that two would wait for each other.
 _WITHOUT_FLUSH = frozenset(
-    {sql.SELECT_V, sql.SELECT_MANY, sql.SELECT_PROBES, sql.SELECT_VERSIONED, sql.SELECT_UNTIL, sql.SELECT_SETTING}
-    | {sql.PAGE_COUNT, sql.FREE_PAGES, sql.FILE_TOTALS}
+    {sql.SELECT_V, sql.SELECT_MANY, sql.SELECT_PROBES, sql.SELECT_VERSIONED, sql.SELECT_UNTIL, sql.SELECT_LASTING}
+    | {sql.SELECT_SETTING, sql.PAGE_COUNT, sql.FREE_PAGES, sql.FILE_TOTALS}
 )
 
 
