@@ -30,6 +30,7 @@ from ..system.paths import (
     is_directory,
     mode_of,
     set_mode,
+    sync_directory,
     sync_entries,
     sync_file,
 )
@@ -285,6 +286,25 @@ def _write_all(descriptor: int, chunk: Buffer) -> int:
     while done < len(view):
         done += os.write(descriptor, view[done : done + CHUNK])
     return done
+
+
+def sync(root: str, names: Iterable[str]) -> None:
+    """Bring value files and their directories to stable storage, whoever wrote them; what is gone or not ours stays."""
+    may_block()
+    folders: dict[str, str] = {}
+    for name in names:
+        with suppress(FileNotFoundError, DecodeError), open_read(root, name) as file, translated_errors(root):
+            sync_file(file.fileno())
+            folders[name.rpartition("/")[0]] = name
+    with translated_errors(root):
+        for name in folders.values():
+            _sync_parents(root, name)
+
+
+def sync_folder(path: str) -> None:
+    """Bring the entries of a directory to stable storage; one that may not be read is left out."""
+    with suppress(PermissionError), translated_errors(path, PermissionError):
+        sync_directory(path)
 
 
 def _sync_parents(root: str, name: str) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 
 from ..errors import DecodeError
 
@@ -37,6 +39,13 @@ def from_column(column: object) -> str:
     if isinstance(column, str):
         return checked(column)
     raise DecodeError(f"file column holds {type(column).__name__}, expected a 16-byte id or a relative name")
+
+
+def readable(rows: Iterable[tuple[object]]) -> Iterator[str]:
+    """Yield the names that rows of one `file` column each stand for, without those that are damaged."""
+    for (column,) in rows:
+        with suppress(DecodeError):
+            yield from_column(column)
 
 
 def checked(name: str) -> str:

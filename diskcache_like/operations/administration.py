@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
+from ..disk import file_io
 from ..entries import rotation
 from ..entries.dictionaries import Training, train
 from ..entries.loading import ENOVAL
@@ -50,6 +52,18 @@ class Administration(Tagging, SettingsInForce):
         """
         for store in self._shards.stores:
             store.flush(self._wait_for_all(retry))
+
+    def sync(self, retry: bool = False) -> None:
+        """Make everything written so far outlast a power loss, whatever the cache's `durability`.
+
+        Waits for the disk; each value file is looked at. Shards one after the other: what others write meanwhile may be
+        in one and not yet in another. Raises Timeout, DiskFull, DirectoryError if the disk fails, and TransactionError
+        within a transaction.
+        """
+        for store in self._shards.stores:
+            store.sync(self._wait_for_all(retry))
+        for path in (self._session.directory, os.path.dirname(self._session.directory)):
+            file_io.sync_folder(path)
 
     def check(self, fix: bool = False, retry: bool = False) -> list[Any]:
         """Compare database, value files and totals, and return a list of warnings; with `fix`, repair what is wrong.

@@ -12,7 +12,9 @@ from collections.abc import Sequence
 from ..coherence import futex
 from ..coherence.atomics import Words
 from ..coherence.generations import UNCOUNTED, Header
+from ..disk import file_io
 from ..disk.contract import Disk
+from ..encoding import file_names
 from ..errors import DirectoryError, DiskFull, StorageError, Timeout, TransactionError
 from ..system.blocking import may_block
 from .opening import opener
@@ -143,6 +145,19 @@ class Store:
             for attempt in self.attempts():
                 with attempt, self.locked(timeout):
                     pass
+
+    def sync(self, timeout: float | None) -> None:
+        """Bring everything written so far to stable storage: what waits in the write buffer, rows and value files."""
+        for attempt in self.attempts():
+            with attempt, self.locked(timeout) as locked:
+                if not locked:
+                    raise TransactionError(
+                        f"{self.directory!r}: sync() within a transaction has nothing to sync: call it when it is over"
+                    )
+                file_io.sync(self.directory, file_names.readable(self.connection.select(sql.ALL_FILES)))
+                with self.checkpointer.durably():
+                    pass
+                file_io.sync_folder(self.directory)
 
     def _flush_for_reading(self) -> None:
         self.flush(self.session.config.timeout)

@@ -26,6 +26,7 @@ from typing import Any
 from unittest import mock
 
 from diskcache_like import Cache, EmptyDirWarning, UnknownFileWarning
+from diskcache_like.disk import file_io
 from diskcache_like.disk.value_files import _Digest
 from diskcache_like.errors import CorruptDatabaseWarning, SecretError
 from diskcache_like.storage.redo_log import RedoLog
@@ -235,13 +236,24 @@ class Judge:
                 wanted.append(self._part(marks[index].unevicted, shard))
                 wanted.append({QUEUE: wanted[0][QUEUE]} if QUEUE in wanted[0] else {})
         return all(
-            any(self._is(seen.get(key, MISSING), state.get(key, MISSING)) for state in wanted)
+            any(self._is(key, seen.get(key, MISSING), state.get(key, MISSING)) for state in wanted)
             for key in {*seen, *(key for state in wanted for key in state)}
         )
 
-    def _is(self, seen: Any, wanted: Any) -> bool:
-        is_excused = self._durability == "system" and seen is MISSING and is_in_file(wanted)
-        return is_excused or bool(seen == wanted)
+    def _is(self, key: Any, seen: Any, wanted: Any) -> bool:
+        if seen is MISSING and is_in_file(wanted) and self._durability == "system":
+            return not self._is_synced(key, wanted)
+        return bool(seen == wanted)
+
+    def _is_synced(self, key: Any, value: Any) -> bool:
+        """Tell whether the file of a value was synced, and the key not written since: that may unlink it."""
+        marks = self.marks
+        for index in range(min(self._point + 1, len(marks) - 1), -1, -1):  # the first is perhaps under way
+            if marks[index].state.get(key, MISSING) != value or marks[index].name == "rotate":
+                return False
+            if marks[index].is_synced and index <= self._point:
+                return True
+        return False
 
     def _use_unmended(self, cache: Cache) -> None:
         """Use a cache before it is checked; where a database is damaged, what is written may not be found in it."""
@@ -318,6 +330,7 @@ BROKEN: dict[str, tuple[str, str, Broken, str]] = {
     "commits": ("power", "commits not synced", partial(mock.patch.object, connection, "EXTRA", 0), HARM),
     "files": ("power", "value files not synced", partial(mock.patch.object, os, "fdatasync"), HARM),
     "directories": ("power", "directories not synced", partial(mock.patch.object, os, "fsync"), HARM),
+    "sync": ("system", "value files that sync() leaves out", partial(mock.patch.object, file_io, "sync"), HARM),
     "journal": ("power", "transactions over several shards that have no redo log", JOURNAL_LEFT_OUT, HARM),
     "checksums": (
         "system",

@@ -67,7 +67,8 @@ class Mark(NamedTuple):
     in_steps: bool = False  # the operation was made of several commits
     evicts: bool = False  # and some of them may have evicted anything
     unevicted: Mapping[Any, Any] = MappingProxyType({})  # the state if nothing had gone for room
-    is_closed: bool = False  # the cache was closed, and so all of it synced
+    is_closed: bool = False  # the cache was closed or synced, and so all of its rows are on the disk
+    is_synced: bool = False  # and its value files, too
     is_loose: bool = False  # the database is damaged
     began: int = 0  # how long the log was when the operation began
 
@@ -315,6 +316,11 @@ def do_open(work: Work) -> None:
     work.open()
 
 
+@operation("sync", 3)
+def do_sync(work: Work) -> None:
+    work.cache.sync()
+
+
 @operation("rotate", 1)
 def do_rotate(work: Work) -> None:
     if work.kind.startswith("sealed"):
@@ -421,8 +427,10 @@ def do_work(work: Work, preferred: Mapping[str, int]) -> None:
         name = work.random.choices(names, weights)[0]
         work.began = work.end()
         OPERATIONS[name][0](work)
-        is_closed = name == "open" and work.kind != "journal"  # whose removal may be undone
-        work.mark(name, in_steps=name in IN_STEPS or work.evicts, evicts=work.evicts, is_closed=is_closed)
+        is_synced = name == "sync"
+        is_closed = is_synced or (name == "open" and work.kind != "journal")  # whose removal may be undone
+        in_steps = name in IN_STEPS or work.evicts
+        work.mark(name, in_steps=in_steps, evicts=work.evicts, is_closed=is_closed, is_synced=is_synced)
 
 
 def is_mapped(path: str) -> bool:

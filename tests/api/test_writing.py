@@ -5,12 +5,21 @@ from __future__ import annotations
 import datetime as dt
 import io
 import math
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from diskcache_like import Cache, ExpiryError, FanoutCache, KeyEncodeError, ValueEncodeError, ValueTooLarge
+from diskcache_like import (
+    Cache,
+    ExpiryError,
+    FanoutCache,
+    KeyEncodeError,
+    TransactionError,
+    ValueEncodeError,
+    ValueTooLarge,
+)
 
 from ..support.cache_kinds import NEEDS_HOT, Clock, Kind, Opener, exact, few
 
@@ -364,3 +373,27 @@ def test_what_is_hot_is_updated_in_place(tmp_path: Path, key: Any, monkeypatch: 
         assert known == [False, True, False], "only what is known to have an entry is updated"
         assert cache[key] == 3
         assert len(cache) == 1
+
+
+@pytest.mark.parametrize("durability", ["process", "system", "power"])
+def test_sync_brings_value_files_and_rows_to_the_disk(
+    tmp_path: Path, durability: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with FanoutCache(tmp_path / "cache", 2, durability=durability) as cache:
+        for number in range(8):
+            cache[number] = bytes([number]) * (1 << 16)
+        synced = set()
+        real = os.fdatasync
+
+        def fdatasync(descriptor: int) -> None:
+            synced.add(os.stat(descriptor).st_ino)
+            real(descriptor)
+
+        monkeypatch.setattr(os, "fdatasync", fdatasync)
+        cache.sync()
+        files = [path.stat().st_ino for path in Path(cache.directory).rglob("*.val")]
+        assert len(files) == 8
+        assert synced.issuperset(files)
+        with cache.transact(), pytest.raises(TransactionError, match=r"sync\(\) within a transaction"):
+            cache.sync()
+        assert len(cache) == 8

@@ -87,6 +87,7 @@ def test_a_write_waits_and_everybody_sees_it(cache: Cache, other: Cache) -> None
         lambda cache: cache.set("large", bytes(1 << 16)),
         lambda cache: cache.set_many({"more": 1}),
         lambda cache: cache.flush(),
+        lambda cache: cache.sync(),
         lambda cache: cache.close(),
     ],
 )
