@@ -48,6 +48,8 @@ WriteRow = Callable[[int, bytes, Row, int, int], None]
 class WriteBuffer:
     """Append to the ring of one shard, and carry what waits there; the write lock is held."""
 
+    uses_helper = True  # tests that watch each step turn it off
+
     def __init__(self, maintenance: Maintenance, placement: Placement, write_row: WriteRow) -> None:
         self._maintenance = maintenance
         self._transactions = maintenance.transactions
@@ -57,7 +59,6 @@ class WriteBuffer:
         self._write_columns = write_row
         self._invalidation = maintenance.transactions.invalidation
         self._is_tight = False
-        self.uses_helper = True
         self._expects_present = False  # most likely the next rows are there: then the cheaper UPDATE is tried alone
 
     # -- appending ----------------------------------------------------------------------------------------------------

@@ -217,6 +217,7 @@ def opened(directory: Path, handle: Handle, shards: int) -> Cache:
         cache = Cache(directory / handle.place, 60, **settings)
     for store in cache._shards.stores if handle.slow else []:
         store.session.slots = store.session.generations.slots = Lingering(store.session.slots)
+        store.writer.buffer.uses_helper = False  # which would not linger
     return cache
 
 

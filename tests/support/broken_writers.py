@@ -39,3 +39,4 @@ def sabotage(cache: Cache, how: str, delay: float = 0.0) -> None:
     """Have every write of this handle break the rules of the generations, unless `how` is empty."""
     for store in cache._shards.stores if how else []:
         store.session.slots = store.session.generations.slots = Sabotaged(store.session.slots, how, delay)
+        store.writer.buffer.uses_helper = False  # which would keep to the rules

@@ -15,6 +15,7 @@ from diskcache_like.coherence import atomics, board, generations, ring
 from diskcache_like.coherence.write_lock import WriteLock
 from diskcache_like.disk import file_io
 from diskcache_like.storage.opening import opener
+from diskcache_like.storage.write_buffer import WriteBuffer
 
 
 class Death:
@@ -158,6 +159,7 @@ def make_mortal(at: int, announce: Callable[[], object]) -> Death:
         (atomics, "fill", mortal_fill),
         (file_io, "_write_all", half_and_half),
         (opener, "Ring", MortalRing),
+        (WriteBuffer, "uses_helper", False),  # its steps are the same, but nobody can stop between them
     ]
     for owner, name in (
         (file_io, "create"),
