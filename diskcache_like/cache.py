@@ -422,8 +422,12 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
         metadata: Metadata,
         retry: bool,
         condition: Callable[[Record | None], bool],
+        pure: bool = False,
     ) -> bool:
-        """Store `value` if the condition holds for the live record of `key`; return whether it was stored. Atomic."""
+        """Store `value` if the condition holds for the live record of `key`; return whether it was stored. Atomic.
+
+        `pure`: as `Store.compute` has it.
+        """
         rows = self._rows
         stored, h, store = location = rows.locate(key)
         encoded = rows.encode(store, value, read, key)
@@ -438,7 +442,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
         try:
             row = rows.row(key, location, encoded, metadata)
             if not rows.is_oversize(row):
-                stamp = store.compute(h, stored, decide, self._wait(retry))
+                stamp = store.compute(h, stored, decide, self._wait(retry), pure)
         except BaseException:
             discard(store, encoded)
             return self._failed(False)
@@ -542,7 +546,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
         if not read and self._tier is None and key in self:  # with a server, that alone knows
             return False
         metadata = self._rows.metadata(expire, pack_tags(tag, tags, key))
-        return self._set_if(key, value, read, metadata, retry, lambda record: record is None)
+        return self._set_if(key, value, read, metadata, retry, lambda record: record is None, pure=True)
 
     def incr(self, key: Any, delta: int = 1, default: int | None = 0, retry: bool = False) -> Any:
         """Add `delta` to the number under `key` and return the sum. Atomic; expiry and tags stay.
@@ -614,7 +618,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
             return touch
 
         try:
-            store.compute(h, stored, decide, self._wait(retry))
+            store.compute(h, stored, decide, self._wait(retry), pure=True)
         except Timeout:
             return self._failed(False)
         return changed
@@ -666,7 +670,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
             return change
 
         try:
-            store.compute(h, stored, decide, self._wait(retry))
+            store.compute(h, stored, decide, self._wait(retry), pure=True)
         except Timeout:
             return self._failed(missing)
         return result

@@ -6,8 +6,7 @@ the same order, and nothing at all where anything is: then those do it. No signa
 
 from __future__ import annotations
 
-from . import atomics
-from .generations import TICK_LIMIT, GenerationFile, Header, prime_below
+from .generations import TICK_LIMIT, Header, prime_below
 from .native import NativeModule
 from .ring import LONGEST_WALK, Ring, Word
 from .write_lock import WriteLock
@@ -40,10 +39,19 @@ class Appender:
     __slots__ = ("_append", "_lock", "_ring", "_shard", "_views")
 
     def __init__(
-        self, native: NativeModule, lock: WriteLock, generations: GenerationFile, ring: Ring, limits: dict[str, int]
+        self,
+        native: NativeModule,
+        lock: WriteLock,
+        generations: tuple[memoryview[int], memoryview[int]],
+        ring: Ring,
+        limits: dict[str, int],
     ) -> None:
-        """`limits`, in bytes: `longest` record, `bound` of what waits, `due_limit` of what is written until upkeep."""
-        header, slots = atomics.raw(generations.header), atomics.raw(generations.slots)
+        """Note where everything is.
+
+        `generations`: words of the header, and the slots. `limits`, in bytes: `longest` record, `bound` of what waits,
+        `due_limit` of what is written until upkeep.
+        """
+        header, slots = generations
         ring_words, table, content = ring.views()
         words = {name: (header, index) for name, index in _WORDS.items()}
         words |= {name: (ring_words, index) for name, index in _RING_WORDS.items()}

@@ -210,6 +210,17 @@ class WriteLock:
         """Return the descriptor that is locked."""
         return self._descriptor
 
+    def regain(self) -> bool:
+        """Make sure that the calling thread, which keeps the others out, has the whole lock; tell whether it does.
+
+        An exception may have ended `enter_alone`, or an `acquire`, before the part that keeps other processes out.
+        """
+        try:
+            flock(self._descriptor, _TRY)  # changes nothing if it is held already
+        except (OSError, ValueError):
+            return False
+        return True
+
     def abort_interrupted(self) -> None:
         """Release what the calling thread still holds after an exception ended its `acquire` or `release`."""
         if self.locked_by_me():

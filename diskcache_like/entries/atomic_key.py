@@ -120,7 +120,7 @@ def update(rows: RowCodec, loader: Loader, place: tuple[Any, Location], decide: 
         return row(key, location, encoded, decision[1])
 
     try:
-        stamp = store.compute(h, stored, change, wait)
+        stamp = store.compute(h, stored, change, wait, pure=True)
     except BaseException:
         discard(store, encoded)
         raise

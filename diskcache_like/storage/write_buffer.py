@@ -15,7 +15,7 @@ import os
 from collections.abc import Callable
 from operator import itemgetter
 
-from ..coherence import native
+from ..coherence import atomics, native
 from ..coherence.appender import Appender
 from ..coherence.generations import MAX_WORD, NEVER, Header, microseconds
 from ..coherence.ring import NO_COLUMNS, Kind, Net, Ring, Word, Written
@@ -154,17 +154,13 @@ class WriteBuffer:
         session = self._session
         if session.appender is not None and session.appender.belongs_to(session.lock, ring):
             return
+        session.appender = None
         may_be_used = self.uses_helper and not self._is_tight and session.disk.sealer is None
         helper = native.load() if may_be_used else None
-        session.appender = None
-        if helper is not None:
-            session.appender = Appender(
-                helper,
-                session.lock,
-                session.generations,
-                ring,
-                {"longest": _longest(ring), "bound": self._bound(ring), "due_limit": CHECKPOINT_BYTES},
-            )
+        header, slots = atomics.raw(session.generations.header), atomics.raw(session.generations.slots)
+        if helper is not None and len(slots):  # none where another thread has closed them just now
+            limits = {"longest": _longest(ring), "bound": self._bound(ring), "due_limit": CHECKPOINT_BYTES}
+            session.appender = Appender(helper, session.lock, (header, slots), ring, limits)
 
     def _bound(self, ring: Ring) -> int:
         return min(ring.capacity // FULL_PART, self._session.limit // LIMIT_PART)

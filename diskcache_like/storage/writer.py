@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from functools import partial
 from operator import itemgetter
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 from zlib import crc32
 
 from ..coherence.board import NO_ENTRY, RECORD_LIMIT
@@ -38,6 +38,30 @@ _ALONE = [0, None, None, None, None]  # of a row without file, original key and 
 
 # Runs a SELECT with parameters and returns its rows.
 Select = Callable[[str, Sequence[object]], list[Any]]
+
+
+class _Small(NamedTuple):
+    """An entry all of which fits into the write buffer."""
+
+    v: bytes | None  # None for no entry
+    original_key: bytes | None = None
+
+    def touched(self, touch: Touch) -> Row:
+        """Return the row that a touch leaves."""
+        return Row(touch.v, touch.expire, touch.fresh, touch.tags, original_key=self.original_key)
+
+
+def _small(found: Written | None, key: tuple[int, bytes], select: Select) -> _Small | None:
+    """Return the entry of a key; None for one that has a file, belongs to a queue, or is damaged.
+
+    `found`: what the write buffer has of it.
+    """
+    if found is not None:
+        return _Small(found.v, found.original_key)
+    for v, file, queue, original_key in select(sql.SELECT_WHOLE, key):
+        is_small = file is None and queue is None and type(v) is bytes and isinstance(original_key, bytes | None)
+        return _Small(v, original_key) if is_small else None
+    return _Small(None)
 
 
 class _Missing(Enum):
@@ -82,13 +106,13 @@ class Writer:
                 return stamp
         return self._locked(self._remove, (h, stored), timeout, (h, stored))
 
-    def compute(self, h: int, stored: bytes, decide: Decide, timeout: float | None) -> int:
+    def compute(self, h: int, stored: bytes, decide: Decide, timeout: float | None, pure: bool = False) -> int:
         """Read the entry, let `decide` say what becomes of it, and write that, under one hold of the write lock.
 
-        `decide` gets the record or None; None leaves the entry as it is. It must not use the cache. It is called again
-        where another write came in between.
+        `decide` gets the record or None; None leaves the entry as it is. It must not use the cache. `pure`: it has no
+        effect and looks at nothing but the record, so it may be asked before the lock is taken, and then once more.
         """
-        stamp = self._compute_alone(h, stored, decide) if self._session.appender is not None else 0
+        stamp = self._compute_alone(h, stored, decide) if pure and self._session.appender is not None else 0
         return stamp or self._locked(self._compute, (h, stored, decide), timeout)
 
     # -- without the lock until the record is appended ----------------------------------------------------------------
@@ -116,27 +140,20 @@ class Writer:
         stamp = self._stamp(h)
         if not stamp:
             return 0
-        found = self._reader.buffered(h, stored)
-        change = decide(found.v if found is not None else self._reader.find(h, stored))
+        entry = _small(self._reader.buffered(h, stored), (h, stored), self._reader.select)
+        if entry is None or (entry.v is not None and crc32(entry.v, crc32(stored)) != RESIDUE):
+            return 0  # under the lock alone is it known whether a file is lost, or replaced; and damage is counted once
+        try:
+            change = decide(entry.v)
+        except Exception:
+            if self._stamp(h) == stamp:
+                raise
+            return 0
         if change is None:
-            return 1
+            return int(self._stamp(h) == stamp)
         if isinstance(change, Touch):
-            touched = self._touched(change, found, (h, stored), self._reader.select)
-            return 0 if touched is None else self._append_alone(h, stored, touched, stamp)
+            return 0 if change.unpins else self._append_alone(h, stored, entry.touched(change), stamp)
         return self._append_alone(h, stored, None if isinstance(change, Remove) else change, stamp)
-
-    @staticmethod
-    def _touched(change: Touch, found: Written | None, key: tuple[int, bytes], select: Select) -> Row | None:
-        """Return the whole row that a touch leaves; None if more than that changes, or it has a file or a queue."""
-        v, expire, fresh, tags, unpins = change
-        if unpins:
-            return None
-        if found is not None:
-            return Row(v, expire, fresh, tags, original_key=found.original_key)
-        for file, queue, original_key in select(sql.SELECT_LASTING, key):
-            if file is None and queue is None:
-                return Row(v, expire, fresh, tags, original_key=original_key)
-        return None
 
     def _remove_alone(self, h: int, stored: bytes) -> int | None:
         """Do what `remove` does; return None if that takes the lock."""
@@ -432,8 +449,9 @@ class Writer:
         change = decide(v)
         if change is None:
             return 1
-        if isinstance(change, Touch):
-            change = self._touched(change, found, (h, stored), self._connection.select) or change
+        if isinstance(change, Touch) and not change.unpins:
+            entry = _small(found, (h, stored), self._connection.select)
+            change = change if entry is None else entry.touched(change)
         if isinstance(change, bytes | Row):
             return self._upsert(True, (h, stored, change, v is not None, v is not None))
         if isinstance(change, Remove) and v is not None and self.buffer.takes(stored, None):

@@ -511,12 +511,13 @@ class TieredStore:
             self._remove_copy(place)
         return sum(was_there for was_there, _ in outcomes)
 
-    def compute(self, place: Place, stored: bytes, decide: Decide, timeout: float | None) -> int:
+    def compute(self, place: Place, stored: bytes, decide: Decide, timeout: float | None, pure: bool = False) -> int:
         """Let `decide` say what becomes of an entry, and write that if the entry is still what it was decided on.
 
         The first decision is on the copy here, whatever that is worth: the server compares its version. If it is to
         change nothing, or raises an error, it is made again on what the server says. After a conflict it is made on
-        what is there now, until `timeout` seconds are over; then this raises Timeout.
+        what is there now, until `timeout` seconds are over; then this raises Timeout. Whether `decide` is `pure` makes
+        no difference.
         """
         may_block()
         if self.here is not None:

@@ -19,8 +19,11 @@ import pytest
 from diskcache_like import Cache, FanoutCache, SettingError
 from diskcache_like.coherence.generations import Header
 from diskcache_like.coherence.ring import PAGE, Ring, Word
+from diskcache_like.coherence.write_lock import WriteLock
 from diskcache_like.storage import write_buffer
 from diskcache_like.storage.opening import opener
+from diskcache_like.storage.shard.session import ShardSession
+from diskcache_like.storage.store import Store
 
 from ..support.workers import Crew, Link
 
@@ -467,3 +470,193 @@ def test_a_shard_asks_for_the_volume_of_another_without_its_lock(tmp_path: Path)
                 asked.set()
             holding.result()
         assert header[Header.RESERVATION] != 0  # else it has waited in vain
+
+
+# -- the append of the C helper ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def alone(cache: Cache) -> Cache:
+    """Return a cache whose next append is one call of the helper."""
+    cache["first"] = 0
+    assert session_of(cache).appender is not None, "the C helper is not built"
+    return cache
+
+
+def session_of(cache: Cache) -> ShardSession:
+    return cache._shards.stores[0].session
+
+
+def records_of(cache: Cache) -> list[str]:
+    """Return what the records in the ring say, without what differs from cache to cache; as text, since NaN is no NaN."""
+    ring = ring_of(cache)
+    begin, last = ring.words[Word.CARRIED], ring.words[Word.CARRIED_LAST] >> 32
+    headers = [header for header, _ in ring._chain(begin, last)]
+    first = headers[0].tick
+    bodies = [ring._body_of(header) for header in headers]
+    previous = [max(header.previous - begin, -1) for header in headers]
+    cleaned = [
+        header._replace(offset=0, tick=header.tick - first, h=0, previous=0, last=0, check=0) for header in headers
+    ]
+    return [repr(record) for record in zip(cleaned, bodies, previous, strict=True)]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_helper_appends_what_python_appends(tmp_path: Path, seed: int) -> None:
+    found = []
+    for uses_helper in (False, True):
+        dice = random.Random(seed)
+        with Cache(tmp_path / str(uses_helper), write_buffer=1 << 20, clock=lambda: 1e9) as cache:
+            cache._shards.stores[0].writer.buffer.uses_helper = uses_helper
+            for number in range(300):
+                key = dice.choice(["a", "b", 3, ("spelled", 4), "e" * 100])
+                change: Any = dice.choice([cache.set, cache.add, cache.incr, cache.touch, cache.delete, cache.pop])
+                if change in (cache.set, cache.add):
+                    value, tags = dice.randbytes(dice.randrange(200)), dice.sample(["x", "y"], dice.randrange(3))
+                    change(key, value, expire=dice.choice([None, 1e6 + number]), tags=tags)
+                elif change == cache.touch:
+                    cache.touch(key, dice.choice([None, 1e6 + number]))
+                else:
+                    change("count" if change == cache.incr else key)
+            assert (session_of(cache).appender is not None) == uses_helper
+            found.append((records_of(cache), {key: cache.get_entry(key) is not None for key in cache}))
+            assert cache.check() == []
+    assert found[0] == found[1]
+
+
+def test_the_helper_does_nothing_where_the_lock_is_taken_or_more_is_due(alone: Cache, other: Cache) -> None:
+    session = session_of(alone)
+    buffer, header = alone._shards.stores[0].writer.buffer, session.header
+    stored, h, _ = alone._rows.locate("key")
+    slot = session.slot_of(h)
+    before = session.slots[slot]
+
+    def append(expected: int = 0) -> int:
+        return buffer.append_alone(h, stored, b"record", expected)
+
+    with other._shards.stores[0].locked(None, flushes=False):
+        assert append() == 0
+    assert append(expected=before + 2) == 0
+    for word, value in (
+        (Header.WRITTEN, header[Header.VOLUME_DUE] + 1),
+        (Header.EPOCH, header[Header.EPOCH] + 1),
+        (Header.SETTLED, header[Header.TICK] - 1),
+        (Header.CROSS_SHARD, 1),
+        (Header.BUFFER, 1),
+        (Header.FAIRNESS_CLAIM, 1),
+        (Header.NEXT_EXPIRE, 0),
+    ):
+        kept, header[word] = header[word], value
+        assert append() == 0, word
+        header[word] = kept
+    with alone.transact():
+        assert append() == 0
+    assert session.slots[slot] == before
+    alone["another"] = 1  # which sets the mark anew after the transaction
+    assert append(expected=session.slots[slot]) == session.slots[slot] != before
+
+
+def test_what_looks_beyond_the_record_decides_under_the_lock(alone: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The version is read from the writing connection, which is another thread's without the lock."""
+    session = session_of(alone)
+    version = Store.version
+
+    def watched(self: Store, h: int, stored: bytes) -> int:
+        assert session.lock.locked_by_me()
+        return version(self, h, stored)
+
+    monkeypatch.setattr(Store, "version", watched)
+    alone.flush()
+    assert alone.set("first", 1, if_version=alone.get_entry("first").version)
+
+
+def test_a_value_file_that_is_replaced_meanwhile_is_not_missing(
+    alone: Cache, other: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone["key"] = b"1" * (1 << 17)
+    alone["second"] = 2
+    reader = alone._shards.stores[0].reader
+    select = reader.select
+
+    def replaced(statement: str, parameters: Any = ()) -> list[Any]:
+        rows = select(statement, parameters)
+        monkeypatch.undo()
+        for path in Path(alone.directory).rglob("*.val"):
+            path.unlink()
+        other["key"] = b"2" * (1 << 17)
+        return rows
+
+    monkeypatch.setattr(reader, "select", replaced)
+    assert alone.pop("key", "default") == b"2" * (1 << 17)
+    assert alone.metrics.missing_files == 0
+
+
+def test_a_decision_on_what_has_changed_since_is_made_again(
+    alone: Cache, other: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = alone._shards.stores[0].reader
+    buffered = reader.buffered
+
+    def late(h: int, stored: bytes) -> Any:
+        found = buffered(h, stored)
+        monkeypatch.undo()
+        other["count"] = 41
+        return found
+
+    monkeypatch.setattr(reader, "buffered", late)
+    assert alone.incr("count", default=None) == 42  # the first look found nothing, which raises KeyError
+    monkeypatch.setattr(reader, "buffered", late)
+    assert alone.pop("missing") is None
+
+
+def test_a_handler_that_raises_in_the_append_changes_nothing_of_another_holders(
+    alone: Cache, other: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    holder = session_of(other)
+    leave = WriteLock.leave
+
+    def interrupted(self: WriteLock) -> None:
+        monkeypatch.undo()
+        holder.lock.acquire()  # another process is next, and begins to remove everything
+        holder.generations.begin_all(holder.generations.next_tick())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(WriteLock, "leave", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        alone["key"] = 1
+    tick = holder.header[Header.TICK]
+    assert holder.header[Header.UNSETTLED] == tick
+    assert {holder.slots[slot] for slot in range(len(holder.slots))} == {2 * tick + 1}
+    holder.generations.settle_all(tick)
+    holder.header[Header.SETTLED] = tick
+    holder.lock.release()
+    assert leave is WriteLock.leave
+    alone["key"] = 2
+    assert other["key"] == 2
+
+
+def test_threads_and_processes_append_together(tmp_path: Path) -> None:
+    with Crew() as crew:
+        workers = crew.start_many(2, count_in_threads, str(tmp_path / "cache"))
+        crew.together(workers)
+        crew.results(workers)
+    with Cache(tmp_path / "cache", **SMALL) as cache:
+        assert cache["all"] == 2 * 3 * COUNTS
+        assert [cache[f"{worker} {thread}"] for worker in range(2) for thread in range(3)] == [COUNTS - 1] * 6
+
+
+COUNTS = 300
+
+
+def count_in_threads(link: Link, number: int, directory: str) -> None:
+    with Cache(directory, **SMALL) as cache:
+        link.tell()
+        link.hear()
+
+        def count(thread: int) -> None:
+            for step in range(COUNTS):
+                cache.set(f"{number} {thread}", step, retry=True)
+                cache.incr("all", retry=True)
+
+        with ThreadPoolExecutor(3) as pool:
+            list(pool.map(count, range(3)))

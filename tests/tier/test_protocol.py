@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
 
-from diskcache_like import RemoteError, Timeout
+from diskcache_like import Cache, RemoteError, Timeout
 from diskcache_like.tier.scripts import WRITE
 from diskcache_like.tier.server import Unreachable
 from diskcache_like.tier.state import Word, boottime
@@ -110,8 +111,6 @@ def test_increments_of_one_machine_are_atomic(machines: Machines, write: str) ->
 
 
 def test_a_value_that_stays_here_is_not_lost_in_silence(machines: Machines) -> None:
-    from diskcache_like import Cache
-
     here = machines.open("a", write="invalidate", timeout=10)
     here.remote.timeout = 0.01
     with Cache(machines.place("a")) as plain, plain.transact():
@@ -122,10 +121,21 @@ def test_a_value_that_stays_here_is_not_lost_in_silence(machines: Machines) -> N
     assert here.get("k") == (1 if stored else None)
 
 
+def test_a_write_that_gets_no_lock_tells_the_server_nothing(machines: Machines) -> None:
+    """Else the value that is here counts again, and is older than that of another machine."""
+    here = machines.open("a", partial(Cache, timeout=0), write="invalidate", write_buffer=1 << 20)
+    other = machines.open("b", write="invalidate", write_buffer=1 << 20)
+    here["k"] = "old"
+    other["k"] = "new"
+    until(lambda: here.get("k") is None, "the value here does not count any more")
+    with Cache(machines.place("a")) as plain, plain.transact(), contextlib.suppress(Timeout):
+        assert not here.set("k", "newest")
+    assert here.get("k") is None
+    assert other["k"] == "new"
+
+
 @pytest.mark.parametrize("size", [1, 100_000])
 def test_a_read_is_answered_while_the_database_here_is_being_written(machines: Machines, size: int) -> None:
-    from diskcache_like import Cache
-
     other, here = machines.pair()
     other.set("k", "x" * size)
     here.remote.timeout = 0.01

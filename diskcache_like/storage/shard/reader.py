@@ -26,7 +26,7 @@ _EPOCH, _TICK, _BUFFER = Header.EPOCH, Header.TICK, Header.BUFFER  # for the hot
 # Statements that need no flush: about single keys, which are looked for in the write buffer before; and about the
 # volume, which one shard asks of another while it holds its own lock, so that two would wait for each other.
 _WITHOUT_FLUSH = frozenset(
-    {sql.SELECT_V, sql.SELECT_MANY, sql.SELECT_PROBES, sql.SELECT_VERSIONED, sql.SELECT_UNTIL, sql.SELECT_LASTING}
+    {sql.SELECT_V, sql.SELECT_MANY, sql.SELECT_PROBES, sql.SELECT_VERSIONED, sql.SELECT_UNTIL, sql.SELECT_WHOLE}
     | {sql.SELECT_SETTING, sql.PAGE_COUNT, sql.FREE_PAGES, sql.FILE_TOTALS}
 )
 
@@ -79,7 +79,7 @@ class Reader:
         """Return what the write buffer in use has of a key."""
         session = self._session
         if session.header[_BUFFER] != session.buffer:
-            session.follow(always=True)
+            session.follow()
         ring = session.ring
         return session.buffered(h, stored) if ring is not None and ring.has(h) else None
 

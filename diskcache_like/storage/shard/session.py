@@ -234,10 +234,10 @@ class ShardSession:
             header = self.header
         return header
 
-    def follow(self, always: bool = False) -> None:
-        """Go to the database that the generation file names now, after another process quarantined the old one.
+    def follow(self) -> None:
+        """Go to the database, and the write buffer, that the generation file names now.
 
-        `always`: also to the same one, since its write buffer is another one now.
+        Another process has quarantined the old one, or taken the buffer over anew.
 
         Only this process closes its old connections, to a file that nobody writes any more.
         """
@@ -245,7 +245,7 @@ class ShardSession:
         with opener.mutex():
             if self.header is CLOSED:
                 self.open()  # another thread has closed it just now, or is closing it
-            elif always or self.header[Header.EPOCH] != self.epoch:
+            elif self.header[Header.EPOCH] != self.epoch or self.header[Header.BUFFER] != self.buffer:
                 self._leave_connections()
                 self._close_maps()
                 self._load()

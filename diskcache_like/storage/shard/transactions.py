@@ -192,7 +192,8 @@ class Transactions:
             txn.stepping = False
             return
         try:
-            self._abort()
+            if lock.regain():  # else another process writes, and this one has not begun to
+                self._abort()
         finally:
             lock.abort_interrupted()
 
