@@ -6,6 +6,7 @@ in a table here. The totals are printed at the end.
 
 from __future__ import annotations
 
+import gc
 import math
 import tempfile
 import unittest
@@ -60,6 +61,8 @@ class Adapted(unittest.TestCase):
             Adapted.seen["not applicable"] += 1
             self.skipTest(reason)
         Adapted.seen["run"] += 1
+        gc.freeze()  # some of them collect garbage a hundred times, which takes long in a process that has run many tests
+        self.addCleanup(gc.unfreeze)
         Adapted.place = self.enterContext(tempfile.TemporaryDirectory())
         self.addCleanup(self.close)
         super().setUp()
