@@ -499,10 +499,13 @@ class Ring:
                 body = memory[at + _SIZE : at + _SIZE + size].tobytes()
                 if words[_RESERVED] - capacity > offset:
                     return None
-                if body.startswith(stored):
-                    if found[6] == _RECORD:
-                        return Written(found[1], h, stored, body[key_size:])
-                    return _Header(*found).written(body)
+                is_own, is_record = body.startswith(stored), found[6] == _RECORD
+                if not (is_own and is_record) and crc32(body) != found[12]:
+                    raise _damaged()  # may be this key's; a record that is damaged is noticed by whoever unpacks it
+                if is_own:
+                    return Written(found[1], h, stored, body[key_size:]) if is_record else _Header(*found).written(body)
+            if found[3] >= offset:
+                raise _damaged()  # it would be walked for ever
             offset = found[3]
         return None
 
