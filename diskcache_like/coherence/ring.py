@@ -355,7 +355,12 @@ class Ring:
         if previous >= words[_FLOOR] and previous >= end - capacity:
             before = PAGE + previous % capacity
             link, key_size, longest = _LINK.unpack_from(memory, before + _LINK_AT)
-            if key_size == len(stored) and memory[before + _SIZE : before + _SIZE + key_size].tobytes() == stored:
+            if previous >= head or _OFFSET.unpack_from(memory, before)[0] != previous:
+                # The table is damaged. Once all is carried, nothing is hidden by a record that leads to no other.
+                if words[_CARRIED] != head:
+                    return False
+                previous = 0
+            elif key_size == len(stored) and memory[before + _SIZE : before + _SIZE + key_size].tobytes() == stored:
                 previous, walk = link, longest
             else:
                 walk = longest + 1

@@ -324,6 +324,24 @@ def test_a_record_that_leads_to_itself_is_damage(ring: Ring) -> None:
         ring.find(0, b"other")
 
 
+@pytest.mark.parametrize("ahead", [0, 8, -8, 1 << 40])
+@pytest.mark.parametrize("rest", [0, 255])
+def test_a_damaged_table_lets_writes_go_on(ring: Ring, ahead: int, rest: int) -> None:
+    assert ring.append(Written(1, 0, b"key", b"v"))
+    head = ring.words[Word.HEAD]
+    at = PAGE + head % CAPACITY
+    ring._bytes[at : at + 400] = bytes([rest]) * 400
+    ring._table[0] = head + ahead
+    assert not ring.append(Written(2, 0, b"other", b"v"))
+    _, mark = ring.gather(10)
+    assert mark is not None
+    ring.carried(mark)
+    ring.end_walks()
+    assert ring.append(Written(2, 0, b"other", b"v"))
+    assert ring.find(0, b"other") == Written(2, 0, b"other", b"v")
+    assert ring.find(0, b"key") is None, "the database has it"
+
+
 def test_no_room_for_the_file_means_no_ring(tmp_path: Path) -> None:
     assert Ring.open(str(tmp_path / "missing" / "cache.buffer"), SLOTS, CAPACITY) is None
     (tmp_path / "cache.buffer").symlink_to(tmp_path / "elsewhere")
