@@ -276,7 +276,7 @@ class Ring:
         for found, end in self._chain(carried, first) if known else ():
             self._table[found.h % self._prime] = found.offset
             head, last = end, found.check
-        words[Word.RESERVED] = max(reserved, head)
+        words[Word.RESERVED] = reserved if head <= reserved <= head + self.capacity else head
         words[Word.LAST] = _joined(last, head)
         words[Word.HEAD] = words[Word.DONE] = head
         words[Word.CARRIED] = words[Word.FLOOR] = carried

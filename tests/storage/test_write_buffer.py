@@ -660,3 +660,17 @@ def count_in_threads(link: Link, number: int, directory: str) -> None:
 
         with ThreadPoolExecutor(3) as pool:
             list(pool.map(count, range(3)))
+def test_writes_beside_a_restored_database_are_seen(tmp_path: Path) -> None:
+    directory, backup = tmp_path / "cache", tmp_path / "backup"
+    with Cache(directory, **SMALL) as cache:
+        cache["key"] = "backed up"
+    shutil.copytree(directory, backup)
+    with Cache(directory, **SMALL) as cache:
+        for number in range(1000):
+            cache["key"] = number
+    shutil.copyfile(backup / "cache.db", directory / "cache.db")
+    (directory / "cache.gen").unlink()
+    with Cache(directory, **SMALL) as cache, Cache(directory, hot_size_limit=0, **SMALL) as other:
+        assert other["key"] == "backed up"
+        cache["key"] = "anew"
+        assert other["key"] == "anew"
