@@ -218,7 +218,10 @@ class Ring:
             if status.st_size < size and not (allocate(descriptor, size) or extend(descriptor, size)):
                 return None
             mapping = mmap.mmap(descriptor, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
-            return cls(mapping, capacity, slots, hash((status.st_dev, status.st_ino)) & (1 << 63) - 1)
+            ring = cls(mapping, capacity, slots, hash((status.st_dev, status.st_ino)) & (1 << 63) - 1)
+            if status.st_size < size:
+                ring.words[Word.FILE] = 0  # what its words are about was cut off
+            return ring
         except OSError as error:
             reraise_signal(error)
             return None

@@ -674,3 +674,18 @@ def test_writes_beside_a_restored_database_are_seen(tmp_path: Path) -> None:
         assert other["key"] == "backed up"
         cache["key"] = "anew"
         assert other["key"] == "anew"
+
+
+def test_a_buffer_that_lost_its_end_is_taken_over_as_far_as_it_goes(cache: Cache, tmp_path: Path) -> None:
+    cache["key"] = "old"
+    cache.flush()
+    cache["key"] = "new"
+    copy = shutil.copytree(cache.directory, tmp_path / "copy")
+    path = Path(copy, "cache.buffer")
+    ring = Ring.open(str(path), 16, SIZE)
+    assert ring is not None
+    ring.words[Word.FILE] = ring.file  # as if it were the file that the words were made for
+    ring.close()
+    os.truncate(path, PAGE + SIZE)
+    with Cache(copy, **SMALL) as cut:
+        assert cut["key"] == "new"
