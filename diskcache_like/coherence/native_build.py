@@ -238,6 +238,8 @@ static uint64_t dl_append_locked(const dl_shard *shard, uint64_t expected, const
     if (due < written || due - written > shard->due_limit || floor >= head || head - carried > shard->bound
         || dl_get(shard->done) != head || ((last ^ head) & 0xFFFFFFFFu))
         return 0;
+    if (floor > carried || floor < capacity || dl_get(shard->reserved) - head > capacity)
+        return 0; /* the words are damaged */
     if (capacity - place < total + 7) {
         start += capacity - place;
         place = 0;

@@ -46,6 +46,8 @@ PAGE: Final = 4096
 LEAST_CAPACITY: Final = 1 << 14
 LONGEST_WALK: Final = 16  # records of one slot; a longer one is cut by carrying everything
 
+_FARTHEST: Final = 1 << 62  # offset that no ring comes to; what is beyond is damage
+
 _MAGIC: Final = int.from_bytes(b"dcl-buf\1", "big")
 _LOW: Final = (1 << 32) - 1
 
@@ -175,7 +177,8 @@ class Mark(NamedTuple):
     @classmethod
     def of(cls, content: object) -> Mark | None:
         """Return what is stored; None for anything else."""
-        return cls(*_MARK.unpack(content)) if type(content) is bytes and len(content) == _MARK.size else None
+        mark = cls(*_MARK.unpack(content)) if type(content) is bytes and len(content) == _MARK.size else None
+        return mark if mark is not None and mark.carried < _FARTHEST else None
 
 
 class _NoSlots:
@@ -316,6 +319,13 @@ class Ring:
         return Mark(words[Word.ID], words[Word.HEAD], words[Word.LAST] >> 32)
 
     # -- writing ------------------------------------------------------------------------------------------------------
+
+    def is_sound(self) -> bool:
+        """Tell whether the offsets in the words can be true beside each other; the lock is held."""
+        words, capacity = self.words, self.capacity
+        floor, carried, head = words[_FLOOR], words[_CARRIED], words[_HEAD]
+        in_order = capacity <= floor <= carried <= head <= words[_RESERVED] < _FARTHEST
+        return in_order and head - carried <= capacity and words[_RESERVED] - head <= capacity
 
     def append(self, what: Written) -> bool:
         """Append a record; return False if everything has to be carried first, for want of room or of a short walk.

@@ -23,6 +23,7 @@ from ..errors import DecodeError
 from ..system.blocking import may_block
 from ..system.forks import token_word
 from .opening.identity import BUFFER_MARK
+from .opening.opener import take_over
 from .placement import Placement
 from .shard.invalidation import WRITE_COST
 from .shard.row import Row
@@ -119,6 +120,8 @@ class WriteBuffer:
         session = self._session
         ring = session.ring
         assert ring is not None
+        if not ring.is_sound():
+            self._mend(ring)
         if ring.waiting() > self._bound(ring):
             may_block()
             self.flush()
@@ -185,8 +188,21 @@ class WriteBuffer:
         """Carry everything into the database; within a transaction nothing waits."""
         ring = self._session.ring
         if ring is not None and self._connection.txn is None:
+            if not ring.is_sound():
+                self._mend(ring)
             while ring.waiting():
                 self._carry(ring)
+
+    def _mend(self, ring: Ring) -> None:
+        """Take the ring over as after a restart: its words cannot be true; nobody keeps what is read meanwhile."""
+        session = self._session
+        tick = session.generations.next_tick()
+        session.generations.begin_all(tick)
+        try:
+            rows = self._connection.select(sql.SELECT_SETTING, (BUFFER_MARK,))
+            session.header[_BUFFER] = take_over(ring, rows, session.epoch)
+        finally:
+            session.generations.settle_all(tick)
 
     def _look(self) -> None:
         """Do what is due by now, once everything is carried."""

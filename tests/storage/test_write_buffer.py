@@ -660,6 +660,38 @@ def count_in_threads(link: Link, number: int, directory: str) -> None:
 
         with ThreadPoolExecutor(3) as pool:
             list(pool.map(count, range(3)))
+@pytest.mark.parametrize("helper", [False, True])
+@pytest.mark.parametrize("word", ["RESERVED", "LAST", "HEAD", "DONE", "CARRIED", "CARRIED_LAST", "FLOOR"])
+def test_whatever_a_word_says_writes_go_on_and_are_seen(cache: Cache, other: Cache, word: str, helper: bool) -> None:
+    for one in (cache, other):
+        one._shards.stores[0].writer.buffer.uses_helper = helper
+    place = getattr(Word, word)
+    for bit in range(64):
+        cache["key"] = "old"
+        cache.flush()
+        cache["key"] = "new"
+        ring_of(cache).words[place] ^= 1 << bit
+        for number in range(3):
+            cache["key"] = f"{number} after bit {bit}"
+            assert other["key"] == f"{number} after bit {bit}"
+        assert len(other) <= 1
+        assert other.get("key") in (None, f"2 after bit {bit}"), "what waits is lost where it cannot be told"
+
+
+@pytest.mark.parametrize("number", [0, (1 << 64) - 1])
+def test_words_that_are_all_wrong_lose_what_waits_and_nothing_else(cache: Cache, other: Cache, number: int) -> None:
+    cache["carried"] = 1
+    cache.flush()
+    cache["key"] = 1
+    words = ring_of(cache).words
+    for place in range(Word.RESERVED, Word.FLOOR + 1):
+        words[place] = number
+    cache["key"] = 2
+    assert other["key"] == cache["key"] == 2
+    assert other["carried"] == 1
+    assert sorted(other) == ["carried", "key"]
+
+
 def test_writes_beside_a_restored_database_are_seen(tmp_path: Path) -> None:
     directory, backup = tmp_path / "cache", tmp_path / "backup"
     with Cache(directory, **SMALL) as cache:

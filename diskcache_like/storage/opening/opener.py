@@ -227,13 +227,17 @@ def open_ring(directory: str, config: Config, lock: WriteLock, opened: Opened) -
         if ring is None:
             header[Header.BUFFER] = NO_RING
         elif not ring.belongs_to(header[Header.BUFFER], opened.epoch):
-            rows = opened.connection.execute(sql.SELECT_SETTING, (BUFFER_MARK,)).fetchall()
-            mark = Mark.of(rows[0][0]) if rows else None
             header[Header.BUFFER] = 0
-            header[Header.BUFFER] = ring.begin(mark, opened.epoch, 2 + secrets.randbits(62))
+            rows = opened.connection.execute(sql.SELECT_SETTING, (BUFFER_MARK,)).fetchall()
+            header[Header.BUFFER] = take_over(ring, rows, opened.epoch)
         return _if_readable(ring, header, directory)
     finally:
         lock.release()
+
+
+def take_over(ring: Ring, rows: list[Any], epoch: int) -> int:
+    """Begin a ring with what it has and the database has not, by the rows of its mark; return the ring's number."""
+    return ring.begin(Mark.of(rows[0][0]) if rows else None, epoch, 2 + secrets.randbits(62))
 
 
 def appends(settings: dict[str, Any]) -> bool:
