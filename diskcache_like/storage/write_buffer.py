@@ -29,6 +29,7 @@ from .shard.invalidation import WRITE_COST
 from .shard.row import Row
 from .shard.session import ShardSession
 from .sqlite import statements as sql
+from .sqlite.connection import FAILURES
 from .upkeep.checkpoints import CHECKPOINT_BYTES
 from .upkeep.maintenance import Maintenance
 
@@ -228,7 +229,10 @@ class WriteBuffer:
         # So that the next holder finds out if this one is killed between the commit and the count.
         self._session.generations.next_tick()
         with self._transactions.batch():
-            self._write(net)
+            try:
+                self._write(net)
+            except FAILURES as error:
+                self._connection.fail(error)
             self._connection.put_setting(BUFFER_MARK, mark.packed())
         ring.carried(mark)
         self.measure()

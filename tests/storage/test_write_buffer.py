@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from diskcache_like import Cache, FanoutCache, SettingError
+from diskcache_like import Cache, FanoutCache, SettingError, StorageError
 from diskcache_like.coherence.generations import Header
 from diskcache_like.coherence.ring import PAGE, Ring, Word
 from diskcache_like.coherence.write_lock import WriteLock
@@ -721,3 +721,17 @@ def test_a_buffer_that_lost_its_end_is_taken_over_as_far_as_it_goes(cache: Cache
     os.truncate(path, PAGE + SIZE)
     with Cache(copy, **SMALL) as cut:
         assert cut["key"] == "new"
+
+
+def test_a_failure_of_sqlite_is_told_as_one_of_the_package(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache.set("key", 1, tag="a")
+
+    def fail(*_: object) -> None:
+        raise sqlite3.DatabaseError("database disk image is malformed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(write_buffer.WriteBuffer, "_write_row", fail)
+        with pytest.raises(StorageError):
+            cache.flush()
+        cache.close()
+    assert cache["key"] == 1
