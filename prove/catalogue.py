@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .crashes import any_moment
-from .hostile import flips, planted_files, planted_rows, swapped_files
+from .hostile import buffers, flips, planted_files, planted_rows, swapped_files
 from .linearizability import caches, deques_and_indexes, kills, tasks
 from .lives import cancelled_tasks, processes, renewals, threads
 from .load import everything_at_once, fairness, soak
@@ -29,6 +29,7 @@ PROOFS: dict[str, Proof] = {
     **disks.PROOFS,
     **clocks.PROOFS,
     **flips.PROOFS,
+    **buffers.PROOFS,
     **swapped_files.PROOFS,
     **planted_rows.PROOFS,
     **planted_files.PROOFS,

@@ -16,19 +16,33 @@ from unittest import mock
 
 from diskcache_like import Cache
 from diskcache_like.coherence.generations import Header
+from diskcache_like.coherence.ring import PAGE, Word
 from diskcache_like.encoding import file_names, record
 from diskcache_like.entries import loading
 from diskcache_like.errors import CacheError
 
 from ..proof import Proof, Trial
-from .samples import OPTIONS, VALUES, Judge, Refused, Sample, Workbench, attempt, deadline, held, make, own_surroundings
+from .samples import (
+    BUFFER,
+    OPTIONS,
+    VALUES,
+    Judge,
+    Refused,
+    Sample,
+    Workbench,
+    attempt,
+    deadline,
+    held,
+    make,
+    own_surroundings,
+)
 
 SECTOR = 512
 SPARSE = 1_500  # bytes tried of a file that is nearly all zeros: those in use first, then any
 NEARLY_EMPTY = ("cache.board", "-shm", "cache.lock")
 WHOLE_BYTES, SPARSELY = 1 << 10, 8  # cut in use at each byte if smaller than that, else at each so manieth
-LIVE = ("plain", "sealed")  # samples that are taken also as they lie while in use
-MAPPED = ("cache.gen", "cache.board", "-shm")  # cutting one ends who has it mapped: planted_links.py tries that
+LIVE = ("plain", "sealed", "buffered")  # samples that are taken also as they lie while in use
+MAPPED = ("cache.gen", "cache.board", BUFFER, "-shm")  # cutting one ends who has it mapped: planted_links.py tries that
 
 
 class Place(NamedTuple):
@@ -63,14 +77,42 @@ class Place(NamedTuple):
         entries, content = self.sample.entries, self.sample.files[self.file]
         if self.file.endswith(file_names.SUFFIX):
             return {key for key, entry in entries.items() if entry.file == self.file}
-        if not self.may_empty():
+        if not self.may_empty() and self.file != BUFFER:
             return set()
         there = {key for key, entry in entries.items() if self.file.startswith(entry.shard)}
         if self.how == "flip" and self.file.endswith(".db"):
             for key in there:
                 if 0 <= self.offset() - content.find(entries[key].record) < len(entries[key].record):
                     return {key}
+        if self.part() == "a record" and self.how == "flip":
+            for key in there:
+                record, end = entries[key].record, self.offset() + len(entries[key].record)
+                if 0 <= content.rfind(record, 0, end) > end - 2 * len(record):
+                    return {key}  # what the header in front of it says is as it was
         return there
+
+    def part(self) -> str:
+        """Return what is hit of a write buffer: the words of its header, the table, or a record; else nothing."""
+        if self.file != BUFFER:
+            return ""
+        content, offset = self.sample.files[BUFFER], self.offset()
+        capacity = int.from_bytes(content[8 * Word.CAPACITY :][:8], "little")
+        return "a word" if offset < PAGE else "a record" if offset < PAGE + capacity else "the table"
+
+    def may_age(self) -> str:
+        """Return in which respect an overwritten value may be read, if it may.
+
+        Commits behind a damaged one have not been made. Nor have writes behind a damaged one in a write buffer whose
+        words are not believed, nor those that its words or its table do not lead to: no checksum guards these, which
+        each write changes. They are counted by themselves, and may do nothing worse.
+        """
+        if self.file.endswith(("-wal", "-shm")):
+            return "with older values"
+        if self.file == BUFFER and (self.sample.is_copied or self.how == "cut") and not self.open:
+            return "with older values behind the end of the write buffer"
+        if self.part() in ("a word", "the table"):
+            return f"with older values after damage to {self.part()} of the write buffer"
+        return ""
 
     def may_disorder(self) -> bool:
         """Tell whether it may leave rows out of order, which SQLite does not notice (docs/reliability.md)."""
@@ -102,6 +144,8 @@ def bytes_of(sample: Sample, file: str) -> Sequence[int]:
     size = len(sample.files[file])
     if file.endswith("cache.gen"):
         return [*range(512), *range(4088, size)]  # the words of the header, and the slots behind its page
+    if file == BUFFER:
+        return [*range(8 * (Word.FLOOR + 1)), *range(PAGE, size)]
     return range(min(size, SPARSE) if file.endswith(NEARLY_EMPTY) else size)
 
 
@@ -139,11 +183,11 @@ def cuts(made: Sequence[Sample]) -> Places:
         run
         for number, sample in enumerate(made)
         for file in sorted(sample.files)
-        for run in _cuts_of(sample, file, number % SPARSELY)
+        for run in cuts_of(sample, file, number % SPARSELY)
     )
 
 
-def _cuts_of(sample: Sample, file: str, first: int) -> Iterator[tuple[Sample, str, Sequence[int], str, bool]]:
+def cuts_of(sample: Sample, file: str, first: int) -> Iterator[tuple[Sample, str, Sequence[int], str, bool]]:
     """Yield the runs of a file; in use a large one is cut from its byte `first` on, another one in each sample."""
     size, numbers = len(sample.files[file]), bytes_of(sample, file)
     sectors = range(0, min(size, 1 << 15), SECTOR)
@@ -178,8 +222,8 @@ def try_place(trial: Trial, bench: Workbench, place: Place) -> None:
     trial.count(refused or ("with entries missing" if judge.lost else "complete"))
     trial.count("databases quarantined", aside)
     trial.count("values from before the damage came back", len(judge.back))
-    if judge.older and place.file.endswith(("-wal", "-shm")):  # commits behind a damaged one have not been made
-        trial.count("with older values")
+    if judge.older and place.may_age():
+        trial.count(place.may_age())
         judge.older.clear()
     what = f"{place.sample.name}, {place.file} at {place.offset()}, {place.how}"
     assert not judge.wrong, f"{what}: {judge.wrong}"

@@ -22,7 +22,18 @@ from diskcache_like.errors import CacheError
 from tests.support.audit_hooks import Outside, Watch
 
 from ..proof import CannotRun, Proof, Trial
-from .samples import Judge, Refused, Sample, Workbench, attempt, deadline, make, own_surroundings
+from .samples import (
+    BUFFER,
+    Judge,
+    Refused,
+    Sample,
+    Workbench,
+    attempt,
+    believe,
+    deadline,
+    make,
+    own_surroundings,
+)
 
 WATCH = Watch()
 LIKELY = ("cache.db-wal", "cache.db-shm", "cache.db-journal", "cache.1.db")  # that may be there, and are not now
@@ -182,6 +193,7 @@ def prove_links(trial: Trial) -> None:
     """Plant links and special files."""
     with own_surroundings() as place:
         made = [make("plain", place, live=True), make("fanout", place), make("sealed", place)]
+        made.append(make("buffered", place, live=True))
         _warm_up(made, Workbench(place), place)
         trial.each(plants(made), partial(try_plant, trial, Workbench(place)), "plants")
 
@@ -235,6 +247,28 @@ def _word(place: int, number: int) -> Change:
     return lambda content: content[: 8 * place] + number.to_bytes(8, "little") + content[8 * place + 8 :]
 
 
+def _end(number: int) -> Change:
+    """Return a change of the last slots, or of the table of a small write buffer."""
+    return lambda content: content[:-128] + number.to_bytes(8, "little") * 16
+
+
+def _words(number: int) -> Change:
+    """Return a change of all words that change with each write."""
+
+    def change(content: bytes) -> bytes:
+        for place in range(16, 34):
+            content = _word(place, number)(content)
+        return content
+
+    return change
+
+
+def _swapped(content: bytes) -> bytes:
+    """Exchange the halves of what lies behind the header."""
+    middle = (len(content) + 4096) // 2
+    return content[:4096] + content[middle:] + content[4096:middle]
+
+
 def _noise(seed: int) -> Change:
     """Return a change of everything, or of what lies behind the header, or of words of the header."""
 
@@ -254,6 +288,9 @@ def _noise(seed: int) -> Change:
 CONTENTS: dict[str, Change] = {
     "zeros": lambda content: bytes(len(content)),
     "ones": lambda content: b"\xff" * len(content),
+    "swapped halves": _swapped,
+    **{f"end of {number}": _end(number) for number in NUMBERS},
+    **{f"words of {number}": _words(number) for number in NUMBERS},
     **{f"slots of {number}": _slots(number) for number in (*NUMBERS, 12345, (1 << 64) - 3)},
     **{f"word {place} is {number}": _word(place, number) for place in NAMED_WORDS for number in NUMBERS},
     **{f"noise {seed}": _noise(seed) for seed in range(600)},
@@ -262,7 +299,7 @@ WAYS = ("at rest", "overwritten in use", "replaced in use")
 
 
 class Count(NamedTuple):
-    """What a file of generations, or a board, holds or how long it is, and since when."""
+    """What a file of generations, a board, or a write buffer, holds or how long it is, and since when."""
 
     sample: Sample
     name: str
@@ -281,6 +318,8 @@ class Count(NamedTuple):
             other.rename(directory / self.name)
         else:
             os.pwrite(descriptor, CONTENTS[self.how](content), 0)
+            if self.name == BUFFER and self.way == "at rest":
+                believe(directory / self.name)
 
 
 def counts(made: Sequence[Sample]) -> list[Count]:
@@ -288,11 +327,11 @@ def counts(made: Sequence[Sample]) -> list[Count]:
     found = []
     for sample in made:
         for name in sorted(sample.files):
-            if name.endswith("cache.gen"):
+            if name.endswith(("cache.gen", BUFFER)):
                 found += [Count(sample, name, how, way) for how in CONTENTS for way in WAYS]
             if name.endswith("cache.board"):
                 found += [Count(sample, name, f"noise {seed}", way) for seed in range(0, 60, 3) for way in WAYS]
-            if name.endswith(("cache.gen", "cache.board", "-shm")):
+            if name.endswith(("cache.gen", "cache.board", BUFFER, "-shm")):
                 found += [Count(sample, name, size, way) for size in SIZES for way in ("at rest", "cut in use")]
     return found
 
@@ -310,6 +349,8 @@ def try_count(trial: Trial, bench: Workbench, item: Count) -> None:
                 judge.mended(cache)
         else:
             _use_changed(item, directory, judge)
+    if judge.older and item.name == BUFFER:  # no checksum guards its words, nor its table
+        trial.count("with older values after damage to the write buffer")
     assert not judge.wrong, f"{item.name} of {item.sample.name}, {item.how}, {item.way}: {judge.wrong}"
 
 
@@ -361,7 +402,7 @@ def _be_cut(item: Count, directory: Path, told: Path) -> NoReturn:
 def prove_counts(trial: Trial) -> None:
     """Change generations and boards."""
     with own_surroundings() as place:
-        made = [make("plain", place, live=True), make("fanout", place)]
+        made = [make("plain", place, live=True), make("fanout", place), make("buffered", place, live=True)]
         trial.each(counts(made), partial(try_count, trial, Workbench(place)), "changes")
 
 
@@ -376,7 +417,7 @@ PROOFS: dict[str, Proof] = {
     ),
     "planted-generations": Proof(
         4,
-        "generation files and boards of other sizes, of noise, all odd, all ones, with impossible numbers; replaced, and"
+        "generation files, boards and write buffers of other sizes, of noise, all odd, all ones, with impossible numbers; replaced, and"
         " cut while mapped",
         prove_counts,
         bulk=1.0,

@@ -20,6 +20,7 @@ from diskcache_like.errors import CacheError
 from ..proof import Proof, Trial
 from .flips import MAPPED, assert_little_lost, try_again, use
 from .samples import (
+    BUFFER,
     DATED,
     METADATA,
     OLDER,
@@ -31,11 +32,13 @@ from .samples import (
     Refused,
     Sample,
     Workbench,
+    believe,
     deadline,
     entries_of,
     files_of,
     fill,
     held,
+    let_wait,
     new,
     own_surroundings,
     put_all,
@@ -46,6 +49,7 @@ AT_REST, OVERWRITTEN, RENAMED = WAYS = ("at rest", "overwritten in use", "rename
 PAST, STRANGE = "with older values", "values of another cache"  # what may be read where one cannot tell
 CHANGED = frozenset({"text", "file", "number", "twice", "nested", DATED[0], TAGGED[0], PREFIX, "item"})  # by a Judge
 DATABASE = ("cache.db", "-wal", "-shm")
+AGED = "an older copy"
 FIRST = "000/"  # shard: its database says for all of them how keys are placed
 
 Values = Mapping[Any, Any]
@@ -97,7 +101,8 @@ def history(name: str, place: Path) -> History:
                     fill(cache, *_parted(values), {}, trained="compressor" in options)
                 else:
                     del cache["removed"]
-                    put_all(cache, values, METADATA)
+                    put_all(cache, *_parted(values))
+                    let_wait(cache, *_parted(values), {})
                 live, entries = files_of(directory), entries_of(cache, _parted(values)[0])
             found += [
                 Sample(name, options, files_of(directory), entries),
@@ -146,6 +151,8 @@ class Swap(NamedTuple):
         else:
             os.pwrite(descriptors[self.file], self.content, 0)
             os.ftruncate(descriptors[self.file], len(self.content))
+            if self.file == BUFFER and self.source == AGED:
+                believe(directory / self.file)
 
     def judge(self, anew: bool = False) -> Judge:
         """Return who reads the cache, or reads it when another handle had changed it."""
@@ -159,12 +166,14 @@ class Swap(NamedTuple):
             return {key for key, entry in entries.items() if entry.file == self.file}
         if self.is_foreign and self.file.startswith(f"{FIRST}cache.db") and self.may_empty():
             return set(entries)
-        return (
-            {key for key, entry in entries.items() if self.file.startswith(entry.shard)} if self.may_empty() else set()
-        )
+        if self.file == BUFFER or self.may_empty():
+            return {key for key, entry in entries.items() if self.file.startswith(entry.shard)}
+        return set()
 
     def may_empty(self) -> bool:
         """Tell whether it may have the database refused or quarantined, with all entries of its shard."""
+        if self.file == BUFFER:
+            return False
         if self.file.endswith(("cache.gen", "-shm")):  # at rest both are made anew from what is in the database
             return self.way == OVERWRITTEN
         return self.file.endswith(DATABASE)
@@ -211,9 +220,9 @@ def _ways(swap: Swap) -> Iterator[Swap]:
 
 def _own(sample: Sample, former: Sample, file: str) -> Iterator[Source]:
     """Yield an older copy of a file, and each other file of the same cache."""
-    past = (PAST,) if file.endswith(("cache.db", "-wal")) else ()
+    past = (PAST,) if file.endswith(("cache.db", "-wal", BUFFER)) else ()  # writes in the buffer that are gone, too
     if file in former.files:
-        yield "an older copy", former.files[file], past
+        yield AGED, former.files[file], past
     for key, entry in sample.entries.items():
         if entry.file == file and former.entries[key].file:
             yield "that of its older value", former.files[former.entries[key].file], ()
@@ -231,7 +240,7 @@ def _of_twins(sample: Sample, twins: Sequence[Sample], file: str) -> Iterator[So
         if not name:
             continue
         also = (STRANGE,) if _may_believe(sample, other) and not keys and not file.endswith("cache.gen") else ()
-        past = (PAST,) if file.endswith("-wal") else ()  # commits behind a WAL's damage have not been made
+        past = (PAST,) if file.endswith(("-wal", BUFFER)) else ()  # commits behind a WAL's damage have not been made
         yield f"that of the cache {other.name!r}", other.files[name], (*also, *past)
 
 
