@@ -93,6 +93,11 @@ class Written(NamedTuple):
     original_key: bytes | None = None
     is_plain: bool = True  # a record without further columns
 
+    @property
+    def is_damage(self) -> bool:
+        """Tell whether it stands for a write that cannot be read."""
+        return self.v is None and not self.tick
+
     def body(self) -> bytes:
         """Return what stands behind the header."""
         return self.stored + (self.v or b"") + (self.original_key or b"") + (self.tags or "").encode("ascii")

@@ -293,6 +293,11 @@ class WriteBuffer:
             place = self._placement.find_displaced(h, stored) if self._session.header[_DISPLACED] else h
             deleted = self._connection.execute(sql.DELETE_OF, (place, bytearray(stored))).rowcount
         else:
+            session = self._session
+            slot, txn = h % session.slot_prime, self._connection.txn
+            session.generations.begin({slot}, session.generations.next_tick())  # the only change that carrying makes
+            if txn is not None:
+                txn.touch(slot, h)
             deleted = sum(self._connection.execute(sql.DELETE_H, (place,)).rowcount for place in range(h, h + 4))
         self._invalidation.count(-deleted)
 

@@ -160,9 +160,10 @@ class Writer:
         stamp = self._stamp(h)
         if not stamp:
             return None
-        until = self._until(self._reader.buffered(h, stored), (h, stored), self._reader.select)
+        found = self._reader.buffered(h, stored)
+        until = self._until(found, (h, stored), self._reader.select)
         if until is MISSING:
-            return 0
+            return None if found is not None and found.is_damage else 0
         generation = self._append_alone(h, stored, None, stamp)
         return (generation if self._is_ahead(until) else 0) if generation else None
 
@@ -409,8 +410,11 @@ class Writer:
 
     def _remove_buffered(self, h: int, stored: bytes) -> int:
         """Do what `_remove` does where there is a write buffer."""
-        until = self._until(self._session.buffered(h, stored), (h, stored), self._connection.select)
+        found = self._session.buffered(h, stored)
+        until = self._until(found, (h, stored), self._connection.select)
         if until is MISSING:
+            if found is not None and found.is_damage:
+                self.buffer.write(h, stored, None)  # else it would be back when what hides it has gone
             return 0
         generation = self.buffer.write(h, stored, None)  # what has expired goes, too, but counts as missing
         return generation if self._is_ahead(until) else 0

@@ -735,3 +735,22 @@ def test_a_failure_of_sqlite_is_told_as_one_of_the_package(cache: Cache, monkeyp
             cache.flush()
         cache.close()
     assert cache["key"] == 1
+
+
+@pytest.mark.parametrize("carried", [False, True])
+@pytest.mark.parametrize("hot_size_limit", [0, 1 << 20])
+def test_what_was_deleted_in_spite_of_damage_stays_deleted(tmp_path: Path, carried: bool, hot_size_limit: int) -> None:
+    with Cache(tmp_path / "cache", hot_size_limit=hot_size_limit, **SMALL) as cache:
+        cache["key"] = 1
+        assert cache["key"] == 1
+        last = PAGE + ring_of(cache).words[Word.HEAD] % SIZE - 8
+        if carried:
+            ring_of(cache)._bytes[last] ^= 1  # in the content
+            cache.flush()
+        else:
+            ring_of(cache)._bytes[last - 80] ^= 1  # in the header
+        cache.delete("key")
+        assert cache.get("key") is None
+        if not carried:
+            ring_of(cache)._bytes[last - 80] ^= 1
+        assert cache.get("key") is None
