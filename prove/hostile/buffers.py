@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from unittest import mock
+
+from diskcache_like.coherence import ring
+from diskcache_like.coherence.ring import LEAST_CAPACITY, PAGE, Word
 
 from ..proof import Proof, Trial
-from .flips import Places, bytes_of, cuts_of, try_place
+from .flips import Place, Places, bytes_of, cuts_of, try_place
 from .samples import BUFFER, Sample, Workbench, make, own_surroundings
 
 
@@ -30,6 +34,36 @@ def prove_damage(trial: Trial) -> None:
         trial.each(items, partial(try_place, trial, Workbench(place)), "places", first=items.of_first)
 
 
+# -- the control ------------------------------------------------------------------------------------------------------
+
+KEY_SIZE = range(32, 36)  # bytes of a record's header
+
+
+def _unchecked(content: bytes, offset: int) -> ring._Header:
+    return ring._Header(*ring._HEADER.unpack(content))
+
+
+def _header_before(content: bytes, place: int) -> int:
+    """Return where the header of the record begins that has this place in its content."""
+    return next(
+        at
+        for at in range(place // 8 * 8, PAGE - 8, -8)
+        if int.from_bytes(content[at : at + 8], "little") % LEAST_CAPACITY == at - PAGE
+    )
+
+
+def prove_control(trial: Trial) -> None:
+    """Flip bits of the header of a record that waits, where neither its checksum nor its offset is compared."""
+    with own_surroundings() as place:
+        sample = make("buffered", place, live=True)
+        content, record = sample.files[BUFFER], sample.entries["twice"].record
+        waiting = memoryview(content[:PAGE]).cast("Q")[Word.CARRIED] % LEAST_CAPACITY
+        at = _header_before(content, content.index(record, PAGE + waiting))
+        items = [Place(sample, BUFFER, at + number, "flip", False) for number in KEY_SIZE]
+        with mock.patch.object(ring, "_header_in", _unchecked):
+            trial.each(items, partial(try_place, trial, Workbench(place)), "bytes")
+
+
 PROOFS: dict[str, Proof] = {
     "buffer-damage": Proof(
         3,
@@ -38,5 +72,12 @@ PROOFS: dict[str, Proof] = {
         prove_damage,
         bulk=10.0,
         parallel=True,
+    ),
+    "control-buffer": Proof(
+        3,
+        "a bit flipped in the header of a record in the write buffer, with its checksum not compared",
+        prove_control,
+        share=0.3,
+        finds=r"AssertionError: buffered in use, cache\.buffer at .*: an overwritten value is back",
     ),
 }
