@@ -65,7 +65,7 @@ class Kind:
     REMOVAL, RECORD, ROW = range(3)  # there is no entry, an entry without further columns, one with
 
 
-_HEADER: Final = Struct("<QQqQIBBxxIiiddIII")  # as in `_Header`; native_build.py spells it in C
+_HEADER: Final = Struct("<QqqQIBBxxIiiddIII")  # as in `_Header`, all for SQLite signed; native_build.py spells it in C
 _LINK: Final = Struct("<QIB")
 _LINK_AT: Final = 24
 _MARK: Final = Struct("<QQI")
@@ -150,6 +150,9 @@ class _Header(NamedTuple):
         if self.kind == _RECORD:
             return Written(self.tick, self.h, stored, body[key_size:end])
         spelled = end + max(original, 0)
+        tags_text = body[spelled : spelled + max(tags, 0)]
+        if not tags_text.isascii():
+            raise _damaged()  # somebody planted it: its checksum is right
         return Written(
             self.tick,
             self.h,
@@ -157,7 +160,7 @@ class _Header(NamedTuple):
             body[key_size:end],
             None if isnan(self.expire) else self.expire,
             None if isnan(self.fresh) else self.fresh,
-            None if tags < 0 else body[spelled : spelled + tags].decode("ascii"),
+            None if tags < 0 else tags_text.decode("ascii"),
             None if original < 0 else body[end:spelled],
             False,
         )

@@ -12,7 +12,9 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from struct import pack_into, unpack_from
 from typing import Any
+from zlib import crc32
 
 import pytest
 
@@ -754,3 +756,27 @@ def test_what_was_deleted_in_spite_of_damage_stays_deleted(tmp_path: Path, carri
         if not carried:
             ring_of(cache)._bytes[last - 80] ^= 1
         assert cache.get("key") is None
+
+
+@pytest.mark.parametrize("planted", ["tick", "tags"])
+def test_a_planted_record_that_sqlite_cannot_take_stops_nothing(cache: Cache, other: Cache, planted: str) -> None:
+    cache["a"] = 1
+    ring = ring_of(cache)
+    at = PAGE + ring.words[Word.HEAD] % SIZE
+    cache.set("key", 1, tag="a")
+    record = bytearray(ring._bytes[at : PAGE + ring.words[Word.HEAD] % SIZE])
+    key_size, v_size, _, tags_size = (unpack_from("<i", record, place)[0] for place in (32, 40, 44, 48))
+    size = 80 + key_size + v_size + tags_size
+    if planted == "tick":
+        pack_into("<Q", record, 8, (1 << 64) - 1)
+    else:
+        record[size - 1] = 255  # the last byte of the tags
+    pack_into("<I", record, 68, crc32(record[80:size]))
+    pack_into("<I", record, 76, crc32(record[:76]))
+    ring._bytes[at : at + len(record)] = record
+    ring.words[Word.LAST] = crc32(record[:76]) << 32 | ring.words[Word.HEAD] & 0xFFFFFFFF
+    assert other.get("key") in (None, 1)
+    other.flush()
+    other["more"] = 2
+    assert cache["more"] == 2
+    assert "more" in set(cache)
