@@ -57,7 +57,7 @@ def _small(found: Written | None, key: tuple[int, bytes], select: Select) -> _Sm
     `found`: what the write buffer has of it.
     """
     if found is not None:
-        return _Small(found.v, found.original_key)
+        return None if found.is_damage else _Small(found.v, found.original_key)
     for v, file, queue, original_key in select(sql.SELECT_WHOLE, key):
         is_small = file is None and queue is None and type(v) is bytes and isinstance(original_key, bytes | None)
         return _Small(v, original_key) if is_small else None

@@ -662,6 +662,8 @@ def count_in_threads(link: Link, number: int, directory: str) -> None:
 
         with ThreadPoolExecutor(3) as pool:
             list(pool.map(count, range(3)))
+
+
 @pytest.mark.parametrize("helper", [False, True])
 @pytest.mark.parametrize("word", ["RESERVED", "LAST", "HEAD", "DONE", "CARRIED", "CARRIED_LAST", "FLOOR"])
 def test_whatever_a_word_says_writes_go_on_and_are_seen(cache: Cache, other: Cache, word: str, helper: bool) -> None:
