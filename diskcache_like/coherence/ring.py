@@ -518,20 +518,21 @@ class Ring:
             if words[_RESERVED] - capacity > offset:
                 return None
             found = unpack(content) if len(content) == _SIZE else _NO_HEADER
-            if found[0] != offset or found[2] % self._prime != slot or crc32(content[:_CHECK_AT]) != found[14]:
+            is_here = found[0] == offset > found[3] and found[2] % self._prime == slot  # and no walk is without an end
+            if not is_here or crc32(content[:_CHECK_AT]) != found[14]:
                 raise _damaged()
             if found[2] == h and found[4] == key_size:
                 size = key_size + found[7] + max(found[8], 0) + max(found[9], 0)
                 body = memory[at + _SIZE : at + _SIZE + size].tobytes()
                 if words[_RESERVED] - capacity > offset:
                     return None
-                is_own, is_record = body.startswith(stored), found[6] == _RECORD
-                if not (is_own and is_record) and crc32(body) != found[12]:
-                    raise _damaged()  # may be this key's; a record that is damaged is noticed by whoever unpacks it
+                is_own = body.startswith(stored)
+                if is_own and found[6] == _RECORD:  # whoever unpacks it notices damage
+                    return Written(found[1], h, stored, body[key_size:])
+                if crc32(body) != found[12]:
+                    raise _damaged()  # may be this key's
                 if is_own:
-                    return Written(found[1], h, stored, body[key_size:]) if is_record else _Header(*found).written(body)
-            if found[3] >= offset:
-                raise _damaged()  # it would be walked for ever
+                    return _Header(*found).written(body)
             offset = found[3]
         return None
 

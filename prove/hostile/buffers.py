@@ -39,8 +39,16 @@ def prove_damage(trial: Trial) -> None:
 KEY_SIZE = range(32, 36)  # bytes of a record's header
 
 
-def _unchecked(content: bytes, offset: int) -> ring._Header:
-    return ring._Header(*ring._HEADER.unpack(content))
+class _Any(int):
+    """A checksum that equals every other."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    def __ne__(self, other: object) -> bool:
+        return False
 
 
 def _header_before(content: bytes, place: int) -> int:
@@ -53,14 +61,14 @@ def _header_before(content: bytes, place: int) -> int:
 
 
 def prove_control(trial: Trial) -> None:
-    """Flip bits of the header of a record that waits, where neither its checksum nor its offset is compared."""
+    """Flip bits of the header of a record that waits, where its checksum is not compared."""
     with own_surroundings() as place:
         sample = make("buffered", place, live=True)
         content, record = sample.files[BUFFER], sample.entries["twice"].record
         waiting = memoryview(content[:PAGE]).cast("Q")[Word.CARRIED] % LEAST_CAPACITY
         at = _header_before(content, content.index(record, PAGE + waiting))
         items = [Place(sample, BUFFER, at + number, "flip", False) for number in KEY_SIZE]
-        with mock.patch.object(ring, "_header_in", _unchecked):
+        with mock.patch.object(ring, "crc32", return_value=_Any()):
             trial.each(items, partial(try_place, trial, Workbench(place)), "bytes")
 
 
