@@ -1,6 +1,6 @@
 """What small writes take with a write buffer, beside those without one and beside DiskCache's.
 
-All three have the same keys and take turns, a few thousand calls each. Calls that carry what waits into the database
+All three have the same keys and take turns, a few thousand calls each. Calls that flush what waits to the database
 show in the mean and in the last percentiles. The values are random, so that no page is written unchanged.
 """
 

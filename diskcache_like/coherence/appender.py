@@ -28,7 +28,7 @@ _RING_WORDS = {
     "last": Word.LAST,
     "head": Word.HEAD,
     "done": Word.DONE,
-    "carried": Word.CARRIED,
+    "flushed": Word.FLUSHED,
     "floor": Word.FLOOR,
 }
 

@@ -28,7 +28,7 @@ typedef struct {
     uint64_t *tick, *settled, *epoch, *buffer, *cross_shard, *written, *volume_due, *claim, *waiters, *wake;
     uint64_t *slots;
     uint64_t slot_prime;
-    uint64_t *reserved, *last, *head, *done, *carried, *floor;
+    uint64_t *reserved, *last, *head, *done, *flushed, *floor;
     uint64_t *table;
     uint64_t table_prime;
     char *content;
@@ -148,7 +148,7 @@ typedef struct {
     uint64_t *tick, *settled, *epoch, *buffer, *cross_shard, *written, *volume_due, *claim, *waiters, *wake;
     uint64_t *slots;
     uint64_t slot_prime;
-    uint64_t *reserved, *last, *head, *done, *carried, *floor;
+    uint64_t *reserved, *last, *head, *done, *flushed, *floor;
     uint64_t *table;
     uint64_t table_prime;
     char *content;
@@ -225,7 +225,7 @@ static uint64_t dl_append_locked(const dl_shard *shard, uint64_t expected, const
                                  dl_header header)
 {
     uint64_t head = dl_get(shard->head), last = dl_get(shard->last), floor = dl_get(shard->floor);
-    uint64_t carried = dl_get(shard->carried), tick = dl_get(shard->tick), written = dl_get(shard->written);
+    uint64_t flushed = dl_get(shard->flushed), tick = dl_get(shard->tick), written = dl_get(shard->written);
     uint64_t due = dl_get(shard->volume_due), capacity = shard->capacity;
     uint64_t total = sizeof header + size, start = head, place = head % capacity, end;
     uint64_t *slot = shard->slots + header.h % shard->slot_prime, *entry = shard->table + header.h % shard->table_prime;
@@ -235,17 +235,17 @@ static uint64_t dl_append_locked(const dl_shard *shard, uint64_t expected, const
         return 0;
     if (expected && dl_get(slot) != expected)
         return 0;
-    if (due < written || due - written > shard->due_limit || floor >= head || head - carried > shard->bound
+    if (due < written || due - written > shard->due_limit || floor >= head || head - flushed > shard->bound
         || dl_get(shard->done) != head || ((last ^ head) & 0xFFFFFFFFu))
         return 0;
-    if (floor > carried || floor < capacity || dl_get(shard->reserved) - head > capacity)
+    if (floor > flushed || floor < capacity || dl_get(shard->reserved) - head > capacity)
         return 0; /* the words are damaged */
     if (capacity - place < total + 7) {
         start += capacity - place;
         place = 0;
     }
     end = start + ((total + 7) & ~(uint64_t)7);
-    if (end - carried > capacity || end < carried)
+    if (end - flushed > capacity || end < flushed)
         return 0;
     header.previous = dl_get(entry);
     header.walk = 1;

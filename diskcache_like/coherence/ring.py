@@ -12,9 +12,9 @@ table, DONE.
   after copying, did not get a whole record; what is overwritten is in the database by then.
 * HEAD makes a record happen. A writer that dies before it has written nothing; one that dies after it, but before DONE,
   has a record that the table may lack, and the next holder makes the table anew (`mend`).
-* CARRIED is the offset up to which the database has everything. It is set after the commit that carries the records: a
-  writer that dies in between leaves them to be carried once more, and nothing newer can be in the database by then.
-* FLOOR is where walks end. Whoever writes the database in another way, when everything is carried, sets it to HEAD
+* FLUSHED is the offset up to which the database has everything. It is set after the commit that flushes the records: a
+  writer that dies in between leaves them to be flushed once more, and nothing newer can be in the database by then.
+* FLOOR is where walks end. Whoever writes the database in another way, when everything is flushed, sets it to HEAD
   before the commit: so no reader takes a record for newer than that commit.
 
 Readers need no lock. They copy a record, then look at RESERVED again, then compare the header's checksum; the content
@@ -44,7 +44,7 @@ from .generations import prime_below
 
 PAGE: Final = 4096
 LEAST_CAPACITY: Final = 1 << 14
-LONGEST_WALK: Final = 16  # records of one slot; a longer one is cut by carrying everything
+LONGEST_WALK: Final = 16  # records of one slot; a longer one is cut by flushing everything
 
 _FARTHEST: Final = 1 << 62  # offset that no ring comes to; what is beyond is damage
 
@@ -56,7 +56,7 @@ class Word:
     """Indices of the words of the header."""
 
     MAGIC, SLOTS, CAPACITY, ID, BOOT, FILE, EPOCH = range(7)
-    RESERVED, LAST, HEAD, DONE, CARRIED, CARRIED_LAST, FLOOR = range(16, 23)
+    RESERVED, LAST, HEAD, DONE, FLUSHED, FLUSHED_LAST, FLOOR = range(16, 23)
 
 
 class Kind:
@@ -77,7 +77,7 @@ _REMOVAL, _RECORD, _ROW = Kind.REMOVAL, Kind.RECORD, Kind.ROW
 _NO_HEADER: Final = (0,) * 15
 NO_COLUMNS: Final = (-1, -1, nan, nan)
 _RESERVED, _LAST, _HEAD, _DONE = Word.RESERVED, Word.LAST, Word.HEAD, Word.DONE  # for the hot path
-_CARRIED, _FLOOR = Word.CARRIED, Word.FLOOR
+_FLUSHED, _FLOOR = Word.FLUSHED, Word.FLOOR
 
 
 class Written(NamedTuple):
@@ -175,7 +175,7 @@ class Mark(NamedTuple):
     """What the database says of the ring: up to where it has everything, and the checksum before the next record."""
 
     ring: int
-    carried: int
+    flushed: int
     last: int
 
     def packed(self) -> bytes:
@@ -186,7 +186,7 @@ class Mark(NamedTuple):
     def of(cls, content: object) -> Mark | None:
         """Return what is stored; None for anything else."""
         mark = cls(*_MARK.unpack(content)) if type(content) is bytes and len(content) == _MARK.size else None
-        return mark if mark is not None and mark.carried < _FARTHEST else None
+        return mark if mark is not None and mark.flushed < _FARTHEST else None
 
 
 class _NoSlots:
@@ -278,23 +278,23 @@ class Ring:
         is_ours = words[Word.MAGIC] == _MAGIC and words[Word.CAPACITY] == self.capacity
         known = mark if mark is not None and is_ours and mark.ring == words[Word.ID] else None
         words[Word.ID] = 0  # until all of it is whole again
-        carried = self.capacity if mark is None else max(mark.carried, self.capacity)
+        flushed = self.capacity if mark is None else max(mark.flushed, self.capacity)
         self._clear_table()
         if known is None:
             number, first, reserved = anew, anew & _LOW, 0
-            head = carried = carried + self.capacity  # nothing that lies here has such an offset
+            head = flushed = flushed + self.capacity  # nothing that lies here has such an offset
         else:
             number, first, reserved = known.ring, known.last, words[Word.RESERVED]
-            head = carried
+            head = flushed
         last = first
-        for found, end in self._chain(carried, first) if known else ():
+        for found, end in self._chain(flushed, first) if known else ():
             self._table[found.h % self._prime] = found.offset
             head, last = end, found.check
         words[Word.RESERVED] = reserved if head <= reserved <= head + self.capacity else head
         words[Word.LAST] = _joined(last, head)
         words[Word.HEAD] = words[Word.DONE] = head
-        words[Word.CARRIED] = words[Word.FLOOR] = carried
-        words[Word.CARRIED_LAST] = _joined(first, carried)
+        words[Word.FLUSHED] = words[Word.FLOOR] = flushed
+        words[Word.FLUSHED_LAST] = _joined(first, flushed)
         words[Word.MAGIC], words[Word.CAPACITY], words[Word.SLOTS] = _MAGIC, self.capacity, len(self._table)
         words[Word.BOOT], words[Word.FILE], words[Word.EPOCH] = boot_id(), self.file, epoch
         words[Word.ID] = number
@@ -317,9 +317,9 @@ class Ring:
             offset, last = end, found.check
 
     def follow(self, mark: Mark) -> None:
-        """Let the next record follow a mark at HEAD that the database has by now; everything is carried."""
+        """Let the next record follow a mark at HEAD that the database has by now; everything is flushed."""
         words = self.words
-        words[Word.CARRIED_LAST] = words[Word.LAST] = _joined(mark.last, mark.carried)
+        words[Word.FLUSHED_LAST] = words[Word.LAST] = _joined(mark.last, mark.flushed)
 
     def mark(self) -> Mark:
         """Return what the database is to say once everything up to HEAD is in it."""
@@ -331,12 +331,12 @@ class Ring:
     def is_sound(self) -> bool:
         """Tell whether the offsets in the words can be true beside each other; the lock is held."""
         words, capacity = self.words, self.capacity
-        floor, carried, head = words[_FLOOR], words[_CARRIED], words[_HEAD]
-        in_order = capacity <= floor <= carried <= head <= words[_RESERVED] < _FARTHEST
-        return in_order and head - carried <= capacity and words[_RESERVED] - head <= capacity
+        floor, flushed, head = words[_FLOOR], words[_FLUSHED], words[_HEAD]
+        in_order = capacity <= floor <= flushed <= head <= words[_RESERVED] < _FARTHEST
+        return in_order and head - flushed <= capacity and words[_RESERVED] - head <= capacity
 
     def append(self, what: Written) -> bool:
-        """Append a record; return False if everything has to be carried first, for want of room or of a short walk.
+        """Append a record; return False if everything has to be flushed first, for want of room or of a short walk.
 
         The write lock is held.
         """
@@ -370,15 +370,15 @@ class Ring:
         if capacity - place < size + 7:
             start, place = start + capacity - place, 0
         end = start + (size + 7 & ~7)
-        if end - words[_CARRIED] > capacity:
+        if end - words[_FLUSHED] > capacity:
             return False
         previous, walk = self._table[slot], 1
         if previous >= words[_FLOOR] and previous >= end - capacity:
             before = PAGE + previous % capacity
             link, key_size, longest = _LINK.unpack_from(memory, before + _LINK_AT)
             if previous >= head or _OFFSET.unpack_from(memory, before)[0] != previous:
-                # The table is damaged. Once all is carried, nothing is hidden by a record that leads to no other.
-                if words[_CARRIED] != head:
+                # The table is damaged. Once all is flushed, nothing is hidden by a record that leads to no other.
+                if words[_FLUSHED] != head:
                     return False
                 previous = 0
             elif key_size == len(stored) and memory[before + _SIZE : before + _SIZE + key_size].tobytes() == stored:
@@ -408,8 +408,8 @@ class Ring:
         """Put the table and LAST right after a writer died, or was interrupted, within an append; the lock is held."""
         words = self.words
         head = words[Word.HEAD]
-        last = words[Word.CARRIED_LAST] >> 32
-        for found, end in self._chain(words[Word.CARRIED], last):
+        last = words[Word.FLUSHED_LAST] >> 32
+        for found, end in self._chain(words[Word.FLUSHED], last):
             if end > head:
                 break
             self._table[found.h % self._prime] = found.offset
@@ -418,12 +418,12 @@ class Ring:
         words[Word.DONE] = head
 
     def waiting(self) -> int:
-        """Return the bytes that are not carried yet."""
+        """Return the bytes that are not flushed yet."""
         words = self.words
-        return words[Word.HEAD] - words[Word.CARRIED]
+        return words[Word.HEAD] - words[Word.FLUSHED]
 
     def end_walks(self) -> None:
-        """Let no reader find what is here: the database is about to be written in another way; all is carried."""
+        """Let no reader find what is here: the database is about to be written in another way; all is flushed."""
         words = self.words
         words[Word.FLOOR] = words[Word.HEAD]
 
@@ -441,7 +441,7 @@ class Ring:
         words = self.words
         if words[Word.DONE] != words[Word.HEAD]:
             self.mend()
-        head, offset, capacity = words[Word.HEAD], words[Word.CARRIED], self.capacity
+        head, offset, capacity = words[Word.HEAD], words[Word.FLUSHED], self.capacity
         content, unpack = self._bytes, _HEADER.unpack_from
         net: dict[bytes | int, Net] = {}
         mark: Mark | None = None
@@ -483,18 +483,18 @@ class Ring:
             mark = Mark(words[Word.ID], offset, last)
         return net, mark
 
-    def carried(self, mark: Mark) -> None:
+    def flushed(self, mark: Mark) -> None:
         """Note that everything up to a mark is in the database."""
         words = self.words
-        words[Word.CARRIED_LAST] = _joined(mark.last, mark.carried)
-        words[Word.CARRIED] = mark.carried
+        words[Word.FLUSHED_LAST] = _joined(mark.last, mark.flushed)
+        words[Word.FLUSHED] = mark.flushed
 
     def drop(self) -> None:
-        """Forget everything that is not carried; the lock is held."""
+        """Forget everything that is not flushed; the lock is held."""
         words = self.words
         words[Word.DONE] = words[Word.HEAD]
-        words[Word.LAST] = words[Word.CARRIED_LAST] = _joined(words[Word.LAST] >> 32, words[Word.HEAD])
-        words[Word.CARRIED] = words[Word.FLOOR] = words[Word.HEAD]
+        words[Word.LAST] = words[Word.FLUSHED_LAST] = _joined(words[Word.LAST] >> 32, words[Word.HEAD])
+        words[Word.FLUSHED] = words[Word.FLOOR] = words[Word.HEAD]
 
     # -- reading ------------------------------------------------------------------------------------------------------
 

@@ -45,7 +45,7 @@ class Administration(Tagging, SettingsInForce):
         return self._remove_from_all(lambda store: store.cull(self._wait_for_all(retry)))
 
     def flush(self, retry: bool = False) -> None:
-        """Carry everything that waits in the write buffer into the database; do nothing where there is none.
+        """Flush everything that waits in the write buffer to the database; do nothing where there is none.
 
         Afterwards a copy of the directory needs no `cache.buffer`, as long as nothing is written. Raises Timeout,
         DiskFull.

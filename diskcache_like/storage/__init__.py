@@ -3,7 +3,7 @@
 - `shards`: which store holds a key, and transactions over several; `redo_log`: finishes one that was cut off
 - `store`: one shard, a facade over the parts below and in the folders
 - `writer`: upsert, remove and compute; `placement`: where a key's row lies
-- `write_buffer`: small writes appended to a ring, and carried from there into the database
+- `write_buffer`: small writes appended to a ring, and flushed from there to the database
 - `shard_settings`: settings in force and stored
 - `check`, `rekeying`, `dictionaries`: whole stores checked, sealed anew, and their compression dictionaries
 - `shard/`: what is open of a shard; `opening/`: its files; `upkeep/`: maintenance by writes; `sqlite/`: connections

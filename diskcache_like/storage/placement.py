@@ -87,7 +87,7 @@ class Placement:
 
     def _delete(self, place: int) -> None:
         txn = self._connection.txn
-        if txn is not None:  # where the write buffer is carried the slot is not odd yet
+        if txn is not None:  # where the write buffer is flushed the slot is not odd yet
             slot = (place & HOME) % self._session.slot_prime
             self._session.generations.begin([slot], self._session.header[Header.TICK])
             txn.touch(slot, place)

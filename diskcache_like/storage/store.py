@@ -136,7 +136,7 @@ class Store:
             opener.close_later(self.close_soon)
 
     def flush(self, timeout: float | None) -> None:
-        """Carry what waits in the write buffer into the database; within a transaction nothing does."""
+        """Flush what waits in the write buffer to the database; within a transaction nothing does."""
         session = self.session
         session.ready()
         ring = session.ring

@@ -1,8 +1,8 @@
-"""The write buffer of one shard: small writes are appended to its ring, and carried into the database in batches.
+"""The write buffer of one shard: small writes are appended to its ring, and flushed to the database in batches.
 
-Everything but an append finds the buffer empty: whoever takes the write lock for anything else carries all of it first
+Everything but an append finds the buffer empty: whoever takes the write lock for anything else flushes all of it first
 (`flush`). So the rest of the package knows the database alone. Readers of one key look into the ring, then at the row;
-readers of many rows have everything carried before.
+readers of many rows have everything flushed before.
 
 A commit of another kind makes earlier records unfindable before it (`Invalidation`), and the first append after it
 stores a mark: which record follows what the database has. So after a power loss nothing is taken from the ring that
@@ -33,7 +33,7 @@ from .sqlite.connection import FAILURES
 from .upkeep.checkpoints import CHECKPOINT_BYTES
 from .upkeep.maintenance import Maintenance
 
-BATCH: int = 1 << 14  # keys that one transaction carries at most
+BATCH: int = 1 << 14  # keys that one transaction flushes at most
 LONGEST: int = 1 << 14  # bytes of a record that is appended
 FULL_PART: int = 4  # of the ring, that may wait
 RECORD_PART: int = 4  # of the ring, that a record may take: an empty ring has room for it wherever its head is
@@ -48,7 +48,7 @@ WriteRow = Callable[[int, bytes, Row, int, int], None]
 
 
 class WriteBuffer:
-    """Append to the ring of one shard, and carry what waits there; the write lock is held."""
+    """Append to the ring of one shard, and flush what waits there; the write lock is held."""
 
     uses_helper = True  # tests that watch each step turn it off
 
@@ -183,16 +183,16 @@ class WriteBuffer:
         if self._is_tight:
             self._session.appender = None
 
-    # -- carrying -----------------------------------------------------------------------------------------------------
+    # -- flushing -----------------------------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Carry everything into the database; within a transaction nothing waits."""
+        """Flush everything to the database; within a transaction nothing waits."""
         ring = self._session.ring
         if ring is not None and self._connection.txn is None:
             if not ring.is_sound():
                 self._mend(ring)
             while ring.waiting():
-                self._carry(ring)
+                self._flush_batch(ring)
 
     def _mend(self, ring: Ring) -> None:
         """Take the ring over as after a restart: its words cannot be true; nobody keeps what is read meanwhile."""
@@ -206,7 +206,7 @@ class WriteBuffer:
             session.generations.settle_all(tick)
 
     def _look(self) -> None:
-        """Do what is due by now, once everything is carried."""
+        """Do what is due by now, once everything is flushed."""
         header = self._session.header
         written = header[_WRITTEN]
         if not written <= header[_VOLUME_DUE] <= written + CHECKPOINT_BYTES:
@@ -214,8 +214,8 @@ class WriteBuffer:
             self.flush()
             self._maintenance.run(0)
 
-    def _carry(self, ring: Ring) -> None:
-        """Carry records from the oldest on, as far as they are about `BATCH` keys, in one transaction."""
+    def _flush_batch(self, ring: Ring) -> None:
+        """Flush records from the oldest on, as far as they are about `BATCH` keys, in one transaction."""
         try:
             net, mark = ring.gather(BATCH)
         except DecodeError:
@@ -224,7 +224,7 @@ class WriteBuffer:
         if mark is None:
             return
         header = self._session.header
-        cost = mark.carried - ring.words[Word.CARRIED] + WRITE_COST * len(net)
+        cost = mark.flushed - ring.words[Word.FLUSHED] + WRITE_COST * len(net)
         header[_WRITTEN] = header[_WRITTEN] + cost & MAX_WORD
         # So that the next holder finds out if this one is killed between the commit and the count.
         self._session.generations.next_tick()
@@ -234,7 +234,7 @@ class WriteBuffer:
             except FAILURES as error:
                 self._connection.fail(error)
             self._connection.put_setting(BUFFER_MARK, mark.packed())
-        ring.carried(mark)
+        ring.flushed(mark)
         self.measure()
 
     def _write(self, net: dict[bytes | int, Net]) -> None:
@@ -270,7 +270,7 @@ class WriteBuffer:
         places = list(dict.fromkeys(row[0] for row in rows))
         there = len(present(places))
         self._expects_present = there == len(rows)
-        done = execute_many(sql.UPSERT_CARRIED, rows).rowcount
+        done = execute_many(sql.UPSERT_FLUSHED, rows).rowcount
         if len(places) > there:
             self._connection.note_inserted()
         if done == len(rows) == len(places):
@@ -295,7 +295,7 @@ class WriteBuffer:
         else:
             session = self._session
             slot, txn = h % session.slot_prime, self._connection.txn
-            session.generations.begin({slot}, session.generations.next_tick())  # the only change that carrying makes
+            session.generations.begin({slot}, session.generations.next_tick())  # the only change that flushing makes
             if txn is not None:
                 txn.touch(slot, h)
             deleted = sum(self._connection.execute(sql.DELETE_H, (place,)).rowcount for place in range(h, h + 4))

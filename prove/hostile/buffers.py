@@ -65,7 +65,7 @@ def prove_control(trial: Trial) -> None:
     with own_surroundings() as place:
         sample = make("buffered", place, live=True)
         content, record = sample.files[BUFFER], sample.entries["twice"].record
-        waiting = memoryview(content[:PAGE]).cast("Q")[Word.CARRIED] % LEAST_CAPACITY
+        waiting = memoryview(content[:PAGE]).cast("Q")[Word.FLUSHED] % LEAST_CAPACITY
         at = _header_before(content, content.index(record, PAGE + waiting))
         items = [Place(sample, BUFFER, at + number, "flip", False) for number in KEY_SIZE]
         with mock.patch.object(ring, "crc32", return_value=_Any()):

@@ -224,7 +224,7 @@ def fill(
 def let_wait(
     cache: Cache, values: Mapping[Any, Any], metadata: Mapping[Any, tuple[Any, Any, Any]], older: Mapping[Any, Any]
 ) -> None:
-    """Have all that is small wait in the write buffer, if there is one, with carried records in the rest of it."""
+    """Have all that is small wait in the write buffer, if there is one, with flushed records in the rest of it."""
     small = {key: value for key, value in values.items() if "file" not in key}
     for _ in range(ROUNDS if cache._shards.stores[0].session.ring is not None else 0):
         put_all(cache, older, {})

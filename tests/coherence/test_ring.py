@@ -1,4 +1,4 @@
-"""The ring of the write buffer: what is found, carried, mended, taken over after a power loss, and lost by damage."""
+"""The ring of the write buffer: what is found, flushed, mended, taken over after a power loss, and lost by damage."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def hash_of(key: int) -> int:
 
 
 class Model:
-    """A ring beside what it should say: a database that has what is carried, and all keys as they are."""
+    """A ring beside what it should say: a database that has what is flushed, and all keys as they are."""
 
     def __init__(self, ring: Ring) -> None:
         self.ring = ring
@@ -50,24 +50,24 @@ class Model:
         self.tick = 0
 
     def write(self, key: int, v: bytes | None) -> None:
-        """Write a key, with everything carried before if there is no room."""
+        """Write a key, with everything flushed before if there is no room."""
         self.tick += 1
         written = Written(self.tick, hash_of(key), stored(key), v)
         if not self.ring.append(written):
-            self.carry(1 << 20)
+            self.flush(1 << 20)
             self.ring.end_walks()
             assert self.ring.append(written)
         self.now[key] = v
 
-    def carry(self, most: int) -> None:
-        """Carry what waits of some keys into the database."""
+    def flush(self, most: int) -> None:
+        """Flush what waits of some keys to the database."""
         net, mark = self.ring.gather(most)
         for key, (_, _, _, what, _) in net.items():
             assert isinstance(key, bytes)
             assert not isinstance(what, Written)
             self.database[int(key)] = what
         if mark is not None:
-            self.ring.carried(mark)
+            self.ring.flushed(mark)
 
     def read(self, key: int) -> bytes | None:
         """Read a key as a reader does."""
@@ -81,13 +81,13 @@ def stored(key: int) -> bytes:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_the_newest_write_of_every_key_is_found_or_carried(ring: Ring, seed: int) -> None:
+def test_the_newest_write_of_every_key_is_found_or_flushed(ring: Ring, seed: int) -> None:
     source, model = random.Random(seed), Model(ring)
     for _ in range(3000):
         key = source.randrange(40)
         model.write(key, None if source.random() < 0.2 else source.randbytes(source.choice((0, 10, 100, 900))))
         if source.random() < 0.05:
-            model.carry(source.choice((1, 5, 100)))
+            model.flush(source.choice((1, 5, 100)))
         for each in source.sample(range(40), 3):
             assert model.read(each) == model.now.get(each)
     assert ring.words[Word.HEAD] > 10 * CAPACITY, "it has wrapped"
@@ -107,7 +107,7 @@ def test_all_columns_of_a_row_come_back(ring: Ring) -> None:
     net, mark = ring.gather(100)
     assert [net[row.stored][3] for row in rows] == [*rows[:3], b"v", None]
     assert mark is not None
-    assert mark.carried == ring.words[Word.HEAD]
+    assert mark.flushed == ring.words[Word.HEAD]
 
 
 def test_what_several_writes_of_a_key_come_to(ring: Ring) -> None:
@@ -126,7 +126,7 @@ def test_a_slice_ends_before_one_key_more(ring: Ring) -> None:
     assert [*net] == [b"a", b"b"]
     assert net[b"a"][1] == 3
     assert mark is not None
-    ring.carried(mark)
+    ring.flushed(mark)
     assert [*ring.gather(2)[0]] == [b"c", b"a"]
 
 
@@ -150,7 +150,7 @@ def test_walks_end_where_the_database_was_written_in_another_way(ring: Ring) -> 
     assert ring.append(Written(1, 0, b"key", b"v"))
     _, mark = ring.gather(10)
     assert mark is not None
-    ring.carried(mark)
+    ring.flushed(mark)
     assert ring.find(0, b"key") is not None
     assert ring.is_marked()
     ring.end_walks()
@@ -204,7 +204,7 @@ def test_a_writer_that_dies_has_written_its_record_or_nothing(tmp_path: Path, be
             model.now[3] = b"new"
         model.write(5, b"after")
         assert [model.read(key) for key in range(7)] == [model.now.get(key) for key in range(7)]
-        model.carry(1 << 20)
+        model.flush(1 << 20)
         assert model.database == model.now
         ring.close()
         if survived:
@@ -221,13 +221,13 @@ def test_after_a_power_loss_the_writes_up_to_one_are_there(tmp_path: Path, seed:
     model = Model(ring)
     for _ in range(source.randrange(200)):
         model.write(source.randrange(40), source.randbytes(source.choice((10, 400))))
-    model.carry(1 << 20)
+    model.flush(1 << 20)
     mark = ring.mark()
     history = [dict(model.database)]
     before = path.read_bytes()
     for _ in range(source.randrange(1, 30)):
         model.write(source.randrange(40), source.randbytes(source.choice((10, 400))))
-        if ring.words[Word.CARRIED] != mark.carried:
+        if ring.words[Word.FLUSHED] != mark.flushed:
             mark, history, before = ring.mark(), [dict(model.database)], path.read_bytes()
         history.append(dict(model.now))
     after = path.read_bytes()
@@ -251,7 +251,7 @@ def test_after_a_power_loss_the_writes_up_to_one_are_there(tmp_path: Path, seed:
     ]
     again.now = dict(seen)
     again.write(1, b"after")
-    again.carry(1 << 20)
+    again.flush(1 << 20)
     assert {key: again.database.get(key) for key in range(40)} == {**seen, 1: b"after"}
     found.close()
 
@@ -335,7 +335,7 @@ def test_a_damaged_table_lets_writes_go_on(ring: Ring, ahead: int, rest: int) ->
     assert not ring.append(Written(2, 0, b"other", b"v"))
     _, mark = ring.gather(10)
     assert mark is not None
-    ring.carried(mark)
+    ring.flushed(mark)
     ring.end_walks()
     assert ring.append(Written(2, 0, b"other", b"v"))
     assert ring.find(0, b"other") == Written(2, 0, b"other", b"v")

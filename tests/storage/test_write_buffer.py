@@ -96,7 +96,7 @@ def test_a_write_waits_and_everybody_sees_it(cache: Cache, other: Cache) -> None
         lambda cache: cache.close(),
     ],
 )
-def test_whoever_needs_the_rows_has_everything_carried_first(cache: Cache, other: Cache, look: Any) -> None:
+def test_whoever_needs_the_rows_has_everything_flushed_first(cache: Cache, other: Cache, look: Any) -> None:
     cache.set("key", 1, tag="a")
     assert rows_of(cache) == 0
     look(other)
@@ -178,7 +178,7 @@ def test_entries_keep_the_order_of_their_insertion(cache: Cache, other: Cache) -
     assert other.peekitem() == ("e", 4)
 
 
-def test_one_more_record_than_a_walk_may_have_is_carried(cache: Cache, other: Cache) -> None:
+def test_one_more_record_than_a_walk_may_have_is_flushed(cache: Cache, other: Cache) -> None:
     for round_ in range(3):
         for key in range(400):
             cache[key] = (key, round_)
@@ -416,12 +416,12 @@ def test_a_value_that_waits_is_not_hidden_by_a_quarantine(cache: Cache, other: C
     assert len(other) == 1
 
 
-@pytest.mark.parametrize("carried", [False, True])
-def test_a_removal_takes_what_has_expired_and_is_kept(cache: Cache, other: Cache, carried: bool) -> None:
+@pytest.mark.parametrize("flushed", [False, True])
+def test_a_removal_takes_what_has_expired_and_is_kept(cache: Cache, other: Cache, flushed: bool) -> None:
     clock = [1_700_000_000.0]
     with Cache(cache.directory, clock=lambda: clock[0], **SMALL) as timed:
         timed.get_or_set("key", lambda: "old", expire=10, stale_while_revalidate=100)
-        if carried:
+        if flushed:
             timed.flush()
         clock[0] += 20
         assert timed.get_entry("key", stale=True).value == "old"
@@ -492,7 +492,7 @@ def session_of(cache: Cache) -> ShardSession:
 def records_of(cache: Cache) -> list[str]:
     """Return what the records in the ring say, without what differs from cache to cache; as text, since NaN is no NaN."""
     ring = ring_of(cache)
-    begin, last = ring.words[Word.CARRIED], ring.words[Word.CARRIED_LAST] >> 32
+    begin, last = ring.words[Word.FLUSHED], ring.words[Word.FLUSHED_LAST] >> 32
     headers = [header for header, _ in ring._chain(begin, last)]
     first = headers[0].tick
     bodies = [ring._body_of(header) for header in headers]
@@ -665,7 +665,7 @@ def count_in_threads(link: Link, number: int, directory: str) -> None:
 
 
 @pytest.mark.parametrize("helper", [False, True])
-@pytest.mark.parametrize("word", ["RESERVED", "LAST", "HEAD", "DONE", "CARRIED", "CARRIED_LAST", "FLOOR"])
+@pytest.mark.parametrize("word", ["RESERVED", "LAST", "HEAD", "DONE", "FLUSHED", "FLUSHED_LAST", "FLOOR"])
 def test_whatever_a_word_says_writes_go_on_and_are_seen(cache: Cache, other: Cache, word: str, helper: bool) -> None:
     for one in (cache, other):
         one._shards.stores[0].writer.buffer.uses_helper = helper
@@ -684,7 +684,7 @@ def test_whatever_a_word_says_writes_go_on_and_are_seen(cache: Cache, other: Cac
 
 @pytest.mark.parametrize("number", [0, (1 << 64) - 1])
 def test_words_that_are_all_wrong_lose_what_waits_and_nothing_else(cache: Cache, other: Cache, number: int) -> None:
-    cache["carried"] = 1
+    cache["flushed"] = 1
     cache.flush()
     cache["key"] = 1
     words = ring_of(cache).words
@@ -692,8 +692,8 @@ def test_words_that_are_all_wrong_lose_what_waits_and_nothing_else(cache: Cache,
         words[place] = number
     cache["key"] = 2
     assert other["key"] == cache["key"] == 2
-    assert other["carried"] == 1
-    assert sorted(other) == ["carried", "key"]
+    assert other["flushed"] == 1
+    assert sorted(other) == ["flushed", "key"]
 
 
 def test_writes_beside_a_restored_database_are_seen(tmp_path: Path) -> None:
@@ -741,21 +741,21 @@ def test_a_failure_of_sqlite_is_told_as_one_of_the_package(cache: Cache, monkeyp
     assert cache["key"] == 1
 
 
-@pytest.mark.parametrize("carried", [False, True])
+@pytest.mark.parametrize("flushed", [False, True])
 @pytest.mark.parametrize("hot_size_limit", [0, 1 << 20])
-def test_what_was_deleted_in_spite_of_damage_stays_deleted(tmp_path: Path, carried: bool, hot_size_limit: int) -> None:
+def test_what_was_deleted_in_spite_of_damage_stays_deleted(tmp_path: Path, flushed: bool, hot_size_limit: int) -> None:
     with Cache(tmp_path / "cache", hot_size_limit=hot_size_limit, **SMALL) as cache:
         cache["key"] = 1
         assert cache["key"] == 1
         last = PAGE + ring_of(cache).words[Word.HEAD] % SIZE - 8
-        if carried:
+        if flushed:
             ring_of(cache)._bytes[last] ^= 1  # in the content
             cache["large"] = bytes(SIZE)
         else:
             ring_of(cache)._bytes[last - 80] ^= 1  # in the header
         cache.delete("key")
         assert cache.get("key") is None
-        if not carried:
+        if not flushed:
             ring_of(cache)._bytes[last - 80] ^= 1
         assert cache.get("key") is None
 

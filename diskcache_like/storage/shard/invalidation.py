@@ -105,7 +105,7 @@ class Invalidation:
                 generations.settle(slots, tick)
 
     def end_walks(self) -> None:
-        """Let no reader take what is in the write buffer's ring for newer than the commit to come; all is carried."""
+        """Let no reader take what is in the write buffer's ring for newer than the commit to come; all is flushed."""
         if self._session.ring is not None:
             self._session.ring.end_walks()
 

@@ -34,7 +34,7 @@ _WITHOUT_FLUSH = frozenset(
 class Reader:
     """Read one shard, on the pool or, within the caller's transaction, on the writing connection."""
 
-    flush: Callable[[], None]  # carries what waits in the write buffer; set by the store
+    flush: Callable[[], None]  # flushes what waits in the write buffer; set by the store
 
     def __init__(self, session: ShardSession) -> None:
         self._session = session

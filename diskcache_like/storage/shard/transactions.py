@@ -29,7 +29,7 @@ class Upkeep(Protocol):
     """What rides on taking and releasing the write lock."""
 
     def flush_buffer(self) -> None:
-        """Carry the write buffer into the database; the lock is held."""
+        """Flush the write buffer to the database; the lock is held."""
 
     def remove_expired_if_due(self) -> None:
         """Remove some expired entries; the lock was just taken for a write."""
@@ -236,7 +236,7 @@ class Transactions:
     def locked(self, timeout: float | None, flushes: bool = True) -> Generator[bool, None, None]:
         """Hold the write lock for a round of upkeep; the value says whether it was taken here.
 
-        `flushes`: carry the write buffer first.
+        `flushes`: flush the write buffer first.
         """
         recoveries: int | None = None
         try:

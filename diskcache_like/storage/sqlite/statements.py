@@ -34,7 +34,7 @@ UPSERT_RECORD = f"""INSERT INTO entry (h, k, seq, version, v) VALUES (?1, ?2, ?3
     ON CONFLICT (h) DO UPDATE SET version = excluded.version, rank = NULL, v = excluded.v
     WHERE k = excluded.k AND {_PLAIN}"""  # noqa: S608 - made of constants
 UPDATE_RECORD = f"UPDATE entry SET version = ?3, rank = NULL, v = ?4 WHERE h = ?1 AND k = ?2 AND {_PLAIN}"  # noqa: S608 - made of constants
-UPSERT_CARRIED = UPSERT_PLAIN.replace("?3, ?3", "?5, ?3")
+UPSERT_FLUSHED = UPSERT_PLAIN.replace("?3, ?3", "?5, ?3")
 UPSERT = """INSERT INTO entry (h, k, seq, version, rank, base, expire, fresh, tags, size, file, spelling, queue, num, v)
     VALUES (?1, ?2, ?15, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14)
     ON CONFLICT (h) DO UPDATE SET version = excluded.version, rank = excluded.rank, base = excluded.base,

@@ -21,7 +21,7 @@ class Flushable(Protocol):
     """What upkeep needs of a write buffer."""
 
     def flush(self) -> None:
-        """Carry everything into the database."""
+        """Flush everything to the database."""
 
     def measure(self) -> None:
         """See whether the disk has room for what may wait."""
@@ -105,7 +105,7 @@ class Maintenance:
             self._checkpointer.unblock()
 
     def flush_buffer(self) -> None:
-        """Carry the write buffer into the database; the lock is held."""
+        """Flush the write buffer to the database; the lock is held."""
         self.buffer.flush()
 
     def remove_expired_if_due(self) -> None:
