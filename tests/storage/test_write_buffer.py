@@ -10,6 +10,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from struct import pack_into, unpack_from
@@ -19,6 +20,7 @@ from zlib import crc32
 import pytest
 
 from diskcache_like import Cache, FanoutCache, SettingError, StorageError
+from diskcache_like import Cache, DiskFull, FanoutCache, SettingError
 from diskcache_like.coherence.generations import Header
 from diskcache_like.coherence.ring import PAGE, Ring, Word
 from diskcache_like.coherence.write_lock import WriteLock
@@ -437,6 +439,30 @@ def test_a_new_limit_holds_from_the_next_write_on(cache: Cache) -> None:
     cache["key"] = 1
     assert cache.volume() <= 200_000
     assert cache["key"] == 1
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda cache: cache.push("item"),
+        lambda cache: cache.touch("key"),
+        lambda cache: cache.flush(),
+        lambda cache: cache.set("file", bytes(40_000)),
+    ],
+)
+def test_a_row_that_finds_no_room_when_it_is_flushed_raises_disk_full(cache: Cache, step: Callable[..., Any]) -> None:
+    (store,) = cache._shards.stores
+    ((pages,),) = store.connection.select("PRAGMA page_count")
+    store.connection.open().execute(f"PRAGMA max_page_count = {pages}")
+    cache.set("key", bytes(3000), expire=60)
+    for _ in range(2):
+        with pytest.raises(DiskFull):
+            step(cache)
+    assert cache["key"] == bytes(3000)
+    cache.close()  # leaves it in the file
+    assert cache["key"] == bytes(3000)
+    cache.flush()
+    assert rows_of(cache) == 1
 
 
 def test_a_record_longer_than_the_ring_has_room_for_goes_to_the_database(cache: Cache) -> None:
