@@ -78,7 +78,7 @@ class ShardSettings:
         elif name == "durability":
             session.settings["sqlite_synchronous"] = DURABILITY[value]
         session.appends = session.ring is not None and appends(session.settings)
-        session.appender = None
+        session.appender = None  # how much may wait depends on the size limit; the next append makes another
 
     def _settle(self, before: dict[str, Any], on_change: OnChange) -> None:
         """Apply what an ended transaction changed to the writing connection, and take back what was rolled back.

@@ -432,6 +432,16 @@ def test_a_removal_takes_what_has_expired_and_is_kept(cache: Cache, other: Cache
         assert other.get_entry("key", stale=True) is None
 
 
+def test_a_new_limit_holds_for_what_waits(tmp_path: Path) -> None:
+    with Cache(tmp_path, write_buffer=1 << 20) as cache:
+        for number in range(100):  # most of them by the helper, where it is there
+            cache[number] = bytes(100)
+        cache.reset("size_limit", 1 << 20)
+        for number in range(1000):
+            cache[number] = bytes(100)
+            assert ring_of(cache).waiting() <= (1 << 20) // write_buffer.LIMIT_PART + 400
+
+
 def test_a_new_limit_holds_from_the_next_write_on(cache: Cache) -> None:
     for number in range(2000):
         cache[number] = bytes(200)
