@@ -37,7 +37,7 @@ BATCH: int = 1 << 14  # keys that one transaction flushes at most
 LONGEST: int = 1 << 14  # bytes of a record that is appended
 FULL_PART: int = 4  # of the ring, that may wait
 RECORD_PART: int = 4  # of the ring, that a record may take: an empty ring has room for it wherever its head is
-LIMIT_PART: int = 32  # of the size limit, that may wait
+LIMIT_PART: int = 200  # of the size limit, that may wait: as much as is written between two looks at the volume
 ROOM: int = 64 << 20  # bytes that the disk has left at least while something waits
 
 _BUFFER, _DISPLACED, _NEXT_EXPIRE = Header.BUFFER, Header.DISPLACED, Header.NEXT_EXPIRE

@@ -432,6 +432,18 @@ def test_a_removal_takes_what_has_expired_and_is_kept(cache: Cache, other: Cache
         assert other.get_entry("key", stale=True) is None
 
 
+@pytest.mark.parametrize(("size", "between"), [(100, 151), (1000, 31)])  # as many as a thirtieth of the limit
+def test_what_waits_takes_a_small_cache_past_its_limit_by_a_hundredth_at_most(
+    tmp_path: Path, size: int, between: int
+) -> None:
+    limit = 1 << 20
+    with Cache(tmp_path, size_limit=limit, write_buffer=1 << 20) as cache:
+        for number in range(2 * limit // size):
+            cache[number] = bytes([number % 251]) * size
+            if number % between == 0:
+                assert cache.volume() <= limit * 1.01
+
+
 def test_a_new_limit_holds_for_what_waits(tmp_path: Path) -> None:
     with Cache(tmp_path, write_buffer=1 << 20) as cache:
         for number in range(100):  # most of them by the helper, where it is there
