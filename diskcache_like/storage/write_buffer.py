@@ -104,7 +104,11 @@ class WriteBuffer:
         """Tell whether a write can be appended: a small row without a file, None for a removal."""
         session = self._session
         ring = session.ring
-        if ring is None or not session.appends or self._is_tight or session.header[_BUFFER] != session.buffer:
+        if ring is None or not session.appends or session.header[_BUFFER] != session.buffer:
+            return False
+        if not ring.is_marked():  # nothing was appended since the last write of another kind
+            self._measure()
+        if self._is_tight:
             return False
         longest = _longest(ring)
         if not isinstance(row, Row):
@@ -171,13 +175,12 @@ class WriteBuffer:
 
     def _put_mark(self, ring: Ring) -> None:
         """Have the database say what the next record follows."""
-        self.measure()
         last = int.from_bytes(os.urandom(4), "little")
         mark = ring.mark()._replace(last=last)
         self._connection.put_setting(BUFFER_MARK, mark.packed())
         ring.follow(mark)
 
-    def measure(self) -> None:
+    def _measure(self) -> None:
         """See whether the disk has room for what may wait; without it every write goes to the database at once."""
         self._is_tight = self._maintenance.recovery.checkpointer.left_on_disk() < ROOM
         if self._is_tight:
@@ -235,7 +238,7 @@ class WriteBuffer:
                 self._connection.fail(error)
             self._connection.put_setting(BUFFER_MARK, mark.packed())
         ring.flushed(mark)
-        self.measure()
+        self._measure()
 
     def _write(self, net: dict[bytes | int, Net]) -> None:
         session = self._session

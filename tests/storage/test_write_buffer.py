@@ -373,6 +373,12 @@ def test_a_nearly_full_disk_has_everything_written_at_once(cache: Cache, monkeyp
     store.session.header[Header.VOLUME_DUE] = 0  # the next round of upkeep looks again
     cache["second"] = cache["third"] = 3
     assert ring_of(cache).waiting()
+        for number in range(3):
+            cache[number] = number
+            assert rows_of(cache) == number + 1
+    cache[3] = 3
+    assert rows_of(cache) == 3, "there is room again"
+    assert cache[3] == 3
 
 
 # -- damage -------------------------------------------------------------------------------------------------------------

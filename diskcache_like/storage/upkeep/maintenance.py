@@ -23,9 +23,6 @@ class Flushable(Protocol):
     def flush(self) -> None:
         """Flush everything to the database."""
 
-    def measure(self) -> None:
-        """See whether the disk has room for what may wait."""
-
 
 class Maintenance:
     """Do what is due before a write, before a transaction, and after the write lock was released."""
@@ -61,7 +58,6 @@ class Maintenance:
         may_block()
         checkpointer = self._checkpointer
         checkpointer.measure()
-        self.buffer.measure()
         refusal = self._unless_full(self._checkpoint_and_sweep)
         if makes_room:
             self._unless_full(lambda: self.evictor.look_at_volume(incoming))
