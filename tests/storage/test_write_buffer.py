@@ -29,6 +29,7 @@ from diskcache_like.storage.opening import opener
 from diskcache_like.storage.shard.session import ShardSession
 from diskcache_like.storage.store import Store
 
+from ..support.small_disks import Disk
 from ..support.workers import Crew, Link
 
 SIZE = 1 << 14
@@ -379,6 +380,20 @@ def test_a_nearly_full_disk_has_everything_written_at_once(cache: Cache, monkeyp
     cache[3] = 3
     assert rows_of(cache) == 3, "there is room again"
     assert cache[3] == 3
+
+
+def test_files_of_removals_that_wait_make_room_on_a_full_disk(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(write_buffer, "ROOM", 0)
+    with Cache(disk.path, eviction_policy="none", hot_size_limit=0, **SMALL) as cache:
+        cache["old"] = bytes(1_500_000)
+        cache["small"] = 1
+        del cache["old"]
+        disk.fill(leave=300_000)
+        cache["new"] = bytes(1_200_000)
+        assert cache["new"] == bytes(1_200_000)
+        assert cache["small"] == 1
+        disk.empty()
+        assert cache.check() == []
 
 
 # -- damage -------------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import TypeVar
 
 from ...errors import CacheError, CorruptDatabase, DiskFull
@@ -64,6 +65,8 @@ class Recovery:
         with self.transactions.locked(timeout, flushes=False) as locked:
             if not locked:
                 return False
+            with suppress(DiskFull):  # then what waits stays there, and what it removes keeps its file
+                self.transactions.upkeep.flush_buffer()
             rows = [] if removed is None else self._session.connection.select(sql.SELECT_FILE, removed)
             return self.reclaim_space([column for (column,) in rows], for_file, removes=removed is not None)
 
