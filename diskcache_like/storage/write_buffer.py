@@ -128,7 +128,6 @@ class WriteBuffer:
         if not ring.is_sound():
             self._mend(ring)
         if ring.waiting() > self._bound(ring):
-            may_block()
             self.flush()
         self._look()
         if not ring.is_marked():
@@ -194,6 +193,8 @@ class WriteBuffer:
         if ring is not None and self._connection.txn is None:
             if not ring.is_sound():
                 self._mend(ring)
+            if ring.waiting():
+                may_block()
             while ring.waiting():
                 self._flush_batch(ring)
 

@@ -389,6 +389,34 @@ def test_an_update_of_two_parts_begins_in_a_thread(tmp_path: Path, monkeypatch: 
     cache.close()
 
 
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda face: face.touch("k", 60),
+        lambda face: face.push("item"),
+        lambda face: face.set("long", bytes(20_000)),
+        lambda face: face.set_many({"a": 1, "b": 2}),
+    ],
+)
+def test_the_write_buffer_is_carried_in_a_thread(
+    tmp_path: Path, hops: list[object], step: Callable[[Any], Coroutine[Any, Any, object]]
+) -> None:
+    with Cache(tmp_path, write_buffer=1 << 20) as cache:
+        cache.push("first")  # measures the volume
+
+        async def main() -> None:
+            for number in range(100):
+                await cache.aio.set(number, bytes(100))
+            await cache.aio.set("k", 1)
+            assert hops == []
+            await step(cache.aio)
+            assert len(hops) == 1
+            await cache.aio.touch("k", 60)
+            assert len(hops) == 1, "nothing waits any more"
+
+        run(main)
+
+
 def test_a_checkpoint_goes_to_a_thread(tmp_path: Path, hops: list[object]) -> None:
     with Cache(tmp_path) as cache:
         cache["k"] = 1
