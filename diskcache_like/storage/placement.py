@@ -33,11 +33,6 @@ class Placement:
                 self._sound(rows)
         return h, None
 
-    def find_own(self, h: int, stored: bytes) -> bytes | None:
-        """Return the record of a key."""
-        rows = self._connection.select(sql.SELECT_PROBES, (h,))
-        return next((v for _, key, v in rows if key == stored), None)
-
     def find_displaced(self, h: int, stored: bytes) -> int:
         """Return the place of a key that may live beside its hash; its hash if it has no row."""
         rows = self._connection.select(sql.SELECT_PROBES, (h,))

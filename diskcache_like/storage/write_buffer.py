@@ -299,6 +299,8 @@ class WriteBuffer:
         if isinstance(stored, bytes):
             place = self._placement.find_displaced(h, stored) if self._session.header[_DISPLACED] else h
             deleted = self._connection.execute(sql.DELETE_OF, (place, bytearray(stored))).rowcount
+            if not deleted:
+                self._placement.remove_unsound(h, stored)
         else:
             session = self._session
             slot, txn = h % session.slot_prime, self._connection.txn

@@ -20,7 +20,7 @@ from ..system import paths
 from .placement import Placement
 from .shard.invalidation import WRITE_COST
 from .shard.ownership import HOME
-from .shard.reader import Reader
+from .shard.reader import Reader, own_or_other
 from .shard.row import Decide, Remove, Row, Touch
 from .sqlite import statements as sql
 from .sqlite.connection import PAGE_SIZE, corrupt
@@ -52,23 +52,26 @@ class _Small(NamedTuple):
 
 
 def _small(found: Written | None, key: tuple[int, bytes], select: Select) -> _Small | None:
-    """Return the entry of a key; None for one that has a file, belongs to a queue, or is damaged.
+    """Return the entry of a key; None for one that has a file, belongs to a queue, is damaged, or has another in place.
 
     `found`: what the write buffer has of it.
     """
     if found is not None:
         return None if found.is_damage else _Small(found.v, found.original_key)
-    for v, file, queue, original_key in select(sql.SELECT_WHOLE, key):
-        is_small = file is None and queue is None and type(v) is bytes and isinstance(original_key, bytes | None)
-        return _Small(v, original_key) if is_small else None
-    return _Small(None)
+    rows = select(sql.SELECT_WHOLE, key)
+    for is_own, v, file, queue, original_key in rows:
+        if is_own:
+            is_small = file is None and queue is None and type(v) is bytes and isinstance(original_key, bytes | None)
+            return _Small(v, original_key) if is_small else None
+    return None if rows else _Small(None)
 
 
-class _Missing(Enum):
+class _None(Enum):
     MISSING = 0
+    OTHER = 1  # a row is in its place that seems to be another key's; if only its key is wrong, readers find it
 
 
-MISSING = _Missing.MISSING
+MISSING, OTHER = _None.MISSING, _None.OTHER
 
 
 class Writer:
@@ -162,20 +165,21 @@ class Writer:
             return None
         found = self._reader.buffered(h, stored)
         until = self._until(found, (h, stored), self._reader.select)
-        if until is MISSING:
-            return None if found is not None and found.is_damage else 0
+        if isinstance(until, _None):
+            return 0 if until is MISSING and (found is None or not found.is_damage) else None
         generation = self._append_alone(h, stored, None, stamp)
         return (generation if self._is_ahead(until) else 0) if generation else None
 
     @staticmethod
-    def _until(
-        found: Written | None, key: tuple[int, bytes], select: Select
-    ) -> float | Literal[_Missing.MISSING] | None:
-        """Return until when an entry is fresh, MISSING if there is none; `found`: what the write buffer has of it."""
+    def _until(found: Written | None, key: tuple[int, bytes], select: Select) -> float | _None | None:
+        """Return until when an entry is fresh, or why there is none; `found`: what the write buffer has of it."""
         if found is not None:
             return MISSING if found.v is None else found.expire if found.fresh is None else found.fresh
         rows = select(sql.SELECT_UNTIL, key)
-        return rows[0][0] if rows else MISSING
+        for is_own, until in rows:
+            if is_own:
+                return until  # type: ignore[no-any-return]
+        return OTHER if rows else MISSING
 
     def _is_ahead(self, until: float | None) -> bool:
         return until is None or until > self._session.config.clock()
@@ -401,21 +405,22 @@ class Writer:
         """Do what `remove` does, under the lock."""
         h, stored = arguments
         if autocommit and self._session.ring is not None:
-            if self.buffer.takes(stored, None):
-                return self._remove_buffered(h, stored)
+            removed = self._remove_buffered(h, stored) if self.buffer.takes(stored, None) else None
+            if removed is not None:
+                return removed
             self.buffer.flush()
         place = self._placement.find_displaced(h, stored) if self._session.header[_DISPLACED] else h
         self._maintenance.before_write(WRITE_COST, 0)
         return self._around(h, autocommit, self._delete, (stored, place))
 
-    def _remove_buffered(self, h: int, stored: bytes) -> int:
-        """Do what `_remove` does where there is a write buffer."""
+    def _remove_buffered(self, h: int, stored: bytes) -> int | None:
+        """Do what `_remove` does where there is a write buffer; return None if that takes the database."""
         found = self._session.buffered(h, stored)
         until = self._until(found, (h, stored), self._connection.select)
-        if until is MISSING:
+        if isinstance(until, _None):
             if found is not None and found.is_damage:
                 self.buffer.write(h, stored, None)  # else it would be back when what hides it has gone
-            return 0
+            return 0 if until is MISSING else None
         generation = self.buffer.write(h, stored, None)  # what has expired goes, too, but counts as missing
         return generation if self._is_ahead(until) else 0
 
@@ -437,7 +442,12 @@ class Writer:
         h, stored, decide = arguments
         session = self._session
         if autocommit and session.ring is not None:
-            return self._compute_buffered(h, stored, decide)
+            found = session.buffered(h, stored)
+            rows = [] if found is not None else self._connection.select(sql.SELECT_PROBES, (h,))
+            v, is_other_there = own_or_other(rows, stored)
+            if not is_other_there:
+                return self._compute_buffered((h, stored, decide), found, v if found is None else found.v)
+            self.buffer.flush()  # so that `find` may remove what is in the way
         place, v = self._find(h, stored, autocommit)
         change = decide(v)
         if change is None:
@@ -446,10 +456,9 @@ class Writer:
             return self._upsert(autocommit, (h, stored, change, v is not None, v is not None))
         return self._change_recovering(h, place, change, autocommit)  # type: ignore[arg-type]
 
-    def _compute_buffered(self, h: int, stored: bytes, decide: Decide) -> int:
-        """Do what `_compute` does where there is a write buffer."""
-        found = self._session.buffered(h, stored)
-        v = found.v if found is not None else self._placement.find_own(h, stored)
+    def _compute_buffered(self, arguments: tuple[int, bytes, Decide], found: Written | None, v: bytes | None) -> int:
+        """Do what `_compute` does with a write buffer; `found`: what it has of the key, `v`: the record, there or not."""
+        h, stored, decide = arguments
         change = decide(v)
         if change is None:
             return 1

@@ -382,6 +382,34 @@ def test_a_nearly_full_disk_has_everything_written_at_once(cache: Cache, monkeyp
     assert cache[3] == 3
 
 
+REMOVALS: dict[str, Callable[[Cache], object]] = {
+    "delete": lambda cache: cache.delete("key"),
+    "pop": lambda cache: cache.pop("key"),
+    "add and delete": lambda cache: (cache.delete("key"), cache.add("key", "new"), cache.delete("key")),
+    "set and delete": lambda cache: (cache.set("key", "new"), cache.delete("key")),
+}
+
+
+@pytest.mark.parametrize("remove", REMOVALS)
+def test_a_row_whose_key_was_changed_does_not_outlive_a_removal(cache: Cache, other: Cache, remove: str) -> None:
+    cache["key"] = "old"
+    cache.flush()
+    connection = sqlite3.connect(f"{cache.directory}/cache.db")
+    with connection:
+        connection.execute("UPDATE entry SET k = ? WHERE k = ?", (b"\xa3kez", b"\xa3key"))
+    connection.close()
+    with cache.transact():
+        cache.push("item")  # from here on no reader finds what was appended before
+    other.set("bystander", 1)  # the next write is made by the helper, where it is there
+    other.set("bystander", 2)
+    REMOVALS[remove](other)
+    for _ in range(2):
+        assert cache.get("key") is None
+        assert other.get("key") is None
+        cache.push("item")
+    assert cache.check() == []
+
+
 def test_files_of_removals_that_wait_make_room_on_a_full_disk(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(write_buffer, "ROOM", 0)
     with Cache(disk.path, eviction_policy="none", hot_size_limit=0, **SMALL) as cache:

@@ -156,13 +156,14 @@ class Reader:
 
     def find(self, h: int, stored: bytes) -> bytes | None:
         """Return the record of the key, looking at every place that a hash collision may have sent it to."""
+        return self.find_or_other(h, stored)[0]
+
+    def find_or_other(self, h: int, stored: bytes) -> tuple[bytes | None, bool]:
+        """Return the record of the key; if it has none, None and whether a row of another key is in its place."""
         found = self.buffered(h, stored)
         if found is not None:
-            return found.v
-        for _, key, v in self.select(sql.SELECT_PROBES, (h,)):
-            if key == stored:
-                return v  # type: ignore[no-any-return]  # whoever unpacks it refuses what is no BLOB
-        return None
+            return found.v, False
+        return own_or_other(self.select(sql.SELECT_PROBES, (h,)), stored)
 
     def find_versioned(self, h: int, stored: bytes) -> tuple[bytes | None, int]:
         """Return the record of the key and the version of its row; None and 0 for no row."""
@@ -287,6 +288,14 @@ class Reader:
         What waits in the write buffer is not among them, and no lock is taken.
         """
         return sum(usage(self.select))
+
+
+def own_or_other(rows: Sequence[Sequence[Any]], stored: bytes) -> tuple[bytes | None, bool]:
+    """Return the record of a key among the rows of its places; if it has none, None and whether there are rows."""
+    for _, key, v in rows:
+        if key == stored:
+            return v, False  # whoever unpacks it refuses what is no BLOB
+    return None, bool(rows)
 
 
 def usage(select: Callable[[str], list[Any]]) -> tuple[int, int]:
