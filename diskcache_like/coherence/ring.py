@@ -268,6 +268,16 @@ class Ring:
             and words[Word.SLOTS] == len(self._table)
         )
 
+    def is_new(self) -> bool:
+        """Tell whether nobody has begun with the file."""
+        return self.words[Word.MAGIC] == 0
+
+    def holds(self, mark: Mark | None) -> bool:
+        """Tell whether this may have what a database with this mark lacks; the write lock is held."""
+        words = self.words
+        is_ours = words[Word.MAGIC] == _MAGIC and words[Word.CAPACITY] == self.capacity
+        return mark is not None and is_ours and mark.ring == words[Word.ID]
+
     def begin(self, mark: Mark | None, epoch: int, anew: int) -> int:
         """Take over what is here and not in a database whose mark this is; return the ring's number.
 
@@ -275,8 +285,7 @@ class Ring:
         believed: they may be of another moment than the bytes, or the database.
         """
         words = self.words
-        is_ours = words[Word.MAGIC] == _MAGIC and words[Word.CAPACITY] == self.capacity
-        known = mark if mark is not None and is_ours and mark.ring == words[Word.ID] else None
+        known = mark if self.holds(mark) else None
         words[Word.ID] = 0  # until all of it is whole again
         flushed = self.capacity if mark is None else max(mark.flushed, self.capacity)
         self._clear_table()

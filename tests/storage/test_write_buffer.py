@@ -410,6 +410,19 @@ def test_a_row_whose_key_was_changed_does_not_outlive_a_removal(cache: Cache, ot
     assert cache.check() == []
 
 
+@pytest.mark.parametrize("names", [("cache.db", "cache.gen", "cache.lock"), ("cache.db", "cache.gen")])
+def test_a_new_database_shares_no_buffer_with_a_removed_one(cache: Cache, names: tuple[str, ...]) -> None:
+    cache["key"] = "old"
+    for name in names:
+        os.unlink(os.path.join(cache.directory, name))
+    with Cache(cache.directory, hot_size_limit=0, **SMALL) as other:
+        assert "key" not in other
+        other["key"] = "new"
+        assert cache["key"] == "old"
+        cache["key"] = "newer"
+        assert other["key"] == "new"
+
+
 def test_files_of_removals_that_wait_make_room_on_a_full_disk(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(write_buffer, "ROOM", 0)
     with Cache(disk.path, eviction_policy="none", hot_size_limit=0, **SMALL) as cache:

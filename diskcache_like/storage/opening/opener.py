@@ -224,12 +224,19 @@ def open_ring(directory: str, config: Config, lock: WriteLock, opened: Opened) -
     lock.acquire(config.timeout)
     try:
         ring = Ring.open(path, slots, capacity, config.shared)
-        if ring is None:
-            header[Header.BUFFER] = NO_RING
-        elif not ring.belongs_to(header[Header.BUFFER], opened.epoch):
+        if ring is not None and not ring.belongs_to(header[Header.BUFFER], opened.epoch):
             header[Header.BUFFER] = 0
             rows = opened.connection.execute(sql.SELECT_SETTING, (BUFFER_MARK,)).fetchall()
-            header[Header.BUFFER] = take_over(ring, rows, opened.epoch)
+            if not (ring.is_new() or ring.holds(_mark_in(rows))):
+                # A handle whose database was removed goes on with the ring of that, under another lock.
+                ring.close()
+                with suppress(OSError):
+                    os.unlink(path)
+                ring = Ring.open(path, slots, capacity, config.shared)
+            if ring is not None:
+                header[Header.BUFFER] = take_over(ring, rows, opened.epoch)
+        if ring is None:
+            header[Header.BUFFER] = NO_RING
         return _if_readable(ring, header, directory)
     finally:
         lock.release()
@@ -237,7 +244,11 @@ def open_ring(directory: str, config: Config, lock: WriteLock, opened: Opened) -
 
 def take_over(ring: Ring, rows: list[Any], epoch: int) -> int:
     """Begin a ring with what it has and the database has not, by the rows of its mark; return the ring's number."""
-    return ring.begin(Mark.of(rows[0][0]) if rows else None, epoch, 2 + secrets.randbits(62))
+    return ring.begin(_mark_in(rows), epoch, 2 + secrets.randbits(62))
+
+
+def _mark_in(rows: list[Any]) -> Mark | None:
+    return Mark.of(rows[0][0]) if rows else None
 
 
 def appends(settings: dict[str, Any]) -> bool:
