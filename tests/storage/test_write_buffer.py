@@ -21,6 +21,7 @@ import pytest
 
 from diskcache_like import Cache, FanoutCache, SettingError, StorageError
 from diskcache_like import Cache, DiskFull, FanoutCache, SettingError
+from diskcache_like import Cache, DirectoryError, DiskFull, FanoutCache, SettingError
 from diskcache_like.coherence.generations import Header
 from diskcache_like.coherence.ring import PAGE, Ring, Word
 from diskcache_like.coherence.write_lock import WriteLock
@@ -421,6 +422,17 @@ def test_a_new_database_shares_no_buffer_with_a_removed_one(cache: Cache, names:
         assert cache["key"] == "old"
         cache["key"] = "newer"
         assert other["key"] == "new"
+
+
+def test_a_write_that_fails_while_something_waits_leaves_no_file(cache: Cache) -> None:
+    cache["key"] = 1
+    cache._shards.stores[0].connection.open().execute("PRAGMA query_only = ON")
+    for write in (lambda: cache.set("key", bytes(40_000)), lambda: cache.push(bytes(40_000))):
+        with pytest.raises(DirectoryError, match="readonly"):
+            write()
+    cache.close()
+    assert cache["key"] == 1
+    assert cache.check() == []
 
 
 def test_files_of_removals_that_wait_make_room_on_a_full_disk(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,11 +23,12 @@ from .session import ShardSession
 PAGE_OF_ENTRIES = 512
 QUEUE_BOUND = 1 << 62  # of the numbers of a queue; what is beyond, or no number, was planted and is passed over
 _EPOCH, _TICK, _BUFFER = Header.EPOCH, Header.TICK, Header.BUFFER  # for the hot path
-# Statements that need no flush: about single keys, which are looked for in the write buffer before; and about the
-# volume, which one shard asks of another while it holds its own lock, so that two would wait for each other.
+# Statements that need no flush: about single keys, which are looked for in the write buffer before; about the volume,
+# which one shard asks of another while it holds its own lock, so that two would wait for each other; and about a file,
+# since nothing that waits has one, and who asks may do so because the database cannot be written.
 _WITHOUT_FLUSH = frozenset(
     {sql.SELECT_V, sql.SELECT_MANY, sql.SELECT_PROBES, sql.SELECT_VERSIONED, sql.SELECT_UNTIL, sql.SELECT_WHOLE}
-    | {sql.SELECT_SETTING, sql.PAGE_COUNT, sql.FREE_PAGES, sql.FILE_TOTALS}
+    | {sql.SELECT_SETTING, sql.PAGE_COUNT, sql.FREE_PAGES, sql.FILE_TOTALS, sql.KNOWN_FILE}
 )
 
 
