@@ -235,7 +235,7 @@ class WriteBuffer:
         with self._transactions.batch():
             try:
                 self._write(net)
-            except FAILURES as error:
+            except FAILURES as error:  # of SQLite: whoever flushes expects those of the package
                 self._connection.fail(error)
             self._connection.put_setting(BUFFER_MARK, mark.packed())
         ring.flushed(mark)
@@ -288,10 +288,7 @@ class WriteBuffer:
         row = Row(what.v or b"", what.expire, what.fresh, what.tags, original_key=what.original_key)
         place = self._placement.place(what.h, what.stored)
         self._maintenance.trash.expect()
-        try:
-            self._write_columns(place, what.stored, row, what.tick, seq)
-        except FAILURES as error:  # of SQLite: whoever flushes expects those of the package
-            self._connection.fail(error)
+        self._write_columns(place, what.stored, row, what.tick, seq)
 
     def _remove(self, h: int, stored: bytes | int) -> None:
         """Delete the row of a key; of all keys of a hash where damage hides which."""

@@ -457,7 +457,10 @@ class Writer:
         return self._change_recovering(h, place, change, autocommit)  # type: ignore[arg-type]
 
     def _compute_buffered(self, arguments: tuple[int, bytes, Decide], found: Written | None, v: bytes | None) -> int:
-        """Do what `_compute` does with a write buffer; `found`: what it has of the key, `v`: the record, there or not."""
+        """Do what `_compute` does where there is a write buffer.
+
+        `found`: what the buffer has of the key. `v`: the record, wherever it is.
+        """
         h, stored, decide = arguments
         change = decide(v)
         if change is None:

@@ -157,14 +157,8 @@ class Reader:
 
     def find(self, h: int, stored: bytes) -> bytes | None:
         """Return the record of the key, looking at every place that a hash collision may have sent it to."""
-        return self.find_or_other(h, stored)[0]
-
-    def find_or_other(self, h: int, stored: bytes) -> tuple[bytes | None, bool]:
-        """Return the record of the key; if it has none, None and whether a row of another key is in its place."""
         found = self.buffered(h, stored)
-        if found is not None:
-            return found.v, False
-        return own_or_other(self.select(sql.SELECT_PROBES, (h,)), stored)
+        return found.v if found is not None else own_or_other(self.select(sql.SELECT_PROBES, (h,)), stored)[0]
 
     def find_versioned(self, h: int, stored: bytes) -> tuple[bytes | None, int]:
         """Return the record of the key and the version of its row; None and 0 for no row."""
