@@ -678,8 +678,10 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
     def delete(self, key: Any, retry: bool = False) -> bool:
         """Remove the entry of `key`; return whether there was a live one. Atomic."""
         stored, h, store = location = self._rows.locate(key)
+        entry = self._hot.probe(key) if type(key) in PLAIN_TYPES else None
+        seen = 0 if entry is None or entry[5] is NEGATIVE_HIT else entry[2]
         try:
-            stamp = store.remove(h, stored, None if retry else self._session.timeout)
+            stamp = store.remove(h, stored, None if retry else self._session.timeout, seen)
         except Timeout:
             return self._failed(False)
         self._loader.keep_removed(key, location, stamp)

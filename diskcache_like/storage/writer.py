@@ -101,10 +101,13 @@ class Writer:
         stamp = self._append_alone(h, stored, row) if self._session.appender is not None else 0
         return stamp or self._locked(self._upsert, (h, stored, row, known, False), timeout)
 
-    def remove(self, h: int, stored: bytes, timeout: float | None) -> int:
-        """Remove a live entry in one autocommitted statement; return 0 if there was none."""
+    def remove(self, h: int, stored: bytes, timeout: float | None, seen: int = 0) -> int:
+        """Remove a live entry in one autocommitted statement; return 0 if there was none.
+
+        `seen`: the generation of the slot at which the caller has seen a live entry, 0 for none.
+        """
         if self._session.appender is not None:
-            stamp = self._remove_alone(h, stored)
+            stamp = (self._append_alone(h, stored, None, seen) if seen else 0) or self._remove_alone(h, stored)
             if stamp is not None:
                 return stamp
         return self._locked(self._remove, (h, stored), timeout, (h, stored))

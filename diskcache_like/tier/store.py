@@ -490,8 +490,8 @@ class TieredStore:
             return None
         return self._tier.wire.pack(place.canonical, self._local.disk.carried(record))
 
-    def remove(self, place: Place, stored: bytes, timeout: float | None) -> int:
-        """Remove an entry from the server, then here; return 0 if there was none."""
+    def remove(self, place: Place, stored: bytes, timeout: float | None, seen: int = 0) -> int:
+        """Remove an entry from the server, then here; return 0 if there was none, whatever was `seen` here."""
         return self.remove_many([(place, stored)], timeout)
 
     def remove_many(self, keys: Sequence[tuple[Any, bytes]], timeout: float | None) -> int:

@@ -704,6 +704,30 @@ def test_a_value_file_that_is_replaced_meanwhile_is_not_missing(
     assert alone.metrics.missing_files == 0
 
 
+def test_what_is_hot_is_deleted_without_a_look_at_the_database(
+    alone: Cache, other: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone["key"] = 1
+    alone.flush()
+    with alone.transact():
+        alone.push("item")  # the ring has nothing of the key any more
+    alone["first"] = alone["second"] = 2
+    assert alone["key"] == 1
+    with monkeypatch.context() as patched:
+        patched.setattr(alone._shards.stores[0].reader, "select", lambda *_: 1 // 0)
+        assert alone.delete("key")
+    assert other.get("key") is None
+    assert not alone.delete("key")
+    alone["key"] = 2
+    other["key"] = 3
+    assert alone.delete("key")
+    assert other.get("key") is None
+    alone.set("key", 4, expire=1000)
+    assert not other.delete("missing")
+    assert alone.delete("key")
+    assert len(other) == 3
+
+
 def test_a_decision_on_what_has_changed_since_is_made_again(
     alone: Cache, other: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
