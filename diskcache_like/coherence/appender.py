@@ -7,8 +7,8 @@ the same order, and nothing at all where anything is: then those do it. No signa
 from __future__ import annotations
 
 from .generations import TICK_LIMIT, Header, prime_below
-from .native import NativeModule
-from .ring import LONGEST_WALK, Ring, Word
+from .native import NEWEST, NativeModule
+from .ring import LONGEST_WALK, SMALLEST, Mark, Net, Ring, Word
 from .write_lock import WriteLock
 
 _WORDS = {
@@ -29,6 +29,7 @@ _RING_WORDS = {
     "head": Word.HEAD,
     "done": Word.DONE,
     "flushed": Word.FLUSHED,
+    "flushed_last": Word.FLUSHED_LAST,
     "floor": Word.FLOOR,
 }
 
@@ -36,7 +37,7 @@ _RING_WORDS = {
 class Appender:
     """Append to the ring of one shard as it is open now; what it points to stays mapped as long as this is in use."""
 
-    __slots__ = ("_append", "_lock", "_ring", "_shard", "_views")
+    __slots__ = ("_append", "_lock", "_native", "_ring", "_shard", "_views")
 
     def __init__(
         self,
@@ -66,7 +67,7 @@ class Appender:
             "known_buffer": header[Header.BUFFER],
             "lock": lock.fileno(),
         }
-        self._append = native.append
+        self._native, self._append = native, native.append
         self._lock, self._ring = lock, ring
         self._shard = native.shard(words, numbers)
         self._views = header, slots, ring_words, table, content
@@ -83,3 +84,16 @@ class Appender:
         `expected`: the generation that the slot must have, 0 for any. `WriteLock.enter_alone` keeps other threads out.
         """
         return self._append(self._shard, h, expected, body, len(body), key_size, kind, *columns)
+
+    def gather(self, most: int) -> tuple[dict[bytes | int, Net], Mark] | None:
+        """Do what `Ring.gather` does; return None for damage, at which that has to look closer."""
+        ring = self._ring
+        found = self._native.gather(self._shard, min(most, ring.waiting() // SMALLEST + 1))
+        if found is None:
+            return None
+        newest, end, last = found
+        net: dict[bytes | int, Net] = {}
+        for offset, first, was_removed in NEWEST.iter_unpack(newest):
+            key, tick, h, what = ring.record_at(offset)
+            net[key] = (first, tick, h, what, bool(was_removed))
+        return net, Mark(ring.words[Word.ID], end, last)

@@ -6,18 +6,21 @@ import functools
 import importlib
 import os
 from collections.abc import Callable
+from struct import Struct
 from typing import Any
 
 VARIABLE = "DISKCACHE_LIKE_NATIVE"
 
+NEWEST = Struct("QQi4x")  # a `dl_newest`
+
 _MODULE = "diskcache_like.coherence._native"
-_ABI = 2  # DL_ABI of native_build.py
+_ABI = 3  # DL_ABI of native_build.py
 
 
 class NativeModule:
     """Call the helper's functions on words that are given by `pointer` and an index, which the caller has checked."""
 
-    __slots__ = ("_ffi", "add", "append", "fill", "futex_wait", "futex_wake", "load", "store")
+    __slots__ = ("_ffi", "_gather", "add", "append", "fill", "futex_wait", "futex_wake", "load", "store")
 
     def __init__(self, ffi: Any, lib: Any) -> None:
         self._ffi = ffi
@@ -28,6 +31,7 @@ class NativeModule:
         self.futex_wait: Callable[[object, int, int, int], int] = lib.dl_futex_wait
         self.futex_wake: Callable[[object, int, int], int] = lib.dl_futex_wake
         self.append: Callable[..., int] = lib.dl_append
+        self._gather: Callable[..., int] = lib.dl_gather
         lib.dl_prepare()
 
     def pointer(self, view: memoryview[int]) -> object:
@@ -53,6 +57,12 @@ class NativeModule:
             setattr(made, name, number)
         shard: object = made
         return shard
+
+    def gather(self, shard: object, room: int) -> tuple[memoryview, int, int] | None:
+        """Return what `dl_gather` finds: the bytes of a `dl_newest` each, its end and checksum; None for damage."""
+        found, end = self._ffi.new("dl_newest[]", room), self._ffi.new("uint64_t[2]")
+        count = self._gather(shard, found, room, end, end + 1)
+        return None if count < 0 else (memoryview(self._ffi.buffer(found))[: count * NEWEST.size], end[0], end[1])
 
 
 def load() -> NativeModule | None:

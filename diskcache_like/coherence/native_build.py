@@ -28,7 +28,7 @@ typedef struct {
     uint64_t *tick, *settled, *epoch, *buffer, *cross_shard, *written, *volume_due, *claim, *waiters, *wake;
     uint64_t *slots;
     uint64_t slot_prime;
-    uint64_t *reserved, *last, *head, *done, *flushed, *floor;
+    uint64_t *reserved, *last, *head, *done, *flushed, *flushed_last, *floor;
     uint64_t *table;
     uint64_t table_prime;
     char *content;
@@ -38,7 +38,13 @@ typedef struct {
     int lock;
 } dl_shard;
 
+typedef struct {
+    uint64_t offset, first;
+    int was_removed;
+} dl_newest;
+
 void dl_prepare(void);
+long dl_gather(const dl_shard *shard, dl_newest *found, size_t room, uint64_t *end, uint64_t *last);
 uint64_t dl_append(const dl_shard *shard, uint64_t h, uint64_t expected, const char *body, size_t size,
                    unsigned int key_size, int kind, int original_size, int tags_size, double expire, double fresh);
 """
@@ -47,6 +53,7 @@ SOURCE = r"""
 #include <errno.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
 #if defined(__linux__)
@@ -56,7 +63,7 @@ SOURCE = r"""
 #endif
 
 /* Increased whenever a function changes its meaning: native.py refuses a helper left over from another version. */
-#define DL_ABI 2
+#define DL_ABI 3
 
 #if UINTPTR_MAX < 0xFFFFFFFFFFFFFFFFu
 #error "the helper promises single-copy atomic 64-bit words, which this platform does not have"
@@ -148,7 +155,7 @@ typedef struct {
     uint64_t *tick, *settled, *epoch, *buffer, *cross_shard, *written, *volume_due, *claim, *waiters, *wake;
     uint64_t *slots;
     uint64_t slot_prime;
-    uint64_t *reserved, *last, *head, *done, *flushed, *floor;
+    uint64_t *reserved, *last, *head, *done, *flushed, *flushed_last, *floor;
     uint64_t *table;
     uint64_t table_prime;
     char *content;
@@ -316,6 +323,80 @@ static uint64_t dl_append(const dl_shard *shard, uint64_t h, uint64_t expected, 
         dl_futex_wake(shard->wake, 0, 1);
     }
     return stamp;
+}
+
+typedef struct {
+    uint64_t offset, first; /* of the newest record of a key, and the tick of the write that made its entry */
+    int was_removed;
+} dl_newest;
+
+/* Find the newest record of each key that waits, up to `room` keys, and where that ends; return how many there are.
+   Return -1 for any damage: Python then looks closer. The lock is held. */
+static long dl_gather(const dl_shard *shard, dl_newest *found, size_t room, uint64_t *end, uint64_t *last)
+{
+    uint64_t head = dl_get(shard->head), offset = dl_get(shard->flushed), capacity = shard->capacity;
+    size_t count = 0, slots = 16, slot, index;
+    uint32_t *table, check = (uint32_t)(dl_get(shard->flushed_last) >> 32);
+    if (dl_get(shard->done) != head || head < offset || head - offset > capacity || !room || room > 1u << 24)
+        return -1;
+    while (slots < 2 * room)
+        slots *= 2;
+    table = calloc(slots, sizeof *table); /* one more than the index in `found`, 0 for none */
+    if (!table)
+        return -1;
+    while (offset < head) {
+        dl_header header;
+        uint64_t place = offset % capacity, total;
+        const char *key;
+        if (place + sizeof header <= capacity)
+            memcpy(&header, shard->content + place, sizeof header);
+        if (place + sizeof header > capacity || header.offset != offset) {
+            offset += capacity - place;
+            place = 0;
+            memcpy(&header, shard->content, sizeof header);
+        }
+        total = sizeof header + (uint64_t)header.key_size + header.v_size;
+        total += (header.original_size > 0 ? header.original_size : 0) + (header.tags_size > 0 ? header.tags_size : 0);
+        if (header.offset != offset || header.last != check || offset >= head || total > capacity - place
+            || offset + total > head
+            || header.check != dl_crc32(&header, sizeof header - 4)
+            || header.body_check != dl_crc32(shard->content + place + sizeof header, total - sizeof header))
+            goto damaged;
+        key = shard->content + place + sizeof header;
+        for (slot = (header.h * 0x9E3779B97F4A7C15u >> 32) & (slots - 1);; slot = (slot + 1) & (slots - 1)) {
+            dl_header other;
+            uint64_t where;
+            if (!table[slot])
+                break;
+            where = found[table[slot] - 1].offset % capacity;
+            memcpy(&other, shard->content + where, sizeof other);
+            if (other.h == header.h && other.key_size == header.key_size
+                && !memcmp(shard->content + where + sizeof other, key, header.key_size)) {
+                dl_newest *newest = found + table[slot] - 1;
+                if (other.kind == 0) /* a removal */
+                    newest->first = header.tick;
+                newest->was_removed |= header.kind == 0;
+                newest->offset = offset;
+                goto next;
+            }
+        }
+        if (count == room)
+            break;
+        index = count++;
+        table[slot] = (uint32_t)index + 1;
+        found[index].offset = offset;
+        found[index].first = header.tick;
+        found[index].was_removed = header.kind == 0;
+    next:
+        offset += (total + 7) & ~(uint64_t)7;
+        *end = offset;
+        *last = check = header.check;
+    }
+    free(table);
+    return (long)count;
+damaged:
+    free(table);
+    return -1;
 }
 """
 

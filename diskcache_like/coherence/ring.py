@@ -72,6 +72,7 @@ _MARK: Final = Struct("<QQI")
 _OFFSET: Final = Struct("<Q")
 _CHECK: Final = Struct("<I")
 _CHECK_AT: Final = _HEADER.size - 4
+SMALLEST: Final = _HEADER.size  # bytes of a record
 _SIZE: Final = _HEADER.size
 _REMOVAL, _RECORD, _ROW = Kind.REMOVAL, Kind.RECORD, Kind.ROW
 _NO_HEADER: Final = (0,) * 15
@@ -454,7 +455,7 @@ class Ring:
         content, unpack = self._bytes, _HEADER.unpack_from
         net: dict[bytes | int, Net] = {}
         mark: Mark | None = None
-        last = 0
+        end, last = offset, words[Word.FLUSHED_LAST] >> 32
         while offset < head:
             place = offset % capacity
             if place + _SIZE > capacity or _OFFSET.unpack_from(content, PAGE + place)[0] != offset:
@@ -463,7 +464,8 @@ class Ring:
             found = unpack(content, at)
             key_size, kind = found[4], found[6]
             size = _SIZE + key_size + found[7] + (0 if kind != _ROW else max(found[8], 0) + max(found[9], 0))
-            is_sound = found[0] == offset and crc32(content[at : at + _CHECK_AT]) == found[14]
+            # The chain tells a record whose offset is damaged from the rest of a lap that nothing is in.
+            is_sound = found[0] == offset and found[13] == last and crc32(content[at : at + _CHECK_AT]) == found[14]
             if not is_sound or offset + size > head or place + size > capacity:
                 raise _damaged()
             body = content[at + _SIZE : at + size].tobytes()
@@ -486,11 +488,23 @@ class Ring:
             else:
                 is_new = before[3] is None
                 net[key] = (tick if is_new else before[0], tick, h, what, before[4] or what is None)
-            offset += size + 7 & ~7
+            end = offset = offset + (size + 7 & ~7)
             last = found[14]
         if net:
-            mark = Mark(words[Word.ID], offset, last)
+            mark = Mark(words[Word.ID], end, last)
         return net, mark
+
+    def record_at(self, offset: int) -> tuple[bytes, int, int, bytes | Written | None]:
+        """Return stored key, tick, hash and content of a record that waits and is sound."""
+        at = PAGE + offset % self.capacity
+        found = _HEADER.unpack_from(self._bytes, at)
+        key_size, kind = found[4], found[6]
+        size = key_size + found[7] + max(found[8], 0) + max(found[9], 0)
+        body = self._bytes[at + _SIZE : at + _SIZE + size].tobytes()
+        if kind == _RECORD:
+            return body[:key_size], found[1], found[2], body[key_size:]
+        what = None if kind == _REMOVAL else _Header(*found).written(body)
+        return body[:key_size], found[1], found[2], what
 
     def flushed(self, mark: Mark) -> None:
         """Note that everything up to a mark is in the database."""

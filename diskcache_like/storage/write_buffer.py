@@ -18,7 +18,7 @@ from operator import itemgetter
 from ..coherence import atomics, native
 from ..coherence.appender import Appender
 from ..coherence.generations import MAX_WORD, NEVER, Header, microseconds
-from ..coherence.ring import NO_COLUMNS, Kind, Net, Ring, Word, Written
+from ..coherence.ring import NO_COLUMNS, Kind, Mark, Net, Ring, Word, Written
 from ..errors import DecodeError
 from ..system.blocking import may_block
 from ..system.forks import token_word
@@ -221,7 +221,7 @@ class WriteBuffer:
     def _flush_batch(self, ring: Ring) -> None:
         """Flush records from the oldest on, as far as they are about `BATCH` keys, in one transaction."""
         try:
-            net, mark = ring.gather(BATCH)
+            net, mark = self._gather(ring)
         except DecodeError:
             self._lose(ring)
             return
@@ -240,6 +240,14 @@ class WriteBuffer:
             self._connection.put_setting(BUFFER_MARK, mark.packed())
         ring.flushed(mark)
         self._measure()
+
+    def _gather(self, ring: Ring) -> tuple[dict[bytes | int, Net], Mark | None]:
+        appender = self._session.appender
+        if appender is not None and appender.belongs_to(self._session.lock, ring):
+            found = appender.gather(BATCH)
+            if found is not None:
+                return found
+        return ring.gather(BATCH)
 
     def _write(self, net: dict[bytes | int, Net]) -> None:
         session = self._session

@@ -637,6 +637,37 @@ def test_the_helper_appends_what_python_appends(tmp_path: Path, seed: int) -> No
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_the_helper_gathers_what_python_gathers(tmp_path: Path, seed: int) -> None:
+    dice = random.Random(seed)
+    with Cache(tmp_path, clock=lambda: 1e9, **SMALL) as cache:
+        cache["first"] = 0
+        ring, compared = ring_of(cache), 0
+        for number in range(2000):
+            key = dice.choice(["a", "b", 3, ("spelled", 4), "e" * 100])
+            if dice.random() < 0.2:
+                cache.delete(key)
+            else:
+                cache.set(
+                    key,
+                    dice.randbytes(dice.randrange(200)),
+                    dice.choice([None, 1e6]),
+                    tags=dice.choice([[], ["x", "y"]]),
+                )
+            appender = session_of(cache).appender
+            if number % 10 == 0 and ring.waiting() and appender is not None:
+                compared += 1
+                for most in (1, 3, 1000):
+                    assert appender.gather(most) == ring.gather(most)
+                first, _ = next(ring._chain(ring.words[Word.FLUSHED], ring.words[Word.FLUSHED_LAST] >> 32))
+                place = PAGE + first.offset % ring.capacity + dice.randrange(80 + first.body_size)
+                bit = 1 << dice.randrange(8)
+                ring._bytes[place] ^= bit
+                assert appender.gather(1000) is None
+                ring._bytes[place] ^= bit
+        assert compared > 50
+
+
 def test_the_helper_does_nothing_where_the_lock_is_taken_or_more_is_due(alone: Cache, other: Cache) -> None:
     session = session_of(alone)
     buffer, header = alone._shards.stores[0].writer.buffer, session.header
