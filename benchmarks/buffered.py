@@ -1,6 +1,6 @@
-"""What small writes take with a write buffer, beside those without one and beside DiskCache's.
+"""What small writes take with a write buffer, beside those without one, DiskCache's and, where it is installed, LMDB's.
 
-All three have the same keys and take turns, a few thousand calls each. Calls that flush what waits to the database
+All of them have the same keys and take turns, a few thousand calls each. Calls that flush what waits to the database
 show in the mean and in the last percentiles. The values are random, so that no page is written unchanged.
 """
 
@@ -11,9 +11,11 @@ import statistics
 from array import array
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from importlib.util import find_spec
 from types import MappingProxyType
 from typing import Any
 
+from benchmarks.catalogue import SUBJECTS
 from benchmarks.measure import ratios, time_calls
 from benchmarks.report import Table, duration
 from benchmarks.section import Findings, Run
@@ -24,7 +26,7 @@ SIZE = 1 << 20  # bytes of the buffer
 KEYS = (100, 100_000)
 CALLS = 5_000  # of one subject in one turn
 VALUES = tuple(random.Random(SEED).randbytes(100) for _ in range(1_000))
-WITHOUT, WITH, PEER = "without", "with", "peer"
+WITHOUT, WITH, PEER, LMDB = "without", "with", "peer", "lmdb"
 BUDGETS = MappingProxyType({"set": "buffered_set", "incr": "buffered_incr", "delete": "buffered_delete"})
 
 
@@ -59,6 +61,8 @@ def buffered(run: Run) -> Findings:
     ours = run.ours.having(size_limit=1 << 40)
     specs: dict[str, Spec] = {WITHOUT: ours, WITH: ours.having(write_buffer=SIZE), PEER: run.peer}
     labels = {WITHOUT: "without", WITH: f"write_buffer={SIZE}", PEER: run.peer.label}
+    if find_spec("lmdb") is not None:
+        specs[LMDB], labels[LMDB] = SUBJECTS["lmdb"].spec, SUBJECTS["lmdb"].title
     for count in KEYS:
         keys = list(keys_of(count))
         with ExitStack() as stack:

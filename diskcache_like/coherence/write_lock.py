@@ -217,7 +217,8 @@ class WriteLock:
         """
         try:
             flock(self._descriptor, _TRY)  # changes nothing if it is held already
-        except (OSError, ValueError):
+        except (OSError, ValueError) as error:
+            reraise_signal(error)
             return False
         return True
 

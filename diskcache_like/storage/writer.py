@@ -44,11 +44,6 @@ class _Small(NamedTuple):
     """An entry all of which fits into the write buffer."""
 
     v: bytes | None  # None for no entry
-    original_key: bytes | None = None
-
-    def touched(self, touch: Touch) -> Row:
-        """Return the row that a touch leaves."""
-        return Row(touch.v, touch.expire, touch.fresh, touch.tags, original_key=self.original_key)
 
 
 def _small(found: Written | None, key: tuple[int, bytes], select: Select) -> _Small | None:
@@ -57,12 +52,11 @@ def _small(found: Written | None, key: tuple[int, bytes], select: Select) -> _Sm
     `found`: what the write buffer has of it.
     """
     if found is not None:
-        return None if found.is_damage else _Small(found.v, found.original_key)
+        return None if found.is_damage else _Small(found.v)
     rows = select(sql.SELECT_WHOLE, key)
-    for is_own, v, file, queue, original_key in rows:
+    for is_own, v, file, queue in rows:
         if is_own:
-            is_small = file is None and queue is None and type(v) is bytes and isinstance(original_key, bytes | None)
-            return _Small(v, original_key) if is_small else None
+            return _Small(v) if file is None and queue is None and type(v) is bytes else None
     return None if rows else _Small(None)
 
 
@@ -158,7 +152,7 @@ class Writer:
         if change is None:
             return int(self._stamp(h) == stamp)
         if isinstance(change, Touch):
-            return 0 if change.unpins else self._append_alone(h, stored, entry.touched(change), stamp)
+            return 0  # it keeps the version, which the number of an appended write would replace
         return self._append_alone(h, stored, None if isinstance(change, Remove) else change, stamp)
 
     def _remove_alone(self, h: int, stored: bytes) -> int | None:
@@ -449,7 +443,7 @@ class Writer:
             rows = [] if found is not None else self._connection.select(sql.SELECT_PROBES, (h,))
             v, is_other_there = own_or_other(rows, stored)
             if not is_other_there:
-                return self._compute_buffered((h, stored, decide), found, v if found is None else found.v)
+                return self._compute_buffered((h, stored, decide), v if found is None else found.v)
             self.buffer.flush()  # so that `find` may remove what is in the way
         place, v = self._find(h, stored, autocommit)
         change = decide(v)
@@ -459,18 +453,12 @@ class Writer:
             return self._upsert(autocommit, (h, stored, change, v is not None, v is not None))
         return self._change_recovering(h, place, change, autocommit)  # type: ignore[arg-type]
 
-    def _compute_buffered(self, arguments: tuple[int, bytes, Decide], found: Written | None, v: bytes | None) -> int:
-        """Do what `_compute` does where there is a write buffer.
-
-        `found`: what the buffer has of the key. `v`: the record, wherever it is.
-        """
+    def _compute_buffered(self, arguments: tuple[int, bytes, Decide], v: bytes | None) -> int:
+        """Do what `_compute` does where there is a write buffer; `v`: the record, wherever it is."""
         h, stored, decide = arguments
         change = decide(v)
         if change is None:
             return 1
-        if isinstance(change, Touch) and not change.unpins:
-            entry = _small(found, (h, stored), self._connection.select)
-            change = change if entry is None else entry.touched(change)
         if isinstance(change, bytes | Row):
             return self._upsert(True, (h, stored, change, v is not None, v is not None))
         if isinstance(change, Remove) and v is not None and self.buffer.takes(stored, None):

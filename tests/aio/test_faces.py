@@ -398,7 +398,7 @@ def test_an_update_of_two_parts_begins_in_a_thread(tmp_path: Path, monkeypatch: 
         lambda face: face.set_many({"a": 1, "b": 2}),
     ],
 )
-def test_the_write_buffer_is_carried_in_a_thread(
+def test_the_write_buffer_is_flushed_in_a_thread(
     tmp_path: Path, hops: list[object], step: Callable[[Any], Coroutine[Any, Any, object]]
 ) -> None:
     with Cache(tmp_path, write_buffer=1 << 20) as cache:

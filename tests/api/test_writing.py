@@ -20,6 +20,8 @@ from diskcache_like import (
     ValueEncodeError,
     ValueTooLarge,
 )
+from diskcache_like.disk import file_io
+from diskcache_like.system.paths import sync_file
 
 from ..support.cache_kinds import NEEDS_HOT, Clock, Kind, Opener, exact, few
 
@@ -383,13 +385,12 @@ def test_sync_brings_value_files_and_rows_to_the_disk(
         for number in range(8):
             cache[number] = bytes([number]) * (1 << 16)
         synced = set()
-        real = os.fdatasync
 
-        def fdatasync(descriptor: int) -> None:
+        def watched(descriptor: int) -> None:
             synced.add(os.stat(descriptor).st_ino)
-            real(descriptor)
+            sync_file(descriptor)
 
-        monkeypatch.setattr(os, "fdatasync", fdatasync)
+        monkeypatch.setattr(file_io, "sync_file", watched)
         cache.sync()
         files = [path.stat().st_ino for path in Path(cache.directory).rglob("*.val")]
         assert len(files) == 8

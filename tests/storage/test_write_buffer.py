@@ -8,7 +8,6 @@ import shutil
 import signal
 import sqlite3
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -92,6 +91,7 @@ def test_a_write_waits_and_everybody_sees_it(cache: Cache, other: Cache) -> None
         lambda cache: cache.push("item"),
         lambda cache: cache.set("large", bytes(1 << 16)),
         lambda cache: cache.set_many({"more": 1}),
+        lambda cache: cache.touch("key", 100),
         lambda cache: cache.flush(),
         lambda cache: cache.sync(),
         lambda cache: cache.close(),
@@ -116,22 +116,13 @@ def test_counters_stay_in_the_buffer(cache: Cache, other: Cache) -> None:
     assert other["counter"] == 5
 
 
-@pytest.mark.parametrize("waits", [True, False])
-@pytest.mark.parametrize("key", ["text", ("a", 1)])  # the second is stored with its spelling
-def test_a_touch_stays_in_the_buffer(cache: Cache, other: Cache, key: Any, waits: bool) -> None:
-    cache.set(key, "value", tag="a")
-    if not waits:
-        cache.flush()
-    assert other.touch(key, 1000)
-    assert other.retag(key, ["b"])
-    assert ring_of(cache).waiting()
-    assert rows_of(cache) == (0 if waits else 1)
-    entry = cache.get_entry(key)
-    assert (entry.value, entry.tags) == ("value", ("a", "b"))
-    assert 0 < entry.expire_time - time.time() <= 1000
-    assert list(cache) == [key]
-    assert list(cache.keys(tags=["b"])) == [key]
-    assert not cache.touch("missing", 1)
+def test_a_touch_keeps_the_version(cache: Cache, other: Cache) -> None:
+    cache.set("key", "value", tag="a")
+    version = cache.get_entry("key").version
+    assert other.touch("key", 1000)
+    assert other.retag("key", ["b"])
+    assert cache.get_entry("key").version == version
+    assert cache.set("key", 2, if_version=version)
 
 
 @pytest.mark.parametrize("seed", range(5))

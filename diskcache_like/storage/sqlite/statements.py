@@ -54,7 +54,7 @@ UPDATE_EXPIRING = f"""UPDATE entry SET version = ?3, rank = NULL, expire = ?6, f
 UPDATE_METADATA = "UPDATE entry SET expire = ?, fresh = ?, tags = ?, v = ? WHERE h = ?"
 DELETE = "DELETE FROM entry WHERE h = ? AND k = ? AND (expire IS NULL OR coalesce(fresh, expire) > ?)"
 SELECT_UNTIL = "SELECT k = ?2, coalesce(fresh, expire) FROM entry WHERE h BETWEEN ?1 AND ?1 + 3 LIMIT 4"
-SELECT_WHOLE = "SELECT k = ?2, v, file, queue, spelling FROM entry WHERE h BETWEEN ?1 AND ?1 + 3 LIMIT 4"
+SELECT_WHOLE = "SELECT k = ?2, v, file, queue FROM entry WHERE h BETWEEN ?1 AND ?1 + 3 LIMIT 4"
 DELETE_H = "DELETE FROM entry WHERE h = ?"
 DELETE_OF = "DELETE FROM entry WHERE h = ? AND k = ?"
 CHANGE_NOTHING = "DELETE FROM entry WHERE 0"  # refused, as every change is, by a connection that can only read
