@@ -4,6 +4,7 @@
 - `write_lock`: one writer at a time, among threads and processes
 - `board`: the newest small records in shared memory
 - `ring`: small writes that the database does not have yet
+- `appender`: add one of them in a single call of the C helper
 - `futex`: sleep until a word changes, and wake those who sleep
 - `atomics`: how 64-bit words are read and written on each CPU
 - `control_files`: open the files of the first four safely

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import mmap
 import os
 import time
@@ -426,6 +427,7 @@ def _tick_beyond(counted: int, slots: memoryview[int]) -> int:
     return max(highest // 2, counted + 1 if 0 < counted < TICK_LIMIT else 0)
 
 
+@functools.cache
 def prime_below(number: int) -> int:
     """Return the largest prime that is not above `number` (at least 2)."""
     for candidate in range(number, 2, -1):

@@ -45,7 +45,7 @@ class NativeModule:
         return pointer
 
     def shard(self, words: dict[str, tuple[memoryview[int], int]], numbers: dict[str, int]) -> object:
-        """Return what `append` has to know of a shard: addresses of words (view, index), and numbers.
+        """Return what `append` and `gather` have to know of a shard: addresses of words (view, index), and numbers.
 
         As for `pointer`, the caller keeps the views alive.
         """

@@ -15,15 +15,8 @@ from cffi import FFI
 
 MODULE = "diskcache_like.coherence._native"
 
-DECLARATIONS = """
-#define DL_ABI ...
-uint64_t dl_load(void *words, size_t index);
-void dl_store(void *words, size_t index, uint64_t value);
-uint64_t dl_add(void *words, size_t index, uint64_t amount);
-void dl_fill(void *words, size_t length, uint64_t value);
-int dl_futex_wait(void *words, size_t index, uint32_t expected, long timeout_us);
-int dl_futex_wake(void *words, size_t index, int waiters);
-
+# What a call on the write buffer is given, and what it finds; cffi and the C compiler read the same text.
+STRUCTURES = """
 typedef struct {
     uint64_t *tick, *settled, *epoch, *buffer, *cross_shard, *written, *volume_due, *claim, *waiters, *wake;
     uint64_t *slots;
@@ -39,9 +32,19 @@ typedef struct {
 } dl_shard;
 
 typedef struct {
-    uint64_t offset, first;
+    uint64_t offset, first; /* of the newest record of a key, and the tick of the write that made its entry */
     int was_removed;
 } dl_newest;
+"""
+
+DECLARATIONS = f"""{STRUCTURES}
+#define DL_ABI ...
+uint64_t dl_load(void *words, size_t index);
+void dl_store(void *words, size_t index, uint64_t value);
+uint64_t dl_add(void *words, size_t index, uint64_t amount);
+void dl_fill(void *words, size_t length, uint64_t value);
+int dl_futex_wait(void *words, size_t index, uint32_t expected, long timeout_us);
+int dl_futex_wake(void *words, size_t index, int waiters);
 
 void dl_prepare(void);
 long dl_gather(const dl_shard *shard, dl_newest *found, size_t room, uint64_t *end, uint64_t *last);
@@ -150,21 +153,11 @@ static int dl_futex_wake(void *words, size_t index, int waiters)
 #endif
 
 /* -- the write buffer -- */
+"""
 
-typedef struct {
-    uint64_t *tick, *settled, *epoch, *buffer, *cross_shard, *written, *volume_due, *claim, *waiters, *wake;
-    uint64_t *slots;
-    uint64_t slot_prime;
-    uint64_t *reserved, *last, *head, *done, *flushed, *flushed_last, *floor;
-    uint64_t *table;
-    uint64_t table_prime;
-    char *content;
-    uint64_t capacity;
-    uint64_t known_epoch, known_buffer, tick_limit, due_limit, bound, longest;
-    unsigned int longest_walk;
-    int lock;
-} dl_shard;
-
+SOURCE += (
+    STRUCTURES
+    + r"""
 /* What stands before the content of a record, as `_HEADER` of ring.py spells it; without gaps. */
 typedef struct {
     uint64_t offset, tick, h, previous;
@@ -325,11 +318,6 @@ static uint64_t dl_append(const dl_shard *shard, uint64_t h, uint64_t expected, 
     return stamp;
 }
 
-typedef struct {
-    uint64_t offset, first; /* of the newest record of a key, and the tick of the write that made its entry */
-    int was_removed;
-} dl_newest;
-
 /* Find the newest record of each key that waits, up to `room` keys, and where that ends; return how many there are.
    Return -1 for any damage: Python then looks closer. The lock is held. */
 static long dl_gather(const dl_shard *shard, dl_newest *found, size_t room, uint64_t *end, uint64_t *last)
@@ -399,6 +387,7 @@ damaged:
     return -1;
 }
 """
+)
 
 ffibuilder = FFI()
 ffibuilder.cdef(DECLARATIONS)

@@ -33,7 +33,7 @@ from collections.abc import Iterator
 from math import isnan, nan
 from pathlib import Path
 from struct import Struct
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 from zlib import crc32
 
 from ..errors import DecodeError, DirectoryError, DiskFull, UnsafeDirectory
@@ -475,11 +475,7 @@ class Ring:
                 what: bytes | Written | None = None
                 net.update({other: (*each[:3], None, True) for other, each in net.items() if each[2] == h})
             else:
-                key = body[:key_size]
-                if kind == _RECORD:
-                    what = body[key_size:]
-                else:
-                    what = None if kind == _REMOVAL else _Header(*found).written(body)
+                key, what = body[:key_size], _content_in(found, body)
             before = net.get(key)
             if before is None:
                 if len(net) == most:
@@ -498,13 +494,10 @@ class Ring:
         """Return stored key, tick, hash and content of a record that waits and is sound."""
         at = PAGE + offset % self.capacity
         found = _HEADER.unpack_from(self._bytes, at)
-        key_size, kind = found[4], found[6]
+        key_size = found[4]
         size = key_size + found[7] + max(found[8], 0) + max(found[9], 0)
         body = self._bytes[at + _SIZE : at + _SIZE + size].tobytes()
-        if kind == _RECORD:
-            return body[:key_size], found[1], found[2], body[key_size:]
-        what = None if kind == _REMOVAL else _Header(*found).written(body)
-        return body[:key_size], found[1], found[2], what
+        return body[:key_size], found[1], found[2], _content_in(found, body)
 
     def flushed(self, mark: Mark) -> None:
         """Note that everything up to a mark is in the database."""
@@ -598,6 +591,13 @@ def _header_in(content: bytes, offset: int) -> _Header | None:
         return None
     found = _Header(*_HEADER.unpack(content))
     return found if found.offset == offset and crc32(content[:_CHECK_AT]) == found.check else None
+
+
+def _content_in(header: tuple[Any, ...], body: bytes) -> bytes | Written | None:
+    """Return what a record writes: a record alone or all columns, None for a removal."""
+    if header[6] == _RECORD:
+        return body[header[4] :]
+    return None if header[6] == _REMOVAL else _Header(*header).written(body)
 
 
 def _damaged() -> DecodeError:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from functools import partial
 from operator import itemgetter
-from typing import Any, Literal, NamedTuple
+from typing import Any, Final, Literal
 from zlib import crc32
 
 from ..coherence.board import NO_ENTRY, RECORD_LIMIT
@@ -40,32 +40,27 @@ _ALONE = [0, None, None, None, None]  # of a row without file, original key and 
 Select = Callable[[str, Sequence[object]], list[Any]]
 
 
-class _Small(NamedTuple):
-    """An entry all of which fits into the write buffer."""
+class _None(Enum):
+    MISSING = 0
+    OTHER = 1  # what is there is known under the lock only
 
-    v: bytes | None  # None for no entry
+
+MISSING: Final = _None.MISSING
+OTHER: Final = _None.OTHER
 
 
-def _small(found: Written | None, key: tuple[int, bytes], select: Select) -> _Small | None:
-    """Return the entry of a key; None for one that has a file, belongs to a queue, is damaged, or has another in place.
+def _small(found: Written | None, key: tuple[int, bytes], select: Select) -> bytes | Literal[_None.OTHER] | None:
+    """Return the record of a key, None for none; OTHER if it is damaged, has a file or a queue, or another is in place.
 
     `found`: what the write buffer has of it.
     """
     if found is not None:
-        return None if found.is_damage else _Small(found.v)
+        return OTHER if found.is_damage else found.v
     rows = select(sql.SELECT_WHOLE, key)
     for is_own, v, file, queue in rows:
         if is_own:
-            return _Small(v) if file is None and queue is None and type(v) is bytes else None
-    return None if rows else _Small(None)
-
-
-class _None(Enum):
-    MISSING = 0
-    OTHER = 1  # a row is in its place that seems to be another key's; if only its key is wrong, readers find it
-
-
-MISSING, OTHER = _None.MISSING, _None.OTHER
+            return v if file is None and queue is None and type(v) is bytes else OTHER
+    return OTHER if rows else None
 
 
 class Writer:
@@ -140,11 +135,11 @@ class Writer:
         stamp = self._stamp(h)
         if not stamp:
             return 0
-        entry = _small(self._reader.buffered(h, stored), (h, stored), self._reader.select)
-        if entry is None or (entry.v is not None and crc32(entry.v, crc32(stored)) != RESIDUE):
+        v = _small(self._reader.buffered(h, stored), (h, stored), self._reader.select)
+        if v is OTHER or (v is not None and crc32(v, crc32(stored)) != RESIDUE):
             return 0  # under the lock alone is it known whether a file is lost, or replaced; and damage is counted once
         try:
-            change = decide(entry.v)
+            change = decide(v)
         except Exception:
             if self._stamp(h) == stamp:
                 raise
@@ -160,10 +155,9 @@ class Writer:
         stamp = self._stamp(h)
         if not stamp:
             return None
-        found = self._reader.buffered(h, stored)
-        until = self._until(found, (h, stored), self._reader.select)
+        until = self._until(self._reader.buffered(h, stored), (h, stored), self._reader.select)
         if isinstance(until, _None):
-            return 0 if until is MISSING and (found is None or not found.is_damage) else None
+            return 0 if until is MISSING else None
         generation = self._append_alone(h, stored, None, stamp)
         return (generation if self._is_ahead(until) else 0) if generation else None
 
@@ -171,7 +165,9 @@ class Writer:
     def _until(found: Written | None, key: tuple[int, bytes], select: Select) -> float | _None | None:
         """Return until when an entry is fresh, or why there is none; `found`: what the write buffer has of it."""
         if found is not None:
-            return MISSING if found.v is None else found.expire if found.fresh is None else found.fresh
+            if found.v is None:
+                return OTHER if found.is_damage else MISSING
+            return found.expire if found.fresh is None else found.fresh
         rows = select(sql.SELECT_UNTIL, key)
         for is_own, until in rows:
             if is_own:
@@ -413,10 +409,11 @@ class Writer:
     def _remove_buffered(self, h: int, stored: bytes) -> int | None:
         """Do what `_remove` does where there is a write buffer; return None if that takes the database."""
         found = self._session.buffered(h, stored)
+        if found is not None and found.is_damage:
+            self.buffer.write(h, stored, None)  # else it would be back when what hides it has gone
+            return 0
         until = self._until(found, (h, stored), self._connection.select)
         if isinstance(until, _None):
-            if found is not None and found.is_damage:
-                self.buffer.write(h, stored, None)  # else it would be back when what hides it has gone
             return 0 if until is MISSING else None
         generation = self.buffer.write(h, stored, None)  # what has expired goes, too, but counts as missing
         return generation if self._is_ahead(until) else 0
