@@ -22,7 +22,6 @@ from benchmarks.section import Findings, Run
 from benchmarks.subjects import Spec, Subject, feature, load_items
 from benchmarks.workloads import SEED, keys_of
 
-SIZE = 1 << 20  # bytes of the buffer
 KEYS = (100, 100_000)
 CALLS = 5_000  # of one subject in one turn
 VALUES = tuple(random.Random(SEED).randbytes(100) for _ in range(1_000))
@@ -59,8 +58,8 @@ def buffered(run: Run) -> Findings:
         left=2,
     )
     ours = run.ours.having(size_limit=1 << 40)
-    specs: dict[str, Spec] = {WITHOUT: ours, WITH: ours.having(write_buffer=SIZE), PEER: run.peer}
-    labels = {WITHOUT: "without", WITH: f"write_buffer={SIZE}", PEER: run.peer.label}
+    specs: dict[str, Spec] = {WITHOUT: ours.having(write_buffer=0), WITH: ours, PEER: run.peer}
+    labels = {WITHOUT: "write_buffer=0", WITH: ours.label, PEER: run.peer.label}
     if find_spec("lmdb") is not None:
         specs[LMDB], labels[LMDB] = SUBJECTS["lmdb"].spec, SUBJECTS["lmdb"].title
     for count in KEYS:

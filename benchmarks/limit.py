@@ -25,7 +25,7 @@ LARGE_VALUE = b"l" * 64_000
 LARGE_EVERY = 100
 CHUNK = 250
 WALK_EVERY = 125
-JOURNALS = ("-wal", "-shm", "-journal", ".gen", ".board", ".lock")
+JOURNALS = ("-wal", "-shm", "-journal", ".gen", ".buffer", ".lock")
 
 
 @dataclass

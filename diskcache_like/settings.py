@@ -25,7 +25,7 @@ DEFAULT_SETTINGS: dict[str, Any] = {
     "cull_limit": 10,
     "durability": "system",
     "hot_size_limit": 64 * MIB,
-    "write_buffer": 0,
+    "write_buffer": 1 << 20,
     "sqlite_auto_vacuum": 2,  # incremental; full makes deletes 2.7 times slower
     "sqlite_cache_size": 1 << 13,  # pages of 2 KiB
     "sqlite_journal_mode": "wal",

@@ -39,6 +39,7 @@ OPTIONS: dict[str, Any] = {
     "durability": "process",
     "timeout": 0.02,
     "hot_size_limit": 0,
+    "write_buffer": 0,  # so that each write calls the disk
 }
 
 

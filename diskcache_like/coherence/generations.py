@@ -96,8 +96,6 @@ class Header:
     WRITTEN: Final = 19  # bytes written into the WAL, an estimate that only grows
     COUNT: Final = 25  # entries in the database, or UNCOUNTED
     SETTLED: Final = 26  # TICK as the last holder left it; if TICK differs, the holder died and COUNT may be wrong
-    OPENER: Final = 27  # random number of the last process to open the shard
-    SHARED: Final = 28  # not 0 once a second process has opened it: writers then use the board. A hint: needs no lock
     GROWTH: Final = 29  # sixteenths of a byte by which the WAL grew per byte of WRITTEN, when last measured; 0: not yet
     # Bytes that the shard may use before it measures its volume again, 0 if not known. Write lock, except the first
     # time. The cache's other shards read it without the lock (storage/upkeep/quota.py says why that suffices).

@@ -36,14 +36,14 @@ from struct import Struct
 from typing import Any, Final, NamedTuple
 from zlib import crc32
 
-from ..errors import DecodeError, DirectoryError, DiskFull, UnsafeDirectory
+from ..errors import DecodeError, DiskFull, file_error
 from ..system.boot import boot_id
 from ..system.signals import reraise_signal
 from .control_files import allocate, extend, open_control_file
 from .generations import prime_below
 
 PAGE: Final = 4096
-LEAST_CAPACITY: Final = 1 << 14
+LEAST_CAPACITY: int = 1 << 14
 LONGEST_WALK: Final = 16  # records of one slot; a longer one is cut by flushing everything
 
 _FARTHEST: Final = 1 << 62  # offset that no ring comes to; what is beyond is damage
@@ -214,16 +214,17 @@ class Ring:
 
     @classmethod
     def open(cls, path: str, slots: int, capacity: int, shared: bool = False) -> Ring | None:
-        """Map the file, made or made longer if need be; return None where that is not possible.
+        """Map the file, made or made longer if need be; return None where there is no room for that.
 
-        The slots and the capacity of a file that is there win. Who makes the file holds the write lock.
+        The slots and the capacity of a file that is there win. Who makes the file holds the write lock. Raises
+        DirectoryError if the file is there and cannot be mapped, since it may hold what the database does not have.
         """
         try:
             descriptor = open_control_file(Path(path), create=True, shared=shared)
-        except (DirectoryError, DiskFull, UnsafeDirectory):
+        except DiskFull:
             return None
+        status = os.fstat(descriptor)
         try:
-            status = os.fstat(descriptor)
             capacity = max(capacity, LEAST_CAPACITY) // PAGE * PAGE
             slots, capacity = _sizes_in(descriptor, status.st_size) or (slots, capacity)
             size = PAGE + capacity + 8 * slots
@@ -236,7 +237,10 @@ class Ring:
             return ring
         except OSError as error:
             reraise_signal(error)
-            return None
+            problem = file_error(error, path)
+            if isinstance(problem, DiskFull):
+                return None
+            raise problem from error
         finally:
             os.close(descriptor)
 
@@ -335,6 +339,11 @@ class Ring:
         """Return what the database is to say once everything up to HEAD is in it."""
         words = self.words
         return Mark(words[Word.ID], words[Word.HEAD], words[Word.LAST] >> 32)
+
+    def flushed_mark(self) -> Mark:
+        """Return what a database is to say that has everything up to FLUSHED, and lacks what waits."""
+        words = self.words
+        return Mark(words[Word.ID], words[Word.FLUSHED], words[Word.FLUSHED_LAST] >> 32)
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
@@ -511,6 +520,13 @@ class Ring:
         words[Word.DONE] = words[Word.HEAD]
         words[Word.LAST] = words[Word.FLUSHED_LAST] = _joined(words[Word.LAST] >> 32, words[Word.HEAD])
         words[Word.FLUSHED] = words[Word.FLOOR] = words[Word.HEAD]
+
+    def wipe(self) -> None:
+        """Overwrite everything; the lock is held, and everything is flushed."""
+        words, capacity = self.words, self.capacity
+        words[Word.RESERVED] = words[Word.HEAD] + capacity  # whoever copies a record meanwhile asks the database
+        self.end_walks()
+        self._bytes[PAGE : PAGE + capacity] = bytes(capacity)
 
     # -- reading ------------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from ..errors import DecodeError
 SUFFIX = ".val"
 _ID_NAME = re.compile(r"([0-9a-f]{2})/([0-9a-f]{30})\.val")
 _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
-_RESERVED = re.compile(r"cache\.(db|gen|board|buffer|lock|\d+\.db)", re.IGNORECASE)
+_RESERVED = re.compile(r"cache\.(db|gen|buffer|lock|\d+\.db)", re.IGNORECASE)
 
 
 def new_name() -> str:

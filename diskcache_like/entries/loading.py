@@ -12,14 +12,11 @@ from typing import Any, Final, Literal
 from zlib import crc32
 
 from ..coherence.atomics import Words
-from ..coherence.board import NO_ENTRY
-from ..coherence.generations import Header
 from ..disk.contract import NOT_KEPT, Constant
 from ..disk.value_files import Stored
 from ..encoding import keys, values
 from ..encoding.record import MODE_RAW, RESIDUE, SIMPLE_HEAD, Metadata, Record
 from ..errors import DecodeError, DictionaryError, DirectoryError, SignatureError
-from ..storage.store import Store
 from . import encryption
 from .hot import NEGATIVE_HIT, PLAIN_TYPES, HotLayer
 from .row_codec import Location, RowCodec, with_metadata
@@ -36,8 +33,6 @@ class Removable(Enum):
 
 EXPIRED: Final = Removable.EXPIRED
 ATTEMPTS = 100  # times to read a row again because its value file was removed in between
-
-_SHARED = Header.SHARED
 
 
 class Loader:
@@ -91,8 +86,7 @@ class Loader:
         if seen is None:
             slots = shard.slots
             stamp = slots[slot]
-            is_posted = shard.board is not None and shard.header[_SHARED] and not stamp & 1
-            blob = _posted(store, h, stored, stamp) if is_posted else store.read(h, stored)
+            blob = store.read(h, stored)
         else:
             slots, stamp, blob = seen
         payload = None
@@ -264,12 +258,3 @@ def hot_expiry(metadata: Metadata) -> float | None:
     """
     expire, cost = metadata.expire, metadata.cost
     return expire + cost * math.log(1.0 - random.random()) if cost and expire is not None else expire
-
-
-def _posted(store: Store, h: int, stored: bytes, stamp: int) -> bytes | None:
-    """Return the record that the board shows for the slot's even generation, or else read the row."""
-    shard = store.session
-    posted = None if shard.board is None else shard.board.find(h, stamp)
-    if posted is None or shard.slots[h % shard.slot_prime] != stamp:  # perhaps overwritten while it was copied
-        return store.read(h, stored)
-    return None if posted == NO_ENTRY else posted

@@ -21,6 +21,7 @@ class Placement:
         self._session = session
         self._connection = session.connection
         self._invalidation = invalidation
+        self.has_deleted = False  # within a transaction, what was in the way of others, since somebody reset this
 
     def find(self, h: int, stored: bytes, autocommit: bool) -> tuple[int, bytes | None]:
         """Return place and record of a key; remove rows in its way that belong to no key."""
@@ -86,6 +87,7 @@ class Placement:
             slot = (place & HOME) % self._session.slot_prime
             self._session.generations.begin([slot], self._session.header[Header.TICK])
             txn.touch(slot, place)
+            self.has_deleted = True
         self._invalidation.count(-self._connection.execute(sql.DELETE_H, (place,)).rowcount)
 
     def _belongs(self, key: bytes, v: bytes) -> bool:

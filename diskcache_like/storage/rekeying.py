@@ -45,6 +45,7 @@ def finish(store: Store, sealer: Sealer, epoch: bytes, new: MasterKey) -> None:
         with store.transactions.batch():
             store.transactions.end_step()  # what follows are writes of their own
             dictionaries.seal_again(store)
+        store.writer.buffer.wipe()
         store.data_keys.change_keyring(sealer, sealer.keyring.opened_by_one(new), new)
 
 

@@ -37,6 +37,7 @@ from .upkeep.removal import Remover
 from .upkeep.trash import Trash
 from .writer import Writer
 
+READ_TIMEOUT = 60.0  # seconds for which a read of many rows waits at least, where another process is flushing
 LOOKS = 64  # for a moment between two writes; as long as a few writes take
 _TICK, _COUNT, _SETTLED = Header.TICK, Header.COUNT, Header.SETTLED
 
@@ -115,7 +116,8 @@ class Store:
             if session.config.on_write is not None:
                 session.config.on_write(self.transactions.count_uses)
             with contextlib.suppress(DirectoryError, DiskFull, StorageError):
-                self.writer.buffer.flush()  # what is left stays in its file, where the next opening finds it
+                if session.is_current():  # else what waits is another database's
+                    self.writer.buffer.flush()  # what is left stays in its file, where the next opening finds it
             # What a full disk or a damaged file leaves undone here is done, or met again, after the next opening;
             # where the directory was removed under the cache, nothing is left to do.
             with contextlib.suppress(DirectoryError, DiskFull, StorageError):
@@ -160,7 +162,7 @@ class Store:
                 file_io.sync_folder(self.directory)
 
     def _flush_for_reading(self) -> None:
-        self.flush(self.session.config.timeout)
+        self.flush(max(self.session.config.timeout, READ_TIMEOUT))
 
     def volume(self) -> int:
         """Return the bytes in use on disk, what waits in the write buffer among them, since it is flushed before."""

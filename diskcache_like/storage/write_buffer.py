@@ -19,11 +19,11 @@ from ..coherence import atomics, native
 from ..coherence.appender import Appender
 from ..coherence.generations import MAX_WORD, NEVER, Header, microseconds
 from ..coherence.ring import NO_COLUMNS, Kind, Mark, Net, Ring, Word, Written
-from ..errors import DecodeError
+from ..errors import DecodeError, DiskFull
 from ..system.blocking import may_block
 from ..system.forks import token_word
 from .opening.identity import BUFFER_MARK
-from .opening.opener import take_over
+from .opening.opener import ROOM, take_over
 from .placement import Placement
 from .shard.invalidation import WRITE_COST
 from .shard.row import Row
@@ -38,7 +38,6 @@ LONGEST: int = 1 << 14  # bytes of a record that is appended
 FULL_PART: int = 4  # of the ring, that may wait
 RECORD_PART: int = 4  # of the ring, that a record may take: an empty ring has room for it wherever its head is
 LIMIT_PART: int = 200  # of the size limit, that may wait: as much as is written between two looks at the volume
-ROOM: int = 64 << 20  # bytes that the disk has left at least while something waits
 
 _BUFFER, _DISPLACED, _NEXT_EXPIRE = Header.BUFFER, Header.DISPLACED, Header.NEXT_EXPIRE
 _WRITTEN, _VOLUME_DUE = Header.WRITTEN, Header.VOLUME_DUE
@@ -104,7 +103,7 @@ class WriteBuffer:
         """Tell whether a write can be appended: a small row without a file, None for a removal."""
         session = self._session
         ring = session.ring
-        if ring is None or not session.appends or session.header[_BUFFER] != session.buffer:
+        if ring is None or not session.appends:
             return False
         if not ring.is_marked():  # nothing was appended since the last write of another kind
             self._measure()
@@ -127,9 +126,13 @@ class WriteBuffer:
         assert ring is not None
         if not ring.is_sound():
             self._mend(ring)
-        if ring.waiting() > self._bound(ring):
-            self.flush()
-        self._look()
+        try:
+            if ring.waiting() > self._bound(ring):
+                self.flush()
+            self._look()
+        except DiskFull:
+            if row is not None or not ring.is_marked():
+                raise  # but a removal waits, too, as long as the ring has room
         if not ring.is_marked():
             self._put_mark(ring)
         self._prepare_appender(ring)
@@ -181,7 +184,7 @@ class WriteBuffer:
 
     def _measure(self) -> None:
         """See whether the disk has room for what may wait; without it every write goes to the database at once."""
-        self._is_tight = self._maintenance.recovery.checkpointer.left_on_disk() < ROOM
+        self._is_tight = self._maintenance.recovery.checkpointer.measure() < ROOM
         if self._is_tight:
             self._session.appender = None
 
@@ -195,8 +198,35 @@ class WriteBuffer:
                 self._mend(ring)
             if ring.waiting():
                 may_block()
-            while ring.waiting():
-                self._flush_batch(ring)
+                self._placement.has_deleted = False
+                while ring.waiting():
+                    self._flush_batch(ring)
+                if self._placement.has_deleted:
+                    self._hide(ring.end_walks)  # else what has made place for other keys would still be found
+
+    def discard(self) -> int:
+        """Remove every entry, and forget what waits; return how many entries the database had."""
+        ring = self._session.ring
+        with self._transactions.batch():
+            removed = self._maintenance.remover.delete_all()
+        if ring is not None:
+            self._hide(ring.drop)
+        return removed
+
+    def wipe(self) -> None:
+        """Overwrite what was flushed, which may be sealed with a data key that is about to go; nothing waits."""
+        if self._session.ring is not None:
+            self._hide(self._session.ring.wipe)
+
+    def _hide(self, step: Callable[[], None]) -> None:
+        """Take a step after which nobody finds what the ring has now; nobody keeps it hot."""
+        generations = self._session.generations
+        tick = generations.next_tick()
+        generations.begin_all(tick)
+        try:
+            step()
+        finally:
+            generations.settle_all(tick)
 
     def _mend(self, ring: Ring) -> None:
         """Take the ring over as after a restart: its words cannot be true; nobody keeps what is read meanwhile."""
@@ -222,8 +252,8 @@ class WriteBuffer:
         """Flush records from the oldest on, as far as they are about `BATCH` keys, in one transaction."""
         try:
             net, mark = self._gather(ring)
-        except DecodeError:
-            self._lose(ring)
+        except DecodeError:  # so nobody can tell which entries have newer values
+            self.discard()
             return
         if mark is None:
             return
@@ -314,12 +344,6 @@ class WriteBuffer:
                 txn.touch(slot, h)
             deleted = sum(self._connection.execute(sql.DELETE_H, (place,)).rowcount for place in range(h, h + 4))
         self._invalidation.count(-deleted)
-
-    def _lose(self, ring: Ring) -> None:
-        """Empty the cache: the buffer is damaged, so nobody can tell which entries have newer values."""
-        with self._transactions.batch():
-            self._maintenance.remover.delete_all()
-        ring.drop()
 
 
 def _longest(ring: Ring) -> int:

@@ -10,7 +10,6 @@ from operator import itemgetter
 from typing import Any, Final, Literal
 from zlib import crc32
 
-from ..coherence.board import NO_ENTRY, RECORD_LIMIT
 from ..coherence.generations import MAX_WORD, NEVER, Header, microseconds
 from ..coherence.ring import Written
 from ..encoding import file_names
@@ -29,7 +28,7 @@ from .upkeep.maintenance import Maintenance
 from .write_buffer import WriteBuffer
 
 _TICK, _NEXT_EXPIRE, _FILES = Header.TICK, Header.NEXT_EXPIRE, Header.FILES  # for the hot paths
-_DISPLACED, _SHARED, _WRITTEN, _VOLUME_DUE = Header.DISPLACED, Header.SHARED, Header.WRITTEN, Header.VOLUME_DUE
+_DISPLACED, _WRITTEN, _VOLUME_DUE = Header.DISPLACED, Header.WRITTEN, Header.VOLUME_DUE
 
 # A BLOB is bound as a bytearray: for bytes the sqlite3 module looks for an adapter each time, which costs several times
 # the copy (half a microsecond in Python 3.11).
@@ -88,7 +87,7 @@ class Writer:
         `known`: the key most likely has an entry, so the cheaper UPDATE is tried first.
         """
         stamp = self._append_alone(h, stored, row) if self._session.appender is not None else 0
-        return stamp or self._locked(self._upsert, (h, stored, row, known, False), timeout)
+        return stamp or self._locked(self._upsert, (h, stored, row, known), timeout)
 
     def remove(self, h: int, stored: bytes, timeout: float | None, seen: int = 0) -> int:
         """Remove a live entry in one autocommitted statement; return 0 if there was none.
@@ -212,9 +211,9 @@ class Writer:
 
     # -- one row ------------------------------------------------------------------------------------------------------
 
-    def _upsert(self, autocommit: bool, arguments: tuple[int, bytes, Row | bytes, bool, bool]) -> int:
-        """Do what `upsert` does, under the lock; `again`: most likely the value alone changes, and soon once more."""
-        h, stored, row, known, again = arguments
+    def _upsert(self, autocommit: bool, arguments: tuple[int, bytes, Row | bytes, bool]) -> int:
+        """Do what `upsert` does, under the lock."""
+        h, stored, row, known = arguments
         session = self._session
         if autocommit and session.ring is not None:
             if self.buffer.takes(stored, row):
@@ -227,25 +226,25 @@ class Writer:
         if not written <= header[_VOLUME_DUE] <= written + CHECKPOINT_BYTES:
             self._maintenance.run(size)
         if plain and not session.policy.marks_frequency and not header[_DISPLACED]:
-            return self._around(h, autocommit, self._store_record, (stored, row, known, again))
+            return self._around(h, autocommit, self._store_record, (stored, row, known))
         step = self._store_row if session.disk.sealer is None else self._store_sealed
-        return self._around(h, autocommit, step, (stored, Row(row) if plain else row, known, again))  # type: ignore[arg-type]
+        return self._around(h, autocommit, step, (stored, Row(row) if plain else row, known))  # type: ignore[arg-type]
 
     def _append(self, h: int, stored: bytes, row: Row | bytes) -> int:
         if self._session.disk.sealer is not None:
             row = self._data_keys.present_row(stored, Row(row) if type(row) is bytes else row)  # type: ignore[arg-type]
         return self.buffer.write(h, stored, row)
 
-    def _store_record(self, h: int, tick: int, arguments: tuple[bytes, bytes, bool, bool]) -> bytes | None:
-        """Write a row that has nothing but a record; return what the board is to show."""
-        stored, v, known, again = arguments
+    def _store_record(self, h: int, tick: int, arguments: tuple[bytes, bytes, bool]) -> bool:
+        """Write a row that has nothing but a record."""
+        stored, v, known = arguments
         connection = self._connection
         cursor = connection.cursor or connection.open_cursor()
         parameters = (h, _blob(stored), tick, _blob(v))
         inserted = connection.inserted
         if known or h == inserted:
             if cursor.execute(sql.UPDATE_RECORD, parameters).rowcount:
-                return v if again or self._session.header[_SHARED] else None
+                return True
             done = cursor.execute(sql.UPSERT_RECORD, parameters)
             added = True
         else:
@@ -256,30 +255,30 @@ class Writer:
         elif added:
             connection.inserted = h
             self._count(1)
-        return v if again or self._session.header[_SHARED] else None
+        return True
 
-    def _store_row(self, h: int, tick: int, arguments: tuple[bytes, Row, bool, bool]) -> bytes | None:
-        """Write all columns of a row; return what the board is to show."""
-        stored, row, known, again = arguments
+    def _store_row(self, h: int, tick: int, arguments: tuple[bytes, Row, bool]) -> bool:
+        """Write all columns of a row."""
+        stored, row, known = arguments
         self._maintenance.trash.expect()  # for the file that the row may have had
         place = self._placement.place(h, stored) if self._session.header[_DISPLACED] else h
-        if not ((known or again) and self._replace_value(place, stored, row, tick, again)):
+        if not (known and self._replace_value(place, stored, row, tick)):
             self._write_row(place, stored, row, tick)
-        return row.v if (again or self._session.header[_SHARED]) and len(row.v) + row.size <= RECORD_LIMIT else None
+        return True
 
-    def _store_sealed(self, h: int, tick: int, arguments: tuple[bytes, Row, bool, bool]) -> bytes | None:
+    def _store_sealed(self, h: int, tick: int, arguments: tuple[bytes, Row, bool]) -> bool:
         """Write a row as the present data key seals it; if that made another value file, unlink the one not needed."""
-        stored, row, known, again = arguments
+        stored, row, known = arguments
         present = self._data_keys.present_row(stored, row)
         if present.file == row.file:
-            return self._store_row(h, tick, (stored, present, known, again))
+            return self._store_row(h, tick, (stored, present, known))
         unneeded = present.file
         try:
-            posted = self._store_row(h, tick, (stored, present, known, again))
+            self._store_row(h, tick, (stored, present, known))
             unneeded = row.file  # not before, since a second try needs it
-            return posted
         finally:
             self._maintenance.unlink_unused([unneeded] if unneeded is not None else [])
+        return True
 
     def _write_row(
         self, place: int, stored: bytes, row: Row, tick: int, seq: int | None = None, placed: bool = False
@@ -314,7 +313,7 @@ class Writer:
             return 0, session.uses[(place & HOME) % session.slot_prime] & NEVER
         return None, 0
 
-    def _replace_value(self, place: int, stored: bytes, row: Row, tick: int, again: bool) -> bool:
+    def _replace_value(self, place: int, stored: bytes, row: Row, tick: int) -> bool:
         """Replace record and expiry of a row whose other columns stay as they are; return False if they do not."""
         v, expire, fresh, tags, *others = row
         if others != _ALONE or self._session.policy.marks_frequency:
@@ -325,8 +324,6 @@ class Writer:
         if expire is None:
             return execute(sql.UPDATE_LASTING, lasting).rowcount == 1
         parameters = (*lasting, expire, fresh)
-        if again and execute(sql.UPDATE_VALUE, parameters).rowcount:
-            return True
         return execute(sql.UPDATE_EXPIRING, parameters).rowcount == 1
 
     def _announce(self, row: Row) -> int:
@@ -358,7 +355,7 @@ class Writer:
         special = len(plain) < len(rows) or session.policy.marks_frequency or session.header[_DISPLACED]
         if special or not self._upsert_plain(plain):
             for h, stored, row in rows:
-                self._upsert(False, (h, stored, row, False, False))
+                self._upsert(False, (h, stored, row, False))
         return 1
 
     def _upsert_plain(self, rows: Sequence[tuple[int, bytes, bytes]]) -> bool:
@@ -418,8 +415,8 @@ class Writer:
         generation = self.buffer.write(h, stored, None)  # what has expired goes, too, but counts as missing
         return generation if self._is_ahead(until) else 0
 
-    def _delete(self, h: int, _: int, arguments: tuple[bytes, int]) -> bytes | Literal[False] | None:
-        """Delete a live entry; return what the board is to show, False if there was none."""
+    def _delete(self, h: int, _: int, arguments: tuple[bytes, int]) -> bool:
+        """Delete a live entry; return False if there was none."""
         stored, place = arguments
         session, connection = self._session, self._connection
         cursor = connection.cursor or connection.open_cursor()
@@ -428,7 +425,7 @@ class Writer:
             self._placement.remove_unsound(h, stored)
             return False
         self._count(-1)
-        return NO_ENTRY if session.header[_SHARED] else None
+        return True
 
     # -- a decision on an entry ---------------------------------------------------------------------------------------
 
@@ -442,12 +439,12 @@ class Writer:
             if not is_other_there:
                 return self._compute_buffered((h, stored, decide), v if found is None else found.v)
             self.buffer.flush()  # so that `find` may remove what is in the way
-        place, v = self._find(h, stored, autocommit)
+        place, v = self._placement.find(h, stored, autocommit)
         change = decide(v)
         if change is None:
             return 1
         if type(change) is bytes or type(change) is Row:
-            return self._upsert(autocommit, (h, stored, change, v is not None, v is not None))
+            return self._upsert(autocommit, (h, stored, change, v is not None))
         return self._change_recovering(h, place, change, autocommit)  # type: ignore[arg-type]
 
     def _compute_buffered(self, arguments: tuple[int, bytes, Decide], v: bytes | None) -> int:
@@ -457,7 +454,7 @@ class Writer:
         if change is None:
             return 1
         if isinstance(change, bytes | Row):
-            return self._upsert(True, (h, stored, change, v is not None, v is not None))
+            return self._upsert(True, (h, stored, change, v is not None))
         if isinstance(change, Remove) and v is not None and self.buffer.takes(stored, None):
             return self.buffer.write(h, stored, None)
         self.buffer.flush()
@@ -471,20 +468,6 @@ class Writer:
             return self._maintenance.recovery.run(step, removes=True)
         return self._change(autocommit, h, place, change)
 
-    def _find(self, h: int, stored: bytes, autocommit: bool) -> tuple[int, bytes | None]:
-        """Return place and record of a key."""
-        session = self._session
-        v = None
-        if session.board is not None and not session.header[_DISPLACED]:
-            # Under the lock, what the board shows for the slot's generation is what stands in the row. The checksum
-            # tells whether it is this key's; a record that is authenticated by other means is read from the row.
-            v = session.board.find(h, session.slots[h % session.slot_prime])
-            if v == NO_ENTRY:
-                return h, None
-            if v is not None and crc32(v, crc32(stored)) != RESIDUE:
-                v = None
-        return (h, v) if v is not None else self._placement.find(h, stored, autocommit)
-
     def _change(self, autocommit: bool, h: int, place: int, change: Touch | Remove) -> int:
         """Give the entry at `place` another expiry, or remove it."""
         if autocommit:
@@ -494,7 +477,7 @@ class Writer:
             return self._around(h, autocommit, self._touch, (place, change))
         return self._around(h, autocommit, self._delete_place, (place,))
 
-    def _touch(self, _: int, __: int, arguments: tuple[int, Touch]) -> bytes:
+    def _touch(self, _: int, __: int, arguments: tuple[int, Touch]) -> bool:
         place, change = arguments
         self._data_keys.reserve_seals()
         if change.expire is not None:
@@ -504,9 +487,9 @@ class Writer:
         execute(sql.UPDATE_METADATA, (change.expire, change.fresh, change.tags, change.v, place))
         if change.unpins:
             execute(sql.RANK_UNPINNED, (*self._first_rank(place), place))
-        return change.v
+        return True
 
-    def _delete_place(self, _: int, __: int, arguments: tuple[int]) -> bytes | None:
+    def _delete_place(self, _: int, __: int, arguments: tuple[int]) -> bool:
         self._maintenance.trash.expect()
         self._count(-self._connection.open().execute(sql.DELETE_H, arguments).rowcount)
-        return NO_ENTRY if self._session.header[_SHARED] else None
+        return True

@@ -23,6 +23,8 @@ SHARED_ATTEMPTS, SHARED_PAUSE = 10, 0.001
 # What macOS has instead of fsync, which there leaves all in the memory of the disk, where a power loss finds it.
 FULL_SYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)
 
+_UNKNOWN = 1 << 64  # bytes, where a disk does not say how many it has left
+
 
 def mode_of(path: str | os.PathLike[str], follow: bool = True) -> int:
     """Return the mode of the file at a path, or 0 if there is none or it cannot be seen."""
@@ -31,6 +33,16 @@ def mode_of(path: str | os.PathLike[str], follow: bool = True) -> int:
     except (OSError, ValueError) as error:
         reraise_signal(error)
         return 0
+
+
+def left_on_disk(directory: str) -> int:
+    """Return the bytes that the disk of a directory has left; as many as can be where it does not say."""
+    try:
+        disk = os.statvfs(directory)
+    except OSError as error:
+        reraise_signal(error)
+        return _UNKNOWN
+    return disk.f_bavail * disk.f_frsize if disk.f_blocks else _UNKNOWN
 
 
 def is_directory(path: str) -> bool:

@@ -299,7 +299,7 @@ WAYS = ("at rest", "overwritten in use", "replaced in use")
 
 
 class Count(NamedTuple):
-    """What a file of generations, a board, or a write buffer, holds or how long it is, and since when."""
+    """What a file of generations, or a write buffer, holds or how long it is, and since when."""
 
     sample: Sample
     name: str
@@ -329,9 +329,7 @@ def counts(made: Sequence[Sample]) -> list[Count]:
         for name in sorted(sample.files):
             if name.endswith(("cache.gen", BUFFER)):
                 found += [Count(sample, name, how, way) for how in CONTENTS for way in WAYS]
-            if name.endswith("cache.board"):
-                found += [Count(sample, name, f"noise {seed}", way) for seed in range(0, 60, 3) for way in WAYS]
-            if name.endswith(("cache.gen", "cache.board", BUFFER, "-shm")):
+            if name.endswith(("cache.gen", BUFFER, "-shm")):
                 found += [Count(sample, name, size, way) for size in SIZES for way in ("at rest", "cut in use")]
     return found
 
@@ -400,7 +398,7 @@ def _be_cut(item: Count, directory: Path, told: Path) -> NoReturn:
 
 
 def prove_counts(trial: Trial) -> None:
-    """Change generations and boards."""
+    """Change generations and write buffers."""
     with own_surroundings() as place:
         made = [make("plain", place, live=True), make("fanout", place), make("buffered", place, live=True)]
         trial.each(counts(made), partial(try_count, trial, Workbench(place)), "changes")
@@ -417,8 +415,8 @@ PROOFS: dict[str, Proof] = {
     ),
     "planted-generations": Proof(
         4,
-        "generation files, boards and write buffers of other sizes, of noise, all odd, all ones, with impossible numbers; replaced, and"
-        " cut while mapped",
+        "generation files and write buffers of other sizes, of noise, all odd, all ones, with impossible numbers;"
+        " replaced, and cut while mapped",
         prove_counts,
         bulk=1.0,
         parallel=True,

@@ -21,7 +21,6 @@ from unittest import mock
 import numpy as np
 
 from diskcache_like import Cache, FanoutCache
-from diskcache_like.coherence.generations import Header
 from diskcache_like.coherence.ring import LEAST_CAPACITY, Ring, Word
 from diskcache_like.encoding import file_names
 from diskcache_like.errors import CacheError
@@ -33,7 +32,12 @@ CASE_SECONDS = 30.0  # after which a case counts as hung
 SECRET = "a secret for the rig's samples"
 MISSING = "nothing is there"
 
-SMALL: dict[str, Any] = {"durability": "process", "generation_slots": 16, "disk_min_file_size": 200}
+SMALL: dict[str, Any] = {
+    "durability": "process",
+    "generation_slots": 16,
+    "disk_min_file_size": 200,
+    "write_buffer": 0,  # so that everything is in the database, but for one sample
+}
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "signed": {"secret": SECRET},
@@ -191,7 +195,7 @@ def make(name: str, place: Path, live: bool = False) -> Sample:
 def new(directory: Path, options: dict[str, Any]) -> Cache:
     """Make a new cache of samples' size."""
     kind: Callable[..., Cache] = FanoutCache if "shards" in options else Cache
-    return kind(directory, clock=clock, **SMALL, **options)
+    return kind(directory, clock=clock, **{**SMALL, **options})
 
 
 @contextmanager
@@ -242,13 +246,7 @@ def put_all(cache: Cache, values: Mapping[Any, Any], metadata: Mapping[Any, tupl
 
 def files_of(directory: Path) -> dict[str, bytes]:
     """Return the content of all files by their names."""
-    found = {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
-    for name in found:
-        if name.endswith("cache.gen"):  # as if another process had been there: writers then use the board
-            words = memoryview(bytearray(found[name])).cast("Q")
-            words[Header.SHARED] = 1
-            found[name] = words.tobytes()
-    return found
+    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
 def entries_of(cache: Cache, values: Mapping[Any, Any] = VALUES) -> dict[Any, Entry]:

@@ -201,7 +201,7 @@ class Handle(NamedTuple):
 
 PLACES: dict[str, dict[str, Any]] = {
     "slots": {"generation_slots": 1 << 10},
-    "few": {"generation_slots": 16},  # keys share slots
+    "few": {"generation_slots": 16, "write_buffer": 0},  # keys share slots
     "buffered": {"generation_slots": 16, "write_buffer": 1 << 14},
     "files": {"generation_slots": 1 << 10, "disk_min_file_size": 0},  # each value in a file
 }

@@ -60,7 +60,7 @@ STACK = MIB // 4  # and for each thread that begins then: its stack, and memory 
 FAIR = 0.02  # of the average number of turns at a lock is what each caller must have had, and one at least
 LATEST = 75.0  # seconds from its beginning for which a run goes on for those who had no turn yet
 LONG = 10.0  # seconds from which on a run is a long one, with all processes and threads
-# Database and WAL for each of the readers and the writer; -shm, the lock, the mapped generations and board; and two
+# Database and WAL for each of the readers and the writer; -shm, the lock, the mapped generations and write buffer; and two
 # directories that are looked through, or made durable.
 DESCRIPTORS = 2 * (MAX_READERS + 1) + 4 + 2
 STREAMS = 3  # what a call has open beside that: a new file, and the two directories between which it finds its place

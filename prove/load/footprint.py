@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 KINDS = {"-wal": "logs", "-shm": "indexes", ".val": "values", ".db": "databases"}  # by the end of a name
-CONTROL = ("cache.gen", "cache.board", "cache.lock")
+CONTROL = ("cache.gen", "cache.buffer", "cache.lock")
 
 
 class Footprint(NamedTuple):

@@ -46,11 +46,11 @@ PLACE = "cache"  # where the cache is, below the recorded directory
 SECRETS = ("the first secret of all", "another secret of ours", "a third, for good measure")
 
 KINDS: dict[str, Callable[..., Cache]] = {
-    "one": Cache,
-    "two": partial(FanoutCache, shards=2),
-    "sealed": partial(Cache, encrypt=True),
-    "sealed two": partial(FanoutCache, shards=2, encrypt=True),
+    "one": partial(Cache, write_buffer=0),
+    "two": partial(FanoutCache, shards=2, write_buffer=0),
+    "sealed": partial(Cache, encrypt=True, write_buffer=0),
     "buffered": partial(Cache, write_buffer=1 << 14),
+    "sealed two": partial(FanoutCache, shards=2, encrypt=True, write_buffer=1 << 14),
     "journal": partial(Cache, sqlite_journal_mode="delete"),
 }
 SETTINGS: dict[str, Any] = {"generation_slots": 16, "disk_min_file_size": IN_FILES, "timeout": 20}
@@ -385,11 +385,7 @@ def record(random: Random, space: Path, durability: str, simple: bool = False, j
 
 def maps_in(root: Path) -> dict[str, list[tuple[int, bytes]]]:
     """Return what is in the maps of which no earlier state is known."""
-    return {
-        str(path.relative_to(root)): [(0, path.read_bytes())]
-        for pattern in ("*.board", "*-shm")
-        for path in root.rglob(pattern)
-    }
+    return {str(path.relative_to(root)): [(0, path.read_bytes())] for path in root.rglob("*-shm")}
 
 
 def shards_of(cache: Cache, lane: Lane) -> dict[Any, int]:
@@ -435,7 +431,7 @@ def do_work(work: Work, preferred: Mapping[str, int]) -> None:
 
 def is_mapped(path: str) -> bool:
     """Tell whether a file is written through shared memory."""
-    return path.endswith((".gen", ".board", ".buffer", "-shm"))
+    return path.endswith((".gen", ".buffer", "-shm"))
 
 
 def verify(root: Path, disk: Disk, events: Sequence[Event]) -> None:

@@ -35,6 +35,7 @@ ERRORS: dict[Call, tuple[int, ...]] = {
     Call.LINK: (errno.EIO, errno.ENOSPC),
 }
 SHORT = (500, 50)  # thousandths of a write that are written
+BUFFER = 1 << 14  # bytes of the smallest write buffer, which is flushed a few times in a run
 
 
 class Refusal(NamedTuple):
@@ -45,29 +46,32 @@ class Refusal(NamedTuple):
     at: int
     sticky: bool
     part: int = 0
+    buffer: int = 0  # bytes of the write buffer
 
     def __str__(self) -> str:
         how = f"cut to {self.part} thousandths" if self.part else f"refused with {errno.errorcode[self.error]}"
-        return f"{self.call.name} {self.at}{' and all after it' if self.sticky else ''} {how}"
+        buffer = ", with a write buffer" if self.buffer else ""
+        return f"{self.call.name} {self.at}{' and all after it' if self.sticky else ''} {how}{buffer}"
 
 
-def refusals(calls: Mapping[Call, int]) -> list[Refusal]:
+def refusals(calls: Mapping[Call, int], buffer: int) -> list[Refusal]:
     """Return every fault there is in a run that makes so many calls of each class."""
     found = []
     for call, number in calls.items():
         for error, at, sticky in product(ERRORS[call], range(1, number + 1), (False, True)):
             if not (sticky and error == errno.EINTR):  # who is interrupted tries again, for ever
-                found.append(Refusal(call, error, at, sticky))
+                found.append(Refusal(call, error, at, sticky, buffer=buffer))
     writes = range(1, calls[Call.WRITE] + 1)
-    return found + [Refusal(Call.WRITE, 0, *one) for one in product(writes, (False, True), SHORT)]
+    return found + [Refusal(Call.WRITE, 0, *one, buffer) for one in product(writes, (False, True), SHORT)]
 
 
 def run(directory: Path, refusal: Refusal) -> tuple[Session, Mapping[Call, int]]:
     """Run the script, refusing what is said; return the session and how many calls of each class there were."""
-    call, error, at, sticky, part = refusal
+    call, error, at, sticky, part, buffer = refusal
     shim = Shim(directory.parent)
     # Syncing takes most of the time, and is done only where that is what fails.
-    session = Session(directory, {**OPTIONS, "durability": "power" if call is Call.SYNC else "process"})
+    durability = "power" if call is Call.SYNC else "process"
+    session = Session(directory, {**OPTIONS, "durability": durability, "write_buffer": buffer})
     session.doubtful = call is Call.SYNC
     if call is Call.LOCK:
         session.errors = (DiskFull, DirectoryError, Timeout)
@@ -81,10 +85,10 @@ def run(directory: Path, refusal: Refusal) -> tuple[Session, Mapping[Call, int]]
     return session, calls
 
 
-def _counted(trial: Trial) -> dict[Call, int]:
+def _counted(trial: Trial, buffer: int) -> dict[Call, int]:
     """Return how many calls of each class the script makes when nothing is refused."""
-    _, calls = run(trial.fresh().resolve(), Refusal(Call.OPEN, 0, 0, False))
-    _, synced = run(trial.fresh().resolve(), Refusal(Call.SYNC, 0, 0, False))
+    _, calls = run(trial.fresh().resolve(), Refusal(Call.OPEN, 0, 0, False, buffer=buffer))
+    _, synced = run(trial.fresh().resolve(), Refusal(Call.SYNC, 0, 0, False, buffer=buffer))
     return {**calls, Call.SYNC: synced[Call.SYNC]}
 
 
@@ -106,7 +110,8 @@ def _try(trial: Trial, refusal: Refusal) -> None:
 
 def _refuse(trial: Trial) -> None:
     with _steady():
-        trial.each(refusals(_counted(trial)), partial(_try, trial), "faults")
+        faults = [fault for buffer in (0, BUFFER) for fault in refusals(_counted(trial, buffer), buffer)]
+        trial.each(faults, partial(_try, trial), "faults")
 
 
 # -- controls ---------------------------------------------------------------------------------------------------------

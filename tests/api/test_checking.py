@@ -88,7 +88,7 @@ def test_a_trigger_that_is_altered_while_the_cache_is_in_use(open_cache: Opener)
 
 @one
 def test_after_a_check_that_mends_nobody_misses_what_damage_had_hidden(open_cache: Opener) -> None:
-    cache, other = open_cache(), open_cache()
+    cache, other = open_cache(write_buffer=0), open_cache()
     cache["key"] = 1
     (store,) = cache._shards.stores
     with store.locked(None):  # as pages out of order hide a row, and SQLite may put them in order with any write

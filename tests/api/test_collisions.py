@@ -91,11 +91,27 @@ def test_a_fifth_takes_the_place_of_the_first(pair: tuple[Cache, Cache]) -> None
     cache.set_many(dict.fromkeys(KEYS, BIG))
     expect(other, dict.fromkeys(KEYS, BIG))
     cache["fifth"] = 5
+    cache.flush()
     expect(other, dict.fromkeys(KEYS[1:], BIG))
     assert cache["fifth"] == other["fifth"] == 5
     assert len(cache) == 4
     cache.close()
     assert sorted(other) == ["fifth", *KEYS[1:]]
+
+
+def test_a_fifth_takes_the_place_of_the_first_though_that_was_in_the_write_buffer_too(
+    pair: tuple[Cache, Cache],
+) -> None:
+    cache, other = pair
+    for key in KEYS:
+        cache[key] = 5
+    cache.flush()
+    expect(other, dict.fromkeys(KEYS, 5))
+    cache["fifth"] = 5
+    cache.flush()
+    expect(cache, dict.fromkeys(KEYS[1:], 5))
+    expect(other, dict.fromkeys(KEYS[1:], 5))
+    assert len(cache) == 4
 
 
 def test_what_lives_elsewhere_is_found_after_everything_was_closed(pair: tuple[Cache, Cache]) -> None:

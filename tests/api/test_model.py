@@ -76,7 +76,7 @@ def through_the_face(make: Callable[..., Cache], directory: str, anew: bool = Fa
 
 MODELLED: dict[str, Callable[..., Cache]] = {
     "plain": partial(Cache, **QUICK),
-    "cold": partial(Cache, hot_size_limit=0, **QUICK),
+    "direct": partial(Cache, hot_size_limit=0, **{**QUICK, "write_buffer": 0}),
     "few-slots": partial(Cache, durability="process", generation_slots=16),
     "sealed": partial(Cache, secret=SECRET, encrypt=True, **QUICK),
     "files": partial(Cache, disk_min_file_size=0, **QUICK),

@@ -353,6 +353,7 @@ def test_a_read_does_not_stumble_over_a_transaction_that_another_thread_ends(
 ) -> None:
     with Cache(tmp_path / "cache", hot_size_limit=0) as cache:
         cache["key"] = "value"
+        cache.flush()
         others: list[Transaction] = []
         thread = threading.Thread(target=lambda: others.append(Transaction()))
         thread.start()

@@ -1,7 +1,7 @@
 """Coherence: what one process has written, every other reads at once, and nobody reads less than was acknowledged.
 
-Two kinds of test. The ones in steps stop a writer in another process before and after each of its statements and look
-through handles here. The ones at full speed let writers and readers run, and compare what was read with what had been
+Two kinds of test. The ones in steps stop a writer in another process before and after each of its statements, and of its
+stores to the ring of the write buffer and to the slots, and look through handles here. The ones at full speed let writers and readers run, and compare what was read with what had been
 acknowledged by then, in memory that they share. Each kind is also run on writers whose generations are sabotaged, and
 must notice.
 """
@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from diskcache_like import Cache, FanoutCache
-from diskcache_like.coherence.atomics import choose_implementation
+from diskcache_like.coherence.atomics import Words, choose_implementation
 from diskcache_like.encoding import keys
 from diskcache_like.entries.row_codec import RowCodec
 from diskcache_like.storage.shard import invalidation
@@ -39,9 +39,14 @@ SLOTS = 16  # so few that every key shares its slot with others
 Options = dict[str, Any]
 
 
+KINDS = ["one", "direct", "fanout"]  # those that are not direct have a write buffer
+
+
 def options(kind: str, implementation: str, hot: bool = True) -> Options:
     """Return what `opened` needs to open one handle; of plain values, so that a worker can be given it."""
     found: Options = {"kind": kind, "coherence": implementation, "generation_slots": SLOTS, "durability": "process"}
+    if kind == "direct":
+        found["write_buffer"] = 0
     return found if hot else {**found, "hot_size_limit": 0}
 
 
@@ -58,7 +63,7 @@ def implementation(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(params=["one", "fanout"])
+@pytest.fixture(params=KINDS)
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -72,8 +77,39 @@ def crew() -> Iterator[Crew]:
 # -- in steps ---------------------------------------------------------------------------------------------------------
 
 
+class WatchedWords:
+    """Shared words that call `step` round every store."""
+
+    def __init__(self, words: Words, name: str, step: Callable[[str], object]) -> None:
+        self._words = words
+        self._name = name
+        self._step = step
+
+    def __getitem__(self, index: int, /) -> int:
+        return self._words[index]
+
+    def __setitem__(self, index: int, value: int, /) -> None:
+        self._step(f"{self._name}[{index}] to come")
+        self._words[index] = value
+        self._step(f"{self._name}[{index}] stored")
+
+    def __len__(self) -> int:
+        return len(self._words)
+
+
+def watch_appends(cache: Cache, step: Callable[[str], object]) -> None:
+    """Have `step` called round every store to the ring's words, to its table and to the slots, if there is a ring."""
+    for store in cache._shards.stores:
+        store.writer.buffer.uses_helper = False  # in which nobody can stop
+        session = store.session
+        ring: Any = session.ring
+        if ring is not None:
+            ring.words, ring._table = WatchedWords(ring.words, "ring", step), WatchedWords(ring._table, "table", step)
+            session.slots = session.generations.slots = WatchedWords(session.slots, "slots", step)
+
+
 def write_in_steps(link: Link, directory: Path, given: Options, name: str, how: str, all_slots: bool) -> None:
-    """Do one operation, waiting for the test before and after each statement that changes something."""
+    """Do one operation, waiting for the test before and after each step that changes something."""
     if all_slots:
         invalidation.ALL_SLOTS = -1  # every change marks all slots, as one of thousands of keys does
         bulk_removal.MANY = 0  # and `clear` empties the table in one step
@@ -82,13 +118,18 @@ def write_in_steps(link: Link, directory: Path, given: Options, name: str, how: 
 
         over = False
 
-        def pause(statement: str) -> None:
-            if not over and (is_change(statement) or statement == "COMMIT"):
-                link.tell(statement)
+        def pause(step: str) -> None:
+            if not over:
+                link.tell(step)
                 link.hear()
 
+        def pause_at_changes(statement: str) -> None:
+            if is_change(statement) or statement == "COMMIT":
+                pause(statement.split(maxsplit=1)[0])
+
         link.hear()
-        watch(cache, pause, pause)
+        watch(cache, pause_at_changes, pause_at_changes)
+        watch_appends(cache, pause)
         with contextlib.suppress(ZeroDivisionError):
             WRITES[name].do(cache)
         over = True
@@ -141,13 +182,13 @@ def violations_in_steps(
         writer = crew.start(write_in_steps, directory, given, name, how, all_slots)
         eyes.look("before the write")
         writer.tell()
-        for step in itertools.count():
-            statement = writer.hear()
-            if statement is None:
+        for number in itertools.count():
+            step = writer.hear()
+            if step is None:
                 break
-            eyes.look(f"step {step}, {statement.split(maxsplit=1)[0]}")
+            eyes.look(f"step {number}, {step}")
             writer.tell()
-        assert step >= 2, "the writer was never stopped"
+        assert number >= 2, "the writer was never stopped"
         eyes.acknowledge()
         eyes.look("after the write")
         writer.tell()
@@ -164,28 +205,36 @@ def test_every_step_of_every_write_is_coherent(
     assert violations_in_steps(crew, tmp_path / "cache", options(kind, implementation), name) == []
 
 
+ONE = pytest.mark.parametrize("kind", ["one", "direct"])
+
+
+@ONE
 @pytest.mark.parametrize("name", ["clear", "delete", "set_many", "transact"])
 def test_changes_that_mark_every_slot_are_coherent_in_each_step(
-    crew: Crew, tmp_path: Path, implementation: str, name: str
+    crew: Crew, tmp_path: Path, kind: str, implementation: str, name: str
 ) -> None:
-    given = options("one", implementation)
+    given = options(kind, implementation)
     assert violations_in_steps(crew, tmp_path / "cache", given, name, all_slots=True) == []
 
 
 @NEEDS_HOT_LAYER
+@ONE
 @pytest.mark.parametrize("how", ["silent", "early", "late"])
 @pytest.mark.parametrize("name", ["set", "incr", "add", "delete", "pop", "evict", "clear", "transact", "set_many"])
-def test_steps_notice_generations_that_break_the_rules(crew: Crew, tmp_path: Path, name: str, how: str) -> None:
+def test_steps_notice_generations_that_break_the_rules(
+    crew: Crew, tmp_path: Path, kind: str, name: str, how: str
+) -> None:
     if how == "early" and name in ("transact", "set_many"):
         pytest.skip("a transaction marks its slots even after the commit in a step of its own")
-    assert violations_in_steps(crew, tmp_path / "cache", options("one", AS_HERE), name, how) != []
+    assert violations_in_steps(crew, tmp_path / "cache", options(kind, AS_HERE), name, how) != []
 
 
 @NEEDS_HOT_LAYER
-def test_keys_that_share_a_hash_are_coherent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@ONE
+def test_keys_that_share_a_hash_are_coherent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """A key that lives beside its home place is looked for, and so has to be marked, at its home slot."""
     monkeypatch.setattr(RowCodec, "locate", lambda rows, key: (keys.encode_key(key), 40, rows._one))
-    given = options("one", AS_HERE)
+    given = options(kind, AS_HERE)
     with opened(tmp_path / "cache", given) as reader, opened(tmp_path / "cache", given) as writer:
         for name, write in WRITES.items():
             if write.key != "k" or name in ("clear", "cull", "rollback", "soft evict"):  # which looks at the true hash

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -47,26 +48,37 @@ def _in_transaction(cache: Cache) -> None:
         del cache["a"], cache["b"]
 
 
+BRIEFLY = 0.2  # seconds: enough for a look that need not wait for the write lock
+
+
+@pytest.mark.parametrize("settings", [{"write_buffer": 0}, {}], ids=["direct", "buffered"])
 @pytest.mark.parametrize("change", CHANGES)
 def test_nobody_counts_what_was_there_before_who_reads_what_is_there_now(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str, settings: dict[str, Any]
 ) -> None:
-    """A write is committed a moment before the shared count has it."""
+    """A write is committed a moment before the shared count has it; who finds it being flushed waits for that."""
     make, wanted = CHANGES[change]
     counts: list[tuple[int, int]] = []
+    looks: list[threading.Thread] = []
     count_committed = Invalidation.count_committed
 
     def looked_at(self: Invalidation, added: int) -> None:
-        counts.append((len(other), len([*other])))
+        looks.append(threading.Thread(target=lambda: counts.append((len(other), len([*other])))))
+        looks[-1].start()
+        looks[-1].join(BRIEFLY)
         count_committed(self, added)
 
-    with Cache(tmp_path) as cache, Cache(tmp_path) as other:
+    with Cache(tmp_path, **settings) as cache, Cache(tmp_path, **settings) as other:
         for key in "abc":
             cache.set(key, 0, tag="tag" if key in "ab" else None)
         assert len(cache) == len(other) == 3  # from now on it is known
         with monkeypatch.context() as patch:
             patch.setattr(Invalidation, "count_committed", looked_at)
             make(cache)
+            assert len(other) == wanted  # which flushes what waits
+        for look in looks:
+            look.join()
+        assert len(looks) == len(counts) > 0
         assert {*counts} == {(wanted, wanted)}
         assert len(other) == len(cache) == wanted
 

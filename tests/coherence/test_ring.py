@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
+import os
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 from zlib import crc32
 
 import pytest
 
-from diskcache_like import DecodeError
+from diskcache_like import DecodeError, DirectoryError
 from diskcache_like.coherence import ring as ring_module
 from diskcache_like.coherence.ring import LONGEST_WALK, PAGE, Mark, Ring, Word, Written
 
@@ -342,7 +345,39 @@ def test_a_damaged_table_lets_writes_go_on(ring: Ring, ahead: int, rest: int) ->
     assert ring.find(0, b"key") is None, "the database has it"
 
 
-def test_no_room_for_the_file_means_no_ring(tmp_path: Path) -> None:
-    assert Ring.open(str(tmp_path / "missing" / "cache.buffer"), SLOTS, CAPACITY) is None
-    (tmp_path / "cache.buffer").symlink_to(tmp_path / "elsewhere")
+def fail_with(code: int) -> Callable[..., Any]:
+    def fail(*_: object) -> Any:
+        raise OSError(code, os.strerror(code))
+
+    return fail
+
+
+def test_no_room_for_the_file_means_no_ring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "posix_fallocate", fail_with(errno.ENOSPC))
     assert Ring.open(str(tmp_path / "cache.buffer"), SLOTS, CAPACITY) is None
+
+
+def test_a_file_that_cannot_be_mapped_is_not_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "cache.buffer"
+    opened = Ring.open(str(path), SLOTS, CAPACITY)
+    assert opened is not None
+    opened.close()
+    with monkeypatch.context() as patch, pytest.raises(DirectoryError, match=r"cache\.buffer"):
+        patch.setattr(mmap, "mmap", fail_with(errno.ENOMEM))
+        Ring.open(str(path), SLOTS, CAPACITY)
+    with monkeypatch.context() as patch, pytest.raises(DirectoryError, match=r"cache\.buffer"):
+        patch.setattr(os, "open", fail_with(errno.EMFILE))
+        Ring.open(str(path), SLOTS, CAPACITY)
+
+
+def test_what_is_wiped_is_found_no_more_and_writes_go_on(ring: Ring) -> None:
+    assert ring.append(Written(1, 0, b"key", b"v"))
+    _, mark = ring.gather(10)
+    assert mark is not None
+    ring.flushed(mark)
+    ring.wipe()
+    assert ring.is_sound()
+    assert not any(ring.views()[2])
+    assert ring.find(0, b"key") is None
+    assert ring.append(Written(2, 0, b"key", b"w"))
+    assert ring.find(0, b"key") == Written(2, 0, b"key", b"w")

@@ -290,7 +290,7 @@ def test_rows_that_only_look_like_dictionaries_do_no_harm(tmp_path: Path) -> Non
 
 def test_a_frame_that_names_a_version_that_never_was(tmp_path: Path) -> None:
     directory = tmp_path / "cache"
-    with filled(directory) as cache:
+    with filled(directory, write_buffer=0) as cache:
         stored = stored_of(cache, "key")
         cache["key"] = ANSWERS[0]
     content = make_dictionary(4096, [encode_value(value) for value in ANSWERS], 77)
@@ -335,7 +335,7 @@ def test_no_pickle_is_made_or_read_with_a_dictionary(tmp_path: Path) -> None:
     """The signature of a pickle does not cover a dictionary: who exchanges that could choose what is unpickled."""
     directory = tmp_path / "cache"
     marker = tmp_path / "marker"
-    with filled(directory, secret=None) as cache:
+    with filled(directory, secret=None, write_buffer=0) as cache:
         cache.train()
         cache["pickle"] = {"object": Holder("text " * 40), **ANSWERS[0]}
         assert used(cache, "pickle") == 0

@@ -274,12 +274,14 @@ def test_damage_that_is_met_under_the_write_lock_is_told_first_and_quarantined_l
             store.volume()
         with said_once(directory):
             cache["a"] = "new"
+            cache.flush()
         assert cache["a"] == "new"
 
 
 def test_threads_that_meet_the_same_damage_set_it_aside_once(directory: Path) -> None:
     with closing(Cache(directory, hot_size_limit=0)) as cache:
         cache["warm"] = 1
+        cache.flush()  # what waits outlives the database
         start, errors = threading.Barrier(8), []
 
         def work(number: int) -> None:
@@ -329,8 +331,10 @@ def test_another_process_follows(directory: Path, first: str) -> None:
         if first == "here":
             with said_once(directory):
                 cache["met"] = 1
+                cache.flush()
         else:
             there("set", "met", 1)
+            there("flush")
         assert there("get", "met") == cache["met"] == 1
         assert there("get", "a") is None
         assert "a" not in cache
@@ -377,7 +381,8 @@ def test_a_schema_that_python_cannot_even_quote_is_damage_in_use_too(directory: 
         with path.open("r+b") as file:
             file.write(changed)
         with said_once(directory):
-            cache["new"] = 1  # the first write here, which opens a connection for it
+            cache["new"] = 1
+            cache.flush()  # the first write to the database here, which opens a connection for it
         assert cache["new"] == 1
         assert "a" not in cache
 
@@ -446,8 +451,11 @@ def test_a_flipped_bit_in_a_place_that_a_tag_has_is_damage(directory: Path) -> N
         assert list(cache.keys(tags=["flipped"])) == [keys[0]]
 
 
-def test_a_write_whose_place_is_free_and_taken_at_once_ends(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with closing(Cache(directory)) as cache:
+@pytest.mark.parametrize("settings", [{"write_buffer": 0}, {}], ids=["direct", "buffered"])
+def test_a_write_whose_place_is_free_and_taken_at_once_ends(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
+) -> None:
+    with closing(Cache(directory, **settings)) as cache:
         # As where a flipped bit puts rows out of order, so that a search for one place finds what a search for four
         # does not.
         taken = cache._rows.locate("a")[1]
@@ -456,6 +464,7 @@ def test_a_write_whose_place_is_free_and_taken_at_once_ends(directory: Path, mon
             cache._shards.stores[0].session.header[Header.DISPLACED] = 1
             with pytest.raises(CorruptDatabase, match=r"cache\.db"):
                 cache["new"] = 1
+                cache.flush()
         cache["new"] = 1
         assert (cache["new"], cache["a"]) == (1, "text")
 

@@ -158,7 +158,7 @@ def kill_again_and_again(
                 crew.workers.remove(worker)
 
 
-@pytest.mark.parametrize("kind", ["one", "fanout"])
+@pytest.mark.parametrize("kind", ["one", "buffered", "fanout"])
 @pytest.mark.parametrize("durability", ["process", "system"])
 def test_kills_lose_nothing(crew: Crew, tmp_path: Path, kind: str, durability: str) -> None:
     kill_again_and_again(crew, tmp_path, kind, KILLS // 6, {"eviction_policy": "none", "durability": durability})

@@ -1,4 +1,4 @@
-"""Damaged files beside the database: value files, generations and the board. Each costs at most its own entry."""
+"""Damaged files beside the database: value files, generations and the write buffer. Each costs at most its own entry."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_a_reader_that_has_the_file_open_keeps_it(tmp_path: Path) -> None:
             assert reader.read() == b"x" * 50_000
 
 
-# -- generations and the board ----------------------------------------------------------------------------------------
+# -- generations and the write buffer ---------------------------------------------------------------------------------
 
 
 def with_header(words: dict[int, int], slots: int | None = None) -> Callable[[bytes], bytes]:
@@ -453,10 +453,12 @@ def test_the_limit_and_the_wal_hold_whatever_the_counts_say(tmp_path: Path, dama
 
 
 @pytest.mark.parametrize("how", ["deleted", "cut to nothing", "cut to an odd size", "longer", "all ones", "noise"])
-def test_a_board_that_is_not_as_written_changes_no_answer(directory: Path, how: str) -> None:
-    change, path = GENERATIONS[how], directory / "cache.board"
+def test_a_write_buffer_that_is_not_as_written_changes_no_answer_about_what_was_flushed(
+    directory: Path, how: str
+) -> None:
+    change, path = GENERATIONS[how], directory / "cache.buffer"
     if not path.exists():
-        pytest.skip("this machine has no board")
+        pytest.skip("this machine has no write buffer")
     if change is None:
         path.unlink()
     else:

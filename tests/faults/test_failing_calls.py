@@ -181,12 +181,13 @@ class Failing:
 def test_a_read_that_fails_for_a_moment_costs_no_entry(
     cache: Cache, read: Callable[[Cache], object], damaged: bool
 ) -> None:
-    cache["k"] = "value"
+    cache.set_many({"k": "value"})  # past the write buffer, so that it is read from the database
     free = cache._shards.stores[0].session.pool.free
     cursor: Any = Failing(free.pop())
     free.append(cursor)
     if not damaged:
         assert read(cache) == "value"
+        assert cursor not in free
         assert not Path(cache.directory, "cache.1.db").exists()
         return
     damage(Path(cache.directory) / "cache.db", "header")
@@ -194,14 +195,18 @@ def test_a_read_that_fails_for_a_moment_costs_no_entry(
         assert cache.get("k") is None
 
 
-def test_a_write_that_fails_for_a_moment_costs_no_entry(cache: Cache) -> None:
-    cache["k"] = "value"
-    failures = [1]
-    watch(cache, before=lambda _: _corrupt() if failures and failures.pop() else None)
-    cache["k"] = "other"
-    assert failures == []
-    assert cache["k"] == "other"
-    assert not Path(cache.directory, "cache.1.db").exists()
+@pytest.mark.parametrize("size", [0, QUICK["write_buffer"]], ids=["direct", "buffered"])
+def test_a_write_that_fails_for_a_moment_costs_no_entry(tmp_path: Path, size: int) -> None:
+    with closing(Cache(tmp_path, **{**COLD, "write_buffer": size})) as cache:
+        cache["k"] = "value"
+        failures = [1]
+        watch(cache, before=lambda _: _corrupt() if failures and failures.pop() else None)
+        cache["k"] = "other"
+        cache.flush()
+        assert failures == []
+        assert cache["k"] == "other"
+        assert list(cache) == ["k"]
+        assert not Path(cache.directory, "cache.1.db").exists()
 
 
 @pytest.mark.parametrize("times", [1, 2])

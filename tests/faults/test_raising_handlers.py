@@ -200,7 +200,7 @@ def test_a_lock_left_with_its_thread_is_taken_back_by_its_next_call(tmp_path: Pa
 
 
 def test_connections_that_were_lost_are_replaced(tmp_path: Path) -> None:
-    with Cache(tmp_path, hot_size_limit=0) as cache:
+    with Cache(tmp_path, hot_size_limit=0, write_buffer=0) as cache:
         cache["key"] = 1
         for _ in range(2 * MAX_READERS):
             assert cache["key"] == 1
@@ -223,6 +223,7 @@ def test_the_hot_layer_goes_on_after_an_interrupted_insertion(tmp_path: Path) ->
 def test_a_transaction_that_a_call_cut_short_was_ending_does_not_outlive_it(tmp_path: Path) -> None:
     with Cache(tmp_path) as cache:
         cache.set("due", 1, expire=0)
+        cache.flush()
         settle = GenerationFile.settle
         with (
             mock.patch.object(GenerationFile, "settle", side_effect=KeyboardInterrupt),
@@ -248,6 +249,7 @@ def interrupt(call: Any, kinds: tuple[type[BaseException], ...] = (Alarm, Late))
 
 def values() -> Iterator[Any]:
     yield pytest.param((1, [2.5, "three"], {dt.datetime(2026, 1, 1), None}), {}, id="containers")
+    yield pytest.param((1, [2.5, "three"]), {"write_buffer": 0}, id="in the database")
     yield pytest.param({n: (n, str(n)) for n in range(40)}, {}, id="a map of many pairs")
     yield pytest.param("text\ud800", {}, id="lone surrogates")
     yield pytest.param([str(n) for n in range(3000)], {"compressor": "zlib"}, id="compressed")

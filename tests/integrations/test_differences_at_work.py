@@ -223,6 +223,7 @@ def test_a_read_writes_nothing_to_the_disk(tmp_path: Path, setting: str) -> None
     settings = {"statistics": 1} if setting == "statistics" else {"eviction_policy": setting}
     with Cache(tmp_path, **settings) as cache:
         cache["key"] = cache["other"] = 1
+        cache.flush()
         written = (tmp_path / "cache.db-wal").stat().st_size
         with Cache(tmp_path, timeout=0, **settings) as other, cache.transact():  # nor does it need the lock
             for _ in range(20):

@@ -19,6 +19,7 @@ from diskcache_like import BoundedSemaphore, Cache, LeaseLost, Lock, NotOwner, R
 from diskcache_like.cache import clock_of
 from diskcache_like.coherence import futex, native
 from diskcache_like.recipes import locks
+from diskcache_like.storage.write_buffer import WriteBuffer
 
 from ..support.cache_kinds import NEEDS_HELPER, NEEDS_HOT, Clock, Opener, few, one
 from ..support.contention import everywhere, opened
@@ -488,6 +489,7 @@ def test_a_wake_up_is_for_everyone_on_the_slot(cache: Cache, monkeypatch: pytest
         futex_wake = staticmethod(lambda *arguments: calls.append(arguments))
 
     monkeypatch.setattr(native, "load", Helper)
+    monkeypatch.setattr(WriteBuffer, "uses_helper", False)
     with Lock(cache, "lock"):
         _, h, store = cache._rows.locate("lock")
     assert calls == [(0, store.session.slot_of(h), 2**31 - 1)], (

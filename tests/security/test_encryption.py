@@ -34,7 +34,6 @@ from diskcache_like import (
     throttle,
 )
 from diskcache_like.cli import main
-from diskcache_like.coherence.board import NO_ENTRY
 from diskcache_like.crypto.keyring import Keyring, MasterKey
 from diskcache_like.crypto.signing import Signer
 from diskcache_like.encoding.record import MODE_RAW, Metadata, Record, pack, pack_simple
@@ -125,6 +124,9 @@ def work(cache: Cache) -> None:
         raise ZeroDivisionError
     cache.get("NEEDLEkey 5")
     cache.peekitem()
+    for number in range(3):  # last, so that they wait in the write buffer
+        cache.set(("NEEDLEkey waits", 1.0 + number), f"NEEDLEvalue {number}", expire=1000, tag="NEEDLEtag")
+    cache.delete(("NEEDLEkey waits", 1.0))
 
 
 def work_elsewhere(link: Link, kind: Any, directory: Path, options: dict[str, Any]) -> int:
@@ -146,15 +148,9 @@ def needles_in(directory: Path) -> set[bytes]:
     return {needle for needle in [*NEEDLES, b"NEEDLE"] for each in content if needle in each}
 
 
-def posted(cache: Cache) -> list[bytes]:
-    """Return what the boards show."""
-    shown: list[bytes] = []
-    for store in cache._shards.stores:
-        assert store.session.board is not None
-        for (h,) in store.select("SELECT h FROM entry"):
-            record = store.session.board.find(h & ~3, store.session.slots[store.session.slot_of(h & ~3)])
-            shown += [record] if record is not None and record != NO_ENTRY else []
-    return shown
+def waiting(cache: Cache) -> int:
+    """Return the bytes that wait in the write buffers."""
+    return sum(store.session.ring.waiting() for store in cache._shards.stores if store.session.ring is not None)
 
 
 @pytest.mark.parametrize("options", [SEALED, SIGNED], ids=["sealed", "signed"])
@@ -169,8 +165,8 @@ def test_no_file_holds_anything_legible(tmp_path: Path, kind: Any, options: dict
         if kind is FanoutCache:
             cache.deque("NEEDLE-not").append("NEEDLEitem")
             cache.index("child")["NEEDLEkey"] = "NEEDLEvalue"
-        assert posted(cache), "the board is in use"
-        found = needles_in(directory)  # with -wal, -shm, generations and board as they are at work
+        assert waiting(cache), "the write buffer is in use"
+        found = needles_in(directory)  # with -wal, -shm, generations and write buffer as they are at work
         other.tell()
         assert other.result() == len(cache)
         if kind is FanoutCache:
@@ -790,7 +786,7 @@ def test_value_files_cannot_be_exchanged(sealed: Path) -> None:
 
 
 def test_every_flipped_byte_of_a_row_is_a_miss(tmp_path: Path) -> None:
-    with Cache(tmp_path, **SEALED) as cache:
+    with Cache(tmp_path, write_buffer=0, **SEALED) as cache:
         cache.set("key", {"some": ["value", 1]}, expire=1e6, tag="tag")
     ((h, _, *_, whole_spelling, _, _, whole),) = rows(tmp_path).values()
     with Cache(tmp_path, secret=SECRET, hot_size_limit=0) as cache:

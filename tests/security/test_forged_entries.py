@@ -176,7 +176,7 @@ class Plain(Disk):
 @pytest.mark.parametrize("disk", [JSONDisk, Plain])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_other_disks_load_no_planted_pickle(directory: Path, marker: Path, disk: type[Disk], policy: str) -> None:
-    options = {**POLICIES[policy], "disk": disk}
+    options = {**POLICIES[policy], "disk": disk, "write_buffer": 0}
     make(directory, **options)
     with closing(Cache(directory, **options)) as cache:
         stored = stored_of(cache, "a")
@@ -257,7 +257,7 @@ def test_an_entry_copied_to_another_key_is_missing(directory: Path, policy: str)
 
 
 def test_an_expiry_extended_in_its_column_is_over_all_the_same(directory: Path, clock: Clock) -> None:
-    both: list[dict[str, Any]] = [{}, {"secret": SECRET}]
+    both: list[dict[str, Any]] = [{"write_buffer": 0}, {"write_buffer": 0, "secret": SECRET}]
     for options in both:
         with closing(Cache(directory / str(len(options)), clock=clock, **options)) as cache:
             cache.set("a", "one", expire=10)
@@ -282,7 +282,7 @@ def unpacked(blob: bytes) -> list[Any]:
 
 
 def test_an_authenticated_entry_changed_in_anything(directory: Path, clock: Clock) -> None:
-    with closing(Cache(directory, clock=clock, secret=SECRET)) as cache:
+    with closing(Cache(directory, clock=clock, secret=SECRET, write_buffer=0)) as cache:
         cache.set("a", "one", expire=10, tag="t")
         cache["b"] = "two"
     (blob, *_) = row_of(directory, A)
@@ -364,7 +364,7 @@ def test_claims_of_great_length_allocate_nothing(directory: Path) -> None:
 
 def test_compressed_bombs_are_bounded(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("diskcache_like.disk.json_disk.JSON_LIMIT", 1 << 20)
-    with closing(Cache(directory, disk=JSONDisk)) as cache:
+    with closing(Cache(directory, disk=JSONDisk, write_buffer=0)) as cache:
         cache["a"] = "one"
         stored = stored_of(cache, "a")
     packed = zlib.compress(b'"' + b"x" * (1 << 26) + b'"')

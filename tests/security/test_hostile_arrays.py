@@ -409,7 +409,7 @@ def test_an_empty_file_is_a_miss(tmp_path: Path, mode: int) -> None:
 
 @pytest.mark.parametrize("mode", [MODE_ARRAY, MODE_ARROW])
 def test_a_mode_in_the_row_is_a_miss(tmp_path: Path, mode: int) -> None:
-    with Cache(tmp_path, hot_size_limit=0, **QUICK) as cache:
+    with Cache(tmp_path, hot_size_limit=0, **{**QUICK, "write_buffer": 0}) as cache:
         cache.set("key", np.arange(3), tag="t")
         plant_mode(cache, "key", mode)
         assert cache.get("key") is None

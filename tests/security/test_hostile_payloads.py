@@ -66,7 +66,7 @@ def test_no_flipped_bit_of_an_entry_becomes_another_value(
 ) -> None:
     """What a codec may not notice, the checksum or tag of the record does."""
     directory = tmp_path / "cache"
-    with Cache(directory, compressor=compressor, secret=secret) as cache:
+    with Cache(directory, compressor=compressor, secret=secret, write_buffer=0) as cache:
         cache["key"] = "text " * 40
     with database(directory) as connection:
         ((whole,),) = connection.execute("SELECT v FROM entry").fetchall()
@@ -173,7 +173,7 @@ def test_unknown_extensions_are_a_decode_error(payload: bytes) -> None:
 def test_a_row_does_not_choose_its_decoder(tmp_path: Path, serializer: str, mode: int) -> None:
     """Whatever mode a record names, it is one that this cache writes, or a miss."""
     directory = tmp_path / "cache"
-    with Cache(directory, serializer=serializer) as cache:
+    with Cache(directory, serializer=serializer, write_buffer=0) as cache:
         cache["key"] = [1, 2]
         stored = stored_of(cache, "key")
     written = {"msgpack": (MODE_RAW,), "json": (MODE_RAW, MODE_BYTES), "pickle": (MODE_BYTES,)}[serializer]

@@ -23,7 +23,8 @@ from ..support.statement_hooks import watch
 from ..support.workers import PATIENCE, Crew, Link, Worker
 
 THREADS = 50
-# Database and WAL for each of the readers and the writer; -shm once; the lock; the mapped generations and board.
+LARGE = bytes(1 << 16)  # goes to a file, and so its row to the database at once
+# Database and WAL for each of the readers and the writer; -shm once; the lock; the mapped generations and write buffer.
 PER_SHARD = 2 * (MAX_READERS + 1) + 1 + 1 + 2
 
 
@@ -102,7 +103,7 @@ def test_the_bound_is_reached_by_readers_that_meet(tmp_path: Path) -> None:
     """As many readers as there may be have connections of their own, and the next one waits for one of theirs."""
     directory = tmp_path / "cache"
     with opened(directory, hot_size_limit=0) as cache:
-        cache.set("key", 1)
+        cache.set_many({"key": 1})  # in the database at once
         pool = cache._shards.stores[0].session.pool
         taken = [pool.take() for _ in range(MAX_READERS)]
         assert len(cache_descriptors(directory)) == bound("one")
@@ -382,8 +383,8 @@ def test_continuous_reads_do_not_let_the_wal_grow(crew: Crew, tmp_path: Path) ->
 def hold_the_lock(link: Link, directory: Path, kind: str) -> None:
     """Stop in the middle of a write, on word from the test: between the statement and the end of the lock."""
     with opened(directory, kind) as cache:
-        watch(cache, after=lambda statement: (link.tell(statement), link.hear()) if "entry" in statement else None)
-        cache.set("held", 1, retry=True)
+        watch(cache, after=lambda statement: (link.tell(statement), link.hear()) if "INSERT" in statement else None)
+        cache.set("held", LARGE, retry=True)
         link.tell("written")
         with cache.transact(retry=True):
             link.tell("in a transaction")
@@ -423,7 +424,7 @@ def test_a_stopped_writer_holds_up_other_writers_only(
             see_that_writes_time_out(cache, kind, "held")
     holder.tell()
     assert holder.hear() == "written"
-    assert hot.get("held") == cold.get("held") == 1
+    assert hot.get("held") == cold.get("held") == LARGE
 
     assert holder.hear() == "in a transaction"
     with stopped(holder):

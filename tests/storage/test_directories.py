@@ -224,7 +224,7 @@ PLANTED: dict[str, Callable[[Path, Path], object]] = {
 def test_control_files_that_are_something_else(tmp_path: Path, how: str) -> None:
     precious = tmp_path / "precious"
     precious.write_bytes(b"precious" * 1000)
-    for name in ("cache.lock", "cache.gen", "cache.db", "cache.db-wal", "cache.db-shm"):
+    for name in ("cache.lock", "cache.gen", "cache.buffer", "cache.db", "cache.db-wal", "cache.db-shm"):
         directory = tmp_path / f"in {name}"
         make_cache(directory)
         (directory / name).unlink(missing_ok=True)
@@ -247,18 +247,6 @@ def test_a_new_cache_among_what_is_something_else(tmp_path: Path, how: str) -> N
             Cache(directory)
         assert precious.read_bytes() == b"precious" * 1000
         assert not (tmp_path / "not-there").exists()
-
-
-@pytest.mark.parametrize("how", PLANTED)
-def test_a_board_that_is_something_else_is_done_without(tmp_path: Path, how: str) -> None:
-    precious = tmp_path / "precious"
-    precious.write_bytes(b"precious" * 1000)
-    make_cache(tmp_path / "cache")
-    (tmp_path / "cache" / "cache.board").unlink(missing_ok=True)
-    PLANTED[how](tmp_path / "cache" / "cache.board", precious)
-    with closing(Cache(tmp_path / "cache")) as cache:
-        assert cache["a"] == 1
-    assert precious.read_bytes() == b"precious" * 1000
 
 
 @NEEDS_ROOT
@@ -429,7 +417,7 @@ def test_a_database_that_was_only_begun_is_finished(tmp_path: Path, make: type[C
 @MAKERS
 def test_a_cache_without_its_control_files(tmp_path: Path, make: type[Cache]) -> None:
     make_cache(tmp_path / "cache", make)
-    for pattern in ("cache.gen", "cache.lock", "cache.board"):
+    for pattern in ("cache.gen", "cache.lock", "cache.buffer"):
         for path in (tmp_path / "cache").rglob(pattern):
             path.unlink()
         assert is_whole(tmp_path / "cache", make)

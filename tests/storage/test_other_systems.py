@@ -17,7 +17,6 @@ from pathlib import Path
 import pytest
 
 from diskcache_like import Cache, DirectoryError, FanoutCache
-from diskcache_like.coherence.board import SIZE, Board
 from diskcache_like.coherence.write_lock import WriteLock
 from diskcache_like.storage.opening import opener
 from diskcache_like.storage.shards import LEAST_DESCRIPTORS
@@ -28,13 +27,13 @@ from ..support.project import ROOT
 
 BUILDER = ROOT / "diskcache_like" / "coherence" / "native_build.py"
 CORE = (
-    *("api/test_reading.py", "api/test_transactions.py", "api/test_writing.py", "coherence/test_board.py"),
+    *("api/test_reading.py", "api/test_transactions.py", "api/test_writing.py", "coherence/test_newest_writes.py"),
     *("coherence/test_generations.py", "coherence/test_write_lock.py", "recipes/test_locks.py"),
     "storage/test_directories.py",
 )
 # What is about a name that is missing there, or about the boot number of Linux.
 LEFT_OUT = "fallocate or full_disk or holes or boot"
-QUICK_KINDS = "not (cold or few-slots or signed or sealed or json or fanout-8)"
+QUICK_KINDS = "not (direct or few-slots or signed or sealed or json or fanout-8)"
 TIMEOUT = 600
 
 
@@ -86,29 +85,6 @@ def test_windows_is_refused_in_one_sentence(module: str) -> None:
 @pytest.fixture
 def no_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "posix_fallocate")
-
-
-@pytest.mark.usefixtures("no_allocation")
-def test_only_the_holder_of_the_lock_makes_a_board_by_writing(tmp_path: Path) -> None:
-    path = str(tmp_path / "cache.board")
-    assert Board.open(path) is None, "two who write zeros at once would erase what others posted"
-    made = Board.open(path, locked=True)
-    assert made is not None
-    assert os.stat(path).st_blocks * 512 >= SIZE
-    made.post(5, 2, b"record")
-    found = Board.open(path)
-    again = Board.open(path, locked=True)
-    assert found is not None
-    assert again is not None
-    assert found.find(5, 2) == again.find(5, 2) == b"record"
-    for board in (made, found, again):
-        board.close()
-
-
-@pytest.mark.usefixtures("no_allocation")
-def test_a_board_that_finds_no_room_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "pwrite", lambda descriptor, data, offset: 4096)
-    assert Board.open(str(tmp_path / "cache.board"), locked=True) is None
 
 
 @pytest.mark.usefixtures("no_allocation")

@@ -52,7 +52,7 @@ def full_once(cache: Cache, meanwhile: Callable[[], object], times: int = 1) -> 
 
 @few
 def test_pop_returns_nothing_that_another_has_popped(open_cache: Opener) -> None:
-    cache, other = open_cache(), open_cache()
+    cache, other = open_cache(write_buffer=0), open_cache()
     cache["key"] = "value"
     popped: list[Any] = []
     with full_once(cache, lambda: popped.append(other.pop("key")), times=2):
@@ -62,7 +62,7 @@ def test_pop_returns_nothing_that_another_has_popped(open_cache: Opener) -> None
 
 @few
 def test_touch_does_not_answer_for_an_entry_that_was_removed(open_cache: Opener) -> None:
-    cache, other = open_cache(), open_cache()
+    cache, other = open_cache(write_buffer=0), open_cache()
     cache["key"] = "value"
     with full_once(cache, lambda: other.delete("key")):
         assert cache.touch("key", 5) is False
@@ -71,7 +71,7 @@ def test_touch_does_not_answer_for_an_entry_that_was_removed(open_cache: Opener)
 
 @few
 def test_what_becomes_of_an_entry_is_decided_anew(open_cache: Opener) -> None:
-    cache, other = open_cache(), open_cache()
+    cache, other = open_cache(write_buffer=0), open_cache()
     cache["key"] = "value"
     found: list[Any] = []
 
@@ -161,11 +161,16 @@ WRITES: dict[str, Callable[[Cache], object]] = {
 }
 
 
+def write_through(cache: Cache, write: str) -> None:
+    WRITES[write](cache)
+    cache.flush()
+
+
 @pytest.mark.parametrize("write", WRITES)
 def test_a_damaged_database_that_says_full_is_quarantined(directory: Path, write: str) -> None:
     with closing(with_few_pages(Cache(directory))) as cache:
         with pytest.warns(CorruptDatabaseWarning, match=r"(?s)cache\.db.*database or disk is full.*goes on empty"):
-            WRITES[write](cache)
+            write_through(cache, write)
         assert [cache[key] for key in cache] == [ROW]
         WRITES[write](cache)
         assert cache.check() == []

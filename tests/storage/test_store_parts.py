@@ -33,7 +33,6 @@ class Shard:
         self.slots = array("Q", [2] * SLOTS)
         self.slot_prime = SLOTS
         self.settings = {"size_limit": limit}
-        self.board: Any = None
         self.ring: Any = None
         self.asked: list[object] = []
         self.limit = limit
@@ -53,9 +52,10 @@ def invalidation(shard: Shard) -> Invalidation:
 def test_a_slot_is_odd_while_a_step_commits_and_settles_on_the_next_even_number() -> None:
     shard = Shard()
 
-    def commit(h: int, tick: int, arguments: tuple[Any, ...]) -> None:
+    def commit(h: int, tick: int, arguments: tuple[Any, ...]) -> bool:
         assert (h, tick, arguments) == (KEY, 1, ("argument",))
         assert shard.slots[1] == 2 * tick + 1
+        return True
 
     assert invalidation(shard).around(KEY, True, commit, ("argument",)) == 4
     assert list(shard.slots) == [2, 4, 2, 2, 2, 2, 2]
@@ -72,7 +72,7 @@ def test_after_a_step_that_failed_the_count_is_unknown_and_the_slot_even() -> No
     shard = Shard()
     shard.header[Header.COUNT] = 5
 
-    def fail(*_: object) -> None:
+    def fail(*_: object) -> bool:
         raise DiskFull("no room", "path")
 
     with pytest.raises(DiskFull):
@@ -83,16 +83,9 @@ def test_after_a_step_that_failed_the_count_is_unknown_and_the_slot_even() -> No
 def test_within_a_transaction_a_slot_stays_odd_and_is_noted() -> None:
     shard = Shard()
     shard.connection.txn = txn = Transaction()
-    assert invalidation(shard).around(KEY, False, lambda *_: b"record", ()) == 1
+    assert invalidation(shard).around(KEY, False, lambda *_: True, ()) == 1
     assert shard.slots[1] == 3
     assert txn.slots == {1}
-
-
-def test_a_record_is_on_the_board_before_its_slot_is_even() -> None:
-    shard = Shard()
-    shard.board = SimpleNamespace(post=lambda *posted: shard.asked.append((*posted, shard.slots[1])))
-    invalidation(shard).around(KEY, True, lambda *_: b"record", ())
-    assert shard.asked == [(KEY, 4, b"record", 3)]
 
 
 # -- second tries -----------------------------------------------------------------------------------------------------

@@ -182,10 +182,10 @@ def interrupted(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -
             transactions, turns = cache._shards.stores[0].transactions, count(1)
             take = transactions.locked
 
-            def take_in_turn(timeout: float | None) -> AbstractContextManager[bool]:
+            def take_in_turn(timeout: float | None, flushes: bool = True) -> AbstractContextManager[bool]:
                 if next(turns) == turn:
                     busy.enter_context(other._shards.stores[0].locked(None))
-                return take(timeout)
+                return take(timeout, flushes)
 
             monkeypatch.setattr(transactions, "locked", take_in_turn)
             return cache
@@ -261,6 +261,7 @@ with Cache(sys.argv[1]) as cache:
 def test_who_finds_a_database_broken_and_who_has_it_open_agree(tmp_path: Path) -> None:
     with Cache(tmp_path) as cache:
         cache["before"] = 1
+        cache.flush()
         for program, arguments in ((GARBLE, [tmp_path / "cache.db"]), (FIND_IT_BROKEN, [tmp_path, KEY])):
             subprocess.run([sys.executable, "-c", program, *arguments], check=True)  # closing would drop our locks
         assert cache.get(KEY) == "from another process"

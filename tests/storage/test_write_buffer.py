@@ -274,7 +274,7 @@ def test_a_copy_without_the_buffer_has_what_was_flushed(cache: Cache, tmp_path: 
         assert copy["key"] == "new"
 
 
-@pytest.mark.parametrize("lost", ["cache.gen", "cache.board", "cache.lock"])
+@pytest.mark.parametrize("lost", ["cache.gen", "cache.lock"])
 def test_what_waited_is_found_without_the_other_control_files(tmp_path: Path, lost: str) -> None:
     with Crew() as crew:
         worker = crew.start(_write_and_wait, str(tmp_path), 20)
@@ -329,7 +329,7 @@ def test_durability_may_change_in_use(cache: Cache) -> None:
 
 
 def test_a_cache_without_a_buffer_has_no_file_for_it(tmp_path: Path) -> None:
-    with Cache(tmp_path) as cache:
+    with Cache(tmp_path, write_buffer=0) as cache:
         cache["key"] = 1
         assert rows_of(cache) == 1
         cache.flush()
@@ -416,8 +416,34 @@ def test_a_write_that_fails_while_something_waits_leaves_no_file(cache: Cache) -
     assert cache.check() == []
 
 
+def test_what_waits_for_room_on_a_full_disk_is_kept_and_clear_makes_room(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (write_buffer, opener):
+        monkeypatch.setattr(module, "ROOM", 0)
+    with Cache(disk.path / "cache", hot_size_limit=0) as cache:
+        cache["in a file"] = bytes(100_000)
+    with Cache(disk.path / "cache", hot_size_limit=0) as cache:
+        for key in range(150):
+            cache[key] = bytes(1_000)
+        disk.fill()
+        with pytest.raises(DiskFull):
+            cache.flush()
+        with pytest.raises(DiskFull):
+            len(cache)
+        assert all(cache[key] == bytes(1_000) for key in range(150))
+        assert cache.delete(0)
+        assert cache.get(0) is None
+        assert cache.clear() == 1, "what waited is not counted"
+        assert len(cache) == 0
+        assert cache.get(1) is None
+        cache["key"] = 1
+        assert cache.check() == []
+
+
 def test_files_of_removals_that_wait_make_room_on_a_full_disk(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(write_buffer, "ROOM", 0)
+    for module in (write_buffer, opener):
+        monkeypatch.setattr(module, "ROOM", 0)
     with Cache(disk.path, eviction_policy="none", hot_size_limit=0, **SMALL) as cache:
         cache["old"] = bytes(1_500_000)
         cache["small"] = 1
@@ -456,21 +482,66 @@ def test_a_damaged_record_is_missing_and_does_not_show_an_older_value(cache: Cac
     assert other["key"] == "again"
 
 
-def test_a_value_that_waits_is_not_hidden_by_a_quarantine(cache: Cache, other: Cache) -> None:
-    cache["key"] = 1
-    assert cache._shards.stores[0].session.epoch == 0
-    cache.flush()
-    cache["key"] = 2
-    cache._hot.clear()
-    cache.close()
-    other.close()
-    with Path(cache.directory, "cache.db").open("r+b") as file:
+def test_what_waits_goes_to_the_next_database_when_one_is_quarantined(tmp_path: Path) -> None:
+    with Crew() as crew:
+        worker = crew.start(_leave_waiting, tmp_path)
+        worker.hear()
+        os.kill(worker.pid, signal.SIGKILL)
+        worker.join()
+    with Path(tmp_path, "cache.db").open("r+b") as file:
         file.write(b"not a database")
+    with pytest.warns(UserWarning, match="goes on empty in .*, but for what waits in the write buffer"):
+        cache = Cache(tmp_path, **SMALL)
+    with cache, Cache(tmp_path, hot_size_limit=0) as other:
+        for each in (cache, other):
+            assert each.get("changed", expire_time=True, tag=True)[::2] == (1, "tag")
+            assert (each.get("new"), each.get("removed"), each.get("flushed")) == (2, None, None)
+        cache["new"] = 3
+        assert other["new"] == 3
+        assert list(other) == ["changed", "new"]
+        assert other.check() == []
+
+
+def test_a_handle_of_a_replaced_database_that_closes_flushes_nothing_of_the_next_one(tmp_path: Path) -> None:
+    old = Cache(tmp_path, **SMALL)
+    old["before"] = 1
+    with Path(tmp_path, "cache.db").open("r+b") as file:
+        file.write(b"not a database" * 100)
     with pytest.warns(UserWarning, match="goes on empty"):
-        assert cache.get("key") is None
-    cache["key"] = 3
-    assert other["key"] == 3
-    assert len(other) == 1
+        cache = Cache(tmp_path, **SMALL)
+    cache["after"] = 2
+    old.close()
+    with cache:
+        cache.push("a commit of another kind")
+        assert (cache["before"], cache["after"]) == (1, 2)
+        assert cache.check() == []
+    with Cache(tmp_path, **SMALL) as cache:
+        assert (cache["before"], cache["after"]) == (1, 2)
+
+
+def test_a_handle_whose_buffer_was_removed_follows_to_the_next_one(cache: Cache) -> None:
+    cache["key"] = 0
+    cache.flush()
+    Path(cache.directory, "cache.buffer").unlink()
+    with Cache(cache.directory, **SMALL) as other:
+        other["key"] = 1
+        cache["key"] = 2
+        assert (other["key"], cache["key"]) == (2, 2)
+        cache.set("key", bytes(1 << 16))
+        assert other["key"] == bytes(1 << 16)
+        other["key"] = 3
+        assert (other["key"], cache["key"]) == (3, 3)
+
+
+def _leave_waiting(link: Link, directory: Path) -> None:
+    cache = Cache(directory, **SMALL)
+    cache.set_many({"flushed": 0, "changed": 0, "removed": 0})
+    cache.flush()
+    cache.set("changed", 1, expire=100, tag="tag")
+    del cache["removed"]
+    cache["new"] = 2
+    link.tell()
+    link.hear()
 
 
 @pytest.mark.parametrize("flushed", [False, True])

@@ -57,17 +57,14 @@ class Opener(Protocol):
     def __call__(self, **settings: Any) -> Cache: ...
 
 
-QUICK: dict[str, Any] = {
-    "durability": "process",
-    "generation_slots": 1 << 10,
-}  # fewer and smaller pages to write when one is made
+# Fewer and smaller pages to write when one is made, and a write buffer that is soon full.
+QUICK: dict[str, Any] = {"durability": "process", "generation_slots": 1 << 10, "write_buffer": 1 << 14}
 
 KINDS = (
     Kind("plain", Cache),
-    Kind("cold", partial(Cache, hot_size_limit=0, **QUICK)),
+    Kind("direct", partial(Cache, hot_size_limit=0, **{**QUICK, "write_buffer": 0})),
     Kind("native", partial(Cache, coherence="native", **QUICK), marks=(NEEDS_HELPER,)),
     Kind("few-slots", partial(Cache, durability="process", generation_slots=16)),
-    Kind("buffered", partial(Cache, write_buffer=1 << 14, generation_slots=1 << 10)),
     Kind("files", partial(Cache, disk_min_file_size=0, **QUICK)),
     Kind("signed", partial(Cache, secret=SECRET, **QUICK)),
     Kind("sealed", partial(Cache, secret=SECRET, encrypt=True, **QUICK), marks=(NEEDS_CIPHER,)),

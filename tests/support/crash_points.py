@@ -11,7 +11,7 @@ import sqlite3
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from diskcache_like.coherence import atomics, board, generations, ring
+from diskcache_like.coherence import atomics, generations, ring
 from diskcache_like.coherence.write_lock import WriteLock
 from diskcache_like.disk import file_io
 from diskcache_like.storage.opening import opener
@@ -164,8 +164,6 @@ def make_mortal(at: int, announce: Callable[[], object]) -> Death:
     for owner, name in (
         (file_io, "create"),
         (file_io, "remove"),
-        (board.Board, "post"),
-        (board.Board, "clear"),
         (WriteLock, "release"),
         (WriteLock, "release_and_close"),
         (generations, "open_control_file"),

@@ -139,7 +139,7 @@ NAMES = [
     "cache.db-wal",
     "cache.gen",
     "cache.lock",
-    "cache.board",
+    "cache.buffer",
     "cache.1.db",
     "sub/cache.db",
     "",

@@ -53,7 +53,7 @@ def problems(cache: Cache, fix: bool = False) -> list[str]:
 
 def bytes_on_disk(cache: Cache) -> int:
     """Return the size of the databases and value files, not of what belongs to the processes that use them."""
-    passing = ("-wal", "-shm", ".gen", ".board", ".lock")
+    passing = ("-wal", "-shm", ".gen", ".buffer", ".lock")
     total = 0
     for name in paths.files_below(cache.directory):
         with contextlib.suppress(FileNotFoundError):

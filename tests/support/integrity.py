@@ -10,11 +10,11 @@ from diskcache_like.encoding import file_names
 from diskcache_like.system import paths
 
 SECRET = "a secret of those who die"
-SMALL = {"durability": "process", "generation_slots": 16}
+SMALL = {"durability": "process", "generation_slots": 16, "write_buffer": 0}
 FLAVOURS: dict[str, dict[str, Any]] = {
     "one": {},
     "fanout": {"shards": 2},
-    "sealed": {"secret": SECRET, "encrypt": True},
+    "sealed": {"secret": SECRET, "encrypt": True, "write_buffer": 1 << 14},
     "sealed fanout": {"shards": 2, "secret": SECRET, "encrypt": True},
     "packed": {"compressor": "zlib"},
     "buffered": {"write_buffer": 1 << 14},

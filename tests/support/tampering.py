@@ -108,7 +108,7 @@ def make_endless(directory: Path, tree: str) -> None:
     content += b"".join(levels)
     content[28:32] = (len(content) // size).to_bytes(4, "big")
     path.write_bytes(content)
-    for name in ("cache.gen", "cache.board"):
+    for name in ("cache.gen", "cache.buffer"):
         (directory / name).unlink(missing_ok=True)
 
 

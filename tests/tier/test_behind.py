@@ -388,6 +388,7 @@ def test_on_a_full_disk_what_waits_stays_too(
     for number in range(4):
         there[f"sent {number}"] = number
         assert here[f"sent {number}"] == number
+    here.flush()  # a flush would meet the full disk before any rank does
     (store,) = here._shards.stores
     monkeypatch.setattr(type(store.connection), "execute_many", full_disk)
     with store.locked(None):

@@ -21,7 +21,7 @@ from ...system import paths
 from ..sqlite import statements as sql
 from ..sqlite.connection import corrupt
 
-DATABASE, GENERATIONS, BOARD, LOCK = "cache.db", "cache.gen", "cache.board", "cache.lock"
+DATABASE, GENERATIONS, LOCK = "cache.db", "cache.gen", "cache.lock"
 BUFFER = "cache.buffer"
 _NUMBERED = re.compile(r"cache\.([0-9]{1,9})\.db")
 

@@ -17,7 +17,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from ...coherence.atomics import Implementation, Words, strongly_ordered
-from ...coherence.board import Board
 from ...coherence.generations import UNCOUNTED, GenerationFile, Header
 from ...coherence.ring import LEAST_CAPACITY, Mark, Ring
 from ...coherence.write_lock import WriteLock
@@ -41,7 +40,6 @@ from ..sqlite.connection import (
     walked,
 )
 from .identity import (
-    BOARD,
     BUFFER,
     BUFFER_MARK,
     DATABASE,
@@ -60,6 +58,7 @@ from .identity import (
 )
 from .replacement import replace_unreadable
 
+ROOM: int = 64 << 20  # bytes that the disk has left at least where writes wait
 NO_RING = 1  # as the number of a write buffer: there is none
 MAX_COUNTED = 1 << 62
 FARTHEST = 1 << 53  # microseconds from 1970 to 2255: no clock was that far ahead, so an entry from then is damaged
@@ -193,16 +192,6 @@ def _existing(directory: str, config: Config) -> GenerationFile | None:
     return found
 
 
-def open_board(directory: str, config: Config, locked: bool = False) -> Board | None:
-    """Return the shard's board; None where the hot layer is off or the CPU does not order what it needs.
-
-    `locked`: the caller holds the write lock.
-    """
-    if config.implementation != "python":
-        return None
-    return Board.open(os.path.join(directory, BOARD), config.shared, locked)
-
-
 def open_ring(directory: str, config: Config, lock: WriteLock, opened: Opened) -> Ring | None:
     """Return the ring of the shard's write buffer; None where there is none.
 
@@ -213,17 +202,20 @@ def open_ring(directory: str, config: Config, lock: WriteLock, opened: Opened) -
     generations, settings = opened.generations, opened.settings
     header = generations.header
     path = os.path.join(directory, BUFFER)
-    if header[Header.BUFFER] == NO_RING or not (appends(settings) or header[Header.BUFFER] or paths.mode_of(path)):
+    exists = bool(paths.mode_of(path, follow=False))
+    if header[Header.BUFFER] == NO_RING or not (appends(settings) or header[Header.BUFFER] or exists):
         return None
     slots, capacity = len(generations.slots), settings["write_buffer"] or LEAST_CAPACITY
-    ring = Ring.open(path, slots, capacity, config.shared) if paths.mode_of(path) else None
+    ring = Ring.open(path, slots, capacity, config.shared) if exists else None
     if ring is not None and ring.belongs_to(header[Header.BUFFER], opened.epoch) and strongly_ordered():
         return ring
     if ring is not None:
         ring.close()
     lock.acquire(config.timeout)
     try:
-        ring = Ring.open(path, slots, capacity, config.shared)
+        exists = bool(paths.mode_of(path, follow=False))  # by now, perhaps
+        has_room = exists or paths.left_on_disk(directory) >= ROOM
+        ring = Ring.open(path, slots, capacity, config.shared) if has_room else None
         if ring is not None and not ring.belongs_to(header[Header.BUFFER], opened.epoch):
             header[Header.BUFFER] = 0
             rows = opened.connection.execute(sql.SELECT_SETTING, (BUFFER_MARK,)).fetchall()
@@ -304,10 +296,6 @@ def _under_lock(directory: str, config: Config, lock: WriteLock) -> GenerationFi
                 epoch=epoch,
                 shared=config.shared,
             )
-        board = open_board(directory, config, locked=True)
-        if board is not None:
-            board.clear()
-            board.close()
         _renew(generations, epoch, displaced, config.identity.get("shards", 1) > 1)
         return generations
     finally:
@@ -371,7 +359,6 @@ def _renew(generations: GenerationFile, epoch: int, displaced: int, has_siblings
     header[Header.VOLUME_DUE] = header[Header.RESERVATION] = 0
     header[Header.CHECKPOINTED] = header[Header.WRITTEN]
     header[Header.FILES] = 1
-    header[Header.OPENER] = header[Header.SHARED] = 0
     header[Header.DISPLACED] = displaced
     if has_siblings and not header[Header.CROSS_SHARD]:
         header[Header.CROSS_SHARD] = UNKNOWN_STATE

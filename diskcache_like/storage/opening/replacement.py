@@ -13,17 +13,22 @@ import warnings
 from itertools import product
 from typing import Any, NamedTuple
 
+from ...coherence.atomics import Words
 from ...coherence.generations import NEVER, GenerationFile, Header
+from ...coherence.ring import LEAST_CAPACITY, Mark, Ring
 from ...coherence.write_lock import WriteLock
 from ...crypto.keyring import is_whole
 from ...disk.serializers import SERIALIZERS
 from ...encoding.compressors import COMPRESSORS
 from ...errors import CacheError, CorruptDatabase, CorruptDatabaseWarning, ForeignDatabase, SettingError
 from ...settings import DEFAULT_SETTINGS
+from ...system import paths
 from ..sqlite import schema
 from ..sqlite import statements as sql
 from ..sqlite.connection import FAILURES, connect, mapped, prepare_file
 from .identity import (
+    BUFFER,
+    BUFFER_MARK,
     FINGERPRINTS,
     IDENTITY_DEFAULTS,
     MODULUS_RANGE,
@@ -131,9 +136,11 @@ def make_next(directory: str, config: Config, generations: GenerationFile, probl
     following = max(wanted.epoch, newest_epoch(directory)) + 1
     path = database_path(directory, following)
     settings = {**DEFAULT_SETTINGS, **wanted.settings}
+    mark = _mark_of_waiting(directory, config, header, wanted)
+    content = {**storable(settings), **wanted.identity, **first_transaction(wanted.identity)}
     try:
         with contextlib.closing(prepare_file(path, settings, config.timeout, config.shared)) as connection:
-            schema.create(connection, {**storable(settings), **wanted.identity, **first_transaction(wanted.identity)})
+            schema.create(connection, content if mark is None else {**content, BUFFER_MARK: mark.packed()})
     except BaseException as error:
         for suffix in ("", "-wal", "-shm", "-journal"):
             with contextlib.suppress(FileNotFoundError):
@@ -150,7 +157,28 @@ def make_next(directory: str, config: Config, generations: GenerationFile, probl
     generations.settle_all(tick)
     header[Header.SETTLED] = tick
     warnings.warn(
-        f"{problem}; the database stays where it is and the cache goes on empty in {path!r}",
+        f"{problem}; the database stays where it is and the cache goes on empty in {path!r}"
+        + ("" if mark is None else ", but for what waits in the write buffer"),
         CorruptDatabaseWarning,
         stacklevel=2,
     )
+
+
+def _mark_of_waiting(directory: str, config: Config, header: Words, wanted: Next) -> Mark | None:
+    """Return the mark with which the next database takes over what waits in the write buffer; None for nothing.
+
+    What waits is newer than any row, and says by itself what it is. It is of no use in a cache that has other keys, or
+    another number of places.
+    """
+    path = os.path.join(directory, BUFFER)
+    usable = "keyring" not in wanted.identity and header[Header.MODULUS] == wanted.identity.get("modulus")
+    if not usable or not paths.mode_of(path):
+        return None
+    ring = Ring.open(path, 1, LEAST_CAPACITY, config.shared)
+    if ring is None:
+        return None
+    try:
+        is_ours = ring.belongs_to(header[Header.BUFFER], wanted.epoch) and ring.is_sound()
+        return ring.flushed_mark() if is_ours and ring.waiting() else None
+    finally:
+        ring.close()

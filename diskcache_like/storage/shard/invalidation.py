@@ -8,9 +8,8 @@ The counts of writes, of bytes in the WAL and of entries change with them.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from typing import Any, Literal
+from typing import Any
 
-from ...coherence.board import RECORD_LIMIT
 from ...coherence.generations import MAX_WORD, TICK_LIMIT, UNCOUNTED, Header
 from ...system.signal_safe import signal_safe
 from ..sqlite.connection import FAILURES, FRAME
@@ -22,7 +21,7 @@ _TICK, _WRITTEN, _COUNT = Header.TICK, Header.WRITTEN, Header.COUNT  # for the h
 
 # What commits a change to one key's entry: gets the key's hash, the number of the write, and arguments of its own, in
 # one tuple because a call with a star costs as much as two without.
-Step = Callable[[int, int, tuple[Any, ...]], bytes | Literal[False] | None]
+Step = Callable[[int, int, tuple[Any, ...]], bool]
 
 
 class Invalidation:
@@ -35,9 +34,9 @@ class Invalidation:
     def around(self, h: int, autocommit: bool, step: Step, arguments: tuple[Any, ...]) -> int:
         """Call `step(h, tick, arguments)`, which commits a change to the entry of one key; its slot is odd meanwhile.
 
-        The step returns the record that the board is to show, None for none, or False if it has changed nothing. The
-        caller holds the write lock: for this step alone if `autocommit`, else for its transaction, whose end settles
-        the slot. Returns 0 if nothing was changed, 1 within a transaction, else the new generation.
+        The step returns False if it has changed nothing. The caller holds the write lock: for this step alone if
+        `autocommit`, else for its transaction, whose end settles the slot. Returns 0 if nothing was changed, 1 within a
+        transaction, else the new generation.
         """
         session = self._session
         header = session.header
@@ -50,14 +49,9 @@ class Invalidation:
         if session.ring is not None:
             self.end_walks()  # before the commit, too
         try:
-            posted = step(h, tick, arguments)
-            if posted is False:
+            if not step(h, tick, arguments):
                 return 0
-            if not autocommit:
-                return 1
-            if posted is not None and session.board is not None and len(posted) <= RECORD_LIMIT:
-                session.board.post(h, 2 * tick + 2, posted)
-            return 2 * tick + 2
+            return 2 * tick + 2 if autocommit else 1
         except BaseException as error:
             header[_COUNT] = UNCOUNTED  # whether the statement was committed is not known here
             self._connection.note_inserted()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import os
-import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,6 @@ from typing import Any
 from ...coherence import native
 from ...coherence.appender import Appender
 from ...coherence.atomics import Words
-from ...coherence.board import Board
 from ...coherence.generations import GenerationFile, Header, prime_below
 from ...coherence.presence import Presence
 from ...coherence.ring import Ring, Written
@@ -47,12 +44,6 @@ class ClosedWords:
 CLOSED = ClosedWords()
 
 
-@functools.lru_cache(maxsize=1)
-def _process_number(token: int) -> int:
-    """Return a number of the process that has this token: process ids would be equal in two containers."""
-    return 1 + secrets.randbits(62)
-
-
 NOT_OPEN = -1  # equal to no process token, and not to the 0 that a wiped page shows
 
 
@@ -75,7 +66,6 @@ class ShardSession:
         self.header: Words
         self.slots: Words
         self.uses: Words
-        self.board: Board | None = None
         self.ring: Ring | None = None
         self.appender: Appender | None = None  # made by the first write that finds nothing due
         self.buffer = 0  # its number
@@ -107,7 +97,13 @@ class ShardSession:
 
     def _load(self) -> None:
         opened = opener.open_shard(self.directory, self.config, self.lock)
-        self._refuse_another(opened)
+        try:
+            self._refuse_another(opened)
+            ring = opener.open_ring(self.directory, self.config, self.lock, opened)
+        except BaseException:
+            opened.connection.close()
+            opened.generations.close()
+            raise
         generations, self.settings, self.identity, self.path, self.epoch, first_reader = opened
         self.generations = generations
         self.policy = policy_named(self.settings["eviction_policy"])
@@ -115,22 +111,10 @@ class ShardSession:
         self.pool = ReaderPool(self.path, self.settings, self.config.timeout, first_reader)
         self.connection.attach(self.path, self.settings, self.config.timeout, self.pool, self.lock)
         self.header, self.slots, self.uses = generations.header, generations.slots, generations.uses
-        self.ring = opener.open_ring(self.directory, self.config, self.lock, opened)
+        self.ring = ring
         self.buffer = self.header[Header.BUFFER]
         self.appends = self.ring is not None and opener.appends(self.settings)
-        self.board = opener.open_board(self.directory, self.config) if self.ring is None else None
         self.lock.attach(self.header, native.load())  # so that waiters can be woken, where the helper is there
-        self._note_opener()
-
-    def _note_opener(self) -> None:
-        """Note that this process uses the shard and, if another did before, that it is shared.
-
-        Two that open it at the same instant may miss each other: that costs cold reads until the next opening.
-        """
-        header, me = self.header, _process_number(process_token())
-        if header[Header.OPENER] not in (0, me):
-            header[Header.SHARED] = 1
-        header[Header.OPENER] = me
 
     def _refuse_another(self, opened: opener.Opened) -> None:
         """Raise where the database is not one of the cache that this handle was opened on, and do not keep it open.
@@ -149,8 +133,6 @@ class ShardSession:
             problem = cache_replaced(self.directory)
         else:
             return
-        opened.connection.close()
-        opened.generations.close()
         raise problem
 
     @property
@@ -212,7 +194,7 @@ class ShardSession:
 
     def _close_maps(self) -> None:
         self.appender = None
-        for mapped in (self.generations, self.board, self.ring):
+        for mapped in (self.generations, self.ring):
             if mapped is not None:
                 mapped.close()
 
@@ -234,6 +216,10 @@ class ShardSession:
             header = self.header
         return header
 
+    def is_current(self) -> bool:
+        """Tell whether the database and the write buffer that are open here are those in use."""
+        return self.header[Header.EPOCH] == self.epoch and self.header[Header.BUFFER] == self.buffer
+
     def follow(self) -> None:
         """Go to the database, and the write buffer, that the generation file names now.
 
@@ -245,7 +231,7 @@ class ShardSession:
         with opener.mutex():
             if self.header is CLOSED:
                 self.open()  # another thread has closed it just now, or is closing it
-            elif self.header[Header.EPOCH] != self.epoch or self.header[Header.BUFFER] != self.buffer:
+            elif not self.is_current():
                 self._leave_connections()
                 self._close_maps()
                 self._load()

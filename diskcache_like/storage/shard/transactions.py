@@ -22,7 +22,7 @@ from .ownership import Transaction
 from .session import ShardSession
 
 _EPOCH, _TICK, _NEXT_EXPIRE = Header.EPOCH, Header.TICK, Header.NEXT_EXPIRE  # for the hot path
-_COUNT, _SETTLED, _CROSS_SHARD = Header.COUNT, Header.SETTLED, Header.CROSS_SHARD
+_COUNT, _SETTLED, _CROSS_SHARD, _BUFFER = Header.COUNT, Header.SETTLED, Header.CROSS_SHARD, Header.BUFFER
 
 
 class Upkeep(Protocol):
@@ -90,6 +90,7 @@ class Transactions:
                 (header[_NEXT_EXPIRE] != NEVER and header[_NEXT_EXPIRE] <= session.config.clock() * 1e6)
                 or header[_SETTLED] != header[_TICK]
                 or header[_EPOCH] != session.epoch
+                or header[_BUFFER] != session.buffer
                 or header[_CROSS_SHARD]
                 or session.config.on_write is not None
             ):
@@ -103,7 +104,7 @@ class Transactions:
     def _prepare(self, timeout: float | None, removes_expired: bool) -> bool:
         """Do what is due before a write, under the lock."""
         session = self.session
-        if session.header[_EPOCH] != session.epoch:
+        if not session.is_current():
             session.lock.release()
             session.follow()
             return self.acquire(timeout, removes_expired)
@@ -285,7 +286,7 @@ class Transactions:
                 if session.is_open_with(lock):
                     raise
                 continue  # closed by another thread just now
-            if session.header[_EPOCH] == session.epoch:
+            if session.is_current():
                 self.upkeep.flush_buffer()
                 return
             lock.release()

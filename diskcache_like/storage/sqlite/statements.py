@@ -47,8 +47,6 @@ UPDATE_SEALED = "UPDATE entry SET v = ?, spelling = ?, file = ?, size = ? WHERE 
 _ALONE = "tags IS ?5 AND base = 0 AND size = 0 AND file IS NULL AND spelling IS NULL AND queue IS NULL"
 UPDATE_LASTING = f"""UPDATE entry SET version = ?3, rank = NULL, v = ?4
     WHERE h = ?1 AND k = ?2 AND expire IS NULL AND {_ALONE}"""  # noqa: S608 - made of constants
-UPDATE_VALUE = f"""UPDATE entry SET version = ?3, rank = NULL, v = ?4
-    WHERE h = ?1 AND k = ?2 AND expire IS ?6 AND fresh IS ?7 AND {_ALONE}"""  # noqa: S608 - made of constants
 UPDATE_EXPIRING = f"""UPDATE entry SET version = ?3, rank = NULL, expire = ?6, fresh = ?7, v = ?4
     WHERE h = ?1 AND k = ?2 AND {_ALONE}"""  # noqa: S608 - made of constants
 UPDATE_METADATA = "UPDATE entry SET expire = ?, fresh = ?, tags = ?, v = ? WHERE h = ?"

@@ -39,7 +39,9 @@ class BulkRemoval:
         removed = 0
         for attempt in self._recovery.attempts():
             with attempt:
-                removed = self._remove_all(timeout) if which == "any" else 0
+                removed = 0
+                if which == "any":
+                    removed = self._maintenance.empty_buffer(timeout) or self._remove_all(timeout)
                 removed = self._remove_selected(_SELECTIONS[which], parameters, timeout, removed)
         if removed > VACUUMED:
             # What is removed is removed, though nobody can give the room back just now: its pages take the next rows.

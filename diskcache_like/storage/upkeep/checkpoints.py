@@ -8,8 +8,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Generator
 
-from ...coherence.generations import MAX_WORD, Header
+from ...coherence.generations import Header
 from ...errors import DiskFull
+from ...system.paths import left_on_disk
 from ...system.signal_safe import signal_safe
 from ...system.signals import reraise_signal
 from ..shard.session import ShardSession
@@ -47,8 +48,10 @@ class Checkpointer:
         header = self._session.header
         return not 0 <= header[Header.WRITTEN] - header[Header.CHECKPOINTED] <= self.interval()
 
-    def measure(self) -> None:
+    def measure(self) -> int:
         """Keep the WAL so short that all shards at once have room for what a checkpoint adds to their databases.
+
+        Returns the bytes that the disk has left.
 
         The limit shrinks with the disk's room, so the WAL was once longer than it may get now: on a full disk, removals
         are written into that length.
@@ -58,6 +61,7 @@ class Checkpointer:
         reserve = min(RESERVE, left // (RESERVE_PART * self.shards)) & -PAGE_SIZE
         if reserve:
             self._session.lock.keep_disk_reserve(reserve)
+        return left
 
     def checkpoint_if_due(self) -> None:
         """Checkpoint if that is due; raise DiskFull if what is in the WAL finds no room in the database.
@@ -129,13 +133,8 @@ class Checkpointer:
             return 0
 
     def left_on_disk(self) -> int:
-        """Return the bytes that the disk has left; as many as can be where it does not say."""
-        try:
-            disk = os.statvfs(self._session.directory)
-        except OSError as error:
-            reraise_signal(error)
-            return MAX_WORD
-        return disk.f_bavail * disk.f_frsize if disk.f_blocks else MAX_WORD
+        """Return the bytes that the disk has left."""
+        return left_on_disk(self._session.directory)
 
     def checkpoint(self, shrink: bool = False) -> None:
         """Copy the WAL into the database; with `shrink`, or if it is long, truncate it."""

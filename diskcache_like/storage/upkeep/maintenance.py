@@ -23,6 +23,9 @@ class Flushable(Protocol):
     def flush(self) -> None:
         """Flush everything to the database."""
 
+    def discard(self) -> int:
+        """Remove every entry, and forget what waits; return how many entries the database had."""
+
 
 class Maintenance:
     """Do what is due before a write, before a transaction, and after the write lock was released."""
@@ -101,8 +104,27 @@ class Maintenance:
             self._checkpointer.unblock()
 
     def flush_buffer(self) -> None:
-        """Flush the write buffer to the database; the lock is held."""
-        self.buffer.flush()
+        """Flush the write buffer to the database; the lock is held.
+
+        On a full disk it gets the reserve, since whoever removes anything has to flush before.
+        """
+        self.recovery.run(self.buffer.flush, removes=True)
+
+    def empty_buffer(self, timeout: float | None) -> int:
+        """Flush the write buffer before everything is removed; if the disk has no room for that, remove everything.
+
+        Returns how many entries the database had then, else 0.
+        """
+        ring = self._session.ring
+        if ring is None or not ring.waiting():
+            return 0
+        with self.transactions.locked(timeout, flushes=False) as locked:
+            if locked:
+                try:
+                    self.flush_buffer()
+                except DiskFull:
+                    return self.recovery.run(self.buffer.discard, removes=True)
+        return 0
 
     def remove_expired_if_due(self) -> None:
         """Remove at most `cull_limit` entries if some may have expired, and sweep if that may be due.

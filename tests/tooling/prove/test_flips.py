@@ -13,7 +13,7 @@ FILES = {
     "cache.db": bytes(LARGE),
     "cache.db-wal": bytes(WHOLE_BYTES),
     "a.val": bytes(SMALL),
-    "cache.board": bytes(LARGE),
+    "cache.db-shm": bytes(LARGE),
     "cache.lock": b"",
 }
 SAMPLES = [Sample(f"number {number}", {}, FILES, {}) for number in range(7)]
@@ -38,12 +38,12 @@ def cut(sample: Sample, file: str, is_open: bool) -> list[int]:
 def test_at_rest_files_are_cut_at_every_byte() -> None:
     for file in ("cache.db", "cache.db-wal", "a.val"):
         assert cut(SAMPLES[2], file, False) == list(range(len(FILES[file])))
-    assert len(cut(SAMPLES[2], "cache.board", False)) == SPARSE
+    assert len(cut(SAMPLES[2], "cache.db-shm", False)) == SPARSE
 
 
 def test_in_use_small_files_are_cut_at_every_byte_and_others_at_every_eighth_that_is_another_in_each_sample() -> None:
     assert cut(SAMPLES[3], "a.val", True) == list(range(SMALL))
-    assert cut(SAMPLES[3], "cache.board", True) == [], "who has it mapped would end"
+    assert cut(SAMPLES[3], "cache.db-shm", True) == [], "who has it mapped would end"
     for file in ("cache.db", "cache.db-wal"):
         tried = [cut(sample, file, True) for sample in SAMPLES]
         assert [numbers[0] for numbers in tried] == list(range(len(SAMPLES)))
