@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from diskcache_like import Cache, FanoutCache
+from diskcache_like.coherence import ring
 from diskcache_like.coherence.atomics import Words
 from diskcache_like.encoding.made_keys import NamespacedKey
 from tests.support.sample_writes import FAR
@@ -199,16 +200,18 @@ class Handle(NamedTuple):
     slow: bool = False  # lingers at generations
 
 
+RING = ring.PAGE  # bytes of a write buffer that a few dozen writes fill, a quarter of the least that a user may have
 PLACES: dict[str, dict[str, Any]] = {
     "slots": {"generation_slots": 1 << 10},
     "few": {"generation_slots": 16, "write_buffer": 0},  # keys share slots
-    "buffered": {"generation_slots": 16, "write_buffer": 1 << 14},
+    "buffered": {"generation_slots": 16, "write_buffer": RING},
     "files": {"generation_slots": 1 << 10, "disk_min_file_size": 0},  # each value in a file
 }
 
 
 def opened(directory: Path, handle: Handle, shards: int) -> Cache:
     """Open a handle, whose clock never goes back."""
+    ring.LEAST_CAPACITY = RING
     settings = {**PLACES[handle.place], "coherence": handle.implementation, "clock": time.monotonic}
     settings |= {"durability": "process"} | ({} if handle.hot else {"hot_size_limit": 0})
     if shards > 1:

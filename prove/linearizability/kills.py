@@ -19,13 +19,14 @@ from typing import NamedTuple, Self
 
 from diskcache_like import Cache
 from diskcache_like.coherence import native
+from diskcache_like.coherence.ring import Mark, Net, Ring
 from diskcache_like.storage.redo_log import RedoLog
 from tests.support.broken_writers import sabotage
 from tests.support.inspection import problems
 from tests.support.workers import PATIENCE, Crew, Forked, Silence, fork_worker
 
 from ..proof import Proof, Trial
-from .caches import FANOUT, WHOLE, Draw, History, Weights, judge, places_of, unspoiled
+from .caches import FANOUT, PAUSE, WHOLE, Draw, History, Weights, judge, places_of, unspoiled
 from .clients import THREADS, Handle, opened, play
 from .histories import NO_ORDER, NOTHING, PENDING, Call, Recorded
 from .killed_clients import NOW, End, Look, Role, diary_of, live, recorded
@@ -284,6 +285,23 @@ def bump_late(cache: Cache) -> None:
     sabotage(cache, "late")
 
 
+def note_flushes_early(cache: Cache) -> None:
+    """Say in the write buffer that records are in the database before the commit that takes them there."""
+    for store in cache._shards.stores:
+        buffer = store.writer.buffer
+        buffer._gather = partial(_gather_and_note, buffer._gather)  # type: ignore[method-assign]
+
+
+def _gather_and_note(
+    gather: Callable[[Ring], tuple[dict[bytes | int, Net], Mark | None]], ring: Ring
+) -> tuple[dict[bytes | int, Net], Mark | None]:
+    net, mark = gather(ring)
+    if mark is not None:
+        ring.flushed(mark)
+        time.sleep(PAUSE)
+    return net, mark
+
+
 class Pairs(Draw):
     """Draws transactions that count in a key and in a queue, so that no other hides a half of one."""
 
@@ -313,6 +331,13 @@ PROOFS: dict[str, Proof] = {
         "generations change only after the commit, and writers are killed between them",
         LinearizabilityWithKills(spoil=bump_late, slow=True, batch=2, least=30),
         share=0.3,
+        finds=NO_ORDER,
+    ),
+    "linearizability-kills-early-flush": Proof(
+        2,
+        "the write buffer says that records are in the database before the commit, and writers are killed between them",
+        LinearizabilityWithKills(spoil=note_flushes_early, batch=2, least=30),
+        share=0.5,
         finds=NO_ORDER,
     ),
     "linearizability-kills-no-redo-log": Proof(
