@@ -127,12 +127,15 @@ class Redis:
 
 
 class Lmdb:
-    """LMDB, committing without a sync, as the caches here do by default, and writing into its memory map."""
+    """LMDB, committing without a sync, as the caches here do by default.
 
-    def __init__(self, directory: str, objects: bool = False) -> None:
+    With `writemap` it writes into its memory map, where a stray store of the process can damage what is there.
+    """
+
+    def __init__(self, directory: str, objects: bool = False, writemap: bool = True) -> None:
         Path(directory).mkdir(exist_ok=True)
         made = client("lmdb").open
-        self._environment = made(directory, map_size=MAP_SIZE, sync=False, writemap=True, max_dbs=0)
+        self._environment = made(directory, map_size=MAP_SIZE, sync=False, writemap=writemap, max_dbs=0)
         lend(self, self._environment, "close")
         if objects:
             serialise_many(self)
