@@ -223,8 +223,8 @@ class Ring:
             descriptor = open_control_file(Path(path), create=True, shared=shared)
         except DiskFull:
             return None
-        status = os.fstat(descriptor)
         try:
+            status = os.fstat(descriptor)
             capacity = max(capacity, LEAST_CAPACITY) // PAGE * PAGE
             slots, capacity = _sizes_in(descriptor, status.st_size) or (slots, capacity)
             size = PAGE + capacity + 8 * slots
@@ -291,7 +291,7 @@ class Ring:
         """
         words = self.words
         known = mark if self.holds(mark) else None
-        words[Word.ID] = 0  # until all of it is whole again
+        words[Word.BOOT] = 0  # nobody believes the words until all of them are whole again; ID stays, for another try
         flushed = self.capacity if mark is None else max(mark.flushed, self.capacity)
         self._clear_table()
         if known is None:
@@ -310,8 +310,8 @@ class Ring:
         words[Word.FLUSHED] = words[Word.FLOOR] = flushed
         words[Word.FLUSHED_LAST] = _joined(first, flushed)
         words[Word.MAGIC], words[Word.CAPACITY], words[Word.SLOTS] = _MAGIC, self.capacity, len(self._table)
-        words[Word.BOOT], words[Word.FILE], words[Word.EPOCH] = boot_id(), self.file, epoch
-        words[Word.ID] = number
+        words[Word.FILE], words[Word.EPOCH], words[Word.ID] = self.file, epoch, number
+        words[Word.BOOT] = boot_id()
         return number
 
     def _clear_table(self) -> None:
@@ -331,7 +331,7 @@ class Ring:
             offset, last = end, found.check
 
     def follow(self, mark: Mark) -> None:
-        """Let the next record follow a mark at HEAD that the database has by now; everything is flushed."""
+        """Let the next record follow a mark at HEAD that the database has by now."""
         words = self.words
         words[Word.FLUSHED_LAST] = words[Word.LAST] = _joined(mark.last, mark.flushed)
 
@@ -341,9 +341,14 @@ class Ring:
         return Mark(words[Word.ID], words[Word.HEAD], words[Word.LAST] >> 32)
 
     def flushed_mark(self) -> Mark:
-        """Return what a database is to say that has everything up to FLUSHED, and lacks what waits."""
+        """Return what a database is to say that has everything up to FLUSHED, and lacks what waits.
+
+        FLUSHED_LAST, which is stored before FLUSHED, tells if a writer died between them.
+        """
         words = self.words
-        return Mark(words[Word.ID], words[Word.FLUSHED], words[Word.FLUSHED_LAST] >> 32)
+        flushed, last = words[Word.FLUSHED], words[Word.FLUSHED_LAST]
+        ahead = last - flushed & _LOW
+        return Mark(words[Word.ID], flushed + (ahead if ahead <= words[Word.HEAD] - flushed else 0), last >> 32)
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
@@ -352,7 +357,8 @@ class Ring:
         words, capacity = self.words, self.capacity
         floor, flushed, head = words[_FLOOR], words[_FLUSHED], words[_HEAD]
         in_order = capacity <= floor <= flushed <= head <= words[_RESERVED] < _FARTHEST
-        return in_order and head - flushed <= capacity and words[_RESERVED] - head <= capacity
+        are_together = words[Word.FLUSHED_LAST] & _LOW == flushed & _LOW
+        return in_order and are_together and head - flushed <= capacity and words[_RESERVED] - head <= capacity
 
     def append(self, what: Written) -> bool:
         """Append a record; return False if everything has to be flushed first, for want of room or of a short walk.
@@ -424,9 +430,10 @@ class Ring:
         return True
 
     def mend(self) -> None:
-        """Put the table and LAST right after a writer died, or was interrupted, within an append; the lock is held."""
+        """Put right what a writer left that died, or was interrupted, within an append or a flush; the lock is held."""
         words = self.words
         head = words[Word.HEAD]
+        words[Word.FLUSHED] = self.flushed_mark().flushed
         last = words[Word.FLUSHED_LAST] >> 32
         for found, end in self._chain(words[Word.FLUSHED], last):
             if end > head:
@@ -442,9 +449,9 @@ class Ring:
         return words[Word.HEAD] - words[Word.FLUSHED]
 
     def end_walks(self) -> None:
-        """Let no reader find what is here: the database is about to be written in another way; all is flushed."""
+        """Let no reader find what is flushed: the database is about to be written in another way."""
         words = self.words
-        words[Word.FLOOR] = words[Word.HEAD]
+        words[Word.FLOOR] = words[Word.FLUSHED]
 
     def is_marked(self) -> bool:
         """Tell whether the database has said, since it was written in another way, what the next record follows."""
@@ -514,11 +521,11 @@ class Ring:
         words[Word.FLUSHED_LAST] = _joined(mark.last, mark.flushed)
         words[Word.FLUSHED] = mark.flushed
 
-    def drop(self) -> None:
-        """Forget everything that is not flushed; the lock is held."""
+    def drop(self, mark: Mark) -> None:
+        """Forget everything up to a mark at HEAD that the database has by now; the lock is held."""
         words = self.words
         words[Word.DONE] = words[Word.HEAD]
-        words[Word.LAST] = words[Word.FLUSHED_LAST] = _joined(words[Word.LAST] >> 32, words[Word.HEAD])
+        self.follow(mark)
         words[Word.FLUSHED] = words[Word.FLOOR] = words[Word.HEAD]
 
     def wipe(self) -> None:
@@ -527,6 +534,7 @@ class Ring:
         words[Word.RESERVED] = words[Word.HEAD] + capacity  # whoever copies a record meanwhile asks the database
         self.end_walks()
         self._bytes[PAGE : PAGE + capacity] = bytes(capacity)
+        self._mapping.flush()
 
     # -- reading ------------------------------------------------------------------------------------------------------
 

@@ -29,7 +29,7 @@ from .sqlite.reader_pool import MAX_READERS
 from .store import Store
 
 _PATIENCE = 0.1  # seconds at most that opening waits for the end of a cross-shard transaction
-# Of each shard: the lock, the mapped generations and board, -shm, and database and -wal for each connection.
+# Of each shard: the lock, the mapped generations and write buffer, -shm, and database and -wal for each connection.
 LEAST_DESCRIPTORS, MOST_DESCRIPTORS = (4 + 2 * connections for connections in (2, MAX_READERS + 1))
 _SHARD_PRIME = 1_000_003  # keys with regular hashes still spread over the shards
 

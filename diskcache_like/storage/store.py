@@ -117,7 +117,9 @@ class Store:
                 session.config.on_write(self.transactions.count_uses)
             with contextlib.suppress(DirectoryError, DiskFull, StorageError):
                 if session.is_current():  # else what waits is another database's
+                    self.transactions.recover()
                     self.writer.buffer.flush()  # what is left stays in its file, where the next opening finds it
+                    session.header[_SETTLED] = session.header[_TICK]
             # What a full disk or a damaged file leaves undone here is done, or met again, after the next opening;
             # where the directory was removed under the cache, nothing is left to do.
             with contextlib.suppress(DirectoryError, DiskFull, StorageError):
@@ -140,7 +142,7 @@ class Store:
     def flush(self, timeout: float | None) -> None:
         """Flush what waits in the write buffer to the database; within a transaction nothing does."""
         session = self.session
-        session.ready()
+        session.catch_up()
         ring = session.ring
         if ring is not None and ring.waiting() and not session.lock.locked_by_me():
             may_block()

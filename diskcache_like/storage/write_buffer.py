@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from operator import itemgetter
 
 from ..coherence import atomics, native
@@ -106,7 +107,7 @@ class WriteBuffer:
         if ring is None or not session.appends:
             return False
         if not ring.is_marked():  # nothing was appended since the last write of another kind
-            self._measure()
+            self._measure(self._maintenance.recovery.checkpointer.measure())
         if self._is_tight:
             return False
         longest = _longest(ring)
@@ -177,14 +178,18 @@ class WriteBuffer:
 
     def _put_mark(self, ring: Ring) -> None:
         """Have the database say what the next record follows."""
-        last = int.from_bytes(os.urandom(4), "little")
-        mark = ring.mark()._replace(last=last)
+        mark = self._new_mark(ring)
         self._connection.put_setting(BUFFER_MARK, mark.packed())
         ring.follow(mark)
 
-    def _measure(self) -> None:
+    @staticmethod
+    def _new_mark(ring: Ring) -> Mark:
+        """Return a mark at HEAD that what lies behind it does not follow."""
+        return ring.mark()._replace(last=int.from_bytes(os.urandom(4), "little"))
+
+    def _measure(self, left: int) -> None:
         """See whether the disk has room for what may wait; without it every write goes to the database at once."""
-        self._is_tight = self._maintenance.recovery.checkpointer.measure() < ROOM
+        self._is_tight = left < ROOM
         if self._is_tight:
             self._session.appender = None
 
@@ -198,19 +203,24 @@ class WriteBuffer:
                 self._mend(ring)
             if ring.waiting():
                 may_block()
-                self._placement.has_deleted = False
-                while ring.waiting():
-                    self._flush_batch(ring)
-                if self._placement.has_deleted:
-                    self._hide(ring.end_walks)  # else what has made place for other keys would still be found
+                try:
+                    while ring.waiting():
+                        self._flush_batch(ring)
+                finally:
+                    if self._placement.has_deleted:
+                        self._hide(ring.end_walks)  # else what has made place for other keys would still be found
+                        self._placement.has_deleted = False
 
     def discard(self) -> int:
         """Remove every entry, and forget what waits; return how many entries the database had."""
         ring = self._session.ring
+        mark = None if ring is None else self._new_mark(ring)
         with self._transactions.batch():
             removed = self._maintenance.remover.delete_all()
-        if ring is not None:
-            self._hide(ring.drop)
+            if mark is not None:  # else what was dropped would be taken over again after a restart
+                self._connection.put_setting(BUFFER_MARK, mark.packed())
+        if ring is not None and mark is not None:
+            self._hide(partial(ring.drop, mark))
         return removed
 
     def wipe(self) -> None:
@@ -233,6 +243,7 @@ class WriteBuffer:
         session = self._session
         tick = session.generations.next_tick()
         session.generations.begin_all(tick)
+        session.header[_BUFFER] = 0  # whoever reads meanwhile follows, and so waits for this
         try:
             rows = self._connection.select(sql.SELECT_SETTING, (BUFFER_MARK,))
             session.header[_BUFFER] = take_over(ring, rows, session.epoch)
@@ -269,7 +280,7 @@ class WriteBuffer:
                 self._connection.fail(error)
             self._connection.put_setting(BUFFER_MARK, mark.packed())
         ring.flushed(mark)
-        self._measure()
+        self._measure(self._maintenance.recovery.checkpointer.left_on_disk())
 
     def _gather(self, ring: Ring) -> tuple[dict[bytes | int, Net], Mark | None]:
         appender = self._session.appender

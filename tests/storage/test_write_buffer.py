@@ -19,12 +19,14 @@ import pytest
 
 from diskcache_like import Cache, DirectoryError, DiskFull, FanoutCache, SettingError, StorageError
 from diskcache_like.coherence.generations import Header
-from diskcache_like.coherence.ring import PAGE, Ring, Word
+from diskcache_like.coherence.ring import PAGE, Mark, Ring, Word
 from diskcache_like.coherence.write_lock import WriteLock
 from diskcache_like.storage import write_buffer
 from diskcache_like.storage.opening import opener
 from diskcache_like.storage.shard.session import ShardSession
+from diskcache_like.storage.shard.writer_connection import WriterConnection
 from diskcache_like.storage.store import Store
+from diskcache_like.storage.write_buffer import WriteBuffer
 
 from ..support.small_disks import Disk
 from ..support.workers import Crew, Link
@@ -531,6 +533,124 @@ def test_a_handle_whose_buffer_was_removed_follows_to_the_next_one(cache: Cache)
         assert other["key"] == bytes(1 << 16)
         other["key"] = 3
         assert (other["key"], cache["key"]) == (3, 3)
+
+
+def killed(work: Callable[[], object]) -> None:
+    """Do something in a forked child, which is killed at its end if it has not been before."""
+    child = os.fork()
+    if not child:
+        try:
+            work()
+        finally:
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+
+
+def die(*_: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_writer_killed_as_it_notes_a_flush_costs_nothing(tmp_path: Path) -> None:
+    def work() -> None:
+        cache = Cache(tmp_path, **SMALL)
+        for key in range(20):
+            cache[key] = key
+        flushed = Ring.flushed
+
+        def half(self: Ring, mark: Mark) -> None:
+            before = self.words[Word.FLUSHED]
+            flushed(self, mark)
+            self.words[Word.FLUSHED] = before  # which is stored last
+            die()
+
+        Ring.flushed = half  # type: ignore[method-assign]
+        cache.flush()
+
+    killed(work)
+    with Cache(tmp_path, **SMALL) as cache:
+        cache["another"] = 1
+        assert [cache.get(key) for key in range(20)] == list(range(20))
+        assert len(cache) == 21
+        assert cache.check() == []
+
+
+def test_who_is_killed_taking_the_buffer_over_leaves_it_for_the_next(tmp_path: Path) -> None:
+    killed(lambda: Cache(tmp_path, **SMALL).set("key", "waits"))
+    Path(tmp_path, "cache.gen").unlink()
+
+    def take_over() -> None:
+        Ring._clear_table = die  # type: ignore[method-assign,assignment]
+        Cache(tmp_path, **SMALL)
+
+    killed(take_over)
+    with Cache(tmp_path, **SMALL) as cache:
+        assert cache["key"] == "waits"
+
+
+def no_room(*_: object) -> None:
+    raise DiskFull("no room", "here")
+
+
+def test_what_a_clear_without_room_has_removed_is_not_back_after_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def work() -> None:
+        cache = Cache(tmp_path, **SMALL)
+        cache["flushed"] = 1
+        cache.flush()
+        cache["waits"] = 2
+        monkeypatch.setattr(WriteBuffer, "_flush_batch", no_room)
+        cache.clear()
+
+    killed(work)
+    Path(tmp_path, "cache.gen").unlink()
+    with Cache(tmp_path, **SMALL) as cache:
+        assert (len(cache), cache.get("waits"), cache.get("flushed")) == (0, None, None)
+
+
+def test_a_clear_that_fails_hides_nothing(cache: Cache, other: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache["key"] = "old"
+    cache.flush()
+    cache["key"] = "new"
+    with monkeypatch.context() as patch, pytest.raises(DiskFull):
+        patch.setattr(WriteBuffer, "_flush_batch", no_room)
+        patch.setattr(WriterConnection, "commit", no_room)
+        cache.clear()
+    assert (cache["key"], other["key"]) == ("new", "new")
+    cache._hot.clear()
+    assert cache["key"] == "new"
+
+
+def test_closing_leaves_nothing_to_mend(cache: Cache) -> None:
+    cache["key"] = 1
+    assert len(cache) == 1
+    with Cache(cache.directory, **SMALL) as other:
+        cache["another"] = 1
+        cache.close()
+        header = other._shards.stores[0].session.header
+        assert header[Header.SETTLED] == header[Header.TICK]
+        assert header[Header.COUNT] == 2
+
+
+@pytest.mark.parametrize("given", [{"write_buffer": 0}, {"durability": "power"}])
+def test_a_handle_that_was_opened_before_there_was_a_buffer_sees_what_waits_there(
+    tmp_path: Path, given: dict[str, Any]
+) -> None:
+    with Cache(tmp_path, **given) as first:
+        first["key"] = "old"
+        assert first["key"] == "old"
+        with Cache(tmp_path, write_buffer=SIZE, durability="system") as second:
+            second.set_many({"other": 1})
+            second["key"] = "new"
+            second["more"] = 1
+            assert ring_of(second).waiting()
+            assert (first["key"], first.get("more"), "more" in first) == ("new", 1, True)
+            assert first.get_many(["key", "more"]) == {"key": "new", "more": 1}
+            assert len(first) == len(list(first)) == 3
+            second["key"] = "newer"
+            assert first.get_entry("key").value == "newer"
+            assert first.incr("more") == 2
+            assert second["more"] == 2
 
 
 def _leave_waiting(link: Link, directory: Path) -> None:

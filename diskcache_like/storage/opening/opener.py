@@ -217,8 +217,12 @@ def open_ring(directory: str, config: Config, lock: WriteLock, opened: Opened) -
         has_room = exists or paths.left_on_disk(directory) >= ROOM
         ring = Ring.open(path, slots, capacity, config.shared) if has_room else None
         if ring is not None and not ring.belongs_to(header[Header.BUFFER], opened.epoch):
+            with corrupt_if_damaged(opened.connection, opened.path):
+                rows = opened.connection.execute(sql.SELECT_SETTING, (BUFFER_MARK,)).fetchall()
             header[Header.BUFFER] = 0
-            rows = opened.connection.execute(sql.SELECT_SETTING, (BUFFER_MARK,)).fetchall()
+            was_settled = header[Header.SETTLED] == header[Header.TICK]
+            tick = generations.next_tick()
+            generations.begin_all(tick)  # what others keep hot may be from a ring that is gone
             if not (ring.is_new() or ring.holds(_mark_in(rows))):
                 # A handle whose database was removed goes on with the ring of that, under another lock.
                 ring.close()
@@ -227,6 +231,9 @@ def open_ring(directory: str, config: Config, lock: WriteLock, opened: Opened) -
                 ring = Ring.open(path, slots, capacity, config.shared)
             if ring is not None:
                 header[Header.BUFFER] = take_over(ring, rows, opened.epoch)
+            generations.settle_all(tick)
+            if was_settled:  # else the next holder mends what one that died has left
+                header[Header.SETTLED] = tick
         if ring is None:
             header[Header.BUFFER] = NO_RING
         return _if_readable(ring, header, directory)
@@ -356,6 +363,8 @@ def _renew(generations: GenerationFile, epoch: int, displaced: int, has_siblings
     header[Header.TICK] = tick
     header[Header.COUNT] = UNCOUNTED
     header[Header.NEXT_EXPIRE] = header[Header.SWEEP] = 0  # the next write looks for the real ones
+    if header[Header.BUFFER] == NO_RING:
+        header[Header.BUFFER] = 0  # there may be room for one by now
     header[Header.VOLUME_DUE] = header[Header.RESERVATION] = 0
     header[Header.CHECKPOINTED] = header[Header.WRITTEN]
     header[Header.FILES] = 1

@@ -167,12 +167,13 @@ def make_next(directory: str, config: Config, generations: GenerationFile, probl
 def _mark_of_waiting(directory: str, config: Config, header: Words, wanted: Next) -> Mark | None:
     """Return the mark with which the next database takes over what waits in the write buffer; None for nothing.
 
-    What waits is newer than any row, and says by itself what it is. It is of no use in a cache that has other keys, or
-    another number of places.
+    What waits is newer than any row, and says by itself what it is. It is of no use in a cache that has other data keys
+    or another number of places, or has lost its dictionaries.
     """
     path = os.path.join(directory, BUFFER)
-    usable = "keyring" not in wanted.identity and header[Header.MODULUS] == wanted.identity.get("modulus")
-    if not usable or not paths.mode_of(path):
+    is_readable = "keyring" not in wanted.identity and not header[Header.DICTIONARY]
+    is_placed = header[Header.MODULUS] == wanted.identity.get("modulus")
+    if not (is_readable and is_placed and paths.mode_of(path, follow=False)):
         return None
     ring = Ring.open(path, 1, LEAST_CAPACITY, config.shared)
     if ring is None:

@@ -44,18 +44,17 @@ class Reader:
     def read(self, h: int, stored: bytes) -> bytes | None:
         """Return the record of a key, or at `h`: the caller verifies that it is its own and calls `find` if not."""
         session = self._session
-        if token_word[0] != session.token:
-            session.ready()
-        if session.header[_EPOCH] != session.epoch:
-            session.follow()
+        if token_word[0] != session.token or session.header[_BUFFER] != session.buffer:
+            session.catch_up()
         txn = self._connection.txn  # once: another thread may end it at any time
         if txn is not None and txn.reads_here():
-            rows = self._connection.select(sql.SELECT_V, (h,))
-            return rows[0][0] if rows else None
-        found = None if session.ring is None else self._in_ring(h, stored)
+            return _first(*self._connection.select(sql.SELECT_V, (h,)))
+        ring, pool = session.ring, session.pool
+        found = session.buffered(h, stored) if ring is not None and ring.has(h) else None
         if found is not None:
             return found.v
-        pool = session.pool
+        if session.header[_EPOCH] != session.epoch:  # only now: the next database's ring may have lost it to that
+            return self.find(h, stored)
         try:
             cursor = pool.free.pop()
         except IndexError:
@@ -74,15 +73,7 @@ class Reader:
         pool.free.append(cursor)
         if pool.watched:
             pool.settle()
-        return None if row is None else row[0]
-
-    def _in_ring(self, h: int, stored: bytes) -> Written | None:
-        """Return what the write buffer in use has of a key."""
-        session = self._session
-        if session.header[_BUFFER] != session.buffer:
-            session.follow()
-        ring = session.ring
-        return session.buffered(h, stored) if ring is not None and ring.has(h) else None
+        return _first(row)
 
     def _read_again(self, h: int, error: Failure, path: str) -> bytes | None:
         """Do what `read` does once more if the corrupt database is replaced, or can be read after all.
@@ -92,8 +83,7 @@ class Reader:
         problem = mapped(error, path, reads=True)
         if not isinstance(problem, CorruptDatabase) or not self._session.recover(problem):
             raise problem from error
-        rows = self._select(sql.SELECT_V, (h,))
-        return rows[0][0] if rows else None
+        return _first(*self._select(sql.SELECT_V, (h,)))
 
     def select(self, statement: str, parameters: Sequence[object] = ()) -> list[Any]:
         """Run a SELECT to its end on a reader, or on the writer within the caller's transaction."""
@@ -110,11 +100,9 @@ class Reader:
 
     def _select(self, statement: str, parameters: Sequence[object]) -> list[Any]:
         session = self._session
-        session.ready()
+        session.catch_up()
         if session.ring is not None and statement not in _WITHOUT_FLUSH:
             self.flush()
-        if session.header[_EPOCH] != session.epoch:
-            session.follow()  # once: a signal handler that interrupts the closing of the shard can still read
         if self._connection.callers_transaction() is not None:
             return self._connection.select(statement, parameters)
         pool, cursor = session.pool, None
@@ -171,7 +159,7 @@ class Reader:
 
     def read_many(self, keys: Sequence[tuple[int, bytes]]) -> dict[int, bytes]:
         """Return the records of keys, or at their hashes, that exist, `MANY` per statement."""
-        buffered = {h: self.buffered(h, stored) for h, stored in keys} if self._session.ring is not None else {}
+        buffered = {h: self.buffered(h, stored) for h, stored in keys}
         found: dict[int, bytes] = {}
         for batch in sql.batches([h for h, _ in keys if buffered.get(h) is None]):
             found.update(self.select(sql.SELECT_MANY, batch))
@@ -181,9 +169,10 @@ class Reader:
     def buffered(self, h: int, stored: bytes) -> Written | None:
         """Return what the write buffer has of a key; nothing within the caller's transaction, which began with none."""
         session = self._session
-        session.ready()
-        txn = self._connection.txn
-        return None if session.ring is None or (txn is not None and txn.reads_here()) else self._in_ring(h, stored)
+        session.catch_up()
+        ring, txn = session.ring, self._connection.txn
+        is_there = ring is not None and ring.has(h) and not (txn is not None and txn.reads_here())
+        return session.buffered(h, stored) if is_there else None
 
     def scan(self, reverse: bool = False) -> Iterator[tuple[int, bytes, bytes | None]]:
         """Return an iterator of (h, stored key, original key) in order of insertion, but not of what is inserted later.
@@ -283,6 +272,11 @@ class Reader:
         What waits in the write buffer is not among them, and no lock is taken.
         """
         return sum(usage(self.select))
+
+
+def _first(row: Sequence[Any] | None = None) -> bytes | None:
+    """Return the record that is all of a row; None for no row."""
+    return None if row is None else row[0]  # whoever unpacks it refuses what is no BLOB
 
 
 def own_or_other(rows: Sequence[Sequence[Any]], stored: bytes) -> tuple[bytes | None, bool]:

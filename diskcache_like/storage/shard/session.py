@@ -202,6 +202,12 @@ class ShardSession:
         self.connection.close()
         self.pool.close()
 
+    def catch_up(self) -> None:
+        """Open the shard if it is closed, and go to the database and the write buffer in use."""
+        self.ready()
+        if not self.is_current():
+            self.follow()  # once: a signal handler that interrupts the closing of the shard can still read
+
     def present_header(self) -> Words:
         """Return the header, for those who hold no lock: open, and of the database in use.
 
@@ -209,7 +215,7 @@ class ShardSession:
         """
         self.ready()
         header = self.header
-        while header[Header.EPOCH] != self.epoch:
+        while not self.is_current():
             if header is CLOSED and self.lock.locked_by_me():
                 raise TransactionError(f"{self.directory!r} is being closed by the call that this handler interrupts")
             self.follow()

@@ -123,7 +123,9 @@ class Maintenance:
                 try:
                     self.flush_buffer()
                 except DiskFull:
-                    return self.recovery.run(self.buffer.discard, removes=True)
+                    removed = self.recovery.run(self.buffer.discard, removes=True)
+                    self.after_eviction()
+                    return removed
         return 0
 
     def remove_expired_if_due(self) -> None:
