@@ -243,10 +243,10 @@ class WriteBuffer:
         session = self._session
         tick = session.generations.next_tick()
         session.generations.begin_all(tick)
-        session.header[_BUFFER] = 0  # whoever reads meanwhile follows, and so waits for this
         try:
             rows = self._connection.select(sql.SELECT_SETTING, (BUFFER_MARK,))
-            session.header[_BUFFER] = take_over(ring, rows, session.epoch)
+            # It keeps its number, so that nobody has to follow: this thread may be about to begin a transaction.
+            session.header[_BUFFER] = take_over(ring, rows, session.epoch, session.buffer)
         finally:
             session.generations.settle_all(tick)
 

@@ -1044,6 +1044,20 @@ def test_words_that_are_all_wrong_lose_what_waits_and_nothing_else(cache: Cache,
     assert sorted(other) == ["flushed", "key"]
 
 
+def test_a_transaction_that_finds_the_words_wrong_goes_on(cache: Cache, other: Cache) -> None:
+    cache["key"] = 1
+    words = ring_of(cache).words
+    for index in range(len(words)):
+        words[index] = 0x0123456789ABCDEF * (index + 1) & (1 << 64) - 1
+    with cache.transact():
+        cache["key"] = 2
+        assert cache.peek() == (None, None)
+        assert len(cache) == 1
+    assert other["key"] == 2
+    cache["key"] = 3
+    assert other["key"] == 3
+
+
 def test_writes_beside_a_restored_database_are_seen(tmp_path: Path) -> None:
     directory, backup = tmp_path / "cache", tmp_path / "backup"
     with Cache(directory, **SMALL) as cache:

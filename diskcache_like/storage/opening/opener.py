@@ -241,9 +241,12 @@ def open_ring(directory: str, config: Config, lock: WriteLock, opened: Opened) -
         lock.release()
 
 
-def take_over(ring: Ring, rows: list[Any], epoch: int) -> int:
-    """Begin a ring with what it has and the database has not, by the rows of its mark; return the ring's number."""
-    return ring.begin(_mark_in(rows), epoch, 2 + secrets.randbits(62))
+def take_over(ring: Ring, rows: list[Any], epoch: int, anew: int = 0) -> int:
+    """Begin a ring with what it has and the database has not, by the rows of its mark; return the ring's number.
+
+    `anew`: the number where there is nothing to take over, 0 for one that nobody has had.
+    """
+    return ring.begin(_mark_in(rows), epoch, anew or 2 + secrets.randbits(62))
 
 
 def _mark_in(rows: list[Any]) -> Mark | None:
