@@ -21,7 +21,7 @@ class Placement:
         self._session = session
         self._connection = session.connection
         self._invalidation = invalidation
-        self.has_deleted = False  # within a transaction, what was in the way of others, since somebody reset this
+        self.has_deleted = False  # rows, within a transaction; the write buffer resets it
 
     def find(self, h: int, stored: bytes, autocommit: bool) -> tuple[int, bytes | None]:
         """Return place and record of a key; remove rows in its way that belong to no key."""

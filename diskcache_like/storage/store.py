@@ -37,7 +37,7 @@ from .upkeep.removal import Remover
 from .upkeep.trash import Trash
 from .writer import Writer
 
-READ_TIMEOUT = 60.0  # seconds for which a read of many rows waits at least, where another process is flushing
+READ_TIMEOUT = 60.0  # seconds that a read of many rows waits for the lock at least, so that it can flush
 LOOKS = 64  # for a moment between two writes; as long as a few writes take
 _TICK, _COUNT, _SETTLED = Header.TICK, Header.COUNT, Header.SETTLED
 

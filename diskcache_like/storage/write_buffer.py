@@ -107,7 +107,7 @@ class WriteBuffer:
         if ring is None or not session.appends:
             return False
         if not ring.is_marked():  # nothing was appended since the last write of another kind
-            self._measure(self._maintenance.recovery.checkpointer.measure())
+            self._note_room(self._maintenance.recovery.checkpointer.measure())
         if self._is_tight:
             return False
         longest = _longest(ring)
@@ -133,7 +133,7 @@ class WriteBuffer:
             self._look()
         except DiskFull:
             if row is not None or not ring.is_marked():
-                raise  # but a removal waits, too, as long as the ring has room
+                raise  # a removal may still be appended, while the ring has room
         if not ring.is_marked():
             self._put_mark(ring)
         self._prepare_appender(ring)
@@ -184,11 +184,11 @@ class WriteBuffer:
 
     @staticmethod
     def _new_mark(ring: Ring) -> Mark:
-        """Return a mark at HEAD that what lies behind it does not follow."""
+        """Return a mark at HEAD with a new random checksum, so that no older record follows it."""
         return ring.mark()._replace(last=int.from_bytes(os.urandom(4), "little"))
 
-    def _measure(self, left: int) -> None:
-        """See whether the disk has room for what may wait; without it every write goes to the database at once."""
+    def _note_room(self, left: int) -> None:
+        """Note whether the bytes that the disk has left suffice for what may wait; if not, nothing is appended."""
         self._is_tight = left < ROOM
         if self._is_tight:
             self._session.appender = None
@@ -207,8 +207,8 @@ class WriteBuffer:
                     while ring.waiting():
                         self._flush_batch(ring)
                 finally:
-                    if self._placement.has_deleted:
-                        self._hide(ring.end_walks)  # else what has made place for other keys would still be found
+                    if self._placement.has_deleted:  # and the ring must not show what was
+                        self._while_all_odd(ring.end_walks)
                         self._placement.has_deleted = False
 
     def discard(self) -> int:
@@ -220,16 +220,16 @@ class WriteBuffer:
             if mark is not None:  # else what was dropped would be taken over again after a restart
                 self._connection.put_setting(BUFFER_MARK, mark.packed())
         if ring is not None and mark is not None:
-            self._hide(partial(ring.drop, mark))
+            self._while_all_odd(partial(ring.drop, mark))
         return removed
 
     def wipe(self) -> None:
         """Overwrite what was flushed, which may be sealed with a data key that is about to go; nothing waits."""
         if self._session.ring is not None:
-            self._hide(self._session.ring.wipe)
+            self._while_all_odd(self._session.ring.wipe)
 
-    def _hide(self, step: Callable[[], None]) -> None:
-        """Take a step after which nobody finds what the ring has now; nobody keeps it hot."""
+    def _while_all_odd(self, step: Callable[[], None]) -> None:
+        """Take a step that changes what readers find in the ring; what was read before or meanwhile is not kept hot."""
         generations = self._session.generations
         tick = generations.next_tick()
         generations.begin_all(tick)
@@ -239,16 +239,15 @@ class WriteBuffer:
             generations.settle_all(tick)
 
     def _mend(self, ring: Ring) -> None:
-        """Take the ring over as after a restart: its words cannot be true; nobody keeps what is read meanwhile."""
+        """Take the ring over as after a restart: its words cannot be true."""
+        self._while_all_odd(partial(self._take_over, ring))
+
+    def _take_over(self, ring: Ring) -> None:
         session = self._session
-        tick = session.generations.next_tick()
-        session.generations.begin_all(tick)
-        try:
-            rows = self._connection.select(sql.SELECT_SETTING, (BUFFER_MARK,))
-            # It keeps its number, so that nobody has to follow: this thread may be about to begin a transaction.
-            session.header[_BUFFER] = take_over(ring, rows, session.epoch, session.buffer)
-        finally:
-            session.generations.settle_all(tick)
+        rows = self._connection.select(sql.SELECT_SETTING, (BUFFER_MARK,))
+        # The ring keeps its number. To follow to a new one, this handle would leave its connection, which may be about
+        # to begin a transaction.
+        session.header[_BUFFER] = take_over(ring, rows, session.epoch, session.buffer)
 
     def _look(self) -> None:
         """Do what is due by now, once everything is flushed."""
@@ -263,7 +262,7 @@ class WriteBuffer:
         """Flush records from the oldest on, as far as they are about `BATCH` keys, in one transaction."""
         try:
             net, mark = self._gather(ring)
-        except DecodeError:  # so nobody can tell which entries have newer values
+        except DecodeError:  # nobody can tell which entries have newer values
             self.discard()
             return
         if mark is None:
@@ -280,7 +279,7 @@ class WriteBuffer:
                 self._connection.fail(error)
             self._connection.put_setting(BUFFER_MARK, mark.packed())
         ring.flushed(mark)
-        self._measure(self._maintenance.recovery.checkpointer.left_on_disk())
+        self._note_room(self._maintenance.recovery.checkpointer.left_on_disk())
 
     def _gather(self, ring: Ring) -> tuple[dict[bytes | int, Net], Mark | None]:
         appender = self._session.appender

@@ -29,7 +29,7 @@ from diskcache_like.storage.store import Store
 from diskcache_like.storage.write_buffer import WriteBuffer
 
 from ..support.small_disks import Disk
-from ..support.workers import Crew, Link
+from ..support.workers import Crew, Link, forked
 
 SIZE = 1 << 14
 SMALL: dict[str, Any] = {"write_buffer": SIZE, "generation_slots": 16}
@@ -216,6 +216,25 @@ def test_a_full_cache_evicts_as_without_a_buffer(tmp_path: Path) -> None:
 
 
 # -- what outlives a process, and a copy -------------------------------------------------------------------------------
+
+
+def killed(work: Callable[[], Cache]) -> None:
+    """Do something in a forked child, which is killed at its end if it has not been before.
+
+    The work returns its cache, which would be closed, and so flushed, if nobody referred to it any more.
+    """
+
+    def work_and_die(_: Link) -> None:
+        cache = work()
+        die(cache)
+
+    with forked(work_and_die) as child:
+        child.join()
+        assert child.status == -signal.SIGKILL
+
+
+def die(*_: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _write_and_wait(link: Link, directory: str, keys: int) -> None:
@@ -485,11 +504,16 @@ def test_a_damaged_record_is_missing_and_does_not_show_an_older_value(cache: Cac
 
 
 def test_what_waits_goes_to_the_next_database_when_one_is_quarantined(tmp_path: Path) -> None:
-    with Crew() as crew:
-        worker = crew.start(_leave_waiting, tmp_path)
-        worker.hear()
-        os.kill(worker.pid, signal.SIGKILL)
-        worker.join()
+    def work() -> Cache:
+        cache = Cache(tmp_path, **SMALL)
+        cache.set_many({"flushed": 0, "changed": 0, "removed": 0})
+        cache.flush()
+        cache.set("changed", 1, expire=100, tag="tag")
+        del cache["removed"]
+        cache["new"] = 2
+        return cache
+
+    killed(work)
     with Path(tmp_path, "cache.db").open("r+b") as file:
         file.write(b"not a database")
     with pytest.warns(UserWarning, match="goes on empty in .*, but for what waits in the write buffer"):
@@ -535,23 +559,8 @@ def test_a_handle_whose_buffer_was_removed_follows_to_the_next_one(cache: Cache)
         assert (other["key"], cache["key"]) == (3, 3)
 
 
-def killed(work: Callable[[], object]) -> None:
-    """Do something in a forked child, which is killed at its end if it has not been before."""
-    child = os.fork()
-    if not child:
-        try:
-            work()
-        finally:
-            os.kill(os.getpid(), signal.SIGKILL)
-    os.waitpid(child, 0)
-
-
-def die(*_: object) -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
 def test_a_writer_killed_as_it_notes_a_flush_costs_nothing(tmp_path: Path) -> None:
-    def work() -> None:
+    def work() -> Cache:
         cache = Cache(tmp_path, **SMALL)
         for key in range(20):
             cache[key] = key
@@ -565,6 +574,7 @@ def test_a_writer_killed_as_it_notes_a_flush_costs_nothing(tmp_path: Path) -> No
 
         Ring.flushed = half  # type: ignore[method-assign]
         cache.flush()
+        return cache
 
     killed(work)
     with Cache(tmp_path, **SMALL) as cache:
@@ -575,12 +585,17 @@ def test_a_writer_killed_as_it_notes_a_flush_costs_nothing(tmp_path: Path) -> No
 
 
 def test_who_is_killed_taking_the_buffer_over_leaves_it_for_the_next(tmp_path: Path) -> None:
-    killed(lambda: Cache(tmp_path, **SMALL).set("key", "waits"))
+    def work() -> Cache:
+        cache = Cache(tmp_path, **SMALL)
+        cache["key"] = "waits"
+        return cache
+
+    killed(work)
     Path(tmp_path, "cache.gen").unlink()
 
-    def take_over() -> None:
+    def take_over() -> Cache:
         Ring._clear_table = die  # type: ignore[method-assign,assignment]
-        Cache(tmp_path, **SMALL)
+        return Cache(tmp_path, **SMALL)
 
     killed(take_over)
     with Cache(tmp_path, **SMALL) as cache:
@@ -594,13 +609,14 @@ def no_room(*_: object) -> None:
 def test_what_a_clear_without_room_has_removed_is_not_back_after_a_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def work() -> None:
+    def work() -> Cache:
         cache = Cache(tmp_path, **SMALL)
         cache["flushed"] = 1
         cache.flush()
         cache["waits"] = 2
         monkeypatch.setattr(WriteBuffer, "_flush_batch", no_room)
         cache.clear()
+        return cache
 
     killed(work)
     Path(tmp_path, "cache.gen").unlink()
@@ -651,17 +667,6 @@ def test_a_handle_that_was_opened_before_there_was_a_buffer_sees_what_waits_ther
             assert first.get_entry("key").value == "newer"
             assert first.incr("more") == 2
             assert second["more"] == 2
-
-
-def _leave_waiting(link: Link, directory: Path) -> None:
-    cache = Cache(directory, **SMALL)
-    cache.set_many({"flushed": 0, "changed": 0, "removed": 0})
-    cache.flush()
-    cache.set("changed", 1, expire=100, tag="tag")
-    del cache["removed"]
-    cache["new"] = 2
-    link.tell()
-    link.hear()
 
 
 @pytest.mark.parametrize("flushed", [False, True])

@@ -58,7 +58,7 @@ from .identity import (
 )
 from .replacement import replace_unreadable
 
-ROOM: int = 64 << 20  # bytes that the disk has left at least where writes wait
+ROOM: int = 64 << 20  # bytes of free disk below which no write waits
 NO_RING = 1  # as the number of a write buffer: there is none
 MAX_COUNTED = 1 << 62
 FARTHEST = 1 << 53  # microseconds from 1970 to 2255: no clock was that far ahead, so an entry from then is damaged
@@ -213,7 +213,7 @@ def open_ring(directory: str, config: Config, lock: WriteLock, opened: Opened) -
         ring.close()
     lock.acquire(config.timeout)
     try:
-        exists = bool(paths.mode_of(path, follow=False))  # by now, perhaps
+        exists = bool(paths.mode_of(path, follow=False))  # another process may have made it
         has_room = exists or paths.left_on_disk(directory) >= ROOM
         ring = Ring.open(path, slots, capacity, config.shared) if has_room else None
         if ring is not None and not ring.belongs_to(header[Header.BUFFER], opened.epoch):
@@ -244,7 +244,7 @@ def open_ring(directory: str, config: Config, lock: WriteLock, opened: Opened) -
 def take_over(ring: Ring, rows: list[Any], epoch: int, anew: int = 0) -> int:
     """Begin a ring with what it has and the database has not, by the rows of its mark; return the ring's number.
 
-    `anew`: the number where there is nothing to take over, 0 for one that nobody has had.
+    `anew`: the number that it gets where there is nothing to take over, 0 for a random one.
     """
     return ring.begin(_mark_in(rows), epoch, anew or 2 + secrets.randbits(62))
 

@@ -167,8 +167,8 @@ def make_next(directory: str, config: Config, generations: GenerationFile, probl
 def _mark_of_waiting(directory: str, config: Config, header: Words, wanted: Next) -> Mark | None:
     """Return the mark with which the next database takes over what waits in the write buffer; None for nothing.
 
-    What waits is newer than any row, and says by itself what it is. It is of no use in a cache that has other data keys
-    or another number of places, or has lost its dictionaries.
+    What waits is newer than any row, and each record is complete. But nobody could read or find it in a cache with
+    other data keys, without the dictionaries, or with another modulus.
     """
     path = os.path.join(directory, BUFFER)
     is_readable = "keyring" not in wanted.identity and not header[Header.DICTIONARY]

@@ -53,7 +53,8 @@ class Reader:
         found = session.buffered(h, stored) if ring is not None and ring.has(h) else None
         if found is not None:
             return found.v
-        if session.header[_EPOCH] != session.epoch:  # only now: the next database's ring may have lost it to that
+        # After the look into the ring: what waited there may have gone to the next database meanwhile.
+        if session.header[_EPOCH] != session.epoch:
             return self.find(h, stored)
         try:
             cursor = pool.free.pop()
@@ -170,9 +171,8 @@ class Reader:
         """Return what the write buffer has of a key; nothing within the caller's transaction, which began with none."""
         session = self._session
         session.catch_up()
-        ring, txn = session.ring, self._connection.txn
-        is_there = ring is not None and ring.has(h) and not (txn is not None and txn.reads_here())
-        return session.buffered(h, stored) if is_there else None
+        txn = self._connection.txn
+        return None if txn is not None and txn.reads_here() else session.buffered(h, stored)
 
     def scan(self, reverse: bool = False) -> Iterator[tuple[int, bytes, bytes | None]]:
         """Return an iterator of (h, stored key, original key) in order of insertion, but not of what is inserted later.

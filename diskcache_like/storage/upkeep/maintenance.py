@@ -106,14 +106,14 @@ class Maintenance:
     def flush_buffer(self) -> None:
         """Flush the write buffer to the database; the lock is held.
 
-        On a full disk it gets the reserve, since whoever removes anything has to flush before.
+        On a full disk it gets the reserve, since whoever removes anything has to flush first.
         """
         self.recovery.run(self.buffer.flush, removes=True)
 
     def empty_buffer(self, timeout: float | None) -> int:
-        """Flush the write buffer before everything is removed; if the disk has no room for that, remove everything.
+        """Flush the write buffer before a `clear`; if the disk has no room for that, remove every entry here.
 
-        Returns how many entries the database had then, else 0.
+        Returns how many entries the database had in that case, else 0.
         """
         ring = self._session.ring
         if ring is None or not ring.waiting():
