@@ -34,7 +34,7 @@ def prove_damage(trial: Trial) -> None:
         trial.each(items, partial(try_place, trial, Workbench(place)), "places", first=items.of_first)
 
 
-# -- the control ------------------------------------------------------------------------------------------------------
+# -- the controls -----------------------------------------------------------------------------------------------------
 
 KEY_SIZE = range(32, 36)  # bytes of a record's header
 
@@ -72,6 +72,15 @@ def prove_control(trial: Trial) -> None:
             trial.each(items, partial(try_place, trial, Workbench(place)), "bytes")
 
 
+def prove_words(trial: Trial) -> None:
+    """Flip bits of the word that says where walks end, in a copy that believes the words of the original."""
+    with own_surroundings() as place:
+        sample = samples(place)[1]
+        items = [Place(sample, BUFFER, 8 * Word.FLOOR + number, "flip", False) for number in range(8)]
+        with mock.patch.object(ring.Ring, "belongs_to", return_value=True):
+            trial.each(items, partial(try_place, trial, Workbench(place)), "bytes")
+
+
 PROOFS: dict[str, Proof] = {
     "buffer-damage": Proof(
         3,
@@ -87,5 +96,12 @@ PROOFS: dict[str, Proof] = {
         prove_control,
         share=0.3,
         finds=r"AssertionError: buffered in use, cache\.buffer at .*: an overwritten value is back",
+    ),
+    "control-buffer-words": Proof(
+        3,
+        "a bit flipped in a copied write buffer, in the word that says where walks end, and the words are believed",
+        prove_words,
+        share=0.3,
+        finds=r"AssertionError: buffered, copied, cache\.buffer at .*: an overwritten value is back",
     ),
 }

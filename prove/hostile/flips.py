@@ -77,7 +77,7 @@ class Place(NamedTuple):
         entries, content = self.sample.entries, self.sample.files[self.file]
         if self.file.endswith(file_names.SUFFIX):
             return {key for key, entry in entries.items() if entry.file == self.file}
-        if not self.may_empty() and self.file != BUFFER:
+        if self.is_ignored() or (not self.may_empty() and self.file != BUFFER):
             return set()
         there = {key for key, entry in entries.items() if self.file.startswith(entry.shard)}
         if self.how == "flip" and self.file.endswith(".db"):
@@ -99,6 +99,11 @@ class Place(NamedTuple):
         capacity = int.from_bytes(content[8 * Word.CAPACITY :][:8], "little")
         return "a word" if offset < PAGE else "a record" if offset < PAGE + capacity else "the table"
 
+    def is_ignored(self) -> bool:
+        """Tell whether it hits one of those words of a write buffer that say what waits, in a copy: none is believed."""
+        is_word = self.file == BUFFER and self.offset() // 8 in range(Word.RESERVED, Word.FLOOR + 1)
+        return is_word and self.sample.is_copied and self.how == "flip" and not self.open
+
     def may_age(self) -> str:
         """Return in which respect an overwritten value may be read, if it may.
 
@@ -108,6 +113,8 @@ class Place(NamedTuple):
         """
         if self.file.endswith(("-wal", "-shm")):
             return "with older values"
+        if self.is_ignored():
+            return ""
         if self.file == BUFFER and (self.sample.is_copied or self.how == "cut") and not self.open:
             return "with older values behind the end of the write buffer"
         if self.part() in ("a word", "the table"):

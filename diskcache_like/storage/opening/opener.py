@@ -213,32 +213,44 @@ def open_ring(directory: str, config: Config, lock: WriteLock, opened: Opened) -
         ring.close()
     lock.acquire(config.timeout)
     try:
-        exists = bool(paths.mode_of(path, follow=False))  # another process may have made it
-        has_room = exists or paths.left_on_disk(directory) >= ROOM
+        has_room = paths.mode_of(path, follow=False) or paths.left_on_disk(directory) >= ROOM
         ring = Ring.open(path, slots, capacity, config.shared) if has_room else None
         if ring is not None and not ring.belongs_to(header[Header.BUFFER], opened.epoch):
-            with corrupt_if_damaged(opened.connection, opened.path):
-                rows = opened.connection.execute(sql.SELECT_SETTING, (BUFFER_MARK,)).fetchall()
-            header[Header.BUFFER] = 0
-            was_settled = header[Header.SETTLED] == header[Header.TICK]
-            tick = generations.next_tick()
-            generations.begin_all(tick)  # what others keep hot may be from a ring that is gone
-            if not (ring.is_new() or ring.holds(_mark_in(rows))):
-                # A handle whose database was removed goes on with the ring of that, under another lock.
-                ring.close()
-                with suppress(OSError):
-                    os.unlink(path)
-                ring = Ring.open(path, slots, capacity, config.shared)
-            if ring is not None:
-                header[Header.BUFFER] = take_over(ring, rows, opened.epoch)
-            generations.settle_all(tick)
-            if was_settled:  # else the next holder mends what one that died has left
-                header[Header.SETTLED] = tick
+            ring = _begun(ring, path, config, opened)
         if ring is None:
             header[Header.BUFFER] = NO_RING
         return _if_readable(ring, header, directory)
     finally:
         lock.release()
+
+
+def _begun(ring: Ring, path: str, config: Config, opened: Opened) -> Ring | None:
+    """Return the ring with words that can be believed, in another file if this one is another database's.
+
+    The write lock is held. Returns None where there is no room for another file.
+    """
+    generations = opened.generations
+    header = generations.header
+    with corrupt_if_damaged(opened.connection, opened.path):
+        rows = opened.connection.execute(sql.SELECT_SETTING, (BUFFER_MARK,)).fetchall()
+    header[Header.BUFFER] = 0
+    was_settled = header[Header.SETTLED] == header[Header.TICK]
+    tick = generations.next_tick()
+    generations.begin_all(tick)  # what others keep hot may be from a ring that is gone
+    begun: Ring | None = ring
+    if not (ring.is_new() or ring.holds(_mark_in(rows))):
+        # A handle whose database was removed goes on with the ring of that, under another lock.
+        slots, capacity = len(generations.slots), opened.settings["write_buffer"] or LEAST_CAPACITY
+        ring.close()
+        with suppress(OSError):
+            os.unlink(path)
+        begun = Ring.open(path, slots, capacity, config.shared)
+    if begun is not None:
+        header[Header.BUFFER] = take_over(begun, rows, opened.epoch)
+    generations.settle_all(tick)
+    if was_settled:  # else the next holder mends what one that died has left
+        header[Header.SETTLED] = tick
+    return begun
 
 
 def take_over(ring: Ring, rows: list[Any], epoch: int, anew: int = 0) -> int:
