@@ -162,11 +162,11 @@ class Work:
         """Return a key."""
         return self.random.choice(self.lane.keys)
 
-    def value(self, key: Any) -> Any:
-        """Return a value that the key never had."""
+    def value(self, key: Any, size: int | None = None) -> Any:
+        """Return a value that the key never had, of `size` bytes or of any of the sizes."""
         self.written += 1
         text = f"{key} for the {self.written}th time; "
-        size = self.random.choice(self.sizes)
+        size = self.random.choice(self.sizes) if size is None else size
         return (text * (size // len(text) + 1))[:size].encode() if size >= 300 else text
 
     def becomes(self, key: Any, value: Any) -> None:
@@ -207,7 +207,7 @@ def do_set(work: Work) -> None:
 @operation("stream", 4)
 def do_stream(work: Work) -> None:
     key = work.key()
-    value = f"{key} streamed, {work.written} ".encode() * 100
+    value = work.value(key, 2500)
     work.becomes(key, value)
     with work.cache.open(key, "wb") as stream:
         for start in range(0, len(value), 1500):
