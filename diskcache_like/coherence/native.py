@@ -14,7 +14,7 @@ VARIABLE = "DISKCACHE_LIKE_NATIVE"
 NEWEST = Struct("QQi4x")  # a `dl_newest`
 
 _MODULE = "diskcache_like.coherence._native"
-_ABI = 3  # DL_ABI of native_build.py
+_ABI = 4  # DL_ABI of native_build.py
 
 
 class NativeModule:

@@ -66,7 +66,7 @@ SOURCE = r"""
 #endif
 
 /* Increased whenever a function changes its meaning: native.py refuses a helper left over from another version. */
-#define DL_ABI 3
+#define DL_ABI 4
 
 #if UINTPTR_MAX < 0xFFFFFFFFFFFFFFFFu
 #error "the helper promises single-copy atomic 64-bit words, which this platform does not have"
@@ -249,13 +249,15 @@ static uint64_t dl_append_locked(const dl_shard *shard, uint64_t expected, const
         return 0;
     header.previous = dl_get(entry);
     header.walk = 1;
+    if (header.previous >= head)
+        return 0; /* the table is damaged */
     if (header.previous >= floor && header.previous + capacity >= end) {
         dl_header before;
         uint64_t where = header.previous % capacity;
         if (where + sizeof before > capacity)
-            return 0; /* the table is damaged */
+            return 0;
         memcpy(&before, shard->content + where, sizeof before);
-        if (before.offset != header.previous)
+        if (before.offset != header.previous || before.check != dl_crc32(&before, sizeof before - 4))
             return 0;
         if (before.key_size == header.key_size && where + sizeof before + before.key_size <= capacity
             && !memcmp(shard->content + where + sizeof before, key, header.key_size)) {
@@ -275,8 +277,11 @@ static uint64_t dl_append_locked(const dl_shard *shard, uint64_t expected, const
     dl_put(slot, 2 * tick + 1);
     if (end > dl_get(shard->reserved))
         dl_put(shard->reserved, end);
-    memcpy(shard->content + place, &header, sizeof header);
+    if (start != head) /* whoever looks for a record at HEAD must not find what lay there before */
+        memset(shard->content + head % capacity, 0, sizeof header.offset);
     memcpy(shard->content + place + sizeof header, body, size);
+    __atomic_thread_fence(__ATOMIC_RELEASE); /* a header says that the content is there */
+    memcpy(shard->content + place, &header, sizeof header);
     dl_put(shard->last, (uint64_t)header.check << 32 | (end & 0xFFFFFFFFu));
     dl_put(shard->head, end);
     dl_put(entry, start);

@@ -5,13 +5,14 @@ there yet. Records lie one behind the other. Each has an absolute offset, which 
 the capacity. A table has, for each slot, the offset of its newest record, and a record that of the one before it in its
 slot, leaving out earlier ones of its own key: so a walk is as long as there are keys in the slot.
 
-Who may change what: only the holder of the write lock writes here, in this order: RESERVED, the bytes, LAST, HEAD, the
-table, DONE.
+Who may change what: only the holder of the write lock writes here, in this order: RESERVED, the content, the header,
+LAST, HEAD, the table, DONE.
 
 * RESERVED covers what is about to be overwritten, and never goes back. A reader that finds its record covered by it,
   after copying, did not get a whole record; what is overwritten is in the database by then.
-* HEAD makes a record happen. A writer that dies before it has written nothing; one that dies after it, but before DONE,
-  has a record that the table may lack, and the next holder makes the table anew (`mend`).
+* The header makes a record happen, since the content is there by then. A writer that dies before it has written
+  nothing. For one that dies after it the next holder ends the append (`mend`): a whole record that HEAD left out would
+  stay where the next record may not overwrite it, and be taken for that one. DONE is not HEAD meanwhile.
 * FLUSHED is the offset up to which the database has everything. It is set after the commit that flushes the records: a
   writer that dies in between leaves them to be flushed once more, and nothing newer can be in the database by then.
 * FLOOR is where walks end. Whoever writes the database in another way, when everything is flushed, sets it to HEAD
@@ -213,11 +214,12 @@ class Ring:
         self.file = file
 
     @classmethod
-    def open(cls, path: str, slots: int, capacity: int, shared: bool = False) -> Ring | None:
+    def open(cls, path: str, slots: int, capacity: int, shared: bool = False, may_grow: bool = True) -> Ring | None:
         """Map the file, made or made longer if need be; return None where there is no room for that.
 
-        The slots and the capacity of a file that is there win. Who makes the file holds the write lock. Raises
-        DirectoryError if the file is there and cannot be mapped, since it may hold what the database does not have.
+        The slots and the capacity of a file that is there win. Who does not hold the write lock says that the file may
+        not grow, since another process may just be making it. Raises DirectoryError if the file is there and cannot be
+        mapped, since it may hold what the database does not have.
         """
         try:
             descriptor = open_control_file(Path(path), create=True, shared=shared)
@@ -228,11 +230,12 @@ class Ring:
             capacity = max(capacity, LEAST_CAPACITY) // PAGE * PAGE
             slots, capacity = _sizes_in(descriptor, status.st_size) or (slots, capacity)
             size = PAGE + capacity + 8 * slots
-            if status.st_size < size and not (allocate(descriptor, size) or extend(descriptor, size)):
+            has_grown = status.st_size < size and may_grow and (allocate(descriptor, size) or extend(descriptor, size))
+            if status.st_size < size and not has_grown:
                 return None
             mapping = mmap.mmap(descriptor, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
             ring = cls(mapping, capacity, slots, hash((status.st_dev, status.st_ino)) & (1 << 63) - 1)
-            if status.st_size < size:
+            if has_grown:
                 ring.words[Word.FILE] = 0  # what its words are about was cut off
             return ring
         except OSError as error:
@@ -293,7 +296,7 @@ class Ring:
         known = mark if self.holds(mark) else None
         words[Word.BOOT] = 0  # nobody believes the words until all of them are whole again; ID stays, for another try
         flushed = self.capacity if mark is None else max(mark.flushed, self.capacity)
-        self._clear_table()
+        table = memoryview(bytearray(8 * len(self._table))).cast("Q")
         if known is None:
             number, first, reserved = anew, anew & _LOW, 0
             head = flushed = flushed + self.capacity  # nothing that lies here has such an offset
@@ -302,8 +305,11 @@ class Ring:
             head = flushed
         last = first
         for found, end in self._chain(flushed, first) if known else ():
-            self._table[found.h % self._prime] = found.offset
+            if not self._has_whole_body(found):
+                break
+            table[found.h % self._prime] = found.offset
             head, last = end, found.check
+        self._table[:] = table  # at once: where only words were damaged, readers find all the time what waits
         words[Word.RESERVED] = reserved if head <= reserved <= head + self.capacity else head
         words[Word.LAST] = _joined(last, head)
         words[Word.HEAD] = words[Word.DONE] = head
@@ -314,9 +320,6 @@ class Ring:
         words[Word.BOOT] = boot_id()
         return number
 
-    def _clear_table(self) -> None:
-        self._table[:] = memoryview(bytes(8 * len(self._table))).cast("Q")
-
     def _chain(self, offset: int, last: int) -> Iterator[tuple[_Header, int]]:
         """Yield the header and the end of the records from an offset on, as far as the chain holds."""
         limit = offset + self.capacity
@@ -325,10 +328,16 @@ class Ring:
             if found is None or found.last != last:
                 return
             end = found.offset + found.size
-            if end > limit or self._body_of(found) is None:
+            if end > limit:
                 return
             yield found, end
             offset, last = end, found.check
+
+    def newest_tick(self) -> int:
+        """Return the highest number of the writes that wait, 0 if nothing does; the lock is held."""
+        words = self.words
+        chain = self._chain(words[Word.FLUSHED], words[Word.FLUSHED_LAST] >> 32)
+        return max((found.tick for found, _ in chain), default=0)
 
     def follow(self, mark: Mark) -> None:
         """Let the next record follow a mark at HEAD that the database has by now."""
@@ -389,7 +398,7 @@ class Ring:
         head, last = words[_HEAD], words[_LAST]
         if words[_DONE] != head or (last ^ head) & _LOW:
             self.mend()
-            last = words[_LAST]
+            head, last = words[_HEAD], words[_LAST]
         size = _SIZE + len(body)
         start, place = head, head % capacity
         if capacity - place < size + 7:
@@ -397,50 +406,64 @@ class Ring:
         end = start + (size + 7 & ~7)
         if end - words[_FLUSHED] > capacity:
             return False
-        previous, walk = self._table[slot], 1
-        if previous >= words[_FLOOR] and previous >= end - capacity:
-            before = PAGE + previous % capacity
-            link, key_size, longest = _LINK.unpack_from(memory, before + _LINK_AT)
-            if previous >= head or _OFFSET.unpack_from(memory, before)[0] != previous:
-                # The table is damaged. Once all is flushed, nothing is hidden by a record that leads to no other.
-                if words[_FLUSHED] != head:
-                    return False
-                previous = 0
-            elif key_size == len(stored) and memory[before + _SIZE : before + _SIZE + key_size].tobytes() == stored:
-                previous, walk = link, longest
-            else:
-                walk = longest + 1
-                if walk > LONGEST_WALK:
-                    return False
+        link = self._link(slot, stored, end)
+        if link is None:
+            return False
+        words[_DONE] = 0  # whoever comes next ends this append if it is interrupted
         if end > words[_RESERVED]:
             words[_RESERVED] = end
+        if start != head:  # whoever looks for a record at HEAD must not find what lay there before
+            _OFFSET.pack_into(memory, PAGE + head % capacity, 0)
         at = PAGE + place
         kind, v_size = content
         header = _HEADER.pack(
-            start, tick, h, previous, len(stored), walk, kind, v_size, *columns, crc32(body), last >> 32, 0
+            start, tick, h, link[0], len(stored), link[1], kind, v_size, *columns, crc32(body), last >> 32, 0
         )[:_CHECK_AT]
         check = crc32(header)
+        memory[at + _SIZE : at + size] = body
         memory[at : at + _CHECK_AT] = header
         _CHECK.pack_into(memory, at + _CHECK_AT, check)
-        memory[at + _SIZE : at + size] = body
         words[_LAST] = check << 32 | end & _LOW
         words[_HEAD] = end
         self._table[slot] = start
         words[_DONE] = end
         return True
 
+    def _link(self, slot: int, stored: bytes, end: int) -> tuple[int, int] | None:
+        """Return the offset of the record before the next one in its slot, of another key, and the length of the walk.
+
+        Returns None where everything has to be flushed first: the walk is too long, or the table or a record damaged.
+        """
+        words, memory, previous = self.words, self._bytes, self._table[slot]
+        if previous < words[_FLOOR] or previous < end - self.capacity:
+            return previous, 1
+        at = PAGE + previous % self.capacity
+        header = memory[at : at + _SIZE].tobytes()
+        if previous >= words[_HEAD] or not _is_header(header, previous):
+            # Once all is flushed, nothing is hidden by a record that leads to no other.
+            return (0, 1) if words[_FLUSHED] == words[_HEAD] else None
+        before, key_size, walk = _LINK.unpack_from(header, _LINK_AT)
+        if key_size == len(stored) and memory[at + _SIZE : at + _SIZE + key_size].tobytes() == stored:
+            return before, walk
+        return (previous, walk + 1) if walk < LONGEST_WALK else None
+
     def mend(self) -> None:
-        """Put right what a writer left that died, or was interrupted, within an append or a flush; the lock is held."""
+        """End what a writer left that died, or was interrupted, within an append or a flush; the lock is held.
+
+        Damaged content ends nothing here: it costs its key alone, and the records behind it follow the header.
+        """
         words = self.words
-        head = words[Word.HEAD]
         words[Word.FLUSHED] = self.flushed_mark().flushed
-        last = words[Word.FLUSHED_LAST] >> 32
-        for found, end in self._chain(words[Word.FLUSHED], last):
-            if end > head:
-                break
+        head, last = words[Word.FLUSHED], words[Word.FLUSHED_LAST] >> 32
+        for found, end in self._chain(head, last):
+            if end > words[Word.HEAD] and not self._has_whole_body(found):
+                break  # no writer left that, but a power loss
             self._table[found.h % self._prime] = found.offset
-            last = found.check
+            head, last = end, found.check
+        head = max(head, words[Word.HEAD])  # a damaged header ends the chain before it
+        words[Word.RESERVED] = max(words[Word.RESERVED], head)
         words[Word.LAST] = _joined(last, head)
+        words[Word.HEAD] = head
         words[Word.DONE] = head
 
     def waiting(self) -> int:
@@ -585,14 +608,14 @@ class Ring:
         if place + _SIZE > self.capacity:
             return None
         at = PAGE + place
-        found = _header_in(bytes(self._bytes[at : at + _SIZE]), offset)
+        content = bytes(self._bytes[at : at + _SIZE])
+        found = _Header(*_HEADER.unpack(content)) if _is_header(content, offset) else None
         return found if found is not None and place + found.size <= self.capacity else None
 
-    def _body_of(self, found: _Header) -> bytes | None:
-        """Return the body of a record; None if it is damaged."""
+    def _has_whole_body(self, found: _Header) -> bool:
+        """Tell whether the content of a record is what was written."""
         at = PAGE + found.offset % self.capacity + _SIZE
-        body = bytes(self._bytes[at : at + found.body_size])
-        return body if crc32(body) == found.body_check else None
+        return crc32(self._bytes[at : at + found.body_size]) == found.body_check
 
     def _next_lap(self, offset: int) -> int:
         return (offset // self.capacity + 1) * self.capacity
@@ -609,12 +632,13 @@ def _sizes_in(descriptor: int, size: int) -> tuple[int, int] | None:
     return (slots, capacity) if is_whole and PAGE + capacity + 8 * slots <= size else None
 
 
-def _header_in(content: bytes, offset: int) -> _Header | None:
-    """Return the header that was copied from an offset; None if it is none."""
-    if len(content) < _SIZE:
-        return None
-    found = _Header(*_HEADER.unpack(content))
-    return found if found.offset == offset and crc32(content[:_CHECK_AT]) == found.check else None
+def _is_header(content: bytes, offset: int) -> bool:
+    """Tell whether what was copied from an offset is the header of the record there."""
+    return (
+        len(content) == _SIZE
+        and _OFFSET.unpack_from(content)[0] == offset
+        and crc32(content[:_CHECK_AT]) == _CHECK.unpack_from(content, _CHECK_AT)[0]
+    )
 
 
 def _content_in(header: tuple[Any, ...], body: bytes) -> bytes | Written | None:

@@ -146,13 +146,13 @@ class WriteBuffer:
                     appended = ring.append(_written(tick, h, stored, row))
                 else:
                     appended = ring.append_record(tick, h, stored, row)
-                if appended:
-                    return 2 * tick + 2
             except BaseException:
-                ring.mend()
-                raise
-            finally:
+                ring.mend()  # where that is cut short too, the slot stays odd, and nobody keeps what it will show
                 slots[slot] = 2 * tick + 2
+                raise
+            slots[slot] = 2 * tick + 2
+            if appended:
+                return 2 * tick + 2
             self.flush()
             ring.end_walks()
             self._put_mark(ring)
@@ -214,7 +214,9 @@ class WriteBuffer:
     def discard(self) -> int:
         """Remove every entry, and forget what waits; return how many entries the database had."""
         ring = self._session.ring
-        mark = None if ring is None else self._new_mark(ring)
+        if ring is not None:
+            ring.mend()
+        mark = None if ring is None else ring.mark()  # what comes next follows it, dropped or not
         with self._transactions.batch():
             removed = self._maintenance.remover.delete_all()
             if mark is not None:  # else what was dropped would be taken over again after a restart

@@ -21,6 +21,7 @@ SLOTS = 16
 CAPACITY = 1 << 14
 NUMBER, EPOCH = 4711, 0
 HEADER_SIZE = 80  # of a record
+CHECK = ring_module._CHECK
 
 
 def made(path: Path, slots: int = SLOTS) -> Ring:
@@ -214,6 +215,150 @@ def test_a_writer_that_dies_has_written_its_record_or_nothing(tmp_path: Path, be
             break
     assert survived
     assert outcomes == {True, False}
+
+
+class DyingCheck:
+    """Packs the last bytes of a header, but lets the writer die before."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(CHECK, name)
+
+    def pack_into(self, *_: object) -> None:
+        raise Killed
+
+
+def dies_appending(ring: Ring, step: int, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Write key 3 and die at a step: 0 within the header, others at a store to a word; tell whether it died.
+
+    Then the next holder of the lock mends the ring.
+    """
+    words, table = ring.words, ring._table
+    left = [step]
+    with monkeypatch.context() as patch:
+        if not step:
+            patch.setattr(ring_module, "_CHECK", DyingCheck())
+        ring.words, ring._table = DyingWords(words, left), DyingWords(table, left)  # type: ignore[assignment]
+        try:
+            assert ring.append(Written(99, hash_of(3), stored(3), b"new"))
+        except Killed:
+            return True
+        finally:
+            ring.words, ring._table = words, table
+            ring.mend()
+    return False
+
+
+def test_a_writer_that_dies_at_the_end_of_a_lap_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next record is too long to lie where the one of the dead writer lies."""
+    step, has_died = 0, True
+    while has_died:
+        ring = made(tmp_path / str(step))
+        model = Model(ring)
+        while CAPACITY - ring.words[Word.HEAD] % CAPACITY > 500:
+            model.write(len(model.now), b"v" * 200)
+        model.flush(1 << 20)
+        has_died = dies_appending(ring, step, monkeypatch)
+        if model.read(3) == b"new":
+            model.now[3] = b"new"
+        model.write(5, b"after" * 100)
+        assert ring.words[Word.HEAD] % CAPACITY < 1000, "it lies in the next lap"
+        assert [model.read(key) for key in model.now] == [*model.now.values()]
+        model.flush(1 << 20)
+        assert model.database == model.now
+        ring.close()
+        step += 1
+    assert step > 5
+
+
+def test_what_a_dead_writer_left_does_not_follow_a_later_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a restart, or in a copy, the words are not believed, and the chain alone says what happened."""
+    step, has_died = 0, True
+    while has_died:
+        ring = made(tmp_path / str(step))
+        model = Model(ring)
+        model.write(1, b"before")
+        has_died = dies_appending(ring, step, monkeypatch)
+        model.flush(1 << 20)
+        mark = ring.flushed_mark()
+        model.database[3] = b"acknowledged"  # by a commit of another kind
+        ring.end_walks()
+        ring.words[Word.BOOT] = 0
+        assert ring.begin(mark, EPOCH, NUMBER + 1) == NUMBER
+        assert model.read(3) == b"acknowledged"
+        model.flush(1 << 20)
+        assert model.database[3] == b"acknowledged"
+        ring.close()
+        step += 1
+    assert step > 5
+
+
+def test_old_content_at_the_end_of_a_lap_is_no_record(ring: Ring) -> None:
+    """Whoever knows the offsets can store a value that looks like the beginning of the next record."""
+    model = Model(ring)
+    while CAPACITY - ring.words[Word.HEAD] % CAPACITY > 600:
+        model.write(len(model.now), b"v" * 24)
+    while CAPACITY - ring.words[Word.HEAD] % CAPACITY > 400:
+        model.write(len(model.now), b"")
+    place = PAGE + ring.words[Word.HEAD] % CAPACITY
+    ring._bytes[place : place + 8] = ring.words[Word.HEAD].to_bytes(8, "little")
+    model.write(1, b"long" * 200)
+    assert ring.words[Word.HEAD] % CAPACITY < 1000, "it lies in the next lap"
+    model.flush(1 << 20)
+    assert model.database == model.now
+
+
+def test_damaged_content_costs_its_key_alone_where_a_writer_has_died(ring: Ring) -> None:
+    for tick, key in enumerate((1, 20, 40)):
+        assert ring.append(Written(tick, hash_of(key), stored(key), b"value"))
+    second = ring.words[Word.FLUSHED] + 88
+    ring._bytes[PAGE + second % CAPACITY + HEADER_SIZE + 2] ^= 1
+    ring.mend()
+    assert ring.append(Written(9, hash_of(60), stored(60), b"value"))
+    net, _ = ring.gather(1 << 20)
+    assert {key: what for key, (_, _, _, what, _) in net.items()} == {
+        stored(1): b"value",
+        hash_of(20): None,
+        stored(40): b"value",
+        stored(60): b"value",
+    }
+
+
+def test_a_damaged_header_is_not_linked_to(ring: Ring) -> None:
+    """The next record of its slot would be sound, and hide what the damaged link leads past."""
+    one, other = 8, 9  # in one slot
+    model = Model(ring)
+    model.write(one, b"old")
+    model.flush(1 << 20)
+    model.write(one, b"new")
+    at = ring.words[Word.HEAD]
+    model.write(other, b"value")
+    ring._bytes[PAGE + at % CAPACITY + 24] ^= 0xFF
+    assert not ring.append(Written(9, hash_of(other), stored(other), b"next")), "everything has to be flushed first"
+
+
+def test_taking_over_shows_all_the_time_what_waits(ring: Ring, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where only words were damaged, readers go on meanwhile."""
+    mark = ring.mark()
+    for key in range(10):
+        assert ring.append(Written(key, hash_of(key), stored(key), b"value"))
+    whole = Ring._has_whole_body
+
+    def looking(self: Ring, header: Any) -> bool:
+        assert all(ring.find(hash_of(key), stored(key)) for key in range(10))
+        return whole(self, header)
+
+    monkeypatch.setattr(Ring, "_has_whole_body", looking)
+    ring.begin(mark, EPOCH, NUMBER)
+    assert all(ring.find(hash_of(key), stored(key)) for key in range(10))
+
+
+def test_a_file_that_is_being_made_is_left_alone_without_the_lock(tmp_path: Path) -> None:
+    path = tmp_path / "cache.buffer"
+    path.write_bytes(b"\0" * PAGE)
+    assert Ring.open(str(path), SLOTS, CAPACITY, may_grow=False) is None
+    assert path.read_bytes() == b"\0" * PAGE
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import shutil
@@ -19,7 +20,7 @@ import pytest
 
 from diskcache_like import Cache, DirectoryError, DiskFull, FanoutCache, SettingError, StorageError
 from diskcache_like.coherence.generations import Header
-from diskcache_like.coherence.ring import PAGE, Mark, Ring, Word
+from diskcache_like.coherence.ring import PAGE, SMALLEST, Mark, Ring, Word
 from diskcache_like.coherence.write_lock import WriteLock
 from diskcache_like.storage import write_buffer
 from diskcache_like.storage.opening import opener
@@ -594,7 +595,7 @@ def test_who_is_killed_taking_the_buffer_over_leaves_it_for_the_next(tmp_path: P
     Path(tmp_path, "cache.gen").unlink()
 
     def take_over() -> Cache:
-        Ring._clear_table = die  # type: ignore[method-assign,assignment]
+        Ring._chain = die  # type: ignore[method-assign,assignment]
         return Cache(tmp_path, **SMALL)
 
     killed(take_over)
@@ -622,6 +623,22 @@ def test_what_a_clear_without_room_has_removed_is_not_back_after_a_restart(
     Path(tmp_path, "cache.gen").unlink()
     with Cache(tmp_path, **SMALL) as cache:
         assert (len(cache), cache.get("waits"), cache.get("flushed")) == (0, None, None)
+
+
+def test_the_order_of_what_waits_outlives_the_count_of_writes(tmp_path: Path) -> None:
+    def work() -> Cache:
+        cache = Cache(tmp_path, **SMALL)
+        header = session_of(cache).header
+        header[Header.TICK] = header[Header.SETTLED] = header[Header.TICK] + 86_400_000_000  # a clock a day ahead
+        cache["one"] = cache["two"] = "waits"
+        return cache
+
+    killed(work)
+    Path(tmp_path, "cache.gen").unlink()
+    with Cache(tmp_path, **SMALL) as cache:
+        cache["three"] = "new"
+        assert [*cache] == ["one", "two", "three"]
+        assert cache.check() == []
 
 
 def test_a_clear_that_fails_hides_nothing(cache: Cache, other: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -793,7 +810,8 @@ def records_of(cache: Cache) -> list[str]:
     begin, last = ring.words[Word.FLUSHED], ring.words[Word.FLUSHED_LAST] >> 32
     headers = [header for header, _ in ring._chain(begin, last)]
     first = headers[0].tick
-    bodies = [ring._body_of(header) for header in headers]
+    places = [PAGE + header.offset % ring.capacity + SMALLEST for header in headers]
+    bodies = [bytes(ring._bytes[at : at + header.body_size]) for at, header in zip(places, headers, strict=True)]
     previous = [max(header.previous - begin, -1) for header in headers]
     cleaned = [header._replace(offset=0, tick=header.tick - first, previous=0, last=0, check=0) for header in headers]
     return [repr(record) for record in zip(cleaned, bodies, previous, strict=True)]
@@ -1033,6 +1051,41 @@ def test_whatever_a_word_says_writes_go_on_and_are_seen(cache: Cache, other: Cac
             assert other["key"] == f"{number} after bit {bit}"
         assert len(other) <= 1
         assert other.get("key") in (None, f"2 after bit {bit}"), "what waits is lost where it cannot be told"
+
+
+@pytest.mark.parametrize("helper", [False, True])
+def test_a_table_that_leads_nowhere_hides_no_write(cache: Cache, other: Cache, helper: bool) -> None:
+    cache._shards.stores[0].writer.buffer.uses_helper = helper
+    for entry in (1, SIZE, 1 << 63, (1 << 64) - SIZE, (1 << 64) - 8):
+        cache["key"] = "old"
+        table = ring_of(cache)._table
+        for slot in range(len(table)):
+            table[slot] = entry
+        cache["key"] = "new"
+        assert other["key"] == "new"
+
+
+@pytest.mark.parametrize("helper", [False, True])
+def test_a_damaged_link_never_leads_past_a_newer_value(cache: Cache, other: Cache, helper: bool) -> None:
+    cache._shards.stores[0].writer.buffer.uses_helper = helper
+    ring, locate = ring_of(cache), cache._rows.locate
+    one, two = next(
+        pair
+        for pair in itertools.combinations(range(100), 2)
+        if len({locate(key)[1] % ring._prime for key in pair}) == 1
+    )
+    for bit in range(64):
+        cache[one] = "old"
+        cache.flush()
+        cache[one] = "new"
+        head = ring.words[Word.HEAD]
+        cache[two] = 1
+        offset = int.from_bytes(ring._bytes[PAGE + head % SIZE :][:8], "little")
+        at = head if offset == head else (head // SIZE + 1) * SIZE
+        ring._bytes[PAGE + at % SIZE + 24 + bit // 8] ^= 1 << bit % 8
+        cache[two] = 2
+        assert other.get(one) in ("new", None), bit
+        assert other[two] == 2
 
 
 @pytest.mark.parametrize("number", [0, (1 << 64) - 1])

@@ -124,9 +124,6 @@ class MortalRing(ring.Ring):
         self.words = MortalWords(self.words, "ring")  # type: ignore[assignment]
         self._table = MortalWords(self._table, "table")  # type: ignore[assignment]
 
-    def _clear_table(self) -> None:
-        self._table.real[:] = memoryview(bytes(8 * len(self._table))).cast("Q")  # type: ignore[attr-defined]
-
 
 def _real(target: Any) -> Any:
     return getattr(target, "real", target)

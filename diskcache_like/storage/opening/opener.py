@@ -206,7 +206,7 @@ def open_ring(directory: str, config: Config, lock: WriteLock, opened: Opened) -
     if header[Header.BUFFER] == NO_RING or not (appends(settings) or header[Header.BUFFER] or exists):
         return None
     slots, capacity = len(generations.slots), settings["write_buffer"] or LEAST_CAPACITY
-    ring = Ring.open(path, slots, capacity, config.shared) if exists else None
+    ring = Ring.open(path, slots, capacity, config.shared, may_grow=False) if exists else None
     if ring is not None and ring.belongs_to(header[Header.BUFFER], opened.epoch) and strongly_ordered():
         return ring
     if ring is not None:
@@ -246,7 +246,11 @@ def _begun(ring: Ring, path: str, config: Config, opened: Opened) -> Ring | None
             os.unlink(path)
         begun = Ring.open(path, slots, capacity, config.shared)
     if begun is not None:
-        header[Header.BUFFER] = take_over(begun, rows, opened.epoch)
+        number = take_over(begun, rows, opened.epoch)
+        newest = begun.newest_tick()
+        if tick < newest < FARTHEST:  # the clock was ahead when that was written, and the count of writes is lost
+            header[Header.TICK] = tick = newest
+        header[Header.BUFFER] = number
     generations.settle_all(tick)
     if was_settled:  # else the next holder mends what one that died has left
         header[Header.SETTLED] = tick

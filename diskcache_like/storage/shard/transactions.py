@@ -135,9 +135,9 @@ class Transactions:
         header = session.header
         if header[_SETTLED] != header[_TICK]:
             session.generations.correct_tick()
-            session.generations.recover()
             if session.ring is not None:
-                session.ring.mend()
+                session.ring.mend()  # before the slots are even: readers may keep then what they find
+            session.generations.recover()
             header[_COUNT] = UNCOUNTED  # the last holder died between its commit and the count
             header[_SETTLED] = header[_TICK]
 
