@@ -41,10 +41,11 @@ from ..errors import DecodeError, DiskFull, file_error
 from ..system.boot import boot_id
 from ..system.signals import reraise_signal
 from .control_files import allocate, extend, open_control_file
-from .generations import prime_below
+from .generations import MAX_SLOTS, prime_below
 
 PAGE: Final = 4096
 LEAST_CAPACITY: int = 1 << 14
+MOST_CAPACITY: Final = 1 << 30  # what the setting allows
 LONGEST_WALK: Final = 16  # records of one slot; a longer one is cut by flushing everything
 
 _FARTHEST: Final = 1 << 62  # offset that no ring comes to; what is beyond is damage
@@ -561,9 +562,13 @@ class Ring:
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
+    def is_closed(self) -> bool:
+        """Tell whether `close` has begun: from then on `find` may miss what is here."""
+        return not self._bytes
+
     def has(self, h: int) -> bool:
-        """Tell whether there may be a record of a key with this hash."""
-        return self._table[h % self._prime] >= self.words[Word.FLOOR] > 0
+        """Tell whether there may be a record of a key with this hash; in a closed ring there may."""
+        return self._table[h % self._prime] >= self.words[Word.FLOOR]
 
     def find(self, h: int, stored: bytes) -> Written | None:
         """Return the newest write of a key if it is here; raise DecodeError for damage. Needs no lock.
@@ -572,7 +577,7 @@ class Ring:
         """
         words, table, memory, capacity = self.words, self._table, self._bytes, self.capacity
         if not memory:
-            return None  # closed by another thread just now
+            return None  # closed by another thread just now: see `is_closed`
         slot, key_size, unpack = h % self._prime, len(stored), _HEADER.unpack
         offset = table[slot]
         while offset >= words[_FLOOR] and offset:
@@ -622,14 +627,15 @@ class Ring:
 
 
 def _sizes_in(descriptor: int, size: int) -> tuple[int, int] | None:
-    """Return the slots and the capacity of the ring in a file; None if there is none."""
+    """Return the slots and the capacity of the ring in a file; None if there is none, or one that nobody makes."""
     head = os.pread(descriptor, PAGE, 0)
     if len(head) < PAGE:
         return None
     words = memoryview(head).cast("Q")
     slots, capacity = words[Word.SLOTS], words[Word.CAPACITY]
-    is_whole = words[Word.MAGIC] == _MAGIC and capacity % PAGE == 0 and capacity >= LEAST_CAPACITY and slots
-    return (slots, capacity) if is_whole and PAGE + capacity + 8 * slots <= size else None
+    is_possible = capacity % PAGE == 0 and LEAST_CAPACITY <= capacity <= MOST_CAPACITY and 0 < slots <= MAX_SLOTS
+    is_whole = words[Word.MAGIC] == _MAGIC and is_possible and PAGE + capacity + 8 * slots <= size
+    return (slots, capacity) if is_whole else None
 
 
 def _is_header(content: bytes, offset: int) -> bool:

@@ -354,6 +354,22 @@ def test_taking_over_shows_all_the_time_what_waits(ring: Ring, monkeypatch: pyte
     assert all(ring.find(hash_of(key), stored(key)) for key in range(10))
 
 
+@pytest.mark.parametrize(("slots", "capacity"), [(1 << 36, CAPACITY), (SLOTS, 1 << 39), (0, CAPACITY), (SLOTS, 0)])
+def test_a_planted_file_of_holes_takes_no_memory(tmp_path: Path, slots: int, capacity: int) -> None:
+    path = tmp_path / "cache.buffer"
+    made(path).close()
+    with path.open("r+b") as file:
+        words = memoryview(bytearray(file.read(PAGE))).cast("Q")
+        words[Word.SLOTS], words[Word.CAPACITY] = slots, capacity
+        file.seek(0)
+        file.write(words)
+        file.truncate(1 << 40)
+    ring = Ring.open(str(path), SLOTS, CAPACITY)
+    assert ring is not None
+    assert (len(ring._table), ring.capacity) == (SLOTS, CAPACITY)
+    ring.close()
+
+
 def test_a_file_that_is_being_made_is_left_alone_without_the_lock(tmp_path: Path) -> None:
     path = tmp_path / "cache.buffer"
     path.write_bytes(b"\0" * PAGE)

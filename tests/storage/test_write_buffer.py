@@ -560,6 +560,32 @@ def test_a_handle_whose_buffer_was_removed_follows_to_the_next_one(cache: Cache)
         assert (other["key"], cache["key"]) == (3, 3)
 
 
+@pytest.mark.parametrize("read", [Cache.get, Cache.__getitem__, lambda cache, key: cache.get_many([key])[key]])
+def test_a_read_while_another_thread_follows_to_the_next_buffer_finds_what_waits(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch, read: Callable[[Cache, str], Any]
+) -> None:
+    cache["key"] = "old"
+    cache.flush()
+    cache["key"] = "new"
+    cache._hot.clear()
+    session = session_of(cache)
+    begun: list[bool] = []
+
+    def follow_at_once(of: Callable[..., Any]) -> Callable[..., Any]:
+        def looking(ring: Ring, *arguments: Any) -> Any:
+            if not begun:
+                begun.append(True)
+                session.buffer = 0
+                ring.close()
+            return of(ring, *arguments)
+
+        return looking
+
+    for name in ("has", "find"):
+        monkeypatch.setattr(Ring, name, follow_at_once(getattr(Ring, name)))
+    assert read(cache, "key") == "new"
+
+
 def test_a_writer_killed_as_it_notes_a_flush_costs_nothing(tmp_path: Path) -> None:
     def work() -> Cache:
         cache = Cache(tmp_path, **SMALL)

@@ -104,6 +104,7 @@ class ShardSession:
             opened.connection.close()
             opened.generations.close()
             raise
+        self.ring = ring  # before the epoch, by which another thread tells that all of this is the next database's
         generations, self.settings, self.identity, self.path, self.epoch, first_reader = opened
         self.generations = generations
         self.policy = policy_named(self.settings["eviction_policy"])
@@ -111,7 +112,6 @@ class ShardSession:
         self.pool = ReaderPool(self.path, self.settings, self.config.timeout, first_reader)
         self.connection.attach(self.path, self.settings, self.config.timeout, self.pool, self.lock)
         self.header, self.slots, self.uses = generations.header, generations.slots, generations.uses
-        self.ring = ring
         self.buffer = self.header[Header.BUFFER]
         self.appends = self.ring is not None and opener.appends(self.settings)
         self.lock.attach(self.header, native.load())  # so that waiters can be woken, where the helper is there
@@ -353,7 +353,11 @@ class ShardSession:
         if ring is None:
             return None
         try:
-            return ring.find(h, stored)
+            found = ring.find(h, stored)
+            if found is None and ring.is_closed():
+                self.follow()  # waits until the thread that follows to another ring, where it may be found, has done so
+                found = self.ring.find(h, stored) if self.ring is not None else None
+            return found
         except DecodeError:
             return Written(0, h, stored, None)
 
