@@ -258,6 +258,43 @@ def test_a_killed_writer_loses_nothing(tmp_path: Path, keys: int) -> None:
             assert cache.check() == []
 
 
+class DyingAtHead:
+    """Words of a ring whose writer is killed before the store to HEAD."""
+
+    def __init__(self, words: Any) -> None:
+        self.words = words
+
+    def __getitem__(self, index: int) -> int:
+        return int(self.words[index])
+
+    def __setitem__(self, index: int, value: int) -> None:
+        if index == Word.HEAD:
+            die()
+        self.words[index] = value
+
+
+@pytest.mark.parametrize("value", ["small", "large" * 4000])
+def test_what_a_killed_writer_left_does_not_come_back_in_a_copy(tmp_path: Path, value: str) -> None:
+    def work() -> Cache:
+        cache = Cache(tmp_path / "cache", **SMALL)
+        cache["other"] = 1
+        cache._shards.stores[0].writer.buffer.uses_helper = False
+        session_of(cache).appender = None
+        ring_of(cache).words = DyingAtHead(ring_of(cache).words)  # type: ignore[assignment]
+        cache["key"] = "never acknowledged"
+        return cache
+
+    killed(work)
+    with Cache(tmp_path / "cache", **SMALL) as cache:
+        cache.set_many({"key": value})
+        cache.sync()
+        assert cache["key"] == value
+    shutil.copytree(tmp_path / "cache", tmp_path / "copy")
+    with Cache(tmp_path / "copy", **SMALL) as copy:
+        assert copy["key"] == value
+        assert (len(copy), copy.check()) == (2, [])
+
+
 @pytest.mark.parametrize("shards", [1, 3])
 def test_a_copy_made_in_use_has_what_waited(tmp_path: Path, shards: int) -> None:
     def made(place: str) -> Cache:
