@@ -335,10 +335,10 @@ class Index(_InCache, abc.MutableMapping[Any, Any]):
     """A mapping on disk that keeps the order of insertion, shared by threads and processes.
 
     Keys are found by their stored bytes: keys that are equal are one entry, and they need not be hashable. Every
-    operation is atomic but for those that say otherwise, and waits for other writers without limit; reads never wait.
-    Values are copies. The first argument may be a directory (text, bytes or a path), which is made if missing; without
-    one it is a temporary directory. The others are what `dict` takes. Raises what `Cache` raises, CorruptDatabase for a
-    damaged database and DecodeError for a damaged entry.
+    operation is atomic but for those that say otherwise, and waits for other writers without limit; reads of keys
+    never wait. Values are copies. The first argument may be a directory (text, bytes or a path), which is made if
+    missing; without one it is a temporary directory. The others are what `dict` takes. Raises what `Cache` raises,
+    CorruptDatabase for a damaged database and DecodeError for a damaged entry.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -98,8 +98,8 @@ class Written(NamedTuple):
 
     @property
     def is_damage(self) -> bool:
-        """Tell whether it stands for a write that cannot be read."""
-        return self.v is None and not self.tick
+        """Tell whether it stands for a write that cannot be read: no write has the number 0."""
+        return not self.tick
 
     def body(self) -> bytes:
         """Return what stands behind the header."""

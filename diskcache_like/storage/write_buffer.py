@@ -12,6 +12,7 @@ followed a commit which was lost.
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable
 from functools import partial
 from operator import itemgetter
@@ -20,7 +21,7 @@ from ..coherence import atomics, native
 from ..coherence.appender import Appender
 from ..coherence.generations import MAX_WORD, NEVER, Header, microseconds
 from ..coherence.ring import NO_COLUMNS, Kind, Mark, Net, Ring, Word, Written
-from ..errors import DecodeError, DiskFull
+from ..errors import CorruptDatabaseWarning, DecodeError, DiskFull
 from ..system.blocking import may_block
 from ..system.forks import token_word
 from .opening.identity import BUFFER_MARK
@@ -42,6 +43,7 @@ LIMIT_PART: int = 200  # of the size limit, that may wait: as much as is written
 
 _BUFFER, _DISPLACED, _NEXT_EXPIRE = Header.BUFFER, Header.DISPLACED, Header.NEXT_EXPIRE
 _WRITTEN, _VOLUME_DUE = Header.WRITTEN, Header.VOLUME_DUE
+_FILES, _SWEEP = Header.FILES, Header.SWEEP
 
 # Writes all columns of a row: its place, stored key, columns, and the numbers of its last write and of its first.
 WriteRow = Callable[[int, bytes, Row, int, int], None]
@@ -77,7 +79,12 @@ class WriteBuffer:
             token_word[0] != session.token
             or self._connection.txn is not None
             or session.config.on_write is not None
-            or (header[_NEXT_EXPIRE] != NEVER and header[_NEXT_EXPIRE] <= session.config.clock() * 1e6)
+            or (header[_FILES] and header[_SWEEP] == NEVER)  # a file that this lets go waits for a sweep: see `write`
+            or (
+                header[_NEXT_EXPIRE] != NEVER
+                and header[_NEXT_EXPIRE] <= session.config.clock() * 1e6
+                and session.settings["cull_limit"]  # else this handle removes nothing
+            )
         ):
             return 0
         if type(row) is bytes:
@@ -110,7 +117,7 @@ class WriteBuffer:
             self._note_room(self._maintenance.recovery.checkpointer.measure())
         if self._is_tight:
             return False
-        longest = _longest(ring)
+        longest = self._longest(ring)
         if not isinstance(row, Row):
             return len(stored) + len(row or b"") <= longest
         v, _, _, tags, _, file, original_key, queue, _ = row
@@ -127,6 +134,7 @@ class WriteBuffer:
         assert ring is not None
         if not ring.is_sound():
             self._mend(ring)
+        self._maintenance.trash.expect()  # a file that this lets go gets there as it is flushed, by then at the latest
         try:
             if ring.waiting() > self._bound(ring):
                 self.flush()
@@ -170,11 +178,15 @@ class WriteBuffer:
         helper = native.load() if may_be_used else None
         header, slots = atomics.raw(session.generations.header), atomics.raw(session.generations.slots)
         if helper is not None and len(slots):  # none where another thread has closed them just now
-            limits = {"longest": _longest(ring), "bound": self._bound(ring), "due_limit": CHECKPOINT_BYTES}
+            limits = {"longest": self._longest(ring), "bound": self._bound(ring), "due_limit": CHECKPOINT_BYTES}
             session.appender = Appender(helper, session.lock, (header, slots), ring, limits)
 
     def _bound(self, ring: Ring) -> int:
         return min(ring.capacity // FULL_PART, self._session.limit // LIMIT_PART)
+
+    def _longest(self, ring: Ring) -> int:
+        """Return the bytes that a record may have."""
+        return min(LONGEST, ring.capacity // RECORD_PART, self._bound(ring))
 
     def _put_mark(self, ring: Ring) -> None:
         """Have the database say what the next record follows."""
@@ -266,6 +278,12 @@ class WriteBuffer:
             net, mark = self._gather(ring)
         except DecodeError:  # nobody can tell which entries have newer values
             self.discard()
+            warnings.warn(
+                f"{self._session.directory!r}: a record in the write buffer is damaged, and nobody can tell which"
+                " entries have newer values there; so every entry was removed",
+                CorruptDatabaseWarning,
+                stacklevel=2,
+            )
             return
         if mark is None:
             return
@@ -356,11 +374,6 @@ class WriteBuffer:
                 txn.touch(slot, h)
             deleted = sum(self._connection.execute(sql.DELETE_H, (place,)).rowcount for place in range(h, h + 4))
         self._invalidation.count(-deleted)
-
-
-def _longest(ring: Ring) -> int:
-    """Return the bytes that a record may have."""
-    return min(LONGEST, ring.capacity // RECORD_PART)
 
 
 def _written(tick: int, h: int, stored: bytes, row: Row) -> Written:

@@ -164,8 +164,10 @@ class Writer:
     def _until(found: Written | None, key: tuple[int, bytes], select: Select) -> float | _None | None:
         """Return until when an entry is fresh, or why there is none; `found`: what the write buffer has of it."""
         if found is not None:
+            if found.is_damage:
+                return OTHER
             if found.v is None:
-                return OTHER if found.is_damage else MISSING
+                return MISSING
             return found.expire if found.fresh is None else found.fresh
         rows = select(sql.SELECT_UNTIL, key)
         for is_own, until in rows:

@@ -18,7 +18,16 @@ from zlib import crc32
 
 import pytest
 
-from diskcache_like import Cache, DirectoryError, DiskFull, FanoutCache, SettingError, StorageError
+from diskcache_like import (
+    Cache,
+    CorruptDatabaseWarning,
+    DecodeError,
+    DirectoryError,
+    DiskFull,
+    FanoutCache,
+    SettingError,
+    StorageError,
+)
 from diskcache_like.coherence.generations import Header
 from diskcache_like.coherence.ring import PAGE, SMALLEST, Mark, Ring, Word
 from diskcache_like.coherence.write_lock import WriteLock
@@ -27,13 +36,17 @@ from diskcache_like.storage.opening import opener
 from diskcache_like.storage.shard.session import ShardSession
 from diskcache_like.storage.shard.writer_connection import WriterConnection
 from diskcache_like.storage.store import Store
+from diskcache_like.storage.upkeep.trash import GRACE
 from diskcache_like.storage.write_buffer import WriteBuffer
 
+from ..support.cache_kinds import Clock
 from ..support.small_disks import Disk
 from ..support.workers import Crew, Link, forked
 
 SIZE = 1 << 14
 SMALL: dict[str, Any] = {"write_buffer": SIZE, "generation_slots": 16}
+
+may_be_emptied = pytest.mark.filterwarnings("ignore:.*a record in the write buffer is damaged:UserWarning")
 
 
 @pytest.fixture
@@ -518,6 +531,7 @@ def test_files_of_removals_that_wait_make_room_on_a_full_disk(disk: Disk, monkey
 # -- damage -------------------------------------------------------------------------------------------------------------
 
 
+@may_be_emptied
 def test_a_damaged_record_is_missing_and_does_not_show_an_older_value(cache: Cache, other: Cache) -> None:
     cache["key"] = "old"
     cache["bystander"] = 1
@@ -1098,6 +1112,7 @@ def count_in_threads(link: Link, number: int, directory: str) -> None:
             list(pool.map(count, range(3)))
 
 
+@may_be_emptied
 @pytest.mark.parametrize("helper", [False, True])
 @pytest.mark.parametrize("word", ["RESERVED", "LAST", "HEAD", "DONE", "FLUSHED", "FLUSHED_LAST", "FLOOR"])
 def test_whatever_a_word_says_writes_go_on_and_are_seen(cache: Cache, other: Cache, word: str, helper: bool) -> None:
@@ -1128,6 +1143,7 @@ def test_a_table_that_leads_nowhere_hides_no_write(cache: Cache, other: Cache, h
         assert other["key"] == "new"
 
 
+@may_be_emptied
 @pytest.mark.parametrize("helper", [False, True])
 def test_a_damaged_link_never_leads_past_a_newer_value(cache: Cache, other: Cache, helper: bool) -> None:
     cache._shards.stores[0].writer.buffer.uses_helper = helper
@@ -1224,6 +1240,7 @@ def test_a_failure_of_sqlite_is_told_as_one_of_the_package(cache: Cache, monkeyp
     assert cache["key"] == 1
 
 
+@may_be_emptied
 @pytest.mark.parametrize("flushed", [False, True])
 @pytest.mark.parametrize("hot_size_limit", [0, 1 << 20])
 def test_what_was_deleted_in_spite_of_damage_stays_deleted(tmp_path: Path, flushed: bool, hot_size_limit: int) -> None:
@@ -1243,6 +1260,7 @@ def test_what_was_deleted_in_spite_of_damage_stays_deleted(tmp_path: Path, flush
         assert cache.get("key") is None
 
 
+@may_be_emptied
 @pytest.mark.parametrize("planted", ["tick", "tags"])
 def test_a_planted_record_that_sqlite_cannot_take_stops_nothing(cache: Cache, other: Cache, planted: str) -> None:
     cache["a"] = 1
@@ -1265,3 +1283,99 @@ def test_a_planted_record_that_sqlite_cannot_take_stops_nothing(cache: Cache, ot
     other["more"] = 2
     assert cache["more"] == 2
     assert "more" in set(cache)
+
+
+# -- beside the rest ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "let_go", [Cache.delete, Cache.pop, lambda cache, key: cache.set(key, 1), lambda cache, key: cache.incr("n")]
+)
+def test_a_file_goes_soon_though_its_removal_waits(tmp_path: Path, clock: Clock, let_go: Callable[..., Any]) -> None:
+    """Whoever writes on in a cache with files has the trash looked into, once the grace is over."""
+    with Cache(tmp_path, clock=clock, **SMALL) as cache:
+        cache.set("large", b"x" * 100_000)
+        for _ in range(3):
+            clock.advance(GRACE + 1)
+            cache["n"] = 1  # sweeps, and finds nothing
+        let_go(cache, "large")
+        is_kept = "large" in cache and cache["large"] != 1
+        for number in range(4):
+            clock.advance(GRACE + 1)
+            cache["n"] = number
+        assert [path.exists() for path in tmp_path.rglob("*.val")] == [True] * is_kept
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_damage_that_waits_is_counted_or_raised(tmp_path: Path, strict: bool) -> None:
+    with Cache(tmp_path, strict=strict, hot_size_limit=0, **SMALL) as cache:
+        cache["first"] = 1
+        head = ring_of(cache).words[Word.HEAD]
+        cache.set("key", "value", tag="tag")
+        ring_of(cache)._bytes[PAGE + head % SIZE + SMALLEST + 5] ^= 1
+        reads: list[Callable[[], Any]] = [lambda: cache.get("key"), lambda: cache.get_many(["key"]).get("key")]
+        for read in reads:
+            if strict:
+                with pytest.raises(DecodeError, match="'key'"):
+                    read()
+            else:
+                assert read() is None
+        assert cache.metrics.damaged == 2
+        assert cache["first"] == 1
+
+
+def test_a_cache_that_damage_empties_says_so(cache: Cache) -> None:
+    cache["flushed"] = 1
+    cache.flush()
+    head = ring_of(cache).words[Word.HEAD]
+    cache["waits"] = 2
+    ring_of(cache)._bytes[PAGE + head % SIZE + 10] ^= 1
+    with pytest.warns(CorruptDatabaseWarning, match="every entry was removed"):
+        cache.flush()
+    assert len(cache) == 0
+
+
+def test_uses_count_from_the_write_on_where_they_decide(tmp_path: Path) -> None:
+    """Under least-frequently-used a row says how often its slot was used when it was written."""
+    with Cache(tmp_path, eviction_policy="least-frequently-used", write_buffer=SIZE) as cache:
+        cache["key"] = 1
+        assert rows_of(cache) == 1
+        cache.reset("eviction_policy", "least-recently-stored")
+        cache["other"] = 1
+    with Cache(tmp_path, write_buffer=SIZE) as cache:
+        cache["third"] = 1
+        assert rows_of(cache) == 2
+
+
+def test_a_handle_that_removes_nothing_appends_in_one_call(tmp_path: Path) -> None:
+    with Cache(tmp_path, cull_limit=0, **SMALL) as cache:
+        cache["key"] = 1
+        cache.set("expires", 1, expire=0)
+        h, stored = cache._rows.locate("key")[1], cache._rows.locate("key")[0]
+        assert cache._shards.stores[0].writer.buffer.append_alone(h, stored, b"record")
+
+
+def test_a_record_that_would_break_a_small_limit_does_not_wait(tmp_path: Path) -> None:
+    with Cache(tmp_path, size_limit=256 << 10, **SMALL) as cache:
+        cache["small"] = 1
+        assert ring_of(cache).waiting()
+        cache["large"] = b"x" * 4000
+        assert not ring_of(cache).waiting()
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_keys_of_one_hash_are_told_apart_where_one_waits(tmp_path: Path, is_there: bool) -> None:
+    with Cache(tmp_path, hot_size_limit=0, **SMALL) as cache:
+        cache._rows.modulus = 1
+        cache["a"] = "old"
+        if is_there:
+            cache["b"] = "other"
+        cache.flush()
+        for value in ("new", None):
+            if value is None:
+                del cache["a"]
+            else:
+                cache["a"] = value
+            expected = {"a": value} if value else {}
+            expected |= {"b": "other"} if is_there else {}
+            assert cache.get_many(["a", "b"]) == cache.get_many(["b", "a"]) == expected

@@ -21,6 +21,7 @@ from ...coherence.generations import UNCOUNTED, GenerationFile, Header
 from ...coherence.ring import LEAST_CAPACITY, Mark, Ring
 from ...coherence.write_lock import WriteLock
 from ...errors import CorruptDatabase, SettingError
+from ...policies import policy_named
 from ...settings import DEFAULT_SETTINGS
 from ...system import paths
 from ...system.boot import boot_id
@@ -275,6 +276,7 @@ def appends(settings: dict[str, Any]) -> bool:
         settings["write_buffer"]
         and settings["sqlite_synchronous"] < FULL
         and settings["sqlite_journal_mode"] == "wal"
+        and not policy_named(settings["eviction_policy"]).marks_frequency  # counts uses from the write on, in the row
         and strongly_ordered()
     )
 

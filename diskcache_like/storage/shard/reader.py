@@ -160,11 +160,15 @@ class Reader:
 
     def read_many(self, keys: Sequence[tuple[int, bytes]]) -> dict[int, bytes]:
         """Return the records of keys, or at their hashes, that exist, `MANY` per statement."""
-        buffered = {h: self.buffered(h, stored) for h, stored in keys}
+        buffered = [(h, self.buffered(h, stored)) for h, stored in keys]
         found: dict[int, bytes] = {}
-        for batch in sql.batches([h for h, _ in keys if buffered.get(h) is None]):
+        for batch in sql.batches([h for h, written in buffered if written is None]):
             found.update(self.select(sql.SELECT_MANY, batch))
-        found.update((h, written.v) for h, written in buffered.items() if written is not None and written.v is not None)
+        for h, written in buffered:
+            if written is not None and written.v is not None:
+                found[h] = written.v
+            elif written is not None and h in found:  # by another key of this hash: no record, so each is looked for
+                found[h] = b""
         return found
 
     def buffered(self, h: int, stored: bytes) -> Written | None:

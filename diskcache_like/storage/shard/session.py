@@ -348,7 +348,10 @@ class ShardSession:
         return int(self.settings["size_limit"]) // int(self.identity.get("shards", 1))
 
     def buffered(self, h: int, stored: bytes) -> Written | None:
-        """Return the newest write of a key if the write buffer has it; a damaged one counts as a removal."""
+        """Return the newest write of a key if the write buffer has it; of a damaged one the record is damaged, too.
+
+        So whoever unpacks it counts the damage, or raises it where the cache is strict.
+        """
         ring = self.ring
         if ring is None:
             return None
@@ -359,7 +362,7 @@ class ShardSession:
                 found = self.ring.find(h, stored) if self.ring is not None else None
             return found
         except DecodeError:
-            return Written(0, h, stored, None)
+            return Written(0, h, stored, b"")
 
     def slot_of(self, h: int) -> int:
         """Return the generation slot of a key hash; modulo a prime, since short keys have regular hashes."""

@@ -87,7 +87,11 @@ class Transactions:
         header = session.header
         try:
             if (
-                (header[_NEXT_EXPIRE] != NEVER and header[_NEXT_EXPIRE] <= session.config.clock() * 1e6)
+                (
+                    header[_NEXT_EXPIRE] != NEVER
+                    and header[_NEXT_EXPIRE] <= session.config.clock() * 1e6
+                    and session.settings["cull_limit"]  # else this handle removes nothing
+                )
                 or header[_SETTLED] != header[_TICK]
                 or header[_EPOCH] != session.epoch
                 or header[_BUFFER] != session.buffer
