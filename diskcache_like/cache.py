@@ -68,7 +68,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
     Behaves like a dictionary; keys that are equal are one entry. Values come back equal and of the same type. Every
     operation is atomic. One that writes waits up to `timeout` seconds for the write lock and then raises Timeout;
     with `retry=True` it waits without limit. Reads of keys never wait for writers.
-    What looks at all entries has the write buffer flushed before, and may wait for that.
+    Whatever reads many entries first flushes the write buffer, and may wait for the lock to do so.
 
     `directory`: made if missing, a temporary one if None. `disk`: how keys and values are stored. `settings`: see
     `DEFAULT_SETTINGS`; stored when the cache is made, and for this handle only afterwards. `pickle`: 'signed', 'never'

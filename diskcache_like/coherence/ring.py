@@ -231,12 +231,12 @@ class Ring:
             capacity = max(capacity, LEAST_CAPACITY) // PAGE * PAGE
             slots, capacity = _sizes_in(descriptor, status.st_size) or (slots, capacity)
             size = PAGE + capacity + 8 * slots
-            has_grown = status.st_size < size and may_grow and (allocate(descriptor, size) or extend(descriptor, size))
-            if status.st_size < size and not has_grown:
+            is_short = status.st_size < size
+            if is_short and not (may_grow and (allocate(descriptor, size) or extend(descriptor, size))):
                 return None
             mapping = mmap.mmap(descriptor, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
             ring = cls(mapping, capacity, slots, hash((status.st_dev, status.st_ino)) & (1 << 63) - 1)
-            if has_grown:
+            if is_short:
                 ring.words[Word.FILE] = 0  # what its words are about was cut off
             return ring
         except OSError as error:
@@ -310,7 +310,7 @@ class Ring:
                 break
             table[found.h % self._prime] = found.offset
             head, last = end, found.check
-        self._table[:] = table  # at once: where only words were damaged, readers find all the time what waits
+        self._table[:] = table  # at once, so that readers never miss what waits where only words were damaged
         words[Word.RESERVED] = reserved if head <= reserved <= head + self.capacity else head
         words[Word.LAST] = _joined(last, head)
         words[Word.HEAD] = words[Word.DONE] = head
@@ -449,16 +449,16 @@ class Ring:
         return (previous, walk + 1) if walk < LONGEST_WALK else None
 
     def mend(self) -> None:
-        """End what a writer left that died, or was interrupted, within an append or a flush; the lock is held.
+        """Finish the append or flush that a writer died in, or was interrupted in; the lock is held.
 
-        Damaged content ends nothing here: it costs its key alone, and the records behind it follow the header.
+        Damaged content does not end the chain: it costs its key alone, since the next record follows the header.
         """
         words = self.words
         words[Word.FLUSHED] = self.flushed_mark().flushed
         head, last = words[Word.FLUSHED], words[Word.FLUSHED_LAST] >> 32
         for found, end in self._chain(head, last):
             if end > words[Word.HEAD] and not self._has_whole_body(found):
-                break  # no writer left that, but a power loss
+                break  # a power loss left that, no writer
             self._table[found.h % self._prime] = found.offset
             head, last = end, found.check
         head = max(head, words[Word.HEAD])  # a damaged header ends the chain before it
@@ -627,7 +627,7 @@ class Ring:
 
 
 def _sizes_in(descriptor: int, size: int) -> tuple[int, int] | None:
-    """Return the slots and the capacity of the ring in a file; None if there is none, or one that nobody makes."""
+    """Return the slots and the capacity of the ring in a file; None if there is none, or the sizes are impossible."""
     head = os.pread(descriptor, PAGE, 0)
     if len(head) < PAGE:
         return None

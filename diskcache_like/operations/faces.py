@@ -38,7 +38,7 @@ BULK = (
     *("clear", "evict", "expire", "cull", "flush", "check", "stats", "reset", "rotate", "train", "copy_to"),
     *("create_tag_index", "drop_tag_index", "insert", "remove", "reverse"),
 )
-# The same, but they wait for the lock only to have the write buffer flushed.
+# The same, but they wait for the lock only to flush the write buffer.
 BULK_READS = ("count", "index", "tags", "volume")
 ITERATORS = ("keys", "values", "items", "iterkeys", "iterqueue")
 # What a program writes as an operator has a name here: that of the function in the module `operator`.

@@ -139,7 +139,7 @@ class Queues(Parts):
     def iterqueue(self, prefix: str | None = None, side: Side = "front", skip: int = 0) -> Iterator[tuple[Any, Any]]:
         """Yield the (key, value) pairs of a queue from one side, behind `skip` others, and remove nothing.
 
-        Has the write buffer flushed before. Leaves out items that are removed meanwhile, or pushed behind the last one.
+        First flushes the write buffer. Leaves out items that are removed meanwhile, or pushed behind the last one.
         One step finds and reads the first pair; skipping takes time in proportion, but reads no values.
         """
         return self._iterate_queue(self._rows.queue_store(prefix), prefix, _is_back(side), min(skip, QUEUE_BOUND))

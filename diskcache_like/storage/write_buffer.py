@@ -79,12 +79,8 @@ class WriteBuffer:
             token_word[0] != session.token
             or self._connection.txn is not None
             or session.config.on_write is not None
-            or (header[_FILES] and header[_SWEEP] == NEVER)  # a file that this lets go waits for a sweep: see `write`
-            or (
-                header[_NEXT_EXPIRE] != NEVER
-                and header[_NEXT_EXPIRE] <= session.config.clock() * 1e6
-                and session.settings["cull_limit"]  # else this handle removes nothing
-            )
+            or (header[_FILES] and header[_SWEEP] == NEVER)  # `write` expects one first
+            or (header[_NEXT_EXPIRE] != NEVER and session.removal_is_due())
         ):
             return 0
         if type(row) is bytes:
@@ -134,7 +130,7 @@ class WriteBuffer:
         assert ring is not None
         if not ring.is_sound():
             self._mend(ring)
-        self._maintenance.trash.expect()  # a file that this lets go gets there as it is flushed, by then at the latest
+        self._maintenance.trash.expect()  # what this replaces may have a file, which goes there once this is flushed
         try:
             if ring.waiting() > self._bound(ring):
                 self.flush()
@@ -155,7 +151,7 @@ class WriteBuffer:
                 else:
                     appended = ring.append_record(tick, h, stored, row)
             except BaseException:
-                ring.mend()  # where that is cut short too, the slot stays odd, and nobody keeps what it will show
+                ring.mend()  # if that is interrupted too, the slot stays odd, so that no reader keeps what it finds
                 slots[slot] = 2 * tick + 2
                 raise
             slots[slot] = 2 * tick + 2
@@ -226,9 +222,10 @@ class WriteBuffer:
     def discard(self) -> int:
         """Remove every entry, and forget what waits; return how many entries the database had."""
         ring = self._session.ring
+        mark: Mark | None = None
         if ring is not None:
             ring.mend()
-        mark = None if ring is None else ring.mark()  # what comes next follows it, dropped or not
+            mark = ring.mark()  # what comes next follows it, whether the records before it are dropped or not
         with self._transactions.batch():
             removed = self._maintenance.remover.delete_all()
             if mark is not None:  # else what was dropped would be taken over again after a restart

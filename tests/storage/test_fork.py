@@ -113,7 +113,7 @@ def test_children_of_a_process_whose_threads_write_work_at_once(tmp_path: Path, 
 
 def test_a_fork_gets_through_to_readers_that_never_pause(tmp_path: Path, kind: str) -> None:
     """A reader that lets others run only while it is inside SQLite is never seen without a connection by chance."""
-    with opened(tmp_path / "cache", kind, hot_size_limit=0, write_buffer=0) as cache:  # in which reads need no SQLite
+    with opened(tmp_path / "cache", kind, hot_size_limit=0, write_buffer=0) as cache:  # which would answer the reads
         cache.set("key", 1)
         reading, end = threading.Event(), threading.Event()
 

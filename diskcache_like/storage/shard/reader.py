@@ -167,7 +167,7 @@ class Reader:
         for h, written in buffered:
             if written is not None and written.v is not None:
                 found[h] = written.v
-            elif written is not None and h in found:  # by another key of this hash: no record, so each is looked for
+            elif written is not None and h in found:  # another key has this hash: no record, so that each is looked for
                 found[h] = b""
         return found
 

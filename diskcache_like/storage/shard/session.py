@@ -104,7 +104,7 @@ class ShardSession:
             opened.connection.close()
             opened.generations.close()
             raise
-        self.ring = ring  # before the epoch, by which another thread tells that all of this is the next database's
+        self.ring = ring  # before the epoch: another thread that sees the new epoch uses this ring
         generations, self.settings, self.identity, self.path, self.epoch, first_reader = opened
         self.generations = generations
         self.policy = policy_named(self.settings["eviction_policy"])
@@ -348,9 +348,9 @@ class ShardSession:
         return int(self.settings["size_limit"]) // int(self.identity.get("shards", 1))
 
     def buffered(self, h: int, stored: bytes) -> Written | None:
-        """Return the newest write of a key if the write buffer has it; of a damaged one the record is damaged, too.
+        """Return the newest write of a key if the write buffer has it; for a damaged one, a record that is damaged.
 
-        So whoever unpacks it counts the damage, or raises it where the cache is strict.
+        So whoever unpacks it counts the damage, or raises an error where the cache is strict.
         """
         ring = self.ring
         if ring is None:
@@ -358,11 +358,15 @@ class ShardSession:
         try:
             found = ring.find(h, stored)
             if found is None and ring.is_closed():
-                self.follow()  # waits until the thread that follows to another ring, where it may be found, has done so
+                self.follow()  # waits until the other thread has opened the ring in use, which may have it
                 found = self.ring.find(h, stored) if self.ring is not None else None
             return found
         except DecodeError:
             return Written(0, h, stored, b"")
+
+    def removal_is_due(self) -> bool:
+        """Tell whether entries may have expired, or a sweep is due, and this handle removes anything by itself."""
+        return self.header[Header.NEXT_EXPIRE] <= self.config.clock() * 1e6 and bool(self.settings["cull_limit"])
 
     def slot_of(self, h: int) -> int:
         """Return the generation slot of a key hash; modulo a prime, since short keys have regular hashes."""

@@ -87,11 +87,7 @@ class Transactions:
         header = session.header
         try:
             if (
-                (
-                    header[_NEXT_EXPIRE] != NEVER
-                    and header[_NEXT_EXPIRE] <= session.config.clock() * 1e6
-                    and session.settings["cull_limit"]  # else this handle removes nothing
-                )
+                (header[_NEXT_EXPIRE] != NEVER and session.removal_is_due())
                 or header[_SETTLED] != header[_TICK]
                 or header[_EPOCH] != session.epoch
                 or header[_BUFFER] != session.buffer
@@ -140,7 +136,7 @@ class Transactions:
         if header[_SETTLED] != header[_TICK]:
             session.generations.correct_tick()
             if session.ring is not None:
-                session.ring.mend()  # before the slots are even: readers may keep then what they find
+                session.ring.mend()  # before the slots are even, since then readers keep what they find
             session.generations.recover()
             header[_COUNT] = UNCOUNTED  # the last holder died between its commit and the count
             header[_SETTLED] = header[_TICK]
