@@ -11,6 +11,7 @@ import itertools
 import os
 import random
 import resource
+import shutil
 import signal
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +20,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from diskcache_like import SecretError
+from diskcache_like import Cache, SecretError
+from diskcache_like.coherence.ring import Ring, Word
 from diskcache_like.errors import CorruptDatabaseWarning
 from diskcache_like.migration.copy import Migration
 from diskcache_like.storage import store
@@ -28,9 +30,11 @@ from diskcache_like.storage.shard import transactions
 from tests.support import shard_transactions
 from tests.support.crash_scenarios import (
     ALL_MARKING,
+    APPENDED,
     DEED_WRITES,
     DEEDS,
     FILLERS,
+    LAP_ENDS,
     MARKING_ALL,
     NEW,
     OLD,
@@ -51,6 +55,12 @@ from ..workload import one_layout
 
 Steps = list[str] | None  # of the victim that outlived its deed; None of one that died
 Judge = Callable[["Death"], Steps]
+NEWEST = b"newest" * 30  # so long that it begins another lap of the ring where what was cut off did not
+SUPERSEDE: list[Callable[[Cache, Any], object]] = [
+    lambda cache, key: cache.set(key, NEWEST),
+    lambda cache, key: cache.set_many({key: NEWEST, "other": 0}),
+    lambda cache, key: (cache.clear(), cache.set_many({key: NEWEST, **BYSTANDERS})),
+]  # by an append, by a commit of another kind, and by one that forgets what waits
 AT_FIRST = 3  # deaths per deed before the next deed has its turn
 LEAST = 1 + AT_FIRST  # cases, however short the time
 MOST_STEPS = 100_000
@@ -99,6 +109,27 @@ def judge_write(write: Write, death: Death) -> Steps:
     with opened(directory, kind, strict=True) as again:
         assert again.get("k") == "next"
         assert again.get_many(BYSTANDERS) == BYSTANDERS or name.startswith("cull")
+    return steps
+
+
+def judge_superseded(write: Write, supersede: Callable[[Cache, Any], object], death: Death) -> Steps:
+    """See that what replaces a write cut off stays, also in a copy, which believes only what the database points to."""
+    directory, kind, key = death.directory, death.deed.kind, write.key
+    with opened(directory, kind) as hot:
+        hot.set_many(BYSTANDERS)
+        prepare(hot, write)
+        steps = death.happen()
+        assert hot.get(key, MISSING) in ((write.old, write.new) if steps is None else (write.new,))
+        supersede(hot, key)
+        for number in range(3):
+            copied = directory.with_name(f"copy {number}")
+            shutil.copytree(directory, copied)
+            with opened(copied, kind, strict=True) as copy:
+                assert copy.get(key, MISSING) == NEWEST, "a write that was cut off is back in a copy"
+                assert copy.get_many(BYSTANDERS) == BYSTANDERS
+                mend(copy)
+            hot.set("other", number)
+        mend(hot)
     return steps
 
 
@@ -265,6 +296,15 @@ OPENING = [
     *(Deed(name, kind, judge_opening) for name in ("open", "open again") for kind in ("one", "fanout", "sealed")),
     Deed("quarantine", "one", judge_opening),
 ]
+APPENDING = [
+    *(Deed(name, "buffered", partial(judge_write, write)) for name, write in {**DEED_WRITES, **UPKEEP}.items()),
+    *(
+        Deed(name + where, "buffered", partial(judge_superseded, DEED_WRITES[name], supersede))
+        for name in APPENDED
+        for where in ("", *LAP_ENDS)
+        for supersede in SUPERSEDE
+    ),
+]
 LENGTHY = [
     *(Deed("rotate", kind, judge_rotation) for kind in ("sealed", "sealed fanout")),
     *(Deed("train", kind, judge_training) for kind in ("one", "fanout", "sealed")),
@@ -356,6 +396,18 @@ def unsettled(trial: Trial) -> None:
     everywhere(trial, [deed for deed in WRITING if deed.name == "add"], "after INSERT")
 
 
+def forgetful(trial: Trial) -> None:
+    """Die within an append that the next holder of the lock does not end."""
+
+    def forget(self: Ring) -> None:
+        words = self.words
+        words[Word.LAST] = words[Word.FLUSHED_LAST]
+        words[Word.HEAD] = words[Word.DONE] = words[Word.FLUSHED]
+
+    Ring.mend = forget  # type: ignore[method-assign]
+    everywhere(trial, [deed for deed in APPENDING if deed.name == "set"], "after ring")
+
+
 def undecided(trial: Trial) -> None:
     """Die between the commits of a transaction that has no redo log."""
     RedoLog.decide = lambda self, stores: []  # type: ignore[method-assign]
@@ -385,6 +437,15 @@ PROOFS: dict[str, Proof] = {
         bulk=14.5,
         parallel=True,
     ),
+    "crash-appending": Proof(
+        3,
+        "the same in the write buffer, also where a lap of its ring ends; then the key is written once more and the cache is"
+        " copied in use",
+        partial(everywhere, deeds=APPENDING),
+        share=2.0,
+        bulk=6.0,
+        parallel=True,
+    ),
     "crash-opening": Proof(
         3,
         "the same while a cache is made, is opened after a restart of the machine, or has its damaged database quarantined",
@@ -406,6 +467,13 @@ PROOFS: dict[str, Proof] = {
         unsettled,
         share=0.3,
         finds=r"AssertionError: .*: count says \d+ entries, there are ",
+    ),
+    "crash-control-append": Proof(
+        3,
+        "nobody ends the append that a dead writer began",
+        forgetful,
+        share=0.3,
+        finds="AssertionError: a write that was cut off is back in a copy",
     ),
     "crash-control-redo-log": Proof(
         3,

@@ -9,6 +9,7 @@ import re
 import signal
 import sqlite3
 from collections.abc import Callable
+from struct import Struct
 from typing import Any, NoReturn
 
 from diskcache_like.coherence import atomics, generations, ring
@@ -114,8 +115,47 @@ class MortalWords:
         return len(self.real)
 
 
+class MortalBytes:
+    """Shared bytes that are written in two halves, each of them a step."""
+
+    def __init__(self, real: memoryview) -> None:
+        self.real = real
+
+    def __getitem__(self, part: slice) -> memoryview:
+        return self.real[part]
+
+    def __setitem__(self, part: slice, content: bytes) -> None:
+        start, half = part.start, len(content) // 2
+        self.real[start : start + half] = content[:half]
+        death("half of the content of the ring")
+        self.real[start + half : part.stop] = content[half:]
+        death("the content of the ring")
+
+    def __len__(self) -> int:
+        return len(self.real)
+
+
+class MortalStruct:
+    """A format of which each packing is a step."""
+
+    def __init__(self, real: Struct) -> None:
+        self.real = real
+        self.unpack = real.unpack
+        self.size = real.size
+
+    def pack(self, *values: Any) -> bytes:
+        return self.real.pack(*values)
+
+    def pack_into(self, target: Any, *args: Any) -> None:
+        self.real.pack_into(_real(target), *args)
+        death(f"{self.real.format} packed into the ring")
+
+    def unpack_from(self, target: Any, *args: Any) -> Any:
+        return self.real.unpack_from(_real(target), *args)
+
+
 class MortalRing(ring.Ring):
-    """A ring each of whose words is a step."""
+    """A ring of which each change of a word is a step, and each half of a record."""
 
     __slots__ = ()
 
@@ -123,6 +163,7 @@ class MortalRing(ring.Ring):
         super().__init__(*args)
         self.words = MortalWords(self.words, "ring")  # type: ignore[assignment]
         self._table = MortalWords(self._table, "table")  # type: ignore[assignment]
+        self._bytes = MortalBytes(self._bytes)  # type: ignore[assignment]
 
 
 def _real(target: Any) -> Any:
@@ -156,6 +197,7 @@ def make_mortal(at: int, announce: Callable[[], object]) -> Death:
         (atomics, "fill", mortal_fill),
         (file_io, "_write_all", half_and_half),
         (opener, "Ring", MortalRing),
+        *((ring, name, MortalStruct(getattr(ring, name))) for name in ("_HEADER", "_OFFSET", "_CHECK")),
         (WriteBuffer, "uses_helper", False),  # its steps are the same, but nobody can stop between them
     ]
     for owner, name in (

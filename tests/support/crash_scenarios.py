@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 from diskcache_like import Cache
 from diskcache_like.coherence import generations
+from diskcache_like.coherence.ring import Word
 from diskcache_like.entries import dictionaries
 from diskcache_like.errors import CorruptDatabaseWarning
 from diskcache_like.migration import copy
@@ -147,6 +148,31 @@ for _name, _each in DEED_WRITES.items():
     DEEDS[_name] = functools.partial(_write, _each)
     DEEDS[_name + MARKING_ALL] = functools.partial(_write, _each, all_slots=True)
     DEEDS[_name + SYNCING] = functools.partial(_write, _each, durability="power")
+
+LAP_ENDS = {", where a lap ends": 88, ", before a lap ends": 112}  # bytes: a small record has room in the second only
+APPENDED = ["set", "set with expiry", "incr", "incr of nothing", "add", "touch", "delete", "pop", "set if unchanged"]
+
+
+def _write_late_in_a_lap(write: Write, left: int, directory: Path, kind: str, dying: Death) -> list[str]:
+    """Write when the ring has been filled once and only so many bytes are left of the lap."""
+    with opened(directory, kind) as cache:
+        cache.set("filler", bytes(200))
+        ring = cache._shards.stores[0].session.ring
+        assert ring is not None
+        words, capacity = ring.words, ring.capacity
+        first, extra, rest = words[Word.HEAD], 0, capacity
+        while words[Word.HEAD] < first + capacity or rest > 500:
+            before = words[Word.HEAD]
+            cache.set("filler", bytes(200))
+            extra, rest = words[Word.HEAD] - before - 200, -words[Word.HEAD] % capacity
+        cache.set("filler", bytes(rest - extra - left))
+        assert -words[Word.HEAD] % capacity == left
+    return _write(write, directory, kind, dying)
+
+
+for _name in APPENDED:
+    for _where, _left in LAP_ENDS.items():
+        DEEDS[_name + _where] = functools.partial(_write_late_in_a_lap, WRITES[_name], _left)
 
 ALL_MARKING = ["delete", "touch", "evict", "clear", "delete_many", "set_many"]
 
