@@ -142,6 +142,30 @@ def test_handles_that_take_turns_forget_the_files_that_went(tmp_path: Path, cloc
         assert all(len(cache._shards.stores[0].trash.unlinked) < 5 for cache in (one, other))
 
 
+def test_a_cache_without_value_files_has_nothing_to_sweep(tmp_path: Path, clock: Clock) -> None:
+    """So its small writes need not be flushed once a second for the sake of files."""
+    with Cache(tmp_path, clock=clock, disk_min_file_size=1000) as cache:
+        header = cache._shards.stores[0].session.header
+        cache["key"] = 1
+        cache["key"] = 2
+        assert (header[Header.FILES], header[Header.NEXT_EXPIRE]) == (0, NEVER)
+        cache["key"] = LARGE
+        cache["key"] = 3
+        cache["other"] = LARGE
+        for number in range(5):
+            assert header[Header.FILES] == 1
+            clock.advance(GRACE + 0.01)
+            cache["key"] = number
+        cache.flush()
+        assert len(list(tmp_path.rglob("*.val"))) == 1, "the file that was replaced went"
+        del cache["other"]
+        for number in range(5):
+            clock.advance(GRACE + 0.01)
+            cache["key"] = number
+        assert list(tmp_path.rglob("*.val")) == []
+        assert (header[Header.FILES], header[Header.NEXT_EXPIRE]) == (0, NEVER)
+
+
 @pytest.mark.parametrize("keys", [range(1000), range(10**6, 10**6 + 1000), [f"k{n}" for n in range(1000)]])
 def test_keys_that_differ_little_spread_over_the_shards(keys: list[object], tmp_path: Path) -> None:
     with FanoutCache(tmp_path, shards=8, durability="process") as cache:

@@ -138,6 +138,7 @@ COUNT = _walk("SELECT count(1) FROM entry")  # count(*) is one step of SQLite's 
 FILE_TOTALS = _walk("""SELECT coalesce((SELECT CAST(files AS INTEGER) FROM totals WHERE id = 1), 0),
     (SELECT CAST(total(size) AS INTEGER) FROM trash)""")
 ALL_FILES = _walk("SELECT file FROM entry WHERE file IS NOT NULL")
+HAS_FILE = _walk("SELECT 1 FROM entry WHERE file IS NOT NULL LIMIT 1")
 REAL_FILES = _walk("SELECT CAST(total(size) AS INTEGER) FROM entry WHERE file IS NOT NULL")
 SET_FILES = "INSERT OR REPLACE INTO totals (id, files) VALUES (1, ?)"
 # Of the future are those from before the clock was set back.

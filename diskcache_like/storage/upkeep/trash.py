@@ -60,7 +60,11 @@ class Trash:
         header = self._session.header
         if header[_FILES] and header[_SWEEP] <= now * 1e6:
             self.sweep()
-            header[_SWEEP] = microseconds(now + GRACE) if self._connection.select(sql.HAS_TRASH) else NEVER
+            if self._connection.select(sql.HAS_TRASH):
+                header[_SWEEP] = microseconds(now + GRACE)
+            else:
+                header[_SWEEP] = NEVER
+                header[_FILES] = bool(self._connection.select(sql.HAS_FILE))  # the lock is held, as by who sets it
         return header[_SWEEP]
 
     def unlink_pending(self, most: int = UNLINK_FILES) -> None:
