@@ -37,8 +37,7 @@ from .upkeep.maintenance import Maintenance
 
 BATCH: int = 1 << 14  # keys that one transaction flushes at most
 LONGEST: int = 1 << 14  # bytes of a record that is appended
-FULL_PART: int = 4  # of the ring, that may wait
-RECORD_PART: int = 4  # of the ring, that a record may take: an empty ring has room for it wherever its head is
+FULL_PART: int = 4  # of the ring, that may wait, or that a record may take: it has room wherever the ring's head is
 LIMIT_PART: int = 200  # of the size limit, that may wait: as much as is written between two looks at the volume
 
 _BUFFER, _DISPLACED, _NEXT_EXPIRE = Header.BUFFER, Header.DISPLACED, Header.NEXT_EXPIRE
@@ -182,7 +181,7 @@ class WriteBuffer:
 
     def _longest(self, ring: Ring) -> int:
         """Return the bytes that a record may have."""
-        return min(LONGEST, ring.capacity // RECORD_PART, self._bound(ring))
+        return min(LONGEST, self._bound(ring))
 
     def _put_mark(self, ring: Ring) -> None:
         """Have the database say what the next record follows."""

@@ -460,7 +460,9 @@ class Writer:
         if isinstance(change, Remove) and v is not None and self.buffer.takes(stored, None):
             return self.buffer.write(h, stored, None)
         self.buffer.flush()
-        place, _ = self._placement.find(h, stored, True)
+        place, v = self._placement.find(h, stored, True)
+        if v is None:
+            return 1  # the fifth key of this hash was flushed too, and has taken its place
         return self._change_recovering(h, place, change, True)
 
     def _change_recovering(self, h: int, place: int, change: Touch | Remove, autocommit: bool) -> int:

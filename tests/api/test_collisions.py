@@ -126,3 +126,17 @@ def test_what_lives_elsewhere_is_found_after_everything_was_closed(pair: tuple[C
     Path(cache.directory, "cache.gen").unlink()  # as after a crash of the machine
     expect(other, dict.fromkeys(KEYS[1:], 5))
     expect(cache, dict.fromkeys(KEYS[1:], 5))
+
+
+def test_a_touch_whose_flush_evicts_its_key_leaves_the_one_that_took_the_place(tmp_path: Path) -> None:
+    with Cache(tmp_path) as cache:
+        cache._rows.modulus = 1
+        for key in KEYS:
+            cache[key] = "old"
+        cache.flush()
+        cache[KEYS[0]] = "new"
+        cache["fifth"] = "waits"
+        cache.touch(KEYS[0], 0)
+        assert cache["fifth"] == "waits"
+        assert KEYS[0] not in cache
+        assert (len(cache), cache.check()) == (4, [])
