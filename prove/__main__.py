@@ -7,7 +7,10 @@ import os
 import random
 import re
 import sys
+import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -55,26 +58,43 @@ def share(text: str) -> Part:
 
 
 def prove(
-    names: Sequence[str], seed: int, time: float, case: int | None, part: Part, console: Console
+    names: Sequence[str], seed: int, seconds: float, case: int | None, part: Part, console: Console
 ) -> list[Outcome]:
-    """Run the proofs; what one leaves of its time goes to those after it."""
-    outcomes: list[Outcome] = []
-    with Status("", console=console) as status:
+    """Run the proofs; what one leaves of its time goes to those after it.
 
-        def note(outcome: Outcome) -> None:
-            status.update(escape(f"{outcome.name}: {report.how_often(outcome)}"))
+    Then the controls run, one per processor at a time: they measure nothing, and go on until they find something.
+    """
+    began, outcomes = time.monotonic(), dict[str, Outcome]()
+    controls = [name for name in names if PROOFS[name].control]
+    processors = len(os.sched_getaffinity(0))
+    with Status("", console=console) as status, Runner(seed, partial(_note, status), CATALOGUE, share=part) as runner:
 
-        with Runner(seed, note, CATALOGUE, share=part) as runner:
-            for number, name in enumerate(names):
-                left = time - sum(outcome.seconds for outcome in outcomes)
-                shares = sum(PROOFS[each].weight(time) for each in names[number:])
-                status.update(name)
-                outcomes.append(
-                    runner.run(name, PROOFS[name], max(left * PROOFS[name].weight(time) / shares, 0.1), case)
-                )
-                if not outcomes[-1].held:
-                    console.print(f"{name}: {report.violations(outcomes[-1])}", markup=False)
-    return outcomes
+        def run(name: str, left: Sequence[str], at_once: int) -> None:
+            remaining = (began + seconds - time.monotonic()) * at_once
+            weights = sum(PROOFS[each].weight(seconds) for each in left)
+            outcomes[name] = outcome = runner.run(
+                name, PROOFS[name], max(remaining * PROOFS[name].weight(seconds) / weights, 0.1), case
+            )
+            if not outcome.held:
+                console.print(f"{name}: {report.violations(outcome)}", markup=False)
+
+        others = [name for name in names if name not in controls]
+        for number, name in enumerate(others):
+            run(name, [*others[number:], *controls], 1)
+        with ThreadPoolExecutor(processors) as pool:
+            running = [pool.submit(run, name, controls[number:], processors) for number, name in enumerate(controls)]
+            try:
+                for control in running:
+                    control.result()
+            except BaseException:  # an interrupt, for one
+                pool.shutdown(wait=False, cancel_futures=True)
+                runner.stop()
+                raise
+    return [outcomes[name] for name in names]
+
+
+def _note(status: Status, outcome: Outcome) -> None:
+    status.update(escape(f"{outcome.name}: {report.how_often(outcome)}"))
 
 
 def table(outcomes: Sequence[Outcome]) -> Table:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -139,12 +140,18 @@ class Runner:
         self._share = share
         self._space = tempfile.TemporaryDirectory(prefix="prove-")
         self._layers: dict[Callable[[Path], Path], Path] = {}
+        self._is_stopped = False
+        self._making = threading.Lock()  # guards `_layers`, so that each library is made once
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._space.cleanup()
+
+    def stop(self) -> None:
+        """Have what other threads run end soon, its processes killed."""
+        self._is_stopped = True
 
     def run(self, name: str, proof: Proof, seconds: float, only: int | None = None) -> Outcome:
         """Run one proof for `seconds`, or its one case `only`."""
@@ -173,7 +180,7 @@ class Runner:
         with selectors.DefaultSelector() as selector:
             for inner in inners:
                 selector.register(inner.pipe, selectors.EVENT_READ)
-            while told and (left := deadline - time.monotonic()) > 0:
+            while told and not self._is_stopped and (left := deadline - time.monotonic()) > 0:
                 selector.select(min(left, LOOK_SECONDS))
                 for inner in [each for each in told if not each.take()]:
                     told.remove(inner)
@@ -181,14 +188,15 @@ class Runner:
                 outcome.gather(inners)
                 self._note(outcome)
         for inner in inners:
-            inner.judge_end(max(deadline - time.monotonic(), 0.0))
+            inner.judge_end(0.0 if self._is_stopped else max(deadline - time.monotonic(), 0.0))
         outcome.gather(inners)
 
     def _environment(self, proof: Proof) -> dict[str, str]:
         environment = {**os.environ, "TMPDIR": self._space.name}  # what a killed proof leaves behind goes with it
         if make := proof.preload:
-            if make not in self._layers:
-                self._layers[make] = make(Path(self._space.name))
+            with self._making:
+                if make not in self._layers:
+                    self._layers[make] = make(Path(self._space.name))
             # In front of what is there already, such as another version of SQLite.
             environment["LD_PRELOAD"] = " ".join(filter(None, (str(self._layers[make]), os.environ.get("LD_PRELOAD"))))
         return environment

@@ -16,7 +16,7 @@ import pytest
 
 from diskcache_like import Cache, CorruptDatabaseWarning, FanoutCache, Timeout
 from diskcache_like.coherence.generations import NEVER, Header
-from diskcache_like.storage.upkeep import bulk_removal, checkpoints, eviction, removal
+from diskcache_like.storage.upkeep import bulk_removal, checkpoints, eviction, maintenance, removal
 from diskcache_like.storage.upkeep.trash import GRACE
 
 from ..support.cache_kinds import Clock
@@ -315,3 +315,23 @@ def test_settings_count_for_checkpoints(tmp_path: Path, monkeypatch: pytest.Monk
         for number in range(500):
             cache.reset("cull_limit", number)
         assert (tmp_path / "cache.db-wal").stat().st_size < 400_000
+
+
+def test_writes_look_for_expired_entries_in_intervals_unless_many_expire(tmp_path: Path, clock: Clock) -> None:
+    """Each look has what waits in the write buffer flushed."""
+    with Cache(tmp_path, clock=clock) as cache:
+        cache.set_many(dict.fromkeys(range(35), 1), expire=1)
+        cache.set("late", 1, expire=2 + maintenance.EXPIRY_PAUSE / 2)
+        clock.advance(2)
+        left = []
+        for number in range(5):
+            cache["key"] = number
+            left.append(len(cache))
+        assert left == [27, 17, 7, 2, 2]
+        clock.advance(maintenance.EXPIRY_PAUSE / 2)
+        assert "late" not in cache
+        cache["key"] = "too early to look"
+        assert len(cache) == 2
+        clock.advance(maintenance.EXPIRY_PAUSE / 2)
+        cache["key"] = "time to look"
+        assert len(cache) == 1

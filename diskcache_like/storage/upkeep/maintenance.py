@@ -14,6 +14,7 @@ from .checkpoints import CHECKPOINT_BYTES
 from .data_keys import DataKeys
 from .eviction import Evictor
 
+EXPIRY_PAUSE = 0.1  # seconds between two looks for expired entries, each of which flushes what waits, if few expire
 _WRITTEN, _VOLUME_DUE = Header.WRITTEN, Header.VOLUME_DUE  # for the hot path
 
 
@@ -143,7 +144,10 @@ class Maintenance:
             self.remover.delete(places, locked=True)
         ((earliest,),) = self._connection.select(sql.MIN_EXPIRE)
         next_sweep = self.trash.sweep_if_due(now)
-        header[Header.NEXT_EXPIRE] = min(NEVER if earliest is None else microseconds(earliest), next_sweep)
+        next_expiry = NEVER if earliest is None else microseconds(earliest)
+        if len(places) < limit:
+            next_expiry = max(next_expiry, microseconds(now + EXPIRY_PAUSE))
+        header[Header.NEXT_EXPIRE] = min(next_expiry, next_sweep)
 
     def before_transaction(self) -> None:
         """Do what cannot be done within a transaction; the lock is held, and one is about to begin."""
