@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 import shutil
 import stat
@@ -43,6 +44,7 @@ class User(NamedTuple):
 
     def become(self, work: Callable[[], Any]) -> Any:
         """Become this user for good and return what `work` returns."""
+        codecs.lookup("ascii")  # while the files of this Python can be read: they may be in root's home
         os.setgroups(self.groups)
         os.setgid(self.primary)
         os.setuid(self.uid)
