@@ -37,7 +37,7 @@ imports: $(DEV)  ## check that imports point down
 	$(BIN)/lint-imports --no-logo
 
 unit: $(PEERS)  ## run the tests (ARGS="-k name")
-	$(BIN)/python -m pytest --numprocesses auto --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest --numprocesses auto --dist worksteal $(ARGS)
 
 django: $(DEV)  ## run Django's own cache tests on DjangoCache
 	$(BIN)/python -m tools.django_suite

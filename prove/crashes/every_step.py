@@ -186,6 +186,24 @@ def judge_completing(death: Death) -> Steps:
     return steps
 
 
+def judge_taking_over(death: Death) -> Steps:
+    """See that a copy made in use has what waited in the write buffer, though taking that over was cut off."""
+    death.directory.mkdir(0o700)
+    with opened(death.directory / "template", death.deed.kind) as cache:
+        cache.set_many({**BYSTANDERS, "removed": 1})
+        for number in range(30):
+            cache.set(("small", number % 8), number)
+        cache.delete("removed")
+        wanted = {key: cache[key] for key in cache.get_many(BYSTANDERS)}
+        cache.set(("small", 0), wanted["small", 0])  # so that something waits after the reading
+        steps = death.happen()
+    with opened(death.directory / str(death.at), death.deed.kind, strict=True) as copy:
+        assert copy.get_many([*wanted, "removed"]) == wanted, "a copy lacks what waited in the write buffer"
+        assert len(copy) == len(wanted)
+        mend(copy)
+    return steps
+
+
 def judge_rotation(death: Death) -> Steps:
     """See that one of the two secrets opens everything, and that the rotation can be finished."""
     directory, kind = death.directory / str(death.at), death.deed.kind
@@ -290,10 +308,15 @@ WRITING = [
     ),
     *(Deed("across shards", kind, judge_across) for kind in ("fanout", "sealed fanout")),
     Deed("across shards" + SYNCING, "fanout", judge_across),
-    *(Deed("complete", kind, judge_completing) for kind in ("fanout", "sealed fanout")),
+    *(Deed("open a copy", kind, judge_completing) for kind in ("fanout", "sealed fanout")),
 ]
 OPENING = [
-    *(Deed(name, kind, judge_opening) for name in ("open", "open again") for kind in ("one", "fanout", "sealed")),
+    *(
+        Deed(name, kind, judge_opening)
+        for name in ("open", "open again")
+        for kind in ("one", "fanout", "sealed", "buffered")
+    ),
+    *(Deed("open a copy", kind, judge_taking_over) for kind in ("buffered", "sealed")),
     Deed("quarantine", "one", judge_opening),
 ]
 APPENDING = [
@@ -448,7 +471,8 @@ PROOFS: dict[str, Proof] = {
     ),
     "crash-opening": Proof(
         3,
-        "the same while a cache is made, is opened after a restart of the machine, or has its damaged database quarantined",
+        "the same while a cache is made, is opened after a restart of the machine or as a copy that takes over what waited,"
+        " or has its damaged database quarantined",
         partial(everywhere, deeds=OPENING),
         bulk=3.0,
         parallel=True,

@@ -33,7 +33,6 @@ CORE = (
 )
 # What is about a name that is missing there, or about the boot number of Linux.
 LEFT_OUT = "fallocate or full_disk or holes or boot"
-QUICK_KINDS = "not (direct or few-slots or signed or sealed or json or fanout-8)"
 TIMEOUT = 600
 
 
@@ -47,7 +46,7 @@ def run(*command: str | Path, **variables: str) -> subprocess.CompletedProcess[s
 @pytest.mark.parametrize(("system", "native"), [("macos", "1"), ("pypy", "1"), ("arm64", "1"), ("arm64", "0")])
 def test_the_core_works_as_on_another_system(system: str, native: str, tmp_path: Path) -> None:
     options = ["-q", "-p", "tests.support.other_systems", "-p", "no:cacheprovider", f"--basetemp={tmp_path / 'inner'}"]
-    chosen = ["-k", f"{QUICK_KINDS} and not ({LEFT_OUT})", *(f"tests/{name}" for name in CORE)]
+    chosen = ["-k", f"not ({LEFT_OUT})", *(f"tests/{name}" for name in CORE)]
     variables = {VARIABLE: system, "DISKCACHE_LIKE_NATIVE": native, "CI": ""}
     done = run(sys.executable, "-m", "pytest", *options, *chosen, **variables)
     assert done.returncode == 0, done.stdout[-4000:]

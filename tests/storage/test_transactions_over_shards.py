@@ -75,7 +75,7 @@ def test_a_transaction_is_whole_after_a_death_at_any_step_of_its_commits(nurse_:
 def test_completing_may_be_cut_short_at_any_step(nurse_: Worker, tmp_path: Path) -> None:
     cut_off(nurse_, tmp_path / "template", KIND)
     deaths = 0
-    for at in victims(nurse_, tmp_path, KIND, "complete"):
+    for at in victims(nurse_, tmp_path, KIND, "open a copy"):
         deaths += 1
         with opened(tmp_path / str(at), KIND, strict=True) as cache:
             assert shard_transactions.found(cache) == (shard_transactions.AFTER, shard_transactions.REQUEUED)

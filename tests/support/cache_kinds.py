@@ -92,7 +92,8 @@ def only(choose: Callable[[Kind], bool]) -> pytest.MarkDecorator:
 
 exact = only(lambda kind: not kind.json)  # keys and values of any type
 ordered = only(lambda kind: kind.shards == 1)  # one order of insertion over all entries
-few = only(lambda kind: kind.name in ("plain", "files", "fanout-3"))  # the kinds that differ most
+FEW = "plain", "files", "fanout-3"  # the kinds that differ most
+few = only(lambda kind: kind.name in FEW)
 one = only(lambda kind: kind.name == "plain")
 
-__all__ = ["KINDS", "SECRET", "Clock", "Kind", "Opener", "exact", "few", "one", "only", "ordered", "parameters"]
+__all__ = ["FEW", "KINDS", "SECRET", "Clock", "Kind", "Opener", "exact", "few", "one", "only", "ordered", "parameters"]

@@ -29,7 +29,7 @@ from diskcache_like.storage.upkeep import bulk_removal, checkpoints, trash
 
 from . import shard_transactions
 from .crash_points import Death, make_mortal
-from .integrity import opened
+from .integrity import FLAVOURS, opened
 from .sample_writes import LARGE, WRITES, Write
 from .workers import Link, Worker
 
@@ -95,8 +95,11 @@ def _outcome(told: str, status: int, at: int) -> list[str] | str | None:
 
 
 def victims(nurse_: Worker, directory: Path, kind: str, name: str) -> Iterator[int]:
-    """Yield after each death: at the first step, at the second, … until a victim has outlived the deed."""
-    for at in itertools.count():
+    """Yield after each death: at the first step, at the second, … until a victim has outlived the deed.
+
+    A deed in several shards has the same steps in each, so a prime stride goes through them; the rig takes them all.
+    """
+    for at in itertools.count(step=3 if "shards" in FLAVOURS[kind] else 1):
         steps = die(nurse_, directory, kind, name, at)
         if steps is not None:
             # What there is to do may depend on what deaths before have left: fewer steps than the last time, for one.
@@ -281,9 +284,9 @@ DEEDS["across shards"] = _across_shards
 DEEDS["across shards" + SYNCING] = functools.partial(_across_shards, durability="power")
 
 
-@deed("complete")
-def do_complete(directory: Path, kind: str, dying: Death) -> list[str]:
-    """Open a copy of a cache with a transaction that was cut off after it was decided."""
+@deed("open a copy")
+def do_open_a_copy(directory: Path, kind: str, dying: Death) -> list[str]:
+    """Open a copy of a cache that has something to complete, or to take over from its write buffer."""
     copy = directory / str(dying.at)
     shutil.copytree(directory / "template", copy)
     dying.counts = True

@@ -16,6 +16,10 @@ import sysconfig
 import tempfile
 from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pytest
 
 VARIABLE = "PRETENDED_SYSTEM"
 
@@ -67,6 +71,17 @@ def _remove(module: ModuleType, names: object) -> None:
         if hasattr(module, name):
             delattr(module, name)
     tempfile._O_TMPFILE_WORKS = False  # type: ignore[attr-defined]  # it looked when it was imported
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep the kinds of cache that differ most: a system differs in the same for all."""
+    from .cache_kinds import FEW, Kind  # imports the package, which may not be before names are gone
+
+    def is_few(item: pytest.Item) -> bool:
+        kind = item.callspec.params.get("kind") if hasattr(item, "callspec") else None
+        return not isinstance(kind, Kind) or kind.name in FEW
+
+    items[:] = filter(is_few, items)
 
 
 if VARIABLE in os.environ:
