@@ -28,6 +28,7 @@ from .runner import Outcome, Runner
 
 CATALOGUE = "prove.catalogue"
 MARK = "proofs"
+UNDER_LOAD = 5  # the promise whose proofs, and controls, are judged by time
 HELD, VIOLATED = 0, 1
 
 
@@ -62,27 +63,27 @@ def prove(
 ) -> list[Outcome]:
     """Run the proofs; what one leaves of its time goes to those after it.
 
-    Then the controls run, one per processor at a time: they measure nothing, and go on until they find something.
+    Controls that no time judges come last, one per processor at once.
     """
     began, outcomes = time.monotonic(), dict[str, Outcome]()
-    controls = [name for name in names if PROOFS[name].control]
     processors = len(os.sched_getaffinity(0))
+    last = [name for name in names if PROOFS[name].control and PROOFS[name].promise != UNDER_LOAD]
+    first = [name for name in names if name not in last]
     with Status("", console=console) as status, Runner(seed, partial(_note, status), CATALOGUE, share=part) as runner:
 
-        def run(name: str, left: Sequence[str], at_once: int) -> None:
-            remaining = (began + seconds - time.monotonic()) * at_once
-            weights = sum(PROOFS[each].weight(seconds) for each in left)
-            outcomes[name] = outcome = runner.run(
-                name, PROOFS[name], max(remaining * PROOFS[name].weight(seconds) / weights, 0.1), case
+        def run(name: str, left: Sequence[str], at_once: int = 1) -> None:
+            remaining = began + seconds - time.monotonic()
+            part_of_it = min(
+                at_once * PROOFS[name].weight(seconds) / sum(PROOFS[each].weight(seconds) for each in left), 1
             )
-            if not outcome.held:
+            outcomes[name] = outcome = runner.run(name, PROOFS[name], max(remaining * part_of_it, 0.1), case)
+            if not (outcome.held or runner.is_stopped):
                 console.print(f"{name}: {report.violations(outcome)}", markup=False)
 
-        others = [name for name in names if name not in controls]
-        for number, name in enumerate(others):
-            run(name, [*others[number:], *controls], 1)
+        for number, name in enumerate(first):
+            run(name, [*first[number:], *last])
         with ThreadPoolExecutor(processors) as pool:
-            running = [pool.submit(run, name, controls[number:], processors) for number, name in enumerate(controls)]
+            running = [pool.submit(run, name, last[number:], processors) for number, name in enumerate(last)]
             try:
                 for control in running:
                     control.result()
@@ -123,6 +124,7 @@ def main() -> int:
         arguments.error("--case goes with one --only")
     seed = random.SystemRandom().getrandbits(32) if asked.seed is None else asked.seed
     console.print(f"seed {seed}" + (f", share {asked.share}" if asked.share != WHOLE else ""), markup=False)
+    began = time.monotonic()
     try:
         outcomes = prove(names, seed, asked.seconds, asked.case, asked.share, console)
     except KeyboardInterrupt:
@@ -134,7 +136,8 @@ def main() -> int:
     if asked.json:
         asked.json.write_text(report.as_json(outcomes, seed, asked.share), encoding="utf-8")
     if asked.docs:
-        put(asked.docs, MARK, report.page(outcomes, seed, asked.seconds, asked.share))
+        told = report.page(outcomes, seed, (asked.seconds, time.monotonic() - began), asked.share)
+        put(asked.docs, MARK, told)
     return _status(outcomes)
 
 

@@ -67,11 +67,11 @@ def markdown(outcomes: Sequence[Outcome]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def page(outcomes: Sequence[Outcome], seed: int, seconds: float, share: Part = WHOLE) -> str:
-    """Return the table with what it depends on, for the documentation."""
+def page(outcomes: Sequence[Outcome], seed: int, seconds: tuple[float, float], share: Part = WHOLE) -> str:
+    """Return the table with what it depends on, for the documentation; `seconds`: asked for, and taken."""
     facts = ", ".join(f"{name} {value}" for name, value in machine().items())
-    took = sum(outcome.seconds for outcome in outcomes)
-    told = f'`make prove ARGS="--seconds {seconds:.0f} --seed {seed}{_shared(share)}"`, {took:.0f} s: {facts}.'
+    asked, took = seconds
+    told = f'`make prove ARGS="--seconds {asked:.0f} --seed {seed}{_shared(share)}"`, {took:.0f} s: {facts}.'
     return f"{told}\n\n{markdown(outcomes)}"
 
 

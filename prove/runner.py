@@ -1,4 +1,4 @@
-"""Run proofs one after the other, each in a process group of its own that is gone when it has ended."""
+"""Run proofs, each in a process group of its own that is gone when it has ended."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ class Runner:
         self._share = share
         self._space = tempfile.TemporaryDirectory(prefix="prove-")
         self._layers: dict[Callable[[Path], Path], Path] = {}
-        self._is_stopped = False
+        self.is_stopped = False
         self._making = threading.Lock()  # guards `_layers`, so that each library is made once
 
     def __enter__(self) -> Self:
@@ -150,8 +150,8 @@ class Runner:
         self._space.cleanup()
 
     def stop(self) -> None:
-        """Have what other threads run end soon, its processes killed."""
-        self._is_stopped = True
+        """End soon what other threads run, and kill its processes."""
+        self.is_stopped = True
 
     def run(self, name: str, proof: Proof, seconds: float, only: int | None = None) -> Outcome:
         """Run one proof for `seconds`, or its one case `only`."""
@@ -162,7 +162,7 @@ class Runner:
         except CannotRun as reason:
             outcome.skipped, outcome.excused = str(reason), isinstance(reason, Unreachable)
             return outcome
-        began = time.monotonic()  # what is compiled first takes nothing of the time of the others
+        began = time.monotonic()  # what is compiled first takes nothing of its time
         parts = len(os.sched_getaffinity(0)) if proof.parallel and only is None else 1
         asked = [self._catalogue, name, str(self._seed), str(seconds), "" if only is None else str(only)]
         with ExitStack() as stack:
@@ -180,7 +180,7 @@ class Runner:
         with selectors.DefaultSelector() as selector:
             for inner in inners:
                 selector.register(inner.pipe, selectors.EVENT_READ)
-            while told and not self._is_stopped and (left := deadline - time.monotonic()) > 0:
+            while told and not self.is_stopped and (left := deadline - time.monotonic()) > 0:
                 selector.select(min(left, LOOK_SECONDS))
                 for inner in [each for each in told if not each.take()]:
                     told.remove(inner)
@@ -188,7 +188,7 @@ class Runner:
                 outcome.gather(inners)
                 self._note(outcome)
         for inner in inners:
-            inner.judge_end(0.0 if self._is_stopped else max(deadline - time.monotonic(), 0.0))
+            inner.judge_end(0.0 if self.is_stopped else max(deadline - time.monotonic(), 0.0))
         outcome.gather(inners)
 
     def _environment(self, proof: Proof) -> dict[str, str]:

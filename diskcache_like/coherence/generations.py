@@ -92,7 +92,9 @@ class Header:
     # read-modify-write is enough. Who reads them without it says there why that suffices.
     TICK: Final = 16  # number of the last write
     UNSETTLED: Final = 17  # not 0 between begin_all and settle_all: a new holder that sees it knows that the last died
-    NEXT_EXPIRE: Final = 18  # no entry expires and no sweep is due before this time; too early costs one useless look
+    NEXT_EXPIRE: Final = (
+        18  # nothing is to be removed before this time: no entry, no file; too early costs one useless look
+    )
     WRITTEN: Final = 19  # bytes written into the WAL, an estimate that only grows
     COUNT: Final = 25  # entries in the database, or UNCOUNTED
     SETTLED: Final = 26  # TICK as the last holder left it; if TICK differs, the holder died and COUNT may be wrong
@@ -104,7 +106,7 @@ class Header:
     # knows that a commit may be missing (storage/redo_log.py).
     CROSS_SHARD: Final = 31
     VOLUME_DUE: Final = 24  # value of WRITTEN at which the volume is measured again
-    FILES: Final = 20  # not 0 if value files may exist
+    FILES: Final = 20  # not 0 if a row or the trash may have a value file
     CHECKPOINTED: Final = 21  # value of WRITTEN at the last checkpoint
     HITS: Final = 22
     MISSES: Final = 23

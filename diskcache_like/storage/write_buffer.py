@@ -37,7 +37,7 @@ from .upkeep.maintenance import Maintenance
 
 BATCH: int = 1 << 14  # keys that one transaction flushes at most
 LONGEST: int = 1 << 14  # bytes of a record that is appended
-FULL_PART: int = 4  # of the ring, that may wait, or that a record may take: it has room wherever the ring's head is
+FULL_PART: int = 4  # of the ring: the most that may wait, and that one record may take, so that it always has room
 LIMIT_PART: int = 200  # of the size limit, that may wait: as much as is written between two looks at the volume
 
 _BUFFER, _DISPLACED, _NEXT_EXPIRE = Header.BUFFER, Header.DISPLACED, Header.NEXT_EXPIRE

@@ -462,7 +462,7 @@ class Writer:
         self.buffer.flush()
         place, v = self._placement.find(h, stored, True)
         if v is None:
-            return 1  # the fifth key of this hash was flushed too, and has taken its place
+            return 1  # the fifth key of this hash was flushed, too, and has taken its place; or it is damaged
         return self._change_recovering(h, place, change, True)
 
     def _change_recovering(self, h: int, place: int, change: Touch | Remove, autocommit: bool) -> int:

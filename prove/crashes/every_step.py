@@ -28,7 +28,9 @@ from diskcache_like.storage import store
 from diskcache_like.storage.redo_log import RedoLog
 from diskcache_like.storage.shard import transactions
 from tests.support import shard_transactions
+from tests.support.crash_points import WHOLE_RECORD
 from tests.support.crash_scenarios import (
+    AFTER_A_DEATH,
     ALL_MARKING,
     APPENDED,
     DEED_WRITES,
@@ -327,6 +329,11 @@ APPENDING = [
         for where in ("", *LAP_ENDS)
         for supersede in SUPERSEDE
     ),
+    *(
+        Deed("set" + where + AFTER_A_DEATH, "buffered", partial(judge_superseded, DEED_WRITES["set"], supersede))
+        for where in ("", *LAP_ENDS)
+        for supersede in SUPERSEDE
+    ),
 ]
 LENGTHY = [
     *(Deed("rotate", kind, judge_rotation) for kind in ("sealed", "sealed fanout")),
@@ -423,12 +430,10 @@ def forgetful(trial: Trial) -> None:
     """Die within an append that the next holder of the lock does not end."""
 
     def forget(self: Ring) -> None:
-        words = self.words
-        words[Word.LAST] = words[Word.FLUSHED_LAST]
-        words[Word.HEAD] = words[Word.DONE] = words[Word.FLUSHED]
+        self.words[Word.DONE] = self.words[Word.HEAD]
 
     Ring.mend = forget  # type: ignore[method-assign]
-    everywhere(trial, [deed for deed in APPENDING if deed.name == "set"], "after ring")
+    everywhere(trial, [deed for deed in APPENDING if deed.name == "set"], WHOLE_RECORD)
 
 
 def undecided(trial: Trial) -> None:
@@ -462,8 +467,8 @@ PROOFS: dict[str, Proof] = {
     ),
     "crash-appending": Proof(
         3,
-        "the same in the write buffer, also where a lap of its ring ends; then the key is written once more and the cache is"
-        " copied in use",
+        "the same in the write buffer, also where a lap of its ring ends and after the death of another writer there; then the"
+        " key is written once more, and what a restart would find is looked at",
         partial(everywhere, deeds=APPENDING),
         share=2.0,
         bulk=6.0,

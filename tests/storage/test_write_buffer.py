@@ -308,29 +308,6 @@ def test_what_a_killed_writer_left_does_not_come_back_in_a_copy(tmp_path: Path, 
         assert (len(copy), copy.check()) == (2, [])
 
 
-def test_a_copy_counts_what_is_in_its_database(tmp_path: Path, clock: Clock) -> None:
-    """Its generations may be of an earlier moment."""
-    (tmp_path / "copy").mkdir()
-    settings: dict[str, Any] = {"clock": clock, "disk_min_file_size": 1000, **SMALL}
-    with Cache(tmp_path / "cache", **settings) as cache:
-        cache["key"] = 1
-        cache["other"] = 1
-        shutil.copy(tmp_path / "cache" / "cache.gen", tmp_path / "copy")
-        cache["large"] = b"x" * 2000
-        cache.set("soon", 1, expire=10)
-        for path in (tmp_path / "cache").iterdir():
-            if path.name != "cache.gen":
-                (shutil.copytree if path.is_dir() else shutil.copy)(path, tmp_path / "copy" / path.name)
-        with Cache(tmp_path / "copy", **settings) as copy:
-            assert len(copy) == 4
-            del copy["large"]
-            for number in range(4):
-                clock.advance(20)
-                copy["key"] = number
-            assert (len(copy), copy.check()) == (2, [])
-            assert list((tmp_path / "copy").rglob("*.val")) == []
-
-
 @pytest.mark.parametrize("shards", [1, 3])
 def test_a_copy_made_in_use_has_what_waited(tmp_path: Path, shards: int) -> None:
     def made(place: str) -> Cache:

@@ -18,6 +18,8 @@ from diskcache_like.disk import file_io
 from diskcache_like.storage.opening import opener
 from diskcache_like.storage.write_buffer import WriteBuffer
 
+WHOLE_RECORD = "<I packed into the ring"  # the checksum of a record's header, which comes last
+
 
 class Death:
     """Kill this process at its n-th step, after a word about it; `steps` tells which there were."""
@@ -25,14 +27,19 @@ class Death:
     def __init__(self, at: int, announce: Callable[[], object] = lambda: None) -> None:
         self.at = at
         self._announce = announce
+        self._last = ""
         self.steps: list[str] = []
         self.counts = False
 
     def __call__(self, step: str) -> None:
         if self.counts:
-            if len(self.steps) == self.at:
+            if len(self.steps) == self.at or step == self._last:
                 self.die()
             self.steps.append(step)
+
+    def dies_before_head(self) -> None:
+        """Have this process die without a word when a record is whole that HEAD does not include yet."""
+        self.at, self._last, self._announce = -1, WHOLE_RECORD, lambda: None
 
     def die(self) -> NoReturn:
         """Kill this process."""

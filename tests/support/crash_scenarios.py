@@ -128,14 +128,24 @@ def _stream(cache: Cache) -> None:
 DEED_WRITES = {**WRITES, "set piece by piece": Write(_stream, LARGE)}
 
 
+Before = Callable[[Cache], object]
+
+
 def _write(
-    write: Write, directory: Path, kind: str, dying: Death, all_slots: bool = False, **settings: Any
+    write: Write,
+    directory: Path,
+    kind: str,
+    dying: Death,
+    all_slots: bool = False,
+    before: Before = lambda cache: None,
+    **settings: Any,
 ) -> list[str]:
     if all_slots:
         invalidation.ALL_SLOTS = -1  # type: ignore[attr-defined]  # every change marks all slots, as one of thousands of keys does
         bulk_removal.MANY = 0  # and `clear` empties the table in one step
     cache = opened(directory, kind, **settings)
     cache.get("anything")
+    before(cache)
     dying.counts = True
     with contextlib.suppress(ZeroDivisionError):
         write.do(cache)
@@ -152,30 +162,46 @@ for _name, _each in DEED_WRITES.items():
     DEEDS[_name + MARKING_ALL] = functools.partial(_write, _each, all_slots=True)
     DEEDS[_name + SYNCING] = functools.partial(_write, _each, durability="power")
 
-LAP_ENDS = {", where a lap ends": 88, ", before a lap ends": 112}  # bytes: a small record has room in the second only
-APPENDED = ["set", "set with expiry", "incr", "incr of nothing", "add", "touch", "delete", "pop", "set if unchanged"]
+LAP_ENDS = {", where a lap ends": 88, ", before a lap ends": 176}  # bytes: a small record has room in the second only
+APPENDED = ["set", "set with expiry", "incr", "incr of nothing", "add", "delete", "pop", "set if unchanged"]
+AFTER_A_DEATH = ", after a death"  # of a writer whose record is whole, and whose append is not
 
 
-def _write_late_in_a_lap(write: Write, left: int, directory: Path, kind: str, dying: Death) -> list[str]:
-    """Write when the ring has been filled once and only so many bytes are left of the lap."""
-    with opened(directory, kind) as cache:
+def _fill_lap(cache: Cache, left: int) -> None:
+    """Append until the ring has been filled once and only so many bytes are left of the lap; the last ones wait."""
+    cache.set("filler", bytes(200))
+    ring = cache._shards.stores[0].session.ring
+    assert ring is not None
+    words, capacity = ring.words, ring.capacity
+    first, extra, rest = words[Word.HEAD], 0, capacity
+    while words[Word.HEAD] < first + capacity or rest > 600:
+        before = words[Word.HEAD]
         cache.set("filler", bytes(200))
-        ring = cache._shards.stores[0].session.ring
-        assert ring is not None
-        words, capacity = ring.words, ring.capacity
-        first, extra, rest = words[Word.HEAD], 0, capacity
-        while words[Word.HEAD] < first + capacity or rest > 500:
-            before = words[Word.HEAD]
-            cache.set("filler", bytes(200))
-            extra, rest = words[Word.HEAD] - before - 200, -words[Word.HEAD] % capacity
-        cache.set("filler", bytes(rest - extra - left))
-        assert -words[Word.HEAD] % capacity == left
+        extra, rest = words[Word.HEAD] - before - 200, -words[Word.HEAD] % capacity
+    cache.set("filler", bytes(rest - extra - left))
+    assert -words[Word.HEAD] % capacity == left
+    assert ring.waiting()
+
+
+def _write_after_a_death(write: Write, directory: Path, kind: str, dying: Death, before: Before) -> list[str]:
+    pid = os.fork()
+    if pid == 0:
+        dying.dies_before_head()
+        _write(write, directory, kind, dying, before=before)
+        os._exit(1)
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
     return _write(write, directory, kind, dying)
 
 
-for _name in APPENDED:
-    for _where, _left in LAP_ENDS.items():
-        DEEDS[_name + _where] = functools.partial(_write_late_in_a_lap, WRITES[_name], _left)
+_places: dict[str, Before] = {
+    "": lambda cache: None,
+    **{where: functools.partial(_fill_lap, left=left) for where, left in LAP_ENDS.items()},
+}
+for _where, _before in _places.items():
+    for _name in APPENDED:
+        DEEDS[_name + _where] = functools.partial(_write, WRITES[_name], before=_before)
+    DEEDS["set" + _where + AFTER_A_DEATH] = functools.partial(_write_after_a_death, WRITES["set"], before=_before)
 
 ALL_MARKING = ["delete", "touch", "evict", "clear", "delete_many", "set_many"]
 

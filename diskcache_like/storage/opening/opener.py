@@ -235,7 +235,6 @@ def _begun(ring: Ring, path: str, config: Config, opened: Opened) -> Ring | None
     with corrupt_if_damaged(opened.connection, opened.path):
         rows = opened.connection.execute(sql.SELECT_SETTING, (BUFFER_MARK,)).fetchall()
     header[Header.BUFFER] = 0
-    _forget_counts(header)  # which are of another moment than the database where a cache was copied in use
     was_settled = header[Header.SETTLED] == header[Header.TICK]
     tick = generations.next_tick()
     generations.begin_all(tick)  # what others keep hot may be from a ring that is gone
@@ -375,13 +374,6 @@ def _connect_or_prepare(path: str, settings: dict[str, Any], config: Config) -> 
     return prepare_file(path, settings, config.timeout, config.shared)
 
 
-def _forget_counts(header: Words) -> None:
-    """Have the next write look for what the database has; the lock is held."""
-    header[Header.COUNT] = UNCOUNTED
-    header[Header.NEXT_EXPIRE] = header[Header.SWEEP] = 0
-    header[Header.FILES] = 1
-
-
 def _renew(generations: GenerationFile, epoch: int, displaced: int, has_siblings: bool) -> None:
     """Bring the header in line with the database after a reboot, a repair or at creation; the lock is held.
 
@@ -390,11 +382,13 @@ def _renew(generations: GenerationFile, epoch: int, displaced: int, has_siblings
     header = generations.header
     tick = max(generations.next_tick(), time.time_ns() // 1000)  # microseconds: no count of writes overtakes them
     header[Header.TICK] = tick
-    _forget_counts(header)
+    header[Header.COUNT] = UNCOUNTED
+    header[Header.NEXT_EXPIRE] = header[Header.SWEEP] = 0  # the next write looks for the real ones
     if header[Header.BUFFER] == NO_RING:
         header[Header.BUFFER] = 0  # there may be room for one by now
     header[Header.VOLUME_DUE] = header[Header.RESERVATION] = 0
     header[Header.CHECKPOINTED] = header[Header.WRITTEN]
+    header[Header.FILES] = 1
     header[Header.DISPLACED] = displaced
     if has_siblings and not header[Header.CROSS_SHARD]:
         header[Header.CROSS_SHARD] = UNKNOWN_STATE

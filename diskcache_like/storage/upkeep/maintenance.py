@@ -14,7 +14,7 @@ from .checkpoints import CHECKPOINT_BYTES
 from .data_keys import DataKeys
 from .eviction import Evictor
 
-EXPIRY_PAUSE = 0.1  # seconds between two looks for expired entries, each of which flushes what waits, if few expire
+EXPIRY_PAUSE = 0.1  # seconds until the next look for expired entries, unless many expire; each look flushes what waits
 _WRITTEN, _VOLUME_DUE = Header.WRITTEN, Header.VOLUME_DUE  # for the hot path
 
 

@@ -64,7 +64,7 @@ class Trash:
                 header[_SWEEP] = microseconds(now + GRACE)
             else:
                 header[_SWEEP] = NEVER
-                header[_FILES] = bool(self._connection.select(sql.HAS_FILE))  # the lock is held, as by who sets it
+                header[_FILES] = bool(self._connection.select(sql.HAS_FILE))  # whoever sets it holds the lock, too
         return header[_SWEEP]
 
     def unlink_pending(self, most: int = UNLINK_FILES) -> None:
@@ -112,19 +112,19 @@ class Trash:
 
     def empty_old(self) -> None:
         """Unlink the files in the trash whose grace is over, before the shard is closed; no transaction is open."""
-        if not self._is_reachable():
+        if not (self._is_reachable() and self._session.header[_FILES]):
             return
         self.sweep()
         self.unlink_pending(SWEEP_FILES)
         self._forget([(column,) for column in list(self.unlinked)])  # list: another thread may be adding to it
 
     def _is_reachable(self) -> bool:
-        """Tell whether there may be files, and they are this shard's.
+        """Tell whether the files are this shard's.
 
         They are not if this handle cannot follow to the next database, or was refused as it opened.
         """
         session = self._session
-        return session.header[_FILES] != 0 and session.header[Header.EPOCH] == session.epoch and session.has_disk()
+        return session.has_disk() and session.header[Header.EPOCH] == session.epoch
 
     def _forget(self, rows: list[tuple[object]]) -> None:
         """Remove rows of the trash whose files are unlinked."""
