@@ -66,8 +66,8 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
     """A persistent cache in a directory, shared by threads and processes.
 
     Behaves like a dictionary; keys that are equal are one entry. Values come back equal and of the same type. Every
-    operation is atomic. One that writes waits up to `timeout` seconds for the write lock and then raises Timeout;
-    with `retry=True` it waits without limit. Reads of keys never wait for writers.
+    operation on one key is atomic; those on many say what is. One that writes waits up to `timeout` seconds for the
+    write lock and then raises Timeout; with `retry=True` it waits without limit. Reads of keys never wait for writers.
     Whatever reads many entries first flushes the write buffer, and may wait for the lock to do so.
 
     `directory`: made if missing, a temporary one if None. `disk`: how keys and values are stored. `settings`: see
@@ -77,12 +77,12 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
     `hot_encoded`: seal what is in memory, too. `strict`: raise for entries that fail authentication or are damaged
     instead of treating them as missing. `shared`: share the directory with users of its group. `allow_filesystem`:
     accept one on a network file system or a folder of the host, and do not warn of FUSE. `coherence`: 'auto', 'python'
-    or 'native'. `clock`: seconds since 1970. `serializer`: 'msgpack', 'json' or 'pickle', and `compressor`: 'none',
-    'zlib', 'zstd' or 'lz4', recorded when the cache is made. `allow`: classes whose objects count as data in this
-    cache, beside those given to `register`.
+    or 'native'. `clock`: seconds since 1970. `serializer`: 'msgpack', 'json', 'pickle' or 'arrow', and `compressor`:
+    'none', 'zlib', 'zstd' or 'lz4', recorded when the cache is made. `allow`: classes whose objects count as data in
+    this cache, beside those given to `register`.
 
-    Raises DirectoryError, UnsafeDirectory, ForeignDatabase, DiskCacheDirectory, NewerFormat, SettingError, SecretError,
-    MissingDependency.
+    Raises DirectoryError, UnsafeDirectory, ForeignDatabase, DiskCacheDirectory, NewerFormat, OlderFormat, SettingError,
+    SecretError, MissingDependency.
     """
 
     _OPENING = Opening()
@@ -728,7 +728,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
         """Return a view of this cache with a key space of its own, under a name; it has the same memory and limits.
 
         It has no queues. `clear`, `len`, iteration and `evict` mean its own entries, found by the index of tags.
-        `check`, `close` and what else is about the whole are this cache's, in which its keys are `NamespacedKey`.
+        `check`, `close` and other operations on the whole act on this cache, where the view's keys are `NamespacedKey`.
         """
         return namespaces.view(self, path_of((name,)))  # type: ignore[no-any-return]  # of this class
 

@@ -76,7 +76,7 @@ class Administration(Tagging, SettingsInForce):
         return [problem for store in self._shards.stores for problem in check_whole(store, verify, fix, wait)]
 
     def stats(self, enable: bool = True, reset: bool = False) -> tuple[int, int]:
-        """Return (hits, misses) of all processes that flushed theirs, and switch statistics on or off.
+        """Return (hits, misses) of all processes that have added theirs, and switch statistics on or off.
 
         A process adds its counts with its next write, at its own `stats` and on closing.
         """

@@ -64,6 +64,7 @@ class SettingsInForce:
     cull_limit = InForce[int]()
     durability = InForce[str]()
     hot_size_limit = InForce[int]()
+    write_buffer = InForce[int]()
     sqlite_auto_vacuum = InForce[int]()
     sqlite_cache_size = InForce[int]()
     sqlite_journal_mode = InForce[str]()

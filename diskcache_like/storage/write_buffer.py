@@ -4,8 +4,8 @@ Everything but an append finds the buffer empty: whoever takes the write lock fo
 (`flush`). So the rest of the package knows the database alone. Readers of one key look into the ring, then at the row;
 readers of many rows have everything flushed before.
 
-A commit of another kind makes earlier records unfindable before it (`Invalidation`), and the first append after it
-stores a mark: which record follows what the database has. So after a power loss nothing is taken from the ring that
+Before a commit of another kind, earlier records are made unfindable (`Invalidation`). The first append after it stores
+a mark: which record follows what the database has. So after a power loss nothing is taken from the ring that
 followed a commit which was lost.
 """
 

@@ -30,6 +30,7 @@ from diskcache_like import (
     SettingError,
 )
 from diskcache_like.entries.options import Arguments, Options
+from diskcache_like.operations.settings_in_force import InForce, SettingsInForce
 from diskcache_like.settings import Settings
 
 from ..support.cache_kinds import NEEDS_CIPHER, SECRET, Clock, Kind, Opener, few, one, only
@@ -548,3 +549,20 @@ def test_a_setting_is_what_the_transaction_round_one_that_was_rolled_back_made_i
             raise KeyError
     assert (cache.size_limit, cache.cull_limit) == (1 << 20, 7)
     assert cache.reset("size_limit") == 1 << 20
+
+
+def test_every_setting_is_an_attribute() -> None:
+    """An assignment to anything else would be ignored."""
+    assert {name for name in DEFAULT_SETTINGS if not isinstance(vars(SettingsInForce).get(name), InForce)} == set()
+
+
+def test_the_write_buffer_can_be_switched_off_and_on_by_an_assignment(tmp_path: Path) -> None:
+    with Cache(tmp_path) as cache:
+        cache["key"] = 1
+        (store,) = cache._shards.stores
+        for size, waits in ((0, False), (1 << 20, True)):
+            cache.write_buffer = size
+            cache["key"] = size
+            assert cache.write_buffer == size
+            assert bool(store.session.ring and store.session.ring.waiting()) == waits
+        assert cache["key"] == 1 << 20
