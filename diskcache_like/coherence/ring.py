@@ -453,15 +453,19 @@ class Ring:
 
         Damaged content does not end the chain: it costs its key alone, since the next record follows the header.
         """
-        words = self.words
+        words, table = self.words, self._table
         words[Word.FLUSHED] = self.flushed_mark().flushed
         head, last = words[Word.FLUSHED], words[Word.FLUSHED_LAST] >> 32
+        newest: dict[int, int] = {}
         for found, end in self._chain(head, last):
             if end > words[Word.HEAD] and not self._has_whole_body(found):
                 break  # a power loss left that, no writer
-            self._table[found.h % self._prime] = found.offset
+            newest[found.h % self._prime] = found.offset
             head, last = end, found.check
         head = max(head, words[Word.HEAD])  # a damaged header ends the chain before it
+        for slot, offset in newest.items():
+            if not offset <= table[slot] < head:  # else it is newer: readers must never be led to an older record
+                table[slot] = offset
         words[Word.RESERVED] = max(words[Word.RESERVED], head)
         words[Word.LAST] = _joined(last, head)
         words[Word.HEAD] = head

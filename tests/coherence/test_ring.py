@@ -354,6 +354,38 @@ def test_taking_over_shows_all_the_time_what_waits(ring: Ring, monkeypatch: pyte
     assert all(ring.find(hash_of(key), stored(key)) for key in range(10))
 
 
+class WatchedTable:
+    """A table that has somebody read after each store."""
+
+    def __init__(self, table: memoryview, look: Callable[[], None]) -> None:
+        self.table, self.look = table, look
+
+    def __getitem__(self, index: int) -> int:
+        return int(self.table[index])
+
+    def __setitem__(self, index: int, value: int) -> None:
+        self.table[index] = value
+        self.look()
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_mending_leads_nobody_to_an_older_record(ring: Ring, damaged: bool) -> None:
+    for number in range(30):
+        assert ring.append(Written(number, number % 3, stored(number % 3), b"%d" % number))
+
+    def look() -> None:
+        found = [ring.find(key, stored(key)) for key in range(3)]
+        assert [each and each.v for each in found] == [b"27", b"28", b"29"]
+
+    table = ring._table
+    ring._table = WatchedTable(table, look)  # type: ignore[assignment]
+    if damaged:
+        table[1] = 5
+    ring.mend()
+    look()
+    ring._table = table
+
+
 @pytest.mark.parametrize(("slots", "capacity"), [(1 << 36, CAPACITY), (SLOTS, 1 << 39), (0, CAPACITY), (SLOTS, 0)])
 def test_a_planted_file_of_holes_takes_no_memory(tmp_path: Path, slots: int, capacity: int) -> None:
     path = tmp_path / "cache.buffer"

@@ -8,6 +8,8 @@ import random
 import shutil
 import signal
 import sqlite3
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -1379,3 +1381,57 @@ def test_keys_of_one_hash_are_told_apart_where_one_waits(tmp_path: Path, is_ther
             expected = {"a": value} if value else {}
             expected |= {"b": "other"} if is_there else {}
             assert cache.get_many(["a", "b"]) == cache.get_many(["b", "a"]) == expected
+
+
+# -- opened while others change what there is ----------------------------------------------------------------------------
+
+
+def in_another_process(program: str, directory: Path) -> None:
+    """Run a program that has a cache here and ends as if it were killed."""
+    text = f"import os, sys\nfrom diskcache_like import Cache\ncache = Cache(sys.argv[1], **{SMALL!r})\n{program}\nos._exit(0)"
+    subprocess.run([sys.executable, "-W", "ignore", "-c", text, str(directory)], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_who_opens_without_a_buffer_follows_to_one_that_is_begun_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    real = opener.open_ring
+
+    def raced(*arguments: Any) -> Any:
+        monkeypatch.setattr(opener, "open_ring", real)
+        found = real(*arguments) if moment == "after" else None
+        in_another_process("cache['key'] = 'waits'", tmp_path)
+        return found or real(*arguments)
+
+    with Cache(tmp_path, write_buffer=0):
+        pass
+    monkeypatch.setattr(opener, "open_ring", raced)
+    with Cache(tmp_path, write_buffer=0) as cache, Cache(tmp_path, hot_size_limit=0, **SMALL) as other:
+        assert cache.get("key") == "waits"
+        cache["key"] = "newer"
+        assert other["key"] == "newer"
+        other.flush()
+        assert other["key"] == cache["key"] == "newer"
+
+
+def test_who_opens_while_the_database_is_replaced_leaves_what_waits_for_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Cache(tmp_path, **SMALL) as cache:
+        cache["key"] = "old"
+    (tmp_path / "cache.buffer").unlink()  # so that the next one has to begin another
+    with Cache(tmp_path, write_buffer=0):
+        pass
+    real = opener.open_ring
+
+    def raced(*arguments: Any) -> Any:
+        monkeypatch.setattr(opener, "open_ring", real)
+        (tmp_path / "cache.db").write_bytes(b"garbage" * 1000)
+        in_another_process("cache['key'] = 'waits'", tmp_path)
+        return real(*arguments)
+
+    monkeypatch.setattr(opener, "open_ring", raced)
+    with Cache(tmp_path, **SMALL) as cache:
+        assert cache.get("key") == "waits"
+        assert (len(cache), cache.check()) == (1, [])

@@ -193,8 +193,11 @@ def _existing(directory: str, config: Config) -> GenerationFile | None:
     return found
 
 
-def open_ring(directory: str, config: Config, lock: WriteLock, opened: Opened) -> Ring | None:
-    """Return the ring of the shard's write buffer; None where there is none.
+def open_ring(directory: str, config: Config, lock: WriteLock, opened: Opened) -> tuple[Ring | None, int] | None:
+    """Return the ring of the shard's write buffer, None where there is none, and the number that it was found under.
+
+    Another process may have begun another ring since: then BUFFER is not that number any more. Returns None where the
+    database was replaced, which has to be opened first.
 
     A handle that does not append to it, by its settings, reads what others have appended. The words of a ring are
     believed if they were made on this boot, in this file, for this database; else what it has is taken over as far as
@@ -203,24 +206,27 @@ def open_ring(directory: str, config: Config, lock: WriteLock, opened: Opened) -
     generations, settings = opened.generations, opened.settings
     header = generations.header
     path = os.path.join(directory, BUFFER)
+    number = header[Header.BUFFER]
     exists = bool(paths.mode_of(path, follow=False))
-    if header[Header.BUFFER] == NO_RING or not (appends(settings) or header[Header.BUFFER] or exists):
-        return None
+    if number == NO_RING or not (appends(settings) or number or exists):
+        return None, number
     slots, capacity = len(generations.slots), settings["write_buffer"] or LEAST_CAPACITY
     ring = Ring.open(path, slots, capacity, config.shared, may_grow=False) if exists else None
-    if ring is not None and ring.belongs_to(header[Header.BUFFER], opened.epoch) and strongly_ordered():
-        return ring
+    if ring is not None and ring.belongs_to(number, opened.epoch) and strongly_ordered():
+        return ring, number
     if ring is not None:
         ring.close()
     lock.acquire(config.timeout)
     try:
+        if header[Header.EPOCH] != opened.epoch:  # changed under this lock only
+            return None
         has_room = paths.mode_of(path, follow=False) or paths.left_on_disk(directory) >= ROOM
         ring = Ring.open(path, slots, capacity, config.shared) if has_room else None
         if ring is not None and not ring.belongs_to(header[Header.BUFFER], opened.epoch):
             ring = _begun(ring, path, config, opened)
         if ring is None:
             header[Header.BUFFER] = NO_RING
-        return _if_readable(ring, header, directory)
+        return _if_readable(ring, header, directory), header[Header.BUFFER]
     finally:
         lock.release()
 
@@ -307,10 +313,10 @@ def _under_lock(directory: str, config: Config, lock: WriteLock) -> GenerationFi
     lock.acquire(config.timeout)
     try:
         generations = _existing(directory, config)
+        if generations is not None and generations.is_current_boot():
+            return generations  # another process was first, and what it may have left is mended by the next writer
         epoch = generations.header[Header.EPOCH] if generations else 0
-        if generations is None or not generations.is_current_boot():
-            # The header is never synced, so a power loss may undo a quarantine.
-            epoch = max(epoch, newest_epoch(directory))
+        epoch = max(epoch, newest_epoch(directory))  # the header is never synced, so a power loss may undo a quarantine
         path = database_path(directory, epoch)
         known = generations is not None and not is_there(path, config.shared)
         lost = generations is None

@@ -53,8 +53,9 @@ class Reader:
         found = session.buffered(h, stored) if ring is not None and ring.has(h) else None
         if found is not None:
             return found.v
-        # After the look into the ring: what waited there may have gone to the next database meanwhile.
-        if session.header[_EPOCH] != session.epoch:
+        # After the look into the ring: what waited there may have gone to the next database meanwhile, to which another
+        # thread may have gone, too.
+        if session.header[_EPOCH] != session.epoch or session.pool is not pool:
             return self.find(h, stored)
         try:
             cursor = pool.free.pop()

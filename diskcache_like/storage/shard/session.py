@@ -96,25 +96,31 @@ class ShardSession:
             self.token = process_token()
 
     def _load(self) -> None:
-        opened = opener.open_shard(self.directory, self.config, self.lock)
-        try:
-            self._refuse_another(opened)
-            ring = opener.open_ring(self.directory, self.config, self.lock, opened)
-        except BaseException:
-            opened.connection.close()
-            opened.generations.close()
-            raise
-        self.ring = ring  # before the epoch: another thread that sees the new epoch uses this ring
-        generations, self.settings, self.identity, self.path, self.epoch, first_reader = opened
+        opened, self.ring, buffer = self._open_files()
+        generations, self.settings, self.identity, self.path, epoch, first_reader = opened
         self.generations = generations
         self.policy = policy_named(self.settings["eviction_policy"])
         self.slot_prime = prime_below(len(generations.slots))
         self.pool = ReaderPool(self.path, self.settings, self.config.timeout, first_reader)
         self.connection.attach(self.path, self.settings, self.config.timeout, self.pool, self.lock)
         self.header, self.slots, self.uses = generations.header, generations.slots, generations.uses
-        self.buffer = self.header[Header.BUFFER]
         self.appends = self.ring is not None and opener.appends(self.settings)
         self.lock.attach(self.header, native.load())  # so that waiters can be woken, where the helper is there
+        self.buffer, self.epoch = buffer, epoch  # last: another thread that sees them uses all of the above
+
+    def _open_files(self) -> tuple[opener.Opened, Ring | None, int]:
+        """Return the database in use, and the ring of its write buffer with the number that it has."""
+        while True:
+            opened = opener.open_shard(self.directory, self.config, self.lock)
+            try:
+                self._refuse_another(opened)
+                found = opener.open_ring(self.directory, self.config, self.lock, opened)
+                if found is not None:
+                    return opened, *found
+            except BaseException:
+                _close_files(opened)
+                raise
+            _close_files(opened)  # the database was replaced just now
 
     def _refuse_another(self, opened: opener.Opened) -> None:
         """Raise where the database is not one of the cache that this handle was opened on, and do not keep it open.
@@ -375,3 +381,8 @@ class ShardSession:
     def now(self) -> float:
         """Return the present time in seconds since the Unix epoch, from the configured clock."""
         return self.config.clock()
+
+
+def _close_files(opened: opener.Opened) -> None:
+    opened.connection.close()
+    opened.generations.close()
