@@ -40,6 +40,7 @@ from diskcache_like.storage.shard.writer_connection import WriterConnection
 from diskcache_like.storage.store import Store
 from diskcache_like.storage.upkeep.trash import GRACE
 from diskcache_like.storage.write_buffer import WriteBuffer
+from diskcache_like.system.blocking import WouldBlock
 
 from ..support.cache_kinds import Clock
 from ..support.small_disks import Disk
@@ -1381,6 +1382,28 @@ def test_keys_of_one_hash_are_told_apart_where_one_waits(tmp_path: Path, is_ther
             expected = {"a": value} if value else {}
             expected |= {"b": "other"} if is_there else {}
             assert cache.get_many(["a", "b"]) == cache.get_many(["b", "a"]) == expected
+
+
+def test_a_write_that_may_not_block_keeps_the_count(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On an event loop, where the write is made again in a thread."""
+
+    def refuse() -> None:
+        raise WouldBlock
+
+    with Cache(tmp_path, clock=clock, **SMALL) as cache:
+        cache.set("soon", 1, expire=1)
+        assert len(cache) == 1
+        cache["key"] = 1
+        clock.advance(2)
+        with monkeypatch.context() as patched:
+            patched.setattr(write_buffer, "may_block", refuse)
+            with pytest.raises(WouldBlock):
+                cache["key"] = 2
+        assert session_of(cache).header[Header.COUNT] == 1
+        cache["key"] = 3
+        assert (len(cache), cache.check()) == (1, [])
 
 
 # -- opened while others change what there is ----------------------------------------------------------------------------

@@ -202,7 +202,9 @@ class Transactions:
         """Roll back the transaction of a call that an exception ended, and settle what it had begun to write."""
         session, connection = self.session, self._connection
         txn, connection.txn = connection.txn, None
-        session.header[_COUNT] = UNCOUNTED
+        header = session.header
+        if txn is not None or header[_SETTLED] != header[_TICK]:  # else this hold has written nothing yet
+            header[_COUNT] = UNCOUNTED
         connection.roll_back()
         if connection.raw is not None:
             connection.note_inserted()
