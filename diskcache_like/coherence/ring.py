@@ -462,9 +462,11 @@ class Ring:
                 break  # a power loss left that, no writer
             newest[found.h % self._prime] = found.offset
             head, last = end, found.check
+        is_whole = head >= words[Word.HEAD]
         head = max(head, words[Word.HEAD])  # a damaged header ends the chain before it
         for slot, offset in newest.items():
-            if not offset <= table[slot] < head:  # else it is newer: readers must never be led to an older record
+            # Readers must never be led to an older record, not even for a moment.
+            if is_whole or not offset <= table[slot] < head:
                 table[slot] = offset
         words[Word.RESERVED] = max(words[Word.RESERVED], head)
         words[Word.LAST] = _joined(last, head)

@@ -144,7 +144,7 @@ class Store:
         session = self.session
         session.catch_up()
         ring = session.ring
-        if ring is not None and ring.is_closed():
+        if ring is not None and not ring.waiting() and ring.is_closed():
             session.follow()  # waits until the other thread has opened the ring in use
             ring = session.ring
         if ring is not None and ring.waiting() and not session.lock.locked_by_me():

@@ -368,8 +368,8 @@ class WatchedTable:
         self.look()
 
 
-@pytest.mark.parametrize("damaged", [False, True])
-def test_mending_leads_nobody_to_an_older_record(ring: Ring, damaged: bool) -> None:
+@pytest.mark.parametrize("damaged", [0, 5, CAPACITY + 200])  # an entry of the table: below and among what waits
+def test_mending_leads_nobody_to_an_older_record(ring: Ring, damaged: int) -> None:
     for number in range(30):
         assert ring.append(Written(number, number % 3, stored(number % 3), b"%d" % number))
 
@@ -380,7 +380,7 @@ def test_mending_leads_nobody_to_an_older_record(ring: Ring, damaged: bool) -> N
     table = ring._table
     ring._table = WatchedTable(table, look)  # type: ignore[assignment]
     if damaged:
-        table[1] = 5
+        table[0] = damaged  # mended by the first store
     ring.mend()
     look()
     ring._table = table

@@ -29,6 +29,7 @@ from diskcache_like import (
     FanoutCache,
     SettingError,
     StorageError,
+    Timeout,
 )
 from diskcache_like.coherence.generations import Header
 from diskcache_like.coherence.ring import PAGE, SMALLEST, Mark, Ring, Word
@@ -1382,6 +1383,27 @@ def test_keys_of_one_hash_are_told_apart_where_one_waits(tmp_path: Path, is_ther
             expected = {"a": value} if value else {}
             expected |= {"b": "other"} if is_there else {}
             assert cache.get_many(["a", "b"]) == cache.get_many(["b", "a"]) == expected
+
+
+def test_who_could_not_follow_to_a_buffer_tries_again(
+    cache: Cache, other: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache["key"] = "waits"
+    session = session_of(cache)
+    number = session.header[Header.BUFFER]
+
+    def refuse(*_: object) -> None:
+        session.header[Header.BUFFER] = number  # whoever took it over has ended
+        raise Timeout("the lock is taken")
+
+    session.header[Header.BUFFER] = 0
+    with monkeypatch.context() as patched:
+        patched.setattr(opener, "open_ring", refuse)
+        with pytest.raises(Timeout):
+            cache.set_many({"key": 1, "other": 1})
+    cache.set_many({"key": 2, "other": 2})
+    assert other["key"] == cache["key"] == 2
+    assert cache.check() == []
 
 
 def test_a_write_that_may_not_block_keeps_the_count(

@@ -44,6 +44,7 @@ class ClosedWords:
 CLOSED = ClosedWords()
 
 
+NO_NUMBER = -1  # equal to no number of a write buffer
 NOT_OPEN = -1  # equal to no process token, and not to the 0 that a wiped page shows
 
 
@@ -96,14 +97,16 @@ class ShardSession:
             self.token = process_token()
 
     def _load(self) -> None:
-        opened, self.ring, buffer = self._open_files()
+        opened, ring, buffer = self._open_files()
         generations, self.settings, self.identity, self.path, epoch, first_reader = opened
-        self.generations = generations
+        header, slots, uses = generations.header, generations.slots, generations.uses
+        self.slot_prime = prime_below(len(slots))
+        # At once, since a signal handler that reads may come here, too, and close what was assigned before.
+        self.generations, self.header, self.slots, self.uses = generations, header, slots, uses
+        self.ring = ring
         self.policy = policy_named(self.settings["eviction_policy"])
-        self.slot_prime = prime_below(len(generations.slots))
         self.pool = ReaderPool(self.path, self.settings, self.config.timeout, first_reader)
         self.connection.attach(self.path, self.settings, self.config.timeout, self.pool, self.lock)
-        self.header, self.slots, self.uses = generations.header, generations.slots, generations.uses
         self.appends = self.ring is not None and opener.appends(self.settings)
         self.lock.attach(self.header, native.load())  # so that waiters can be woken, where the helper is there
         self.buffer, self.epoch = buffer, epoch  # last: another thread that sees them uses all of the above
@@ -244,6 +247,7 @@ class ShardSession:
             if self.header is CLOSED:
                 self.open()  # another thread has closed it just now, or is closing it
             elif not self.is_current():
+                self.buffer = NO_NUMBER  # until all is open: what is named now may be named again by then
                 self._leave_connections()
                 self._close_maps()
                 self._load()
