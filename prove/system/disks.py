@@ -125,6 +125,9 @@ def _with_room(trial: Trial, disk: Disk, left: int, make_room: Callable[[Session
         value = session.new(size)
         session.cache["room", 0] = value
         session.may_be["room", 0] = [value]
+        session.compare(("room", 0), session.cache.get(("room", 0), MISSING))
+        if make_room is _evict:  # the limit is still that low, and the next entry is larger than the small ones
+            session.may_be["room", 0].append(MISSING)
         disk.empty()
         recover(session)
         trial.count("writes refused", sum(session.refused.values()))
