@@ -22,6 +22,7 @@ import pytest
 
 from diskcache_like import (
     Cache,
+    CorruptDatabase,
     CorruptDatabaseWarning,
     DecodeError,
     DirectoryError,
@@ -35,7 +36,7 @@ from diskcache_like.coherence.generations import Header
 from diskcache_like.coherence.ring import PAGE, SMALLEST, Mark, Ring, Word
 from diskcache_like.coherence.write_lock import WriteLock
 from diskcache_like.storage import write_buffer
-from diskcache_like.storage.opening import opener
+from diskcache_like.storage.opening import opener, replacement
 from diskcache_like.storage.shard.session import ShardSession
 from diskcache_like.storage.shard.writer_connection import WriterConnection
 from diskcache_like.storage.store import Store
@@ -1480,3 +1481,28 @@ def test_who_opens_while_the_database_is_replaced_leaves_what_waits_for_the_next
     with Cache(tmp_path, **SMALL) as cache:
         assert cache.get("key") == "waits"
         assert (len(cache), cache.check()) == (1, [])
+
+
+def test_a_read_that_is_overtaken_by_a_thread_which_follows_uses_the_next_database(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Cache(tmp_path, hot_size_limit=0, **SMALL) as cache:
+        cache["key"] = "old"
+        cache.flush()
+        session = session_of(cache)
+
+        def replace(*_: object) -> None:
+            """Do what two other threads do while this one looks into the ring: replace the database, and go there."""
+            monkeypatch.undo()
+            wanted = replacement.Next(session.epoch, session.settings, session.identity)
+            session.lock.acquire(1)
+            with pytest.warns(CorruptDatabaseWarning):
+                replacement.make_next(
+                    session.directory, session.config, session.generations, CorruptDatabase("it is damaged"), wanted
+                )
+            session.lock.release()
+            session.follow()
+
+        monkeypatch.setattr(session, "buffered", replace)
+        assert cache.get("key") is None
+        assert session.epoch == 1, "it was replaced"
