@@ -1506,3 +1506,17 @@ def test_a_read_that_is_overtaken_by_a_thread_which_follows_uses_the_next_databa
         monkeypatch.setattr(session, "buffered", replace)
         assert cache.get("key") is None
         assert session.epoch == 1, "it was replaced"
+
+
+def test_who_finds_the_shard_made_under_the_lock_settles_no_slot_of_a_writer(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be one that died in an append, which the next writer ends first."""
+    slots = session_of(cache).slots
+    slots[3] |= 1
+    real, made_by_another = opener._existing, [None]
+    monkeypatch.setattr(opener, "_existing", lambda *given: made_by_another.pop() if made_by_another else real(*given))
+    with Cache(cache.directory, **SMALL) as second:
+        assert second.get("key") is None
+        assert slots[3] & 1
+    slots[3] += 1
