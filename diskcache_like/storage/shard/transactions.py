@@ -411,8 +411,6 @@ class Transactions:
                 raise
             session.header[_COUNT] = UNCOUNTED  # a signal handler may have raised just after the commit
             connection.roll_back()
-            if connection.raw is not None:
-                connection.note_inserted()
             self.upkeep.rolled_back(txn, error)
             raise
         finally:
