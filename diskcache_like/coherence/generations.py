@@ -92,9 +92,7 @@ class Header:
     # read-modify-write is enough. Who reads them without it says there why that suffices.
     TICK: Final = 16  # number of the last write
     UNSETTLED: Final = 17  # not 0 between begin_all and settle_all: a new holder that sees it knows that the last died
-    NEXT_EXPIRE: Final = (
-        18  # nothing is to be removed before this time: no entry, no file; too early costs one useless look
-    )
+    NEXT_EXPIRE: Final = 18  # time before which writes remove neither entries nor files; too early costs a useless look
     WRITTEN: Final = 19  # bytes written into the WAL, an estimate that only grows
     COUNT: Final = 25  # entries in the database, or UNCOUNTED
     SETTLED: Final = 26  # TICK as the last holder left it; if TICK differs, the holder died and COUNT may be wrong

@@ -64,7 +64,7 @@ class Trash:
                 header[_SWEEP] = microseconds(now + GRACE)
             else:
                 header[_SWEEP] = NEVER
-                header[_FILES] = bool(self._connection.select(sql.HAS_FILE))  # whoever sets it holds the lock, too
+                header[_FILES] = bool(self._connection.select(sql.HAS_FILE))  # whoever sets it holds the lock too
         return header[_SWEEP]
 
     def unlink_pending(self, most: int = UNLINK_FILES) -> None:
