@@ -194,14 +194,12 @@ def _write_after_a_death(write: Write, directory: Path, kind: str, dying: Death,
     return _write(write, directory, kind, dying)
 
 
-_places: dict[str, Before] = {
-    "": lambda cache: None,
-    **{where: functools.partial(_fill_lap, left=left) for where, left in LAP_ENDS.items()},
-}
-for _where, _before in _places.items():
+DEEDS["set" + AFTER_A_DEATH] = functools.partial(_write_after_a_death, WRITES["set"], before=lambda cache: None)
+for _where, _left in LAP_ENDS.items():
+    _fill = functools.partial(_fill_lap, left=_left)
     for _name in APPENDED:
-        DEEDS[_name + _where] = functools.partial(_write, WRITES[_name], before=_before)
-    DEEDS["set" + _where + AFTER_A_DEATH] = functools.partial(_write_after_a_death, WRITES["set"], before=_before)
+        DEEDS[_name + _where] = functools.partial(_write, WRITES[_name], before=_fill)
+    DEEDS["set" + _where + AFTER_A_DEATH] = functools.partial(_write_after_a_death, WRITES["set"], before=_fill)
 
 ALL_MARKING = ["delete", "touch", "evict", "clear", "delete_many", "set_many"]
 
