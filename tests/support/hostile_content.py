@@ -26,9 +26,6 @@ TAMPERED = {
     "unique index": "CREATE UNIQUE INDEX evil ON entry (rank)",
     "column": "ALTER TABLE entry ADD COLUMN evil TEXT",
     "generated column": "ALTER TABLE entry ADD COLUMN evil AS (hex(v))",
-    "no trigger": "DROP TRIGGER entry_delete",
-    "no index": "DROP INDEX entry_expire",
-    "no table": "DROP TABLE trash",
     "another table": "ALTER TABLE totals RENAME TO other",
 }
 

@@ -170,22 +170,36 @@ def _refuse_foreign(path: str, names: set[str], directory: str) -> None:
 
 
 def _compare(path: str, rows: list[tuple[str, str, str | None]]) -> None:
-    """Refuse anything that is missing from, or was added to, the expected schema."""
+    """Refuse anything that is missing from, or was added to, the expected schema.
+
+    What is only missing, or there twice, is damage: a power loss may leave one page of the schema new and another old,
+    each of them sound.
+    """
     if len(set(rows)) < len(rows):
         raise CorruptDatabase(f"{path!r}: the schema holds something twice")
     if difference := difference_of(rows):
+        if not _unexpected(rows):
+            raise CorruptDatabase(f"{path!r} {difference}")
         raise ForeignDatabase(f"{path!r} {difference}; it was altered by someone else and is not opened")
 
 
 def difference_of(rows: list[tuple[str, str, str | None]]) -> str | None:
     """Return what the rows of SELECT_SCHEMA say against a database, None if nothing."""
-    present = {sql for _, name, sql in rows if not (sql is None and name.startswith("sqlite_autoindex_"))}
-    missing = {*REQUIRED, *TRIGGERS} - present
-    planted = present - {*REQUIRED, *TRIGGERS, *OPTIONAL}
-    if missing or planted:
-        unexpected = sorted(name for _, name, sql in rows if sql in planted)
+    missing = {*REQUIRED, *TRIGGERS} - {sql for _, _, sql in rows}
+    unexpected = _unexpected(rows)
+    if missing or unexpected:
         return (
             f"does not have the schema of diskcache_like (unexpected: {unexpected or 'nothing'}, "
             f"missing: {len(missing)})"
         )
     return None
+
+
+def _unexpected(rows: list[tuple[str, str, str | None]]) -> list[str]:
+    """Return the names of what was added to the expected schema, or altered."""
+    expected = {*REQUIRED, *TRIGGERS, *OPTIONAL}
+    return sorted(
+        name
+        for _, name, sql in rows
+        if sql not in expected and not (sql is None and name.startswith("sqlite_autoindex_"))
+    )
