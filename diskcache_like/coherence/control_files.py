@@ -60,6 +60,15 @@ def allocate(descriptor: int, size: int) -> bool:
     return True
 
 
+def fill_holes(descriptor: int, size: int) -> None:
+    """Allocate the blocks of a copied file that has holes; where the file system cannot do that, the holes stay.
+
+    Nothing is rewritten, since others may be changing what is there.
+    """
+    if os.fstat(descriptor).st_blocks * 512 < size:
+        allocate(descriptor, size)
+
+
 def extend(descriptor: int, size: int) -> bool:
     """Write zeros to the end of a file until it has `size` bytes; tell whether it has.
 

@@ -25,7 +25,7 @@ from ..errors import DirectoryError, file_error
 from ..system.boot import boot_id
 from . import atomics
 from .atomics import Implementation, Words
-from .control_files import allocate, open_control_file
+from .control_files import allocate, fill_holes, open_control_file
 
 PAGE: Final = 4096
 HEADER_WORDS: Final = PAGE // 8
@@ -169,7 +169,6 @@ class GenerationFile:
             size = os.fstat(descriptor).st_size
             if _slots_in(size) is None:
                 return None
-            _fill_holes(descriptor, size, place)
             mapping = _map(descriptor, size, place)
         finally:
             os.close(descriptor)
@@ -388,19 +387,6 @@ def _allocate(descriptor: int, size: int, path: Path) -> None:
         raise file_error(error, path) from error
 
 
-def _fill_holes(descriptor: int, size: int, path: Path) -> None:
-    """Allocate the blocks of a copied file that has holes.
-
-    The caller has no lock, so nothing may be rewritten that others may be changing: where the file system cannot
-    allocate in advance, the holes stay.
-    """
-    try:
-        if os.fstat(descriptor).st_blocks * 512 < size:
-            allocate(descriptor, size)
-    except OSError as error:
-        raise file_error(error, path) from error
-
-
 def _rewrite(descriptor: int, size: int) -> None:
     """Write every page back unchanged, and zeros beyond the end. The caller holds the write lock."""
     # Under the lock no generation changes meanwhile. A use mark lost here makes an eviction slightly worse, and a lost
@@ -412,6 +398,7 @@ def _rewrite(descriptor: int, size: int) -> None:
 
 def _map(descriptor: int, size: int, path: Path) -> mmap.mmap:
     try:
+        fill_holes(descriptor, size)
         return mmap.mmap(descriptor, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
     except OSError as error:
         raise file_error(error, path) from error

@@ -40,7 +40,7 @@ from zlib import crc32
 from ..errors import DecodeError, DiskFull, file_error
 from ..system.boot import boot_id
 from ..system.signals import reraise_signal
-from .control_files import allocate, extend, open_control_file
+from .control_files import allocate, extend, fill_holes, open_control_file
 from .generations import MAX_SLOTS, prime_below
 
 PAGE: Final = 4096
@@ -219,13 +219,15 @@ class Ring:
         """Map the file, made or made longer if need be; return None where there is no room for that.
 
         The slots and the capacity of a file that is there win. Who does not hold the write lock says that the file may
-        not grow, since another process may just be making it. Raises DirectoryError if the file is there and cannot be
-        mapped, since it may hold what the database does not have.
+        not grow, since another process may just be making it. Where a whole file is there, which may hold what the
+        database does not have, raises DirectoryError if it cannot be mapped, and DiskFull if it is a copy with holes
+        that the disk has no room for.
         """
         try:
             descriptor = open_control_file(Path(path), create=True, shared=shared)
         except DiskFull:
             return None
+        is_short = False
         try:
             status = os.fstat(descriptor)
             capacity = max(capacity, LEAST_CAPACITY) // PAGE * PAGE
@@ -234,6 +236,7 @@ class Ring:
             is_short = status.st_size < size
             if is_short and not (may_grow and (allocate(descriptor, size) or extend(descriptor, size))):
                 return None
+            fill_holes(descriptor, size)
             mapping = mmap.mmap(descriptor, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
             ring = cls(mapping, capacity, slots, hash((status.st_dev, status.st_ino)) & (1 << 63) - 1)
             if is_short:
@@ -242,7 +245,7 @@ class Ring:
         except OSError as error:
             reraise_signal(error)
             problem = file_error(error, path)
-            if isinstance(problem, DiskFull):
+            if is_short and isinstance(problem, DiskFull):
                 return None
             raise problem from error
         finally:

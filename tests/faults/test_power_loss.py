@@ -16,7 +16,7 @@ from diskcache_like.errors import CorruptDatabaseWarning, ForeignDatabase
 from diskcache_like.storage.sqlite.schema import VERSION
 from diskcache_like.system import boot as system_boot
 
-from ..support.tampering import damage, database, plant
+from ..support.tampering import damage, plant
 
 QUICK: dict[str, Any] = {"durability": "process", "generation_slots": 16}
 FREE_PAGES = struct.Struct(">I")  # where the header of a database counts them: at byte 36

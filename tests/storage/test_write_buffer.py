@@ -339,6 +339,41 @@ def test_a_copy_made_in_use_has_what_waited(tmp_path: Path, shards: int) -> None
             assert copy.check() == []
 
 
+def copied_with_holes(source: Path, target: Path) -> Path:
+    """Copy a directory as `cp --sparse=always` does: with a hole wherever a page is empty."""
+    target.mkdir()
+    for path in source.iterdir():
+        content = path.read_bytes()
+        copy = target / path.name
+        copy.touch(0o600)
+        with copy.open("r+b") as file:
+            for start in range(0, len(content), PAGE):
+                if content[start : start + PAGE].strip(b"\0"):
+                    file.seek(start)
+                    file.write(content[start : start + PAGE])
+        os.truncate(copy, len(content))
+    return target
+
+
+def test_holes_in_a_copy_are_filled(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Storing into one on a full disk would kill the process."""
+    for module in (write_buffer, opener):
+        monkeypatch.setattr(module, "ROOM", 0)
+    with Cache(disk.path / "cache", generation_slots=16, write_buffer=1 << 16) as cache:
+        cache["key"] = "waiting"
+        copy = copied_with_holes(Path(cache.directory), disk.path / "copy")
+    has_holes = [path for path in copy.iterdir() if path.stat().st_blocks * 512 < path.stat().st_size]
+    assert copy / "cache.buffer" in has_holes
+    disk.fill()
+    with pytest.raises(DiskFull, match=str(copy)):
+        Cache(copy)
+    disk.empty()
+    with Cache(copy) as cache:
+        assert cache["key"] == "waiting"
+        status = (copy / "cache.buffer").stat()
+        assert status.st_blocks * 512 >= status.st_size
+
+
 def test_a_copy_without_the_buffer_has_what_was_flushed(cache: Cache, tmp_path: Path) -> None:
     cache["key"] = "flushed"
     cache.flush()
@@ -640,6 +675,29 @@ def test_a_read_while_another_thread_follows_to_the_next_buffer_finds_what_waits
     for name in ("has", "find"):
         monkeypatch.setattr(Ring, name, follow_at_once(getattr(Ring, name)))
     assert read(cache, "key") == "new"
+
+
+def test_a_read_while_another_thread_closes_finds_what_could_not_be_flushed(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache["key"] = "old"
+    cache.flush()
+    cache["key"] = "new"
+    cache._hot.clear()
+    found: list[Any] = []
+    end = WriteLock.release_and_close
+
+    def read_first(lock: WriteLock, *arguments: Any) -> None:
+        reader = threading.Thread(target=lambda: found.append(cache.get("key")))
+        reader.start()
+        reader.join()
+        end(lock, *arguments)
+
+    monkeypatch.setattr(WriteLock, "release_and_close", read_first)
+    with monkeypatch.context() as patched:
+        patched.setattr(WriteBuffer, "flush", no_room)
+        cache.close()
+    assert found == ["new"]
 
 
 def test_a_writer_killed_as_it_notes_a_flush_costs_nothing(tmp_path: Path) -> None:

@@ -186,26 +186,22 @@ class ShardSession:
 
     def close(self) -> None:
         """Close everything, and release the write lock, which the caller holds."""
-        lock = self.lock
+        lock, generations, ring = self.lock, self.generations, self.ring
         try:
             self._end_presence()
             self._close_connections()
-            self._close_maps()
+            self.appender = None
             self.header = self.slots = self.uses = CLOSED  # a reader on its way finds odd slots and another epoch
             lock.release_and_close(self._note_closed)
         except BaseException:  # the next call opens it anew; what is still open goes with the last reference to it
             self.token = NOT_OPEN
             lock.close()
             raise
+        # Last: who finds the ring closed opens the shard again. Until then it has what could not be flushed.
+        _close_maps(generations, ring)
 
     def _note_closed(self) -> None:
         self.token = NOT_OPEN  # from here on another thread may open the shard again
-
-    def _close_maps(self) -> None:
-        self.appender = None
-        for mapped in (self.generations, self.ring):
-            if mapped is not None:
-                mapped.close()
 
     def _close_connections(self) -> None:
         self.connection.close()
@@ -249,7 +245,8 @@ class ShardSession:
             elif not self.is_current():
                 self.buffer = NO_NUMBER  # until all is open: what is named now may be named again by then
                 self._leave_connections()
-                self._close_maps()
+                self.appender = None
+                _close_maps(self.generations, self.ring)
                 self._load()
 
     def _leave_connections(self) -> None:
@@ -385,6 +382,12 @@ class ShardSession:
     def now(self) -> float:
         """Return the present time in seconds since the Unix epoch, from the configured clock."""
         return self.config.clock()
+
+
+def _close_maps(*maps: GenerationFile | Ring | None) -> None:
+    for mapped in maps:
+        if mapped is not None:
+            mapped.close()
 
 
 def _close_files(opened: opener.Opened) -> None:
