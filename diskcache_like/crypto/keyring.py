@@ -203,6 +203,14 @@ def _secret_error(wraps: tuple[bytes, ...], master: MasterKey, place: str) -> Se
     )
 
 
+class _Present(NamedTuple):
+    """The keyring as it was read last, its data key, and the version that was seen before."""
+
+    keyring: Keyring
+    key: DataKey
+    seen: object
+
+
 class Sealer:
     """Seal and open what one shard holds, and follow the changes of its keyring.
 
@@ -219,11 +227,11 @@ class Sealer:
         # The ciphers of those that were used: making one takes longer than reading an entry, and keys may be thousands.
         self._keys: dict[bytes, DataKey] = {}
         self._openers: dict[bytes, Callable[..., bytes]] = {}
-        self.keyring: Keyring
+        self._present: _Present
         self.siblings: tuple[Sealer, ...] = ()  # sealers of the other shards, whose keyrings change at the same time
         self.left = 0  # records that may be sealed before more must be reserved; below 0 that is overdue
         self.reload()
-        blinding = self.keyring.blinding
+        blinding = self._present.keyring.blinding
         self._blind_key = blake2b(key=blinding, person=b"dcl key", digest_size=32)
         self._blind_tag = blake2b(key=blinding, person=b"dcl tag", digest_size=16)
         self._blind_queue = blake2b(key=blinding, person=b"dcl queue", digest_size=16)
@@ -235,36 +243,45 @@ class Sealer:
         """
         seen = self._version()  # before loading the keyring: a change in between is noticed next time
         keyring = Keyring.opened(self._load(), self.master, self._place)
-        if self._known and keyring.blinding != self.keyring.blinding:
+        if self._known and keyring.blinding != self._present.keyring.blinding:
             raise KeyringError(
                 f"{self._place!r}: its keyring was replaced while the cache was open; close it and open it again"
             )
         self._known = {**dict(keyring.data), **self._known}
-        present = self.key_of(keyring.epoch)
-        self.keyring = keyring
-        self._current = present
-        self._seen = seen  # last: a thread that finds this version seals with the key that is current
+        # At once: a thread that was overtaken here stores an older keyring with its older version, which nobody uses.
+        self._present = _Present(keyring, self.key_of(keyring.epoch), seen)
 
     def belongs_to(self, sealed: bytes | None) -> bool:
         """Tell whether a sealed keyring has this blinding key; True if it cannot be opened."""
         if sealed is None:
             return False
         try:
-            return Keyring.opened(sealed, self.master, self._place).blinding == self.keyring.blinding
+            opened = Keyring.opened(sealed, self.master, self._place)
         except (KeyringError, NewerFormat, SecretError):
             return True
+        return opened.blinding == self._present.keyring.blinding
+
+    @property
+    def keyring(self) -> Keyring:
+        """Return the keyring of the database, as `version` tells it."""
+        return self._followed().keyring
 
     def current(self) -> DataKey:
         """Return the key to seal with."""
-        if self._version() != self._seen:
+        return self._followed().key
+
+    def _followed(self) -> _Present:
+        while True:
+            present = self._present
+            if self._version() == present.seen:
+                return present
             self._follow()
-        return self._current
 
     def _follow(self) -> None:
         """Read the keyrings of this shard and its siblings again: this process might use a sibling's too late."""
         self.reload()
         for sealer in self.siblings:
-            if sealer._version() != sealer._seen:
+            if sealer._version() != sealer._present.seen:
                 sealer.reload()
 
     def key_of(self, epoch: bytes) -> DataKey:

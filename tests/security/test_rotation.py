@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from diskcache_like import Cache, FanoutCache, SecretError, SettingError
+from diskcache_like.crypto.keyring import Sealer
 from diskcache_like.encoding.record import Record
 from diskcache_like.errors import DiskFull, KeyringError, TransactionError
 from diskcache_like.storage import rekeying, writer
@@ -130,6 +132,48 @@ def test_what_cannot_be_rotated_stays_as_it_is(tmp_path: Path, kind: Any) -> Non
             cache.rotate(NEW)
         assert content(cache) == WHOLE
     assert_rotated(tmp_path, kind, OLD)
+
+
+def test_a_thread_that_was_overtaken_brings_no_older_keyring_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where it is preempted between reading the keyring and noting it."""
+    loaded, go_on = threading.Event(), threading.Event()
+    with closing(Cache(tmp_path, secret=OLD, encrypt=True)) as cache:
+        cache["key"] = "value"
+        sealer = cache.disk.sealer
+        assert sealer is not None
+        load, reload = sealer._load, Sealer.reload
+
+        def load_slowly() -> bytes:
+            found = load()
+            if threading.current_thread() is overtaken:
+                loaded.set()
+                go_on.wait()
+            return found
+
+        def let_go_afterwards(self: Sealer) -> None:
+            reload(self)
+            if changes and threading.current_thread() is not overtaken:
+                go_on.set()
+                overtaken.join()
+
+        def change(*arguments: Any) -> None:
+            changes.append(arguments)
+            change_keyring(*arguments)
+
+        changes: list[Any] = []
+        change_keyring = cache._shards.stores[0].data_keys.change_keyring
+        monkeypatch.setattr(cache._shards.stores[0].data_keys, "change_keyring", change)
+        monkeypatch.setattr(sealer, "_load", load_slowly)
+        overtaken = threading.Thread(target=sealer.reload)
+        overtaken.start()
+        loaded.wait()
+        monkeypatch.setattr(Sealer, "reload", let_go_afterwards)
+        cache.rotate(NEW)
+    assert len(changes) == 2
+    with closing(Cache(tmp_path, secret=NEW)) as cache:
+        assert cache["key"] == "value"
 
 
 @pytest.mark.filterwarnings("ignore::diskcache_like.SignatureWarning")

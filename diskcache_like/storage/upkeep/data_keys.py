@@ -78,7 +78,6 @@ class DataKeys:
         sealed = stored if type(stored) is int else 0
         wanted = RESERVED - sealer.left
         if sealed + wanted > MAX_SEALS // int(self._session.identity.get("shards", 1)):
-            sealer.current()
             self.change_keyring(sealer, sealer.keyring.with_new_key())
             sealed = 0
         with self._transactions.batch():
@@ -88,9 +87,11 @@ class DataKeys:
     def change_keyring(self, sealer: Sealer, keyring: Keyring, master: MasterKey | None = None) -> None:
         """Store another keyring durably; the write lock is held and no transaction is open.
 
-        Shards that a power loss took back to different keyrings might have no secret in common.
+        Shards that a power loss took back to different keyrings might have no secret in common. `master`: the only
+        secret that opens it, and one that opens the present keyring, too.
         """
         sealed = keyring.sealed()
+        sealer.master = master or sealer.master  # before: another thread may load this keyring once it is stored
         self.note_change()  # before: who is killed in between leaves a word that makes everybody look
         with self._checkpointer.durably():
             with self._transactions.batch():
@@ -98,7 +99,6 @@ class DataKeys:
                 self._connection.execute(sql.SET_SETTING, ("sealed", 0))
             self.note_change()  # after: who looked too early looks again
             sealer.left = min(sealer.left, -1)
-            sealer.master = master or sealer.master
             sealer.reload()
 
     def replace_keyring(self, keyring: Keyring, timeout: float | None) -> None:
