@@ -73,7 +73,9 @@ class ShardSettings:
         session = self._session
         session.settings[name] = value
         session.header[Header.VOLUME_DUE] = 0  # limits may have changed: the next write looks at the volume
-        if name == "eviction_policy":
+        if name == "size_limit":
+            session.header[Header.RESERVATION] = 0  # what was reserved under the old one would leave nothing to others
+        elif name == "eviction_policy":
             session.policy = policy_named(value)
         elif name == "durability":
             session.settings["sqlite_synchronous"] = DURABILITY[value]

@@ -51,8 +51,15 @@ class Quota:
         return self._session.limit
 
     def left(self, volume: int) -> int:
-        """Return the bytes that nobody uses or has reserved, if this shard uses `volume`; negative if too much."""
-        return self._whole - sum(other.reserved() for other in self.others) - volume
+        """Return the bytes that nobody uses or has reserved, if this shard uses `volume`; negative if too much.
+
+        Others may have reserved more than there is under another limit, which a handle has set or is just changing.
+        Then only what they use counts.
+        """
+        whole, taken = self._whole, sum(other.reserved() for other in self.others)
+        if taken > whole:
+            taken = sum(other.reserved(anew=True) for other in self.others)
+        return whole - taken - volume
 
     def reserve(self, volume: int, free: int) -> int:
         """Note what this shard may use until it looks again; return by how much it may grow. The lock is held."""
@@ -74,16 +81,16 @@ class Quota:
         noted = header[_RESERVATION] or self._reader.volume()
         header[_RESERVATION] = min(max(noted + incoming, 1), MOST)
 
-    def reserved(self) -> int:
+    def reserved(self, anew: bool = False) -> int:
         """Return this shard's reservation for another one; where there is none yet, its volume, which is noted then.
 
         Noting it without the shard's lock can at worst replace a reservation that its writer made just now by the
-        volume of a moment ago; the next look of that writer mends it.
+        volume of a moment ago; the next look of that writer mends it. `anew`: as if there were none.
         """
         try:
             header = self._session.present_header()
             noted = header[_RESERVATION]
-            if noted == 0:
+            if noted == 0 or anew:
                 noted = header[_RESERVATION] = min(max(self._reader.volume(), 1), MOST)
         except CacheError:
             return self.even_part  # it cannot be read just now: what it is sure of
