@@ -781,7 +781,10 @@ def _unopened(kind: type[Cache], options: dict[str, Any]) -> Cache:
 
 def without_face(cache: Cache | AsyncCache) -> Cache:
     """Return the cache itself, for what may be given its asynchronous face instead."""
-    return cache if isinstance(cache, Cache) else cache.sync
+    found = cache if isinstance(cache, Cache) else getattr(cache, "sync", None)
+    if not isinstance(found, Cache):
+        raise TypeError(f"a cache is needed, not {type(cache).__name__}: {cache!r}")
+    return found
 
 
 def refuse_in_transaction_of_face(cache: Cache, what: str) -> None:

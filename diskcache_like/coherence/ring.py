@@ -12,7 +12,8 @@ LAST, HEAD, the table, DONE.
   after copying, did not get a whole record; what is overwritten is in the database by then.
 * The header makes a record happen, since the content is there by then. A writer that dies before that has written
   nothing. For one that dies after that the next holder ends the append (`mend`): a whole record that HEAD left out
-  would stay where the next record may not overwrite it, and be taken for that one. DONE is not HEAD meanwhile.
+  would stay where the next record may not overwrite it, and be taken for that one. DONE is not HEAD meanwhile; of the
+  C helper, which a signal handler cannot interrupt, the tick that is not settled tells.
 * FLUSHED is the offset up to which the database has everything. It is set after the commit that flushes the records: a
   writer that dies in between leaves them to be flushed once more, and nothing newer can be in the database by then.
 * FLOOR is where walks end. Whoever writes the database in another way, when everything is flushed, sets it to HEAD

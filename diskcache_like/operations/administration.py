@@ -47,8 +47,8 @@ class Administration(Tagging, SettingsInForce):
     def flush(self, retry: bool = False) -> None:
         """Flush everything that waits in the write buffer to the database; do nothing where there is none.
 
-        Afterwards a copy of the directory needs no `cache.buffer`, as long as nothing is written. A FanoutCache waits
-        without limit. Raises Timeout, DiskFull.
+        Named children of a FanoutCache are caches of their own, and are not flushed. A FanoutCache waits without limit.
+        Raises Timeout, DiskFull.
         """
         for store in self._shards.stores:
             store.flush(self._wait_for_all(retry))
@@ -57,8 +57,9 @@ class Administration(Tagging, SettingsInForce):
         """Make everything written so far outlast a power loss, whatever the cache's `durability`.
 
         Waits for the disk; each value file is looked at. Shards one after the other: what others write meanwhile may be
-        in one and not yet in another. A FanoutCache waits without limit. Raises Timeout, DiskFull, DirectoryError if
-        the disk fails, and TransactionError within a transaction.
+        in one and not yet in another. Named children of a FanoutCache are caches of their own, and are left out. A
+        FanoutCache waits without limit. Raises Timeout, DiskFull, DirectoryError if the disk fails, and
+        TransactionError within a transaction.
         """
         for store in self._shards.stores:
             store.sync(self._wait_for_all(retry))

@@ -73,7 +73,7 @@ class Face:
 
     @property
     def sync(self) -> Any:
-        """Return what the face is of, with the same handle."""
+        """Return the synchronous cache behind this one; both use one handle."""
         return self._sync
 
     @property

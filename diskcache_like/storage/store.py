@@ -115,15 +115,18 @@ class Store:
         try:
             if session.config.on_write is not None:
                 session.config.on_write(self.transactions.count_uses)
+            is_flushed = False
             with contextlib.suppress(DirectoryError, DiskFull, StorageError):
                 if session.is_current():  # else what waits is another database's
                     self.transactions.recover()
                     self.writer.buffer.flush()  # what is left stays in its file, where the next opening finds it
-                    session.header[_SETTLED] = session.header[_TICK]
+                    is_flushed = True
             # What a full disk or a damaged file leaves undone here is done, or met again, after the next opening;
             # where the directory was removed under the cache, nothing is left to do.
             with contextlib.suppress(DirectoryError, DiskFull, StorageError):
                 self.trash.empty_old()
+            if is_flushed:
+                session.header[_SETTLED] = session.header[_TICK]  # last, so that the next opening has nothing to mend
             session.close()
         except BaseException:
             self.transactions.abort_interrupted()

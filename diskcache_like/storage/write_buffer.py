@@ -24,6 +24,7 @@ from ..coherence.ring import NO_COLUMNS, Kind, Mark, Net, Ring, Word, Written
 from ..errors import CorruptDatabaseWarning, DecodeError, DiskFull
 from ..system.blocking import may_block
 from ..system.forks import token_word
+from ..system.signals import suppress
 from .opening.identity import BUFFER_MARK
 from .opening.opener import ROOM, take_over
 from .placement import Placement
@@ -219,8 +220,11 @@ class WriteBuffer:
                         self._placement.has_deleted = False
 
     def discard(self) -> int:
-        """Remove every entry, and forget what waits; return how many entries the database had."""
-        ring = self._session.ring
+        """Remove every entry, and forget what waits; return how many entries the database had.
+
+        The same transaction cuts their pages off, so that on a full disk the WAL needs room only for what is left.
+        """
+        ring, checkpointer = self._session.ring, self._maintenance.recovery.checkpointer
         mark: Mark | None = None
         if ring is not None:
             ring.mend()
@@ -229,8 +233,11 @@ class WriteBuffer:
             removed = self._maintenance.remover.delete_all()
             if mark is not None:  # else what was dropped would be taken over again after a restart
                 self._connection.put_setting(BUFFER_MARK, mark.packed())
+            checkpointer.vacuum_within()
         if ring is not None and mark is not None:
             self._while_all_odd(partial(ring.drop, mark))
+        with suppress(DiskFull):
+            checkpointer.fit(shrink=True)
         return removed
 
     def wipe(self) -> None:
@@ -365,7 +372,7 @@ class WriteBuffer:
         else:
             session = self._session
             slot, txn = h % session.slot_prime, self._connection.txn
-            session.generations.begin({slot}, session.generations.next_tick())  # the only change that flushing makes
+            session.generations.begin({slot}, session.generations.next_tick())  # no record said what is removed here
             if txn is not None:
                 txn.touch(slot, h)
             deleted = sum(self._connection.execute(sql.DELETE_H, (place,)).rowcount for place in range(h, h + 4))

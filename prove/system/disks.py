@@ -8,9 +8,11 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
-from itertools import product
+from itertools import count, product
 from pathlib import Path
+from random import Random
 from typing import Any
+from unittest import mock
 
 from diskcache_like import Cache
 from diskcache_like.errors import (
@@ -22,6 +24,7 @@ from diskcache_like.errors import (
     StorageError,
     Timeout,
 )
+from diskcache_like.storage.upkeep import maintenance
 from tests.support.inspection import cache_descriptors, problems
 from tests.support.sample_writes import MISSING
 from tests.support.small_disks import MEBIBYTE, Disk, NotPermitted, mount_privately, mounted
@@ -34,6 +37,7 @@ STEP = 4096  # bytes that a tmpfs gives out at a time
 ENOUGH = 600_000  # bytes with which nothing of the workload is refused
 FILES = 8  # large entries that are there before the disk fills up, to be removed when it is full
 SIZES = (LARGE, 30_000)  # bytes of these, with a file for each or in rows alone
+ROOMY = 96 * MEBIBYTE  # of a disk on which writes wait in the buffer
 PATIENCE = 30.0  # seconds for threads that should end at once
 
 
@@ -151,6 +155,82 @@ def _fill(trial: Trial) -> None:
     )
 
 
+# -- disks that others fill while writes wait in the buffer ---------------------------------------------------------------
+
+
+def _write(cache: Cache, model: dict[int, str], key: int, value: str) -> None:
+    cache[key] = value
+    model[key] = value
+
+
+def _remove(cache: Cache, model: dict[int, str], key: int, _: str) -> None:
+    assert cache.delete(key) == (key in model)
+    model.pop(key, None)
+
+
+def _take(cache: Cache, model: dict[int, str], key: int, _: str) -> None:
+    assert cache.pop(key) == model.get(key)
+    model.pop(key, None)
+
+
+def _look(cache: Cache, model: dict[int, str], *_: Any) -> None:
+    assert len(cache) == len(model)
+
+
+def _expire(cache: Cache, *_: Any) -> None:
+    assert cache.expire() == 0
+
+
+STEPS: tuple[Callable[[Cache, dict[int, str], int, str], None], ...] = (_write, _remove, _remove, _take, _look, _expire)
+
+
+def _fill_under(cache: Cache, disk: Disk, random: Random) -> int:
+    """Have writes wait when the disk fills up, go on, and have `clear` make room; return how many steps were refused."""
+    model: dict[int, str] = {}
+    length, refused = random.choice((5, 200, 1_000)), 0
+    values = (f"{number} {'v' * length}" for number in count())
+    for part in range(2):
+        for key in range(random.choice((1, 20, 900, 2_500))):
+            _write(cache, model, key, next(values))
+        if not part and random.random() < 0.5:
+            cache.flush()
+    disk.fill()
+    for _ in range(random.randrange(20)):
+        step, key = random.choice(STEPS), random.randrange(len(model) + 20)
+        try:
+            step(cache, model, key, next(values))
+        except DiskFull:
+            refused += 1
+    for number in range(random.choice((0, 200))):
+        with suppress(DiskFull):
+            _write(cache, model, number, next(values))
+    assert {key: cache[key] for key in model} == model, "something else is there on the full disk"
+    if random.random() < 0.5:
+        cache.clear()
+        model.clear()
+        _write(cache, model, 0, next(values))
+    disk.empty()
+    assert {key: cache[key] for key in cache} == model, "something else is there than before"
+    _write(cache, model, 0, next(values))
+    assert not problems(cache)
+    return refused
+
+
+def _fill_while_writes_wait(trial: Trial) -> None:
+    def case(random: Random) -> None:
+        with disk_of(trial, ROOMY) as disk, warnings.catch_warnings():
+            warnings.simplefilter("error")
+            with closing(Cache(disk.path / "cache")) as cache:
+                trial.count("steps refused", _fill_under(cache, disk, random))
+
+    trial.repeat(case)
+
+
+def _fill_without_reserve(trial: Trial) -> None:
+    with mock.patch.multiple(maintenance, LITTLE=1 << 30, LATE_RESERVE=0):
+        _fill_while_writes_wait(trial)
+
+
 # -- read-only disks --------------------------------------------------------------------------------------------------
 
 
@@ -237,7 +317,7 @@ def _turn_read_only(trial: Trial) -> None:
 ANOTHERS = "another cache's value"
 
 
-def _remove(path: Path) -> None:
+def _remove_all(path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True)
     if path.exists():  # somebody makes files in it meanwhile
         path.rename(path.with_name("doomed"))
@@ -245,7 +325,7 @@ def _remove(path: Path) -> None:
 
 
 def _replace(path: Path) -> None:
-    _remove(path)
+    _remove_all(path)
     path.mkdir(0o700, exist_ok=True)
 
 
@@ -257,14 +337,14 @@ def _swap(path: Path) -> None:
         with suppress(OSError):  # a thread has made the directory anew just now
             path.with_name("other").rename(path)
             return
-        _remove(path)
+        _remove_all(path)
 
 
 def _move(path: Path) -> None:
     path.rename(path.with_name("moved"))
 
 
-VANISHINGS: tuple[Callable[[Path], None], ...] = (_remove, _replace, _swap, _move)
+VANISHINGS: tuple[Callable[[Path], None], ...] = (_remove_all, _replace, _swap, _move)
 
 
 class Vanishing(Session):
@@ -381,6 +461,17 @@ def _go_away(trial: Trial) -> None:
 PROOFS: dict[str, Proof] = {
     "disk-full": Proof(
         6, "a disk filled so that its space ends at each page of a workload, then given space again", _fill
+    ),
+    "disk-full-waiting": Proof(
+        6,
+        "a disk that others fill while writes wait in the buffer, removals then, and space again",
+        _fill_while_writes_wait,
+    ),
+    "disk-control-reserve": Proof(
+        6,
+        "the same, with the disk reserve given to what waits",
+        _fill_without_reserve,
+        finds=r"diskcache_like\.errors\.DiskFull: ",
     ),
     "disk-read-only": Proof(
         6,

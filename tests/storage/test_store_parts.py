@@ -103,7 +103,7 @@ class Disk:
         made.reclaim_space = self.reclaim  # type: ignore[method-assign,assignment]
         return made
 
-    def reclaim(self, removes: bool = False) -> bool:
+    def reclaim(self, removes: bool = False, kept: int = 0) -> bool:
         self.reclaimed.append(removes)
         return self.room
 

@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from struct import pack_into, unpack_from
 from typing import Any
@@ -39,13 +40,14 @@ from diskcache_like.storage import write_buffer
 from diskcache_like.storage.opening import opener, replacement
 from diskcache_like.storage.shard.session import ShardSession
 from diskcache_like.storage.shard.writer_connection import WriterConnection
+from diskcache_like.storage.sqlite import statements
 from diskcache_like.storage.store import Store
 from diskcache_like.storage.upkeep.trash import GRACE
 from diskcache_like.storage.write_buffer import WriteBuffer
 from diskcache_like.system.blocking import WouldBlock
 
 from ..support.cache_kinds import Clock
-from ..support.small_disks import Disk
+from ..support.small_disks import MEBIBYTE, Disk, NotPermitted, mounted
 from ..support.workers import Crew, Link, forked
 
 SIZE = 1 << 14
@@ -553,6 +555,39 @@ def test_what_waits_for_room_on_a_full_disk_is_kept_and_clear_makes_room(
         assert cache.check() == []
 
 
+def fill_with_writes(cache: Cache) -> None:
+    with suppress(DiskFull):
+        for number in range(1_000):
+            cache["more", number] = "y" * 100
+
+
+@pytest.mark.parametrize("before", [len, Cache.expire, fill_with_writes, lambda cache: None])
+@pytest.mark.parametrize("waiting", [20, 900, 2_500])
+def test_entries_can_be_removed_whatever_waits_when_the_disk_fills_up(
+    tmp_path: Path, waiting: int, before: Callable[[Cache], Any]
+) -> None:
+    """The reserve that the disk has for removals is not spent on what waits."""
+    try:
+        with mounted(tmp_path / "disk", 96 * MEBIBYTE) as disk, Cache(disk.path / "cache") as cache:
+            for number in range(waiting):
+                cache[number] = f"{number} {'v' * 190}"
+            disk.fill()
+            with suppress(DiskFull):
+                before(cache)
+            assert cache.delete(0)
+            assert cache.pop(1) is not None
+            assert 0 not in cache
+            assert 1 not in cache
+            assert cache[2] == f"2 {'v' * 190}"
+            cache.clear()
+            assert len(cache) == 0
+            cache["new"] = 1
+            assert [*cache] == ["new"]
+            assert cache.check() == []
+    except NotPermitted as reason:
+        pytest.skip(str(reason))
+
+
 def test_files_of_removals_that_wait_make_room_on_a_full_disk(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (write_buffer, opener):
         monkeypatch.setattr(module, "ROOM", 0)
@@ -803,6 +838,21 @@ def test_closing_leaves_nothing_to_mend(cache: Cache) -> None:
         header = other._shards.stores[0].session.header
         assert header[Header.SETTLED] == header[Header.TICK]
         assert header[Header.COUNT] == 2
+
+
+def test_closing_leaves_nothing_to_mend_where_it_empties_the_trash(tmp_path: Path) -> None:
+    clock = Clock()
+    with Cache(tmp_path, clock=clock, **SMALL) as other, Cache(tmp_path, clock=clock, **SMALL) as cache:
+        cache["key"] = bytes(100_000)
+        cache["key"] = bytes(100_001)
+        cache.flush()
+        clock.now += 2 * GRACE
+        cache._shards.stores[0].recovery.trash.sweep()
+        clock.now += 2 * GRACE
+        cache.close()
+        header = other._shards.stores[0].session.header
+        assert header[Header.SETTLED] == header[Header.TICK]
+        assert len([path for path in tmp_path.rglob("*") if path.stat().st_size >= 100_000]) == 2  # generations and one
 
 
 @pytest.mark.parametrize("given", [{"write_buffer": 0}, {"durability": "power"}])
@@ -1272,6 +1322,36 @@ def test_writes_beside_a_restored_database_are_seen(tmp_path: Path) -> None:
         assert other["key"] == "backed up"
         cache["key"] = "anew"
         assert other["key"] == "anew"
+
+
+@pytest.mark.parametrize("last", [lambda cache: None, lambda cache: cache.set("large", bytes(40_000))])
+def test_a_database_restored_beside_a_buffer_is_read_in_one_way(tmp_path: Path, last: Callable[[Cache], Any]) -> None:
+    directory, backup = tmp_path / "cache", tmp_path / "backup"
+    with Cache(directory, **SMALL) as cache:
+        cache["key"], cache["removed"] = "backed up", 1
+    shutil.copytree(directory, backup)
+    with Cache(directory, **SMALL) as cache:
+        cache["key"], cache["added"] = "newer", 2
+        del cache["removed"]
+        last(cache)
+    shutil.copyfile(backup / "cache.db", directory / "cache.db")
+    with Cache(directory, hot_size_limit=0, **SMALL) as cache:
+        one_by_one = {key: cache[key] for key in ("key", "removed", "added") if key in cache}
+        assert {key: cache[key] for key in cache} == one_by_one
+        assert len(cache) == len(one_by_one)
+        cache.set("large", bytes(40_000))
+        del cache["large"]
+        assert {key: cache[key] for key in cache} == one_by_one
+
+
+def test_a_database_that_cannot_be_read_as_the_buffer_is_opened_is_told_as_an_error_of_the_package(
+    cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache["key"] = 1
+    copy = shutil.copytree(cache.directory, tmp_path / "copy")
+    monkeypatch.setattr(statements, "SELECT_SETTING", "SELECT v FROM missing WHERE 1 = ?")
+    with pytest.raises(StorageError, match="no such table"):
+        Cache(copy)
 
 
 def test_a_buffer_that_lost_its_end_is_taken_over_as_far_as_it_goes(cache: Cache, tmp_path: Path) -> None:

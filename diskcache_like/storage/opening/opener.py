@@ -200,8 +200,9 @@ def open_ring(directory: str, config: Config, lock: WriteLock, opened: Opened) -
     database was replaced, which has to be opened first.
 
     A handle that does not append to it, by its settings, reads what others have appended. The words of a ring are
-    believed if they were made on this boot, in this file, for this database; else what it has is taken over as far as
-    the database's mark proves it. Raises SettingError where the CPU does not order what reading it needs.
+    believed if they were made on this boot, in this file, for this database, and say of what waits what its mark says;
+    else what it has is taken over as far as the mark proves it. Raises SettingError where the CPU does not order what
+    reading it needs.
     """
     generations, settings = opened.generations, opened.settings
     header = generations.header
@@ -212,7 +213,7 @@ def open_ring(directory: str, config: Config, lock: WriteLock, opened: Opened) -
         return None, number
     slots, capacity = len(generations.slots), settings["write_buffer"] or LEAST_CAPACITY
     ring = Ring.open(path, slots, capacity, config.shared, may_grow=False) if exists else None
-    if ring is not None and ring.belongs_to(number, opened.epoch) and strongly_ordered():
+    if ring is not None and _is_believed(ring, number, opened) and strongly_ordered():
         return ring, number
     if ring is not None:
         ring.close()
@@ -222,13 +223,30 @@ def open_ring(directory: str, config: Config, lock: WriteLock, opened: Opened) -
             return None
         has_room = paths.mode_of(path, follow=False) or paths.left_on_disk(directory) >= ROOM
         ring = Ring.open(path, slots, capacity, config.shared) if has_room else None
-        if ring is not None and not ring.belongs_to(header[Header.BUFFER], opened.epoch):
+        if ring is not None and not _is_believed(ring, header[Header.BUFFER], opened):
             ring = _begun(ring, path, config, opened)
         if ring is None:
             header[Header.BUFFER] = NO_RING
         return _if_readable(ring, header, directory), header[Header.BUFFER]
     finally:
         lock.release()
+
+
+def _is_believed(ring: Ring, number: int, opened: Opened) -> bool:
+    """Tell whether the ring's words can be believed; without the lock, a flush may make it look as if they could not.
+
+    An older database may have been restored beside them.
+    """
+    if not ring.belongs_to(number, opened.epoch):
+        return False
+    return not ring.is_marked() or _mark_in(_stored_mark(opened)) == ring.flushed_mark()
+
+
+def _stored_mark(opened: Opened) -> list[Any]:
+    try:
+        return opened.connection.execute(sql.SELECT_SETTING, (BUFFER_MARK,)).fetchall()
+    except FAILURES as error:
+        raise mapped(error, opened.path, reads=True) from error
 
 
 def _begun(ring: Ring, path: str, config: Config, opened: Opened) -> Ring | None:
@@ -238,8 +256,7 @@ def _begun(ring: Ring, path: str, config: Config, opened: Opened) -> Ring | None
     """
     generations = opened.generations
     header = generations.header
-    with corrupt_if_damaged(opened.connection, opened.path):
-        rows = opened.connection.execute(sql.SELECT_SETTING, (BUFFER_MARK,)).fetchall()
+    rows = _stored_mark(opened)
     header[Header.BUFFER] = 0
     was_settled = header[Header.SETTLED] == header[Header.TICK]
     tick = generations.next_tick()

@@ -1,8 +1,9 @@
 """The write lock and the transactions of a shard.
 
 The lock (thread lock, then flock) is held round every commit, checkpoint and closing of a connection; it guards the
-writing connection, its transaction, and every word of the generation file except the use marks. One holder at a time is
-what makes plain loads and stores of these words enough.
+writing connection, its transaction, and every word of the generation file except use marks, and words that tell no
+reader what an entry is: waiters and wake-ups, reservations, and what identifies the cache. One holder at a time is what
+makes plain loads and stores of these words enough.
 """
 
 from __future__ import annotations
@@ -263,7 +264,7 @@ class Transactions:
 
     @signal_safe
     def locked_alone(self, timeout: float | None) -> Generator[None, None, None]:
-        """Hold the write lock of the database in use, and do nothing else; never within a transaction."""
+        """Hold the write lock of the database in use, with everything flushed; never within a transaction."""
         try:
             self._acquire_alone(timeout)
             recoveries = self.session.lock.recoveries
@@ -277,7 +278,7 @@ class Transactions:
             raise
 
     def _acquire_alone(self, timeout: float | None) -> None:
-        """Take the write lock of the database in use, and nothing else."""
+        """Take the write lock of the database in use, and flush what waits, with no other upkeep."""
         session = self.session
         while True:
             session.ready()

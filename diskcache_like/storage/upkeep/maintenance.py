@@ -10,11 +10,12 @@ from ...errors import CorruptDatabase, DiskFull
 from ...system.blocking import may_block
 from ..shard.ownership import Transaction
 from ..sqlite import statements as sql
-from .checkpoints import CHECKPOINT_BYTES
+from .checkpoints import CHECKPOINT_BYTES, LATE_RESERVE, RESERVE
 from .data_keys import DataKeys
 from .eviction import Evictor
 
 EXPIRY_PAUSE = 0.1  # seconds until the next look for expired entries, unless many expire; each look flushes what waits
+LITTLE = RESERVE // 8  # bytes that may wait and get part of the disk reserve: the database grows by twice that at most
 _WRITTEN, _VOLUME_DUE = Header.WRITTEN, Header.VOLUME_DUE  # for the hot path
 
 
@@ -107,9 +108,12 @@ class Maintenance:
     def flush_buffer(self) -> None:
         """Flush the write buffer to the database; the lock is held.
 
-        On a full disk it gets the reserve, since whoever removes anything has to flush first.
+        Whoever removes anything has to flush first. So on a full disk what waits gets part of the reserve, if it is so
+        little that the rest suffices to remove something. If more waits it stays: removals can be appended to it.
         """
-        self.recovery.run(self.buffer.flush, removes=True)
+        ring = self._session.ring
+        is_little = ring is not None and ring.waiting() <= LITTLE
+        self.recovery.run(self.buffer.flush, removes=is_little, kept=LATE_RESERVE)
 
     def empty_buffer(self, timeout: float | None) -> int:
         """Flush the write buffer before a `clear`; if the disk has no room for that, remove every entry here.
@@ -124,6 +128,7 @@ class Maintenance:
                 try:
                     self.flush_buffer()
                 except DiskFull:
+                    self._session.lock.drop_disk_reserve()  # all of it: removing everything gives more room
                     removed = self.recovery.run(self.buffer.discard, removes=True)
                     self.after_eviction()
                     return removed

@@ -33,12 +33,15 @@ class Recovery:
         # repeat one that removed more than it added and was rolled back on a full disk.
         self.needs_reserve = False
 
-    def run(self, step: Callable[[], T], removes: bool = False) -> T:
-        """Take a step under the lock that is held, outside a transaction; once more if the disk was full."""
+    def run(self, step: Callable[[], T], removes: bool = False, kept: int = 0) -> T:
+        """Take a step under the lock that is held, outside a transaction; once more if the disk was full.
+
+        For a step that `removes`, `kept` bytes of the disk reserve stay.
+        """
         try:
             return step()
         except DiskFull:
-            if not self.reclaim_space(removes=removes):
+            if not self.reclaim_space(removes=removes, kept=kept):
                 raise
         return step()
 
@@ -99,19 +102,22 @@ class Recovery:
             self.needs_reserve = False
             self.reclaim_space(removes=True)
 
-    def reclaim_space(self, columns: Sequence[object] = (), for_file: bool = False, removes: bool = False) -> bool:
+    def reclaim_space(
+        self, columns: Sequence[object] = (), for_file: bool = False, removes: bool = False, kept: int = 0
+    ) -> bool:
         """Unlink the files in the trash and those of rows about to go, and more; tell whether a write may fit now.
 
         Even a DELETE needs room in the WAL, so files go first: until its row has gone, an entry without its file reads
-        as missing. A step that `removes` also gets the disk reserve, all but the last of it if all would not suffice. A
-        checkpoint lets the WAL start anew in the room that it has, or give that room to a value file; it is not tried
-        if it would only use up what a removal has got. The lock is held, no transaction is open.
+        as missing. A step that `removes` also gets the disk reserve but for `kept` bytes, and all but the last of it if
+        all would not suffice. A checkpoint lets the WAL start anew in the room that it has, or give that room to a
+        value file; it is not tried if it would only use up what a removal has got. The lock is held, no transaction is
+        open.
         """
         checkpointer, lock = self.checkpointer, self._session.lock
         gained = self.trash.unlink_now(columns)
         if removes:
             enough = checkpointer.fits(lock.disk_reserve())
-            gained = lock.drop_disk_reserve(0 if enough else LATE_RESERVE) or gained
+            gained = lock.drop_disk_reserve(kept if enough else max(kept, LATE_RESERVE)) or gained
             if gained and not checkpointer.fits():
                 return True
         try:
