@@ -111,8 +111,8 @@ class WriteBuffer:
             return False
         if not ring.is_marked():  # nothing was appended since the last write of another kind
             self._note_room(self._maintenance.recovery.checkpointer.measure())
-        if self._is_tight:
-            return False
+        if self._is_tight and (row is not None or not ring.waiting()):
+            return False  # but a removal need not wait for room in the database for what waits
         longest = self._longest(ring)
         if not isinstance(row, Row):
             return len(stored) + len(row or b"") <= longest
@@ -219,10 +219,11 @@ class WriteBuffer:
                         self._while_all_odd(ring.end_walks)
                         self._placement.has_deleted = False
 
-    def discard(self) -> int:
+    def discard(self, cuts_off: bool = False) -> int:
         """Remove every entry, and forget what waits; return how many entries the database had.
 
-        The same transaction cuts their pages off, so that on a full disk the WAL needs room only for what is left.
+        `cuts_off`: the same transaction cuts their pages off, so that on a full disk the WAL needs room only for what
+        is left. That takes seconds where there are many.
         """
         ring, checkpointer = self._session.ring, self._maintenance.recovery.checkpointer
         mark: Mark | None = None
@@ -233,11 +234,13 @@ class WriteBuffer:
             removed = self._maintenance.remover.delete_all()
             if mark is not None:  # else what was dropped would be taken over again after a restart
                 self._connection.put_setting(BUFFER_MARK, mark.packed())
-            checkpointer.vacuum_within()
+            if cuts_off:
+                checkpointer.vacuum_within()
         if ring is not None and mark is not None:
             self._while_all_odd(partial(ring.drop, mark))
-        with suppress(DiskFull):
-            checkpointer.fit(shrink=True)
+        if cuts_off:
+            with suppress(DiskFull):
+                checkpointer.fit(shrink=True)
         return removed
 
     def wipe(self) -> None:

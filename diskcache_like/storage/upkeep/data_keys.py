@@ -90,13 +90,17 @@ class DataKeys:
         Shards that a power loss took back to different keyrings might have no secret in common. `master`: the only
         secret that opens it, and one that opens the present keyring, too.
         """
-        sealed = keyring.sealed()
-        sealer.master = master or sealer.master  # before: another thread may load this keyring once it is stored
+        sealed, before = keyring.sealed(), sealer.master
         self.note_change()  # before: who is killed in between leaves a word that makes everybody look
         with self._checkpointer.durably():
-            with self._transactions.batch():
-                self._connection.execute(sql.SET_SETTING, ("keyring", sealed))
-                self._connection.execute(sql.SET_SETTING, ("sealed", 0))
+            try:
+                sealer.master = master or before  # before: another thread may load this keyring once it is stored
+                with self._transactions.batch():
+                    self._connection.execute(sql.SET_SETTING, ("keyring", sealed))
+                    self._connection.execute(sql.SET_SETTING, ("sealed", 0))
+            except BaseException:
+                sealer.master = before
+                raise
             self.note_change()  # after: who looked too early looks again
             sealer.left = min(sealer.left, -1)
             sealer.reload()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from ...coherence.generations import MAX_WORD, NEVER, Header, microseconds
@@ -25,8 +26,11 @@ class Flushable(Protocol):
     def flush(self) -> None:
         """Flush everything to the database."""
 
-    def discard(self) -> int:
-        """Remove every entry, and forget what waits; return how many entries the database had."""
+    def discard(self, cuts_off: bool = False) -> int:
+        """Remove every entry, and forget what waits; return how many entries the database had.
+
+        `cuts_off`: cut their pages off in the same transaction.
+        """
 
 
 class Maintenance:
@@ -129,7 +133,7 @@ class Maintenance:
                     self.flush_buffer()
                 except DiskFull:
                     self._session.lock.drop_disk_reserve()  # all of it: removing everything gives more room
-                    removed = self.recovery.run(self.buffer.discard, removes=True)
+                    removed = self.recovery.run(partial(self.buffer.discard, cuts_off=True), removes=True)
                     self.after_eviction()
                     return removed
         return 0
