@@ -178,6 +178,10 @@ class Work:
         """Expect a key to be missing from now on."""
         self.expected.pop(key, None)
 
+    def assert_there_or_evicted(self, found: Any, expected: Any) -> None:
+        """Assert that a removal found what it removes; where room is short, what it does first may evict just that."""
+        assert found == expected or (self.evicts and found is None), f"found {found!r}, expected {expected!r}"
+
 
 Operation = Callable[[Work], None]
 OPERATIONS: dict[str, tuple[Operation, int]] = {}  # with how often they are drawn
@@ -217,14 +221,14 @@ def do_stream(work: Work) -> None:
 @operation("delete", 6)
 def do_delete(work: Work) -> None:
     key = work.key()
-    assert work.cache.delete(key) == (key in work.expected)
+    work.assert_there_or_evicted(work.cache.delete(key) or None, key in work.expected or None)
     work.gone(key)
 
 
 @operation("pop", 3)
 def do_pop(work: Work) -> None:
     key = work.key()
-    assert work.cache.pop(key) == work.expected.get(key)
+    work.assert_there_or_evicted(work.cache.pop(key), work.expected.get(key))
     work.gone(key)
 
 
