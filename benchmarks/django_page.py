@@ -79,15 +79,16 @@ def _redis(path: str) -> dict[str, Any]:
     return {"BACKEND": "django.core.cache.backends.redis.RedisCache", "LOCATION": f"unix://{path}"}
 
 
-def _directory(backend: str) -> Callable[[str], dict[str, Any]]:
-    return lambda path: {"BACKEND": backend, "LOCATION": path}
+def _directory(backend: str, **options: Any) -> Callable[[str], dict[str, Any]]:
+    return lambda path: {"BACKEND": backend, "LOCATION": path, **options}
 
 
 BACKENDS = {
     "diskcache_like": Backend("cache", _directory("diskcache_like.DjangoCache")),
     "memcached": Backend("memcached", _memcached, server="memcached"),
     "redis": Backend("redis", _redis, ("redis", "hiredis"), "redis"),
-    "diskcache": Backend("diskcache", _directory("diskcache.DjangoCache"), ("diskcache",)),
+    # With its 10 ms, DiskCache drops writes without a word when the machine is busy, and the page is wrong.
+    "diskcache": Backend("diskcache", _directory("diskcache.DjangoCache", DATABASE_TIMEOUT=60), ("diskcache",)),
 }
 
 

@@ -46,12 +46,6 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int:
-    """Return one and a half worker for each processor: a test mostly waits for disks and for processes of its own."""
-    return max(1, 3 * (os.cpu_count() or 1) // 2)
-
-
 @pytest.fixture(autouse=True)
 def no_leaks() -> Iterator[None]:
     """Fail a test that leaves a file descriptor, a thread or a child process behind."""

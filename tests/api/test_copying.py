@@ -99,3 +99,8 @@ def test_an_entry_that_goes_meanwhile_is_left_out(
     with Cache(tmp_path / "target") as target:
         assert source.copy_to(target) == 1
         assert len(target) == 1
+
+
+def test_only_a_cache_can_be_copied_into(open_cache: Opener, tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=rf"a cache is needed, not str: '{tmp_path}'"):
+        open_cache().copy_to(str(tmp_path))  # type: ignore[arg-type]
