@@ -12,8 +12,8 @@ LAST, HEAD, the table, DONE.
   after copying, did not get a whole record; what is overwritten is in the database by then.
 * The header makes a record happen, since the content is there by then. A writer that dies before that has written
   nothing. For one that dies after that the next holder ends the append (`mend`): a whole record that HEAD left out
-  would stay where the next record may not overwrite it, and be taken for that one. DONE is not HEAD meanwhile; of the
-  C helper, which a signal handler cannot interrupt, the tick that is not settled tells.
+  would stay where the next record may not overwrite it, and be taken for that one. DONE differs from HEAD meanwhile.
+  The C helper, which no signal handler interrupts, leaves DONE alone: if it dies there, the unsettled tick tells.
 * FLUSHED is the offset up to which the database has everything. It is set after the commit that flushes the records: a
   writer that dies in between leaves them to be flushed once more, and nothing newer can be in the database by then.
 * FLOOR is where walks end. Whoever writes the database in another way, when everything is flushed, sets it to HEAD
@@ -220,9 +220,9 @@ class Ring:
         """Map the file, made or made longer if need be; return None where there is no room for that.
 
         The slots and the capacity of a file that is there win. Who does not hold the write lock says that the file may
-        not grow, since another process may just be making it. Where a whole file is there, which may hold what the
-        database does not have, raises DirectoryError if it cannot be mapped, and DiskFull if it is a copy with holes
-        that the disk has no room for.
+        not grow, since another process may just be making it. A whole file may hold
+        what the database does not have: raises DirectoryError if it cannot be mapped, and DiskFull if it is a copy with
+        holes that the disk has no room to fill.
         """
         try:
             descriptor = open_control_file(Path(path), create=True, shared=shared)

@@ -248,7 +248,7 @@ class Sealer:
                 f"{self._place!r}: its keyring was replaced while the cache was open; close it and open it again"
             )
         self._known = {**dict(keyring.data), **self._known}
-        # At once: a thread that was overtaken here stores an older keyring with its older version, which nobody uses.
+        # All three at once: a thread that was overtaken here stores an older version, too, so nobody uses its keyring.
         self._present = _Present(keyring, self.key_of(keyring.epoch), seen)
 
     def belongs_to(self, sealed: bytes | None) -> bool:
@@ -263,7 +263,7 @@ class Sealer:
 
     @property
     def keyring(self) -> Keyring:
-        """Return the keyring of the database, as `version` tells it."""
+        """Return the keyring that the database has now."""
         return self._followed().keyring
 
     def current(self) -> DataKey:
@@ -271,6 +271,7 @@ class Sealer:
         return self._followed().key
 
     def _followed(self) -> _Present:
+        """Return what was read at the present version, which under the write lock is what the database has."""
         while True:
             present = self._present
             if self._version() == present.seen:

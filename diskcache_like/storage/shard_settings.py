@@ -74,7 +74,7 @@ class ShardSettings:
         session.settings[name] = value
         session.header[Header.VOLUME_DUE] = 0  # limits may have changed: the next write looks at the volume
         if name == "size_limit":
-            session.header[Header.RESERVATION] = 0  # what was reserved under the old one would leave nothing to others
+            session.header[Header.RESERVATION] = 0  # what the old limit allowed may leave the others nothing
         elif name == "eviction_policy":
             session.policy = policy_named(value)
         elif name == "durability":

@@ -26,7 +26,7 @@ from ..system.blocking import may_block
 from ..system.forks import token_word
 from ..system.signals import suppress
 from .opening.identity import BUFFER_MARK
-from .opening.opener import ROOM, take_over
+from .opening.opener import ROOM, mark_in, take_over
 from .placement import Placement
 from .shard.invalidation import WRITE_COST
 from .shard.row import Row
@@ -112,7 +112,7 @@ class WriteBuffer:
         if not ring.is_marked():  # nothing was appended since the last write of another kind
             self._note_room(self._maintenance.recovery.checkpointer.measure())
         if self._is_tight and (row is not None or not ring.waiting()):
-            return False  # but a removal need not wait for room in the database for what waits
+            return False  # a removal joins what waits: the database would first need room for all of that
         longest = self._longest(ring)
         if not isinstance(row, Row):
             return len(stored) + len(row or b"") <= longest
@@ -219,10 +219,10 @@ class WriteBuffer:
                         self._while_all_odd(ring.end_walks)
                         self._placement.has_deleted = False
 
-    def discard(self, cuts_off: bool = False) -> int:
+    def discard(self, shrink: bool = False) -> int:
         """Remove every entry, and forget what waits; return how many entries the database had.
 
-        `cuts_off`: the same transaction cuts their pages off, so that on a full disk the WAL needs room only for what
+        `shrink`: the same transaction cuts their pages off, so that on a full disk the WAL needs room only for what
         is left. That takes seconds where there are many.
         """
         ring, checkpointer = self._session.ring, self._maintenance.recovery.checkpointer
@@ -234,11 +234,11 @@ class WriteBuffer:
             removed = self._maintenance.remover.delete_all()
             if mark is not None:  # else what was dropped would be taken over again after a restart
                 self._connection.put_setting(BUFFER_MARK, mark.packed())
-            if cuts_off:
+            if shrink:
                 checkpointer.vacuum_within()
         if ring is not None and mark is not None:
             self._while_all_odd(partial(ring.drop, mark))
-        if cuts_off:
+        if shrink:
             with suppress(DiskFull):
                 checkpointer.fit(shrink=True)
         return removed
@@ -267,7 +267,7 @@ class WriteBuffer:
         rows = self._connection.select(sql.SELECT_SETTING, (BUFFER_MARK,))
         # The ring keeps its number. To follow to a new one, this handle would leave its connection, which may be about
         # to begin a transaction.
-        session.header[_BUFFER] = take_over(ring, rows, session.epoch, session.buffer)
+        session.header[_BUFFER] = take_over(ring, mark_in(rows), session.epoch, session.buffer)
 
     def _look(self) -> None:
         """Do what is due by now, once everything is flushed."""

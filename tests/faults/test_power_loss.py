@@ -41,6 +41,17 @@ def miscount(path: Path) -> None:
     path.write_bytes(content)
 
 
+def assert_goes_on_empty(directory: Path, problem: str) -> None:
+    """Assert that opening quarantines the database, for a problem that is told, and that the next one can be used."""
+    with pytest.warns(CorruptDatabaseWarning, match=problem):
+        cache = Cache(directory)
+    with closing(cache):
+        assert "k" not in cache
+        cache["k"] = 2
+    with closing(Cache(directory)) as cache:
+        assert cache["k"] == 2
+
+
 @pytest.mark.parametrize(("make", "inner"), [(Cache, []), (FanoutCache, ["000", "007"])])
 def test_directories_that_are_made_are_synced(
     make: type[Cache], inner: list[str], directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -117,13 +128,7 @@ def test_settings_on_a_damaged_page_are_damage(
     miscount(directory / "cache.db")
     if restarted:
         restart(monkeypatch, tmp_path)
-    with pytest.warns(CorruptDatabaseWarning):
-        cache = Cache(directory)
-    with closing(cache):
-        assert "k" not in cache
-        cache["k"] = 2
-    with closing(Cache(directory)) as cache:
-        assert cache["k"] == 2
+    assert_goes_on_empty(directory, "")
 
 
 def test_a_schema_on_a_damaged_page_is_damage(directory: Path) -> None:
@@ -148,12 +153,7 @@ def test_a_schema_that_lacks_something_is_damage(
     plant(directory, f"DROP {lost}")
     if restarted:
         restart(monkeypatch, tmp_path)
-    with pytest.warns(CorruptDatabaseWarning, match="does not have the schema .*unexpected: nothing, missing: 1"):
-        cache = Cache(directory)
-    with closing(cache):
-        cache["k"] = 2
-    with closing(Cache(directory)) as cache:
-        assert cache["k"] == 2
+    assert_goes_on_empty(directory, "does not have the schema .*unexpected: nothing, missing: 1")
 
 
 def test_check_sets_a_damaged_database_aside_if_asked_to_fix(directory: Path) -> None:

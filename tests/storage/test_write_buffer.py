@@ -68,6 +68,14 @@ def other(cache: Cache) -> Iterator[Cache]:
         yield other
 
 
+@pytest.fixture
+def waiting_disk(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> Disk:
+    """Return a small disk on which writes wait all the same."""
+    for module in (write_buffer, opener):
+        monkeypatch.setattr(module, "ROOM", 0)
+    return disk
+
+
 def ring_of(cache: Cache) -> Ring:
     """Return the ring of a cache of one shard."""
     ring = cache._shards.stores[0].session.ring
@@ -357,19 +365,17 @@ def copied_with_holes(source: Path, target: Path) -> Path:
     return target
 
 
-def test_holes_in_a_copy_are_filled(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_holes_in_a_copy_are_filled(waiting_disk: Disk) -> None:
     """Storing into one on a full disk would kill the process."""
-    for module in (write_buffer, opener):
-        monkeypatch.setattr(module, "ROOM", 0)
-    with Cache(disk.path / "cache", generation_slots=16, write_buffer=1 << 16) as cache:
+    with Cache(waiting_disk.path / "cache", generation_slots=16, write_buffer=1 << 16) as cache:
         cache["key"] = "waiting"
-        copy = copied_with_holes(Path(cache.directory), disk.path / "copy")
+        copy = copied_with_holes(Path(cache.directory), waiting_disk.path / "copy")
     has_holes = [path for path in copy.iterdir() if path.stat().st_blocks * 512 < path.stat().st_size]
     assert copy / "cache.buffer" in has_holes
-    disk.fill()
+    waiting_disk.fill()
     with pytest.raises(DiskFull, match=str(copy)):
         Cache(copy)
-    disk.empty()
+    waiting_disk.empty()
     with Cache(copy) as cache:
         assert cache["key"] == "waiting"
         status = (copy / "cache.buffer").stat()
@@ -530,17 +536,13 @@ def test_a_write_that_fails_while_something_waits_leaves_no_file(cache: Cache) -
     assert cache.check() == []
 
 
-def test_what_waits_for_room_on_a_full_disk_is_kept_and_clear_makes_room(
-    disk: Disk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for module in (write_buffer, opener):
-        monkeypatch.setattr(module, "ROOM", 0)
-    with Cache(disk.path / "cache", hot_size_limit=0) as cache:
+def test_what_waits_for_room_on_a_full_disk_is_kept_and_clear_makes_room(waiting_disk: Disk) -> None:
+    with Cache(waiting_disk.path / "cache", hot_size_limit=0) as cache:
         cache["in a file"] = bytes(100_000)
-    with Cache(disk.path / "cache", hot_size_limit=0) as cache:
+    with Cache(waiting_disk.path / "cache", hot_size_limit=0) as cache:
         for key in range(150):
             cache[key] = bytes(1_000)
-        disk.fill()
+        waiting_disk.fill()
         with pytest.raises(DiskFull):
             cache.flush()
         with pytest.raises(DiskFull):
@@ -588,33 +590,29 @@ def test_entries_can_be_removed_whatever_waits_when_the_disk_fills_up(
         pytest.skip(str(reason))
 
 
-def test_a_removal_waits_with_what_has_no_room(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_removal_waits_with_what_has_no_room(waiting_disk: Disk) -> None:
     """Also where a handle has seen before that the disk has little room, as after a part of a flush."""
-    for module in (write_buffer, opener):
-        monkeypatch.setattr(module, "ROOM", 0)
-    with Cache(disk.path / "cache") as cache, Cache(disk.path / "cache", hot_size_limit=0) as other:
+    with Cache(waiting_disk.path / "cache") as cache, Cache(waiting_disk.path / "cache", hot_size_limit=0) as other:
         for number in range(700):
             cache[number] = f"{number} {'v' * 190}"
-        disk.fill()
+        waiting_disk.fill()
         other._shards.stores[0].writer.buffer._note_room(-1)
         assert other.delete(0)
         assert 0 not in cache
-        disk.empty()
+        waiting_disk.empty()
         assert len(other) == 699
 
 
-def test_files_of_removals_that_wait_make_room_on_a_full_disk(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (write_buffer, opener):
-        monkeypatch.setattr(module, "ROOM", 0)
-    with Cache(disk.path, eviction_policy="none", hot_size_limit=0, **SMALL) as cache:
+def test_files_of_removals_that_wait_make_room_on_a_full_disk(waiting_disk: Disk) -> None:
+    with Cache(waiting_disk.path, eviction_policy="none", hot_size_limit=0, **SMALL) as cache:
         cache["old"] = bytes(1_500_000)
         cache["small"] = 1
         del cache["old"]
-        disk.fill(leave=300_000)
+        waiting_disk.fill(leave=300_000)
         cache["new"] = bytes(1_200_000)
         assert cache["new"] == bytes(1_200_000)
         assert cache["small"] == 1
-        disk.empty()
+        waiting_disk.empty()
         assert cache.check() == []
 
 

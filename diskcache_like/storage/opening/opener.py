@@ -235,16 +235,16 @@ def open_ring(directory: str, config: Config, lock: WriteLock, opened: Opened) -
 def _is_believed(ring: Ring, number: int, opened: Opened) -> bool:
     """Tell whether the ring's words can be believed; without the lock, a flush may make it look as if they could not.
 
-    An older database may have been restored beside them.
+    They cannot if an older database was restored beside them: then its mark says something else.
     """
     if not ring.belongs_to(number, opened.epoch):
         return False
-    return not ring.is_marked() or _mark_in(_stored_mark(opened)) == ring.flushed_mark()
+    return not ring.is_marked() or _stored_mark(opened) == ring.flushed_mark()
 
 
-def _stored_mark(opened: Opened) -> list[Any]:
+def _stored_mark(opened: Opened) -> Mark | None:
     try:
-        return opened.connection.execute(sql.SELECT_SETTING, (BUFFER_MARK,)).fetchall()
+        return mark_in(opened.connection.execute(sql.SELECT_SETTING, (BUFFER_MARK,)).fetchall())
     except FAILURES as error:
         raise mapped(error, opened.path, reads=True) from error
 
@@ -256,13 +256,13 @@ def _begun(ring: Ring, path: str, config: Config, opened: Opened) -> Ring | None
     """
     generations = opened.generations
     header = generations.header
-    rows = _stored_mark(opened)
+    mark = _stored_mark(opened)
     header[Header.BUFFER] = 0
     was_settled = header[Header.SETTLED] == header[Header.TICK]
     tick = generations.next_tick()
     generations.begin_all(tick)  # what others keep hot may be from a ring that is gone
     begun: Ring | None = ring
-    if not (ring.is_new() or ring.holds(_mark_in(rows))):
+    if not (ring.is_new() or ring.holds(mark)):
         # A handle whose database was removed goes on with the ring of that, under another lock.
         slots, capacity = len(generations.slots), opened.settings["write_buffer"] or LEAST_CAPACITY
         ring.close()
@@ -270,7 +270,7 @@ def _begun(ring: Ring, path: str, config: Config, opened: Opened) -> Ring | None
             os.unlink(path)
         begun = Ring.open(path, slots, capacity, config.shared)
     if begun is not None:
-        number = take_over(begun, rows, opened.epoch)
+        number = take_over(begun, mark, opened.epoch)
         newest = begun.newest_tick()
         if tick < newest < FARTHEST:  # the clock was ahead when that was written, and the count of writes is lost
             header[Header.TICK] = tick = newest
@@ -281,15 +281,16 @@ def _begun(ring: Ring, path: str, config: Config, opened: Opened) -> Ring | None
     return begun
 
 
-def take_over(ring: Ring, rows: list[Any], epoch: int, anew: int = 0) -> int:
+def take_over(ring: Ring, mark: Mark | None, epoch: int, anew: int = 0) -> int:
     """Begin a ring with what it has and the database has not, by the rows of its mark; return the ring's number.
 
     `anew`: the number that it gets where there is nothing to take over, 0 for a random one.
     """
-    return ring.begin(_mark_in(rows), epoch, anew or 2 + secrets.randbits(62))
+    return ring.begin(mark, epoch, anew or 2 + secrets.randbits(62))
 
 
-def _mark_in(rows: list[Any]) -> Mark | None:
+def mark_in(rows: list[Any]) -> Mark | None:
+    """Return the mark that the rows of its setting hold."""
     return Mark.of(rows[0][0]) if rows else None
 
 

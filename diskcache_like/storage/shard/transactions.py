@@ -1,9 +1,9 @@
 """The write lock and the transactions of a shard.
 
 The lock (thread lock, then flock) is held round every commit, checkpoint and closing of a connection; it guards the
-writing connection, its transaction, and every word of the generation file except use marks, and words that tell no
-reader what an entry is: waiters and wake-ups, reservations, and what identifies the cache. One holder at a time is what
-makes plain loads and stores of these words enough.
+writing connection, its transaction, and every word of the generation file, except use marks and those that no reader
+decides by: waiters and wake-ups, reservations, and what identifies the cache. One holder at a time is what makes plain
+loads and stores of these words enough.
 """
 
 from __future__ import annotations

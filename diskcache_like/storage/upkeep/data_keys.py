@@ -94,7 +94,7 @@ class DataKeys:
         self.note_change()  # before: who is killed in between leaves a word that makes everybody look
         with self._checkpointer.durably():
             try:
-                sealer.master = master or before  # before: another thread may load this keyring once it is stored
+                sealer.master = master or before  # first: another thread may load the keyring once it is stored
                 with self._transactions.batch():
                     self._connection.execute(sql.SET_SETTING, ("keyring", sealed))
                     self._connection.execute(sql.SET_SETTING, ("sealed", 0))

@@ -16,7 +16,9 @@ from .data_keys import DataKeys
 from .eviction import Evictor
 
 EXPIRY_PAUSE = 0.1  # seconds until the next look for expired entries, unless many expire; each look flushes what waits
-LITTLE = RESERVE // 8  # bytes that may wait and get part of the disk reserve: the database grows by twice that at most
+LITTLE = (
+    RESERVE // 8
+)  # bytes that may wait and still get part of the disk reserve: the database grows by twice that at most
 _WRITTEN, _VOLUME_DUE = Header.WRITTEN, Header.VOLUME_DUE  # for the hot path
 
 
@@ -26,10 +28,10 @@ class Flushable(Protocol):
     def flush(self) -> None:
         """Flush everything to the database."""
 
-    def discard(self, cuts_off: bool = False) -> int:
+    def discard(self, shrink: bool = False) -> int:
         """Remove every entry, and forget what waits; return how many entries the database had.
 
-        `cuts_off`: cut their pages off in the same transaction.
+        `shrink`: cut their pages off in the same transaction.
         """
 
 
@@ -133,7 +135,7 @@ class Maintenance:
                     self.flush_buffer()
                 except DiskFull:
                     self._session.lock.drop_disk_reserve()  # all of it: removing everything gives more room
-                    removed = self.recovery.run(partial(self.buffer.discard, cuts_off=True), removes=True)
+                    removed = self.recovery.run(partial(self.buffer.discard, shrink=True), removes=True)
                     self.after_eviction()
                     return removed
         return 0

@@ -53,8 +53,8 @@ class Quota:
     def left(self, volume: int) -> int:
         """Return the bytes that nobody uses or has reserved, if this shard uses `volume`; negative if too much.
 
-        Others may have reserved more than there is under another limit, which a handle has set or is just changing.
-        Then only what they use counts.
+        The others may have reserved more than the limit, if a handle has just changed it. Then only what they use
+        counts.
         """
         whole, taken = self._whole, sum(other.reserved() for other in self.others)
         if taken > whole:

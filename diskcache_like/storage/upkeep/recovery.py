@@ -36,7 +36,7 @@ class Recovery:
     def run(self, step: Callable[[], T], removes: bool = False, kept: int = 0) -> T:
         """Take a step under the lock that is held, outside a transaction; once more if the disk was full.
 
-        For a step that `removes`, `kept` bytes of the disk reserve stay.
+        For a step that `removes`, `kept` bytes of the disk reserve stay, LATE_RESERVE at most.
         """
         try:
             return step()
@@ -117,7 +117,7 @@ class Recovery:
         gained = self.trash.unlink_now(columns)
         if removes:
             enough = checkpointer.fits(lock.disk_reserve())
-            gained = lock.drop_disk_reserve(kept if enough else max(kept, LATE_RESERVE)) or gained
+            gained = lock.drop_disk_reserve(kept if enough else LATE_RESERVE) or gained
             if gained and not checkpointer.fits():
                 return True
         try:
