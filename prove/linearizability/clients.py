@@ -312,9 +312,7 @@ Together = Callable[[Cache, Gate, Batch], list[list[list[Answered]]]]  # returns
 Play = Callable[[Sequence[Call]], Any]  # returns what was answered, or awaits it
 
 
-def serve(
-    link: Link, number: int, directory: Path, shards: int, spoil: Callable[[Cache], None], together: Together
-) -> None:
+def serve(link: Link, directory: Path, shards: int, spoil: Callable[[Cache], None], together: Together) -> None:
     """Take part in histories until the other side ends, with the handles that it names; `spoil` them on opening."""
     handles = Handles(directory, shards, spoil)
     with contextlib.closing(Gate(directory / "gate")) as gate:

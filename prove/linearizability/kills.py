@@ -26,7 +26,7 @@ from tests.support.inspection import problems
 from tests.support.workers import PATIENCE, Crew, Forked, Silence, fork_worker
 
 from ..proof import Proof, Trial
-from .caches import FANOUT, PAUSE, WHOLE, Draw, History, Weights, judge, places_of, unspoiled
+from .caches import EVERYWHERE, FANOUT, PAUSE, WHOLE, Draw, History, Weights, judge, places_of, unspoiled
 from .clients import THREADS, Handle, opened, play
 from .histories import NO_ORDER, NOTHING, PENDING, Call, Recorded
 from .killed_clients import NOW, End, Look, Role, diary_of, live, recorded
@@ -216,7 +216,7 @@ class LinearizabilityWithKills:
 
 def drawn_cast(source: random.Random, slow: bool) -> Cast:
     """Draw who takes part; each process has the same kind of handle in every case, so that it need not open many."""
-    place = source.choice(("slots", "slots", "slots", "few", "few", "files", *["buffered"] * 3))
+    place = source.choice(EVERYWHERE)
     processes = source.sample(range(PROCESSES[1]), source.randint(*PROCESSES))
     handles = {process: handle_of(process, place, slow) for process in processes}
     threads = [source.choice((1, 1, 1, THREADS)) for _ in processes]
