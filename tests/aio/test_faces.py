@@ -26,7 +26,7 @@ from diskcache_like.entries.atomic_key import AtomicKey
 from diskcache_like.operations import computing, rules
 from diskcache_like.operations.flights import Flight
 from diskcache_like.operations.settings_in_force import SettingsInForce
-from diskcache_like.storage.opening import opener
+from diskcache_like.storage.opening.mutex import mutex
 from diskcache_like.storage.store import Store
 from diskcache_like.system import threads
 from diskcache_like.system.blocking import WouldBlock
@@ -577,7 +577,7 @@ def test_the_loop_goes_on_while_another_thread_opens_a_cache(cache: Cache, is_fi
     opening, may_end = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with opener.mutex():
+        with mutex():
             opening.set()
             may_end.wait(PATIENCE / 6)
 

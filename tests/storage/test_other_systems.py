@@ -18,7 +18,6 @@ import pytest
 
 from diskcache_like import Cache, DirectoryError, FanoutCache
 from diskcache_like.coherence.write_lock import WriteLock
-from diskcache_like.storage.opening import opener
 from diskcache_like.storage.shards import LEAST_DESCRIPTORS
 from diskcache_like.system import boot, forks, paths
 
@@ -149,7 +148,7 @@ def test_calls_open_nothing_where_the_kernel_cannot_wipe_pages(tmp_path: Path, m
     with Cache(tmp_path / "cache", hot_size_limit=0) as cache:
         cache["key"] = 1
         monkeypatch.setattr(forks._guard, "wiped_by_kernel", False)
-        monkeypatch.setattr(opener, "mutex", refuse)
+        monkeypatch.setattr("diskcache_like.storage.opening.mutex.mutex", refuse)
         word, forks.token_word[0] = forks.token_word[0], forks._NOBODY
         try:
             assert cache["key"] == 1

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import secrets
 import sqlite3
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -57,6 +56,7 @@ from .identity import (
     read_settings,
     storable,
 )
+from .mutex import take
 from .replacement import replace_unreadable
 
 ROOM: int = 64 << 20  # bytes of free disk below which no write waits
@@ -86,24 +86,6 @@ class Opened(NamedTuple):
     path: str
     epoch: int
     connection: sqlite3.Connection
-
-
-# One opening at a time in a process, so that two threads never open the same store twice. A forked child gets a new
-# mutex, because a thread that does not exist there may have held the old one.
-_mutex = threading.RLock()
-
-
-def mutex() -> threading.RLock:
-    """Return the lock that guards opening and reopening of stores in this process."""
-    return _mutex
-
-
-def _renew_mutex() -> None:
-    global _mutex
-    _mutex = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_renew_mutex)
 
 
 def close_later(close: Callable[[], None]) -> None:
@@ -217,7 +199,7 @@ def open_ring(directory: str, config: Config, lock: WriteLock, opened: Opened) -
         return ring, number
     if ring is not None:
         ring.close()
-    lock.acquire(config.timeout)
+    take(lock, config.timeout)
     try:
         if header[Header.EPOCH] != opened.epoch:  # changed under this lock only
             return None
@@ -328,7 +310,7 @@ def _read_verified(connection: sqlite3.Connection, path: str) -> tuple[dict[str,
 
 def _under_lock(directory: str, config: Config, lock: WriteLock) -> GenerationFile:
     """Make or repair the shard under its write lock and return the generations."""
-    lock.acquire(config.timeout)
+    take(lock, config.timeout)
     try:
         generations = _existing(directory, config)
         if generations is not None and generations.is_current_boot():

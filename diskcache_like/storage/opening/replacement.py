@@ -41,6 +41,7 @@ from .identity import (
     read_settings,
     storable,
 )
+from .mutex import take
 
 
 def replace_unreadable(
@@ -57,7 +58,7 @@ def replace_unreadable(
             f"{problem}; it was encrypted, so that the cache goes on empty only if it is opened with encrypt=True"
         )
     identity = _identity_of_next(directory, config, generations)
-    lock.acquire(config.timeout)
+    take(lock, config.timeout)
     try:
         if not is_sound(database_path(directory, epoch), config):
             make_next(directory, config, generations, problem, Next(epoch, config.given, identity))

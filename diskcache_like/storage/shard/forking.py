@@ -23,7 +23,7 @@ from typing import Protocol
 
 from ...coherence.write_lock import WriteLock
 from ...errors import Timeout, TransactionError
-from ..opening import opener
+from ..opening.mutex import mutex
 from ..sqlite.reader_pool import ReaderPool
 
 Resumable = WriteLock | ReaderPool  # what is quiesced before a fork and resumed after it
@@ -61,7 +61,7 @@ _kept: list[object] = []
 
 def watch(shard: Forkable) -> None:
     """Quiesce a shard before each fork from now on."""
-    with opener.mutex():
+    with mutex():
         _shards[next(_ages)] = shard
 
 
@@ -93,7 +93,7 @@ def _before() -> None:
     if not _shards:
         return
     try:
-        _fork.mutex = opener.mutex()  # nobody is opening a connection either
+        _fork.mutex = mutex()  # nobody is opening a connection either
         _fork.alone = _fork.mutex.acquire(timeout=PATIENCE)
         _quiesce_all(time.monotonic() + PATIENCE)
     except BaseException:
@@ -120,10 +120,10 @@ def _resume() -> None:
 
 def _after_in_parent() -> None:
     _resume()
-    mutex = _fork.mutex
-    if mutex is not None and mutex._is_owned():  # type: ignore[attr-defined]  # as in `lock`
+    held = _fork.mutex
+    if held is not None and held._is_owned():  # type: ignore[attr-defined]  # as in `lock`
         _fork.mutex = None
-        mutex.release()
+        held.release()
     _fork.mutex, _fork.alone = None, False
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ...coherence import native
 from ...coherence.appender import Appender
@@ -22,6 +22,7 @@ from ...system.blocking import may_block
 from ...system.forks import process_token
 from ..opening import opener, replacement
 from ..opening.identity import GENERATIONS, LOCK, Config, cache_replaced, identity_of
+from ..opening.mutex import under_mutex
 from ..sqlite.reader_pool import ReaderPool
 from . import forking
 from .forking import Resumable
@@ -42,6 +43,7 @@ class ClosedWords:
 
 
 CLOSED = ClosedWords()
+Result = TypeVar("Result")
 
 
 NO_NUMBER = -1  # equal to no number of a write buffer
@@ -79,22 +81,31 @@ class ShardSession:
 
     def open(self) -> None:
         """Open the shard, creating or repairing what has to be; waits for the write lock only in those cases."""
+        self._under_mutex(self._open)
+
+    def _under_mutex(self, step: Callable[[], Result]) -> Result:
         may_block()
-        with opener.mutex():
-            if self.token == process_token():
-                return  # another thread was first
-            if self.token != NOT_OPEN:
-                self._abandon()
-            opener.close_leftovers()
-            forking.refuse_inherited(self.directory)
-            opener.refuse_foreign(self.directory, self.directory)
-            self.lock = WriteLock(os.path.join(self.directory, LOCK), shared=self.config.shared)
-            try:
-                self._load()
-            except BaseException:
-                self.lock.close()
-                raise
-            self.token = process_token()
+        return under_mutex(step, self._lock_path, self.config.timeout, shared=self.config.shared)
+
+    @property
+    def _lock_path(self) -> str:
+        return os.path.join(self.directory, LOCK)
+
+    def _open(self) -> None:
+        if self.token == process_token():
+            return  # another thread was first
+        if self.token != NOT_OPEN:
+            self._abandon()
+        opener.close_leftovers()
+        forking.refuse_inherited(self.directory)
+        opener.refuse_foreign(self.directory, self.directory)
+        self.lock = WriteLock(self._lock_path, shared=self.config.shared)
+        try:
+            self._load()
+        except BaseException:
+            self.lock.close()
+            raise
+        self.token = process_token()
 
     def _load(self) -> None:
         opened, ring, buffer = self._open_files()
@@ -160,16 +171,14 @@ class ShardSession:
 
     def presence(self) -> Presence:
         """Return what shows other processes that this one has the shard open; it ends with `close`."""
-        # Without the mutex, under which another thread may wait for a lock. What is closed meanwhile holds nothing.
-        present = self.presence_here()
-        if present is not None:
-            return present
-        may_block()
-        with opener.mutex():
-            self.ready()
-            if self._presence is None:
-                self._presence = Presence(Path(self.directory, GENERATIONS), shared=self.config.shared)
-            return self._presence
+        # Without the mutex, for which it would have to wait. What is closed meanwhile holds nothing.
+        return self.presence_here() or self._under_mutex(self._be_present)
+
+    def _be_present(self) -> Presence:
+        self._open()
+        if self._presence is None:
+            self._presence = Presence(Path(self.directory, GENERATIONS), shared=self.config.shared)
+        return self._presence
 
     def presence_here(self) -> Presence | None:
         """Return what `presence` has made, None if it has ended or this process has inherited it."""
@@ -238,16 +247,17 @@ class ShardSession:
 
         Only this process closes its old connections, to a file that nobody writes any more.
         """
-        may_block()
-        with opener.mutex():
-            if self.header is CLOSED:
-                self.open()  # another thread has closed it just now, or is closing it
-            elif not self.is_current():
-                self.buffer = NO_NUMBER  # until all is open: what is named now may be named again by then
-                self._leave_connections()
-                self.appender = None
-                _close_maps(self.generations, self.ring)
-                self._load()
+        self._under_mutex(self._follow)
+
+    def _follow(self) -> None:
+        if self.header is CLOSED:
+            self._open()  # another thread has closed it just now, or is closing it
+        elif not self.is_current():
+            self.buffer = NO_NUMBER  # until all is open: what is named now may be named again by then
+            self._leave_connections()
+            self.appender = None
+            _close_maps(self.generations, self.ring)
+            self._load()
 
     def _leave_connections(self) -> None:
         """Do what `_close_connections` does, without the write lock: a thread that writes keeps its connection.
