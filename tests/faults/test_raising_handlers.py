@@ -25,7 +25,7 @@ from unittest import mock
 import pytest
 
 import diskcache_like
-from diskcache_like import Cache, Deque, FanoutCache
+from diskcache_like import Cache, Deque, EmptyDirWarning, FanoutCache, UnknownFileWarning
 from diskcache_like.coherence import write_lock
 from diskcache_like.coherence.generations import GenerationFile
 from diskcache_like.coherence.write_lock import WriteLock
@@ -313,7 +313,8 @@ def test_a_directory_is_not_called_unusable_where_a_handler_raises(tmp_path: Pat
         with Cache(tmp_path) as cache:
             cache["key"] = value
             cache.delete("key")
-            assert cache.check() == []
+            found = {warning.category for warning in cache.check(fix=True)}
+            assert found <= {UnknownFileWarning, EmptyDirWarning}  # which a call may leave, as if it was killed there
 
     played(partial(interrupt, write, (Late,)))  # in a process of its own, since opening may leave a descriptor open
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from diskcache_like import Cache
 from diskcache_like.coherence.write_lock import WriteLock
 from diskcache_like.errors import Timeout
 from diskcache_like.storage.opening.identity import LOCK
-from diskcache_like.storage.opening.mutex import LockTaken, mutex, take, under_mutex
+from diskcache_like.storage.opening.mutex import Holding, holding, mutex, under_mutex
 
 PATIENCE = 60.0  # seconds after which a thread gives up; no test waits for it to pass
 BUFFERED: dict[str, Any] = {"write_buffer": 1 << 20}
@@ -70,33 +71,34 @@ def test_who_opens_gives_up_after_its_timeout(unbuffered: Cache, timeout: float)
         cache["k"] = "v"
 
 
-def test_a_step_is_tried_again_when_the_lock_is_free(tmp_path: Path, waits: threading.Event) -> None:
+def test_a_step_that_finds_its_lock_taken_has_it_the_second_time(tmp_path: Path, waits: threading.Event) -> None:
     path = tmp_path / LOCK
-    holder, taker = WriteLock(path), WriteLock(path)
+    holder, mine, third = WriteLock(path), WriteLock(path), WriteLock(path)
     tries: list[str] = []
 
-    def step() -> int:
+    def step(waited: Holding | None) -> int:
         tries.append("begun")
-        take(taker, PATIENCE)
-        tries.append("taken")
-        taker.release()
+        with (waited or partial(holding, mine))():
+            with pytest.raises(Timeout):
+                third.acquire(0)
+            tries.append("held")
         return 7
 
     holder.acquire()
     with ThreadPoolExecutor() as pool:
         running = pool.submit(under_mutex, step, str(path), PATIENCE, shared=False)
         assert waits.wait(PATIENCE)
-        with mutex():  # it lets go of it before long
+        with mutex():  # which it has not got
             holder.release()
         assert running.result(PATIENCE) == 7
-    assert tries[-2:] == ["begun", "taken"]
+    third.acquire(0)
+    assert tries == ["begun", "begun", "held"]
 
 
 def test_what_a_step_raises_else_is_raised_at_once(tmp_path: Path) -> None:
-    def step() -> None:
+    def step(_: Holding | None) -> None:
         raise Timeout("of another lock")
 
-    with pytest.raises(Timeout, match="of another lock") as caught:
+    with pytest.raises(Timeout, match="of another lock"):
         under_mutex(step, str(tmp_path / LOCK), PATIENCE, shared=False)
-    assert not isinstance(caught.value, LockTaken)
     assert not (tmp_path / LOCK).exists()

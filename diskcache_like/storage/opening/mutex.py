@@ -1,25 +1,21 @@
 """The process-wide mutex of opening: no two threads open, reopen or leave shards at once.
 
-No thread waits for a shard's write lock for long while it has the mutex. Whoever holds that lock may be a thread of
-this process, in a transaction, that needs the mutex to open another cache: the two would wait for each other.
+Nobody who opens waits for a shard's write lock under the mutex. Whoever holds that lock may be a thread of this
+process, in a transaction, that needs the mutex to open another cache: the two would wait for each other.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-import time
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
 from typing import TypeVar
 
 from ...coherence.write_lock import WriteLock
 from ...errors import Timeout
 
-# Seconds for which a thread with the mutex waits for a write lock: as long as other writers need, and then time enough
-# for its fairness claim to count.
-BRIEFLY = 0.1
-
+Holding = Callable[[], AbstractContextManager[None]]  # within it the write lock is held
 Result = TypeVar("Result")
 
 # A forked child gets a new mutex, because a thread that does not exist there may have held the old one.
@@ -39,33 +35,45 @@ def _renew() -> None:
 os.register_at_fork(after_in_child=_renew)
 
 
-class LockTaken(Timeout):
-    """A step under the mutex needs a write lock that somebody holds."""
+class _LockTaken(Exception):
+    """A step under the mutex needs a write lock that is not free."""
 
 
-def take(lock: WriteLock, timeout: float) -> None:
-    """Take a write lock in a step of `under_mutex`, which tries the step again if the lock is not free soon."""
+@contextmanager
+def holding(lock: WriteLock) -> Iterator[None]:
+    """Hold a write lock in a step of `under_mutex`, if it is free; else leave the step."""
     try:
-        lock.acquire(min(timeout, BRIEFLY))
+        lock.acquire(0)
     except Timeout as error:
-        raise LockTaken(str(error)) from error
+        raise _LockTaken from error
+    try:
+        yield
+    finally:
+        lock.release()
 
 
-def under_mutex(step: Callable[[], Result], lock_path: str, timeout: float, *, shared: bool) -> Result:
-    """Run a step under the mutex, again and again while it finds its write lock taken; wait for that without the mutex.
+@contextmanager
+def _held() -> Iterator[None]:
+    yield
 
-    Only a step within another one, as in a signal handler, waits with it. Raises Timeout after `timeout` seconds.
+
+def under_mutex(step: Callable[[Holding | None], Result], lock_path: str, timeout: float, *, shared: bool) -> Result:
+    """Run a step under the mutex; if it leaves for want of its write lock, wait for that and run it again.
+
+    The step gets what to do in place of `holding`, None for nothing. Raises Timeout if the lock is not free within
+    `timeout` seconds.
     """
-    deadline = time.monotonic() + timeout
-    while True:
+    try:
+        with mutex():
+            return step(None)
+    except _LockTaken:
+        pass
+    # By a lock of its own: another thread may close the shard's meanwhile. It stays locked for the step, which a writer
+    # that takes the lock again and again could otherwise keep from ending. Transactions take both in this order, too.
+    with closing(WriteLock(lock_path, shared=shared)) as lock:
+        lock.acquire(timeout)
         try:
             with mutex():
-                return step()
-        except LockTaken:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise
-        # By a lock of its own: another thread may close the shard's meanwhile.
-        with closing(WriteLock(lock_path, shared=shared)) as lock:
-            lock.acquire(left)
+                return step(_held)
+        finally:
             lock.release()

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 from ...coherence.atomics import Implementation, Words, strongly_ordered
 from ...coherence.generations import UNCOUNTED, GenerationFile, Header
 from ...coherence.ring import LEAST_CAPACITY, Mark, Ring
-from ...coherence.write_lock import WriteLock
 from ...errors import CorruptDatabase, SettingError
 from ...policies import policy_named
 from ...settings import DEFAULT_SETTINGS
@@ -56,7 +55,7 @@ from .identity import (
     read_settings,
     storable,
 )
-from .mutex import take
+from .mutex import Holding
 from .replacement import replace_unreadable
 
 ROOM: int = 64 << 20  # bytes of free disk below which no write waits
@@ -100,20 +99,21 @@ def close_leftovers() -> None:
             close()
 
 
-def open_shard(directory: str, config: Config, lock: WriteLock) -> Opened:
-    """Return the shard of a directory, made or repaired first, under its write lock, where that is needed."""
+def open_shard(directory: str, config: Config, holding: Holding) -> Opened:
+    """Return the shard of a directory, made or repaired first, `holding` its write lock, where that is needed."""
     generations = _existing(directory, config)
     if generations is None or not generations.is_current_boot():
-        generations = _under_lock(directory, config, lock)
+        with holding():
+            generations = _made_or_repaired(directory, config)
     try:
-        return _open_with(directory, config, lock, generations)
+        return _open_with(directory, config, holding, generations)
     except BaseException:
         generations.close()
         raise
 
 
-def _open_with(directory: str, config: Config, lock: WriteLock, generations: GenerationFile) -> Opened:
-    unreadable = partial(replace_unreadable, directory, config, lock, generations)
+def _open_with(directory: str, config: Config, holding: Holding, generations: GenerationFile) -> Opened:
+    unreadable = partial(replace_unreadable, directory, config, holding, generations)
     for _ in range(3):
         epoch = generations.header[Header.EPOCH]
         path = database_path(directory, epoch)
@@ -175,7 +175,7 @@ def _existing(directory: str, config: Config) -> GenerationFile | None:
     return found
 
 
-def open_ring(directory: str, config: Config, lock: WriteLock, opened: Opened) -> tuple[Ring | None, int] | None:
+def open_ring(directory: str, config: Config, holding: Holding, opened: Opened) -> tuple[Ring | None, int] | None:
     """Return the ring of the shard's write buffer, None where there is none, and the number that it was found under.
 
     Another process may have begun another ring since: then BUFFER is not that number any more. Returns None where the
@@ -199,8 +199,7 @@ def open_ring(directory: str, config: Config, lock: WriteLock, opened: Opened) -
         return ring, number
     if ring is not None:
         ring.close()
-    take(lock, config.timeout)
-    try:
+    with holding():
         if header[Header.EPOCH] != opened.epoch:  # changed under this lock only
             return None
         has_room = paths.mode_of(path, follow=False) or paths.left_on_disk(directory) >= ROOM
@@ -210,8 +209,6 @@ def open_ring(directory: str, config: Config, lock: WriteLock, opened: Opened) -
         if ring is None:
             header[Header.BUFFER] = NO_RING
         return _if_readable(ring, header, directory), header[Header.BUFFER]
-    finally:
-        lock.release()
 
 
 def _is_believed(ring: Ring, number: int, opened: Opened) -> bool:
@@ -308,32 +305,28 @@ def _read_verified(connection: sqlite3.Connection, path: str) -> tuple[dict[str,
         return read_settings(connection, path)
 
 
-def _under_lock(directory: str, config: Config, lock: WriteLock) -> GenerationFile:
-    """Make or repair the shard under its write lock and return the generations."""
-    take(lock, config.timeout)
-    try:
-        generations = _existing(directory, config)
-        if generations is not None and generations.is_current_boot():
-            return generations  # another process was first, and what it may have left is mended by the next writer
-        epoch = generations.header[Header.EPOCH] if generations else 0
-        epoch = max(epoch, newest_epoch(directory))  # the header is never synced, so a power loss may undo a quarantine
-        path = database_path(directory, epoch)
-        known = generations is not None and not is_there(path, config.shared)
-        lost = generations is None
-        displaced, last = (1, 0) if known else _ensure_database(config, path, lost)  # opening replaces what is missing
-        if generations is None:
-            generations = GenerationFile.create(
-                os.path.join(directory, GENERATIONS),
-                config.slots,
-                _words_of(config),
-                tick=max(last + 1, time.time_ns() // 1000),  # the clock may have been ahead once, or be behind now
-                epoch=epoch,
-                shared=config.shared,
-            )
-        _renew(generations, epoch, displaced, config.identity.get("shards", 1) > 1)
-        return generations
-    finally:
-        lock.release()
+def _made_or_repaired(directory: str, config: Config) -> GenerationFile:
+    """Make or repair the shard, whose write lock is held, and return the generations."""
+    generations = _existing(directory, config)
+    if generations is not None and generations.is_current_boot():
+        return generations  # another process was first, and what it may have left is mended by the next writer
+    epoch = generations.header[Header.EPOCH] if generations else 0
+    epoch = max(epoch, newest_epoch(directory))  # the header is never synced, so a power loss may undo a quarantine
+    path = database_path(directory, epoch)
+    known = generations is not None and not is_there(path, config.shared)
+    lost = generations is None
+    displaced, last = (1, 0) if known else _ensure_database(config, path, lost)  # opening replaces what is missing
+    if generations is None:
+        generations = GenerationFile.create(
+            os.path.join(directory, GENERATIONS),
+            config.slots,
+            _words_of(config),
+            tick=max(last + 1, time.time_ns() // 1000),  # the clock may have been ahead once, or be behind now
+            epoch=epoch,
+            shared=config.shared,
+        )
+    _renew(generations, epoch, displaced, config.identity.get("shards", 1) > 1)
+    return generations
 
 
 def _ensure_database(config: Config, path: str, lost: bool) -> tuple[int, int]:

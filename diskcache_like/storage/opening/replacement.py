@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 from ...coherence.atomics import Words
 from ...coherence.generations import NEVER, GenerationFile, Header
 from ...coherence.ring import LEAST_CAPACITY, Mark, Ring
-from ...coherence.write_lock import WriteLock
 from ...crypto.keyring import is_whole
 from ...disk.serializers import SERIALIZERS
 from ...encoding.compressors import COMPRESSORS
@@ -41,11 +40,11 @@ from .identity import (
     read_settings,
     storable,
 )
-from .mutex import take
+from .mutex import Holding
 
 
 def replace_unreadable(
-    directory: str, config: Config, lock: WriteLock, generations: GenerationFile, epoch: int, problem: CacheError
+    directory: str, config: Config, holding: Holding, generations: GenerationFile, epoch: int, problem: CacheError
 ) -> None:
     """Replace a corrupt or missing database by the next one; raise for every other failure.
 
@@ -58,12 +57,9 @@ def replace_unreadable(
             f"{problem}; it was encrypted, so that the cache goes on empty only if it is opened with encrypt=True"
         )
     identity = _identity_of_next(directory, config, generations)
-    take(lock, config.timeout)
-    try:
+    with holding():
         if not is_sound(database_path(directory, epoch), config):
             make_next(directory, config, generations, problem, Next(epoch, config.given, identity))
-    finally:
-        lock.release()
 
 
 def _identity_of_next(directory: str, config: Config, generations: GenerationFile) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,7 +23,7 @@ from ...system.blocking import may_block
 from ...system.forks import process_token
 from ..opening import opener, replacement
 from ..opening.identity import GENERATIONS, LOCK, Config, cache_replaced, identity_of
-from ..opening.mutex import under_mutex
+from ..opening.mutex import Holding, holding, under_mutex
 from ..sqlite.reader_pool import ReaderPool
 from . import forking
 from .forking import Resumable
@@ -83,7 +84,7 @@ class ShardSession:
         """Open the shard, creating or repairing what has to be; waits for the write lock only in those cases."""
         self._under_mutex(self._open)
 
-    def _under_mutex(self, step: Callable[[], Result]) -> Result:
+    def _under_mutex(self, step: Callable[[Holding | None], Result]) -> Result:
         may_block()
         return under_mutex(step, self._lock_path, self.config.timeout, shared=self.config.shared)
 
@@ -91,7 +92,7 @@ class ShardSession:
     def _lock_path(self) -> str:
         return os.path.join(self.directory, LOCK)
 
-    def _open(self) -> None:
+    def _open(self, waited: Holding | None) -> None:
         if self.token == process_token():
             return  # another thread was first
         if self.token != NOT_OPEN:
@@ -101,14 +102,13 @@ class ShardSession:
         opener.refuse_foreign(self.directory, self.directory)
         self.lock = WriteLock(self._lock_path, shared=self.config.shared)
         try:
-            self._load()
+            self._use(*self._open_files(waited))
         except BaseException:
             self.lock.close()
             raise
         self.token = process_token()
 
-    def _load(self) -> None:
-        opened, ring, buffer = self._open_files()
+    def _use(self, opened: opener.Opened, ring: Ring | None, buffer: int) -> None:
         generations, self.settings, self.identity, self.path, epoch, first_reader = opened
         header, slots, uses = generations.header, generations.slots, generations.uses
         self.slot_prime = prime_below(len(slots))
@@ -122,13 +122,14 @@ class ShardSession:
         self.lock.attach(self.header, native.load())  # so that waiters can be woken, where the helper is there
         self.buffer, self.epoch = buffer, epoch  # last: another thread that sees them uses all of the above
 
-    def _open_files(self) -> tuple[opener.Opened, Ring | None, int]:
+    def _open_files(self, waited: Holding | None) -> tuple[opener.Opened, Ring | None, int]:
         """Return the database in use, and the ring of its write buffer with the number that it has."""
+        hold = waited or partial(holding, self.lock)
         while True:
-            opened = opener.open_shard(self.directory, self.config, self.lock)
+            opened = opener.open_shard(self.directory, self.config, hold)
             try:
                 self._refuse_another(opened)
-                found = opener.open_ring(self.directory, self.config, self.lock, opened)
+                found = opener.open_ring(self.directory, self.config, hold, opened)
                 if found is not None:
                     return opened, *found
             except BaseException:
@@ -174,8 +175,8 @@ class ShardSession:
         # Without the mutex, for which it would have to wait. What is closed meanwhile holds nothing.
         return self.presence_here() or self._under_mutex(self._be_present)
 
-    def _be_present(self) -> Presence:
-        self._open()
+    def _be_present(self, waited: Holding | None) -> Presence:
+        self._open(waited)
         if self._presence is None:
             self._presence = Presence(Path(self.directory, GENERATIONS), shared=self.config.shared)
         return self._presence
@@ -249,15 +250,17 @@ class ShardSession:
         """
         self._under_mutex(self._follow)
 
-    def _follow(self) -> None:
+    def _follow(self, waited: Holding | None) -> None:
         if self.header is CLOSED:
-            self._open()  # another thread has closed it just now, or is closing it
+            self._open(waited)  # another thread has closed it just now, or is closing it
         elif not self.is_current():
-            self.buffer = NO_NUMBER  # until all is open: what is named now may be named again by then
+            found = self._open_files(waited)  # first: until this succeeds, everything stays as it is
+            left = self.generations, self.ring
+            self.buffer = NO_NUMBER  # until all is changed: what is named now may be named again by then
             self._leave_connections()
             self.appender = None
-            _close_maps(self.generations, self.ring)
-            self._load()
+            self._use(*found)
+            _close_maps(*left)
 
     def _leave_connections(self) -> None:
         """Do what `_close_connections` does, without the write lock: a thread that writes keeps its connection.
