@@ -233,6 +233,10 @@ class WriteLock:
         owned: bool = self._thread._is_owned()  # type: ignore[attr-defined]
         return owned
 
+    def is_closed(self) -> bool:
+        """Tell whether nobody can take the lock by this object any more."""
+        return self._descriptor < 0
+
     def is_quiesced(self) -> bool:
         """Tell whether the calling thread keeps the others away while it forks."""
         return self._quiescer == get_ident()

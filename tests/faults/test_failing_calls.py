@@ -252,7 +252,7 @@ def test_a_writer_keeps_its_connection_while_another_thread_follows(cache: Cache
     writer = store.connection.open()
     store.session.lock.acquire()
     try:
-        following = threading.Thread(target=store.session._leave_connections)
+        following = threading.Thread(target=store.session._leave_connections, args=(False,))
         following.start()
         following.join()
         assert writer.execute("SELECT 1").fetchone() == (1,)
@@ -262,7 +262,7 @@ def test_a_writer_keeps_its_connection_while_another_thread_follows(cache: Cache
     cache.close()
     assert len(cache) == 0
     writer = store.connection.open()
-    store.session._leave_connections()
+    store.session._leave_connections(holds_lock=False)
     with pytest.raises(sqlite3.ProgrammingError, match="closed"):
         writer.execute("SELECT 1")
     cache.close()

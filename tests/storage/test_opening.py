@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,9 @@ import pytest
 
 from diskcache_like import Cache
 from diskcache_like.coherence.write_lock import WriteLock
-from diskcache_like.errors import Timeout
+from diskcache_like.errors import CacheError, DirectoryError, Timeout, TransactionError
 from diskcache_like.storage.opening.identity import LOCK
-from diskcache_like.storage.opening.mutex import Holding, holding, mutex, under_mutex
+from diskcache_like.storage.opening.mutex import held, holding, mutex, under_mutex
 
 PATIENCE = 60.0  # seconds after which a thread gives up; no test waits for it to pass
 BUFFERED: dict[str, Any] = {"write_buffer": 1 << 20}
@@ -72,13 +72,13 @@ def test_who_opens_gives_up_after_its_timeout(unbuffered: Cache, timeout: float)
 
 
 def test_a_step_that_finds_its_lock_taken_has_it_the_second_time(tmp_path: Path, waits: threading.Event) -> None:
-    path = tmp_path / LOCK
-    holder, mine, third = WriteLock(path), WriteLock(path), WriteLock(path)
+    holder, mine, third = (WriteLock(tmp_path / LOCK) for _ in range(3))
     tries: list[str] = []
 
-    def step(waited: Holding | None) -> int:
+    def step(waited: WriteLock | None) -> int:
         tries.append("begun")
-        with (waited or partial(holding, mine))():
+        with holding(mine) if waited is None else held():
+            assert mine.locked_by_me()
             with pytest.raises(Timeout):
                 third.acquire(0)
             tries.append("held")
@@ -86,7 +86,7 @@ def test_a_step_that_finds_its_lock_taken_has_it_the_second_time(tmp_path: Path,
 
     holder.acquire()
     with ThreadPoolExecutor() as pool:
-        running = pool.submit(under_mutex, step, str(path), PATIENCE, shared=False)
+        running = pool.submit(under_mutex, step, PATIENCE)
         assert waits.wait(PATIENCE)
         with mutex():  # which it has not got
             holder.release()
@@ -95,10 +95,50 @@ def test_a_step_that_finds_its_lock_taken_has_it_the_second_time(tmp_path: Path,
     assert tries == ["begun", "begun", "held"]
 
 
-def test_what_a_step_raises_else_is_raised_at_once(tmp_path: Path) -> None:
-    def step(_: Holding | None) -> None:
-        raise Timeout("of another lock")
+def test_who_waits_for_a_lock_that_another_thread_closes_begins_anew(tmp_path: Path, waits: threading.Event) -> None:
+    holder = WriteLock(tmp_path / LOCK)
+    mine = [WriteLock(tmp_path / LOCK), WriteLock(tmp_path / "another")]
 
-    with pytest.raises(Timeout, match="of another lock"):
-        under_mutex(step, str(tmp_path / LOCK), PATIENCE, shared=False)
-    assert not (tmp_path / LOCK).exists()
+    def step(waited: WriteLock | None) -> int:
+        with holding(mine[0]) if waited is None else held():
+            return 7
+
+    holder.acquire()
+    with ThreadPoolExecutor() as pool:
+        running = pool.submit(under_mutex, step, PATIENCE)
+        assert waits.wait(PATIENCE)
+        mine.pop(0).close()
+        assert running.result(PATIENCE) == 7
+
+
+@pytest.mark.parametrize("problem", [Timeout("of another lock"), DirectoryError(errno.EIO, "of the disk", "file")])
+def test_what_a_step_raises_else_is_raised_at_once(problem: CacheError) -> None:
+    def step(_: WriteLock | None) -> None:
+        raise problem
+
+    with pytest.raises(type(problem), match="of "):
+        under_mutex(step, PATIENCE)
+
+
+def test_a_handler_that_interrupts_an_opening_with_the_lock_is_refused_a_write_at_once(
+    unbuffered: Cache, waits: threading.Event, tmp_path: Path
+) -> None:
+    """The thread has the lock itself, and would wait for itself."""
+    store = unbuffered._shards.stores[0]
+    refused: list[BaseException] = []
+
+    def step(waited: WriteLock | None) -> None:
+        with holding(store.session.lock) if waited is None else held():
+            if waited is not None:
+                with pytest.raises(TransactionError, match="already holds") as caught:
+                    unbuffered["k"] = "of a handler"
+                refused.append(caught.value)
+
+    holder = WriteLock(tmp_path / "unbuffered" / LOCK)
+    holder.acquire()
+    with ThreadPoolExecutor() as pool:
+        running = pool.submit(under_mutex, step, PATIENCE)
+        assert waits.wait(PATIENCE)
+        holder.release()
+        running.result(PATIENCE)
+    assert refused

@@ -1,7 +1,8 @@
-"""The process-wide mutex of opening: no two threads open, reopen or leave shards at once.
+"""The process-wide mutex of opening: no two threads open or reopen shards at once.
 
-Nobody who opens waits for a shard's write lock under the mutex. Whoever holds that lock may be a thread of this
-process, in a transaction, that needs the mutex to open another cache: the two would wait for each other.
+No thread waits under the mutex for a shard's write lock, but in a signal handler that interrupts its opening. Whoever
+holds that lock may be a thread of this process, in a transaction, that needs the mutex to open another cache: the two
+would wait for each other.
 """
 
 from __future__ import annotations
@@ -9,11 +10,11 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TypeVar
 
 from ...coherence.write_lock import WriteLock
-from ...errors import Timeout
+from ...errors import DirectoryError, Timeout
 
 Holding = Callable[[], AbstractContextManager[None]]  # within it the write lock is held
 Result = TypeVar("Result")
@@ -35,17 +36,21 @@ def _renew() -> None:
 os.register_at_fork(after_in_child=_renew)
 
 
-class _LockTaken(Exception):
+class LockTaken(Exception):
     """A step under the mutex needs a write lock that is not free."""
+
+    def __init__(self, lock: WriteLock) -> None:
+        super().__init__(lock.path)
+        self.lock = lock
 
 
 @contextmanager
 def holding(lock: WriteLock) -> Iterator[None]:
-    """Hold a write lock in a step of `under_mutex`, if it is free; else leave the step."""
+    """Hold a write lock, if it is free, in a step of `under_mutex`; else leave the step."""
     try:
         lock.acquire(0)
     except Timeout as error:
-        raise _LockTaken from error
+        raise LockTaken(lock) from error
     try:
         yield
     finally:
@@ -53,27 +58,31 @@ def holding(lock: WriteLock) -> Iterator[None]:
 
 
 @contextmanager
-def _held() -> Iterator[None]:
+def held() -> Iterator[None]:
+    """Do nothing, in place of `holding` a lock that `under_mutex` has waited for."""
     yield
 
 
-def under_mutex(step: Callable[[Holding | None], Result], lock_path: str, timeout: float, *, shared: bool) -> Result:
-    """Run a step under the mutex; if it leaves for want of its write lock, wait for that and run it again.
+def under_mutex(step: Callable[[WriteLock | None], Result], timeout: float) -> Result:
+    """Run a step under the mutex; if it leaves for want of a write lock, wait for that, and run it again with both.
 
-    The step gets what to do in place of `holding`, None for nothing. Raises Timeout if the lock is not free within
-    `timeout` seconds.
+    The lock that was waited for, which the step gets, stays locked to its end, since a writer that takes it again and
+    again could else keep the step from ending. Transactions take both in this order, too. Raises Timeout if the lock is
+    not free within `timeout` seconds.
     """
     try:
         with mutex():
             return step(None)
-    except _LockTaken:
-        pass
-    # By a lock of its own: another thread may close the shard's meanwhile. It stays locked for the step, which a writer
-    # that takes the lock again and again could otherwise keep from ending. Transactions take both in this order, too.
-    with closing(WriteLock(lock_path, shared=shared)) as lock:
+    except LockTaken as taken:
+        lock = taken.lock
+    try:
         lock.acquire(timeout)
-        try:
-            with mutex():
-                return step(_held)
-        finally:
-            lock.release()
+    except DirectoryError:
+        if not lock.is_closed():
+            raise
+        return under_mutex(step, timeout)  # another thread has closed the shard meanwhile
+    try:
+        with mutex():
+            return step(lock)
+    finally:
+        lock.release()

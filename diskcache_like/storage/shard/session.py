@@ -23,7 +23,7 @@ from ...system.blocking import may_block
 from ...system.forks import process_token
 from ..opening import opener, replacement
 from ..opening.identity import GENERATIONS, LOCK, Config, cache_replaced, identity_of
-from ..opening.mutex import Holding, holding, under_mutex
+from ..opening.mutex import LockTaken, held, holding, under_mutex
 from ..sqlite.reader_pool import ReaderPool
 from . import forking
 from .forking import Resumable
@@ -84,15 +84,11 @@ class ShardSession:
         """Open the shard, creating or repairing what has to be; waits for the write lock only in those cases."""
         self._under_mutex(self._open)
 
-    def _under_mutex(self, step: Callable[[Holding | None], Result]) -> Result:
+    def _under_mutex(self, step: Callable[[WriteLock | None], Result]) -> Result:
         may_block()
-        return under_mutex(step, self._lock_path, self.config.timeout, shared=self.config.shared)
+        return under_mutex(step, self.config.timeout)
 
-    @property
-    def _lock_path(self) -> str:
-        return os.path.join(self.directory, LOCK)
-
-    def _open(self, waited: Holding | None) -> None:
+    def _open(self, waited: WriteLock | None) -> None:
         if self.token == process_token():
             return  # another thread was first
         if self.token != NOT_OPEN:
@@ -100,11 +96,15 @@ class ShardSession:
         opener.close_leftovers()
         forking.refuse_inherited(self.directory)
         opener.refuse_foreign(self.directory, self.directory)
-        self.lock = WriteLock(self._lock_path, shared=self.config.shared)
+        lock = waited or WriteLock(os.path.join(self.directory, LOCK), shared=self.config.shared)
         try:
-            self._use(*self._open_files(waited))
+            found = self._open_files(lock, waited)
+            self.lock = lock
+            self._use(*found)
+        except LockTaken:
+            raise  # with the lock, for which this thread now waits
         except BaseException:
-            self.lock.close()
+            lock.close()
             raise
         self.token = process_token()
 
@@ -122,9 +122,9 @@ class ShardSession:
         self.lock.attach(self.header, native.load())  # so that waiters can be woken, where the helper is there
         self.buffer, self.epoch = buffer, epoch  # last: another thread that sees them uses all of the above
 
-    def _open_files(self, waited: Holding | None) -> tuple[opener.Opened, Ring | None, int]:
+    def _open_files(self, lock: WriteLock, waited: WriteLock | None) -> tuple[opener.Opened, Ring | None, int]:
         """Return the database in use, and the ring of its write buffer with the number that it has."""
-        hold = waited or partial(holding, self.lock)
+        hold = partial(holding, lock) if waited is None else held
         while True:
             opened = opener.open_shard(self.directory, self.config, hold)
             try:
@@ -175,7 +175,7 @@ class ShardSession:
         # Without the mutex, for which it would have to wait. What is closed meanwhile holds nothing.
         return self.presence_here() or self._under_mutex(self._be_present)
 
-    def _be_present(self, waited: Holding | None) -> Presence:
+    def _be_present(self, waited: WriteLock | None) -> Presence:
         self._open(waited)
         if self._presence is None:
             self._presence = Presence(Path(self.directory, GENERATIONS), shared=self.config.shared)
@@ -250,24 +250,27 @@ class ShardSession:
         """
         self._under_mutex(self._follow)
 
-    def _follow(self, waited: Holding | None) -> None:
+    def _follow(self, waited: WriteLock | None) -> None:
         if self.header is CLOSED:
             self._open(waited)  # another thread has closed it just now, or is closing it
         elif not self.is_current():
-            found = self._open_files(waited)  # first: until this succeeds, everything stays as it is
-            left = self.generations, self.ring
             self.buffer = NO_NUMBER  # until all is changed: what is named now may be named again by then
-            self._leave_connections()
+            found = self._open_files(self.lock, waited)  # first: nobody meets a shard that is half open
+            left = self.generations, self.ring
+            self._leave_connections(waited is self.lock)
             self.appender = None
             self._use(*found)
             _close_maps(*left)
 
-    def _leave_connections(self) -> None:
-        """Do what `_close_connections` does, without the write lock: a thread that writes keeps its connection.
+    def _leave_connections(self, holds_lock: bool) -> None:
+        """Do what `_close_connections` does, also without the write lock: a thread that writes keeps its connection.
 
         A thread may be writing if somebody removed the lock's file, so that another handle got a lock of its own.
         Closing the connection that it uses would crash the interpreter; it is closed when that thread drops it.
         """
+        if holds_lock:
+            self._close_connections()
+            return
         if not self.lock.idle_here():
             self.connection.forget()
             self.pool.close()
