@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from diskcache_like import Cache, FanoutCache, TransactionError
+from diskcache_like.coherence.write_lock import WriteLock
 from diskcache_like.storage.shard.session import ShardSession
 
 from ..support.inspection import cache_descriptors, posix_locks, problems
@@ -92,6 +93,34 @@ def go_through_everything(cache: Cache, me: int) -> None:
     assert cache[("large", me)] == LARGE
     assert ("child", me) in list(cache)
     cache.push(me, "queue", retry=True)
+
+
+def test_a_fork_lets_a_transaction_open_another_cache_before_it_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fork waits for the end of the transaction, and that for the mutex of opening."""
+    begun, forking = threading.Event(), threading.Event()
+    quiesce = WriteLock.quiesce
+
+    def note(lock: WriteLock) -> bool:
+        forking.set()
+        return quiesce(lock)
+
+    def transact() -> None:
+        with cache.transact():
+            begun.set()
+            assert forking.wait(PATIENCE)
+            Cache(tmp_path / "another").close()
+            cache["of the transaction"] = 1
+
+    monkeypatch.setattr(WriteLock, "quiesce", note)
+    with opened(tmp_path / "cache") as cache:
+        thread = threading.Thread(target=transact)
+        thread.start()
+        assert begun.wait(PATIENCE)
+        with forked(lambda link: cache["of the transaction"]) as child:
+            assert child.result() == 1, "the fork came first, and so the child must not use the cache"
+        thread.join()
 
 
 def test_children_of_a_process_whose_threads_write_work_at_once(tmp_path: Path, kind: str) -> None:

@@ -6,6 +6,7 @@ import errno
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from diskcache_like import Cache
 from diskcache_like.coherence.write_lock import WriteLock
 from diskcache_like.errors import CacheError, DirectoryError, Timeout, TransactionError
 from diskcache_like.storage.opening.identity import LOCK
-from diskcache_like.storage.opening.mutex import held, holding, mutex, under_mutex
+from diskcache_like.storage.opening.mutex import holding, mutex, under_mutex
+from diskcache_like.storage.shard.session import ShardSession
 
 PATIENCE = 60.0  # seconds after which a thread gives up; no test waits for it to pass
 BUFFERED: dict[str, Any] = {"write_buffer": 1 << 20}
@@ -77,7 +79,7 @@ def test_a_step_that_finds_its_lock_taken_has_it_the_second_time(tmp_path: Path,
 
     def step(waited: WriteLock | None) -> int:
         tries.append("begun")
-        with holding(mine) if waited is None else held():
+        with holding(mine) if waited is None else nullcontext():
             assert mine.locked_by_me()
             with pytest.raises(Timeout):
                 third.acquire(0)
@@ -100,7 +102,7 @@ def test_who_waits_for_a_lock_that_another_thread_closes_begins_anew(tmp_path: P
     mine = [WriteLock(tmp_path / LOCK), WriteLock(tmp_path / "another")]
 
     def step(waited: WriteLock | None) -> int:
-        with holding(mine[0]) if waited is None else held():
+        with holding(mine[0]) if waited is None else nullcontext():
             return 7
 
     holder.acquire()
@@ -128,7 +130,7 @@ def test_a_handler_that_interrupts_an_opening_with_the_lock_is_refused_a_write_a
     refused: list[BaseException] = []
 
     def step(waited: WriteLock | None) -> None:
-        with holding(store.session.lock) if waited is None else held():
+        with holding(store.session.lock) if waited is None else nullcontext():
             if waited is not None:
                 with pytest.raises(TransactionError, match="already holds") as caught:
                     unbuffered["k"] = "of a handler"
@@ -142,3 +144,36 @@ def test_a_handler_that_interrupts_an_opening_with_the_lock_is_refused_a_write_a
         holder.release()
         running.result(PATIENCE)
     assert refused
+
+
+def test_a_handler_that_raises_as_the_lock_is_taken_releases_it_for_nobody_else(tmp_path: Path) -> None:
+    mine, other = WriteLock(tmp_path / LOCK), WriteLock(tmp_path / LOCK)
+    taken = holding(mine)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        taken.__enter__()
+        raise KeyboardInterrupt  # before the block is entered
+    mine.release()  # as the next call does that finds it left over
+    other.acquire(0)
+    del taken, caught
+    with pytest.raises(Timeout):
+        mine.acquire(0)
+
+
+def test_an_opening_in_a_handler_that_interrupts_another_one_stays(
+    unbuffered: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = unbuffered._shards.stores[0].session
+    unbuffered.close()
+    open_files, locks = ShardSession._open_files, list[WriteLock]()
+
+    def interrupted(session: ShardSession, *given: Any) -> Any:
+        monkeypatch.undo()
+        found = open_files(session, *given)
+        session.open()
+        locks.append(session.lock)
+        return found
+
+    monkeypatch.setattr(ShardSession, "_open_files", interrupted)
+    unbuffered["k"] = "v"
+    assert [session.lock] == locks
+    assert unbuffered["k"] == "v"

@@ -1,16 +1,16 @@
 """The process-wide mutex of opening: no two threads open or reopen shards at once.
 
-No thread waits under the mutex for a shard's write lock, but in a signal handler that interrupts its opening. Whoever
-holds that lock may be a thread of this process, in a transaction, that needs the mutex to open another cache: the two
-would wait for each other.
+No thread that opens a shard waits for its write lock under the mutex, unless it does so in a signal handler that
+interrupts another opening. Whoever holds that lock may be a thread of this process, in a transaction, that needs the
+mutex to open another cache: the two would wait for each other.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import TypeVar
 
 from ...coherence.write_lock import WriteLock
@@ -44,30 +44,33 @@ class LockTaken(Exception):
         self.lock = lock
 
 
-@contextmanager
-def holding(lock: WriteLock) -> Iterator[None]:
-    """Hold a write lock, if it is free, in a step of `under_mutex`; else leave the step."""
-    try:
-        lock.acquire(0)
-    except Timeout as error:
-        raise LockTaken(lock) from error
-    try:
-        yield
-    finally:
-        lock.release()
+class holding:  # noqa: N801 - used as a function
+    """Hold a write lock, if it is free, in a step of `under_mutex`; else leave the step.
 
+    A class, since the generator of a function would release the lock a second time, and for another thread, when it is
+    collected: if a signal handler raises just after it was entered.
+    """
 
-@contextmanager
-def held() -> Iterator[None]:
-    """Do nothing, in place of `holding` a lock that `under_mutex` has waited for."""
-    yield
+    __slots__ = ("_lock",)
+
+    def __init__(self, lock: WriteLock) -> None:
+        self._lock = lock
+
+    def __enter__(self) -> None:
+        try:
+            self._lock.acquire(0)
+        except Timeout as error:
+            raise LockTaken(self._lock) from error
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
 
 
 def under_mutex(step: Callable[[WriteLock | None], Result], timeout: float) -> Result:
     """Run a step under the mutex; if it leaves for want of a write lock, wait for that, and run it again with both.
 
-    The lock that was waited for, which the step gets, stays locked to its end, since a writer that takes it again and
-    again could else keep the step from ending. Transactions take both in this order, too. Raises Timeout if the lock is
+    The lock that was waited for, which the step gets, stays locked to its end: a writer that takes it again and again
+    could otherwise keep the step from ending. Transactions take both in this order, too. Raises Timeout if the lock is
     not free within `timeout` seconds.
     """
     try:

@@ -92,24 +92,31 @@ def give_up(directory: str, connections: list[object]) -> None:
 def _before() -> None:
     if not _shards:
         return
+    deadline = time.monotonic() + PATIENCE
     try:
-        _fork.mutex = mutex()  # nobody is opening a connection either
-        _fork.alone = _fork.mutex.acquire(timeout=PATIENCE)
-        _quiesce_all(time.monotonic() + PATIENCE)
+        while not _quiesce_all(deadline):
+            time.sleep(1e-3)
     except BaseException:
         _resume()
         raise
 
 
-def _quiesce_all(deadline: float) -> None:
-    while time.monotonic() < deadline:
-        try:
-            for _, shard in sorted(_shards.items()):
-                shard.quiesce(_fork.quiesced)
-            return
-        except Timeout:
-            _resume()  # another thread may need one of these to release the other
-            time.sleep(1e-3)
+def _quiesce_all(deadline: float) -> bool:
+    """Take the mutex, so that nobody is opening a connection either, and quiesce every shard; give up at the deadline.
+
+    Returns False, with nothing taken, if it is worth another try.
+    """
+    _fork.mutex = mutex()
+    _fork.alone = _fork.mutex.acquire(timeout=max(deadline - time.monotonic(), 0))
+    try:
+        for _, shard in sorted(_shards.items()):
+            shard.quiesce(_fork.quiesced)
+    except Timeout:
+        _resume()  # another thread may need one of these, or the mutex, to release the other
+        if time.monotonic() < deadline:
+            _release_mutex()
+            return False
+    return True
 
 
 def _resume() -> None:
@@ -118,13 +125,17 @@ def _resume() -> None:
         _fork.quiesced.pop()
 
 
-def _after_in_parent() -> None:
-    _resume()
+def _release_mutex() -> None:
     held = _fork.mutex
     if held is not None and held._is_owned():  # type: ignore[attr-defined]  # as in `lock`
         _fork.mutex = None
         held.release()
     _fork.mutex, _fork.alone = None, False
+
+
+def _after_in_parent() -> None:
+    _resume()
+    _release_mutex()
 
 
 def _after_in_child() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,7 +24,7 @@ from ...system.blocking import may_block
 from ...system.forks import process_token
 from ..opening import opener, replacement
 from ..opening.identity import GENERATIONS, LOCK, Config, cache_replaced, identity_of
-from ..opening.mutex import LockTaken, held, holding, under_mutex
+from ..opening.mutex import LockTaken, holding, under_mutex
 from ..sqlite.reader_pool import ReaderPool
 from . import forking
 from .forking import Resumable
@@ -99,6 +100,11 @@ class ShardSession:
         lock = waited or WriteLock(os.path.join(self.directory, LOCK), shared=self.config.shared)
         try:
             found = self._open_files(lock, waited)
+            if self.token == process_token():  # a signal handler that interrupted this was first
+                _close_files(found[0])
+                _close_maps(found[1])
+                lock.close()
+                return
             self.lock = lock
             self._use(*found)
         except LockTaken:
@@ -124,7 +130,7 @@ class ShardSession:
 
     def _open_files(self, lock: WriteLock, waited: WriteLock | None) -> tuple[opener.Opened, Ring | None, int]:
         """Return the database in use, and the ring of its write buffer with the number that it has."""
-        hold = partial(holding, lock) if waited is None else held
+        hold = partial(holding, lock) if waited is None else nullcontext
         while True:
             opened = opener.open_shard(self.directory, self.config, hold)
             try:
