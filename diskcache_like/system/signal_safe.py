@@ -19,6 +19,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _PACKAGE = __name__.split(".", 1)[0]
+_BETWEEN = ("contextlib", "heapq")  # modules through which the package calls itself: `heapq.merge` resumes generators
 
 
 class _SignalSafe(ContextDecorator, Generic[T]):
@@ -76,7 +77,7 @@ def interrupts_a_call() -> bool:
         if module.partition(".")[0] == _PACKAGE:
             if outside and not frame.f_globals.get("RUNS_CALLERS_CODE"):
                 return True
-        elif not module.startswith("contextlib"):
+        elif module not in _BETWEEN:
             outside = True
         frame = frame.f_back
     return False

@@ -47,8 +47,8 @@ class LockTaken(Exception):
 class holding:  # noqa: N801 - used as a function
     """Hold a write lock, if it is free, in a step of `under_mutex`; else leave the step.
 
-    A class, since the generator of a function would release the lock a second time, and for another thread, when it is
-    collected: if a signal handler raises just after it was entered.
+    It is no generator function: if a signal handler raised just after the lock was taken, the generator would release
+    it whenever it is collected, and by then another thread may have the lock.
     """
 
     __slots__ = ("_lock",)
