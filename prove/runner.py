@@ -20,7 +20,7 @@ from typing import Any, Self
 from .proof import WHOLE, CannotRun, Findings, Part, Proof, Unreachable
 
 LOOK_SECONDS = 1.0  # between looks whether a silent proof is still there
-PATIENCE = 120.0  # seconds beyond its time after which a proof counts as hung
+PATIENCE = 120.0  # seconds beyond its time, and a control beyond its patience, after which it counts as hung
 
 
 @dataclass
@@ -170,7 +170,8 @@ class Runner:
                 stack.enter_context(Inner([*asked, *map(str, share.split(number, parts))], environment))
                 for number in range(parts)
             ]
-            self._follow(inners, outcome, began + seconds + self._patience)
+            longest = max(seconds, proof.patience) if proof.control else seconds
+            self._follow(inners, outcome, began + longest + self._patience)
         outcome.seconds = time.monotonic() - began
         return outcome
 

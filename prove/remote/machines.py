@@ -127,7 +127,6 @@ def flawed(
             ),
             share=0.3,
             finds=TOO_OLD,
-            patience=60.0,
         )
         for name, spoil in spoils.items()
     }
