@@ -11,7 +11,7 @@ from contextlib import closing, contextmanager, suppress
 from itertools import count, product
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 from diskcache_like import Cache
@@ -184,16 +184,30 @@ def _expire(cache: Cache, *_: Any) -> None:
 STEPS: tuple[Callable[[Cache, dict[int, str], int, str], None], ...] = (_write, _remove, _remove, _take, _look, _expire)
 
 
-def _fill_under(cache: Cache, disk: Disk, random: Random) -> int:
+class Amounts(NamedTuple):
+    """What is drawn from: lengths of values, entries before and after a flush, and writes on the full disk."""
+
+    lengths: tuple[int, ...] = (5, 200, 1_000)
+    before: tuple[int, ...] = (1, 20, 900, 2_500)
+    after: tuple[int, ...] = (1, 20, 900, 2_500)
+    late: tuple[int, ...] = (0, 200)
+
+
+ANY = Amounts()
+FEW_WAIT = Amounts((200,), (900,), (1,), (200,))  # what `clear` needs is more than what waits
+
+
+def _fill_under(cache: Cache, disk: Disk, random: Random, amounts: Amounts) -> int:
     """Have writes wait when the disk fills up, go on, and have `clear` make room; return how many steps were refused."""
     model: dict[int, str] = {}
-    length, refused = random.choice((5, 200, 1_000)), 0
+    length, refused = random.choice(amounts.lengths), 0
     values = (f"{number} {'v' * length}" for number in count())
-    for part in range(2):
-        for key in range(random.choice((1, 20, 900, 2_500))):
-            _write(cache, model, key, next(values))
-        if not part and random.random() < 0.5:
-            cache.flush()
+    for key in range(random.choice(amounts.before)):
+        _write(cache, model, key, next(values))
+    if random.random() < 0.5:
+        cache.flush()
+    for key in range(random.choice(amounts.after)):
+        _write(cache, model, key, next(values))
     disk.fill()
     for _ in range(random.randrange(20)):
         step, key = random.choice(STEPS), random.randrange(len(model) + 20)
@@ -201,7 +215,7 @@ def _fill_under(cache: Cache, disk: Disk, random: Random) -> int:
             step(cache, model, key, next(values))
         except DiskFull:
             refused += 1
-    for number in range(random.choice((0, 200))):
+    for number in range(random.choice(amounts.late)):
         with suppress(DiskFull):
             _write(cache, model, number, next(values))
     assert {key: cache[key] for key in model} == model, "something else is there on the full disk"
@@ -216,19 +230,19 @@ def _fill_under(cache: Cache, disk: Disk, random: Random) -> int:
     return refused
 
 
-def _fill_while_writes_wait(trial: Trial) -> None:
+def _fill_while_writes_wait(trial: Trial, amounts: Amounts = ANY) -> None:
     def case(random: Random) -> None:
         with disk_of(trial, ROOMY) as disk, warnings.catch_warnings():
             warnings.simplefilter("error")
             with closing(Cache(disk.path / "cache")) as cache:
-                trial.count("steps refused", _fill_under(cache, disk, random))
+                trial.count("steps refused", _fill_under(cache, disk, random, amounts))
 
     trial.repeat(case)
 
 
 def _fill_without_reserve(trial: Trial) -> None:
     with mock.patch.multiple(maintenance, LITTLE=1 << 30, LATE_RESERVE=0):
-        _fill_while_writes_wait(trial)
+        _fill_while_writes_wait(trial, FEW_WAIT)
 
 
 # -- read-only disks --------------------------------------------------------------------------------------------------
