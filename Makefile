@@ -8,10 +8,10 @@ SECONDS ?= 60
 PROVE_SECONDS ?= 75
 
 # The tests make thousands of caches: in memory, if it may hold programs and has 4 GB left, which is a fifth faster.
-# One worker more than there are processors has something to do while a test waits.
-WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 MEMORY := $(shell grep -q ' /dev/shm .*noexec' /proc/mounts || \
 	df -k /dev/shm 2>/dev/null | awk 'NR == 2 && $$4 > 4000000 { print "TMPDIR=/dev/shm" }')
+# One worker more than there are processors has something to do while a test waits.
+WORKERS ?= $(shell expr $$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN) + 1)
 
 BIN := $(VENV)/bin
 RUN := $(VENV)/.installed-to-run
