@@ -10,8 +10,6 @@ PROVE_SECONDS ?= 75
 # The tests make thousands of caches: in memory, if it may hold programs and has 4 GB left, which is a fifth faster.
 MEMORY := $(shell grep -q ' /dev/shm .*noexec' /proc/mounts || \
 	df -k /dev/shm 2>/dev/null | awk 'NR == 2 && $$4 > 4000000 { print "TMPDIR=/dev/shm" }')
-# One worker more than there are processors has something to do while a test waits.
-WORKERS ?= $(shell expr $$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN) + 1)
 
 BIN := $(VENV)/bin
 RUN := $(VENV)/.installed-to-run
@@ -43,7 +41,7 @@ imports: $(DEV)  ## check that imports point down
 	$(BIN)/lint-imports --no-logo
 
 unit: $(PEERS)  ## run the tests (ARGS="-k name")
-	$(if $(TMPDIR),,$(MEMORY)) $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal $(ARGS)
+	$(if $(TMPDIR),,$(MEMORY)) $(BIN)/python -m pytest --numprocesses auto --dist worksteal $(ARGS)
 
 django: $(DEV)  ## run Django's own cache tests on DjangoCache
 	$(BIN)/python -m tools.django_suite
