@@ -52,7 +52,7 @@ class Proof:
     bulk: float = 0.0  # what is added to that in a run of an hour, to come to the amounts of docs/reliability.md
     finds: str = ""  # of a control: a pattern for the start of the line that tells the violation which it must find
     # Of a control: seconds for which it goes on until it finds something, however short the run. The slowest takes 15 on
-    # average, by luck, and so finds nothing in one of many thousand runs.
+    # average, at random, so that it fails to find anything in one of many thousand runs.
     patience: float = 180.0
     preload: Callable[[Path], Path] | None = None  # makes the library, there if need be, that its process preloads
     parallel: bool = False  # a case takes one processor or less, and is judged by no time: each processor runs a part

@@ -220,9 +220,9 @@ class Ring:
         """Map the file, made or made longer if need be; return None where there is no room for that.
 
         The slots and the capacity of a file that is there win. Who does not hold the write lock says that the file may
-        not grow, since another process may just be making it. A whole file may hold
-        what the database does not have: raises DirectoryError if it cannot be mapped, and DiskFull if it is a copy with
-        holes that the disk has no room to fill.
+        not grow, since another process may just be making it. A whole file may hold what the database does not have:
+        raises DirectoryError if it cannot be mapped, and DiskFull if it is a copy with holes that the disk has no room
+        to fill.
         """
         try:
             descriptor = open_control_file(Path(path), create=True, shared=shared)

@@ -19,7 +19,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _PACKAGE = __name__.split(".", 1)[0]
-_BETWEEN = ("contextlib", "heapq")  # modules through which the package calls itself: `heapq.merge` resumes generators
+# Modules of the standard library whose frames may stand between two of one call: `heapq.merge` resumes our generators.
+_BETWEEN = ("contextlib", "heapq")
 
 
 class _SignalSafe(ContextDecorator, Generic[T]):

@@ -112,7 +112,7 @@ def flip(directory: Path, part: int, options: dict[str, Any]) -> tuple[Counter[s
 
 
 def chosen(content: bytes) -> Iterable[int]:
-    """Return the offsets to try: of the header each, of pages with entries, their parents and tags half, and some others.
+    """Return the offsets to try: all of the header, half of the pages with entries, parents or tags, and some others.
 
     The proof `flipped-bytes` goes through all.
     """

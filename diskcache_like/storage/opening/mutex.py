@@ -45,10 +45,10 @@ class LockTaken(Exception):
 
 
 class holding:  # noqa: N801 - used as a function
-    """Hold a write lock, if it is free, in a step of `under_mutex`; else leave the step.
+    """Hold a write lock in a step of `under_mutex`; raise LockTaken, which ends the step, if it is not free.
 
-    It is no generator function: if a signal handler raised just after the lock was taken, the generator would release
-    it whenever it is collected, and by then another thread may have the lock.
+    This is not a generator: if a signal handler raised just after the lock was taken, a generator would release the
+    lock when it is collected, and by then another thread may hold it.
     """
 
     __slots__ = ("_lock",)
@@ -67,11 +67,11 @@ class holding:  # noqa: N801 - used as a function
 
 
 def under_mutex(step: Callable[[WriteLock | None], Result], timeout: float) -> Result:
-    """Run a step under the mutex; if it leaves for want of a write lock, wait for that, and run it again with both.
+    """Run a step under the mutex; if it needs a write lock that is taken, wait for that, and run it again with both.
 
-    The lock that was waited for, which the step gets, stays locked to its end: a writer that takes it again and again
-    could otherwise keep the step from ending. Transactions take both in this order, too. Raises Timeout if the lock is
-    not free within `timeout` seconds.
+    The second time, the step is given the lock, which stays locked until the step has ended: otherwise a writer that
+    takes it again and again could keep the step from ending. Transactions also take the lock first, then the mutex.
+    Raises Timeout if the lock is not free within `timeout` seconds.
     """
     try:
         with mutex():
