@@ -187,14 +187,14 @@ class Store:
 
     def hold(self, h: int, owner: object) -> bool | None:
         """Hold the key of `h` if nobody does, until `let_go` or this process ends; None where that is impossible."""
-        presence = self.session.presence()
-        return presence.hold(h >> 2, owner) if presence.name else None
+        locks = self.session.byte_locks()
+        return locks.hold(h >> 2, owner) if locks.available else None
 
     def let_go(self, h: int, owner: object) -> None:
         """Let go of the key of `h` if this owner holds it."""
-        presence = self.session.presence_here()
-        if presence is not None:  # else it has ended, and so has the hold
-            presence.let_go(h >> 2, owner)
+        locks = self.session.byte_locks_here()
+        if locks is not None:  # else they are closed, and so the hold has ended
+            locks.let_go(h >> 2, owner)
 
     def generation(self, h: int) -> int:
         """Return the generation of the slot of `h`; read it before looking at the entry, then sleep on it."""

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 from ...coherence import native
 from ...coherence.appender import Appender
 from ...coherence.atomics import Words
+from ...coherence.byte_locks import ByteLocks
 from ...coherence.generations import GenerationFile, Header, prime_below
-from ...coherence.presence import Presence
 from ...coherence.ring import Ring, Written
 from ...coherence.write_lock import WriteLock
 from ...crypto.keyring import Sealer
@@ -75,7 +75,7 @@ class ShardSession:
         self.appender: Appender | None = None  # made by the first write that finds nothing due
         self.buffer = 0  # its number
         self.appends = False  # whether this handle's small writes go there
-        self._presence: Presence | None = None
+        self._byte_locks: ByteLocks | None = None
         self.epoch = 0
         self.path = ""
         forking.watch(self)
@@ -176,25 +176,25 @@ class ShardSession:
         if self.token != process_token():
             self.open()
 
-    def presence(self) -> Presence:
-        """Return what shows other processes that this one has the shard open; it ends with `close`."""
+    def byte_locks(self) -> ByteLocks:
+        """Return the byte locks of this handle, which end with `close`."""
         # Without the mutex, for which it would have to wait. What is closed meanwhile holds nothing.
-        return self.presence_here() or self._under_mutex(self._be_present)
+        return self.byte_locks_here() or self._under_mutex(self._open_byte_locks)
 
-    def _be_present(self, waited: WriteLock | None) -> Presence:
+    def _open_byte_locks(self, waited: WriteLock | None) -> ByteLocks:
         self._open(waited)
-        if self._presence is None:
-            self._presence = Presence(Path(self.directory, GENERATIONS), shared=self.config.shared)
-        return self._presence
+        if self._byte_locks is None:
+            self._byte_locks = ByteLocks(Path(self.directory, GENERATIONS), shared=self.config.shared)
+        return self._byte_locks
 
-    def presence_here(self) -> Presence | None:
-        """Return what `presence` has made, None if it has ended or this process has inherited it."""
-        return self._presence if self.token == process_token() else None
+    def byte_locks_here(self) -> ByteLocks | None:
+        """Return what `byte_locks` has opened, None if it is closed or this process has inherited it."""
+        return self._byte_locks if self.token == process_token() else None
 
-    def _end_presence(self) -> None:
-        presence, self._presence = self._presence, None
-        if presence is not None:
-            presence.close()
+    def _close_byte_locks(self) -> None:
+        locks, self._byte_locks = self._byte_locks, None
+        if locks is not None:
+            locks.close()
 
     def is_open_with(self, lock: WriteLock) -> bool:
         """Tell whether the shard is open and `lock` its write lock; if not, another thread has closed it."""
@@ -204,7 +204,7 @@ class ShardSession:
         """Close everything, and release the write lock, which the caller holds."""
         lock, generations, ring = self.lock, self.generations, self.ring
         try:
-            self._end_presence()
+            self._close_byte_locks()
             self._close_connections()
             self.appender = None
             self.header = self.slots = self.uses = CLOSED  # a reader on its way finds odd slots and another epoch
@@ -346,7 +346,7 @@ class ShardSession:
     def _abandon(self) -> None:
         """Rid a forked child of what it inherited (see `forking`)."""
         self.lock.abandon()
-        self._end_presence()
+        self._close_byte_locks()
         connections, idle = self.pool.inherited()
         connection = self.connection
         if connection.raw is not None:

@@ -1,0 +1,73 @@
+"""Byte locks: kernel locks on single bytes of a control file, which end with the process that holds them.
+
+They are locks of an open file description (`F_OFD_SETLK` in fcntl(2)), so that they end neither when another descriptor
+of the file is closed nor with the thread that took them.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+import sys
+from pathlib import Path
+
+from ..system.signals import reraise_signal
+from .control_files import open_control_file
+
+_SET = getattr(fcntl, "F_OFD_SETLK", 37)  # as <fcntl.h> of Linux has it; not every Python names it
+_FLOCK = struct.Struct("@hhqqi0q")  # struct flock: type, whence, start, length, process id (0 for this command)
+
+_FIRST = 1 << 62  # the byte of number 0; no file is that long, so that what is locked is never content
+_PROBE = _FIRST - 1  # the byte on which everybody has a shared lock
+
+
+class ByteLocks:
+    """What one handle has locked of a control file, until it is closed or the process ends.
+
+    `available` tells whether the system has such locks. A forked child must close what it inherits: otherwise what its
+    parent holds would stay locked as long as the child lives.
+    """
+
+    __slots__ = ("_descriptor", "_held", "available")
+
+    def __init__(self, path: Path, *, shared: bool = False) -> None:
+        self._held: dict[int, object] = {}  # owners by number; single steps on a dictionary are atomic
+        self._descriptor = open_control_file(path, create=False, shared=shared)
+        self.available = self._set(_PROBE, fcntl.F_RDLCK)
+
+    def hold(self, number: int, owner: object) -> bool:
+        """Lock the byte of a number, of less than 61 bits, for an owner in this process; return whether it was free.
+
+        The dictionary keeps the threads of this process apart, for which the kernel sees one owner, and the kernel the
+        processes. `let_go` is safe whenever this is interrupted.
+        """
+        if self._held.setdefault(number, owner) is not owner:
+            return False
+        if not self._set(_FIRST + number, fcntl.F_WRLCK):
+            del self._held[number]
+            return False
+        return True
+
+    def let_go(self, number: int, owner: object) -> None:
+        """Free the byte of a number if this owner holds it."""
+        if self._held.get(number) is owner:
+            self._set(_FIRST + number, fcntl.F_UNLCK)
+            del self._held[number]  # last: until then no other thread takes what the kernel has freed
+
+    def _set(self, offset: int, kind: int) -> bool:
+        """Try to give a byte a lock of a kind, and tell whether it has that now."""
+        if not sys.platform.startswith("linux"):
+            return False  # its struct flock has another layout
+        try:
+            fcntl.fcntl(self._descriptor, _SET, _FLOCK.pack(kind, os.SEEK_SET, offset, 1, 0))
+        except (OSError, ValueError) as error:  # a ValueError if another thread has closed it just now
+            reraise_signal(error)
+            return False
+        return True
+
+    def close(self) -> None:
+        """Free everything; do nothing the second time."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
