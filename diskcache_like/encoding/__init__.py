@@ -6,6 +6,6 @@
 - `classes`: dataclasses, enums and other registered classes as data
 - `json`: the JSON serializer; `pickling`: pickles of what is not plain data
 - `compressors`: zlib, zstd and lz4
-- `record`: the stored form of an entry, with its checksum or signature
+- `record`: the stored form of an entry, with its signature or checksum; `checksum`: the fastest CRC-32
 - `file_names`: the names of value files
 """

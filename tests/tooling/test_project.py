@@ -88,3 +88,15 @@ def test_what_tests_share_imports_no_test(folder: str, forbidden: str) -> None:
     importing = re.compile(rf"^\s*{forbidden}", re.MULTILINE)
     found = [path for path in (ROOT / folder).rglob("*.py") if importing.search(path.read_text())]
     assert found == []
+
+
+@pytest.mark.parametrize(
+    "folder",
+    sorted(file.parent.relative_to(ROOT).as_posix() for file in (ROOT / "diskcache_like").glob("*/**/__init__.py")),
+)
+def test_each_folder_of_the_package_lists_its_files(folder: str) -> None:
+    place = ROOT / folder
+    listed = set(re.findall(r"`(\w+)/?`", (place / "__init__.py").read_text(encoding="utf-8")))
+    files = {file.stem for file in place.glob("*.py")} - {"__init__"}
+    folders = {file.parent.name for file in place.glob("*/__init__.py")}
+    assert files | folders <= listed
