@@ -1,7 +1,8 @@
 """What small writes take with a write buffer, beside those without one, DiskCache's and, where it is installed, LMDB's.
 
 All of them have the same keys and take turns, a few thousand calls each. Calls that flush what waits to the database
-show in the mean and in the last percentiles. The values are random, so that no page is written unchanged.
+show in the mean and in the last percentiles. The values are random, so that no page is written unchanged. LMDB runs the
+classic workload in many processes, too.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from contextlib import ExitStack
 from importlib.util import find_spec
 from typing import Any
 
+from benchmarks import classic
 from benchmarks.catalogue import SUBJECTS
 from benchmarks.measure import ratios, time_calls
 from benchmarks.report import Table, duration
@@ -63,6 +65,7 @@ def buffered(run: Run) -> Findings:
         mapped, title = SUBJECTS["lmdb"].spec, SUBJECTS["lmdb"].title
         specs |= {LMDB: mapped.having(writemap=False), MAPPED: mapped}
         labels |= {LMDB: title, MAPPED: f"{title}, writemap"}
+        _measure_many(run, specs[LMDB], findings)
     for count in KEYS:
         keys = list(keys_of(count))
         with ExitStack() as stack:
@@ -76,6 +79,16 @@ def buffered(run: Run) -> Findings:
                 _measure(run, (call, count, keys), subjects, labels, findings, table)
     findings.tables.append(table)
     return findings
+
+
+def _measure_many(run: Run, lmdb: Spec, findings: Findings) -> None:
+    """Run the classic workload in many processes beside LMDB."""
+    pair = {"ours": run.ours, "peer": lmdb}
+    found = classic.measure(run, pair, run.options.processes)
+    findings.tables.append(classic.table(run, pair, found, run.options.processes))
+    findings.details["beside_lmdb"] = classic.details(found)
+    findings.problems += classic.problems(run, found)
+    findings.measured["classic_lmdb"] = classic.faster(found)
 
 
 def _measure(

@@ -24,6 +24,7 @@ SMALL = 10_000
 BATCH = 1_000
 BATCHES = 10
 ROUNDS_PER_REPEAT = 3
+PEER_SET = "peer_set"
 OPENS_PER_REPEAT = 5
 CALLS = ("get", "set", "delete")
 OPENING = {"fresh": "open + get, new process", "open": "open + get", "len": "len"}
@@ -158,26 +159,29 @@ def _growth_table(
 
 
 def bulk(run: Run) -> Findings:
-    """Compare `get_many` and `set_many` in batches of 1,000 with calls one by one."""
+    """Compare `get_many` and `set_many` in batches of 1,000 with calls one by one; what is written is always new."""
     keys = keys_of(BATCH * BATCHES)
-    found: dict[str, list[float]] = {name: [] for name in ("get", "get_many", "set", "set_many")}
-    with (
-        cold(run.ours, run.ours).opened(run.workspace.fresh("bulk-cold")) as reading,
-        run.ours.opened(run.workspace.fresh("bulk")) as writing,
-    ):
-        get_many, set_many = feature(reading, "get_many"), feature(writing, "set_many")
-        for subject in (reading, writing):
+    writers = {"set": run.ours, "set_many": run.ours, PEER_SET: run.peer}
+    with ExitStack() as stack:
+        opened = {name: stack.enter_context(spec.opened(run.workspace.fresh(name))) for name, spec in writers.items()}
+        reading = stack.enter_context(cold(run.ours, run.ours).opened(run.workspace.fresh("bulk-cold")))
+        calls: dict[str, Callable[[Any], object]] = {
+            "get": partial(_get_each, reading),
+            "get_many": feature(reading, "get_many"),
+            "set": partial(_set_each, opened["set"]),
+            "set_many": feature(opened["set_many"], "set_many"),
+            PEER_SET: partial(_set_each, opened[PEER_SET]),
+        }
+        for subject in (reading, *opened.values()):
             load_items(subject, items_of(keys))
+        found: dict[str, list[float]] = {name: [] for name in calls}
         for number, name in run.rounds(run.options.repeats * ROUNDS_PER_REPEAT, list(found), "bulk, "):
             batch = random.Random(SEED + number).sample(keys, BATCH)
-            values = {key: value_of(key, number) for key in batch}
-            if name.startswith("get"):
-                read: Callable[..., object] = get_many if name == "get_many" else partial(_get_each, reading)
-                elapsed, result = time_once(partial(read, batch))
+            new = {f"{number}/{key}": value_of(key, number) for key in batch}
+            reads = name.startswith("get")
+            elapsed, result = time_once(partial(calls[name], batch if reads else new))
+            if reads:
                 _check_batch(name, result)
-            else:
-                write: Callable[..., object] = set_many if name == "set_many" else partial(_set_each, writing)
-                elapsed, _ = time_once(partial(write, values))
             found[name].append(elapsed / BATCH)
     return _bulk_findings(run, found)
 
@@ -202,13 +206,18 @@ def _bulk_findings(run: Run, found: dict[str, list[float]]) -> Findings:
     findings = Findings(details={"per_key_ns": found})
     table = Table(
         f"Bulk calls, {run.ours.label}, {len(found['get'])} batches of {BATCH:,}",
-        ("call", "per key, median", "one by one / bulk"),
+        ("call", "per key, median", "times as long"),
     )
-    for one, many in (("get", "get_many"), ("set", "set_many")):
-        findings.measured[many] = ratios(found[one], found[many])
-        gain = statistics.median(findings.measured[many])
-        table.rows.append((f"{one}, one by one", duration(statistics.median(found[one])), ""))
-        table.rows.append((many, duration(statistics.median(found[many])), f"{gain:.1f}x"))
-    table.notes.append("whole batches timed and divided; reads with the hot layer off (hot_size_limit=0)")
+    singles = {"get": "get, one by one", "set": "set, one by one", PEER_SET: f"{run.peer.label}: set, one by one"}
+    for many, several in (("get_many", ("get",)), ("set_many", ("set", PEER_SET))):
+        table.rows.append((many, duration(statistics.median(found[many])), ""))
+        for one in several:
+            times = f"{statistics.median(ratios(found[one], found[many])):.2f}x"
+            table.rows.append((singles[one], duration(statistics.median(found[one])), times))
+    findings.measured["get_many"] = ratios(found["get"], found["get_many"])
+    findings.measured["set_many"] = ratios(found[PEER_SET], found["set_many"])
+    table.notes.append(
+        "whole batches timed and divided; what is read is not hot (hot_size_limit=0), what is set is new"
+    )
     findings.tables.append(table)
     return findings
