@@ -22,7 +22,7 @@ KEYED = (
     *("__getitem__", "__setitem__", "__delitem__", "__contains__", "_atomic_key"),
     *("_recorded", "_hot_value", "_uncounted", "_put"),
 )
-REFUSED = ("push", "pull", "peek", "peekitem")
+REFUSED = ("push", "pull", "peek", "peekitem", "iterqueue")
 PARTS = ("_session", "_shards", "_rows", "_hot", "_loader", "_hot_get", "_hot_clock", "_clock", "_tier")
 
 

@@ -168,7 +168,7 @@ def test_what_is_none(cache: Cache) -> None:
         with pytest.raises(KeyEncodeError, match="namespace"):
             cache.namespace(name)  # type: ignore[arg-type]
     space = cache.namespace("space")
-    for call in (space.pull, space.peek, space.peekitem):
+    for call in (space.pull, space.peek, space.peekitem, space.iterqueue):
         with pytest.raises(CacheError, match="not there in a namespace"):
             call()
     space[[1, 2]] = "an unhashable key"
