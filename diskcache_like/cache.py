@@ -77,12 +77,14 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
     `hot_encoded`: seal what is in memory, too. `strict`: raise for entries that fail authentication or are damaged
     instead of treating them as missing. `shared`: share the directory with users of its group. `allow_filesystem`:
     accept one on a network file system or a folder of the host, and do not warn of FUSE. `coherence`: 'auto', 'python'
-    or 'native'. `clock`: seconds since 1970. `serializer`: 'msgpack', 'json', 'pickle' or 'arrow', and `compressor`:
-    'none', 'zlib', 'zstd' or 'lz4', recorded when the cache is made. `allow`: classes whose objects count as data in
-    this cache, beside those given to `register`.
+    or 'native'. `generation_slots`: how many words tell processes of changes, when the cache is made. `clock`: seconds
+    since 1970. `mmap`: map arrays that have a file of their own. `remote`: a server, by which several machines share
+    entries. `serializer`: 'msgpack', 'json', 'pickle' or 'arrow', and `compressor`: 'none', 'zlib', 'zstd' or 'lz4',
+    recorded when the cache is made. `allow`: classes whose objects count as data in this cache, beside those given to
+    `register`.
 
     Raises DirectoryError, UnsafeDirectory, ForeignDatabase, DiskCacheDirectory, NewerFormat, OlderFormat, SettingError,
-    SecretError, MissingDependency.
+    SecretError, MissingDependency. Operations of a cache with `remote` also raise RemoteError.
     """
 
     _OPENING = Opening()
@@ -298,7 +300,10 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
         return value
 
     def read(self, key: Any, retry: bool = False) -> Any:
-        """Return a binary file object over the value of `key`; raise KeyError if it is missing or expired."""
+        """Return a binary file object over the value of `key`, or the value itself if it is not bytes.
+
+        The caller closes the file. Raises KeyError if the key is missing or expired.
+        """
         file = self.get(key, ENOVAL, read=True, retry=retry)
         if file is ENOVAL:
             raise KeyError(key)
@@ -469,7 +474,8 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
     ) -> int:
         """Store all items and return how many were stored; those that can never fit the size limit are left out.
 
-        Arguments as for `set`. Each batch of 1,000 per shard is atomic.
+        Arguments as for `set`. Each batch of 1,000 per shard is atomic. A Timeout leaves the batches before it stored,
+        and does not tell how many.
         """
         metadata = self._rows.metadata(expire, pack_tags(tag, tags))
         pairs = items.items() if isinstance(items, Mapping) else items
@@ -518,7 +524,8 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
         `target` may have another codec, other settings, or another number of shards. What it has under the same key is
         replaced. Entries that can never fit its size limit are left out. An entry that is written while this runs may
         be copied as it was before. Named children of a FanoutCache are caches of their own and are not copied. Each
-        batch of 1,000 entries per shard is atomic, and waits for the write lock without limit.
+        batch of 1,000 entries per shard is atomic, and waits for the write lock without limit. Raises DirectoryError if
+        `target` has this cache's directory.
         """
         target = without_face(target)
         if os.path.realpath(target.directory) == os.path.realpath(self.directory):
@@ -696,7 +703,8 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
     def delete_many(self, keys_: Iterable[Any], retry: bool = False) -> int:
         """Remove the entries of the keys and return how many there were.
 
-        Each batch of 1,000 per shard is atomic; on a full disk, where a batch does not fit, each entry is.
+        Each batch of 1,000 per shard is atomic; on a full disk, where a batch does not fit, each entry is. A Timeout
+        leaves the batches before it removed, and does not tell how many.
         """
         removed = 0
         wait = self._wait(retry)
@@ -727,8 +735,10 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
     def namespace(self, name: str) -> Self:
         """Return a view of this cache with a key space of its own, under a name; it has the same memory and limits.
 
-        It has no queues. `clear`, `len`, iteration and `evict` mean its own entries, found by the index of tags.
-        `check`, `close` and other operations on the whole act on this cache, where the view's keys are `NamespacedKey`.
+        It has no queues. `clear`, `len`, iteration and `evict` mean its own entries, found by the index of tags. The
+        names take 200 bytes at most, together with those of the namespaces around it; if longer, it raises
+        KeyEncodeError. `check`, `close` and other operations on the whole act on this cache, where the view's keys are
+        `NamespacedKey`.
         """
         return namespaces.view(self, path_of((name,)))  # type: ignore[no-any-return]  # of this class
 
@@ -742,7 +752,10 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
     # -- the handle -----------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Close every file; the next operation opens them again."""
+        """Flush the write buffer and close every file; the next operation opens them again.
+
+        Raises Timeout if it cannot flush within `timeout` seconds or one second, whichever is longer.
+        """
         self._hot.clear()
         if self._tier is not None:
             self._tier.close()

@@ -279,7 +279,7 @@ class DjangoCache(BaseCache):  # type: ignore[misc]  # Django has no types
         return self._cache.get(self.make_and_validate_key(key, version), default, read, expire_time, tag, retry)
 
     def read(self, key: Any, version: int | None = None) -> Any:
-        """Return a binary file object over the value of `key`; raise KeyError if it is missing or expired."""
+        """Return what `Cache.read` returns for `key`; raise KeyError if it is missing or expired."""
         return self._cache.read(self.make_and_validate_key(key, version))
 
     def set(
@@ -294,7 +294,11 @@ class DjangoCache(BaseCache):  # type: ignore[misc]  # Django has no types
         *,
         tags: Iterable[Any] | None = None,
     ) -> bool:
-        """Store `value` under `key`; return False if it can never fit the size limit. Atomic."""
+        """Store `value` under `key`; return False if it can never fit the size limit. Atomic.
+
+        `timeout`: seconds until it expires, None for never. With `retry=False` also returns False if the write lock is
+        not free in time. Otherwise as `Cache.set`.
+        """
         made = self.make_and_validate_key(key, version)
         return self._cache.set(made, value, self.get_backend_timeout(timeout), read, tag, retry, tags=tags)
 
@@ -403,11 +407,11 @@ class DjangoCache(BaseCache):  # type: ignore[misc]  # Django has no types
         return self._cache.stats(enable, reset)
 
     def create_tag_index(self) -> None:
-        """Make the index that lets `evict` find a tag without reading every entry."""
+        """Set `tag_index` to 1, for programs made for DiskCache. It has no effect: tags are always indexed."""
         self._cache.create_tag_index()
 
     def drop_tag_index(self) -> None:
-        """Drop the tag index."""
+        """Set `tag_index` to 0, for programs made for DiskCache. It has no effect: tags are always indexed."""
         self._cache.drop_tag_index()
 
     def evict(

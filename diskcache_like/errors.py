@@ -71,7 +71,7 @@ class ValueTooLarge(CacheError, ValueError):
 
 
 class ExpiryError(CacheError, ValueError):
-    """An expiry is NaN, infinite in the wrong direction, or not a number of seconds."""
+    """An expiry is NaN, negative, or neither a number of seconds nor a `timedelta`."""
 
 
 class ComputeTimeout(CacheError, TimeoutError):

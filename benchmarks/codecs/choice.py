@@ -140,7 +140,7 @@ RULES = (
         knee,
     ),
     Rule(
-        "balance, values that JSON can say",
+        "balance, values that JSON can represent",
         "the same over records of 1 KB to 100 KB, with codecs of JSON as candidates",
         ("records",),
         TO_100KB,

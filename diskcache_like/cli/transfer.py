@@ -81,7 +81,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     )
     move.add_argument("target", metavar="TARGET", help="the directory to copy to")
     move.add_argument("--shards", type=positive, metavar="N", help="default: as many as DIRECTORY has")
-    move.add_argument("--serializer", metavar="NAME", help="msgpack, json or pickle")
+    move.add_argument("--serializer", metavar="NAME", help="msgpack, json, pickle or arrow")
     move.add_argument("--compressor", metavar="NAME", help="none, zlib, zstd or lz4")
     move.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting; may be repeated")
     move.set_defaults(command=copy)

@@ -33,7 +33,11 @@ class Administration(Tagging, SettingsInForce):
         return removed
 
     def expire(self, now: float | None = None, retry: bool = False) -> int:
-        """Remove every entry that is expired at `now` (default: the present) and return how many; in batches."""
+        """Remove every entry that is expired at `now` and return how many there were. Goes in batches.
+
+        `now`: seconds since 1970, None for the present. Raises ExpiryError for anything else, and Timeout, which
+        carries the count so far.
+        """
         moment: Any = self._session.clock() if now is None else now
         if isinstance(moment, bool) or not isinstance(moment, int | float) or not abs(moment) <= MOMENTS:
             raise ExpiryError(f"now is {now!r}, expected seconds since 1970 or None")
@@ -41,7 +45,10 @@ class Administration(Tagging, SettingsInForce):
         return self._remove_from_all(lambda store: store.remove_selected("expired", lambda: (moment,), wait))
 
     def cull(self, retry: bool = False) -> int:
-        """Remove expired entries, then live ones by policy until the size limit holds; return how many went."""
+        """Remove expired entries, then live ones by policy until the size limit holds; return how many went.
+
+        Goes in batches; a Timeout carries the count so far.
+        """
         return self._remove_from_all(lambda store: store.cull(self._wait_for_all(retry)))
 
     def flush(self, retry: bool = False) -> None:
@@ -77,9 +84,11 @@ class Administration(Tagging, SettingsInForce):
         return [problem for store in self._shards.stores for problem in check_whole(store, verify, fix, wait)]
 
     def stats(self, enable: bool = True, reset: bool = False) -> tuple[int, int]:
-        """Return (hits, misses) of all processes that have added theirs, and switch statistics on or off.
+        """Return (hits, misses) of all processes that have added theirs, and switch counting on or off.
 
-        A process adds its counts with its next write, at its own `stats` and on closing.
+        `enable`: whether reads are counted from now on; this is stored, and so holds for handles that open later.
+        `reset`: begin again at 0. A process adds its counts with its next write, at its own `stats` and on closing.
+        Raises Timeout.
         """
         hits = misses = 0
         for store in self._shards.stores:
@@ -93,7 +102,11 @@ class Administration(Tagging, SettingsInForce):
         return hits, misses
 
     def volume(self) -> int:
-        """Return the bytes in use on disk: database pages that hold something, and value files."""
+        """Return the bytes in use on disk: database pages that hold something, and value files.
+
+        First flushes the write buffer. Raises Timeout if it cannot within `timeout` seconds or a minute, whichever is
+        longer.
+        """
         return sum(store.volume() for store in self._shards.stores)
 
     def rotate(self, new_secret: bytes | str, progress: Callable[[int, int], object] | None = None) -> None:
@@ -108,8 +121,8 @@ class Administration(Tagging, SettingsInForce):
     def train(self, size: int = 64 << 10, retry: bool = False) -> Training:
         """Make a compression dictionary of about `size` bytes from the present entries, for those written later.
 
-        For compressor='zstd'. Older dictionaries stay until no entry needs them. Reads every entry once.
-        Raises TrainingError where there are too few entries.
+        Older dictionaries stay until no entry needs them. Reads every entry once. Raises TrainingError if there are too
+        few entries, `size` is out of range or the compressor is not 'zstd', and Timeout.
         """
         return train(self._session.dictionaries, self._rows.records, size, self._wait_for_all(retry))
 
@@ -124,8 +137,8 @@ class Administration(Tagging, SettingsInForce):
     def reset(self, key: str, value: Any = ENOVAL, update: bool = True) -> Any:
         """Return a setting as stored, or store `value` for it; with `update=False` change this handle only.
 
-        In each case it is in force in this handle from then on. Raises SettingError for what is no setting, or no value
-        of it.
+        In each case it is in force in this handle from then on. Storing waits for the write lock without limit. Raises
+        SettingError for what is no setting, or no value of it.
         """
         if not is_setting(key):
             raise SettingError(unknown(key))

@@ -26,7 +26,11 @@ class Iteration(Tagging):
         return self
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the keys in order of insertion, also expired ones, but not those that are added meanwhile."""
+        """Yield the keys in order of insertion, also expired ones, but not those that are added meanwhile.
+
+        First flushes the write buffer. Raises Timeout if it cannot within `timeout` seconds or a minute, whichever is
+        longer.
+        """
         return self._iterate(reverse=False)
 
     def __reversed__(self) -> Iterator[Any]:
@@ -48,7 +52,7 @@ class Iteration(Tagging):
                     yield key
 
     def iterkeys(self, reverse: bool = False) -> Iterator[Any]:
-        """Yield the keys in sorted order (numbers, text, bytes, the rest), holding all of them in memory."""
+        """Yield the keys, also expired ones, sorted (numbers, text, bytes, the rest); holds all of them in memory."""
         yield from sorted(self._iterate(reverse=False), key=keys.sort_key, reverse=reverse)
 
     @overload
@@ -107,5 +111,8 @@ class Iteration(Tagging):
         return found
 
     def __len__(self) -> int:
-        """Return the number of entries, including expired ones that are not removed yet."""
+        """Return the number of entries, including expired ones that are not removed yet.
+
+        First flushes the write buffer, as iteration does.
+        """
         return sum(store.count() for store in self._shards.stores)

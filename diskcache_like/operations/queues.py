@@ -43,7 +43,9 @@ class Queues(Parts):
     ) -> Any:
         """Append `value` to one side of the queue called `prefix` and return its key. Atomic.
 
-        Queue keys are equal to no key of the user's. Returns None where a Timeout is not raised (FanoutCache).
+        `side`: 'back' or 'front'. Other arguments as for `set`. Queue keys are equal to no key of the user's. Raises
+        ValueTooLarge if the value can never fit the size limit, and Timeout, instead of which a FanoutCache returns
+        None.
         """
         rows = self._rows
         store = rows.queue_store(prefix)

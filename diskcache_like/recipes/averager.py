@@ -12,7 +12,10 @@ from ..entries.row_codec import Expiry
 
 
 class Averager:
-    """Keep a running average under one key of a cache."""
+    """Keep a running average under one key of a cache.
+
+    `expire`: seconds from each `add` until it begins anew, None for never. Writes wait for the lock without limit.
+    """
 
     def __init__(self, cache: Cache, key: Any, expire: Expiry | None = None, tag: Any = None) -> None:
         self._cache = cache

@@ -181,7 +181,7 @@ PROOFS = {
     ),
     "renewals-unheld": Proof(
         2,
-        "control: nobody holds what is computed",
+        "nobody holds what is computed",
         renew_together,
         finds=r"AssertionError: key \d+ was computed [2-8] times",
     ),

@@ -67,7 +67,7 @@ def matrix() -> Matrix:
 
 
 def chosen(matrix: Matrix) -> dict[str, Subject]:
-    short = {"balance, values that JSON can say": "json", "many small values that resemble each other": "many"}
+    short = {"balance, values that JSON can represent": "json", "many small values that resemble each other": "many"}
     return {
         short.get(one.rule.goal, one.rule.goal).partition(",")[0]: one.chosen.subject for one in recommendations(matrix)
     }
