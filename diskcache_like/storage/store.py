@@ -150,7 +150,7 @@ class Store:
         if ring is not None and not ring.waiting() and ring.is_closed():
             session.follow()  # waits until the other thread has opened the ring in use
             ring = session.ring
-        if ring is not None and ring.waiting() and not session.lock.locked_by_me():
+        if ring is not None and ring.waiting():
             may_block()
             for attempt in self.attempts():
                 with attempt, self.locked(timeout):

@@ -27,12 +27,21 @@ SHORTEST, LONGEST = 20e-6, 2e-3  # seconds between them
 
 
 class Handler:
-    """What a signal handler does with the cache: it is done, or it is refused by TransactionError."""
+    """What a signal handler does with the cache: it is done, or it is refused by TransactionError.
 
-    def __init__(self, cache: Cache, account: Account) -> None:
-        self._cache, self._account = cache, account
-        self.calls = self.refused = 0
+    It always finds what `other`, another handle of the cache, wrote last.
+    """
+
+    def __init__(self, cache: Cache, other: Cache, account: Account) -> None:
+        self._cache, self._other, self._account = cache, other, account
+        self.newest = self.calls = self.refused = 0
         self.errors: list[BaseException] = []
+        self.write()
+
+    def write(self) -> None:
+        """Have the other handle write, so that something waits in the write buffer; no handler may run meanwhile."""
+        self.newest += 1
+        self._other.set("newest", self.newest, retry=True)
 
     def __call__(self, *where: object) -> None:
         """Read and write; note what went wrong, with the place."""
@@ -50,6 +59,7 @@ class Handler:
         cache = self._cache
         self.calls += 1
         assert cache.get("of the parent") == "value"
+        assert cache.get("newest") == self.newest
         cache._hot.discard("of the parent")  # the next one reads it from the database
         try:
             kept = cache.set(("by a handler", self.calls % 7), self.calls) or "a set was given up"
@@ -171,19 +181,22 @@ READS = ("cold reads", "iteration")  # calls that neither write nor open anythin
 
 
 def judge(cache: Cache, handler: Handler) -> None:
-    """Raise what went wrong in the handler, and see that the cache still counts its entries rightly."""
+    """Raise what went wrong in the handler, and see that the cache still reads and counts its entries rightly."""
     if handler.errors:
         raise handler.errors[0]
+    assert cache["newest"] == handler.newest
     assert len(cache) == len(list(cache)), f"{len(list(cache))} entries are counted as {len(cache)}"
 
 
 def interrupt_everywhere(name: str, part: int, scene: Scene) -> dict[str, int]:
     """Interrupt a call at every `PARTS`-th line, from that numbered `part` on."""
     call = CALLS[name]
-    with scene.open(timeout=PATIENCE) as cache:
-        handler = Handler(cache, scene.accounts[HANDLER])
+    with scene.open(timeout=PATIENCE) as cache, scene.open() as other:
+        handler = Handler(cache, other, scene.accounts[HANDLER])
         call(cache, scene.accounts[MAIN])
         for number in count(1 + part, PARTS):
+            if name not in READS:
+                handler.write()
             tracer = AtLine(number, handler)
             with traced(tracer):
                 call(cache, scene.accounts[MAIN])
@@ -196,8 +209,8 @@ def interrupt_everywhere(name: str, part: int, scene: Scene) -> dict[str, int]:
 
 def interrupt_at_any_time(scene: Scene) -> dict[str, int]:
     """Make all the calls, while signals come at random."""
-    with scene.open(timeout=PATIENCE) as cache:
-        handler = Handler(cache, scene.accounts[HANDLER])
+    with scene.open(timeout=PATIENCE) as cache, scene.open() as other:
+        handler = Handler(cache, other, scene.accounts[HANDLER])
 
         def handle(number: int, frame: FrameType | None) -> None:
             handler(frame)
@@ -207,6 +220,9 @@ def interrupt_at_any_time(scene: Scene) -> dict[str, int]:
         signal.signal(signal.SIGALRM, handle)
         signal.setitimer(signal.ITIMER_REAL, SHORTEST)
         while handler.calls < SIGNALS and not handler.errors:
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
+            handler.write()
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
             scene.draw.choice(list(CALLS.values()))(cache, scene.accounts[MAIN])
         signal.setitimer(signal.ITIMER_REAL, 0)
         judge(cache, handler)

@@ -23,12 +23,13 @@ from .session import ShardSession
 PAGE_OF_ENTRIES = 512
 QUEUE_BOUND = 1 << 62  # of the numbers of a queue; what is beyond, or no number, was planted and is passed over
 _EPOCH, _TICK, _BUFFER = Header.EPOCH, Header.TICK, Header.BUFFER  # for the hot path
-# Statements that need no flush: about single keys, which are looked for in the write buffer before; about the volume,
-# which one shard asks of another while it holds its own lock, so that two would wait for each other; and about a file,
-# since nothing that waits has one, and who asks may do so because the database cannot be written.
+# Statements that need no flush: about single keys, which are looked for in the write buffer before; about settings,
+# which never wait; about the volume, which one shard asks of another while it holds its own lock, so that two would
+# wait for each other; and about a file, since nothing that waits has one, and who asks may do so because the database
+# cannot be written.
 _WITHOUT_FLUSH = frozenset(
     {sql.SELECT_V, sql.SELECT_MANY, sql.SELECT_PROBES, sql.SELECT_VERSIONED, sql.SELECT_UNTIL, sql.SELECT_WHOLE}
-    | {sql.SELECT_SETTING, sql.PAGE_COUNT, sql.FREE_PAGES, sql.FILE_TOTALS, sql.KNOWN_FILE}
+    | {sql.SELECT_SETTING, sql.SELECT_DICTIONARY_NAMES, sql.PAGE_COUNT, sql.FREE_PAGES, sql.FILE_TOTALS, sql.KNOWN_FILE}
 )
 
 
@@ -46,8 +47,7 @@ class Reader:
         session = self._session
         if token_word[0] != session.token or session.header[_BUFFER] != session.buffer:
             session.catch_up()
-        txn = self._connection.txn  # once: another thread may end it at any time
-        if txn is not None and txn.reads_here():
+        if self._connection.txn is not None and self._is_in_transaction():
             return _first(*self._connection.select(sql.SELECT_V, (h,)))
         ring, pool = session.ring, session.pool
         found = session.buffered(h, stored) if ring is not None and ring.has(h) else None
@@ -105,7 +105,7 @@ class Reader:
         session.catch_up()
         if session.ring is not None and statement not in _WITHOUT_FLUSH:
             self.flush()
-        if self._connection.callers_transaction() is not None:
+        if self._is_in_transaction():
             return self._connection.select(statement, parameters)
         pool, cursor = session.pool, None
         try:
@@ -174,10 +174,16 @@ class Reader:
 
     def buffered(self, h: int, stored: bytes) -> Written | None:
         """Return what the write buffer has of a key; nothing within the caller's transaction, which began with none."""
-        session = self._session
-        session.catch_up()
-        txn = self._connection.txn
-        return None if txn is not None and txn.reads_here() else session.buffered(h, stored)
+        self._session.catch_up()
+        return None if self._is_in_transaction() else self._session.buffered(h, stored)
+
+    def _is_in_transaction(self) -> bool:
+        """Tell whether a read belongs to the transaction that is open.
+
+        It does not if a signal handler has interrupted a flush, whose transaction lacks what waits.
+        """
+        txn, ring = self._connection.callers_transaction(), self._session.ring
+        return txn is not None and (txn.entered or ring is None or not ring.waiting())
 
     def scan(self, reverse: bool = False) -> Iterator[tuple[int, bytes, bytes | None]]:
         """Return an iterator of (h, stored key, original key) in order of insertion, but not of what is inserted later.
