@@ -309,8 +309,7 @@ def _check_totals(store: Store, fix: bool, timeout: float | None, found: _Findin
         if size != real_size:
             found.add(f"{store.path}: total says {size} bytes in value files, there are {real_size}")
             if fix:
-                store.connection.execute(sql.SET_FILES, (real_size,))
-                store.connection.note_inserted()
+                store.connection.put_file_total(real_size)
         # Not store.count(), which takes the lock held here to find out a count that is unknown.
         count = store.session.header[Header.COUNT]
         if store.connection.txn is None and count not in (UNCOUNTED, real_count):

@@ -207,8 +207,6 @@ class Transactions:
         if txn is not None or header[_SETTLED] != header[_TICK]:  # else this hold has written nothing yet
             header[_COUNT] = UNCOUNTED
         connection.roll_back()
-        if connection.raw is not None:
-            connection.note_inserted()
         session.generations.recover()
         if txn is not None:
             txn.ended = True

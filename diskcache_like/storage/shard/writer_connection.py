@@ -155,6 +155,11 @@ class WriterConnection:
             self.txn.names.add(name)
         self.execute(sql.DROP_SETTING, (name,))
 
+    def put_file_total(self, size: int) -> None:
+        """Store how many bytes all value files have."""
+        self.execute(sql.SET_FILES, (size,))
+        self.note_inserted()
+
     def note_inserted(self) -> None:
         """Ask SQLite which rowid it inserted last: it counts failed statements and other tables too."""
         with suppress(sqlite3.Error):  # it reads no page, so this is a connection that can do nothing any more
@@ -175,13 +180,16 @@ class WriterConnection:
         """End SQLite's transaction, if there is one."""
         self._indexes.clear()  # one may have been made in this transaction
         raw = self.raw
-        if raw is None or not raw.in_transaction:
+        if raw is None:
             return
         try:
-            self.execute("ROLLBACK")
+            if raw.in_transaction:
+                self.execute("ROLLBACK")
         except CacheError:  # as where the directory is gone; closing ends it too, and the next write opens another
             self.forget()
             raw.close()
+        else:
+            self.note_inserted()  # which a rollback does not change
 
     def callers_transaction(self) -> Transaction | None:
         """Return the open transaction if reads of the calling task belong to it."""

@@ -55,7 +55,7 @@ class Remover:
             for name in schema.ON_EACH_DELETE:
                 execute(f"DROP TRIGGER {name}")
             self._connection.walk(sql.TRASH_ALL)
-            execute(sql.SET_FILES, (0,))
+            self._connection.put_file_total(0)
             execute(sql.UNTAG_ALL)
             removed = execute(sql.DELETE_ALL).rowcount
             for trigger in schema.ON_EACH_DELETE.values():
