@@ -60,6 +60,7 @@ from .replacement import replace_unreadable
 
 ROOM: int = 64 << 20  # bytes of free disk below which no write waits
 NO_RING = 1  # as the number of a write buffer: there is none
+BEGINNING = (1 << 64) - 1  # that of one that is being begun: it is nobody's, so that all handles look again
 MAX_COUNTED = 1 << 62
 FARTHEST = 1 << 53  # microseconds from 1970 to 2255: no clock was that far ahead, so an entry from then is damaged
 _COUNTED = (
@@ -236,7 +237,7 @@ def _begun(ring: Ring, path: str, config: Config, opened: Opened) -> Ring | None
     generations = opened.generations
     header = generations.header
     mark = _stored_mark(opened)
-    header[Header.BUFFER] = 0
+    header[Header.BUFFER] = BEGINNING
     was_settled = header[Header.SETTLED] == header[Header.TICK]
     tick = generations.next_tick()
     generations.begin_all(tick)  # what others keep hot may be from a ring that is gone
