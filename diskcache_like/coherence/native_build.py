@@ -364,6 +364,7 @@ static long dl_gather(const dl_shard *shard, dl_newest *found, size_t room, uint
             where = found[table[slot] - 1].offset % capacity;
             memcpy(&other, shard->content + where, sizeof other);
             if (other.h == header.h && other.key_size == header.key_size
+                && where + sizeof other + other.key_size <= capacity /* others may change it meanwhile */
                 && !memcmp(shard->content + where + sizeof other, key, header.key_size)) {
                 dl_newest *newest = found + table[slot] - 1;
                 if (other.kind == 0) /* a removal */

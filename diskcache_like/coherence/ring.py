@@ -556,11 +556,16 @@ class Ring:
         words[Word.FLUSHED] = mark.flushed
 
     def drop(self, mark: Mark) -> None:
-        """Forget everything up to a mark at HEAD that the database has by now; the lock is held."""
+        """Forget everything up to a mark at HEAD that the database has by now; the lock is held.
+
+        FLOOR comes first: ahead of FLUSHED it is no sound word, so that the next holder takes the ring over by the
+        mark if this one dies in between.
+        """
         words = self.words
+        words[Word.FLOOR] = words[Word.HEAD]
         words[Word.DONE] = words[Word.HEAD]
         self.follow(mark)
-        words[Word.FLUSHED] = words[Word.FLOOR] = words[Word.HEAD]
+        words[Word.FLUSHED] = words[Word.HEAD]
 
     def wipe(self) -> None:
         """Overwrite everything; the lock is held, and everything is flushed."""
