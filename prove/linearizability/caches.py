@@ -31,6 +31,7 @@ from tests.support.broken_writers import sabotage
 from tests.support.workers import Crew, Worker
 
 from ..proof import Proof, Trial
+from .checker import Undecided
 from .clients import (
     PHASES,
     THREADS,
@@ -297,8 +298,12 @@ def judge(
     trial.count("of them begun while another ran", at_once(recorded))
     if cancelled := sum(each.cancelled for each in recorded):
         trial.count("cancellations", cancelled)
-    raised = [f"{each.call} raised {each.answer.error}" for each in recorded if isinstance(each.answer, Raised)]
-    for text in raised or find(recorded, places):
+    texts = [f"{each.call} raised {each.answer.error}" for each in recorded if isinstance(each.answer, Raised)]
+    try:
+        texts = texts or find(recorded, places)
+    except Undecided:
+        trial.count("histories with too many orders to try all")
+    for text in texts:
         trial.violation(f"{text}\nhandles: {', '.join(map(str, handles))}\nshards: {dict(places)}")
 
 

@@ -16,7 +16,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 State = tuple[Any, ...]  # hashable
+MOST: int = 2_000_000  # configurations that are looked at, which takes a minute; the search is exponential at worst
 Effect = Callable[[State], Iterable[tuple[State, bool]]]
+
+
+class Undecided(Exception):
+    """A history has so many orders that they were not all tried, and none that was explains it."""
 
 
 class Operation(NamedTuple):
@@ -37,7 +42,10 @@ class Refutation(NamedTuple):
 
 
 def refuted(operations: Sequence[Operation], initial: State) -> Refutation | None:
-    """Return None if the operations have an order that explains all answers; else where the search ended."""
+    """Return None if the operations have an order that explains all answers; else where the search ended.
+
+    Raises Undecided after `MOST` configurations.
+    """
     order = sorted(range(len(operations)), key=lambda index: (_is_pending(operations[index]), operations[index].called))
     bits = {index: 1 << bit for bit, index in enumerate(order)}
     closing = [sum(bits[index] for index in operations[each].closed_by or ()) for each in order]
@@ -73,6 +81,8 @@ class _Search:
             done, state = configuration
             if done & everything == everything:
                 return None
+            if len(seen) > MOST:
+                raise Undecided
             if (done & everything).bit_count() > (furthest[0] & everything).bit_count():
                 furthest = configuration
             for following in self._following(done, state):

@@ -19,7 +19,7 @@ from diskcache_like.coherence import ring
 from diskcache_like.coherence.atomics import Words
 from diskcache_like.encoding.made_keys import NamespacedKey
 from tests.support.sample_writes import FAR
-from tests.support.workers import PATIENCE, Link
+from tests.support.workers import JUDGING, PATIENCE, Link
 
 from . import structure_calls
 from .histories import Call, Tags
@@ -317,7 +317,7 @@ def serve(link: Link, directory: Path, shards: int, spoil: Callable[[Cache], Non
     handles = Handles(directory, shards, spoil)
     with contextlib.closing(Gate(directory / "gate")) as gate:
         link.tell("ready")
-        while (batch := link.hear()) is not None:
+        while (batch := link.hear(JUDGING)) is not None:
             link.tell(together(handles[batch.handle], gate, batch))
     handles.close()
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Self
 from diskcache_like import Cache
 from diskcache_like.coherence.atomics import Words
 from tests.support.statement_hooks import watch
-from tests.support.workers import PATIENCE, Link
+from tests.support.workers import JUDGING, PATIENCE, Link
 
 from .clients import THREADS, Gate, Handle, Handles, Lingering, answer_of, at_once, play
 from .histories import PENDING, Call, Recorded
@@ -158,7 +158,7 @@ def live(link: Link, directory: Path, shards: int, spoil: Callable[[Cache], None
 
     handles = Handles(directory, shards, partial(prepare, spoil=spoil, fuse=fuse))
     with contextlib.closing(Gate(directory / "gate")) as gate, ThreadPoolExecutor(THREADS) as pool:
-        while (told := link.hear()) is not None:
+        while (told := link.hear(JUDGING)) is not None:
             cache = handles[told.handle]
             if isinstance(told, Look):
                 link.tell(play(cache, told.calls))

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, cast
 
-from tests.support.workers import Link
+from tests.support.workers import JUDGING, Link
 
 from ..linearizability.killed_clients import Diary
 from .history import NEVER, Kind, Operation, Outcome
@@ -92,7 +92,7 @@ def live(link: Link, process: int, product: Product) -> None:
     """Play one part after the other, until the other side ends or this process is killed."""
     product.spoil()
     number = 0
-    while (part := link.hear()) is not None:
+    while (part := link.hear(JUDGING)) is not None:
         with closing(Diary(part.diary)) as diary, product.open(part.place) as tier:
             player = Player(tier, product, part, process * NUMBERS + number, diary)
             link.tell(READY)

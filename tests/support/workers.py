@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 PATIENCE = 60.0  # seconds after which a test gives up on another process; no test waits for it to pass
+JUDGING = 600.0  # seconds for which a worker waits for its next task, while what it did is judged, which may take long
 
 CONTEXT = multiprocessing.get_context("forkserver")
 _SUPPORT = [f"tests.support.{name}" for name in ("other_systems", "cache_kinds", "workers")]  # the first before all
@@ -27,7 +28,7 @@ CONTEXT.set_forkserver_preload(["pytest", *_SUPPORT])
 
 
 class Silence(AssertionError):
-    """The other side said nothing for `PATIENCE` seconds."""
+    """The other side said nothing for too long."""
 
 
 class Gone(AssertionError):
@@ -47,10 +48,10 @@ class Link:
         """Send a message; its arrival lets a `hear` of the other side go on."""
         self.connection.send(message)
 
-    def hear(self) -> Any:
-        """Wait for a message and return it."""
-        if not self.connection.poll(PATIENCE):
-            raise Silence(f"the other process said nothing for {PATIENCE:.0f} s")
+    def hear(self, patience: float = PATIENCE) -> Any:
+        """Wait for a message, so many seconds at most, and return it."""
+        if not self.connection.poll(patience):
+            raise Silence(f"the other process said nothing for {patience:.0f} s")
         return self.connection.recv()
 
     def asked(self) -> bool:
@@ -184,10 +185,10 @@ class _WorkerLink(Link):
         except LOST:
             raise _TestEnded from None
 
-    def hear(self) -> Any:
-        signal.alarm(int(2 * PATIENCE))
+    def hear(self, patience: float = PATIENCE) -> Any:
+        signal.alarm(int(patience + PATIENCE))
         try:
-            return super().hear()
+            return super().hear(patience)
         except LOST:
             raise _TestEnded from None
 
@@ -334,6 +335,7 @@ class Forked(Worker):
 
 
 __all__ = [
+    "JUDGING",
     "PATIENCE",
     "Crew",
     "Forked",

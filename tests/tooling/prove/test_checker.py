@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 
 from diskcache_like import Cache
 from diskcache_like.operations.queues import QUEUE_START
-from prove.linearizability import structure_calls
-from prove.linearizability.caches import EVERYDAY, WHOLE, Draw, Weights, places_of, recorded
-from prove.linearizability.checker import Operation, State, refuted
+from prove.linearizability import checker, structure_calls
+from prove.linearizability.caches import EVERYDAY, WHOLE, Draw, Weights, judge, places_of, recorded
+from prove.linearizability.checker import Operation, State, Undecided, refuted
 from prove.linearizability.clients import RUN, Cancelled, Handle, Raised, opened, play
 from prove.linearizability.deques_and_indexes import DEQUE, INDEX
 from prove.linearizability.histories import PENDING, Call, Piece, Place, Recorded, changes, parts, violations
+from prove.proof import Trial
 
 ONE: dict[Place, int] = {"k": 0, "l": 0, "q": 0}
 TWO: dict[Place, int] = {"k": 0, "l": 1, "q": 0}  # places in two shards
@@ -642,3 +643,15 @@ def test_every_kind_of_operation_is_drawn_and_played() -> None:
     drawn = {f"deque.{name}" for name in DEQUE} | {f"index.{name}" for name in INDEX}
     assert drawn | {"deque.limit"} == set(structure_calls.RUN)
     assert set(EVERYDAY) < set(RUN)
+
+
+def test_a_history_with_too_many_orders_is_counted_and_is_no_violation(monkeypatch: pytest.MonkeyPatch) -> None:
+    tangled = told(*((0, 9, ("set", "k", each, ()), True) for each in range(8)), (10, 11, GET, "never set"))
+    assert violations(tangled, ONE)
+    monkeypatch.setattr(checker, "MOST", 20)
+    with pytest.raises(Undecided):
+        violations(tangled, ONE)
+    with Trial(7, 0.0) as trial:
+        judge(trial, tangled, ONE, [])
+        assert trial.findings.violations == []
+        assert trial.findings.counts["histories with too many orders to try all"] == 1
