@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from struct import pack_into, unpack_from
 from typing import Any
@@ -32,6 +32,7 @@ from diskcache_like import (
     SettingError,
     StorageError,
     Timeout,
+    TransactionError,
 )
 from diskcache_like.coherence.generations import Header
 from diskcache_like.coherence.ring import PAGE, SMALLEST, Mark, Ring, Word
@@ -42,6 +43,7 @@ from diskcache_like.storage.shard.session import ShardSession
 from diskcache_like.storage.shard.writer_connection import WriterConnection
 from diskcache_like.storage.sqlite import statements
 from diskcache_like.storage.store import Store
+from diskcache_like.storage.upkeep import bulk_removal
 from diskcache_like.storage.upkeep.trash import GRACE
 from diskcache_like.storage.write_buffer import WriteBuffer
 from diskcache_like.system.blocking import WouldBlock
@@ -299,6 +301,19 @@ class DyingAtHead:
         if index == Word.HEAD:
             die()
         self.words[index] = value
+
+
+class DyingAfter(DyingAtHead):
+    """Words of a ring whose writer is killed right after a store to one of them."""
+
+    def __init__(self, words: Any, last: int) -> None:
+        super().__init__(words)
+        self.last = last
+
+    def __setitem__(self, index: int, value: int) -> None:
+        self.words[index] = value
+        if index == self.last:
+            die()
 
 
 @pytest.mark.parametrize("value", ["small", "large" * 4000])
@@ -1417,16 +1432,17 @@ def test_what_was_deleted_in_spite_of_damage_stays_deleted(tmp_path: Path, flush
 
 
 @may_be_emptied
-@pytest.mark.parametrize("planted", ["tick", "tags"])
+@pytest.mark.parametrize("planted", ["tick", "tick of a row", "tags"])
 def test_a_planted_record_that_sqlite_cannot_take_stops_nothing(cache: Cache, other: Cache, planted: str) -> None:
     cache["a"] = 1
+    other["b"] = other["c"] = 1  # so that the helper gathers what it flushes
     ring = ring_of(cache)
     at = PAGE + ring.words[Word.HEAD] % SIZE
-    cache.set("key", 1, tag="a")
+    cache.set("key", 1, tag=None if planted == "tick" else "a")
     record = bytearray(ring._bytes[at : PAGE + ring.words[Word.HEAD] % SIZE])
     key_size, v_size, _, tags_size = (unpack_from("<i", record, place)[0] for place in (32, 40, 44, 48))
-    size = 80 + key_size + v_size + tags_size
-    if planted == "tick":
+    size = 80 + key_size + v_size + max(tags_size, 0)
+    if planted != "tags":
         pack_into("<Q", record, 8, (1 << 64) - 1)
     else:
         record[size - 1] = 255  # the last byte of the tags
@@ -1671,3 +1687,168 @@ def test_who_finds_the_shard_made_under_the_lock_settles_no_slot_of_a_writer(
         assert second.get("key") is None
         assert slots[3] & 1
     slots[3] += 1
+
+
+# -- a signal handler in the middle of a flush ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def interrupt(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Any]], None]:
+    """Return what has a function called, as a signal handler would, in the middle of each flush."""
+
+    def interrupt(handler: Callable[[], Any]) -> None:
+        write = WriteBuffer._write
+
+        def interrupted(self: WriteBuffer, net: Any) -> None:
+            handler()
+            write(self, net)
+
+        monkeypatch.setattr(WriteBuffer, "_write", interrupted)
+
+    return interrupt
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        Cache.get,
+        Cache.__getitem__,
+        lambda cache, key: cache.get_entry(key).value,
+        lambda cache, key: cache.get_many([key])[key],
+    ],
+)
+def test_a_handler_that_interrupts_a_flush_reads_what_waits(
+    cache: Cache, other: Cache, interrupt: Callable[..., None], read: Callable[[Cache, str], Any]
+) -> None:
+    cache["key"] = "old"
+    cache.flush()
+    other["key"] = "new"
+    cache._hot.clear()
+    seen: list[Any] = []
+    interrupt(lambda: seen.append(read(cache, "key")))
+    cache.flush()
+    assert seen == ["new"]
+    assert cache["key"] == "new"
+
+
+@pytest.mark.parametrize("look", [len, list, Cache.volume, lambda cache: list(cache.keys(tags=["a"]))])
+def test_a_handler_that_interrupts_a_write_is_refused_what_needs_the_rows(
+    cache: Cache, other: Cache, interrupt: Callable[..., None], look: Callable[[Cache], Any]
+) -> None:
+    """They would be without what waits."""
+    other.set("key", "new", tag="a")
+    refused: list[BaseException] = []
+
+    def handler() -> None:
+        with pytest.raises(TransactionError, match="signal handler") as error:
+            look(cache)
+        refused.append(error.value)
+
+    interrupt(handler)
+    cache.flush()
+    assert len(refused) == 1
+    assert look(cache)
+
+
+# -- the count of entries ---------------------------------------------------------------------------------------------
+
+
+def set_some(cache: Cache) -> None:
+    for key in range(3):
+        cache.set(key, key, expire=1000)
+
+
+def test_what_is_overwritten_after_a_clear_of_many_is_not_counted_again(
+    cache: Cache, other: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bulk_removal, "MANY", 0)
+    cache["key"] = 1
+    cache.clear()
+    set_some(other)
+    assert len(other) == 3
+    set_some(cache)
+    assert (len(cache), cache.check()) == (3, [])
+
+
+def test_what_is_overwritten_after_an_interrupted_flush_is_not_counted_again(
+    cache: Cache, other: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = WriterConnection.execute_many
+
+    def interrupted(self: WriterConnection, statement: str, rows: Any) -> Any:
+        done = real(self, statement, rows)
+        if statement == statements.UPSERT_FLUSHED:
+            raise KeyboardInterrupt
+        return done
+
+    for key in range(9):
+        cache[f"plain {key}"] = key
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(WriterConnection, "execute_many", interrupted)
+        cache.flush()
+    other.flush()
+    set_some(other)
+    assert len(other) == 12
+    set_some(cache)
+    assert (len(cache), cache.check()) == (12, [])
+
+
+# -- who dies between two stores --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("given", [{"write_buffer": 0}, {"durability": "power"}])
+def test_a_handle_without_a_buffer_sees_what_waits_while_it_is_begun_anew(
+    tmp_path: Path, given: dict[str, Any]
+) -> None:
+    def work() -> Cache:
+        cache = Cache(tmp_path, **SMALL)
+        cache["first"] = cache["key"] = "waits"
+        write_buffer.BATCH = 1
+        Ring.flushed = die  # type: ignore[method-assign,assignment]
+        cache.flush()
+        return cache
+
+    def begin() -> Cache:
+        opener.take_over = die  # type: ignore[assignment]
+        return Cache(tmp_path, **SMALL)
+
+    with Cache(tmp_path, **given) as first:
+        first["key"] = "old"
+        killed(work)
+        killed(begin)
+        assert first["key"] == "waits"
+        first["key"] = "newer"
+        with Cache(tmp_path, **SMALL) as second:
+            assert second["key"] == "newer"
+
+
+@pytest.mark.parametrize("word", ["FLOOR", "DONE", "FLUSHED_LAST", "LAST", "FLUSHED"])
+def test_whoever_is_killed_as_a_clear_forgets_what_waited_has_cleared_it(tmp_path: Path, word: str) -> None:
+    def work() -> Cache:
+        cache = Cache(tmp_path, **SMALL)
+        cache["flushed"] = 1
+        cache.flush()
+        cache["waits"] = 2
+        drop = Ring.drop
+
+        def dying(self: Ring, mark: Mark) -> None:
+            self.words = DyingAfter(self.words, getattr(Word, word))  # type: ignore[assignment]
+            drop(self, mark)
+
+        Ring.drop = dying  # type: ignore[method-assign]
+        cache._shards.stores[0].writer.buffer.discard()
+        return cache
+
+    with Cache(tmp_path, **SMALL) as cache:
+        killed(work)
+        cache["another"] = 3
+        assert [cache.get(key) for key in ("flushed", "waits", "another")] == [None, None, 3]
+        assert (len(cache), list(cache), cache.check()) == (1, ["another"], [])
+
+
+def test_values_are_compressed_while_others_wait(tmp_path: Path) -> None:
+    """Which dictionaries there are is looked up under the lock, and flushes nothing."""
+    with ExitStack() as stack:
+        caches = [stack.enter_context(Cache(tmp_path, compressor="zstd", **SMALL)) for _ in range(5)]
+        for count, cache in enumerate(caches):
+            assert cache.incr("large", 10**1000) == 10**1000 * (count + 1)
