@@ -107,9 +107,7 @@ FLAWS = {
 }
 
 
-def flawed(
-    product: Product, spoils: Mapping[str, Callable[[], None]], promise: int, machines: int = 2, processes: int = 3
-) -> dict[str, Proof]:
+def flawed(product: Product, spoils: Mapping[str, Callable[[], None]], promise: int) -> dict[str, Proof]:
     """Return a control for each flaw that somebody knows how to make, by a function called in each process."""
     return {
         f"remote-{name}": Proof(
@@ -117,8 +115,6 @@ def flawed(
             FLAWS[name].what,
             SharedServer(
                 product._replace(spoil=spoil),
-                machines,
-                processes,
                 faults=FLAWS[name].faults,
                 longest=FLAWS[name].longest,
                 gap=FLAWS[name].gap,

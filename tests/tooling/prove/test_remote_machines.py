@@ -19,12 +19,10 @@ from prove.remote.faults import ALL, calm_after, drawn, lanes, let_happen
 from prove.remote.grounds import Case, Grounds
 from prove.remote.history import NEVER
 from prove.remote.judges import BACK, INEXACT, STALE, UNSEEN, UNWRITTEN, violations
-from prove.remote.machines import FLAWS, SharedServer, flawed
+from prove.remote.machines import SharedServer
 from prove.remote.stand_in import AT_SERVER, STAND_IN, StandIn
 from prove.runner import Runner
 from tests.support.redis_servers import awaited
-
-from .small_tier import SMALL, SPOILS
 
 LONG = 30.0
 SETTINGS = Settings(0.0, 0.25, "raise")
@@ -89,22 +87,6 @@ def test_what_only_faults_show_is_found(product: Product, spoil: Any, faults: st
         )(trial)
         texts = [text for _, text in trial.findings.violations]
     assert any(map(proof.sought, texts)), texts
-
-
-@pytest.mark.parametrize("name", FLAWS)
-def test_each_part_of_the_protocol_is_missed_when_it_is_left_out(name: str) -> None:
-    """The same protocol holds with all of its parts, as the next test shows."""
-    (proof,) = flawed(SMALL, {name: SPOILS[name]}, 1, machines=3, processes=1).values()
-    with Trial(7, 0.0) as trial:
-        trial.sought, trial.patience = proof.sought, proof.patience
-        proof.run(trial)
-        assert any(proof.sought(text) for _, text in trial.findings.violations)
-
-
-def test_the_protocol_holds_under_all_faults() -> None:
-    with Trial(7, 5.0) as trial:
-        SharedServer(SMALL, machines=3, processes=1, bounds=(0.05, 0.15), on_error=("raise",))(trial)
-        assert trial.findings.violations == []
 
 
 def test_the_server_by_itself_holds_under_all_faults() -> None:
