@@ -59,6 +59,15 @@ def test_a_restarted_server_is_empty_and_at_the_same_place(server: RedisServer) 
         assert client.ping()
 
 
+def test_a_server_that_followed_another_one_is_empty_when_it_is_restarted() -> None:
+    with redis_server() as primary, redis_server() as replica:
+        primary.ask("SET", "key", "value")  # before the first copy
+        replica.follow(primary)
+        replica.promote()
+        replica.restart()
+        assert replica.ask("DBSIZE") == 0
+
+
 def test_a_server_takes_options() -> None:
     with redis_server({"maxmemory": "10mb", "tracking-table-max-keys": "10"}) as server:
         assert server.ask("CONFIG", "GET", "maxmemory") == {b"maxmemory": str(10 << 20).encode()}

@@ -203,6 +203,7 @@ class RedisServer:
         """Start the process; tell whether it comes to answer rather than to end."""
         self.socket.unlink(missing_ok=True)
         (self.directory / "log").unlink(missing_ok=True)
+        (self.directory / "dump.rdb").unlink(missing_ok=True)  # the copy that a replica was sent, which a start loads
         port = {"tls-port": str(self.port), "port": "0"} if self.certificates else {"port": str(self.port)}
         lines = [(name, value) for name, text in {**port, **self.options}.items() for value in text.splitlines()]
         configuration = self.directory / "redis.conf"
