@@ -14,7 +14,7 @@ import pytest
 from diskcache_like import Cache, CorruptDatabaseWarning, EmptyDirWarning, StorageError, UnknownFileWarning
 from diskcache_like.coherence.generations import Header
 from diskcache_like.storage import check as checking
-from diskcache_like.storage.sqlite.schema import ON_TAGGED_UPDATE
+from diskcache_like.storage.sqlite.schema import ENTRY, ON_TAGGED_UPDATE, difference_of
 from diskcache_like.storage.upkeep.trash import GRACE, Trash
 
 from ..support.cache_kinds import Clock, Opener, exact, one, only
@@ -63,6 +63,12 @@ def test_each_kind_of_damage_is_found_and_mended(open_cache: Opener) -> None:
     assert messages(cache) == []
     assert list(cache) == ["four"]
     assert value_files(cache) == []
+
+
+def test_a_name_in_the_schema_that_is_bytes_is_a_difference() -> None:
+    """As a flipped bit in the type of a column makes it."""
+    rows: list[Any] = [("table", "entry", ENTRY), ("index", b"entry_expire", None)]
+    assert "unexpected: [\"b'entry_expire'\"]" in str(difference_of(rows))
 
 
 @one

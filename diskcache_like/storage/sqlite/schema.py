@@ -199,7 +199,7 @@ def _unexpected(rows: list[tuple[str, str, str | None]]) -> list[str]:
     """Return the names of what was added to the expected schema, or altered."""
     expected = {*REQUIRED, *TRIGGERS, *OPTIONAL}
     return sorted(
-        name
+        str(name)  # damage may have made it bytes
         for _, name, sql in rows
-        if sql not in expected and not (sql is None and name.startswith("sqlite_autoindex_"))
+        if sql not in expected and not (sql is None and str(name).startswith("sqlite_autoindex_"))
     )
