@@ -95,7 +95,7 @@ from tests.security.test_hostile_arrays import SAMPLES, packed, mode_of, try_to_
 taken = refused = 0
 for value in SAMPLES[int(sys.argv[1])::6]:
     content = packed(value)
-    for place in range(0, min(len(content), 3000), 1 + len(content) // 200):
+    for place in range(0, min(len(content), 3000), 1 + len(content) // 400):
         for change in (0x01, 0x80, 0xFF):
             flipped = bytearray(content)
             flipped[place] ^= change
