@@ -175,7 +175,9 @@ class Reader:
     def buffered(self, h: int, stored: bytes) -> Written | None:
         """Return what the write buffer has of a key; nothing within the caller's transaction, which began with none."""
         self._session.catch_up()
-        return None if self._is_in_transaction() else self._session.buffered(h, stored)
+        if self._connection.txn is not None and self._is_in_transaction():
+            return None
+        return self._session.buffered(h, stored)
 
     def _is_in_transaction(self) -> bool:
         """Tell whether a read belongs to the transaction that is open.
