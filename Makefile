@@ -28,7 +28,7 @@ help:  ## show this list
 demo: $(RUN)  ## see the cache work on the standard library of this Python (ARGS="DIRECTORY --processes N --limit N")
 	$(BIN)/python -m diskcache_like demo $(ARGS)
 
-# Those that have one process each first, two at a time; what they print stays together where make can do that.
+# The checks that run in one process come first, two at a time. Where make can, it keeps the output of each together.
 test: $(PEERS)  ## run everything that CI runs
 	@$(MAKE) --no-print-directory --jobs 2 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target) \
 	    lint types imports docs dist django

@@ -77,8 +77,8 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
     `hot_encoded`: seal what is in memory, too. `strict`: raise for entries that fail authentication or are damaged
     instead of treating them as missing. `shared`: share the directory with users of its group. `allow_filesystem`:
     accept one on a network file system or a folder of the host, and do not warn of FUSE. `coherence`: 'auto', 'python'
-    or 'native'. `generation_slots`: how many words tell processes of changes, when the cache is made. `clock`: seconds
-    since 1970. `mmap`: map arrays that have a file of their own. `remote`: a server, by which several machines share
+    or 'native'. `generation_slots`: how many slots the generation file has when it is made. `clock`: seconds since
+    1970. `mmap`: map arrays that have a file of their own. `remote`: a server, by which several machines share
     entries. `serializer`: 'msgpack', 'json', 'pickle' or 'arrow', and `compressor`: 'none', 'zlib', 'zstd' or 'lz4',
     recorded when the cache is made. `allow`: classes whose objects count as data in this cache, beside those given to
     `register`.
@@ -474,8 +474,8 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
     ) -> int:
         """Store all items and return how many were stored; those that can never fit the size limit are left out.
 
-        Arguments as for `set`. Each batch of 1,000 per shard is atomic. A Timeout leaves the batches before it stored,
-        and does not tell how many.
+        Arguments as for `set`. Each batch of 1,000 per shard is atomic. After a Timeout the batches before it
+        stay stored; it does not tell how many.
         """
         metadata = self._rows.metadata(expire, pack_tags(tag, tags))
         pairs = items.items() if isinstance(items, Mapping) else items
@@ -703,8 +703,8 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
     def delete_many(self, keys_: Iterable[Any], retry: bool = False) -> int:
         """Remove the entries of the keys and return how many there were.
 
-        Each batch of 1,000 per shard is atomic; on a full disk, where a batch does not fit, each entry is. A Timeout
-        leaves the batches before it removed, and does not tell how many.
+        Each batch of 1,000 per shard is atomic; on a full disk, where a batch does not fit, each entry is. After a
+        Timeout the batches before it stay removed; it does not tell how many.
         """
         removed = 0
         wait = self._wait(retry)

@@ -296,8 +296,8 @@ class DjangoCache(BaseCache):  # type: ignore[misc]  # Django has no types
     ) -> bool:
         """Store `value` under `key`; return False if it can never fit the size limit. Atomic.
 
-        `timeout`: seconds until it expires, None for never. With `retry=False` also returns False if the write lock is
-        not free in time. Otherwise as `Cache.set`.
+        `timeout`: seconds until it expires, None for never. With `retry=False` it also returns False if the write lock
+        is not free in time. Other arguments as for `Cache.set`.
         """
         made = self.make_and_validate_key(key, version)
         return self._cache.set(made, value, self.get_backend_timeout(timeout), read, tag, retry, tags=tags)

@@ -34,8 +34,8 @@ class FanoutCache(Cache):
     """A cache in `shards` databases.
 
     It differs from `Cache` in its defaults: eight shards, a short timeout, and a write of one key or a batch that does
-    not get its shard's lock in time gives up and returns False (or its default) instead of raising. What is about the
-    whole cache, such as `clear`, `evict` or `flush`, waits without limit, and `peekitem`, `check` and `stats` raise
+    not get its shard's lock in time gives up and returns False (or its default) instead of raising. Operations on the
+    whole cache, such as `clear`, `evict` or `flush`, wait without limit, and `peekitem`, `check` and `stats` raise
     Timeout. The number of shards stored in the directory wins over the argument. `size_limit` is for all shards
     together: each is sure of its even share, which no single value may exceed, and may use what the others leave free
     until they need it. Opening waits up to a minute for other processes that are making the same cache.
@@ -83,8 +83,8 @@ class FanoutCache(Cache):
     ) -> Cache:
         """Return the cache called `name` in a subdirectory; the same object each time while this handle lives.
 
-        `timeout`, in seconds, `disk`, by default this cache's own, and settings count when it is first called for.
-        Raises SettingError if `name` is no name of a folder.
+        `timeout` (seconds), `disk` (this cache's own by default) and settings take effect the first time. Raises
+        SettingError if `name` cannot name a folder.
         """
 
         def opened() -> Cache:

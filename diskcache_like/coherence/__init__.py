@@ -2,7 +2,7 @@
 
 - `generations`: the generation file, by which processes tell each other that an entry may have changed
 - `write_lock`: one writer at a time, among threads and processes
-- `byte_locks`: who computes a key, until it is done or its process ends
+- `byte_locks`: who is computing a key; each lock ends with its process
 - `ring`: small writes that the database does not have yet
 - `appender`: add one of them in a single call of the C helper
 - `futex`: sleep until a word changes, and wake those who sleep

@@ -11,7 +11,7 @@ from typing import Any
 
 VARIABLE = "DISKCACHE_LIKE_NATIVE"
 
-NEWEST = Struct("Qqi4x")  # a `dl_newest`; a tick is signed for SQLite, whatever is planted
+NEWEST = Struct("Qqi4x")  # a `dl_newest`; ticks are signed, as integers of SQLite are
 
 _MODULE = "diskcache_like.coherence._native"
 _ABI = 4  # DL_ABI of native_build.py

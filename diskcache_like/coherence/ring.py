@@ -558,8 +558,8 @@ class Ring:
     def drop(self, mark: Mark) -> None:
         """Forget everything up to a mark at HEAD that the database has by now; the lock is held.
 
-        FLOOR comes first: ahead of FLUSHED it is no sound word, so that the next holder takes the ring over by the
-        mark if this one dies in between.
+        FLOOR comes first. Ahead of FLUSHED it is not sound, so if this process dies before the end, the next holder
+        takes the ring over by the mark.
         """
         words = self.words
         words[Word.FLOOR] = words[Word.HEAD]

@@ -108,7 +108,7 @@ class Tagging(Parts):
         """Remove every entry with this tag, or with any or all of `tags`, and return how many live ones there were.
 
         With `soft` those that have a stale window (`get_or_set`) are kept until it ends, as if they had just expired.
-        In batches, like `clear`: what gets the tag meanwhile may stay or go. Without a tag, also with `tags=[]`,
+        In batches, like `clear`: what gets the tag meanwhile may stay or go. Without a tag, or with `tags=[]`,
         nothing is removed. Raises TagError, and Timeout, which carries the count so far.
         """
         if tag is None and tags is None:

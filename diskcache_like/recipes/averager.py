@@ -14,7 +14,8 @@ from ..entries.row_codec import Expiry
 class Averager:
     """Keep a running average under one key of a cache.
 
-    `expire`: seconds from each `add` until it begins anew, None for never. Writes wait for the lock without limit.
+    `expire`: seconds from the last `add` until the average begins anew, None for never. Writes wait for the lock
+    without limit.
     """
 
     def __init__(self, cache: Cache, key: Any, expire: Expiry | None = None, tag: Any = None) -> None:

@@ -16,12 +16,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 State = tuple[Any, ...]  # hashable
-MOST: int = 2_000_000  # configurations that are looked at, which takes a minute; the search is exponential at worst
+MOST: int = 2_000_000  # configurations that are looked at; the search is exponential at worst
 Effect = Callable[[State], Iterable[tuple[State, bool]]]
 
 
 class Undecided(Exception):
-    """A history has so many orders that they were not all tried, and none that was explains it."""
+    """A history has too many orders to try them all, and none of those tried explains it."""
 
 
 class Operation(NamedTuple):

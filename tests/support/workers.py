@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 PATIENCE = 60.0  # seconds after which a test gives up on another process; no test waits for it to pass
-JUDGING = 600.0  # seconds for which a worker waits for its next task, while what it did is judged, which may take long
+JUDGING = 600.0  # seconds that a worker waits for its next task while the last one is judged
 
 CONTEXT = multiprocessing.get_context("forkserver")
 _SUPPORT = [f"tests.support.{name}" for name in ("other_systems", "cache_kinds", "workers")]  # the first before all

@@ -60,7 +60,7 @@ from .replacement import replace_unreadable
 
 ROOM: int = 64 << 20  # bytes of free disk below which no write waits
 NO_RING = 1  # as the number of a write buffer: there is none
-BEGINNING = (1 << 64) - 1  # that of one that is being begun: it is nobody's, so that all handles look again
+BEGINNING = (1 << 64) - 1  # the number while one is being begun; no handle has it, so each looks again
 MAX_COUNTED = 1 << 62
 FARTHEST = 1 << 53  # microseconds from 1970 to 2255: no clock was that far ahead, so an entry from then is damaged
 _COUNTED = (
