@@ -726,8 +726,8 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
         """Make the body one transaction: other tasks see all of its writes or none, and wait to write.
 
         A nested one can be rolled back alone. It belongs to the task that opened it. Over several shards it is all or
-        nothing as well, even if the process is killed; only readers, who never wait, may see one part before another.
-        Raises Timeout, TransactionError.
+        nothing as well, even if the process is killed; only reads of keys, which never wait, may see one part before
+        another. Raises Timeout, TransactionError.
         """
         self._here_only("transact()")
         return self._shards.transaction(self._wait(retry))

@@ -342,6 +342,22 @@ def keep_walks(cache: Cache) -> None:
         store.invalidation.end_walks = lambda: None  # type: ignore[method-assign]
 
 
+def end_walks_late(cache: Cache) -> None:
+    """Let readers find in the write buffer what was there before a commit of another kind, until some time after it."""
+    for store in cache._shards.stores:
+        around, end_walks = store.writer._around, store.invalidation.end_walks
+
+        def late(*arguments: Any, around: Any = around, end_walks: Any = end_walks) -> int:
+            try:
+                return int(around(*arguments))
+            finally:
+                time.sleep(PAUSE)
+                end_walks()
+
+        store.invalidation.end_walks = lambda: None  # type: ignore[method-assign]
+        store.writer._around = late  # type: ignore[assignment]
+
+
 class Unguarded:
     """Words of a ring that never say that anything is overwritten; a walk, which asks for FLOOR first, takes its time."""
 
@@ -450,6 +466,9 @@ PROOFS: dict[str, Proof] = {
     ),
     "linearizability-kept-walks": _control(
         keep_walks, 1, "records in the write buffer are found after a commit of another kind"
+    ),
+    "linearizability-late-floor": _control(
+        end_walks_late, 1, "records in the write buffer are found until some time after a commit of another kind"
     ),
     "linearizability-believed-copies": Proof(
         1,

@@ -22,10 +22,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
+from zlib import crc32
 
 from diskcache_like import Cache, EmptyDirWarning, UnknownFileWarning
+from diskcache_like.coherence import ring
+from diskcache_like.coherence.ring import Ring
 from diskcache_like.disk import file_io
 from diskcache_like.disk.value_files import _Digest
 from diskcache_like.errors import CorruptDatabaseWarning, SecretError
@@ -38,9 +41,13 @@ from ..shim import build
 from .disk_images import Image, mapped, write
 from .recorded_work import (
     LANES,
+    ON_BUFFER,
+    ON_FILES,
+    ON_TRANSACTIONS,
     PLACE,
     QUEUE,
     SECRETS,
+    Focus,
     Lane,
     Mark,
     Recording,
@@ -54,7 +61,8 @@ from .recorded_work import (
 IMAGES = 32  # drawn of each recording
 MEMORY = Path("/dev/shm")  # where files cost least
 MISSING = object()
-NOTHING = contextlib.nullcontext()
+Broken = Callable[[], contextlib.AbstractContextManager[Any]]
+NOTHING: Broken = contextlib.nullcontext
 BOOTS = (
     "5eed0002-5eed-5eed-5eed-5eed5eed5eed",
     "5eed0003-5eed-5eed-5eed-5eed5eed5eed",
@@ -62,14 +70,13 @@ BOOTS = (
 LITTER = (UnknownFileWarning, EmptyDirWarning)
 
 
-def power_goes(durability: str, trial: Trial, broken: Broken | None = None, joint: bool = False) -> None:
-    """Record, draw images, judge them; with the cache `broken`, work where that shows soon: see `record`."""
+def power_goes(durability: str, trial: Trial, broken: Broken = NOTHING, focus: Focus | None = None) -> None:
+    """Record, draw images, judge them; with the cache `broken`, and a `focus` on what shows that soon."""
 
     def case(random: Random) -> None:
         memory = MEMORY if MEMORY.is_dir() else None
-        with broken() if broken else NOTHING, tempfile.TemporaryDirectory(prefix="prove-", dir=memory) as space:
-            simple = broken is not None and not joint
-            recording = record(random, Path(space, "recorded"), durability, simple, joint)
+        with broken(), tempfile.TemporaryDirectory(prefix="prove-", dir=memory) as space:
+            recording = record(random, Path(space, "recorded"), durability, focus)
             trial.count("operations", len(recording.marks))
             boot = Path(space, "boot_id")
             boot.write_text(BOOTS[0])
@@ -308,8 +315,6 @@ def _short(state: State, key: Any) -> str:
     return repr(state[key])[:70] if key in state else "missing"
 
 
-Broken = Callable[[], contextlib.AbstractContextManager[Any]]
-
 WHAT = {
     "power": 'power loss under durability="power"; unsynced writes and directory entries are lost, reordered or torn',
     "system": 'the same under durability="system"',
@@ -325,25 +330,64 @@ HARM = (
 
 JOURNAL_LEFT_OUT: Broken = partial(mock.patch.object, RedoLog, "decide", return_value=[])
 
-# How the cache is broken for a control: under which promise, what, how, and what has to come of it.
-BROKEN: dict[str, tuple[str, str, Broken, str]] = {
-    "commits": ("power", "commits not synced", partial(mock.patch.object, connection, "EXTRA", 0), HARM),
-    "files": ("power", "value files not synced", partial(mock.patch.object, os, "fdatasync"), HARM),
-    "directories": ("power", "directories not synced", partial(mock.patch.object, os, "fsync"), HARM),
-    "sync": ("system", "value files that sync() leaves out", partial(mock.patch.object, file_io, "sync"), HARM),
-    "journal": ("power", "transactions over several shards that have no redo log", JOURNAL_LEFT_OUT, HARM),
-    "checksums": (
+
+def believed(self: Ring, offset: int, last: int) -> Iterator[tuple[Any, int]]:
+    """Take for the next record whatever verifies by itself, of any lap: what `Ring._chain` is there to rule out."""
+    limit = offset + self.capacity
+    while True:
+        for start in (offset, self._next_lap(offset)):
+            at = ring.PAGE + start % self.capacity
+            found = self._header_at(int.from_bytes(self._bytes[at : at + 8], "little"))
+            if found is not None and found.offset % self.capacity == start % self.capacity:
+                break
+        else:
+            return
+        offset = start + found.size
+        if offset > limit:
+            return
+        header = ring._HEADER.pack(*found._replace(offset=start, last=last))[: ring._CHECK_AT]
+        last = crc32(header)
+        self._bytes[at : at + ring._CHECK_AT] = header
+        ring._CHECK.pack_into(self._bytes, at + ring._CHECK_AT, last)
+        yield found._replace(offset=start, check=last), offset
+
+
+class Sabotage(NamedTuple):
+    """How the cache is broken for a control."""
+
+    durability: str
+    what: str
+    broken: Broken
+    finds: str = HARM  # what has to come of it
+    focus: Focus = ON_FILES
+
+
+BROKEN = {
+    "commits": Sabotage("power", "commits not synced", partial(mock.patch.object, connection, "EXTRA", 0)),
+    "files": Sabotage("power", "value files not synced", partial(mock.patch.object, os, "fdatasync")),
+    "directories": Sabotage("power", "directories not synced", partial(mock.patch.object, os, "fsync")),
+    "sync": Sabotage("system", "value files that sync() leaves out", partial(mock.patch.object, file_io, "sync")),
+    "journal": Sabotage(
+        "power", "transactions over several shards that have no redo log", JOURNAL_LEFT_OUT, focus=ON_TRANSACTIONS
+    ),
+    "checksums": Sabotage(
         "system",
         "value files not verified",
         partial(mock.patch.object, _Digest, "value", return_value=bytes(4)),
         "AssertionError: values that were never there: ",
     ),
+    "chain": Sabotage(
+        "system",
+        "records of the write buffer whose offset and chain nobody checks",
+        partial(mock.patch.object, Ring, "_chain", believed),
+        focus=ON_BUFFER,
+    ),
 }
 
 
-def _control(durability: str, what: str, broken: Broken, finds: str) -> Proof:
-    run = partial(power_goes, durability, broken=broken, joint=broken is JOURNAL_LEFT_OUT)
-    return Proof(3, f"power loss, with {what}", run, share=0.5, finds=finds, preload=build)
+def _control(how: Sabotage) -> Proof:
+    run = partial(power_goes, how.durability, broken=how.broken, focus=how.focus)
+    return Proof(3, f"power loss, with {how.what}", run, share=0.5, finds=how.finds, preload=build)
 
 
 PROOFS: dict[str, Proof] = {
@@ -351,5 +395,5 @@ PROOFS: dict[str, Proof] = {
         f"power-{name}": Proof(3, what, partial(power_goes, name), 2.0, bulk=9.0, preload=build, parallel=True)
         for name, what in WHAT.items()
     },
-    **{f"power-no-{name}": _control(*how) for name, how in BROKEN.items()},
+    **{f"power-no-{name}": _control(how) for name, how in BROKEN.items()},
 }

@@ -358,26 +358,37 @@ def shard_of(cache: Cache, key: Any) -> int:
     return cache._shards.stores.index(cache._rows.locate(key)[2])
 
 
+class Focus(NamedTuple):
+    """What a cache mostly does that is to show one thing soon."""
+
+    kind: str
+    sizes: tuple[int, ...]  # of values, in bytes
+    preferred: Mapping[str, int] = MappingProxyType({})  # operations, with how often they are drawn
+    checkpoint: int | None = None  # bytes of WAL before each; drawn if None
+
+
+ON_FILES = Focus("one", (0, 2000, 5000), checkpoint=4 << 10)
+ON_TRANSACTIONS = Focus("two", SIZES, {"transact": 100})
+ON_BUFFER = Focus("buffered", (0, 300, 700), {"set": 300})
+
+
 def drawn_kind(random: Random) -> str:
     """Draw which cache is recorded."""
     return random.choices([*KINDS], (5, 2, 2, 1, 3, 3))[0]
 
 
-def record(random: Random, space: Path, durability: str, simple: bool = False, joint: bool = False) -> Recording:
-    """Have a cache work below `space`, and return what was recorded.
-
-    A `simple` one has most values in files, a `joint` one mostly transactions over several shards.
-    """
-    joint = joint or (not simple and random.random() < 0.15)
-    kind = "two" if joint else "one" if simple else drawn_kind(random)
-    root, log = space / "disk", space / "log"
+def record(random: Random, space: Path, durability: str, focus: Focus | None = None) -> Recording:
+    """Have a cache work below `space`, and return what was recorded; without a `focus`, mostly of any work."""
+    if focus is None:
+        focus = ON_TRANSACTIONS if random.random() < 0.15 else Focus(drawn_kind(random), SIZES)
+    kind, root, log = focus.kind, space / "disk", space / "log"
     root.mkdir(parents=True)
     settings: dict[str, Any] = {"durability": durability}
     if random.random() < 0.2:
         settings |= {"size_limit": random.choice((60_000, 120_000)), "eviction_policy": "least-recently-used"}
-    work = Work(kind, root / PLACE, log, random, settings, (0, 2000, 5000) if simple else SIZES)
-    with fitted(random, simple), Shim(root).recording(log):
-        do_work(work, {"transact": 100} if joint else {})
+    work = Work(kind, root / PLACE, log, random, settings, focus.sizes)
+    with fitted(random, focus.checkpoint), Shim(root).recording(log):
+        do_work(work, focus.preferred)
     events = [*parse(log.read_bytes())]
     verify(root, Disk(str(root.resolve()), root.stat().st_ino), events)
     disk = Disk(str(root.resolve()), root.stat().st_ino)
@@ -399,12 +410,12 @@ def shards_of(cache: Cache, lane: Lane) -> dict[Any, int]:
 
 
 @contextlib.contextmanager
-def fitted(random: Random, simple: bool) -> Iterator[None]:
+def fitted(random: Random, checkpoint: int | None = None) -> Iterator[None]:
     """Have upkeep come often, and everything random from one seed."""
     between = random.choice((4 << 10, 16 << 10, 64 << 10, 16 << 20))
     with (
         warnings.catch_warnings(action="ignore", category=CorruptDatabaseWarning),  # of damage done on purpose
-        mock.patch.object(checkpoints, "CHECKPOINT_BYTES", 4 << 10 if simple else between),
+        mock.patch.object(checkpoints, "CHECKPOINT_BYTES", checkpoint or between),
         mock.patch.object(trash, "GRACE", random.choice((-1.0, -1.0, 10.0))),
         mock.patch.object(bulk_removal, "MANY", random.choice((0, bulk_removal.MANY))),
         mock.patch.object(os, "urandom", random.randbytes),

@@ -20,7 +20,7 @@ from ..proof import Proof, Trial
 from ..shim import Shim, build
 from .disk_images import Disk, Event, Image, mapped, parse, read, write
 from .one_writer import BOOTS, HARM, MEMORY, WHAT, Judge, drawn, explained, look
-from .recorded_work import PLACE, is_mapped, record, verify
+from .recorded_work import ON_FILES, PLACE, is_mapped, record, verify
 
 FIRST, SECOND = 8, 4  # images drawn of each recording, and of each opening
 
@@ -32,7 +32,7 @@ def power_goes_twice(trial: Trial, durabilities: Sequence[str] = tuple(WHAT), op
         durability = random.choice(durabilities)
         memory = MEMORY if MEMORY.is_dir() else None
         with tempfile.TemporaryDirectory(prefix="prove-", dir=memory) as space:
-            recording = record(random, Path(space, "recorded"), durability, simple=bool(opened_as))
+            recording = record(random, Path(space, "recorded"), durability, ON_FILES if opened_as else None)
             boot = Path(space, "boot_id")
             with mock.patch.object(system_boot, "_BOOT_ID", boot):
                 for number, (end, image) in enumerate(drawn(recording, random, FIRST)):

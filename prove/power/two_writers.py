@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -23,7 +23,7 @@ from tests.support.workers import Crew, Link, forked, ready
 from ..proof import Proof, Trial
 from ..shim import Shim, build
 from .disk_images import Disk, Image, parse, write
-from .one_writer import BOOTS, BROKEN, HARM, MEMORY, WHAT, Broken, Judge, drawn, explained
+from .one_writer import BOOTS, BROKEN, HARM, MEMORY, NOTHING, WHAT, Broken, Judge, drawn, explained
 from .recorded_work import (
     LANES,
     PLACE,
@@ -40,7 +40,7 @@ from .recorded_work import (
 )
 
 
-def power_goes_for_two(trial: Trial, durabilities: Sequence[str] = tuple(WHAT), broken: Broken = nullcontext) -> None:
+def power_goes_for_two(trial: Trial, durabilities: Sequence[str] = tuple(WHAT), broken: Broken = NOTHING) -> None:
     """Record two processes, draw images, judge them; with the cache `broken`."""
 
     def case(random: Random) -> None:
@@ -130,7 +130,7 @@ def record_two(random: Random, space: Path, durability: str) -> list[Recording]:
         Work(kind, root / PLACE, log, Random(random.random()), {"durability": durability}, SIZES, lane, alone=False)
         for lane in LANES
     ]
-    with fitted(random, simple=False), Shim(root).recording(log), ExitStack() as stack:
+    with fitted(random), Shim(root).recording(log), ExitStack() as stack:
         workers = [stack.enter_context(forked(partial(be_one, work=work))) for work in works]
         Crew.together(workers)
         found: list[Recording] = Crew.results(workers)
@@ -147,7 +147,7 @@ PROOFS: dict[str, Proof] = {
     "power-two-no-commits": Proof(
         3,
         "power loss while two processes write at once, with commits not synced",
-        partial(power_goes_for_two, durabilities=("power",), broken=BROKEN["commits"][2]),
+        partial(power_goes_for_two, durabilities=("power",), broken=BROKEN["commits"].broken),
         share=0.5,
         finds=HARM,
         preload=build,

@@ -844,6 +844,41 @@ def test_the_order_of_what_waits_outlives_the_count_of_writes(tmp_path: Path) ->
         assert cache.check() == []
 
 
+def test_writes_that_a_power_loss_took_do_not_come_back_when_the_one_before_is_made_again(tmp_path: Path) -> None:
+    before, place = tmp_path / "before", tmp_path / "cache"
+
+    def work() -> Cache:
+        cache = Cache(before, **SMALL)
+        header = session_of(cache).header
+        header[Header.TICK] = header[Header.SETTLED] = header[Header.TICK] + 86_400_000_000  # a clock a day ahead
+        cache["kept"] = 1
+        shutil.copytree(before, place)
+        cache.flush()  # this is lost, and of what follows all but the last record
+        cache["torn"] = 2
+        cache["lost"] = 3
+        return cache
+
+    def write_again() -> Cache:
+        cache = Cache(place, **SMALL)
+        cache["torn"] = 2
+        return cache
+
+    killed(work)
+    shutil.copy(before / "cache.buffer", place)
+    ring = Ring.open(str(place / "cache.buffer"), 1, 0)
+    assert ring is not None
+    mark = ring.flushed_mark()
+    (torn, _), _ = ring._chain(mark.flushed, mark.last)
+    start = PAGE + torn.offset % ring.capacity
+    ring._bytes[start : start + SMALLEST] = bytes(SMALLEST)
+    ring.close()
+    for step in (write_again, lambda: Cache(place, **SMALL)):
+        (place / "cache.gen").unlink()
+        killed(step)
+    with Cache(place, **SMALL) as cache:
+        assert [*cache] == ["kept", "torn"]
+
+
 def test_a_clear_that_fails_hides_nothing(cache: Cache, other: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     cache["key"] = "old"
     cache.flush()

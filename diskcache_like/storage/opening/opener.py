@@ -253,7 +253,8 @@ def _begun(ring: Ring, path: str, config: Config, opened: Opened) -> Ring | None
         number = take_over(begun, mark, opened.epoch)
         newest = begun.newest_tick()
         if tick < newest < FARTHEST:  # the clock was ahead when that was written, and the count of writes is lost
-            header[Header.TICK] = tick = newest
+            # And no write is made again with the same number: its record would lead to those that followed the first.
+            header[Header.TICK] = tick = newest + begun.capacity
         header[Header.BUFFER] = number
     generations.settle_all(tick)
     if was_settled:  # else the next holder mends what one that died has left
