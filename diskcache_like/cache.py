@@ -28,7 +28,7 @@ from .entries.metrics import Metrics
 from .entries.options import Arguments
 from .entries.row_codec import Expiry, Location, RowCodec, discard, with_expiry, with_metadata
 from .entries.session import Opening, Session
-from .errors import CacheError, DirectoryError, Timeout, TransactionError
+from .errors import CacheError, DirectoryError, Timeout, TransactionError, named
 from .operations import namespaces
 from .operations.administration import Administration
 from .operations.computed import Computed
@@ -573,7 +573,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
             elif type(current) is not int and (
                 isinstance(current, bool) or not isinstance(current, int | float | complex)
             ):
-                raise TypeError(f"value of key {key!r} is a {type(current).__name__}, expected a number")
+                raise TypeError(f"value of key {named(key)} is a {type(current).__name__}, expected a number")
             result = current + delta
             return result, metadata
 

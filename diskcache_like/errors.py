@@ -43,6 +43,14 @@ class MissingDependency(CacheError, ImportError):
     """A serializer, a compressor or encryption needs a package that is not installed."""
 
 
+def named(value: object) -> str:
+    """Return the `repr` of a key or value, for a message; that it cannot be shown, if a number in it is too long."""
+    try:
+        return repr(value)
+    except ValueError:  # Python spells integers of 4,300 digits at most
+        return f"<{type(value).__name__} with an integer too long to show>"
+
+
 def missing_dependency(package: str, extra: str, wanted_by: str) -> MissingDependency:
     """Return the error for an optional dependency that is not installed, with the command that installs it."""
     return MissingDependency(

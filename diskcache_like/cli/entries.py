@@ -13,7 +13,7 @@ from typing import Any
 from ..cache import Cache
 from ..encoding.record import Record
 from ..encoding.tags import tags_of
-from ..errors import KeyEncodeError, ValueEncodeError
+from ..errors import KeyEncodeError, ValueEncodeError, named
 from ..operations.inspection import records_of
 from ..operations.tagging import MATCHES, Selection
 from .arguments import positive
@@ -158,7 +158,7 @@ def keys(options: argparse.Namespace) -> int:
                     {"key": as_json(key), **_metadata(record.expire, tags_of(record.metadata.tags), _size(record))}
                 )
             else:
-                print(shown(key if isinstance(key, str) else repr(key)))
+                print(shown(key if isinstance(key, str) else named(key)))
     return 0
 
 

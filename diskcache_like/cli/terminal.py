@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from ..encoding.json import Json
 from ..encoding.values import NotSerializable
+from ..errors import named
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
@@ -37,7 +38,7 @@ def as_text(value: Any) -> str:
     if isinstance(value, str):
         return "\n".join(map(shown, value.split("\n")))
     told = as_json(value)
-    return shown(json.dumps(told, ensure_ascii=False) if told is value else repr(value))
+    return shown(json.dumps(told, ensure_ascii=False) if told is value else named(value))
 
 
 def as_json(value: Any) -> Any:
@@ -45,7 +46,7 @@ def as_json(value: Any) -> Any:
     try:
         Json().encode(value)
     except NotSerializable:
-        return {"repr": repr(value)}
+        return {"repr": named(value)}
     return value
 
 

@@ -17,7 +17,7 @@ from ..encoding.json import Json
 from ..encoding.keys import PrefixedQueueKey, QueueKey
 from ..encoding.values import NotSerializable
 from ..entries.rotation import children_of
-from ..errors import DecodeError, SettingError, ValueEncodeError
+from ..errors import DecodeError, SettingError, ValueEncodeError, named
 from ..fanout import FanoutCache
 from ..operations.inspection import identity_of, records_of
 from ..operations.portable import Item, Portable
@@ -109,7 +109,7 @@ def export(options: argparse.Namespace) -> int:
                 data = frame((key, entry.value, entry.expire_time, entry.tags))
             except (NotSerializable, ValueEncodeError) as reason:
                 left_out += 1
-                print(shown(f"left out {key!r}: {reason}"), file=sys.stderr)
+                print(shown(f"left out {named(key)}: {reason}"), file=sys.stderr)
                 continue
             file.write(data)
             written += 1
@@ -174,7 +174,7 @@ def import_(options: argparse.Namespace) -> int:
                 stored += 1
             else:
                 too_large += 1
-                print(shown(f"left out {key!r}: larger than the cache may be"), file=sys.stderr)
+                print(shown(f"left out {named(key)}: larger than the cache may be"), file=sys.stderr)
     if options.json:
         print_json({"stored": stored, "expired": expired, "left_out": too_large})
     else:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any, Final
 
-from ..errors import DecodeError, KeyEncodeError, TagError
+from ..errors import DecodeError, KeyEncodeError, TagError, named
 from .keys import decode_key, encode_key, sort_key
 from .made_keys import HIDDEN, PINNED, Path
 
@@ -67,7 +67,7 @@ def encode_tag(tag: Any, key: object = _NO_KEY) -> bytes:
 
 
 def _tag(key: object) -> str:
-    return "tag" if key is _NO_KEY else f"tag of key {key!r}"
+    return "tag" if key is _NO_KEY else f"tag of key {named(key)}"
 
 
 @lru_cache(_CACHED)

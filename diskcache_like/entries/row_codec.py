@@ -38,6 +38,7 @@ from ..errors import (
     SignatureWarning,
     UnreadableFileWarning,
     ValueTooLarge,
+    named,
 )
 from ..storage.store import Row, Store, Touch
 from ..system.signals import suppress
@@ -201,7 +202,7 @@ class RowCodec:
     def too_large(self, key: Any) -> ValueTooLarge:
         """Return the error for a value that the size limit can never hold."""
         limit = self._session.value_limit
-        return ValueTooLarge(f"value of key {key!r} is larger than size_limit allows ({limit} bytes)")
+        return ValueTooLarge(f"value of key {named(key)} is larger than size_limit allows ({limit} bytes)")
 
     def metadata(self, expire: Any, packed_tags: bytes) -> Metadata:
         """Return the metadata of an entry that is written now and expires after `expire`."""
@@ -287,18 +288,18 @@ class RowCodec:
             session.metrics.unauthenticated += 1
             if not self._warned and not session.options.strict:
                 self._warned = True
-                message = f"{session.directory!r}: key {key!r}: {error}; such entries read as missing (said once)"
+                message = f"{session.directory!r}: key {named(key)}: {error}; such entries read as missing (said once)"
                 warnings.warn(message, SignatureWarning, stacklevel=4)
         else:
             session.metrics.damaged += 1
         if session.options.strict:
-            raise type(error)(f"{session.directory!r}: key {key!r}: {error}") from error
+            raise type(error)(f"{session.directory!r}: key {named(key)}: {error}") from error
 
     def report_lost_file(self, key: Any) -> None:
         """Count an entry whose value file is gone, and raise in strict mode; otherwise it reads as missing."""
         self._session.metrics.missing_files += 1
         if self._session.options.strict:
-            raise DecodeError(f"{self._session.directory!r}: key {key!r}: its value file is gone")
+            raise DecodeError(f"{self._session.directory!r}: key {named(key)}: its value file is gone")
 
     def report_unreadable(self, error: DirectoryError, key: Any) -> None:
         """Count an entry whose value file this user may not read, and warn once; raise any other error.
@@ -311,7 +312,7 @@ class RowCodec:
         session.metrics.missing_files += 1
         if not self._warned_of_file:
             self._warned_of_file = True
-            message = f"{session.directory!r}: key {key!r}: {error}; such entries read as missing (said once)"
+            message = f"{session.directory!r}: key {named(key)}: {error}; such entries read as missing (said once)"
             warnings.warn(message, UnreadableFileWarning, stacklevel=4)
 
     @contextlib.contextmanager

@@ -111,7 +111,7 @@ class OldDatabase:
                 connection.set_authorizer(_authorize)
                 try:
                     for row in connection.execute(_ROWS):
-                        if row[0] <= last:
+                        if type(row[0]) is not int or row[0] <= last:
                             raise sqlite3.DatabaseError("its rows are out of order")
                         last = row[0]
                         yield OldRow(*row)
@@ -208,7 +208,7 @@ def _rows_after_damage(connection: sqlite3.Connection, last: int) -> Iterator[Ol
     found: list[int] = []
     with suppress(sqlite3.DatabaseError):
         for (rowid,) in connection.execute(_ROWIDS_BACKWARDS, (last,)):
-            if found and rowid >= found[-1]:
+            if type(rowid) is not int or (found and rowid >= found[-1]):
                 break
             found.append(rowid)
     for rowid in reversed(found):

@@ -24,7 +24,7 @@ from ..encoding.tags import tags_of
 from ..encoding.values import NotSerializable, encode_value
 from ..entries.atomic_key import AtomicKey, Decision
 from ..entries.loading import ENOVAL, hot_expiry
-from ..errors import BreakerOpen, CacheError, ComputeTimeout, Overloaded
+from ..errors import BreakerOpen, CacheError, ComputeTimeout, Overloaded, named
 from ..system.signals import reraise_signal, suppress
 from ..system.tasks import current_loop, has_ended, sleep, spawn, wait_for_end
 from .call_keys import module_of
@@ -472,7 +472,7 @@ class Computation:
             return (yield from self._compute(key, call, usable, None))
         name = self._name(flight.atomic)
         if _is_under_way(name):
-            raise CacheError(f"key {key!r} is computed by a call that needs its value; it would wait for itself")
+            raise CacheError(f"key {named(key)} is computed by a call that needs its value; it would wait for itself")
         limit = rules.hard_timeout if rules.soft_timeout is None or usable is None else rules.soft_timeout
         end = math.inf if limit is None else time.monotonic() + limit
         with Waiting(name) as waiting:
@@ -490,7 +490,9 @@ class Computation:
             return outcome.result()
         if usable is not None:
             return self._serve(usable)
-        raise ComputeTimeout(f"key {key!r}: its computation takes more than {limit} s; it goes on and keeps its result")
+        raise ComputeTimeout(
+            f"key {named(key)}: its computation takes more than {limit} s; it goes on and keeps its result"
+        )
 
     def _join(self, key: Any, flight: Flight, usable: Old | None, end: float, waiting: Waiting) -> Steps:
         """Return what somebody else computes, or the old value where there is no waiting for that.
@@ -507,7 +509,7 @@ class Computation:
             if usable is not None and (left <= 0 or (yield self._do(flight.is_paused))):
                 return self._serve(usable)
             if left <= 0:
-                raise ComputeTimeout(f"key {key!r} is computed by somebody else, who takes too long")
+                raise ComputeTimeout(f"key {named(key)} is computed by somebody else, who takes too long")
             yield Rest(flight.atomic, generation, left, pause, longest, waiting)
             value = yield self._do(self._present, key)
             if value is not ENOVAL:
@@ -577,7 +579,7 @@ class Computation:
         now = self._now()
         if context.renewed:
             if old is None:
-                raise CacheError(f"key {key!r}: its function called not_modified(), and there is no old value")
+                raise CacheError(f"key {named(key)}: its function called not_modified(), and there is no old value")
             value = old.value
             context.tags = tags_of(old.metadata.tags) if context.tags is None else context.tags
         metadata = rules.metadata(value, context, now, max(now - started, 0.0))

@@ -13,7 +13,7 @@ from ..disk.value_files import Stored
 from ..encoding.tags import pack_tags
 from ..entries.loading import ENOVAL
 from ..entries.row_codec import Expiry, discard
-from ..errors import DiskFull
+from ..errors import DiskFull, named
 from .parts import Parts
 
 if TYPE_CHECKING:
@@ -68,7 +68,9 @@ class Streams(Parts):
         if found is ENOVAL:
             raise KeyError(key)
         if not hasattr(found, "readinto"):
-            raise TypeError(f"value of key {key!r} is a {type(found).__qualname__}, expected bytes, which `open` reads")
+            raise TypeError(
+                f"value of key {named(key)} is a {type(found).__qualname__}, expected bytes, which `open` reads"
+            )
         stream: BinaryIO = found
         return stream
 

@@ -19,7 +19,7 @@ from ..disk import file_io
 from ..encoding import file_names, keys
 from ..encoding.record import Record
 from ..encoding.tags import tags_column
-from ..errors import CorruptDatabaseWarning, DecodeError, EmptyDirWarning, UnknownFileWarning
+from ..errors import CorruptDatabaseWarning, DecodeError, EmptyDirWarning, UnknownFileWarning, named
 from ..system import paths
 from ..system.signals import reraise_signal, suppress
 from .shard.row import Row
@@ -85,8 +85,11 @@ def check_store(
 
 def _flaws(store: Store, found: _Findings) -> list[str]:
     """Return, and note, what is wrong with the database itself: what SQLite finds, and an altered schema."""
-    flaws = [str(message) for (message,) in store.select(sql.INTEGRITY_CHECK) if message != "ok"]
-    if difference := schema.difference_of(store.select(schema.SELECT_SCHEMA)):
+    rows = store.select(schema.SELECT_SCHEMA)
+    flaws = []
+    if schema.runs_nothing(rows):
+        flaws = [str(message) for (message,) in store.select(sql.INTEGRITY_CHECK) if message != "ok"]
+    if difference := schema.difference_of(rows):
         flaws.append(difference)
     for message in flaws:
         found.add(f"{store.path}: {message}")
@@ -242,7 +245,7 @@ def _named(store: Store, row: Sequence[Any]) -> str:
     """Return the key of a row, where that can be told without its secret and without running code, and its place."""
     if store.disk.sealer is None and isinstance(row[1], bytes):
         with contextlib.suppress(DecodeError):
-            return f"{keys.decode_key(row[1])!r:.80} (at {row[0]})"
+            return f"{named(keys.decode_key(row[1])):.80} (at {row[0]})"
     return str(row[0])
 
 

@@ -365,7 +365,8 @@ def _head(content: object) -> tuple[bytes, list[Part], list[object], int]:
 def _part(content: object) -> Part:
     match content:
         case [str() as shard, bytes() | None as before, int() as first, int() as chunks, bytes() as digest]:
-            return Part(shard, before, first, chunks, digest)
+            if 0 <= first < _INTEGER and 0 <= chunks < _INTEGER:
+                return Part(shard, before, first, chunks, digest)
     raise DecodeError("it does not have the form of one")
 
 

@@ -26,6 +26,7 @@ from .shard.session import ShardSession
 from .shard.transactions import Transactions
 from .shard_settings import ShardSettings
 from .sqlite import statements as sql
+from .sqlite.connection import PAGE_SIZE
 from .upkeep.bulk_removal import BulkRemoval
 from .upkeep.checkpoints import Checkpointer
 from .upkeep.data_keys import DataKeys
@@ -38,6 +39,7 @@ from .upkeep.trash import Trash
 from .writer import Writer
 
 READ_TIMEOUT = 60.0  # seconds that a read of many rows waits for the lock at least, so that it can flush
+MANY_ENTRIES = 1 << 16  # a count from which on a look at the size of the database costs little beside what it is for
 LOOKS = 64  # for a moment between two writes; as long as a few writes take
 _TICK, _COUNT, _SETTLED = Header.TICK, Header.COUNT, Header.SETTLED
 
@@ -215,8 +217,9 @@ class Store:
         self._flush_for_reading()
         txn = self.connection.callers_transaction()
         if txn is not None:
-            return header[_COUNT] + txn.added if header[_COUNT] != UNCOUNTED else int(self.select(sql.COUNT)[0][0])
-        number = self._settled_count(header)
+            number: int | None = header[_COUNT] + txn.added
+        else:
+            number = self._settled_count(header)
         if number is None:
             may_block()
             # Somebody writes all the time, or a writer died, or the count is not known: taking the lock tells.
@@ -225,7 +228,11 @@ class Store:
                     if locked and self.session.header[_COUNT] == UNCOUNTED:
                         self.recount()
             number = self._settled_count(self.session.present_header())
-        return number if number is not None else int(self.select(sql.COUNT)[0][0])
+        return number if number is not None and self._is_possible(number) else int(self.select(sql.COUNT)[0][0])
+
+    def _is_possible(self, number: int) -> bool:
+        """Tell whether there can be so many entries; no other number was counted."""
+        return 0 <= number < MANY_ENTRIES or 0 <= number <= self.select(sql.PAGE_COUNT)[0][0] * PAGE_SIZE
 
     @staticmethod
     def _settled_count(header: Words) -> int | None:

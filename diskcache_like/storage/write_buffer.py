@@ -29,6 +29,7 @@ from .opening.identity import BUFFER_MARK
 from .opening.opener import ROOM, mark_in, take_over
 from .placement import Placement
 from .shard.invalidation import WRITE_COST
+from .shard.ownership import HOME
 from .shard.row import Row
 from .shard.session import ShardSession
 from .sqlite import statements as sql
@@ -309,11 +310,11 @@ class WriteBuffer:
 
     def _gather(self, ring: Ring) -> tuple[dict[bytes | int, Net], Mark | None]:
         appender = self._session.appender
-        if appender is not None and appender.belongs_to(self._session.lock, ring):
-            found = appender.gather(BATCH)
-            if found is not None:
-                return found
-        return ring.gather(BATCH)
+        helped = appender is not None and appender.belongs_to(self._session.lock, ring)
+        found = (appender.gather(BATCH) if appender is not None and helped else None) or ring.gather(BATCH)
+        if any(h & ~HOME for _, _, h, _, _ in found[0].values()):
+            raise DecodeError("a record of the write buffer has a hash that no key has")
+        return found
 
     def _write(self, net: dict[bytes | int, Net]) -> None:
         session = self._session

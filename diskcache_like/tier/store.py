@@ -30,7 +30,7 @@ from ..encoding import keys
 from ..encoding.record import MODE_BINARY, MODE_BYTES, MODE_NONE, MODE_PICKLE, MODE_RAW, NO_METADATA, Metadata, Record
 from ..entries.hot import HotLayer
 from ..entries.row_codec import Location, RowCodec, discard
-from ..errors import DecodeError, DiskFull, RemoteError, Timeout, ValueTooLarge, refused_with_remote
+from ..errors import DecodeError, DiskFull, RemoteError, Timeout, ValueTooLarge, named, refused_with_remote
 from ..storage.store import REMOVE, Change, Decide, Row, Store, Touch
 from ..system.blocking import may_block
 from ..system.signals import suppress
@@ -354,7 +354,7 @@ class TieredStore:
         stands = copy is not None and self._stands(place, copy)
         place.stamp = None
         if remote.on_error == "raise":
-            raise RemoteError(f"{self._local.directory!r}: key {place.key!r}: no answer: {error}") from error
+            raise RemoteError(f"{self._local.directory!r}: key {named(place.key)}: no answer: {error}") from error
         if remote.on_error == "local" and stands and copy is not None and self._tier.may_be_stale():
             self._state.count("stale_served")
             found[place] = copy
@@ -537,7 +537,9 @@ class TieredStore:
                 break
             self._state.count("conflicts")
             if deadline is not None and time.monotonic() >= deadline:
-                raise Timeout(f"{self._local.directory!r}: key {place.key!r} is being written by others all the time")
+                raise Timeout(
+                    f"{self._local.directory!r}: key {named(place.key)} is being written by others all the time"
+                )
             record, expected = self._take_over(place, None, reply), reply.version or ABSENT
             change = self._decided(place, record, decide)
         return 1

@@ -40,6 +40,20 @@ def messages(cache: Cache, fix: bool = False) -> list[str]:
 
 
 @one
+def test_damage_under_a_number_that_is_too_long_to_show_is_named_and_mended(open_cache: Opener) -> None:
+    cache = open_cache()
+    huge = 10**5000
+    cache.set_many({huge: 1, (huge, 1): 2})
+    tamper(cache, "UPDATE entry SET v = x'00'")
+    assert cache.get(huge) is None
+    assert sorted(text.partition(" (at")[0] for text in messages(cache, fix=True)) == [
+        "entry <int with an integer too long to show>",
+        "entry <tuple with an integer too long to show>",
+    ]
+    assert cache.check() == []
+
+
+@one
 def test_each_kind_of_damage_is_found_and_mended(open_cache: Opener) -> None:
     cache = open_cache()
     cache.set_many({"one": BIG, "two": BIG, "three": "small", "four": "small"})

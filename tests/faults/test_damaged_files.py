@@ -254,11 +254,17 @@ def change_word(path: Path, word: int, change: Callable[[int], int]) -> None:
         file.write(change(number).to_bytes(8, sys.byteorder))
 
 
-@pytest.mark.parametrize("count", [3, 1 << 63], ids=["too low", "too high"])
+@pytest.mark.parametrize("count", [3, 1 << 48, 1 << 63], ids=["too low", "more than there is room for", "too high"])
 def test_a_count_of_entries_that_is_wrong_hinders_nobody(directory: Path, count: int) -> None:
     change_word(directory / "cache.gen", Header.COUNT, lambda _: count)
     with closing(Cache(directory)) as cache:
         assert len(cache) in (3, ENTRIES)
+        with cache.transact():
+            for number in range(10, 15):
+                assert cache.delete(number)
+            assert len(cache) == ENTRIES - 5
+            for number in range(10, 15):
+                cache[number] = number
         for number in range(100):
             assert cache.delete(number + 10)
         cache.check(fix=True)

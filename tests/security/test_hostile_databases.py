@@ -6,7 +6,8 @@ import resource
 import shutil
 import sqlite3
 import warnings
-from contextlib import closing
+from collections.abc import Callable
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,44 @@ def test_a_schema_rewritten_under_a_known_name(directory: Path) -> None:
         directory, "UPDATE sqlite_master SET sql = replace(sql, 'new.size', '0') WHERE name = 'entry_insert'"
     )
     with pytest.raises(ForeignDatabase, match=r"unexpected: \['entry_insert'\]"):
+        Cache(directory)
+
+
+def test_nothing_hides_behind_rows_of_a_schema_that_mean_nothing(directory: Path) -> None:
+    with database(directory) as connection:
+        connection.execute("PRAGMA writable_schema = ON")
+        connection.executemany(
+            "INSERT INTO sqlite_master SELECT ?, 'sqlite_autoindex_setting_1', name, rootpage, NULL FROM sqlite_master"
+            " WHERE name = 'setting'",
+            [(f"index {number}",) for number in range(1000)],
+        )
+        connection.execute(
+            "INSERT INTO sqlite_master VALUES ('trigger', 'evil', 'entry', 0, ?)", (TAMPERED["trigger"],)
+        )
+    with pytest.raises(ForeignDatabase, match="altered by someone else"):
+        Cache(directory)
+
+
+@pytest.mark.parametrize(
+    ("made", "altered"),
+    [
+        ("CREATE TABLE evil (x CHECK (x > 1))", ""),
+        ("CREATE TABLE evil (x, y AS (nullif(x, 0)))", "CREATE TABLE evil (x, y AS (nullif(x, 0)) NOT NULL)"),
+        ("CREATE TABLE evil (x); CREATE INDEX evil_x ON evil (abs(x))", "CREATE INDEX evil_x ON evil (abs(x + 1))"),
+    ],
+    ids=["check", "generated column", "index"],
+)
+def test_no_planted_expression_is_evaluated_to_tell_damage_from_an_altered_schema(
+    directory: Path, made: str, altered: str
+) -> None:
+    """SQLite's check would find each of these false, and a function call in one may take forever."""
+    with database(directory) as connection:
+        connection.execute("PRAGMA ignore_check_constraints = ON")
+        connection.executescript(f"{made}; INSERT INTO evil (x) VALUES (0)")
+    if altered:
+        name = altered.split()[2]
+        rewrite_schema(directory, f"UPDATE sqlite_master SET sql = '{altered}' WHERE name = '{name}'")
+    with pytest.raises(ForeignDatabase, match="altered by someone else"):
         Cache(directory)
 
 
@@ -289,6 +328,52 @@ def test_columns_that_say_something_else_than_the_record_are_reported_and_mended
             cache.check(fix=True)
             assert cache.check() == []
             cache["a"] = "text"
+
+
+@pytest.mark.parametrize("remove", [Cache.delete, Cache.pop, Cache.touch, Cache.incr])
+@pytest.mark.parametrize("column", ["expire", "fresh"])
+@pytest.mark.parametrize("value", ["'soon'", "x'00'", "''", "1e400", "-1e400", "CAST(x'ff' AS TEXT)"])
+def test_a_time_that_is_none_stops_no_operation_on_its_entry(
+    directory: Path, remove: Callable[[Cache, str], object], column: str, value: str
+) -> None:
+    plant(directory, f"UPDATE entry SET {column} = {value}")
+    (directory / "cache.buffer").unlink(missing_ok=True)  # in which the entries are whole
+    with closing(Cache(directory)) as cache:
+        with suppress(KeyError, TypeError if remove is Cache.incr else KeyError):  # of a text
+            remove(cache, "a")
+        assert cache.set("a", 1)
+        assert cache.delete("a")
+        assert cache.check(fix=True) is not None
+        assert cache.check() == []
+
+
+@pytest.mark.parametrize("policy", ["least-recently-used", "least-frequently-used", "least-recently-stored"])
+@pytest.mark.parametrize("column", ["version", "base", "rank", "seq"])
+def test_a_row_without_a_rank_is_evicted_as_others_are(directory: Path, column: str, policy: str) -> None:
+    """Damage may make any column NULL: its kind is a byte in the row."""
+    with database(directory) as connection:
+        (made,) = connection.execute("SELECT sql FROM sqlite_master WHERE name = 'entry'").fetchone()
+    for not_null in ("", "NOT NULL"):
+        rewrite_schema(
+            directory, f"UPDATE sqlite_master SET sql = '{made.replace('NOT NULL', not_null)}' WHERE name = 'entry'"
+        )
+        if not not_null:
+            plant(directory, f"UPDATE entry SET {column} = NULL")
+    with closing(Cache(directory, eviction_policy=policy, size_limit=100_000)) as cache:
+        for number in range(20):
+            cache.set(number, bytes(2000))
+        cache.cull()
+        assert cache.volume() <= 100_000
+
+
+def test_sizes_without_an_end_in_the_trash_stop_nothing(directory: Path) -> None:
+    plant(directory, "INSERT INTO trash VALUES ('one', 9e999, NULL), ('two', -9e999, NULL)")
+    with closing(Cache(directory, size_limit=1 << 20)) as cache:
+        assert cache.volume() > 0
+        for number in range(100):
+            cache[number] = bytes(20_000)
+        cache.check(fix=True)
+        assert cache.check() == []
 
 
 def test_trash_that_is_there_already_does_not_stop_a_write(directory: Path) -> None:

@@ -201,6 +201,22 @@ def test_another_schema_is_refused(old: Path, new: Path, diskcache: ModuleType, 
     assert not new.exists()
 
 
+@pytest.mark.parametrize("number", ["'text'", "NULL", "x'00'", "1.5"])
+def test_rows_whose_number_is_none_are_damage(old: Path, new: Path, diskcache: ModuleType, number: str) -> None:
+    with diskcache.Cache(old) as theirs:
+        theirs["key"] = 1
+    alter(
+        old,
+        "CREATE TABLE made AS SELECT * FROM Cache",
+        "DROP TABLE Cache",
+        "CREATE TABLE Cache AS SELECT rowid AS number, * FROM made",
+        f"UPDATE Cache SET number = {number}",
+        "ALTER TABLE Cache DROP COLUMN rowid",
+        "ALTER TABLE Cache RENAME COLUMN number TO rowid",
+    )
+    assert reasons(migrate(old, new))["cache.db"].endswith("its rows are out of order")
+
+
 def test_planted_triggers_views_and_indexes_are_not_run(old: Path, new: Path, diskcache: ModuleType) -> None:
     with diskcache.Cache(old) as theirs:
         theirs["key"] = "value"

@@ -338,6 +338,8 @@ def damaged(rows: dict[str, bytes]) -> Iterator[dict[str, object]]:
     for lie in (
         [part.shard, part.before, 0, 1 << 60, b""],
         [part.shard, part.before, -5, 2, b""],
+        [part.shard, part.before, 10**5000, 1, b""],
+        [part.shard, part.before, 0, 10**5000, b""],
         [part.shard, part.before],
         "part",
     ):

@@ -1467,21 +1467,23 @@ def test_what_was_deleted_in_spite_of_damage_stays_deleted(tmp_path: Path, flush
 
 
 @may_be_emptied
-@pytest.mark.parametrize("planted", ["tick", "tick of a row", "tags"])
+@pytest.mark.parametrize("planted", ["tick", "tick of a row", "tags", "hash", "hash of damage"])
 def test_a_planted_record_that_sqlite_cannot_take_stops_nothing(cache: Cache, other: Cache, planted: str) -> None:
     cache["a"] = 1
     other["b"] = other["c"] = 1  # so that the helper gathers what it flushes
     ring = ring_of(cache)
     at = PAGE + ring.words[Word.HEAD] % SIZE
-    cache.set("key", 1, tag=None if planted == "tick" else "a")
+    cache.set("key", 1, tag="a" if planted in ("tick of a row", "tags") else None)
     record = bytearray(ring._bytes[at : PAGE + ring.words[Word.HEAD] % SIZE])
     key_size, v_size, _, tags_size = (unpack_from("<i", record, place)[0] for place in (32, 40, 44, 48))
     size = 80 + key_size + v_size + max(tags_size, 0)
-    if planted != "tags":
-        pack_into("<Q", record, 8, (1 << 64) - 1)
-    else:
+    if planted == "tags":
         record[size - 1] = 255  # the last byte of the tags
-    pack_into("<I", record, 68, crc32(record[80:size]))
+    elif "hash" in planted:
+        pack_into("<Q", record, 16, (1 << 63) - 1)
+    else:
+        pack_into("<Q", record, 8, (1 << 64) - 1)
+    pack_into("<I", record, 68, crc32(record[80:size]) ^ (planted == "hash of damage"))
     pack_into("<I", record, 76, crc32(record[:76]))
     ring._bytes[at : at + len(record)] = record
     ring.words[Word.LAST] = crc32(record[:76]) << 32 | ring.words[Word.HEAD] & 0xFFFFFFFF

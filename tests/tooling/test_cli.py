@@ -33,6 +33,13 @@ def test_get_prints_the_value(shell: Shell) -> None:
     assert "no entry under the text key 'nothing'; keys of other types need --key-type" in shell.err
 
 
+def test_a_number_that_is_too_long_to_show_is_told(shell: Shell, cache: Cache) -> None:
+    huge = 10**5000
+    cache["huge"] = cache[huge] = huge
+    for arguments in (("get", "huge"), ("get", "huge", "--json"), ("keys",), ("keys", "--json")):
+        assert "<int with an integer too long to show>" in shell.run(*arguments)
+
+
 def test_get_with_json_prints_the_entry(shell: Shell, cache: Cache) -> None:
     (entry,) = shell.json("get", "user:2")
     assert entry == {

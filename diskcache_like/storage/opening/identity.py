@@ -18,6 +18,7 @@ from ...encoding.keys import is_prime
 from ...errors import DirectoryError, ForeignDatabase, SettingError, file_error
 from ...settings import HANDLE_ONLY, MAX_SHARDS, checked_all
 from ...system import paths
+from ..sqlite import schema
 from ..sqlite import statements as sql
 from ..sqlite.connection import corrupt
 
@@ -179,6 +180,9 @@ def corrupt_if_damaged(connection: sqlite3.Connection, path: str) -> Iterator[No
     try:
         yield
     except ForeignDatabase as refusal:
+        if not schema.runs_nothing(connection.execute(schema.SELECT_SCHEMA).fetchall()):
+            raise
+        connection.execute("PRAGMA ignore_check_constraints = ON")
         ((found,),) = connection.execute(f"{sql.INTEGRITY_CHECK}(1)").fetchall()
         if found == "ok":
             raise

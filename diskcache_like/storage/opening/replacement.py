@@ -19,7 +19,7 @@ from ...coherence.ring import LEAST_CAPACITY, Mark, Ring
 from ...crypto.keyring import is_whole
 from ...disk.serializers import SERIALIZERS
 from ...encoding.compressors import COMPRESSORS
-from ...errors import CacheError, CorruptDatabase, CorruptDatabaseWarning, ForeignDatabase, SettingError
+from ...errors import CacheError, CorruptDatabase, CorruptDatabaseWarning, ForeignDatabase, SettingError, StorageError
 from ...settings import DEFAULT_SETTINGS
 from ...system import paths
 from ..sqlite import schema
@@ -30,6 +30,7 @@ from .identity import (
     BUFFER_MARK,
     FINGERPRINTS,
     IDENTITY_DEFAULTS,
+    MAX_EPOCH,
     MODULUS_RANGE,
     Config,
     database_path,
@@ -132,6 +133,9 @@ def make_next(directory: str, config: Config, generations: GenerationFile, probl
         return  # another process was first
     following = max(wanted.epoch, newest_epoch(directory)) + 1
     path = database_path(directory, following)
+    if following > MAX_EPOCH:
+        last = database_path(directory, MAX_EPOCH)
+        raise StorageError(f"{last!r} leaves no number for the next database: remove that file")
     settings = {**DEFAULT_SETTINGS, **wanted.settings}
     mark = _mark_of_waiting(directory, config, header, wanted)
     content = {**storable(settings), **wanted.identity, **first_transaction(wanted.identity)}

@@ -51,7 +51,7 @@ UPDATE_EXPIRING = f"""UPDATE entry SET version = ?3, rank = NULL, expire = ?6, f
     WHERE h = ?1 AND k = ?2 AND {_ALONE}"""  # noqa: S608 - made of constants
 UPDATE_METADATA = "UPDATE entry SET expire = ?, fresh = ?, tags = ?, v = ? WHERE h = ?"
 DELETE = "DELETE FROM entry WHERE h = ? AND k = ? AND (expire IS NULL OR coalesce(fresh, expire) > ?)"
-SELECT_UNTIL = "SELECT k = ?2, coalesce(fresh, expire) FROM entry WHERE h BETWEEN ?1 AND ?1 + 3 LIMIT 4"
+SELECT_UNTIL = "SELECT k = ?2, CAST(coalesce(fresh, expire) AS REAL) FROM entry WHERE h BETWEEN ?1 AND ?1 + 3 LIMIT 4"
 SELECT_WHOLE = "SELECT k = ?2, v, file, queue FROM entry WHERE h BETWEEN ?1 AND ?1 + 3 LIMIT 4"
 DELETE_H = "DELETE FROM entry WHERE h = ?"
 DELETE_OF = "DELETE FROM entry WHERE h = ? AND k = ?"
@@ -124,8 +124,8 @@ UNTAG_ALL = "DELETE FROM tagged"
 TRASH_ALL = _walk("INSERT OR IGNORE INTO trash SELECT file, size, NULL FROM entry WHERE file IS NOT NULL")
 QUICK_CHECK = _walk("PRAGMA quick_check(1)")
 _PINNED = f"(tags IS NOT NULL AND instr(' ' || tags || ' ', ' {index_name(PINNED)} '))"
-SELECT_VICTIMS = _walk(f"""SELECT h, CAST(coalesce(rank, 2 * version) AS INTEGER), CAST(base AS INTEGER), {_PINNED}
-    FROM entry ORDER BY coalesce(rank, 2 * version) LIMIT ?""")  # noqa: S608 - made of constants
+SELECT_VICTIMS = _walk(f"""SELECT h, CAST(coalesce(rank, 2 * version, 0) AS INTEGER),
+    CAST(coalesce(base, 0) AS INTEGER), {_PINNED} FROM entry ORDER BY coalesce(rank, 2 * version) LIMIT ?""")  # noqa: S608 - made of constants
 SELECT_EVICTABLE = _walk(f"SELECT h FROM entry WHERE NOT {_PINNED} ORDER BY coalesce(rank, 2 * version) LIMIT ?")  # noqa: S608 - made of constants
 RANK_UNPINNED = f"UPDATE entry SET rank = ?, base = ? WHERE h = ? AND rank = {NEVER}"  # noqa: S608 - made of constants
 UPDATE_RANK = "UPDATE entry SET rank = ?, base = ? WHERE h = ?"
@@ -136,10 +136,10 @@ RESET_RANKS_TO_ZERO = "UPDATE entry SET rank = 0, base = 0"
 COUNT = _walk("SELECT count(1) FROM entry")  # count(*) is one step of SQLite's machine, which nothing interrupts
 # Cast, and summed by total(), because a column may hold anything that somebody planted there.
 FILE_TOTALS = _walk("""SELECT coalesce((SELECT CAST(files AS INTEGER) FROM totals WHERE id = 1), 0),
-    (SELECT CAST(total(size) AS INTEGER) FROM trash)""")
+    (SELECT CAST(total(CAST(size AS INTEGER)) AS INTEGER) FROM trash)""")
 ALL_FILES = _walk("SELECT file FROM entry WHERE file IS NOT NULL")
 HAS_FILE = _walk("SELECT 1 FROM entry WHERE file IS NOT NULL LIMIT 1")
-REAL_FILES = _walk("SELECT CAST(total(size) AS INTEGER) FROM entry WHERE file IS NOT NULL")
+REAL_FILES = _walk("SELECT CAST(total(CAST(size AS INTEGER)) AS INTEGER) FROM entry WHERE file IS NOT NULL")
 SET_FILES = "INSERT OR REPLACE INTO totals (id, files) VALUES (1, ?)"
 # Of the future are those from before the clock was set back.
 HAS_UNDATED = _walk("SELECT 1 FROM trash WHERE at IS NULL OR at > ? LIMIT 1")
