@@ -337,7 +337,6 @@ def test_a_time_that_is_none_stops_no_operation_on_its_entry(
     directory: Path, remove: Callable[[Cache, str], object], column: str, value: str
 ) -> None:
     plant(directory, f"UPDATE entry SET {column} = {value}")
-    (directory / "cache.buffer").unlink(missing_ok=True)  # in which the entries are whole
     with closing(Cache(directory)) as cache:
         with suppress(KeyError, TypeError if remove is Cache.incr else KeyError):  # of a text
             remove(cache, "a")

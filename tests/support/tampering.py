@@ -39,7 +39,11 @@ def value_files(directory: Path) -> list[Path]:
 
 @contextlib.contextmanager
 def database(directory: Path, name: str = "cache.db") -> Iterator[sqlite3.Connection]:
-    """Open the database of a closed cache as a program of somebody else's does."""
+    """Open the database of a closed cache as a program of somebody else's does.
+
+    The write buffer goes: readers would find whole records there of what is changed.
+    """
+    (directory / "cache.buffer").unlink(missing_ok=True)
     with contextlib.closing(sqlite3.connect(directory / name, isolation_level=None)) as connection:
         yield connection
 
