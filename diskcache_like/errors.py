@@ -51,6 +51,13 @@ def named(value: object) -> str:
         return f"<{type(value).__name__} with an integer too long to show>"
 
 
+def foreign(noun: str, key: object, found: object) -> TypeError:
+    """Return the error for a key under which another kind of value lies than the one that a `noun` keeps there."""
+    return TypeError(
+        f"value of key {named(key)} is {named(found)}, expected that of a {noun}; use another key for one of the two"
+    )
+
+
 def missing_dependency(package: str, extra: str, wanted_by: str) -> MissingDependency:
     """Return the error for an optional dependency that is not installed, with the command that installs it."""
     return MissingDependency(

@@ -276,7 +276,9 @@ class Deque(_InCache, abc.MutableSequence[Any]):
         """Reverse the order of the items in place."""
         with self.transact():  # each pass writes behind both iterators, so neither sees what was written
             ends = zip(self._cache.iterqueue(), self._cache.iterqueue(side="back"), strict=False)
-            for (key, value), (other_key, other_value) in islice(ends, len(self) // 2):
+            for (key, value), (other_key, other_value) in ends:
+                if key >= other_key:
+                    break
                 self._cache[key] = other_value
                 self._cache[other_key] = value
 

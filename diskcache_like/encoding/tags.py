@@ -18,6 +18,8 @@ from .made_keys import HIDDEN, PINNED, Path
 TAG_LIMIT: Final = 255  # bytes of an encoded tag
 MOST_TAGS: Final = 64  # of one entry
 _NO_KEY: Final = object()
+_COLLECTIONS: Final = (list, tuple, set, frozenset, dict)
+MOST_JOINED: Final = (1 << 16) - 1  # bytes that a record has room for
 _CACHED: Final = 4096  # sets of tags whose bytes are kept, since few sets serve many entries
 
 
@@ -49,7 +51,7 @@ def encode_tag(tag: Any, key: object = _NO_KEY) -> bytes:
     No original is stored beside a tag, so a tag that could not be rebuilt without one is refused. So is a collection,
     which would be one tag, and not several.
     """
-    if tag is None or isinstance(tag, list | tuple | set | frozenset | dict):
+    if tag is None or isinstance(tag, _COLLECTIONS):
         hint = "use text, bytes or a number, or tags=[...] for several"
         raise KeyEncodeError(f"{_tag(key)} is a {type(tag).__qualname__}; {hint}")
     encoded = encode_key(tag)
@@ -87,8 +89,13 @@ def join_tags(encoded: set[bytes]) -> bytes:
 
 
 def join_hidden(encoded: set[bytes]) -> bytes:
-    """Do what `join_tags` does for any number of tags."""
-    return b"".join([bytes((len(tag),)) + tag for tag in sorted(encoded)])
+    """Do what `join_tags` does for any number of tags; raise TagError if a record has no room for them."""
+    joined = b"".join([bytes((len(tag),)) + tag for tag in sorted(encoded)])
+    if len(joined) > MOST_JOINED:
+        raise TagError(
+            f"tags and those of the namespace take {len(joined):,} bytes together, more than {MOST_JOINED:,}"
+        )
+    return joined
 
 
 def split_tags(packed: bytes) -> list[bytes]:
@@ -105,7 +112,10 @@ def tags_of(packed: bytes) -> tuple[Any, ...]:
     """Return the tags that the user gave, in the order of `sort_key`; raise DecodeError for what is none."""
     if not packed:
         return ()
-    return tuple(sorted((decode_key(tag) for tag in split_tags(packed) if tag[0] != HIDDEN), key=sort_key))
+    found = [decode_key(tag) for tag in split_tags(packed) if tag[0] != HIDDEN]
+    if any(tag is None or isinstance(tag, _COLLECTIONS) for tag in found):
+        raise DecodeError("a tag is None or a collection")
+    return tuple(sorted(found, key=sort_key))
 
 
 def tag_or_tags(packed: bytes) -> Any:

@@ -26,7 +26,7 @@ from ..encoding.record import (
     pack_full,
     unpack,
 )
-from ..encoding.tags import is_pinned, tag_or_tags, tags_column, with_hidden
+from ..encoding.tags import is_pinned, tag_or_tags, tags_column, tags_of, with_hidden
 from ..errors import (
     CacheError,
     DecodeError,
@@ -269,6 +269,7 @@ class RowCodec:
         """Return the record; raise DecodeError or FileNotFoundError for an entry that would not read."""
         self.check_place(h, stored)
         record = self.unpacked(store, stored, blob)
+        tags_of(record.metadata.tags)
         if record.file is not None:
             store.disk.verify_file(record)
         return record

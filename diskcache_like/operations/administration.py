@@ -42,7 +42,7 @@ class Administration(Tagging, SettingsInForce):
         if isinstance(moment, bool) or not isinstance(moment, int | float) or not abs(moment) <= MOMENTS:
             raise ExpiryError(f"now is {now!r}, expected seconds since 1970 or None")
         wait = self._wait_for_all(retry)
-        return self._remove_from_all(lambda store: store.remove_selected("expired", lambda: (moment,), wait))
+        return self._remove_from_all(lambda store: store.remove_selected("expired", lambda: (float(moment),), wait))
 
     def cull(self, retry: bool = False) -> int:
         """Remove expired entries, then live ones by policy until the size limit holds; return how many went.

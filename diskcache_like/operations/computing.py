@@ -680,13 +680,16 @@ class Computation:
     def _raise(self, stored: StoredError) -> None:
         """Raise the error that was stored, if it is one of those that may be."""
         for kind in _with_subclasses(self.rules.cache_errors):
-            if _name_of(kind) == stored.kind:
+            if _name_of(kind) == stored.kind and isinstance(stored.arguments, tuple):
                 self.hits += 1
                 raise _remade(kind, stored.arguments)
 
 
 def _failures_in(found: Any) -> Any:
-    return ((), None) if found is ENOVAL else found
+    match found:
+        case (tuple() as moments, None | int() | float()) if all(isinstance(one, int | float) for one in moments):
+            return found
+    return (), None  # nobody has failed, or something else lies under the key
 
 
 def _is_under_way(name: Any) -> bool:

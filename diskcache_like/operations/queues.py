@@ -11,12 +11,14 @@ from typing import Any, Literal
 
 from ..disk.contract import UNKNOWN
 from ..encoding import keys
+from ..encoding.made_keys import is_flight
 from ..encoding.record import Record
 from ..encoding.tags import pack_tags
 from ..entries.loading import EXPIRED
 from ..entries.row_codec import Expiry, discard, with_metadata
-from ..errors import DecodeError, Timeout, ValueTooLarge
+from ..errors import DecodeError, StorageError, Timeout, ValueTooLarge
 from ..storage.shard.reader import QUEUE_BOUND
+from ..storage.sqlite.connection import corrupt
 from ..storage.store import Store
 from .parts import Parts
 
@@ -60,6 +62,12 @@ class Queues(Parts):
                     number = QUEUE_START if found is None else found[1] + (1 if last else -1)
                     key = keys.queue_key(prefix, number)
                     stored, h, _ = location = rows.locate(key)
+                    if abs(number) > QUEUE_BOUND:
+                        raise StorageError(
+                            f"{store.path!r}: queue {prefix!r} has an item with the last number there is"
+                        )
+                    if store.version(h, stored):
+                        raise corrupt(f"{store.path!r}: the index of queues lacks an item", store.path)
                     row = rows.row(key, location, encoded, metadata)
                     if rows.is_oversize(row):
                         raise ValueTooLarge(f"value for queue {prefix!r} is larger than size_limit allows")
@@ -177,8 +185,9 @@ class Queues(Parts):
                 with attempt, store.transaction(self._wait(retry)):
                     for stored, original, (value, record) in self._end_items(store, last):
                         with self._rows.reporting(stored):
-                            pair = store.disk.user_key(stored, original), value
-                            return with_metadata(pair, record, expire_time, tag)
+                            key = store.disk.user_key(stored, original)
+                            if not is_flight(key):
+                                return with_metadata((key, value), record, expire_time, tag)
         raise KeyError("cache is empty")
 
     def _end_items(self, store: Store, last: bool) -> Iterator[tuple[bytes, bytes | None, tuple[Any, Record]]]:
@@ -186,7 +195,10 @@ class Queues(Parts):
         skip = 0
         while (found := store.reader.end(last, skip)) is not None:
             h, stored, original, blob = found
-            item = self._loader.candidate(stored, (stored, h, store), blob)
+            item: Any = None
+            with self._rows.reporting(stored):
+                self._rows.check_place(h, stored)
+                item = self._loader.candidate(stored, (stored, h, store), blob)
             if item is EXPIRED:
                 store.remove_places([h])
             else:

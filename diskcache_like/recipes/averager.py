@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Number
 from typing import Any
 
 from ..cache import Cache, atomic_key
@@ -9,6 +10,7 @@ from ..encoding.record import Metadata
 from ..entries.atomic_key import Decision
 from ..entries.loading import ENOVAL
 from ..entries.row_codec import Expiry
+from ..errors import foreign
 
 
 class Averager:
@@ -32,19 +34,31 @@ class Averager:
         atomic = atomic_key(self._cache, self._key)
 
         def decide(found: Any, _: Metadata) -> Decision:
-            total, count = (0.0, 0) if found is ENOVAL else found
+            total, count = self._sum(found)
             return (total + value, count + 1), atomic.metadata(self._expire, self._tag)
 
         atomic.update(decide, None)
 
     def get(self) -> float | None:
         """Return the average, or None if nothing was counted."""
-        return _average(*self._cache.get(self._key, default=(0.0, 0), retry=True))
+        return self._average(self._cache.get(self._key, default=ENOVAL, retry=True))
 
     def pop(self) -> float | None:
         """Return the average and start again. Atomic."""
-        return _average(*self._cache.pop(self._key, default=(0.0, 0), retry=True))
+        return self._average(self._cache.pop(self._key, default=ENOVAL, retry=True))
 
+    def _average(self, found: Any) -> float | None:
+        total, count = self._sum(found)
+        try:
+            return total / count if count else None
+        except ArithmeticError:
+            raise foreign("running average", self._key, found) from None
 
-def _average(total: float, count: int) -> float | None:
-    return None if count == 0 else total / count
+    def _sum(self, found: Any) -> tuple[Any, int]:
+        """Return the sum that an entry keeps, and of how many values it is."""
+        if found is ENOVAL:
+            return 0.0, 0
+        match found:
+            case [Number() as total, int() as count] if count >= 0:
+                return total, count
+        raise foreign("running average", self._key, found)

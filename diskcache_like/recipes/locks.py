@@ -22,7 +22,7 @@ from ..encoding.record import NO_METADATA, Metadata
 from ..entries.atomic_key import REMOVE, Decision
 from ..entries.loading import ENOVAL
 from ..entries.row_codec import Expiry, with_expiry
-from ..errors import CacheError, LeaseLost, NotOwner, Timeout, TransactionError
+from ..errors import CacheError, LeaseLost, NotOwner, Timeout, TransactionError, foreign
 from ..system.signals import suppress
 from ..system.tasks import sleep
 from .owners import Owner, current_owner
@@ -353,7 +353,7 @@ class RLock(_Shared):
             name, count = found
             return str(name), int(count)
         except (TypeError, ValueError):
-            raise _foreign(self._noun, self._key, found) from None
+            raise foreign(self._noun, self._key, found) from None
 
     def _owners_in(self, found: Any) -> dict[str, int]:
         name, count = self._state(found)
@@ -392,9 +392,12 @@ class BoundedSemaphore(_Shared):
             return []
         now = self._atomic.now()
         try:
-            return [(token, until) for token, until in found if until is None or until > now]
+            slots = [(token, until) for token, until in found if until is None or until > now]
         except (TypeError, ValueError):
-            raise _foreign(self._noun, self._key, found) from None
+            raise foreign(self._noun, self._key, found) from None
+        if not all(isinstance(token, str) and (until is None or isinstance(until, float)) for token, until in slots):
+            raise foreign(self._noun, self._key, found)
+        return slots
 
     def _stored(self, slots: list[tuple[str, float | None]]) -> Decision:
         """Return what becomes of the entry with these owners: it lives as long as the last of them."""
@@ -453,9 +456,3 @@ class BoundedSemaphore(_Shared):
                 if other.process == owner.process:  # a forked child does not own what its parent acquired
                     return other
         return owner
-
-
-def _foreign(noun: str, key: Any, found: Any) -> TypeError:
-    return TypeError(
-        f"value of key {key!r} is {found!r}, expected that of a {noun}; use another key for one of the two"
-    )

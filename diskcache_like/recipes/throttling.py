@@ -15,7 +15,7 @@ from ..encoding.record import Metadata
 from ..entries.atomic_key import Decision
 from ..entries.loading import ENOVAL
 from ..entries.row_codec import Expiry
-from ..errors import Timeout
+from ..errors import Timeout, foreign
 from ..operations.call_keys import function_name
 from ..system.tasks import sleep
 
@@ -27,6 +27,7 @@ RUNS_CALLERS_CODE = True  # for `interrupts_a_call` of system/signal_safe.py
 P = ParamSpec("P")
 R = TypeVar("R")
 
+LARGEST = 1e300  # moment, and number of tokens
 MOMENT = 1e-6  # seconds; a shorter wait counts as over, since clocks cannot measure it
 
 
@@ -51,9 +52,9 @@ class _Bucket:
         def decide(found: Any, _: Metadata) -> Decision:
             nonlocal delay
             moment = now()
-            last, tokens = (moment, self._count) if found is ENOVAL else found
+            last, tokens = (moment, self._count) if found is ENOVAL else self._kept(found)
             # A clock that was set back, or that counts from another moment, must not make anybody wait for years.
-            tokens = min(self._count, tokens + max(moment - last, 0.0) * self._rate)
+            tokens = min(self._count, max(tokens, 0.0) + max(moment - last, 0.0) * self._rate)
             delay = max(1 - tokens, 0.0) / self._rate
             if delay < MOMENT:
                 delay, tokens = 0.0, max(tokens - 1, 0.0)
@@ -63,6 +64,13 @@ class _Bucket:
 
         self._atomic.update(decide, wait)
         return delay
+
+    def _kept(self, found: Any) -> tuple[float, float]:
+        """Return the moment and the tokens that an entry keeps."""
+        match found:
+            case [int() | float() as last, int() | float() as tokens] if max(abs(last), abs(tokens)) < LARGEST:
+                return last, tokens
+        raise foreign("throttle", self._key, found)
 
     async def take_async(self, now: Callable[[], float]) -> float:
         """Do what `take` does, without blocking the event loop."""

@@ -11,6 +11,7 @@ import os
 import re
 import warnings
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import Any
 
 from ..coherence.generations import UNCOUNTED, Header
@@ -59,6 +60,10 @@ def check_store(
     be read. CorruptDatabase is raised if that is not wanted, or if only this handle, after `looks` looks, sees damage.
     """
     found = _Findings()
+    if fix and store.select(sql.SELECT_UNSIZED):
+        with store.locked(timeout):  # else the trigger that adds them up would refuse to have their rows removed
+            store.connection.walk(sql.MEND_SIZES)
+            store.connection.walk(sql.MEND_TOTALS)
     flaws = _flaws(store, found)
     _check_tick(store, fix, timeout, found)
     _check_rows(store, check_record, fix, timeout, found)
@@ -85,12 +90,11 @@ def check_store(
 
 def _flaws(store: Store, found: _Findings) -> list[str]:
     """Return, and note, what is wrong with the database itself: what SQLite finds, and an altered schema."""
-    rows = store.select(schema.SELECT_SCHEMA)
-    flaws = []
-    if schema.runs_nothing(rows):
+    difference = schema.difference_of(store.select(schema.SELECT_SCHEMA))
+    if difference:
+        flaws = [difference]  # and SQLite might evaluate what somebody put there
+    else:
         flaws = [str(message) for (message,) in store.select(sql.INTEGRITY_CHECK) if message != "ok"]
-    if difference := schema.difference_of(rows):
-        flaws.append(difference)
     for message in flaws:
         found.add(f"{store.path}: {message}")
     return flaws
@@ -251,7 +255,7 @@ def _named(store: Store, row: Sequence[Any]) -> str:
 
 def _problem_now(store: Store, check_record: CheckRecord, h: int) -> str | None:
     """Look again: the row may have been replaced since its page was read."""
-    rows = store.select(sql.PAGE_ROWS, (h - 1, 1))
+    rows = store.select(sql.PAGE_ROWS, (h - 1 if h > -(1 << 63) else -inf, 1))
     if not rows or rows[0][0] != h:
         return None
     return _problem(store, check_record, rows[0])

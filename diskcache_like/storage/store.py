@@ -39,7 +39,7 @@ from .upkeep.trash import Trash
 from .writer import Writer
 
 READ_TIMEOUT = 60.0  # seconds that a read of many rows waits for the lock at least, so that it can flush
-MANY_ENTRIES = 1 << 16  # a count from which on a look at the size of the database costs little beside what it is for
+MANY_ENTRIES = 1 << 24  # a count from which on it is compared with the room that there is
 LOOKS = 64  # for a moment between two writes; as long as a few writes take
 _TICK, _COUNT, _SETTLED = Header.TICK, Header.COUNT, Header.SETTLED
 
@@ -185,7 +185,7 @@ class Store:
         if found is not None:
             return 0 if found.v is None else found.tick
         rows = self.connection.select(sql.SELECT_VERSIONED, (h, stored))
-        return int(rows[0][1]) if rows else 0
+        return rows[0][1] if rows and type(rows[0][1]) is int else 0
 
     def hold(self, h: int, owner: object) -> bool | None:
         """Hold the key of `h` if nobody does, until `let_go` or this process ends; None where that is impossible."""

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
+from ..coherence.generations import MAX_WORD
 from ..errors import RemoteError
 from ..remote import Remote
 from ..system.blocking import may_block
@@ -81,7 +82,7 @@ class Link:
     def _failed(self) -> None:
         header = self.state.header
         self.state.count("errors")
-        failures = header[Word.FAILURES] = header[Word.FAILURES] + 1
+        failures = header[Word.FAILURES] = min(header[Word.FAILURES], MAX_WORD - 1) + 1
         if failures >= self.remote.breaker_errors:
             if not header[Word.OPEN_UNTIL]:
                 self.state.count("breaker_opened")

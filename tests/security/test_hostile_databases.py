@@ -85,17 +85,50 @@ def test_a_schema_rewritten_under_a_known_name(directory: Path) -> None:
         Cache(directory)
 
 
-def test_nothing_hides_behind_rows_of_a_schema_that_mean_nothing(directory: Path) -> None:
+@pytest.mark.parametrize("bit", range(8))
+def test_a_schema_with_a_flipped_bit_is_damage(directory: Path, tmp_path: Path, bit: int) -> None:
     with database(directory) as connection:
+        connection.execute("PRAGMA journal_mode = DELETE").fetchall()
+        statements = dict(connection.execute("SELECT name, sql FROM sqlite_master"))
+    content = (directory / "cache.db").read_bytes()
+    for name, statement in statements.items():
+        flipped = bytearray(statement, "utf-8")
+        flipped[len(flipped) // 2] ^= 1 << bit
+        copy = tmp_path / name
+        copy.mkdir()
+        (copy / "cache.db").write_bytes(
+            content.replace(statement.encode(), flipped)
+        )  # and what a page has of an older one
+        (copy / "cache.db").chmod(0o600)
+        with pytest.warns(CorruptDatabaseWarning):
+            cache = Cache(copy)
+        with closing(cache):
+            cache["new"] = 1
+            assert list(cache) == ["new"]
+
+
+@pytest.mark.parametrize("planted", ["trigger", "index"])
+def test_nothing_hides_behind_rows_of_a_schema_that_mean_nothing(directory: Path, planted: str) -> None:
+    with database(directory) as connection:
+        connection.execute("CREATE TABLE evil (x)")
+        connection.execute("CREATE INDEX evil_x ON evil (x)")
+        connection.execute("INSERT INTO evil VALUES (1)")
         connection.execute("PRAGMA writable_schema = ON")
         connection.executemany(
             "INSERT INTO sqlite_master SELECT ?, 'sqlite_autoindex_setting_1', name, rootpage, NULL FROM sqlite_master"
             " WHERE name = 'setting'",
             [(f"index {number}",) for number in range(1000)],
         )
-        connection.execute(
-            "INSERT INTO sqlite_master VALUES ('trigger', 'evil', 'entry', 0, ?)", (TAMPERED["trigger"],)
-        )
+        if planted == "trigger":
+            connection.execute(
+                "INSERT INTO sqlite_master VALUES ('trigger', 'evil', 'entry', 0, ?)", (TAMPERED["trigger"],)
+            )
+        else:  # its entries are not what SQLite's check would find
+            connection.execute(
+                "INSERT INTO sqlite_master SELECT type, name, tbl_name, rootpage, 'CREATE INDEX evil_x ON evil (-x)'"
+                " FROM sqlite_master WHERE name = 'evil_x'"
+            )
+            connection.execute("DELETE FROM sqlite_master WHERE sql = 'CREATE INDEX evil_x ON evil (x)'")
     with pytest.raises(ForeignDatabase, match="altered by someone else"):
         Cache(directory)
 
@@ -333,11 +366,13 @@ def test_columns_that_say_something_else_than_the_record_are_reported_and_mended
 @pytest.mark.parametrize("remove", [Cache.delete, Cache.pop, Cache.touch, Cache.incr])
 @pytest.mark.parametrize("column", ["expire", "fresh"])
 @pytest.mark.parametrize("value", ["'soon'", "x'00'", "''", "1e400", "-1e400", "CAST(x'ff' AS TEXT)"])
-def test_a_time_that_is_none_stops_no_operation_on_its_entry(
+def test_a_time_that_is_no_number_stops_no_operation_on_its_entry(
     directory: Path, remove: Callable[[Cache, str], object], column: str, value: str
 ) -> None:
     plant(directory, f"UPDATE entry SET {column} = {value}")
     with closing(Cache(directory)) as cache:
+        if remove is Cache.delete:  # what is no number is later than any
+            assert cache.delete("a") == (value != "-1e400")
         with suppress(KeyError, TypeError if remove is Cache.incr else KeyError):  # of a text
             remove(cache, "a")
         assert cache.set("a", 1)

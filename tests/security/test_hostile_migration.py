@@ -202,7 +202,9 @@ def test_another_schema_is_refused(old: Path, new: Path, diskcache: ModuleType, 
 
 
 @pytest.mark.parametrize("number", ["'text'", "NULL", "x'00'", "1.5"])
-def test_rows_whose_number_is_none_are_damage(old: Path, new: Path, diskcache: ModuleType, number: str) -> None:
+def test_rows_with_something_else_for_a_number_are_damage(
+    old: Path, new: Path, diskcache: ModuleType, number: str
+) -> None:
     with diskcache.Cache(old) as theirs:
         theirs["key"] = 1
     alter(

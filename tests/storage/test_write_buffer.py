@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from struct import pack_into, unpack_from
 from typing import Any
@@ -844,39 +845,55 @@ def test_the_order_of_what_waits_outlives_the_count_of_writes(tmp_path: Path) ->
         assert cache.check() == []
 
 
-def test_writes_that_a_power_loss_took_do_not_come_back_when_the_one_before_is_made_again(tmp_path: Path) -> None:
-    before, place = tmp_path / "before", tmp_path / "cache"
+@pytest.mark.parametrize("losses", [1, 2])
+@pytest.mark.parametrize("flushed", [False, True])
+def test_writes_that_a_power_loss_took_do_not_come_back_when_the_one_before_is_made_again(
+    tmp_path: Path, flushed: bool, losses: int
+) -> None:
+    saved, place = tmp_path / "saved", tmp_path / "cache"
+
+    def write(cache: Cache, *keys: str) -> Cache:
+        for key in keys:
+            cache[key] = key
+        return cache
 
     def work() -> Cache:
-        cache = Cache(before, **SMALL)
+        cache = Cache(place, **SMALL)
         header = session_of(cache).header
         header[Header.TICK] = header[Header.SETTLED] = header[Header.TICK] + 86_400_000_000  # a clock a day ahead
-        cache["kept"] = 1
-        shutil.copytree(before, place)
+        write(cache, "first")
+        if flushed:
+            cache.flush()
+        write(cache, "kept")
+        shutil.copytree(place, saved)
         cache.flush()  # this is lost, and of what follows all but the last record
-        cache["torn"] = 2
-        cache["lost"] = 3
-        return cache
+        return write(cache, "torn", "lost")
 
-    def write_again() -> Cache:
-        cache = Cache(place, **SMALL)
-        cache["torn"] = 2
-        return cache
+    def write_again(*keys: str) -> Cache:
+        return write(Cache(place, **SMALL), *keys)
 
     killed(work)
-    shutil.copy(before / "cache.buffer", place)
+    for loss in range(losses):
+        lose_the_last_record_but_one(place, saved)
+        killed(partial(write_again, *("torn", "lost")[: losses - loss]))
+    Path(place, "cache.gen").unlink()
+    with Cache(place, **SMALL) as cache:
+        assert [*cache] == ["first", "kept", "torn"]
+
+
+def lose_the_last_record_but_one(place: Path, saved: Path) -> None:
+    """Have the power fail: the database is as it was saved, and a record of the write buffer is not there."""
+    for path in [*place.glob("cache.db*"), place / "cache.gen"]:
+        path.unlink()
+    for path in saved.glob("cache.db*"):
+        shutil.copy(path, place)
     ring = Ring.open(str(place / "cache.buffer"), 1, 0)
     assert ring is not None
     mark = ring.flushed_mark()
-    (torn, _), _ = ring._chain(mark.flushed, mark.last)
-    start = PAGE + torn.offset % ring.capacity
+    *_, (lost, _), _ = ring._chain(mark.flushed, mark.last)
+    start = PAGE + lost.offset % ring.capacity
     ring._bytes[start : start + SMALLEST] = bytes(SMALLEST)
     ring.close()
-    for step in (write_again, lambda: Cache(place, **SMALL)):
-        (place / "cache.gen").unlink()
-        killed(step)
-    with Cache(place, **SMALL) as cache:
-        assert [*cache] == ["kept", "torn"]
 
 
 def test_a_clear_that_fails_hides_nothing(cache: Cache, other: Cache, monkeypatch: pytest.MonkeyPatch) -> None:

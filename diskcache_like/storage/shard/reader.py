@@ -7,6 +7,7 @@ import json
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from math import inf
 from operator import itemgetter
 from typing import Any
 
@@ -125,12 +126,12 @@ class Reader:
 
     def pages(self, statement: str, size: int) -> Iterator[list[Any]]:
         """Yield pages of `size` rows in order of their places; no read transaction stays open between them."""
-        position = -(1 << 63)
+        position = -inf
         while rows := self._select_placed(statement, (position, size), position):
             position = rows[-1][0]
             yield rows
 
-    def _select_placed(self, statement: str, parameters: Sequence[object], after: int | None = None) -> list[Any]:
+    def _select_placed(self, statement: str, parameters: Sequence[object], after: float | None = None) -> list[Any]:
         """Do `select` for rows that begin with their place; quarantine the database if one has none.
 
         `after`: also if the last place is not behind this one, since rows out of order would be read for ever.
@@ -222,7 +223,7 @@ class Reader:
         yield from self._placed(sql.PAGE_TAGGED, (name, json.dumps(others)), after)
 
     def _placed(self, statement: str, parameters: tuple[object, ...], after: int | None) -> Iterator[int]:
-        position = -(1 << 63) if after is None else after
+        position = -inf if after is None else after
         while rows := self._select_placed(statement, (*parameters, position, PAGE_OF_ENTRIES), position):
             position = rows[-1][0]
             yield from (place for (place,) in rows)

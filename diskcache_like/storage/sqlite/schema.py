@@ -91,12 +91,14 @@ REQUIRED = (ENTRY, TOTALS, TRASH, SETTING, EXPIRE_INDEX, QUEUE_INDEX, FILE_INDEX
 TRIGGERS = (ON_INSERT, ON_DELETE, ON_UPDATE, ON_TAGGED_INSERT, ON_TAGGED_DELETE, ON_TAGGED_UPDATE)
 ON_EACH_DELETE = {"entry_delete": ON_DELETE, "entry_untagged": ON_TAGGED_DELETE}  # by their names
 OPTIONAL = (SEQ_INDEX, RANK_INDEX)  # made when they are first needed
+EXPECTED = frozenset((*REQUIRED, *TRIGGERS, *OPTIONAL))
+SchemaRow = tuple[str, str, str | bytes | None]  # a row of SELECT_SCHEMA; text that is not UTF-8 is read as bytes
 
 CREATE_SEQ_INDEX = SEQ_INDEX.replace("INDEX", "INDEX IF NOT EXISTS", 1)
 CREATE_RANK_INDEX = RANK_INDEX.replace("INDEX", "INDEX IF NOT EXISTS", 1)
 
-# More rows than a cache has; pages may have no end. Each statement is allowed once, so none can hide behind the last.
-SELECT_SCHEMA = "SELECT type, name, sql FROM sqlite_master LIMIT 1000"
+MOST = 1000  # rows of a schema that are looked at: more than a cache has, since pages may have no end
+SELECT_SCHEMA = f"SELECT type, name, sql FROM sqlite_master LIMIT {MOST}"  # noqa: S608 - made of constants
 _EVALUATED = re.compile(r"\b(as|index|virtual)\b", re.IGNORECASE)
 INSERT_TOTALS = "INSERT INTO totals (id, files) VALUES (1, 0)"
 
@@ -137,6 +139,7 @@ def verify(connection: sqlite3.Connection, path: str) -> None:
     """
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     (version,) = connection.execute("PRAGMA user_version").fetchone()
+    (encoding,) = connection.execute("PRAGMA encoding").fetchone()
     rows = connection.execute(SELECT_SCHEMA).fetchall()
     names = {name for kind, name, _ in rows if kind == "table"}
     if application != APPLICATION_ID:
@@ -152,6 +155,8 @@ def verify(connection: sqlite3.Connection, path: str) -> None:
             f"{path!r} has format {version}, this version of diskcache_like reads only {VERSION}: delete the directory,"
             " or export it with the version that wrote it and import that"
         )
+    if encoding != "UTF-8":
+        raise CorruptDatabase(f"{path!r} has its text in {encoding}, in which nothing that the schema does is right")
     _compare(path, rows)
 
 
@@ -172,25 +177,25 @@ def _refuse_foreign(path: str, names: set[str], directory: str) -> None:
     raise ForeignDatabase(f"{path!r} is an SQLite database that diskcache_like did not make; choose another directory")
 
 
-def _compare(path: str, rows: list[tuple[str, str, str | None]]) -> None:
+def _compare(path: str, rows: list[SchemaRow]) -> None:
     """Refuse anything that is missing from, or was added to, the expected schema.
 
-    What is only missing, or there twice, is damage: a power loss may leave one page of the schema new and another old,
-    each of them sound.
+    What is only missing, or there twice, or has one other byte, is damage: a power loss may leave one page of the
+    schema new and another old, each of them sound, and a disk may flip a bit.
     """
     statements = [sql for _, _, sql in rows if sql is not None]
     if len(set(statements)) < len(statements):
         raise CorruptDatabase(f"{path!r}: the schema holds something twice")
     if difference := difference_of(rows):
-        if not _unexpected(rows):
+        if all(map(_differs_in_a_byte, _unexpected(rows))):
             raise CorruptDatabase(f"{path!r} {difference}")
         raise ForeignDatabase(f"{path!r} {difference}; it was altered by someone else and is not opened")
 
 
-def difference_of(rows: list[tuple[str, str, str | None]]) -> str | None:
+def difference_of(rows: list[SchemaRow]) -> str | None:
     """Return what the rows of SELECT_SCHEMA say against a database, None if nothing."""
     missing = {*REQUIRED, *TRIGGERS} - {sql for _, _, sql in rows}
-    unexpected = _unexpected(rows)
+    unexpected = sorted(str(name) for _, name, _ in _unexpected(rows))  # damage may have made it bytes
     if missing or unexpected:
         return (
             f"does not have the schema of diskcache_like (unexpected: {unexpected[:9] or 'nothing'}, "
@@ -199,25 +204,31 @@ def difference_of(rows: list[tuple[str, str, str | None]]) -> str | None:
     return None
 
 
-def _unexpected(rows: list[tuple[str, str, str | None]]) -> list[str]:
-    """Return the names of what was added to the expected schema, or altered."""
-    expected = {*REQUIRED, *TRIGGERS, *OPTIONAL}
-    return sorted(
-        str(name)  # damage may have made it bytes
-        for _, name, sql in rows
-        if sql not in expected
+def _unexpected(rows: list[SchemaRow]) -> list[SchemaRow]:
+    """Return what was added to the expected schema, or altered."""
+    return [row for row in rows if row[2] not in EXPECTED]
+
+
+def _differs_in_a_byte(row: SchemaRow) -> bool:
+    """Tell whether a statement is one that is expected, but for one byte."""
+    sql = row[2]
+    if sql is None:
+        return False
+    found = sql if isinstance(sql, bytes) else sql.encode("utf-8", "surrogatepass")
+    return any(
+        len(found) == len(each) and sum(one != other for one, other in zip(found, each, strict=True)) == 1
+        for each in map(str.encode, EXPECTED)
     )
 
 
-def runs_nothing(rows: list[tuple[str, str, str | None]]) -> bool:
-    """Tell whether SQLite's check of a database evaluates no expression that somebody added to the expected schema.
+def runs_nothing(rows: list[SchemaRow]) -> bool:
+    """Tell whether SQLite's check of a database evaluates no expression but those of the expected schema.
 
     It evaluates those of indexes and of generated columns, but of no trigger, and of a CHECK only if it is to. One call
     of a function may take forever, and nothing interrupts it.
     """
-    expected = {*REQUIRED, *TRIGGERS, *OPTIONAL}
-    return all(
+    return len(rows) < MOST and all(
         type(sql) is str and (sql.startswith("CREATE TRIGGER ") or not _EVALUATED.search(sql))
-        for _, _, sql in rows
-        if sql is not None and sql not in expected
+        for _, _, sql in _unexpected(rows)
+        if sql is not None
     )

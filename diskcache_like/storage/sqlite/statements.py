@@ -51,7 +51,10 @@ UPDATE_EXPIRING = f"""UPDATE entry SET version = ?3, rank = NULL, expire = ?6, f
     WHERE h = ?1 AND k = ?2 AND {_ALONE}"""  # noqa: S608 - made of constants
 UPDATE_METADATA = "UPDATE entry SET expire = ?, fresh = ?, tags = ?, v = ? WHERE h = ?"
 DELETE = "DELETE FROM entry WHERE h = ? AND k = ? AND (expire IS NULL OR coalesce(fresh, expire) > ?)"
-SELECT_UNTIL = "SELECT k = ?2, CAST(coalesce(fresh, expire) AS REAL) FROM entry WHERE h BETWEEN ?1 AND ?1 + 3 LIMIT 4"
+# A time that is no number is past every number to SQLite, as it is in _LIVE.
+SELECT_UNTIL = """SELECT k = ?2,
+    CASE WHEN typeof(coalesce(fresh, expire)) IN ('real', 'integer') THEN coalesce(fresh, expire) END
+    FROM entry WHERE h BETWEEN ?1 AND ?1 + 3 LIMIT 4"""
 SELECT_WHOLE = "SELECT k = ?2, v, file, queue FROM entry WHERE h BETWEEN ?1 AND ?1 + 3 LIMIT 4"
 DELETE_H = "DELETE FROM entry WHERE h = ?"
 DELETE_OF = "DELETE FROM entry WHERE h = ? AND k = ?"
@@ -131,6 +134,12 @@ RANK_UNPINNED = f"UPDATE entry SET rank = ?, base = ? WHERE h = ? AND rank = {NE
 UPDATE_RANK = "UPDATE entry SET rank = ?, base = ? WHERE h = ?"
 RESET_RANKS = "UPDATE entry SET rank = NULL, base = 0"
 RESET_RANKS_TO_ZERO = "UPDATE entry SET rank = 0, base = 0"
+
+# Sizes that have no sum, or are no numbers; `check` finds what is right.
+SELECT_UNSIZED = _walk("""SELECT 1 FROM entry WHERE typeof(size) <> 'integer'
+    UNION ALL SELECT 1 FROM totals WHERE typeof(files) <> 'integer' LIMIT 1""")
+MEND_SIZES = _walk("UPDATE entry SET size = 0 WHERE typeof(size) <> 'integer'")
+MEND_TOTALS = _walk("UPDATE totals SET files = 0 WHERE typeof(files) <> 'integer'")
 
 # -- totals, trash, settings -------------------------------------------------------------------------------------
 COUNT = _walk("SELECT count(1) FROM entry")  # count(*) is one step of SQLite's machine, which nothing interrupts
