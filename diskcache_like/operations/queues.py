@@ -15,10 +15,9 @@ from ..encoding.made_keys import is_flight
 from ..encoding.record import Record
 from ..encoding.tags import pack_tags
 from ..entries.loading import EXPIRED
-from ..entries.row_codec import Expiry, discard, with_metadata
+from ..entries.row_codec import Expiry, Location, discard, with_metadata
 from ..errors import DecodeError, StorageError, Timeout, ValueTooLarge
 from ..storage.shard.reader import QUEUE_BOUND
-from ..storage.sqlite.connection import corrupt
 from ..storage.store import Store
 from .parts import Parts
 
@@ -58,24 +57,28 @@ class Queues(Parts):
         try:
             for attempt in store.attempts():
                 with attempt, store.transaction(self._wait(retry)):
-                    found = store.reader.queue_end(queue, last)
-                    number = QUEUE_START if found is None else found[1] + (1 if last else -1)
-                    key = keys.queue_key(prefix, number)
-                    stored, h, _ = location = rows.locate(key)
-                    if abs(number) > QUEUE_BOUND:
-                        raise StorageError(
-                            f"{store.path!r}: queue {prefix!r} has an item with the last number there is"
-                        )
-                    if store.version(h, stored):
-                        raise corrupt(f"{store.path!r}: the index of queues lacks an item", store.path)
+                    key, location = self._next_place(store, prefix, queue, last)
                     row = rows.row(key, location, encoded, metadata)
                     if rows.is_oversize(row):
                         raise ValueTooLarge(f"value for queue {prefix!r} is larger than size_limit allows")
-                    store.upsert(h, stored, row, None)
+                    store.upsert(location[1], location[0], row, None)
         except BaseException:
             discard(store, encoded)
             return self._failed(None)
         return key
+
+    def _next_place(self, store: Store, prefix: str | None, queue: bytes, last: bool) -> tuple[Any, Location]:
+        """Return key and location for the next item on one side of a queue; damage may hide an item from the index."""
+        found = store.reader.queue_end(queue, last)
+        step = 1 if last else -1
+        number = QUEUE_START if found is None else found[1] + step
+        while abs(number) <= QUEUE_BOUND:
+            key = keys.queue_key(prefix, number)
+            location = self._rows.locate(key)
+            if not store.version(location[1], location[0]):
+                return key, location
+            number += step
+        raise StorageError(f"{store.path!r}: queue {prefix!r} has an item with the last number there is")
 
     def pull(
         self,

@@ -135,11 +135,11 @@ UPDATE_RANK = "UPDATE entry SET rank = ?, base = ? WHERE h = ?"
 RESET_RANKS = "UPDATE entry SET rank = NULL, base = 0"
 RESET_RANKS_TO_ZERO = "UPDATE entry SET rank = 0, base = 0"
 
-# Sizes that have no sum, or are no numbers; `check` finds what is right.
+# Sizes that have no sum, or are no numbers, become such that `check` finds wrong.
 SELECT_UNSIZED = _walk("""SELECT 1 FROM entry WHERE typeof(size) <> 'integer'
     UNION ALL SELECT 1 FROM totals WHERE typeof(files) <> 'integer' LIMIT 1""")
-MEND_SIZES = _walk("UPDATE entry SET size = 0 WHERE typeof(size) <> 'integer'")
-MEND_TOTALS = _walk("UPDATE totals SET files = 0 WHERE typeof(files) <> 'integer'")
+MEND_SIZES = _walk("UPDATE entry SET size = -1 WHERE typeof(size) <> 'integer'")
+MEND_TOTALS = _walk("UPDATE totals SET files = -1 WHERE typeof(files) <> 'integer'")
 
 # -- totals, trash, settings -------------------------------------------------------------------------------------
 COUNT = _walk("SELECT count(1) FROM entry")  # count(*) is one step of SQLite's machine, which nothing interrupts
