@@ -54,7 +54,8 @@ def named(value: object) -> str:
 def foreign(noun: str, key: object, found: object) -> TypeError:
     """Return the error for a key under which another kind of value lies than the one that a `noun` keeps there."""
     return TypeError(
-        f"value of key {named(key)} is {named(found)}, expected that of a {noun}; use another key for one of the two"
+        f"value of key {named(key)} is {named(found)}, expected the state of a {noun}; use another key for one of the"
+        " two"
     )
 
 

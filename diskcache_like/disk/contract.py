@@ -129,9 +129,9 @@ class Disk(Payloads, ValueFiles):
 
     def get(self, key: Any, raw: bool) -> Any:
         """Return the key for which `put` returned (key, raw)."""
-        if not isinstance(key, bytes):
-            raise DecodeError(f"entry has {type(key).__name__} for a key")
-        return keys.decode_key(key)
+        if not isinstance(key, bytes | bytearray | memoryview):
+            raise DecodeError(f"stored key is {type(key).__name__}, expected bytes")
+        return keys.decode_key(bytes(key))
 
     def store(self, value: Any, read: bool, key: Any = UNKNOWN) -> tuple[int, int, str | None, Any]:
         """Write `value` to a file if it is large, and return (file size, mode, file name, database value).
@@ -146,9 +146,9 @@ class Disk(Payloads, ValueFiles):
         if mode == MODE_PICKLE and self.pickle_policy == "never":
             raise SignatureError("entry is a pickle and the policy is pickle='never'")
         if filename is None:
-            if not isinstance(value, bytes):
-                raise DecodeError(f"entry holds {type(value).__name__} where a value is expected")
-            return readable(self._decode(mode, value), read)
+            if not isinstance(value, bytes | bytearray | memoryview):
+                raise DecodeError(f"stored value is {type(value).__name__}, expected bytes")
+            return readable(self._decode(mode, bytes(value)), read)
         reader = file_io.open_read(self._directory, filename)
         if mode == MODE_BINARY and read:
             return reader

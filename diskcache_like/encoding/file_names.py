@@ -36,7 +36,9 @@ def from_column(column: object) -> str:
     """Return the relative file name that a row's `file` column stands for, or raise DecodeError."""
     if isinstance(column, bytes) and len(column) == 16:
         return name_of(column)
-    if isinstance(column, str) and not _ID_NAME.fullmatch(column):  # of which the row has the id, so that none has two
+    if isinstance(column, str):
+        if _ID_NAME.fullmatch(column):  # such names are stored as ids, so no file has two spellings
+            raise DecodeError("file column spells out a name that is stored as an id")
         return checked(column)
     raise DecodeError(f"file column holds {type(column).__name__}, expected a 16-byte id or a relative name")
 

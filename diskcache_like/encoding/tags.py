@@ -109,7 +109,7 @@ def split_tags(packed: bytes) -> list[bytes]:
 
 
 def tags_of(packed: bytes) -> tuple[Any, ...]:
-    """Return the tags that the user gave, in the order of `sort_key`; raise DecodeError for what is none."""
+    """Return the tags that the user gave, in the order of `sort_key`; raise DecodeError for what cannot be a tag."""
     if not packed:
         return ()
     found = [decode_key(tag) for tag in split_tags(packed) if tag[0] != HIDDEN]

@@ -680,15 +680,16 @@ class Computation:
     def _raise(self, stored: StoredError) -> None:
         """Raise the error that was stored, if it is one of those that may be."""
         for kind in _with_subclasses(self.rules.cache_errors):
-            if _name_of(kind) == stored.kind and isinstance(stored.arguments, tuple):
+            if _name_of(kind) == stored.kind and isinstance(stored.arguments, list | tuple):
                 self.hits += 1
-                raise _remade(kind, stored.arguments)
+                raise _remade(kind, tuple(stored.arguments))
 
 
 def _failures_in(found: Any) -> Any:
     match found:
-        case (tuple() as moments, None | int() | float()) if all(isinstance(one, int | float) for one in moments):
-            return found
+        case [list() | tuple() as moments, None | int() | float() as until]:  # lists where JSON made them of tuples
+            if all(isinstance(moment, int | float) for moment in moments):
+                return tuple(moments), until
     return (), None  # nobody has failed, or something else lies under the key
 
 

@@ -78,10 +78,11 @@ class Namespace:
         """Return each tag of this namespace with the number and the bytes of its live entries, sorted."""
         sums: dict[Any, TagUsage] = {}
         for found in self._select(Selection()):
-            for tag in tags_of(found.record.metadata.tags):
-                known = sums.get(tag, TagUsage(tag, 0, 0))
-                size = len(found.record.payload) + found.record.size
-                sums[tag] = TagUsage(tag, known.entries + 1, known.bytes + size)
+            with self._rows.reporting(found.key):
+                for tag in tags_of(found.record.metadata.tags):
+                    known = sums.get(tag, TagUsage(tag, 0, 0))
+                    size = len(found.record.payload) + found.record.size
+                    sums[tag] = TagUsage(tag, known.entries + 1, known.bytes + size)
         wanted = Selection.of(None, "any", prefix)
         return sorted_usages(usage for usage in sums.values() if wanted.takes(usage.name))
 

@@ -78,7 +78,7 @@ class Queues(Parts):
             if not store.version(location[1], location[0]):
                 return key, location
             number += step
-        raise StorageError(f"{store.path!r}: queue {prefix!r} has an item with the last number there is")
+        raise StorageError(f"{store.path!r}: queue {prefix!r} has no numbers left on this side")
 
     def pull(
         self,
@@ -186,28 +186,28 @@ class Queues(Parts):
         for store in reversed(stores) if last else stores:
             for attempt in store.attempts(removes=True):
                 with attempt, store.transaction(self._wait(retry)):
-                    for stored, original, (value, record) in self._end_items(store, last):
-                        with self._rows.reporting(stored):
-                            key = store.disk.user_key(stored, original)
-                            if not is_flight(key):
-                                return with_metadata((key, value), record, expire_time, tag)
+                    for key, (value, record) in self._end_items(store, last):
+                        with self._rows.reporting(key):
+                            return with_metadata((key, value), record, expire_time, tag)
         raise KeyError("cache is empty")
 
-    def _end_items(self, store: Store, last: bool) -> Iterator[tuple[bytes, bytes | None, tuple[Any, Record]]]:
-        """Yield stored key, original key, value and record from one end, removing expired entries on the way."""
+    def _end_items(self, store: Store, last: bool) -> Iterator[tuple[Any, tuple[Any, Record]]]:
+        """Yield key, value and record from one end, removing expired entries on the way, without damaged ones."""
         skip = 0
         while (found := store.reader.end(last, skip)) is not None:
             h, stored, original, blob = found
-            item: Any = None
+            skip += 1
             with self._rows.reporting(stored):
                 self._rows.check_place(h, stored)
+                key = store.disk.user_key(stored, original)
+                if is_flight(key):
+                    continue
                 item = self._loader.candidate(stored, (stored, h, store), blob)
-            if item is EXPIRED:
-                store.remove_places([h])
-            else:
-                skip += 1
-            if isinstance(item, tuple):
-                yield stored, original, item
+                if item is EXPIRED:
+                    store.remove_places([h])
+                    skip -= 1
+                elif item is not None:
+                    yield key, item
 
 
 def _is_back(side: str) -> bool:

@@ -192,8 +192,11 @@ class Tagging(Parts):
                 if tag is not None:
                     entries, total = sums.get(tag, (0, 0))
                     sums[tag] = entries + int(number), total + int(size)
-        named = [TagUsage(tags_of(join_tags({tag}))[0], *sums[tag]) for tag in sums]
-        return sorted_usages(usage for usage in named if selection.takes(usage.name))
+        found = []
+        for tag, sizes in sums.items():
+            with self._rows.reporting(tag):
+                found.append(TagUsage(tags_of(join_tags({tag}))[0], *sizes))
+        return sorted_usages(usage for usage in found if selection.takes(usage.name))
 
     def _named(self, store: Store, name: str, place: int) -> bytes | None:
         """Return the tag that the index calls `name`, by the record of an entry that has it; None for a hidden one.

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from numbers import Number
 from typing import Any
 
 from ..cache import Cache, atomic_key
 from ..encoding.record import Metadata
-from ..entries.atomic_key import Decision
+from ..entries.atomic_key import REMOVE, Decision
 from ..entries.loading import ENOVAL
 from ..entries.row_codec import Expiry
 from ..errors import foreign
@@ -45,20 +44,31 @@ class Averager:
 
     def pop(self) -> float | None:
         """Return the average and start again. Atomic."""
-        return self._average(self._cache.pop(self._key, default=ENOVAL, retry=True))
+        average: float | None = None
+
+        def decide(found: Any, _: Metadata) -> Decision:
+            nonlocal average
+            average = self._average(found)
+            return None if found is ENOVAL else REMOVE
+
+        atomic_key(self._cache, self._key).update(decide, None)
+        return average
 
     def _average(self, found: Any) -> float | None:
         total, count = self._sum(found)
         try:
             return total / count if count else None
-        except ArithmeticError:
+        except (TypeError, ArithmeticError):
             raise foreign("running average", self._key, found) from None
 
     def _sum(self, found: Any) -> tuple[Any, int]:
-        """Return the sum that an entry keeps, and of how many values it is."""
+        """Return the sum that an entry keeps, and of how many values it is; values may be arrays, too."""
         if found is ENOVAL:
             return 0.0, 0
         match found:
-            case [Number() as total, int() as count] if count >= 0:
+            case [total, int() as count] if count >= 0 and not isinstance(total, _NO_SUM):
                 return total, count
         raise foreign("running average", self._key, found)
+
+
+_NO_SUM = (str, bytes, list, tuple, dict, set, type(None))

@@ -395,7 +395,9 @@ class BoundedSemaphore(_Shared):
             slots = [(token, until) for token, until in found if until is None or until > now]
         except (TypeError, ValueError):
             raise foreign(self._noun, self._key, found) from None
-        if not all(isinstance(token, str) and (until is None or isinstance(until, float)) for token, until in slots):
+        if not all(
+            isinstance(token, str) and (until is None or isinstance(until, int | float)) for token, until in slots
+        ):
             raise foreign(self._noun, self._key, found)
         return slots
 

@@ -7,6 +7,8 @@ import inspect
 import math
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from numbers import Real
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from ..cache import Cache, atomic_key, refuse_in_transaction_of_face, without_face
@@ -27,7 +29,7 @@ RUNS_CALLERS_CODE = True  # for `interrupts_a_call` of system/signal_safe.py
 P = ParamSpec("P")
 R = TypeVar("R")
 
-LARGEST = 1e300  # moment, and number of tokens
+LARGEST = 1e300  # moment, in seconds; a later one was stored by something else
 MOMENT = 1e-6  # seconds; a shorter wait counts as over, since clocks cannot measure it
 
 
@@ -41,7 +43,8 @@ class _Bucket:
         self._key = key
         self._expire = expire
         self._tag = tag
-        self._count, seconds = rate
+        count, seconds = rate
+        self._count = float(count)
         self._rate = self._count / seconds
         self._atomic = atomic_key(self._cache, key)
 
@@ -51,7 +54,7 @@ class _Bucket:
 
         def decide(found: Any, _: Metadata) -> Decision:
             nonlocal delay
-            moment = now()
+            moment = float(now())
             last, tokens = (moment, self._count) if found is ENOVAL else self._kept(found)
             # A clock that was set back, or that counts from another moment, must not make anybody wait for years.
             tokens = min(self._count, max(tokens, 0.0) + max(moment - last, 0.0) * self._rate)
@@ -68,8 +71,11 @@ class _Bucket:
     def _kept(self, found: Any) -> tuple[float, float]:
         """Return the moment and the tokens that an entry keeps."""
         match found:
-            case [int() | float() as last, int() | float() as tokens] if max(abs(last), abs(tokens)) < LARGEST:
-                return last, tokens
+            case [Real() as last, Real() as tokens]:
+                with suppress(OverflowError):
+                    kept = float(last), float(tokens)
+                    if abs(kept[0]) < LARGEST:
+                        return kept
         raise foreign("throttle", self._key, found)
 
     async def take_async(self, now: Callable[[], float]) -> float:

@@ -60,7 +60,7 @@ def check_store(
     be read. CorruptDatabase is raised if that is not wanted, or if only this handle, after `looks` looks, sees damage.
     """
     found = _Findings()
-    if fix and store.select(sql.SELECT_UNSIZED):
+    if fix and not _difference(store) and store.select(sql.SELECT_UNSIZED):
         with store.locked(timeout):  # else the trigger that adds them up would refuse to have their rows removed
             store.connection.walk(sql.MEND_SIZES)
             store.connection.walk(sql.MEND_TOTALS)
@@ -90,7 +90,7 @@ def check_store(
 
 def _flaws(store: Store, found: _Findings) -> list[str]:
     """Return, and note, what is wrong with the database itself: what SQLite finds, and an altered schema."""
-    difference = schema.difference_of(store.select(schema.SELECT_SCHEMA))
+    difference = _difference(store)
     if difference:
         flaws = [difference]  # and SQLite might evaluate what somebody put there
     else:
@@ -98,6 +98,11 @@ def _flaws(store: Store, found: _Findings) -> list[str]:
     for message in flaws:
         found.add(f"{store.path}: {message}")
     return flaws
+
+
+def _difference(store: Store) -> str | None:
+    """Describe how the schema differs from the expected one; None if it does not."""
+    return schema.difference_of(store.select(schema.SELECT_SCHEMA))
 
 
 def check_without_secret(store: Store) -> list[warnings.WarningMessage]:

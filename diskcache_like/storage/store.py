@@ -39,7 +39,7 @@ from .upkeep.trash import Trash
 from .writer import Writer
 
 READ_TIMEOUT = 60.0  # seconds that a read of many rows waits for the lock at least, so that it can flush
-MANY_ENTRIES = 1 << 24  # a count from which on it is compared with the room that there is
+MANY_ENTRIES = 1 << 24  # larger counts are checked against the size of the database
 LOOKS = 64  # for a moment between two writes; as long as a few writes take
 _TICK, _COUNT, _SETTLED = Header.TICK, Header.COUNT, Header.SETTLED
 
@@ -180,12 +180,14 @@ class Store:
         return self.reader.volume()
 
     def version(self, h: int, stored: bytes) -> int:
-        """Return the version of the key's row, 0 for no row; the write lock is held."""
+        """Return the version of the key's row, 0 for no row, -1 for damage; the write lock is held."""
         found = self.session.buffered(h, stored) if self.connection.txn is None else None
         if found is not None:
             return 0 if found.v is None else found.tick
         rows = self.connection.select(sql.SELECT_VERSIONED, (h, stored))
-        return rows[0][1] if rows and type(rows[0][1]) is int else 0
+        if not rows:
+            return 0
+        return rows[0][1] if type(rows[0][1]) is int else -1
 
     def hold(self, h: int, owner: object) -> bool | None:
         """Hold the key of `h` if nobody does, until `let_go` or this process ends; None where that is impossible."""

@@ -366,7 +366,7 @@ def test_columns_that_say_something_else_than_the_record_are_reported_and_mended
 @pytest.mark.parametrize("remove", [Cache.delete, Cache.pop, Cache.touch, Cache.incr])
 @pytest.mark.parametrize("column", ["expire", "fresh"])
 @pytest.mark.parametrize("value", ["'soon'", "x'00'", "''", "1e400", "-1e400", "CAST(x'ff' AS TEXT)"])
-def test_a_time_that_is_no_number_stops_no_operation_on_its_entry(
+def test_an_expiry_that_is_no_number_blocks_no_operation(
     directory: Path, remove: Callable[[Cache, str], object], column: str, value: str
 ) -> None:
     plant(directory, f"UPDATE entry SET {column} = {value}")

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing, suppress
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from diskcache_like import Averager, BoundedSemaphore, Cache, Deque, JSONDisk, throttle
+from diskcache_like import Averager, BoundedSemaphore, Breaker, Cache, Deque, Disk, JSONDisk, throttle
 from diskcache_like.encoding import file_names, keys
 from diskcache_like.encoding.record import MODE_RAW, Metadata, Record, pack
-from diskcache_like.errors import CacheError, CorruptDatabaseWarning, StorageError
+from diskcache_like.encoding.tags import tags_column
+from diskcache_like.errors import BreakerOpen, CacheError, CorruptDatabaseWarning, StorageError
 from diskcache_like.operations.flights import flight_key
 from diskcache_like.operations.queues import QUEUE_START
 from diskcache_like.operations.rules import StoredError
@@ -32,7 +35,7 @@ def place(tmp_path: Path) -> Path:
     return tmp_path / "cache"
 
 
-def test_an_entry_in_another_ones_place_is_not_the_last_one(place: Path) -> None:
+def test_peekitem_skips_a_misplaced_entry(place: Path) -> None:
     with closing(Cache(place, **DIRECT)) as cache:
         del cache["big"]
         stored = stored_of(cache, "b")
@@ -42,7 +45,7 @@ def test_an_entry_in_another_ones_place_is_not_the_last_one(place: Path) -> None
         assert cache.metrics.damaged == 1
 
 
-def test_what_a_computation_keeps_is_no_item(place: Path) -> None:
+def test_peekitem_skips_the_state_of_computations(place: Path) -> None:
     with closing(Cache(place, **DIRECT)) as cache:
         del cache["big"]
         atomic = cache._atomic_key(flight_key(("breaker", "name")))
@@ -50,7 +53,7 @@ def test_what_a_computation_keeps_is_no_item(place: Path) -> None:
         assert cache.peekitem() == ("b", 2)
 
 
-def test_trash_that_spells_a_file_in_another_way_removes_none(place: Path) -> None:
+def test_a_trash_row_with_another_spelling_removes_no_file(place: Path) -> None:
     with database(place) as connection:
         (column,) = connection.execute("SELECT file FROM entry WHERE file IS NOT NULL").fetchone()
         connection.execute("INSERT INTO trash VALUES (?, 5, 1.0)", (file_names.from_column(column),))
@@ -106,14 +109,14 @@ def test_a_row_in_the_first_place_of_all_is_found_and_removed(place: Path) -> No
 
 
 @pytest.mark.parametrize(("number", "side"), [(1 << 62, "back"), (-(1 << 62), "front")])
-def test_behind_the_last_number_of_a_queue_nothing_is_pushed_and_lost(tmp_path: Path, number: int, side: Any) -> None:
+def test_a_push_beyond_the_last_number_of_a_queue_is_refused(tmp_path: Path, number: int, side: Any) -> None:
     with closing(Cache(tmp_path, **DIRECT)) as cache:
         key = keys.queue_key(None, number)
         stored, h, store = cache._rows.locate(key)
         row = cache._rows.row(key, (stored, h, store), cache._rows.encode(store, "evil", False, key), Metadata())
         with store.transaction(None):
             store.upsert(h, stored, row, None)
-        with pytest.raises(StorageError, match="last number"):
+        with pytest.raises(StorageError, match="no numbers left"):
             cache.push("more", side=side)
         assert cache.pull() == (key, "evil")
         assert cache.pull() == (None, None)
@@ -149,7 +152,7 @@ def test_a_deque_beside_other_entries_is_reversed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("version", NO_VERSION)
-def test_a_version_that_is_no_number_is_that_of_no_write(place: Path, version: str) -> None:
+def test_a_version_that_is_no_number_matches_no_write(place: Path, version: str) -> None:
     plant(place, f"UPDATE entry SET version = {version}")
     with closing(Cache(place, **DIRECT)) as cache:
         assert not cache.set("a", 3, if_version=5)
@@ -160,7 +163,7 @@ class OwnDisk(JSONDisk):
     """A disk class of the user's."""
 
 
-def test_a_value_that_is_none_of_a_disk_class(tmp_path: Path) -> None:
+def test_a_payload_that_the_disk_class_never_writes(tmp_path: Path) -> None:
     with closing(Cache(tmp_path, disk=OwnDisk, **DIRECT)) as cache:
         stored, h, _ = cache._rows.locate("key")
     for payload in (b"\x05", b"\xc0", b"\x81\xa1a\x01"):
@@ -208,7 +211,7 @@ STATES: list[Any] = [
     ],
     ids=["add", "get", "pop", "semaphore", "throttle"],
 )
-def test_something_else_under_the_key_of_a_recipe_is_told(
+def test_a_foreign_value_under_the_key_of_a_recipe_is_reported(
     tmp_path: Path, use: Callable[[Cache], object], state: object
 ) -> None:
     with closing(Cache(tmp_path)) as cache:
@@ -227,3 +230,81 @@ def test_expire_takes_any_moment(tmp_path: Path) -> None:
     with closing(Cache(tmp_path)) as cache:
         cache.set("key", 1, expire=60)
         assert cache.expire(now=10**25) == 1
+
+
+@pytest.mark.parametrize("planted", [b"\x01\xc0", b"\x01\x90", b"\x01\xd9", b"\x05\xdd\xff\xff\xff\xff"])
+def test_a_planted_tag_keeps_no_other_from_being_listed(tmp_path: Path, planted: bytes) -> None:
+    with closing(Cache(tmp_path, **DIRECT)) as cache:
+        cache.set("good", 1, tag="tag")
+        cache.set("bad", 1, tag="tag")
+        stored, h, _ = cache._rows.locate("bad")
+    blob = pack(stored, Record(MODE_RAW, b"\x01", Metadata(tags=planted)), None)
+    plant(tmp_path, "UPDATE entry SET v = ?, tags = ? WHERE h = ?", blob, tags_column(planted), h)
+    with closing(Cache(tmp_path, **DIRECT)) as cache:
+        assert [usage.name for usage in cache.tags()] == ["tag"]
+        assert cache.metrics.damaged == 1
+        assert len(cache.check(fix=True)) == 1
+        assert cache.check() == []
+
+
+class ListingDisk(Disk):
+    """A disk class that hands on other bytes than it was given."""
+
+    def fetch(self, mode: int, filename: str | None, value: Any, read: bool) -> Any:
+        return super().fetch(mode, filename, value if value is None else bytearray(value), read)
+
+    def get(self, key: Any, raw: bool) -> Any:
+        return super().get(memoryview(key), raw)
+
+
+def test_a_disk_class_may_hand_on_any_bytes(tmp_path: Path) -> None:
+    with closing(Cache(tmp_path, disk=ListingDisk)) as cache:
+        cache["key"] = [1, 2]
+        cache.close()
+        assert cache["key"] == [1, 2]
+        assert cache.peekitem() == ("key", [1, 2])
+
+
+def test_a_value_that_pop_refuses_stays(tmp_path: Path) -> None:
+    with closing(Cache(tmp_path)) as cache:
+        cache["key"] = {"important": 1}
+        with pytest.raises(TypeError, match="running average"):
+            Averager(cache, "key").pop()
+        assert cache["key"] == {"important": 1}
+        del cache["key"]
+        assert Averager(cache, "key").pop() is None
+
+
+@pytest.mark.parametrize("disk", [Disk, JSONDisk])
+@pytest.mark.parametrize("count", [math.inf, 1e300, Fraction(5), 5])
+def test_a_throttle_takes_any_real_number(tmp_path: Path, disk: type[Disk], count: Any) -> None:
+    with closing(Cache(tmp_path, disk=disk)) as cache:
+        limited = throttle(cache, count, 1, "key", time_func=lambda: Fraction(1), sleep_func=_never)(lambda: 1)  # type: ignore[arg-type,return-value]
+        assert [limited(), limited(), limited()] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("disk", [Disk, JSONDisk])
+def test_an_average_is_kept_by_each_disk_class(tmp_path: Path, disk: type[Disk]) -> None:
+    with closing(Cache(tmp_path, disk=disk)) as cache:
+        average = Averager(cache, "key")
+        for value in (1, 2.5, Fraction(1, 2)):
+            average.add(value)  # type: ignore[arg-type]
+        assert average.get() == pytest.approx(4 / 3)
+        assert average.pop() == pytest.approx(4 / 3)
+        assert average.get() is None
+
+
+@pytest.mark.parametrize("disk", [Disk, JSONDisk])
+def test_a_breaker_opens_with_each_disk_class(tmp_path: Path, disk: type[Disk]) -> None:
+    calls = []
+
+    def fail() -> None:
+        calls.append(1)
+        raise ValueError("always")
+
+    with closing(Cache(tmp_path, disk=disk)) as cache:
+        failing = cache.memoize(breaker=Breaker(errors=2, window=60, open=60))(fail)
+        for _ in range(5):
+            with pytest.raises((ValueError, BreakerOpen)):
+                failing()
+    assert len(calls) == 2

@@ -251,11 +251,11 @@ def _begun(ring: Ring, path: str, config: Config, opened: Opened) -> Ring | None
         begun = Ring.open(path, slots, capacity, config.shared)
     if begun is not None:
         number = take_over(begun, mark, opened.epoch)
-        newest, beyond = begun.newest_tick(), begun.capacity + secrets.randbits(32)
-        if tick < newest + beyond and newest < FARTHEST:
+        newest = begun.newest_tick()
+        if tick < newest + begun.capacity and newest < FARTHEST:
             # The clock was ahead when that was written, and the count of writes is lost. No write is made again with
             # its number: the record would be the same, and lead to those that followed it and were lost, too.
-            header[Header.TICK] = tick = newest + beyond
+            header[Header.TICK] = tick = newest + begun.capacity + secrets.randbits(32)
         header[Header.BUFFER] = number
     generations.settle_all(tick)
     if was_settled:  # else the next holder mends what one that died has left

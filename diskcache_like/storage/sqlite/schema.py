@@ -156,7 +156,7 @@ def verify(connection: sqlite3.Connection, path: str) -> None:
             " or export it with the version that wrote it and import that"
         )
     if encoding != "UTF-8":
-        raise CorruptDatabase(f"{path!r} has its text in {encoding}, in which nothing that the schema does is right")
+        raise CorruptDatabase(f"{path!r} stores text as {encoding}, but the schema requires UTF-8")
     _compare(path, rows)
 
 
@@ -193,7 +193,7 @@ def _compare(path: str, rows: list[SchemaRow]) -> None:
 
 
 def difference_of(rows: list[SchemaRow]) -> str | None:
-    """Return what the rows of SELECT_SCHEMA say against a database, None if nothing."""
+    """Describe how the rows of SELECT_SCHEMA differ from the expected ones; None if they do not."""
     missing = {*REQUIRED, *TRIGGERS} - {sql for _, _, sql in rows}
     unexpected = sorted(str(name) for _, name, _ in _unexpected(rows))  # damage may have made it bytes
     if missing or unexpected:
@@ -210,7 +210,7 @@ def _unexpected(rows: list[SchemaRow]) -> list[SchemaRow]:
 
 
 def _differs_in_a_byte(row: SchemaRow) -> bool:
-    """Tell whether a statement is one that is expected, but for one byte."""
+    """Tell whether a statement is an expected one with exactly one byte changed."""
     sql = row[2]
     if sql is None:
         return False

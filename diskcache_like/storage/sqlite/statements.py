@@ -135,7 +135,7 @@ UPDATE_RANK = "UPDATE entry SET rank = ?, base = ? WHERE h = ?"
 RESET_RANKS = "UPDATE entry SET rank = NULL, base = 0"
 RESET_RANKS_TO_ZERO = "UPDATE entry SET rank = 0, base = 0"
 
-# Sizes that have no sum, or are no numbers, become such that `check` finds wrong.
+# Sizes that are no integers become -1, which `check` reports.
 SELECT_UNSIZED = _walk("""SELECT 1 FROM entry WHERE typeof(size) <> 'integer'
     UNION ALL SELECT 1 FROM totals WHERE typeof(files) <> 'integer' LIMIT 1""")
 MEND_SIZES = _walk("UPDATE entry SET size = -1 WHERE typeof(size) <> 'integer'")
