@@ -346,7 +346,7 @@ async def _peer_calls(count: int) -> tuple[Times, list[str]]:
             for peer in peers:
                 keys = [f"{peer.subject.name} {number}" for number in range(start, min(start + BLOCK, count))]
                 await _calls_of(peer, keys, times[peer.subject.name])
-            keys = [f"{CACHE} {number}" for number in range(start, min(start + BLOCK, count))]
+            keys = [f"{FIRST} {number}" for number in range(start, min(start + BLOCK, count))]  # never seen here
             elsewhere.set_many({key: os.urandom(SIZES[0]) for key in keys})
             times[FIRST]["cold"] += await timed(peers[0].subject, cache.get, [(key,) for key in keys])
     for peer in peers:
