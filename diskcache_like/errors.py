@@ -43,22 +43,6 @@ class MissingDependency(CacheError, ImportError):
     """A serializer, a compressor or encryption needs a package that is not installed."""
 
 
-def named(value: object) -> str:
-    """Return the `repr` of a key or value, for a message; that it cannot be shown, if a number in it is too long."""
-    try:
-        return repr(value)
-    except ValueError:  # Python spells integers of 4,300 digits at most
-        return f"<{type(value).__name__} with an integer too long to show>"
-
-
-def foreign(noun: str, key: object, found: object) -> TypeError:
-    """Return the error for a key under which another kind of value lies than the one that a `noun` keeps there."""
-    return TypeError(
-        f"value of key {named(key)} is {named(found)}, expected the state of a {noun}; use another key for one of the"
-        " two"
-    )
-
-
 def missing_dependency(package: str, extra: str, wanted_by: str) -> MissingDependency:
     """Return the error for an optional dependency that is not installed, with the command that installs it."""
     return MissingDependency(
@@ -247,3 +231,19 @@ class UnknownFileWarning(UserWarning):
 
 class EmptyDirWarning(UserWarning):
     """`check` found an empty subdirectory in the cache directory."""
+
+
+def named(value: object) -> str:
+    """Return the `repr` of a key or value, for a message; that it cannot be shown, if a number in it is too long."""
+    try:
+        return repr(value)
+    except ValueError:  # Python spells integers of 4,300 digits at most
+        return f"<{type(value).__name__} with an integer too long to show>"
+
+
+def foreign(noun: str, key: object, found: object) -> TypeError:
+    """Return the error for a key under which another kind of value lies than the one that a `noun` keeps there."""
+    return TypeError(
+        f"value of key {named(key)} is {named(found)}, expected the state of a {noun}; use another key for one of the"
+        " two"
+    )

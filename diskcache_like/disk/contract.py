@@ -129,9 +129,7 @@ class Disk(Payloads, ValueFiles):
 
     def get(self, key: Any, raw: bool) -> Any:
         """Return the key for which `put` returned (key, raw)."""
-        if not isinstance(key, bytes | bytearray | memoryview):
-            raise DecodeError(f"stored key is {type(key).__name__}, expected bytes")
-        return keys.decode_key(bytes(key))
+        return keys.decode_key(_bytes_of("key", key))
 
     def store(self, value: Any, read: bool, key: Any = UNKNOWN) -> tuple[int, int, str | None, Any]:
         """Write `value` to a file if it is large, and return (file size, mode, file name, database value).
@@ -146,9 +144,7 @@ class Disk(Payloads, ValueFiles):
         if mode == MODE_PICKLE and self.pickle_policy == "never":
             raise SignatureError("entry is a pickle and the policy is pickle='never'")
         if filename is None:
-            if not isinstance(value, bytes | bytearray | memoryview):
-                raise DecodeError(f"stored value is {type(value).__name__}, expected bytes")
-            return readable(self._decode(mode, bytes(value)), read)
+            return readable(self._decode(mode, _bytes_of("value", value)), read)
         reader = file_io.open_read(self._directory, filename)
         if mode == MODE_BINARY and read:
             return reader
@@ -380,3 +376,10 @@ def _pieces(reader: BinaryIO) -> Iterator[bytes]:
         yield bytes(piece)
     if piece != b"":
         raise ValueEncodeError(f"read=True needs a blocking binary file object, {kind} gave {piece!r}")
+
+
+def _bytes_of(noun: str, stored: object) -> bytes:
+    """Return what a row holds as bytes; raise DecodeError for text and numbers, which were planted."""
+    if not isinstance(stored, bytes | bytearray | memoryview):
+        raise DecodeError(f"stored {noun} is {type(stored).__name__}, expected bytes")
+    return bytes(stored)

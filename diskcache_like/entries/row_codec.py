@@ -269,7 +269,7 @@ class RowCodec:
         """Return the record; raise DecodeError or FileNotFoundError for an entry that would not read."""
         self.check_place(h, stored)
         record = self.unpacked(store, stored, blob)
-        tags_of(record.metadata.tags)
+        tags_of(record.metadata.tags)  # raises for what cannot be a tag
         if record.file is not None:
             store.disk.verify_file(record)
         return record

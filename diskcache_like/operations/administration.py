@@ -41,8 +41,8 @@ class Administration(Tagging, SettingsInForce):
         moment: Any = self._session.clock() if now is None else now
         if isinstance(moment, bool) or not isinstance(moment, int | float) or not abs(moment) <= MOMENTS:
             raise ExpiryError(f"now is {now!r}, expected seconds since 1970 or None")
-        wait = self._wait_for_all(retry)
-        return self._remove_from_all(lambda store: store.remove_selected("expired", lambda: (float(moment),), wait))
+        wait, moment = self._wait_for_all(retry), float(moment)  # an integer may be too large for SQLite
+        return self._remove_from_all(lambda store: store.remove_selected("expired", lambda: (moment,), wait))
 
     def cull(self, retry: bool = False) -> int:
         """Remove expired entries, then live ones by policy until the size limit holds; return how many went.

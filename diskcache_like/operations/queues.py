@@ -58,24 +58,25 @@ class Queues(Parts):
             for attempt in store.attempts():
                 with attempt, store.transaction(self._wait(retry)):
                     key, location = self._next_place(store, prefix, queue, last)
+                    stored, h, _ = location
                     row = rows.row(key, location, encoded, metadata)
                     if rows.is_oversize(row):
                         raise ValueTooLarge(f"value for queue {prefix!r} is larger than size_limit allows")
-                    store.upsert(location[1], location[0], row, None)
+                    store.upsert(h, stored, row, None)
         except BaseException:
             discard(store, encoded)
             return self._failed(None)
         return key
 
     def _next_place(self, store: Store, prefix: str | None, queue: bytes, last: bool) -> tuple[Any, Location]:
-        """Return key and location for the next item on one side of a queue; damage may hide an item from the index."""
+        """Return key and location of the next item on one side of a queue; what damage hides from the index stays."""
         found = store.reader.queue_end(queue, last)
         step = 1 if last else -1
         number = QUEUE_START if found is None else found[1] + step
         while abs(number) <= QUEUE_BOUND:
             key = keys.queue_key(prefix, number)
-            location = self._rows.locate(key)
-            if not store.version(location[1], location[0]):
+            stored, h, _ = location = self._rows.locate(key)
+            if not store.version(h, stored):
                 return key, location
             number += step
         raise StorageError(f"{store.path!r}: queue {prefix!r} has no numbers left on this side")

@@ -11,6 +11,8 @@ from ..entries.loading import ENOVAL
 from ..entries.row_codec import Expiry
 from ..errors import foreign
 
+_NO_SUM = (str, bytes, list, tuple, dict, set, type(None))  # what values cannot add up to; they may be arrays
+
 
 class Averager:
     """Keep a running average under one key of a cache.
@@ -62,13 +64,10 @@ class Averager:
             raise foreign("running average", self._key, found) from None
 
     def _sum(self, found: Any) -> tuple[Any, int]:
-        """Return the sum that an entry keeps, and of how many values it is; values may be arrays, too."""
+        """Return the sum that an entry keeps, and how many values it is of."""
         if found is ENOVAL:
             return 0.0, 0
         match found:
             case [total, int() as count] if count >= 0 and not isinstance(total, _NO_SUM):
                 return total, count
         raise foreign("running average", self._key, found)
-
-
-_NO_SUM = (str, bytes, list, tuple, dict, set, type(None))

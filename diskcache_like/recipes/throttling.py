@@ -29,7 +29,7 @@ RUNS_CALLERS_CODE = True  # for `interrupts_a_call` of system/signal_safe.py
 P = ParamSpec("P")
 R = TypeVar("R")
 
-LARGEST = 1e300  # moment, in seconds; a later one was stored by something else
+LARGEST = 1e300  # seconds; no throttle stored a later moment
 MOMENT = 1e-6  # seconds; a shorter wait counts as over, since clocks cannot measure it
 
 

@@ -61,7 +61,7 @@ def check_store(
     """
     found = _Findings()
     if fix and not _difference(store) and store.select(sql.SELECT_UNSIZED):
-        with store.locked(timeout):  # else the trigger that adds them up would refuse to have their rows removed
+        with store.locked(timeout):  # else the trigger that sums them would fail when their rows are removed
             store.connection.walk(sql.MEND_SIZES)
             store.connection.walk(sql.MEND_TOTALS)
     flaws = _flaws(store, found)
@@ -92,7 +92,7 @@ def _flaws(store: Store, found: _Findings) -> list[str]:
     """Return, and note, what is wrong with the database itself: what SQLite finds, and an altered schema."""
     difference = _difference(store)
     if difference:
-        flaws = [difference]  # and SQLite might evaluate what somebody put there
+        flaws = [difference]  # SQLite's check might evaluate an expression that somebody planted
     else:
         flaws = [str(message) for (message,) in store.select(sql.INTEGRITY_CHECK) if message != "ok"]
     for message in flaws:

@@ -233,8 +233,8 @@ class Store:
         return number if number is not None and self._is_possible(number) else int(self.select(sql.COUNT)[0][0])
 
     def _is_possible(self, number: int) -> bool:
-        """Tell whether there can be so many entries; no other number was counted."""
-        return 0 <= number < MANY_ENTRIES or 0 <= number <= self.select(sql.PAGE_COUNT)[0][0] * PAGE_SIZE
+        """Tell whether the database has room for so many entries: not for UNCOUNTED, nor for most damaged counts."""
+        return number >= 0 and (number < MANY_ENTRIES or number <= self.select(sql.PAGE_COUNT)[0][0] * PAGE_SIZE)
 
     @staticmethod
     def _settled_count(header: Words) -> int | None:

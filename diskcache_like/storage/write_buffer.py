@@ -309,12 +309,13 @@ class WriteBuffer:
         self._note_room(self._maintenance.recovery.checkpointer.left_on_disk())
 
     def _gather(self, ring: Ring) -> tuple[dict[bytes | int, Net], Mark | None]:
-        appender = self._session.appender
-        helped = appender is not None and appender.belongs_to(self._session.lock, ring)
-        found = (appender.gather(BATCH) if appender is not None and helped else None) or ring.gather(BATCH)
-        if any(h & ~HOME for _, _, h, _, _ in found[0].values()):
+        appender, found = self._session.appender, None
+        if appender is not None and appender.belongs_to(self._session.lock, ring):
+            found = appender.gather(BATCH)
+        net, mark = found or ring.gather(BATCH)
+        if any(h & ~HOME for _, _, h, _, _ in net.values()):
             raise DecodeError("a record of the write buffer has a hash that no key has")
-        return found
+        return net, mark
 
     def _write(self, net: dict[bytes | int, Net]) -> None:
         session = self._session

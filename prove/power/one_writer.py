@@ -71,7 +71,7 @@ LITTER = (UnknownFileWarning, EmptyDirWarning)
 
 
 def power_goes(durability: str, trial: Trial, broken: Broken = NOTHING, focus: Focus | None = None) -> None:
-    """Record, draw images, judge them; with the cache `broken`, and a `focus` on what shows that soon."""
+    """Record, draw images and judge them, with the cache `broken` and a `focus` on work that shows it soon."""
 
     def case(random: Random) -> None:
         memory = MEMORY if MEMORY.is_dir() else None
@@ -328,8 +328,6 @@ HARM = (
     r"|\*\*\* in database main|value file .* does not |: file not found))"
 )
 
-JOURNAL_LEFT_OUT: Broken = partial(mock.patch.object, RedoLog, "decide", return_value=[])
-
 
 def believed(self: Ring, offset: int, last: int) -> Iterator[tuple[Any, int]]:
     """Take for the next record whatever verifies by itself, of any lap: what `Ring._chain` is there to rule out."""
@@ -368,7 +366,10 @@ BROKEN = {
     "directories": Sabotage("power", "directories not synced", partial(mock.patch.object, os, "fsync")),
     "sync": Sabotage("system", "value files that sync() leaves out", partial(mock.patch.object, file_io, "sync")),
     "journal": Sabotage(
-        "power", "transactions over several shards that have no redo log", JOURNAL_LEFT_OUT, focus=ON_TRANSACTIONS
+        "power",
+        "transactions over several shards that have no redo log",
+        partial(mock.patch.object, RedoLog, "decide", return_value=[]),
+        focus=ON_TRANSACTIONS,
     ),
     "checksums": Sabotage(
         "system",

@@ -359,7 +359,7 @@ def shard_of(cache: Cache, key: Any) -> int:
 
 
 class Focus(NamedTuple):
-    """What a cache mostly does that is to show one thing soon."""
+    """What a cache mostly does, so that one thing shows soon."""
 
     kind: str
     sizes: tuple[int, ...]  # of values, in bytes
@@ -378,7 +378,7 @@ def drawn_kind(random: Random) -> str:
 
 
 def record(random: Random, space: Path, durability: str, focus: Focus | None = None) -> Recording:
-    """Have a cache work below `space`, and return what was recorded; without a `focus`, mostly of any work."""
+    """Have a cache work below `space`, and return what was recorded; without a `focus` it does any work."""
     if focus is None:
         focus = ON_TRANSACTIONS if random.random() < 0.15 else Focus(drawn_kind(random), SIZES)
     kind, root, log = focus.kind, space / "disk", space / "log"

@@ -96,9 +96,8 @@ def test_a_schema_with_a_flipped_bit_is_damage(directory: Path, tmp_path: Path, 
         flipped[len(flipped) // 2] ^= 1 << bit
         copy = tmp_path / name
         copy.mkdir()
-        (copy / "cache.db").write_bytes(
-            content.replace(statement.encode(), flipped)
-        )  # and what a page has of an older one
+        # Everywhere: a page may hold an older copy of the text as well.
+        (copy / "cache.db").write_bytes(content.replace(statement.encode(), flipped))
         (copy / "cache.db").chmod(0o600)
         with pytest.warns(CorruptDatabaseWarning):
             cache = Cache(copy)
@@ -377,7 +376,7 @@ def test_an_expiry_that_is_no_number_blocks_no_operation(
             remove(cache, "a")
         assert cache.set("a", 1)
         assert cache.delete("a")
-        assert cache.check(fix=True) is not None
+        cache.check(fix=True)
         assert cache.check() == []
 
 

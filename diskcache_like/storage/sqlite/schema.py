@@ -134,8 +134,8 @@ def is_empty(connection: sqlite3.Connection) -> bool:
 def verify(connection: sqlite3.Connection, path: str) -> None:
     """Refuse a database of another version or make, or whose schema is not the expected one.
 
-    Raises DiskCacheDirectory, NewerFormat, OlderFormat or ForeignDatabase. Nothing planted is run: reading
-    sqlite_master executes no trigger and no view, and `trusted_schema` is off on every connection.
+    Raises DiskCacheDirectory, NewerFormat, OlderFormat, ForeignDatabase or CorruptDatabase. Nothing planted is run:
+    reading sqlite_master executes no trigger and no view, and `trusted_schema` is off on every connection.
     """
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     (version,) = connection.execute("PRAGMA user_version").fetchone()
@@ -180,7 +180,7 @@ def _refuse_foreign(path: str, names: set[str], directory: str) -> None:
 def _compare(path: str, rows: list[SchemaRow]) -> None:
     """Refuse anything that is missing from, or was added to, the expected schema.
 
-    What is only missing, or there twice, or has one other byte, is damage: a power loss may leave one page of the
+    What is only missing, is there twice, or differs in one byte is damage: a power loss may leave one page of the
     schema new and another old, each of them sound, and a disk may flip a bit.
     """
     statements = [sql for _, _, sql in rows if sql is not None]

@@ -51,7 +51,7 @@ UPDATE_EXPIRING = f"""UPDATE entry SET version = ?3, rank = NULL, expire = ?6, f
     WHERE h = ?1 AND k = ?2 AND {_ALONE}"""  # noqa: S608 - made of constants
 UPDATE_METADATA = "UPDATE entry SET expire = ?, fresh = ?, tags = ?, v = ? WHERE h = ?"
 DELETE = "DELETE FROM entry WHERE h = ? AND k = ? AND (expire IS NULL OR coalesce(fresh, expire) > ?)"
-# A time that is no number is past every number to SQLite, as it is in _LIVE.
+# SQLite sorts text and BLOBs after every number, so such a time is never over, here as in _LIVE.
 SELECT_UNTIL = """SELECT k = ?2,
     CASE WHEN typeof(coalesce(fresh, expire)) IN ('real', 'integer') THEN coalesce(fresh, expire) END
     FROM entry WHERE h BETWEEN ?1 AND ?1 + 3 LIMIT 4"""
