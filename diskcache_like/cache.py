@@ -18,17 +18,18 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, Unpack, overlo
 from .coherence.generations import MAX_WORD, Header
 from .disk.contract import Constant, Disk
 from .disk.value_files import Stored
+from .encoding.keys import is_of_kind
 from .encoding.made_keys import path_of
 from .encoding.record import NO_METADATA, Metadata, Record
 from .encoding.tags import join_tags, pack_tags, split_tags, tag_or_tags, tags_of
 from .entries.atomic_key import AtomicKey, Decision, update
-from .entries.hot import NEGATIVE_HIT, PLAIN_TYPES, HotLayer, note_often
+from .entries.hot import KIND, NEGATIVE_HIT, PLAIN_TYPES, HotLayer, note_often
 from .entries.loading import ENOVAL, EXPIRED, Loader, hot_expiry
 from .entries.metrics import Metrics
 from .entries.options import Arguments
 from .entries.row_codec import Expiry, Location, RowCodec, discard, with_expiry, with_metadata
 from .entries.session import Opening, Session
-from .errors import CacheError, DirectoryError, Timeout, TransactionError, named
+from .errors import CacheError, DirectoryError, Timeout, TransactionError, ValueTooLarge, named
 from .operations import namespaces
 from .operations.administration import Administration
 from .operations.computed import Computed
@@ -248,9 +249,10 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
         except TypeError:  # an unhashable key, which the hot layer keeps by its stored bytes
             entry = None
         if entry is not None:
-            slots, slot, stamp, expire, value, decode, visited, uses, header, _ = entry
+            slots, slot, stamp, expire, value, decode, visited, marks, _, kind = entry
             if (
                 slots[slot] == stamp  # not written since: rule 2 of the coherence rules
+                and (kind is type(key) or is_of_kind(key, kind))  # or another key may be equal to it
                 and (expire is None or expire > self._hot_clock())
                 and not (read or expire_time or tag)
             ):
@@ -258,10 +260,10 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
                 if not tracks:
                     visited[0] = 1
                 elif tracks == 1:  # RECENCY; from here on `HotLayer.note_hit`, without the call
-                    tick = header[_TICK]
+                    tick = marks[1][_TICK]
                     if visited[0] != tick:  # the mark is the same until somebody writes
                         visited[0] = tick
-                        uses[slot] = 2 * tick + 1 & MAX_WORD
+                        marks[0][slot] = 2 * tick + 1 & MAX_WORD
                 elif tracks == 2:  # COUNTED
                     visited[0] = 1
                     if decode is None:
@@ -274,11 +276,11 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
                     if left > 0:
                         visited[0] = left
                     else:
-                        note_often(visited, uses, slot)
+                        note_often(visited, marks[0], slot)
                 else:
                     visited[0] = 1
                     if decode is not NEGATIVE_HIT:
-                        self._hot.note_hit(uses, slot, header)
+                        self._hot.note_hit(marks[0], slot, marks[1])
                 if decode is None:
                     return value
                 if decode is not NEGATIVE_HIT:
@@ -316,7 +318,9 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
         except TypeError:
             entry = None
         if entry is not None and entry[0][entry[1]] == entry[2] and (entry[3] is None or entry[3] > self._hot_clock()):
-            return entry[5] is not NEGATIVE_HIT
+            kind = entry[KIND]
+            if kind is type(key) or is_of_kind(key, kind):
+                return entry[5] is not NEGATIVE_HIT
         location = self._rows.locate(key)
         record = self._rows.verified(key, location, location[2].read(location[1], location[0]))
         return record is not None and self._rows.is_live(record)
@@ -430,9 +434,27 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
         condition: Callable[[Record | None], bool],
         pure: bool = False,
     ) -> bool:
+        """Do what `_store_if` does, and return False for a value that can never fit, or where a Timeout is no error."""
+        try:
+            return self._store_if(key, value, read, metadata, self._wait(retry), condition, pure)
+        except ValueTooLarge:
+            return False
+        except BaseException:
+            return self._failed(False)
+
+    def _store_if(
+        self,
+        key: Any,
+        value: Any,
+        read: bool,
+        metadata: Metadata,
+        wait: float | None,
+        condition: Callable[[Record | None], bool],
+        pure: bool = False,
+    ) -> bool:
         """Store `value` if the condition holds for the live record of `key`; return whether it was stored. Atomic.
 
-        `pure`: as `Store.compute` has it.
+        `wait`: seconds to wait for the lock, None for no limit. `pure`: as `Store.compute` has it.
         """
         rows = self._rows
         stored, h, store = location = rows.locate(key)
@@ -447,11 +469,12 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
 
         try:
             row = rows.row(key, location, encoded, metadata)
-            if not rows.is_oversize(row):
-                stamp = store.compute(h, stored, decide, self._wait(retry), pure)
+            if rows.is_oversize(row):
+                raise rows.too_large(key)
+            stamp = store.compute(h, stored, decide, wait, pure)
         except BaseException:
             discard(store, encoded)
-            return self._failed(False)
+            raise
         if not is_met:
             discard(store, encoded)
             return False

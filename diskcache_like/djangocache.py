@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from datetime import timedelta
 from functools import partial
-from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar, Unpack
 
 from asgiref.sync import sync_to_async
 from django.core.cache.backends.base import DEFAULT_TIMEOUT, BaseCache
@@ -24,8 +24,9 @@ from .cache import Cache
 from .encoding.values import is_small
 from .errors import CacheError
 from .fanout import FanoutCache
-from .operations.call_keys import function_name
-from .operations.computed import Options
+from .operations.call_keys import CallKeys
+from .operations.computed import Options, rules_of
+from .operations.memoize import memoize
 from .operations.tagging import Match
 from .persistent import Deque, Index
 from .settings import DEFAULT_SETTINGS
@@ -124,10 +125,10 @@ os.register_at_fork(after_in_child=handles.after_fork)
 request_started.connect(handles.note_request, dispatch_uid="diskcache_like")
 
 
-class MadeKey(tuple[Any, ...]):
+class MadeKey(NamedTuple):
     """A key of a memoized function, which holds prefix and version already."""
 
-    __slots__ = ()
+    key: Any
 
 
 async def _in_djangos_thread(function: Callable[[], T]) -> T:
@@ -230,7 +231,7 @@ class DjangoCache(BaseCache):  # type: ignore[misc]  # Django has no types
 
     def make_key(self, key: Any, version: int | None = None) -> Any:
         """Return the key that is stored; a memoized function's `__cache_key__` is one already."""
-        return tuple(key) if isinstance(key, MadeKey) else super().make_key(key, version=version)
+        return key.key if isinstance(key, MadeKey) else super().make_key(key, version=version)
 
     def make_and_validate_key(self, key: Any, version: int | None = None) -> Any:
         """Return the key that is stored, after `validate_key` has warned of what memcached would not take."""
@@ -465,11 +466,9 @@ class DjangoCache(BaseCache):  # type: ignore[misc]  # Django has no types
             raise TypeError("name cannot be a function: write @cache.memoize() with parentheses")
 
         def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-            base = self.make_key(function_name(function) if name is None else name, version)
-            expire = self.get_backend_timeout(timeout)
-            wrapper: Any = self._cache.memoize(base, typed, expire, tag, ignore, key=key, tags=tags, **options)(
-                function
-            )
+            call_keys = CallKeys(name, typed, ignore, key, spell=partial(self.make_key, version=version))
+            rules = rules_of(self.get_backend_timeout(timeout), tag, tags, {**options})
+            wrapper: Any = memoize(self._cache, call_keys, rules)(function)
             cache_key = wrapper.__cache_key__
             wrapper.__cache_key__ = functools.wraps(cache_key)(lambda *a, **k: MadeKey(cache_key(*a, **k)))
             wrapper.key = wrapper.__cache_key__

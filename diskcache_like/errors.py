@@ -217,6 +217,10 @@ class UnreadableFileWarning(UserWarning):
     """A value file cannot be read by this user; reading its entry is a miss."""
 
 
+class NotKeptWarning(UserWarning):
+    """A computed value could not be stored, or looked up, and its callers got it all the same."""
+
+
 class RemoteWarning(UserWarning):
     """The server that several machines share cannot be reached, and the cache is opened without it."""
 

@@ -175,12 +175,21 @@ class Disk(Payloads, ValueFiles):
             return self.sealer.blind_key(keys.encode_key(key))
         if self._own_keys:
             return keys.encode_key(key)
-        if isinstance(key, _QUEUE_KEYS):
+        if isinstance(key, (*_QUEUE_KEYS, keys.EncodedKey)):
             return keys.encode_key(key)  # `put` would take it for the equal int or str of a user
         if type(key) is keys.NamespacedKey:
             return key.path.start + self.stored_key(key.key)
         db_key, raw = self.put(key)
         return keys.encode_key((db_key, bool(raw)))
+
+    def fixed_key(self, key: Any) -> Any:
+        """Return a key that stays what it is, whatever becomes of this one, and that no other key is taken for."""
+        if keys.hashes_like_stored_key(key):
+            return key
+        if not self._own_keys:
+            return keys.EncodedKey(self.stored_key(key))
+        stored = keys.encode_key(key)
+        return keys.EncodedKey(stored, keys.original_key(key, stored))
 
     def original_key(self, key: object, stored: bytes) -> bytes | None:
         """Return the original key as it must be stored beside `stored`, or None if it need not be stored."""

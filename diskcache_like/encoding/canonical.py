@@ -5,7 +5,8 @@ stands for something else begins with a mark, an empty extension. The extension 
 
 Equal numbers share one form: an integer if possible, else a double, else a decimal, else a fraction, else a complex
 number. All NaNs are one key. A subclass that keeps the equality of its base is encoded as its base: a StrEnum as text,
-a namedtuple as a tuple, an OrderedDict as a dict. Sets and dicts are sorted. Aware datetimes are encoded as instants.
+a namedtuple as a tuple, a defaultdict as a dict. Sets and dicts are sorted, but no OrderedDict is, since two of them in
+another order are not equal; as a key it equals no dict. Aware datetimes are encoded as instants.
 Any other instance is encoded as its class and what pickle would store, so its bytes identify it but cannot rebuild it.
 """
 
@@ -31,7 +32,7 @@ from uuid import UUID
 
 from ..errors import CacheError, KeyEncodeError, KeyTooLarge
 from ..system.signals import reraise_signal
-from .made_keys import NamespacedKey, PrefixedQueueKey, QueueKey
+from .made_keys import EncodedKey, NamespacedKey, PrefixedQueueKey, QueueKey
 from .values import BIN_HEADS, SMALL_INTS, STR_HEADS, int_to_bytes
 
 KEY_SIZE_LIMIT: Final = 64 * 1024
@@ -42,7 +43,7 @@ _LONG_KEY_MEMBERS: Final = 10_000_000  # a bound on members that each contain th
 
 INT, COMPLEX, DATE, DATETIME, INSTANT, TIME, ZONED_TIME, TIMEDELTA, UUID_CODE, ELLIPSIS = range(1, 11)
 NAME, QUEUE, PREFIXED, POSIX_PATH, WINDOWS_PATH = range(16, 21)
-TUPLE, SET, RANGE, DECIMAL, FRACTION, ENUM, DATACLASS, INSTANCE = range(32, 40)
+TUPLE, SET, RANGE, DECIMAL, FRACTION, ENUM, DATACLASS, INSTANCE, ORDERED = range(32, 41)
 
 _U32 = struct.Struct(">BI").pack
 _I64 = struct.Struct(">Bq").pack
@@ -52,7 +53,7 @@ BIASED = struct.Struct(">Q")
 PAIR = struct.Struct(">dd")
 DAYS = struct.Struct(">iii")
 MICROSECOND = dt.timedelta(microseconds=1)
-_MARK_HEADS = {mark: bytes((0xC7, 0, mark)) for mark in range(TUPLE, INSTANCE + 1)}
+_MARK_HEADS = {mark: bytes((0xC7, 0, mark)) for mark in range(TUPLE, ORDERED + 1)}
 _ARRAY_HEADS = tuple(bytes((0x90 | count,)) for count in range(16))
 _NAN = _F64(0xCB, math.nan)
 EXACT = Context(prec=MAX_PREC, Emax=MAX_EMAX, Emin=MIN_EMIN, traps=[])
@@ -153,6 +154,10 @@ def _dict(value: Iterable[Any], walk: _Walk) -> bytes:
     pairs = sorted(key + member for key, member in zip(parts, parts, strict=True))
     count = len(pairs)
     return (bytes((0x80 | count,)) if count < 16 else b"\xdf" + count.to_bytes(4, "big")) + b"".join(pairs)
+
+
+def _ordered(value: Any, walk: _Walk) -> bytes:
+    return _members(ORDERED, chain.from_iterable(value.items()), walk)
 
 
 def _str(value: str, _walk: _Walk) -> bytes:
@@ -413,6 +418,7 @@ _ENCODERS: Final = _Encoders(
         QueueKey: _queue,
         PrefixedQueueKey: _queue,
         NamespacedKey: _namespaced,
+        EncodedKey: lambda value, _walk: bytes(value),
         bytearray: _bytes,
         memoryview: _memoryview,
         complex: _number,
@@ -433,7 +439,6 @@ _SUBCLASSED: Final = (
     *(str, int, float, complex, bytes, bytearray, tuple, list, dict, set, frozenset, Decimal, Fraction, UUID),
     *(dt.datetime, dt.date, dt.time, dt.timedelta),
 )
-_DICT_EQUALITY: Final = (OrderedDict.__eq__, Counter.__eq__)  # they differ from dict's only among themselves
 
 
 def _choose_encoder(kind: type[Any]) -> _Encoder:
@@ -442,7 +447,11 @@ def _choose_encoder(kind: type[Any]) -> _Encoder:
     for base in _SUBCLASSED:
         if issubclass(kind, base):
             same = kind.__eq__ is base.__eq__ and (kind.__hash__ is base.__hash__ or base.__hash__ is None)
-            if same or (base is dict and kind.__eq__ in _DICT_EQUALITY):
+            if base is dict and kind.__eq__ is OrderedDict.__eq__:
+                return _ordered
+            if same or (
+                base is dict and kind.__eq__ is Counter.__eq__
+            ):  # which differs from dict's only among Counters
                 return _number if base is int else _ENCODERS[base]
             break
     if issubclass(kind, Enum):

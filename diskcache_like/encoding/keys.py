@@ -12,9 +12,11 @@ import datetime as dt
 import hashlib
 import math
 import secrets
+from collections import OrderedDict
 from decimal import Decimal
 from fractions import Fraction
 from functools import partial
+from itertools import chain
 from pathlib import PosixPath, PureWindowsPath
 from typing import Any, Final, NoReturn
 from uuid import UUID
@@ -23,14 +25,16 @@ from ..errors import DecodeError, KeyEncodeError, KeyTooLarge, ValueEncodeError
 from ..system.signals import reraise_signal
 from . import canonical, made_keys
 from .canonical import KEY_DEPTH, KEY_SIZE_LIMIT, encode_key, encode_unbounded
-from .made_keys import NamespacedKey, PrefixedQueueKey, QueueKey
+from .made_keys import EncodedKey, NamespacedKey, PrefixedQueueKey, QueueKey
 from .msgpack_reader import NESTED, Format, Mark
 from .pickling import dumps_pickle
 from .values import NotSerializable, decode_value, encode_value, int_from_bytes
 
 __all__ = [
+    "COMPOUND",
     "KEY_DEPTH",
     "KEY_SIZE_LIMIT",
+    "EncodedKey",
     "KeyDecodeError",
     "NamespacedKey",
     "PrefixedQueueKey",
@@ -39,8 +43,10 @@ __all__ = [
     "encode_key",
     "encode_unbounded",
     "hashes_like_stored_key",
+    "is_of_kind",
     "is_prime",
     "key_hash",
+    "kind_of",
     "new_modulus",
     "original_key",
     "queue_key",
@@ -144,6 +150,7 @@ _KEYS: Final = Format(
         canonical.ENUM: Mark(_needs_original_key),
         canonical.DATACLASS: Mark(_needs_original_key),
         canonical.INSTANCE: Mark(_needs_original_key),
+        canonical.ORDERED: Mark(lambda items: OrderedDict(zip(items[1::2], items[2::2], strict=True))),
     },
 )
 
@@ -192,6 +199,8 @@ def _is_plain(key: Any) -> bool:
     kind = type(key)
     if kind is tuple:
         return all(map(_is_plain, key))
+    if kind is OrderedDict:
+        return all(map(_is_plain, chain.from_iterable(key.items())))
     return kind in _PLAIN or (kind is float and not key.is_integer())
 
 
@@ -203,6 +212,8 @@ def original_key(key: Any, stored: bytes) -> bytes | None:
     """
     if type(key) in _PLAIN or _is_plain(key):
         return None
+    if type(key) is EncodedKey:
+        return key.original
     if type(key) is NamespacedKey:
         return original_key(key.key, stored[len(key.path.start) :])
     try:
@@ -276,13 +287,44 @@ def is_prime(number: int) -> bool:
 
 # ------------------------------------------------------------------------------------- keys within the process
 
-_DIRECT: Final = frozenset((str, bytes, int, bool, type(None), dt.date, UUID, Fraction, QueueKey, PrefixedQueueKey))
+_DIRECT: Final = frozenset(
+    (str, bytes, int, bool, type(None), dt.date, UUID, Fraction, QueueKey, PrefixedQueueKey, EncodedKey)
+)
+_COMPOUND: Final = frozenset((tuple, frozenset, NamespacedKey))
 _EXAMINED: Final = 16
+
+
+class COMPOUND:  # noqa: N801 - a mark that is compared with types
+    """Stands for the type of keys that have members."""
 
 
 def hashes_like_stored_key(key: Any) -> bool:
     """Tell whether the key's equality and hash agree with its stored key's, so that it can replace that in a dict."""
     return type(key) in _DIRECT or _is_direct(key, _EXAMINED) >= 0
+
+
+def kind_of(key: Any) -> type:
+    """Return the type that a key must have to be this one, if it is equal to it; COMPOUND if its members count, too.
+
+    Objects of other types may be equal to a key and have other stored bytes, as a `pandas.Timestamp` and a `datetime`.
+    """
+    kind = type(key)
+    return COMPOUND if kind in _COMPOUND else kind
+
+
+def is_of_kind(key: Any, kind: type) -> bool:
+    """Tell whether a key that is equal to another one, of that kind, is the same stored key."""
+    if kind is not COMPOUND:
+        return type(key) is kind
+    if type(key) is NamespacedKey:
+        return type(key[1]) in _DIRECT or _is_direct(key[1], _EXAMINED) >= 0
+    if type(key) is tuple and len(key) < _EXAMINED:  # what follows, without calls
+        for member in key:
+            if type(member) not in _DIRECT:
+                break
+        else:
+            return True
+    return _is_direct(key, _EXAMINED) >= 0
 
 
 def _is_direct(key: Any, budget: int) -> int:

@@ -1,4 +1,4 @@
-"""The keys that the package makes itself: of items in queues, and of entries in namespaces.
+"""The keys that the package makes itself: of items in queues, of entries in namespaces, and keys that are encoded.
 
 The stored key of an entry in a namespace is the start of the namespace, which no other key begins with, and the stored
 key of the user's key. Such an entry has hidden tags, by which the index finds it: one for its own namespace and one for
@@ -74,6 +74,29 @@ class PrefixedQueueKey(str):
 
     def __reduce__(self) -> tuple[type[Self], tuple[str, int]]:
         return type(self), (self.prefix, self.number)
+
+
+class EncodedKey(bytes):
+    """A key as its stored bytes, which stay what they are whatever becomes of the key; equal only to such bytes.
+
+    It stands for a key that other code may change, or whose equality does not agree with that of stored keys.
+    """
+
+    original: bytes | None  # what is stored beside the bytes, where these alone do not give the key back
+
+    def __new__(cls, stored: bytes, original: bytes | None = None) -> Self:
+        """Make the key of these bytes."""
+        self = super().__new__(cls, stored)
+        self.original = original
+        return self
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is EncodedKey and bytes.__eq__(self, other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = bytes.__hash__
 
 
 class Path:

@@ -14,7 +14,6 @@ from typing import Any, Final, Protocol
 
 from ..coherence.atomics import Words
 from ..coherence.generations import MAX_WORD, Header
-from ..disk.contract import Constant
 from ..encoding import keys
 from ..policies import Policy
 
@@ -28,7 +27,6 @@ NO_MARKS, RECENCY, COUNTED, FREQUENCY, SEVERAL = range(5)
 PLAIN_TYPES = frozenset({str, bytes, int})  # exact types: such a key is its own hot key, such a value is immutable
 
 _TICK = Header.TICK
-_STORED = Constant("stored")  # marks hot keys that are stored bytes, for keys that cannot be dictionary keys
 
 
 def _no_entry(_: object) -> Any:
@@ -48,12 +46,15 @@ _NEGATIVE: Final = None, NEGATIVE_HIT
 #   value   the value itself if immutable, else its payload
 #   decode  makes a fresh value of the payload for each hit; None for an immutable value
 #   visited SIEVE's mark: a list whose first number is 0 for not visited, the entry's only mutable part
-#   uses    words of the shard's use marks
-#   header  words of the shard's header
+#   marks   words of the shard's use marks, and words of its header
 #   cost    bytes that the entry is charged with
-HotEntry = tuple[Words, int, int, float | None, Any, Callable[[Any], Any] | None, list[int], Words, Words, int]
+#   kind    type that the key of a hit has to have, `keys.COMPOUND` if its members count, too
+HotEntry = tuple[
+    Words, int, int, float | None, Any, Callable[[Any], Any] | None, list[int], tuple[Words, Words], int, type
+]
 VISITED: Final = 6
-COST: Final = 9
+COST: Final = 8
+KIND: Final = 9
 
 
 def note_often(visited: list[int], uses: Words, slot: int) -> None:
@@ -117,17 +118,18 @@ class HotLayer:
         except TypeError:  # an unhashable key, which is kept by its stored bytes
             return None
         # Not written since: rule 2 of the coherence rules.
-        if entry is not None and entry[0][entry[1]] == entry[2] and (entry[3] is None or entry[3] > self._clock()):
+        if (
+            entry is not None
+            and entry[0][entry[1]] == entry[2]
+            and (entry[3] is None or entry[3] > self._clock())
+            and keys.is_of_kind(key, entry[KIND])
+        ):
             return entry
         return None
 
-    def probe_stored(self, stored: bytes) -> HotEntry | None:
-        """Do what `probe` does for a key that is kept by its stored bytes."""
-        return self.probe((_STORED, stored))
-
     def hit(self, entry: HotEntry) -> Any:
         """Count a hit, or a miss, on a valid entry; return its value, NEGATIVE_HIT if it says that there is none."""
-        _, slot, _, _, value, decode, visited, uses, header, _ = entry
+        _, slot, _, _, value, decode, visited, (uses, header), _, _ = entry
         visited[0] = 1
         if decode is NEGATIVE_HIT:
             self.note_miss()
@@ -190,10 +192,15 @@ class HotLayer:
         shard = store.session
         value, decode = loaded
         cost = (OVERHEAD + len(stored) + size) | 63  # rounded, so that an entry often replaces one of equal cost
-        self.put(
-            key if type(key) in PLAIN_TYPES or keys.hashes_like_stored_key(key) else (_STORED, stored),
-            (shard.slots, h % shard.slot_prime, stamp, expire, value, decode, [0], shard.uses, shard.header, cost),
-        )
+        slot = h % shard.slot_prime
+        if type(key) in PLAIN_TYPES:
+            kind = type(key)
+        else:
+            if not keys.hashes_like_stored_key(key):
+                key = keys.EncodedKey(stored)
+            kind = keys.kind_of(key)
+        marks = shard.uses, shard.header
+        self.put(key, (shard.slots, slot, stamp, expire, value, decode, [0], marks, cost, kind))
 
     def keep_missing(self, key: Any, location: tuple[bytes, int, HasOpenShard], stamp: int) -> None:
         """Remember that the key has no entry, under the same rules of coherence as an entry."""

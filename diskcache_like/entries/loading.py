@@ -53,7 +53,7 @@ class Loader:
         plain = not (read or expire_time or tag)
         hot = self._hot
         if plain and type(key) not in PLAIN_TYPES and not keys.hashes_like_stored_key(key):
-            entry = hot.probe_stored(location[0])
+            entry = hot.probe(keys.EncodedKey(location[0]))
             if entry is not None:
                 value = hot.hit(entry)
                 return default if value is NEGATIVE_HIT else value

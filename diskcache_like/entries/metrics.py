@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-COUNTS = ("damaged", "unauthenticated", "missing_files", "failed_renewals")
+COUNTS = ("damaged", "unauthenticated", "missing_files", "failed_renewals", "not_kept")
 
 
 class Metrics:
@@ -22,6 +22,7 @@ class Metrics:
         self.unauthenticated = 0  # entries whose authentication failed or was missing
         self.missing_files = 0  # rows whose value file was gone, or not to be read by this user
         self.failed_renewals = 0  # computations in the background that raised an error
+        self.not_kept = 0  # times that the cache failed where a value was computed, and the caller was not told
 
     def __repr__(self) -> str:
         counts = ", ".join(f"{name}={getattr(self, name)}" for name in COUNTS)

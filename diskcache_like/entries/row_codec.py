@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import math
+import re
 import warnings
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, Final
 from zlib import crc32
 
 from ..disk.value_files import Stored
@@ -46,11 +47,13 @@ from . import encryption
 from .hot import PLAIN_TYPES
 from .session import Session
 
+_UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+_PART: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhdw])", re.ASCII)
 _QUEUE_KEYS = frozenset({keys.QueueKey, keys.PrefixedQueueKey})
 _SHORT = keys.DIGEST_ABOVE
 _number = int.from_bytes
 
-Expiry = float | timedelta  # from now: seconds, or a timedelta
+Expiry = float | timedelta | str  # from now: seconds, a timedelta, or text such as "2h5m"
 Location = tuple[bytes, int, Store]  # of a key: its stored key, the hash of that, and the store that it lives in
 
 
@@ -332,16 +335,25 @@ def without_version(metadata: Metadata) -> Metadata:
 
 
 def seconds_of(expire: Any) -> float:
-    """Return the seconds of a lifetime, infinity for None; raise ExpiryError for what is no number."""
+    """Return the seconds of a lifetime, infinity for None; text is numbers with a unit (ms, s, m, h, d, w).
+
+    Raises ExpiryError for what is none.
+    """
     if expire is None:
         return math.inf
+    if isinstance(expire, str):
+        parts = _PART.findall(expire)
+        if parts and "".join(number + unit for number, unit in parts) == expire.replace(" ", ""):
+            return sum(float(number) * _UNITS[unit] for number, unit in parts)
     given = expire.total_seconds() if isinstance(expire, timedelta) else expire
     try:
         seconds = math.nan if isinstance(given, str | bytes | bytearray) else float(given)
     except (TypeError, ValueError, OverflowError):
         seconds = math.nan
     if math.isnan(seconds):
-        raise ExpiryError(f"expire is {expire!r}, expected seconds from now, a timedelta or None")
+        raise ExpiryError(
+            f"expire is {expire!r}, expected seconds from now, a timedelta, text such as '90s', '2h5m' or '1d', or None"
+        )
     return seconds
 
 

@@ -1,9 +1,10 @@
 """Call keys: the keys under which the results of a function's calls are kept, made from its bound arguments.
 
 The key of a call is the function's name and the arguments as its signature binds them, so that ``f(1)``, ``f(x=1)``
-and ``f(1, 2)`` with the default given are one entry. For lambdas and nested functions, whose names say little, a digest
-of the code and of what it closes over is part of the name; a named function keeps its key when it is edited. In
-`__main__` the script is part of the name, since every script has its functions in a module of that name.
+and ``f(1, 2)`` with the default given are one entry. A function that its module has under its name keeps its key when it
+is edited. For any other one (a lambda, a nested function, a wrapper, a function in a notebook) a digest of its code, its
+defaults and what it closes over is part of the name. In `__main__` the script is part of the name, since every script
+has its functions in a module of that name.
 """
 
 from __future__ import annotations
@@ -27,10 +28,12 @@ RUNS_CALLERS_CODE = True  # for `interrupts_a_call` of system/signal_safe.py
 
 LONG_KEY = 1024  # bytes of an encoded key from which on its digest is the key
 SHORT = LONG_KEY // 32  # characters of a text that cannot make a key of few parts long
+_LAYERS = 20  # decorators around a function, at most
 FEW = 8  # parameters of a function whose key cannot be long if each argument is short
 _PLAIN = frozenset((int, bool, type(None)))  # types of arguments that are short, and need no look at their members
 
-CallKey = Callable[..., tuple[Any, ...]]  # takes the arguments of a call and returns its key
+CallKey = Callable[..., Any]  # takes the arguments of a call and returns its key
+Fix = Callable[[Any], Any]  # returns a key that no longer changes, for one that may
 
 # The functions that decorators of this package returned. What they close over is left out of digests: it changes.
 decorated: weakref.WeakSet[Callable[..., Any]] = weakref.WeakSet()
@@ -41,7 +44,8 @@ class CallKeys(NamedTuple):
 
     `name`: instead of the function's own. `typed`: arguments of different types are different. `ignore`: positions and
     names of arguments that do not count. `key`: function of the call's arguments that returns the key's variable part.
-    `version`: any key; another one is for another body of the function, whose results are kept apart.
+    `version`: any key; another one is for another body of the function, whose results are kept apart. `spell`: returns
+    the name as it is stored.
     """
 
     name: str | None = None
@@ -49,28 +53,69 @@ class CallKeys(NamedTuple):
     ignore: Iterable[int | str] = ()
     key: Callable[..., Any] | str | None = None
     version: Any = None
+    spell: Callable[[str], str] = str
 
-    def name_of(self, function: Callable[..., Any]) -> str:
-        """Return the name that results of `function` are kept under."""
-        if self.name is None and not hasattr(named := inspect.unwrap(function), "__qualname__"):
-            raise TypeError(f"{named!r:.80} has no name to keep its results under: give it one with name=")
-        name = function_name(function) + _owner(function) if self.name is None else self.name
-        if self.version is None:
-            return name
-        return f"{name} version {blake2b(keys.encode_key(self.version), digest_size=16).hexdigest()}"
+    def name_of(self, function: Callable[..., Any]) -> Callable[[], str]:
+        """Return a function that returns the name that results of `function` are kept under, once it is called.
 
-    def of(self, function: Callable[..., Any]) -> CallKey:
-        """Return the function that makes the key of a call of `function` from its arguments."""
+        Only then is it known whether the module has the function under its name. What it closes over may change until
+        then, and is looked at now. Raises TypeError if nothing tells it from others.
+        """
+        given, plain, exact = self.name, "", ""
+        if given is None:
+            if not hasattr(named := inspect.unwrap(function), "__qualname__"):
+                raise TypeError(f"{named!r:.80} has no name to keep its results under: give it one with name=")
+            owner = _owner(function)
+            plain = function_name(function) + owner
+            if getattr(function, "__closure__", None) or _is_nameless(function):
+                exact = function_name(function, exact=True) + owner
+        version = "" if self.version is None else f" version {_short_digest(keys.encode_key(self.version))}"
+
+        def name() -> str:
+            if given is not None:
+                return self.spell(given) + version
+            own = plain if plain == exact or _is_found(function) else exact
+            return self.spell(own or function_name(function, exact=True) + _owner(function)) + version
+
+        return name
+
+    def of(self, function: Callable[..., Any], fix: Fix) -> Callable[[str], CallKey]:
+        """Return a function that takes the name, and returns what makes the key of a call from its arguments."""
         if callable(self.name):
             raise TypeError("name cannot be a function: write the decorator with its arguments in parentheses")
-        name = self.name_of(function)
         ignored = (self.ignore,) if isinstance(self.ignore, int | str) else tuple(self.ignore)
         if self.key is None:
-            return key_maker(function, name, self.typed, ignored)
+            return key_maker(function, self.typed, ignored, fix)
         if self.typed or ignored:
             raise TypeError("key= says which arguments count: leave out typed= and ignore=")
-        given = template(function, self.key) if isinstance(self.key, str) else self.key
-        return _bounded(lambda *args, **kwargs: (name, given(*args, **kwargs)))
+        given = _key_template(function, self.key) if isinstance(self.key, str) else self.key
+        return lambda name: _bounded(lambda *args, **kwargs: (name, given(*args, **kwargs)), fix)
+
+
+class _Field(NamedTuple):
+    """A field of a template: names that lead to a value, and how it becomes text."""
+
+    literal: str  # the text before it
+    names: list[str]
+    form: str
+    conversion: str
+
+    def value(self, arguments: dict[str, Any]) -> Any:
+        """Return the value that the field has in a call."""
+        return functools.reduce(getattr, self.names[1:], arguments[self.names[0]])
+
+    def text(self, value: Any) -> str:
+        """Return the value as text; raise TypeError for an object whose text is its address."""
+        kind = type(value)
+        shown = self.conversion in ("r", "a") or (
+            kind.__str__ is object.__str__ and kind.__format__ is object.__format__
+        )
+        if shown and kind.__repr__ is object.__repr__:
+            raise TypeError(
+                f"field {{{'.'.join(self.names)}}} is a {kind.__qualname__}, which has no text of its own but its address:"
+                " name an attribute that identifies it"
+            )
+        return format(_CONVERTED[self.conversion](value), self.form)
 
 
 def template(function: Callable[..., Any], text: str) -> Callable[..., str]:
@@ -79,16 +124,53 @@ def template(function: Callable[..., Any], text: str) -> Callable[..., str]:
     Fields name parameters, and attributes of what they are given. Nothing is called or indexed, and no name begins with
     an underscore. Raises TypeError for any other text, where the function is decorated.
     """
+    signature, fields, end = _parsed(function, text)
+
+    def filled(*args: Any, **kwargs: Any) -> str:
+        arguments = _bound(signature, args, kwargs)
+        return "".join(field.literal + field.text(field.value(arguments)) for field in fields) + end
+
+    return filled
+
+
+def _key_template(function: Callable[..., Any], text: str) -> Callable[..., Any]:
+    """Return a function of a call's arguments that returns the text with the values of its fields, each by itself.
+
+    So two calls have one key only if all values are equal. A field with a conversion or format counts as its text.
+    """
+    signature, fields, _ = _parsed(function, text)
+
+    def made(*args: Any, **kwargs: Any) -> Any:
+        arguments = _bound(signature, args, kwargs)
+        values = ((field, field.value(arguments)) for field in fields)
+        return (
+            text,
+            *(field.text(value) if field.form or field.conversion else value for field, value in values),
+        )
+
+    return made
+
+
+def _bound(signature: inspect.Signature, args: Any, kwargs: Any) -> dict[str, Any]:
+    bound = signature.bind(*args, **kwargs)
+    bound.apply_defaults()
+    return bound.arguments
+
+
+def _parsed(function: Callable[..., Any], text: str) -> tuple[inspect.Signature, list[_Field], str]:
+    """Return the function's signature, the fields of a template, and the text behind them."""
     signature = inspect.signature(function)
-    parts: list[tuple[str, list[str], str, str]] = []
+    fields, end = [], ""
     try:
-        fields = list(string.Formatter().parse(text))
+        parts = list(string.Formatter().parse(text))
     except ValueError as error:
         raise TypeError(f"{text!r} is no template: {error}") from error
-    for literal, field, form, conversion in fields:
-        names = [] if field is None else field.split(".")
-        unknown = names[:1] != [] and names[0] not in signature.parameters
-        if unknown or any(not name.isidentifier() or name.startswith("_") for name in names):
+    for literal, field, form, conversion in parts:
+        end += literal
+        if field is None:
+            continue
+        names = field.split(".")
+        if names[0] not in signature.parameters or any(not n.isidentifier() or n.startswith("_") for n in names):
             raise TypeError(
                 f"{text!r} has the field {field!r}, expected parameters of {full_name(function)}, and attributes"
             )
@@ -96,20 +178,9 @@ def template(function: Callable[..., Any], text: str) -> Callable[..., str]:
             raise TypeError(
                 f"{text!r} has the field {field!r} with another conversion than !s, !r or !a, or a field in it"
             )
-        parts.append((literal, names, form or "", conversion or ""))
-
-    def filled(*args: Any, **kwargs: Any) -> str:
-        bound = signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        made = []
-        for literal, names, form, conversion in parts:
-            made.append(literal)
-            if names:
-                value = functools.reduce(getattr, names[1:], bound.arguments[names[0]])
-                made.append(format(_CONVERTED[conversion](value), form))
-        return "".join(made)
-
-    return filled
+        fields.append(_Field(end, names, form or "", conversion or ""))
+        end = ""
+    return signature, fields, end
 
 
 _CONVERTED: dict[str, Callable[[Any], Any]] = {"": lambda value: value, "s": str, "r": repr, "a": ascii}
@@ -120,23 +191,63 @@ def full_name(func: Callable[..., Any]) -> str:
     return f"{func.__module__}.{func.__qualname__}"
 
 
-def function_name(function: Callable[..., Any], met: list[Callable[..., Any]] | None = None) -> str:
+def function_name(
+    function: Callable[..., Any], met: list[Callable[..., Any]] | None = None, exact: bool = False
+) -> str:
     """Return the name that results of `function` are kept under.
 
-    Functions that share a module and qualified name but not their code or closure get different names. `met`: the
-    functions named so far, since a function may close over itself.
+    Where module and qualified name say little, or `exact` is given, a digest of the function is part of it. `met`: the
+    functions named so far, since a function may close over itself. Raises TypeError if the digest would not tell the
+    function from others.
     """
     name = f"{module_of(function)}.{function.__qualname__}"
+    return (
+        name
+        if not (exact or _is_nameless(function))
+        else f"{name}:{_fingerprint(function, [] if met is None else met)}"
+    )
+
+
+def _is_nameless(function: Callable[..., Any]) -> bool:
+    """Tell whether module and qualified name say nothing: of a nested function, `_`, or one typed into a session."""
+    name = function.__qualname__
+    local = "<lambda>" in name or "<locals>" in name or not name.rpartition(".")[2].strip("_")
+    return local or module_of(function) == "__main__"
+
+
+def _is_found(function: Callable[..., Any]) -> bool:
+    """Tell whether the function's module has it under its name, by itself or wrapped."""
+    wanted = getattr(function, "__func__", function)
+    found: Any = sys.modules.get(function.__module__)
+    for part in function.__qualname__.split("."):
+        found = getattr(found, part, None)
+    for _ in range(_LAYERS):
+        if found is wanted or found is None:
+            break
+        inner = (getattr(found, name, None) for name in ("__wrapped__", "__func__", "fget", "func"))
+        found = next((each for each in inner if each is not None), None)
+    return found is wanted
+
+
+def _short_digest(data: bytes) -> str:
+    return blake2b(data, digest_size=16).hexdigest()
+
+
+def _fingerprint(function: Callable[..., Any], met: list[Callable[..., Any]]) -> str:
+    """Return a digest of what a function does: its code, its defaults and what it closes over."""
     code = getattr(function, "__code__", None)
-    if code is None or ("<lambda>" not in name and "<locals>" not in name):
-        return name
-    met = [] if met is None else met
+    if code is None:
+        raise TypeError(f"{function!r:.80} has no name of its own to keep its results under: give it one with name=")
     met.append(function)
     digest = blake2b(digest_size=16)
     _digest_code(code, digest.update)
-    for variable, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-        digest.update(variable.encode() + _digest_of_cell(cell, met))
-    return f"{name}:{digest.hexdigest()}"
+    defaults = enumerate(function.__defaults__ or ())  # type: ignore[attr-defined]  # it is a function of Python
+    named_defaults = sorted((function.__kwdefaults__ or {}).items())  # type: ignore[attr-defined]
+    for name, value in (*defaults, *named_defaults):
+        digest.update(f"{name}=".encode() + _digest_of(value, met, f"has the default {name!r}", function))
+    for variable, cell in zip(code.co_freevars, getattr(function, "__closure__", None) or (), strict=True):
+        digest.update(variable.encode() + _digest_of_cell(cell, met, variable, function))
+    return digest.hexdigest()
 
 
 def module_of(function: Callable[..., Any]) -> str:
@@ -168,26 +279,40 @@ def _digest_code(code: types.CodeType, update: Callable[[bytes], None]) -> None:
             update(repr((type(constant).__name__, constant)).encode())
 
 
-def _digest_of_cell(cell: types.CellType, met: list[Callable[..., Any]]) -> bytes:
+def _digest_of_cell(
+    cell: types.CellType, met: list[Callable[..., Any]], variable: str, function: Callable[..., Any]
+) -> bytes:
     """Return bytes for a closed-over value."""
     try:
         value = cell.cell_contents
     except ValueError:
         return b"empty"  # the function's own name, not bound yet
-    return _digest_of(value, met)
+    return _digest_of(value, met, f"closes over {variable!r}", function)
 
 
-def _digest_of(value: Any, met: list[Callable[..., Any]]) -> bytes:
-    """Return bytes for a value: its encoding if it can be a key, else a function's code or the type."""
+def _digest_of(value: Any, met: list[Callable[..., Any]], how: str, function: Callable[..., Any]) -> bytes:
+    """Return bytes that identify a value which `function` depends on; `how` says in which way, for the error."""
     while is_decorated(value):
         value = value.__wrapped__  # the wrapper closes over counts, which change
+    if isinstance(value, types.ModuleType):
+        return value.__name__.encode()
     if isinstance(value, types.FunctionType):
         number = next((number for number, each in enumerate(met) if each is value), None)
-        return (function_name(value, met) if number is None else f"function {number}").encode()
+        if number is not None:
+            return f"function {number}".encode()
+        return function_name(value, met, exact=not _is_found(value)).encode()
     try:
-        return keys.encode_key(value)
+        return keys.encode_unbounded(value)
     except (KeyEncodeError, ValueError):
-        return f"{type(value).__module__}.{type(value).__qualname__}".encode()
+        pass
+    if isinstance(value, type):  # a nested one, whose name does not lead to it
+        methods = [(name, each) for name, each in sorted(vars(value).items()) if isinstance(each, types.FunctionType)]
+        told = (f" {name}:{function_name(each, met, exact=each not in met)}" for name, each in methods)
+        return f"{module_of(value)}.{value.__qualname__}{''.join(told)}".encode()
+    raise TypeError(
+        f"{full_name(function)} {how}, a {type(value).__qualname__}, which cannot be part of a key, so nothing tells the"
+        " function from others of its name: give it a name of its own with name="
+    )
 
 
 def is_decorated(value: Any) -> bool:
@@ -202,11 +327,13 @@ def _owner(function: Callable[..., Any]) -> str:
         return ""
     if isinstance(owner, type):
         return f" of {owner.__module__}.{owner.__qualname__}"
-    return f" of {blake2b(_digest_of(owner, []), digest_size=16).hexdigest()}"
+    return f" of {_short_digest(_digest_of(owner, [], 'is a method of this object', function))}"
 
 
-def key_maker(function: Callable[..., Any], name: str, typed: bool, ignore: Iterable[int | str]) -> CallKey:
-    """Return a function of the same signature that returns the key of a call.
+def key_maker(
+    function: Callable[..., Any], typed: bool, ignore: Iterable[int | str], fix: Fix
+) -> Callable[[str], CallKey]:
+    """Return a function of a name that returns one of the same signature, which returns the key of a call.
 
     It is compiled from the parameter names, as dataclasses does for `__init__`, because `Signature.bind` costs more
     than a cache hit. Long keys are replaced by their digest. The key function raises TypeError for arguments that the
@@ -215,22 +342,27 @@ def key_maker(function: Callable[..., Any], name: str, typed: bool, ignore: Iter
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
-        return _bounded(_any_signature(name, typed, frozenset(ignore)))
+        return lambda name: _bounded(_any_signature(name, typed, frozenset(ignore)), fix)
     ignored = frozenset(ignore)
     mark = "__"  # begins every name that is not a parameter's; no parameter's name begins with it
     while any(parameter.startswith(mark) for parameter in signature.parameters):
         mark += "_"
-    namespace: dict[str, Any] = {f"{mark}name": name, f"{mark}type": type, f"{mark}types": _types_of}
+    namespace: dict[str, Any] = {f"{mark}type": type, f"{mark}types": _types_of}
     heads, parts = _parameters(signature, ignored, namespace, mark)
     # Each parameter is one field, also *args and **kwargs; else an argument of one could look like one of the other.
     fields = "".join(f"{part}, " for _, part, _ in parts)
     types_ = ", ".join(part_types for _, _, part_types in parts)
     tail = f", ({types_},)" if typed and parts else ""
     source = f"def __key__({', '.join(heads)}):\n    return ({mark}name, ({fields}){tail})"
-    exec(compile(source, f"<key of {name}>", "exec"), namespace)  # noqa: S102 - built from identifiers only
+    exec(compile(source, "<key of a call>", "exec"), namespace)  # noqa: S102 - built from identifiers only
     maker: CallKey = namespace["__key__"]
-    explain = _explanation(name, [parameter for parameter, _, _ in parts])
-    return _bounded(maker, explain, plain=not typed and len(parts) <= FEW)
+
+    def named(name: str) -> CallKey:
+        namespace[f"{mark}name"] = name
+        explain = _explanation(name, [parameter for parameter, _, _ in parts])
+        return _bounded(maker, fix, explain, plain=not typed and len(parts) <= FEW)
+
+    return named
 
 
 def _parameters(
@@ -319,14 +451,16 @@ def _explanation(name: str, parameters: list[str]) -> Callable[[tuple[Any, ...]]
     return explain
 
 
-def _bounded(make: CallKey, explain: Callable[[tuple[Any, ...]], str] = lambda _: "", plain: bool = False) -> CallKey:
-    """Return a key function whose long keys, such as whole documents, are replaced by their digest.
+def _bounded(
+    make: CallKey, fix: Fix, explain: Callable[[tuple[Any, ...]], str] = lambda _: "", plain: bool = False
+) -> CallKey:
+    """Return a key function whose keys are fixed: whatever a call does to its arguments, its key stays what it was.
 
-    `explain`: returns what to say of a key that cannot be one, if that is more than its own error says. `plain`: the
+    Long keys, such as whole documents, are replaced by their digest. `explain`: returns what to say of a key that cannot be one, if that is more than its own error says. `plain`: the
     key is a name and a tuple of few arguments, so that looking at these may be enough.
     """
 
-    def cache_key(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
+    def cache_key(*args: Any, **kwargs: Any) -> Any:
         made = make(*args, **kwargs)
         if plain:
             for part in made[1]:
@@ -342,7 +476,7 @@ def _bounded(make: CallKey, explain: Callable[[tuple[Any, ...]], str] = lambda _
         except KeyEncodeError as error:
             text = explain(made)
             raise KeyEncodeError(text or str(error)) from None
-        return made if len(encoded) <= LONG_KEY else (made[0], blake2b(encoded, digest_size=32).digest())
+        return fix(made) if len(encoded) <= LONG_KEY else (made[0], blake2b(encoded, digest_size=32).digest())
 
     return cache_key
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Coroutine, Iterable
-from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack, overload
+from typing import Any, Literal, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
 from ..encoding.record import Metadata
 from ..entries.atomic_key import AtomicKey
-from ..entries.hot import NEGATIVE_HIT
+from ..entries.hot import NEGATIVE_HIT, PLAIN_TYPES
 from ..entries.loading import ENOVAL
+from ..system.signals import suppress
 from .call_keys import CallKeys, module_of
-from .computing import NOTHING, Computation, Replaces, take, take_async
+from .computing import FAILURES, NOTHING, Computation, Replaces, take, take_async
 from .memoize import Memoized, memoize
 from .rules import Breaker, Computing, Lifetime, Rules, StoredError
 from .tagging import Selection, Tagging
@@ -36,6 +37,7 @@ class Options(TypedDict, total=False):
     error_expire: Lifetime | None
     max_concurrent: int | None
     breaker: Breaker | None
+    on_error: Literal["warn", "raise"]
 
 
 class Computed(Tagging):
@@ -87,6 +89,9 @@ class Computed(Tagging):
         part by which a lifetime may be shorter. `when`: whether to store a result; `none_expire`: how long None is.
         `cache_errors`: which errors to store, for `error_expire`. `max_concurrent`: calls at a time in all processes;
         beyond it, Overloaded after the cache's timeout. `breaker`: see `Breaker`; while it is open, BreakerOpen.
+        `on_error`: what happens if the cache itself fails, because the disk is full, the value cannot be stored, or the
+        write lock is not free within the cache's timeout. With 'warn' the value is returned all the same, and a handle
+        gives one NotKeptWarning and counts in `metrics.not_kept`; with 'raise' the error is raised.
 
         In a transaction it computes without waiting for others. Raises what `compute` raises, and CacheError if that
         wants the same key. The words of stale values are those of RFC 5861.
@@ -94,13 +99,16 @@ class Computed(Tagging):
         if not callable(compute):
             raise TypeError(f"compute is {compute!r}, expected a function that returns the value")
         is_coroutine = inspect.iscoroutinefunction(compute)
+        key = self._fixed(key)
         known = None
         if not is_coroutine and not options.get("beta"):
-            known = self.get(key, ENOVAL)
-            if known is not ENOVAL and type(known) is not StoredError:
-                return known
+            found = self._hot_value(key)
+            with suppress(*FAILURES):  # `find` below meets it again, and does what `on_error` says
+                known = found = self.get(key, ENOVAL) if found is ENOVAL else found
+            if found is not ENOVAL and type(found) is not StoredError:
+                return found
         call, asks = _with_context(compute)
-        rules = _rules(expire, tag, tags, {**options, "asks": asks})
+        rules = rules_of(expire, tag, tags, {**options, "asks": asks})
         computation = Computation(self, rules, _scope(compute))
         return _get_async(computation, key, call) if is_coroutine else _get(computation, key, call, known)
 
@@ -127,12 +135,12 @@ class Computed(Tagging):
         one are not used. Other options are those of `get_or_set`. Works on coroutine functions too.
         """
         call_keys = CallKeys(name, typed, ignore, key, version)
-        return memoize(self, call_keys, _rules(expire, tag, tags, {**options}))
+        return memoize(self, call_keys, rules_of(expire, tag, tags, {**options}))
 
     # -- what computing needs of a cache ------------------------------------------------------------------------------
 
     get: Callable[..., Any]
-    _set_if: Callable[..., bool]
+    _store_if: Callable[..., bool]
 
     def _own(self, key: Any) -> Any:
         """Return the key as the cache has it."""
@@ -143,7 +151,7 @@ class Computed(Tagging):
         return AtomicKey(self._rows, self._loader, key)
 
     def _put(self, key: Any, value: Any, metadata: Metadata, replaces: Replaces | None) -> bool:
-        """Store a value with its metadata, and wait for that as long as it takes.
+        """Store a value with its metadata; raise Timeout, or whatever else keeps it from being stored.
 
         `replaces`: what must be there; None for anything. An error that was stored instead of a value is nothing.
         """
@@ -158,16 +166,28 @@ class Computed(Tagging):
             found = store.version(h, stored)
             return found == version or (not found and until is not None and until <= self._rows.clock())
 
-        return self._set_if(key, value, False, metadata, True, may_be_stored)
+        return self._store_if(key, value, False, metadata, self._session.timeout, may_be_stored)
 
     def _recorded(self, key: Any, stale: bool = False) -> Any:
         """Return (value, record, version) of an entry, None if there is none."""
         return self._loader.load_recorded(key, self._rows.locate(key), stale)
 
+    def _fixed(self, key: Any) -> Any:
+        """Return a key that stays what it is, whatever becomes of this one, and that no other key is taken for."""
+        return key if type(key) in PLAIN_TYPES else self._session.disk.fixed_key(key)
+
     def _hot_value(self, key: Any) -> Any:
-        """Return the value of a key if that is in memory and valid, else ENOVAL; count a hit, but no miss."""
-        entry = self._hot.probe(key)
-        return ENOVAL if entry is None or entry[5] is NEGATIVE_HIT else self._hot.hit(entry)
+        """Return the value of a fixed key if it is in memory and valid, else ENOVAL; count a hit, but no miss."""
+        entry = self._hot_get(key)
+        if entry is None:
+            return ENOVAL
+        slots, slot, stamp, expire, value, decode, visited, _, _, _ = entry
+        if decode is NEGATIVE_HIT or slots[slot] != stamp or (expire is not None and expire <= self._hot_clock()):
+            return ENOVAL
+        if self._hot.tracks:
+            return self._hot.hit(entry)
+        visited[0] = 1
+        return value if decode is None else decode(value)
 
     def _uncounted(self, key: Any) -> Any:
         """Return the value of a key, ENOVAL if there is none; count neither a hit nor a miss."""
@@ -188,7 +208,8 @@ class Computed(Tagging):
         return self._remove_from_all(lambda store: self._remove_tagged(store, selection, wait))
 
 
-def _rules(expire: Any, tag: Any, tags: Any, options: dict[str, Any]) -> Rules:
+def rules_of(expire: Any, tag: Any, tags: Any, options: dict[str, Any]) -> Rules:
+    """Return the rules that these arguments of `get_or_set` and `memoize` mean."""
     if tag is not None and tags is not None:
         raise TypeError(f"tag={tag!r} and tags= are both given: put all of them into tags")
     return Rules(expire=expire, tags=tags if tag is None else [tag], **options)

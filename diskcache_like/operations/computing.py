@@ -24,7 +24,22 @@ from ..encoding.tags import tags_of
 from ..encoding.values import NotSerializable, encode_value
 from ..entries.atomic_key import AtomicKey, Decision
 from ..entries.loading import ENOVAL, hot_expiry
-from ..errors import BreakerOpen, CacheError, ComputeTimeout, Overloaded, named
+from ..errors import (
+    BreakerOpen,
+    CacheError,
+    ComputeTimeout,
+    DirectoryError,
+    DiskFull,
+    NotKeptWarning,
+    Overloaded,
+    RemoteError,
+    StorageError,
+    Timeout,
+    ValueEncodeError,
+    ValueTooLarge,
+    named,
+)
+from ..system.callers import warn
 from ..system.signals import reraise_signal, suppress
 from ..system.tasks import current_loop, has_ended, sleep, spawn, wait_for_end
 from .call_keys import module_of
@@ -34,6 +49,8 @@ from .rules import ERROR_PAUSE, RENEWAL_PAUSE, Computing, Rules, StoredError
 RUNS_CALLERS_CODE = True  # for `interrupts_a_call` of system/signal_safe.py
 
 RENEWAL = "diskcache_like renewal"  # name of a thread that computes in the background
+# Why a cache may fail that serves a computation: not for an error of the caller's, nor for one that `strict` asks for.
+FAILURES = Timeout, DiskFull, DirectoryError, StorageError, RemoteError, ValueTooLarge, ValueEncodeError
 # A list for each computation that the caller is inside of, with its name and that of the place that it has, and empty
 # once it has ended: a task that was started inside of one keeps this for ever.
 _under_way: contextvars.ContextVar[tuple[list[Any], ...]] = contextvars.ContextVar("under_way", default=())
@@ -368,17 +385,22 @@ async def take_async(steps: Steps) -> Any:
 class Computation:
     """Get or compute values of one kind; `scope` names what `max_concurrent` and `breaker` count together."""
 
-    def __init__(self, cache: Any, rules: Rules, scope: str) -> None:
+    def __init__(self, cache: Any, rules: Rules, scope: str = "") -> None:
         self.cache = cache
         self.rules = rules
         self.hits = self.misses = 0
-        self._scope = scope
+        self.scope = scope
         self._now: Callable[[], float] = cache._clock
 
     def find(self, key: Any, default: Any = ENOVAL) -> Any:
         """Return the value that is there and need not be looked at twice, or `default`; raise a stored error."""
-        value = self.cache._hot_value(key) if self.rules.beta else self.cache.get(key, ENOVAL)
+        read = self.cache._hot_value if self.rules.beta else partial(self.cache.get, default=ENOVAL)
+        value = self._attempt(read, ENOVAL, key)
         return default if value is ENOVAL else self.checked(value, default)
+
+    def read(self, key: Any, default: Any) -> Any:
+        """Do what `Cache.get` does, and take a failure for a miss."""
+        return self._attempt(self.cache.get, default, key, default)
 
     async def find_async(self, key: Any) -> Any:
         """Do what `find` does, without blocking the event loop."""
@@ -391,7 +413,7 @@ class Computation:
 
     def _present(self, key: Any) -> Any:
         """Return the value that somebody else has stored by now, ENOVAL if nobody has."""
-        value = self.checked(self.cache._uncounted(key))
+        value = self.checked(self._attempt(self.cache._uncounted, ENOVAL, key))
         self.hits += value is not ENOVAL
         return value
 
@@ -420,14 +442,32 @@ class Computation:
         return (yield from self._compute(key, call, None, None))
 
     def _old(self, key: Any) -> Old | None:
-        found = self.cache._recorded(key, True)
+        found = self._attempt(self.cache._recorded, None, key, True)
         return None if found is None or type(found[0]) is StoredError else Old(found[0], found[1].metadata, found[2])
 
     def _do(self, act: Callable[..., Any], *args: Any, **kwargs: Any) -> Do:
         return Do(self.cache, partial(act, *args, **kwargs))
 
     def _begin(self, flight: Flight, despite_failure: bool = False) -> Do:
-        return Do(self.cache, partial(flight.begin, despite_failure), flight)
+        return Do(self.cache, partial(self._attempt, flight.begin, True, despite_failure), flight)
+
+    def _try(self, act: Callable[..., Any], *args: Any, **kwargs: Any) -> Do:
+        """Do something that may fail without harm to the caller."""
+        return Do(self.cache, partial(self._attempt, act, None, *args, **kwargs))
+
+    def _attempt(self, act: Callable[..., Any], otherwise: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return what a function of the cache returns, or something else if the cache fails, as `on_error` says."""
+        try:
+            return act(*args, **kwargs)
+        except FAILURES as error:
+            if self.rules.on_error == "raise":
+                raise
+            reraise_signal(error)
+            metrics = self.cache.metrics
+            metrics.not_kept += 1
+            if metrics.not_kept == 1:
+                warn(f"{self.cache.directory!r}: {error}; values are computed and not kept (said once)", NotKeptWarning)
+            return otherwise
 
     def flight(self, key: Any) -> Flight:
         """Return the flight for a key."""
@@ -445,7 +485,7 @@ class Computation:
             return
         present = yield self._do(self._old, key)
         if present is not None and present.metadata.created != old.metadata.created:
-            yield self._do(flight.finish)
+            yield self._try(flight.finish)
             return
         yield InBackground(self._renewal(key, call, old, flight), flight.finish)
 
@@ -455,10 +495,10 @@ class Computation:
             yield from self._compute(key, call, None, None, old)
         except Exception:
             self.cache.metrics.failed_renewals += 1
-            yield self._do(flight.pause, RENEWAL_PAUSE)
+            yield self._try(flight.pause, RENEWAL_PAUSE)
             raise
         finally:
-            yield self._do(flight.finish)
+            yield self._try(flight.finish)
 
     # -- while the caller waits ---------------------------------------------------------------------------------------
 
@@ -484,7 +524,7 @@ class Computation:
             outcome = yield Within(name, job, max(end - time.monotonic(), 0.0))
         except BaseException:
             if inspect.getgeneratorstate(job) == inspect.GEN_CREATED:  # no thread could start
-                yield self._do(flight.finish)
+                yield self._try(flight.finish)
             raise
         if outcome is not None:
             return outcome.result()
@@ -530,7 +570,7 @@ class Computation:
             self.misses += 1
             return (yield from self._compute(key, call, usable, flight))
         finally:
-            yield self._do(flight.finish)
+            yield self._try(flight.finish)
 
     # -- the computation ----------------------------------------------------------------------------------------------
 
@@ -570,10 +610,10 @@ class Computation:
             reraise_signal(error)  # an alarm, say, is no error of the function's
             metadata = rules.error_metadata(context, self._now()) if isinstance(error, rules.cache_errors) else None
             if metadata is not None:
-                yield self._do(keep, _stored(error), metadata)
+                yield self._try(keep, _stored(error), metadata)
             elif usable is not None:
                 if flight is not None:
-                    yield self._do(flight.pause, ERROR_PAUSE)
+                    yield self._try(flight.pause, ERROR_PAUSE)
                 return usable.value
             raise
         now = self._now()
@@ -584,7 +624,7 @@ class Computation:
             context.tags = tags_of(old.metadata.tags) if context.tags is None else context.tags
         metadata = rules.metadata(value, context, now, max(now - started, 0.0))
         if metadata is not None:
-            yield self._do(keep, value, metadata)
+            yield self._try(keep, value, metadata)
         return value
 
     def _name(self, atomic: AtomicKey) -> tuple[int, Any]:
@@ -599,7 +639,7 @@ class Computation:
             if breaker is not None:
                 yield from self._pass_breaker(held)
             if self.rules.max_concurrent is not None:
-                place = self._name(self.cache._atomic_key(flight_key(("place", self._scope))))
+                place = self._name(self.cache._atomic_key(flight_key(("place", self.scope))))
                 # One that computes within another of the same scope shares its place: the other one waits for it.
                 if not _is_under_way(place):
                     yield from self._take_place("place", self.rules.max_concurrent, self.cache.timeout, held)
@@ -608,14 +648,14 @@ class Computation:
                 value = yield Call(call)
             except Exception:
                 if breaker is not None:
-                    yield self._do(self._note_error, self._state())
+                    yield self._try(self._note_error, self._state())
                 raise
             if breaker is not None and any(flight.key.key[:1] == ("probe",) for flight in held):
-                yield self._do(self.cache.delete, self._state_key, retry=True)
+                yield self._try(self.cache.delete, self._state_key)
             return value
         finally:
             for flight in held:
-                yield self._do(flight.finish)
+                yield self._try(flight.finish)
 
     def _take_place(self, kind: str, places: int, patience: float, held: list[Flight]) -> Steps:
         """Take one of some places; raise Overloaded if all stay taken for some seconds."""
@@ -623,7 +663,7 @@ class Computation:
         numbers, waiting = random.sample(range(places), places), Waiting(None)  # for one of many, which has no name
         for pause, longest in zip(pauses(), slices(), strict=False):
             for number in numbers:
-                key = flight_key((kind, self._scope, number))
+                key = flight_key((kind, self.scope, number))
                 flight = Flight(self.cache, key, self.cache._atomic_key(key), self.rules.patience)
                 generation = flight.atomic.generation()
                 if (yield self._begin(flight, True)):
@@ -631,14 +671,14 @@ class Computation:
                     return
             left = end - time.monotonic()
             if left <= 0:
-                raise Overloaded(f"{places} computations of {self._scope} are under way, which is max_concurrent")
+                raise Overloaded(f"{places} computations of {self.scope} are under way, which is max_concurrent")
             yield Rest(flight.atomic, generation, left, pause, longest, waiting)
 
     # -- the breaker --------------------------------------------------------------------------------------------------
 
     @property
     def _state_key(self) -> Any:
-        return flight_key(("breaker", self._scope))
+        return flight_key(("breaker", self.scope))
 
     def _state(self) -> AtomicKey:
         atomic: AtomicKey = self.cache._atomic_key(self._state_key)
@@ -646,7 +686,7 @@ class Computation:
 
     def _failures(self) -> Any:
         """Return the moments of the last errors, and until when the breaker is open."""
-        return _failures_in(self.cache._uncounted(self._state_key))
+        return _failures_in(self._attempt(self.cache._uncounted, None, self._state_key))
 
     def _pass_breaker(self, held: list[Flight]) -> Steps:
         """Raise BreakerOpen if calls fail too often; once the pause is over, let a few through."""
@@ -661,7 +701,7 @@ class Computation:
                 return
             except Overloaded:
                 pass
-        raise BreakerOpen(f"{self._scope} failed {breaker.errors} times within {breaker.window} s, and is not called")
+        raise BreakerOpen(f"{self.scope} failed {breaker.errors} times within {breaker.window} s, and is not called")
 
     def _note_error(self, state: AtomicKey) -> None:
         breaker = self.rules.breaker
@@ -675,7 +715,7 @@ class Computation:
                 recent, until = (), now + breaker.open
             return (recent, until), state.metadata(keep)
 
-        state.update(decide, None)
+        state.update(decide, self.cache.timeout)
 
     def _raise(self, stored: StoredError) -> None:
         """Raise the error that was stored, if it is one of those that may be."""

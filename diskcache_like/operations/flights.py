@@ -64,8 +64,8 @@ class Flight:
     def _begin_by_entry(self) -> bool:
         token = secrets.token_hex(16)
         if self.is_paused():
-            self._cache.delete(self.key, retry=True)
-        if not self._cache.set(self.key, token, self.patience, retry=True, if_version=None):
+            self._cache.delete(self.key)
+        if not self._cache.set(self.key, token, self.patience, if_version=None):
             return False
         self._token = token
         return True
@@ -80,7 +80,7 @@ class Flight:
             self.atomic.let_go(self._mark)
             self._mark = None
         if self._token is not None and self._cache._uncounted(self.key) == self._token:
-            self._cache.delete(self.key, retry=True)
+            self._cache.delete(self.key)
         self._token = None  # not before, since on an event loop this may begin anew
         self.atomic.wake()
 
@@ -92,7 +92,7 @@ class Flight:
     def pause(self, seconds: float) -> None:
         """Note that the computation has failed: for some seconds nobody begins who has an old value to serve."""
         self._token = None
-        self._cache.set(self.key, PAUSED, seconds, retry=True)
+        self._cache.set(self.key, PAUSED, seconds)
 
 
 def flight_key(key: Any) -> NamespacedKey:

@@ -166,19 +166,33 @@ def memoize(cache: Any, call_keys: CallKeys, rules: Rules) -> Callable[[Callable
 
     def decorate(function: Callable[P, R]) -> Memoized[P, R]:
         _check_function(function)
-        call_key, scope = call_keys.of(function), call_keys.name_of(function)
+        make, name_of = call_keys.of(function, cache._fixed), call_keys.name_of(function)
         compute = _with_tags(cast("Callable[..., Any]", function), rules.tags)
-        hidden = hidden_tag(scope)
-        own = replace(rules, hidden=hidden, tags=rules.tags if callable(rules.tags) else None)
-        computation = Computation(cache, own, scope)
-        get = computation.find if rules.beta or rules.cache_errors else cache.get
+        computation = Computation(cache, replace(rules, tags=rules.tags if callable(rules.tags) else None))
+        find, hot = computation.find if rules.beta or rules.cache_errors else computation.read, cache._hot_value
         hits = 0
+
+        def begin() -> None:
+            """Take the name that the module gives the function, which it does after the function was decorated."""
+            nonlocal call_key
+            if not computation.scope:
+                scope = name_of()
+                computation.rules = replace(computation.rules, hidden=hidden_tag(scope))
+                call_key, computation.scope = make(scope), scope
+
+        def first_key(*args: Any, **kwargs: Any) -> Any:
+            begin()
+            return call_key(*args, **kwargs)
+
+        call_key: CallKey = first_key
 
         @functools.wraps(function)
         def calling(*args: Any, **kwargs: Any) -> Any:
             nonlocal hits
             key = call_key(*args, **kwargs)
-            result = get(key, ENOVAL)
+            result = hot(key)
+            if result is ENOVAL or type(result) is StoredError:
+                result = find(key, ENOVAL)
             if result is not ENOVAL and type(result) is not StoredError:
                 hits += 1
                 return result
@@ -188,7 +202,7 @@ def memoize(cache: Any, call_keys: CallKeys, rules: Rules) -> Callable[[Callable
         async def awaiting(*args: Any, **kwargs: Any) -> Any:
             nonlocal hits
             key = call_key(*args, **kwargs)
-            result = cache._hot_value(key)
+            result = hot(key)
             if result is ENOVAL or type(result) is StoredError:
                 result = await computation.find_async(key)
             if result is not ENOVAL:
@@ -205,13 +219,15 @@ def memoize(cache: Any, call_keys: CallKeys, rules: Rules) -> Callable[[Callable
         def peek(*args: Any, **kwargs: Any) -> Any:
             return computation.peek(call_key(*args, **kwargs))
 
-        extras = {
-            "refresh": refresh,
-            "peek": peek,
-            "key": call_key,
-            "cache_clear": lambda: cache._evict_hidden(hidden),
-        }
-        return as_memoized(wrapper, cache, call_key, lambda: (hits + computation.hits, computation.misses), extras)
+        def key(*args: Any, **kwargs: Any) -> Any:
+            return call_key(*args, **kwargs)
+
+        def cache_clear() -> int:
+            begin()
+            return cast("int", cache._evict_hidden(computation.rules.hidden))
+
+        extras = {"refresh": refresh, "peek": peek, "key": key, "cache_clear": cache_clear}
+        return as_memoized(wrapper, cache, key, lambda: (hits + computation.hits, computation.misses), extras)
 
     return decorate
 

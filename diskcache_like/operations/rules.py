@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import math
 import random
-import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from ..encoding.classes import register
 from ..encoding.made_keys import HIDDEN
@@ -21,29 +20,13 @@ from ..errors import ExpiryError, SettingError, TagError
 
 RENEWAL_PAUSE = 1.0  # seconds after a renewal has failed before another one begins
 ERROR_PAUSE = 30.0  # seconds for which an old value is served after an error before it is tried again
-_UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
-_PART: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhdw])")
-
-Lifetime = Expiry | str  # seconds, a timedelta, or text such as "2h5m"
-
-
-def lifetime(expire: Any) -> float:
-    """Return the seconds of a lifetime, infinity for None; text is numbers with a unit (ms, s, m, h, d, w).
-
-    Raises ExpiryError for what is none.
-    """
-    if not isinstance(expire, str):
-        return seconds_of(expire)
-    parts = _PART.findall(expire)
-    if not parts or "".join(number + unit for number, unit in parts) != expire.replace(" ", ""):
-        raise ExpiryError(f"expire is {expire!r}, expected numbers with a unit, such as '90s', '2h5m' or '1d'")
-    return sum(float(number) * _UNITS[unit] for number, unit in parts)
+Lifetime = Expiry
 
 
 def _lifetime(name: str, given: Any) -> float:
     """Return the seconds of an option; raise ExpiryError, with its name, for what is no lifetime."""
     with contextlib.suppress(ExpiryError):
-        seconds = lifetime(given)
+        seconds = seconds_of(given)
         if seconds >= 0:
             return seconds
     raise ExpiryError(f"{name} is {given!r}, expected seconds, 0 or more, a timedelta, or text such as '90s' or '2h5m'")
@@ -120,6 +103,7 @@ class Rules:
     error_expire: Any = None
     max_concurrent: int | None = None
     breaker: Breaker | None = None
+    on_error: str = "warn"
     hidden: bytes = b""  # tag of a memoized function
     asks: bool = False  # the function takes a `Computing`
 
@@ -134,6 +118,8 @@ class Rules:
                 _lifetime(name, seconds)
         _lifetime("error_expire", self.error_expire)
         self._check_numbers()
+        if self.on_error not in ("warn", "raise"):
+            raise SettingError(f"on_error is {self.on_error!r}, expected 'warn' or 'raise'")
         if not (self.when is None or callable(self.when)):
             raise SettingError(f"when is {self.when!r}, expected a function of the result, or None")
         if not callable(self.tags):
@@ -176,12 +162,12 @@ class Rules:
     @cached_property
     def keeps(self) -> bool:
         """Tell whether a result may be kept at all."""
-        return self.expire is None or callable(self.expire) or lifetime(self.expire) > 0
+        return self.expire is None or callable(self.expire) or seconds_of(self.expire) > 0
 
     @cached_property
     def patience(self) -> float:
         """Return for how many seconds others wait for a computation at least."""
-        return 0.0 if callable(self.expire) or math.isinf(seconds := lifetime(self.expire)) else seconds
+        return 0.0 if callable(self.expire) or math.isinf(seconds := seconds_of(self.expire)) else seconds
 
     def metadata(self, value: Any, context: Computing, now: float, cost: float) -> Metadata | None:
         """Return how a result is kept, None if it is not kept."""
@@ -200,7 +186,7 @@ class Rules:
     def _kept(
         self, given: Any, value: Any, context: Computing, now: float, cost: float, windows: bool = True
     ) -> Metadata | None:
-        seconds = lifetime(given)
+        seconds = seconds_of(given)
         if not seconds > 0:
             return None
         seconds *= 1 - random.random() * self.jitter
