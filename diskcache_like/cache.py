@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import itertools
+import operator
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -582,10 +583,14 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
     def incr(self, key: Any, delta: int = 1, default: int | None = 0, retry: bool = False) -> Any:
         """Add `delta` to the number under `key` and return the sum. Atomic; expiry and tags stay.
 
-        A missing or expired key counts as `default`; with `default=None` it raises KeyError. Raises TypeError when the
-        value is not a number.
+        A missing or expired key counts as `default`; with `default=None` it raises KeyError. Raises TypeError if one of
+        them or the value is not an integer, a float or a complex number; NumPy's integers count as integers.
         """
         result: Any = None
+        if type(delta) is not int:
+            delta = _countable(key, "delta", delta)
+        if type(default) is not int and default is not None:
+            default = _countable(key, "default", default)
 
         def decide(current: Any, metadata: Metadata) -> Decision:
             nonlocal result
@@ -609,7 +614,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
 
     def decr(self, key: Any, delta: int = 1, default: int | None = 0, retry: bool = False) -> Any:
         """Subtract `delta` from the number under `key` and return the difference; otherwise like `incr`."""
-        return self.incr(key, -delta, default, retry)
+        return self.incr(key, -_countable(key, "delta", delta), default, retry)
 
     def touch(self, key: Any, expire: Expiry | None = None, retry: bool = False) -> bool:
         """Give a live entry a new expiry (seconds from now, None for never); return whether there was one. Atomic."""
@@ -813,6 +818,19 @@ def _unopened(kind: type[Cache], options: dict[str, Any]) -> Cache:
     cache = kind.__new__(kind)
     cache._unpickled = options
     return cache
+
+
+def _countable(key: Any, name: str, number: Any) -> Any:
+    """Return a number that `incr` can go on with; raise TypeError if it is none."""
+    if isinstance(number, float | complex):
+        return number
+    try:
+        return int(operator.index(number))
+    except TypeError:
+        kind = type(number).__name__
+        raise TypeError(
+            f"{name} for key {named(key)} is a {kind}, expected an int, a float or a complex: convert it to one"
+        ) from None
 
 
 def without_face(cache: Cache | AsyncCache) -> Cache:

@@ -364,6 +364,50 @@ _PYTHON_ITEMS: Final = frozenset((bool, int, float, complex, str, bytes))  # Num
 _NOT_PYTHON: Final = frozenset(("datetime64", "timedelta64", "void"))  # item() may be an int or bytes, but they are not
 
 
+# What is equal has equal bytes, however it came about: arrays in another order of memory, frames whose columns are
+# grouped otherwise or whose labels are a range, models that were given a default. Libraries are known by their names,
+# since none is imported here.
+
+
+def _ndarray(value: Any, walk: _Walk) -> bytes:
+    return _instance(value if value.flags.c_contiguous else value.copy("C"), walk)
+
+
+def _frame(value: Any, walk: _Walk) -> bytes:
+    columns = [value.iloc[:, number] for number in range(value.shape[1])]
+    parts = [_labels(value.columns), _labels(value.index), *map(_column, columns)]
+    return _members(DATACLASS, (type(value), value.attrs, *parts), walk)
+
+
+def _series(value: Any, walk: _Walk) -> bytes:
+    return _members(DATACLASS, (type(value), value.attrs, value.name, _labels(value.index), _column(value)), walk)
+
+
+def _labels(index: Any) -> Any:
+    is_plain = type(index).__name__ in ("Index", "RangeIndex") and index.dtype.kind in "biufc"
+    return (list(index.names), index.to_numpy()) if is_plain else index
+
+
+def _column(series: Any) -> Any:
+    kind = series.dtype.kind
+    if kind == "O" and str(series.dtype) in ("object", "str", "string"):
+        return str(series.dtype), series.tolist()
+    return series.to_numpy() if type(series.array).__name__ == "NumpyExtensionArray" else series.array
+
+
+def _model(value: Any, walk: _Walk) -> bytes:
+    """Encode what pydantic compares: the fields, and not which of them were given."""
+    extra = value.__pydantic_extra__ or {}, value.__pydantic_private__ or {}
+    return _members(DATACLASS, (type(value), vars(value), *extra), walk)
+
+
+_BY_NAME: Final = {
+    ("numpy", "ndarray"): _ndarray,
+    ("pandas", "DataFrame"): _frame,
+    ("pandas", "Series"): _series,
+}
+
+
 def _instance(value: Any, walk: _Walk) -> bytes:
     """Encode an instance as the call that would rebuild it."""
     reduced = _reduce(value)
@@ -442,18 +486,33 @@ _SUBCLASSED: Final = (
 
 
 def _choose_encoder(kind: type[Any]) -> _Encoder:
+    return _of_library(kind) or _of_subclass(kind) or _of_its_own(kind)
+
+
+def _of_library(kind: type[Any]) -> _Encoder | None:
+    named = _BY_NAME.get((kind.__module__.partition(".")[0], kind.__name__))
+    if named is not None:
+        return named
+    if any(parent.__module__ == "pydantic.main" and kind.__eq__ is parent.__eq__ for parent in kind.__mro__):
+        return _model
     if any(parent.__module__ == "numpy" and parent.__name__ == "generic" for parent in kind.__mro__):
         return _instance if kind.__name__ in _NOT_PYTHON else _numpy
-    for base in _SUBCLASSED:
-        if issubclass(kind, base):
-            same = kind.__eq__ is base.__eq__ and (kind.__hash__ is base.__hash__ or base.__hash__ is None)
-            if base is dict and kind.__eq__ is OrderedDict.__eq__:
-                return _ordered
-            if same or (
-                base is dict and kind.__eq__ is Counter.__eq__
-            ):  # which differs from dict's only among Counters
-                return _number if base is int else _ENCODERS[base]
-            break
+    return None
+
+
+def _of_subclass(kind: type[Any]) -> _Encoder | None:
+    """Return the encoder of the built-in type whose equality a subclass has kept."""
+    base = next((base for base in _SUBCLASSED if issubclass(kind, base)), None)
+    if base is dict and kind.__eq__ is OrderedDict.__eq__:
+        return _ordered
+    if base is not None:
+        same = kind.__eq__ is base.__eq__ and (kind.__hash__ is base.__hash__ or base.__hash__ is None)
+        if same or (base is dict and kind.__eq__ is Counter.__eq__):  # which differs from dict's only among Counters
+            return _number if base is int else _ENCODERS[base]
+    return None
+
+
+def _of_its_own(kind: type[Any]) -> _Encoder:
     if issubclass(kind, Enum):
         return _enum
     if issubclass(kind, type | types.FunctionType | types.BuiltinFunctionType):

@@ -294,7 +294,7 @@ _COMPOUND: Final = frozenset((tuple, frozenset, NamespacedKey))
 _EXAMINED: Final = 16
 
 
-class COMPOUND:  # noqa: N801 - a mark that is compared with types
+class COMPOUND:
     """Stands for the type of keys that have members."""
 
 

@@ -98,6 +98,14 @@ class EncodedKey(bytes):
 
     __hash__ = bytes.__hash__
 
+    def __repr__(self) -> str:
+        from .keys import decode_key  # late: it needs this class
+
+        try:
+            return repr(decode_key(self, self.original))
+        except DecodeError:  # of an instance, which only code rebuilds
+            return f"<a key of {len(self)} bytes>"
+
 
 class Path:
     """The names that lead to a namespace. There is one object for each path, so that to compare two is cheap."""

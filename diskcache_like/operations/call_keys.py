@@ -1,10 +1,10 @@
 """Call keys: the keys under which the results of a function's calls are kept, made from its bound arguments.
 
 The key of a call is the function's name and the arguments as its signature binds them, so that ``f(1)``, ``f(x=1)``
-and ``f(1, 2)`` with the default given are one entry. A function that its module has under its name keeps its key when it
-is edited. For any other one (a lambda, a nested function, a wrapper, a function in a notebook) a digest of its code, its
-defaults and what it closes over is part of the name. In `__main__` the script is part of the name, since every script
-has its functions in a module of that name.
+and ``f(1, 2)`` with the default given are one entry. A function that its module has under its name keeps its key when
+it is edited. For any other one (a lambda, a nested function, a wrapper, a function in a notebook) a digest of its code,
+its defaults and what it closes over is part of the name. In `__main__` the script is part of the name, since every
+script has its functions in a module of that name.
 """
 
 from __future__ import annotations
@@ -61,21 +61,27 @@ class CallKeys(NamedTuple):
         Only then is it known whether the module has the function under its name. What it closes over may change until
         then, and is looked at now. Raises TypeError if nothing tells it from others.
         """
-        given, plain, exact = self.name, "", ""
-        if given is None:
-            if not hasattr(named := inspect.unwrap(function), "__qualname__"):
-                raise TypeError(f"{named!r:.80} has no name to keep its results under: give it one with name=")
-            owner = _owner(function)
-            plain = function_name(function) + owner
-            if getattr(function, "__closure__", None) or _is_nameless(function):
-                exact = function_name(function, exact=True) + owner
         version = "" if self.version is None else f" version {_short_digest(keys.encode_key(self.version))}"
+        if self.name is not None:
+            given = self.spell(self.name) + version
+            return lambda: given
+        if not hasattr(named := inspect.unwrap(function), "__qualname__"):
+            raise TypeError(f"{named!r:.80} has no name to keep its results under: give it one with name=")
+        plain, owner, exact = function_name(function), _owner(function), ""
+        refusal: TypeError | None = None
+        if getattr(function, "__closure__", None) and not _is_nameless(function):
+            try:
+                exact = function_name(function, exact=True)
+            except TypeError as error:
+                refusal = error
 
         def name() -> str:
-            if given is not None:
-                return self.spell(given) + version
-            own = plain if plain == exact or _is_found(function) else exact
-            return self.spell(own or function_name(function, exact=True) + _owner(function)) + version
+            own = plain
+            if not (_is_nameless(function) or _is_found(function)):
+                if refusal is not None:
+                    raise refusal
+                own = exact or function_name(function, exact=True)
+            return self.spell(own + owner) + version
 
         return name
 
@@ -106,16 +112,11 @@ class _Field(NamedTuple):
 
     def text(self, value: Any) -> str:
         """Return the value as text; raise TypeError for an object whose text is its address."""
-        kind = type(value)
-        shown = self.conversion in ("r", "a") or (
-            kind.__str__ is object.__str__ and kind.__format__ is object.__format__
-        )
-        if shown and kind.__repr__ is object.__repr__:
-            raise TypeError(
-                f"field {{{'.'.join(self.names)}}} is a {kind.__qualname__}, which has no text of its own but its address:"
-                " name an attribute that identifies it"
-            )
-        return format(_CONVERTED[self.conversion](value), self.form)
+        text = format(_CONVERTED[self.conversion](value), self.form)
+        if f"{id(value):x}" in text.lower():
+            field, kind = "{" + ".".join(self.names) + "}", type(value).__qualname__
+            raise TypeError(f"{field} is a {kind}, in whose text is its address: name an attribute that identifies it")
+        return text
 
 
 def template(function: Callable[..., Any], text: str) -> Callable[..., str]:
@@ -241,8 +242,8 @@ def _fingerprint(function: Callable[..., Any], met: list[Callable[..., Any]]) ->
     met.append(function)
     digest = blake2b(digest_size=16)
     _digest_code(code, digest.update)
-    defaults = enumerate(function.__defaults__ or ())  # type: ignore[attr-defined]  # it is a function of Python
-    named_defaults = sorted((function.__kwdefaults__ or {}).items())  # type: ignore[attr-defined]
+    defaults = enumerate(function.__defaults__ or ())
+    named_defaults = sorted((function.__kwdefaults__ or {}).items())
     for name, value in (*defaults, *named_defaults):
         digest.update(f"{name}=".encode() + _digest_of(value, met, f"has the default {name!r}", function))
     for variable, cell in zip(code.co_freevars, getattr(function, "__closure__", None) or (), strict=True):
@@ -263,7 +264,8 @@ def module_of(function: Callable[..., Any]) -> str:
     spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
     if spec is not None:  # of python -m
         return str(spec.name)
-    return "__main__" if file is None else f"__main__ of {os.path.realpath(file)}"
+    is_file = file is not None and not file.startswith("<")  # as <stdin>
+    return f"__main__ of {os.path.realpath(file)}" if is_file else "__main__"
 
 
 def _digest_code(code: types.CodeType, update: Callable[[bytes], None]) -> None:
@@ -310,8 +312,8 @@ def _digest_of(value: Any, met: list[Callable[..., Any]], how: str, function: Ca
         told = (f" {name}:{function_name(each, met, exact=each not in met)}" for name, each in methods)
         return f"{module_of(value)}.{value.__qualname__}{''.join(told)}".encode()
     raise TypeError(
-        f"{full_name(function)} {how}, a {type(value).__qualname__}, which cannot be part of a key, so nothing tells the"
-        " function from others of its name: give it a name of its own with name="
+        f"{full_name(function)} {how}, a {type(value).__qualname__}, which cannot be part of a key, so nothing tells it"
+        " from other functions of its name: give it a name of its own with name="
     )
 
 
@@ -456,8 +458,9 @@ def _bounded(
 ) -> CallKey:
     """Return a key function whose keys are fixed: whatever a call does to its arguments, its key stays what it was.
 
-    Long keys, such as whole documents, are replaced by their digest. `explain`: returns what to say of a key that cannot be one, if that is more than its own error says. `plain`: the
-    key is a name and a tuple of few arguments, so that looking at these may be enough.
+    Long keys, such as whole documents, are replaced by their digest. `explain`: returns what to say of a key that
+    cannot be one, if that is more than its own error says. `plain`: the key is a name and a tuple of few arguments, so
+    that looking at these may be enough.
     """
 
     def cache_key(*args: Any, **kwargs: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import Any, Literal, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
 from ..encoding.record import Metadata
 from ..entries.atomic_key import AtomicKey
-from ..entries.hot import NEGATIVE_HIT, PLAIN_TYPES
+from ..entries.hot import NEGATIVE_HIT, PLAIN_TYPES, HotEntry
 from ..entries.loading import ENOVAL
 from ..system.signals import suppress
 from .call_keys import CallKeys, module_of
@@ -140,6 +140,8 @@ class Computed(Tagging):
     # -- what computing needs of a cache ------------------------------------------------------------------------------
 
     get: Callable[..., Any]
+    _hot_get: Callable[[Any], HotEntry | None]
+    _hot_clock: Callable[[], float]
     _store_if: Callable[..., bool]
 
     def _own(self, key: Any) -> Any:

@@ -13,7 +13,7 @@ from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, Self, Type
 from ..entries.loading import ENOVAL
 from ..entries.row_codec import Expiry
 from .call_keys import CallKey, CallKeys, decorated, template
-from .computing import Computation, take, take_async
+from .computing import Computation, Steps, take, take_async
 from .rules import Computing, Rules, StoredError, hidden_tag
 
 RUNS_CALLERS_CODE = True  # for `interrupts_a_call` of system/signal_safe.py
@@ -159,6 +159,57 @@ class BoundMethod(functools.partial[Any]):
         return getattr, (self.args[0], self.func.__name__)  # as a bound method is pickled
 
 
+class _Calls:
+    """The calls of a memoized function: their keys, and how what is missing is computed.
+
+    The function's name is known at the first call: its module has it under that name only after it was decorated.
+    """
+
+    def __init__(self, cache: Any, function: Callable[..., Any], call_keys: CallKeys, rules: Rules) -> None:
+        self._cache = cache
+        self._name_of, self._make = call_keys.name_of(function), call_keys.of(function, cache._fixed)
+        self._compute = _with_tags(function, rules.tags)
+        self._take = take_async if inspect.iscoroutinefunction(function) else take
+        self.computation = Computation(cache, replace(rules, tags=rules.tags if callable(rules.tags) else None))
+        self.key: CallKey = self._first_key
+        self.hits = 0
+
+    def _first_key(self, *args: Any, **kwargs: Any) -> Any:
+        self.begin()
+        return self.key(*args, **kwargs)
+
+    def begin(self) -> bytes:
+        """Name the function, if that is not done yet, and return the hidden tag of its results."""
+        computation = self.computation
+        if not computation.scope:
+            scope = self._name_of()
+            computation.rules = replace(computation.rules, hidden=hidden_tag(scope))
+            self.key, computation.scope = self._make(scope), scope
+        return computation.rules.hidden
+
+    def steps(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Steps:
+        """Compute what was not found."""
+        return self.computation.steps(key, partial(self._compute, args, kwargs))
+
+    def extras(self) -> dict[str, Callable[..., Any]]:
+        """Return what a memoized function has beside being called."""
+
+        def refresh(*args: Any, **kwargs: Any) -> Any:
+            key = self.key(*args, **kwargs)
+            return self._take(self.computation.refresh(key, partial(self._compute, args, kwargs)))
+
+        def peek(*args: Any, **kwargs: Any) -> Any:
+            return self.computation.peek(self.key(*args, **kwargs))
+
+        def key(*args: Any, **kwargs: Any) -> Any:
+            return self.key(*args, **kwargs)
+
+        def cache_clear() -> int:
+            return cast("int", self._cache._evict_hidden(self.begin()))
+
+        return {"refresh": refresh, "peek": peek, "key": key, "cache_clear": cache_clear}
+
+
 def memoize(cache: Any, call_keys: CallKeys, rules: Rules) -> Callable[[Callable[P, R]], Memoized[P, R]]:
     """Return a decorator that keeps a function's results in `cache`; see `Cache.memoize`."""
     if callable(call_keys.name):
@@ -166,70 +217,50 @@ def memoize(cache: Any, call_keys: CallKeys, rules: Rules) -> Callable[[Callable
 
     def decorate(function: Callable[P, R]) -> Memoized[P, R]:
         _check_function(function)
-        make, name_of = call_keys.of(function, cache._fixed), call_keys.name_of(function)
-        compute = _with_tags(cast("Callable[..., Any]", function), rules.tags)
-        computation = Computation(cache, replace(rules, tags=rules.tags if callable(rules.tags) else None))
-        find, hot = computation.find if rules.beta or rules.cache_errors else computation.read, cache._hot_value
-        hits = 0
-
-        def begin() -> None:
-            """Take the name that the module gives the function, which it does after the function was decorated."""
-            nonlocal call_key
-            if not computation.scope:
-                scope = name_of()
-                computation.rules = replace(computation.rules, hidden=hidden_tag(scope))
-                call_key, computation.scope = make(scope), scope
-
-        def first_key(*args: Any, **kwargs: Any) -> Any:
-            begin()
-            return call_key(*args, **kwargs)
-
-        call_key: CallKey = first_key
-
-        @functools.wraps(function)
-        def calling(*args: Any, **kwargs: Any) -> Any:
-            nonlocal hits
-            key = call_key(*args, **kwargs)
-            result = hot(key)
-            if result is ENOVAL or type(result) is StoredError:
-                result = find(key, ENOVAL)
-            if result is not ENOVAL and type(result) is not StoredError:
-                hits += 1
-                return result
-            return take(computation.steps(key, partial(compute, args, kwargs)))
-
-        @functools.wraps(function)
-        async def awaiting(*args: Any, **kwargs: Any) -> Any:
-            nonlocal hits
-            key = call_key(*args, **kwargs)
-            result = hot(key)
-            if result is ENOVAL or type(result) is StoredError:
-                result = await computation.find_async(key)
-            if result is not ENOVAL:
-                hits += 1
-                return result
-            return await take_async(computation.steps(key, partial(compute, args, kwargs)))
-
-        wrapper: Any
-        wrapper, run = (awaiting, take_async) if inspect.iscoroutinefunction(function) else (calling, take)
-
-        def refresh(*args: Any, **kwargs: Any) -> Any:
-            return run(computation.refresh(call_key(*args, **kwargs), partial(compute, args, kwargs)))
-
-        def peek(*args: Any, **kwargs: Any) -> Any:
-            return computation.peek(call_key(*args, **kwargs))
-
-        def key(*args: Any, **kwargs: Any) -> Any:
-            return call_key(*args, **kwargs)
-
-        def cache_clear() -> int:
-            begin()
-            return cast("int", cache._evict_hidden(computation.rules.hidden))
-
-        extras = {"refresh": refresh, "peek": peek, "key": key, "cache_clear": cache_clear}
-        return as_memoized(wrapper, cache, key, lambda: (hits + computation.hits, computation.misses), extras)
+        calls = _Calls(cache, function, call_keys, rules)
+        wrapper: Any = (_awaiting if inspect.iscoroutinefunction(function) else _calling)(function, calls, cache)
+        extras, computation = calls.extras(), calls.computation
+        return as_memoized(
+            wrapper, cache, extras["key"], lambda: (calls.hits + computation.hits, computation.misses), extras
+        )
 
     return decorate
+
+
+def _calling(function: Callable[..., Any], calls: _Calls, cache: Any) -> Callable[..., Any]:
+    computation, hot = calls.computation, cache._hot_value
+    rules = computation.rules
+    find = computation.find if rules.beta or rules.cache_errors else computation.read
+
+    @functools.wraps(function)
+    def calling(*args: Any, **kwargs: Any) -> Any:
+        key = calls.key(*args, **kwargs)
+        result = hot(key)
+        if result is ENOVAL or type(result) is StoredError:
+            result = find(key, ENOVAL)
+            if result is ENOVAL or type(result) is StoredError:
+                return take(calls.steps(key, args, kwargs))
+        calls.hits += 1
+        return result
+
+    return calling
+
+
+def _awaiting(function: Callable[..., Any], calls: _Calls, cache: Any) -> Callable[..., Any]:
+    computation, hot = calls.computation, cache._hot_value
+
+    @functools.wraps(function)
+    async def awaiting(*args: Any, **kwargs: Any) -> Any:
+        key = calls.key(*args, **kwargs)
+        result = hot(key)
+        if result is ENOVAL or type(result) is StoredError:
+            result = await computation.find_async(key)
+            if result is ENOVAL:
+                return await take_async(calls.steps(key, args, kwargs))
+        calls.hits += 1
+        return result
+
+    return awaiting
 
 
 def _check_function(function: Any) -> None:

@@ -9,6 +9,7 @@ import inspect
 import subprocess
 import sys
 import threading
+import types
 from collections.abc import Callable
 from datetime import timedelta
 from decimal import Decimal
@@ -467,11 +468,15 @@ def test_many_and_long_arguments_are_told_apart(cache: Cache) -> None:
 
 
 @few
-def test_named_functions_keep_their_keys_across_edits_and_lambdas_do_not(cache: Cache) -> None:
+def test_named_functions_keep_their_keys_across_edits_and_lambdas_do_not(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = types.ModuleType("a_module_of_this_test")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+
     def define(text: str) -> Any:
-        names: dict[str, Any] = {"__name__": "module"}
-        exec(text, names)
-        return cache.memoize()(names["work"])
+        exec(text, vars(module))
+        return cache.memoize()(module.work)
 
     assert define("def work(x): return x")(1) == 1
     assert define("def work(x): return -x")(1) == 1, "its name says that it is the same"

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from diskcache_like.coherence.generations import Header
+from diskcache_like.encoding import keys
 from diskcache_like.entries.hot import NEGATIVE_HIT, HotLayer
 from diskcache_like.policies import policy_named
 
@@ -81,7 +82,7 @@ def test_a_key_without_an_entry_is_a_negative_hit(bench: Bench) -> None:
 def test_an_unhashable_key_is_kept_by_its_stored_bytes(bench: Bench) -> None:
     bench.keep([1], "value")
     assert bench.hot.probe([1]) is None
-    entry = bench.hot.probe_stored(b"[1]")
+    entry = bench.hot.probe(keys.EncodedKey(b"[1]"))
     assert entry is not None
     assert bench.hot.hit(entry) == "value"
 

@@ -956,7 +956,7 @@ def test_templates_of_keys_and_tags(cache: Cache) -> None:
 
     assert [show(User(1)), show(User(1)), show(User(2), page=5)] == [1, 1, 5]
     assert calls == [1, 2]
-    assert show.key(User(2), 5) == ("shown", "user:2:  5")
+    assert show.key(User(2), 5) == ("shown", ("user:{user.id}:{page!s:>3}", 2, "  5"))
     assert cache.evict("user:1") == 1
     assert cache.count(tags=["users"]) == 1
     for text in ("{nobody}", "{user.__class__}", "{user[0]}", "{}", "{user.id.real()}"):

@@ -20,4 +20,7 @@ def test_locks_and_averagers_name_their_key(tmp_path: Path) -> None:
 
 def test_metrics_name_what_they_count(tmp_path: Path) -> None:
     with Cache(tmp_path / "cache") as cache:
-        assert repr(cache.metrics) == "Metrics(damaged=0, unauthenticated=0, missing_files=0, failed_renewals=0)"
+        assert (
+            repr(cache.metrics)
+            == "Metrics(damaged=0, unauthenticated=0, missing_files=0, failed_renewals=0, not_kept=0)"
+        )

@@ -170,7 +170,6 @@ EQUAL: list[tuple[Any, ...]] = [
     (
         {"a": 1, "b": 2},
         {"b": 2.0, "a": True},
-        collections.OrderedDict(b=2, a=1),
         collections.Counter(a=1, b=2),
         collections.defaultdict(int, a=1, b=2),
         types.MappingProxyType({"a": 1, "b": 2}).copy(),

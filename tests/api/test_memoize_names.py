@@ -1,0 +1,215 @@
+"""memoize: which functions share results, and that a key is what the arguments were before the call."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import subprocess
+import sys
+import threading
+import types
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from diskcache_like import Cache
+
+from ..support.cache_kinds import Opener, few, one
+
+INLINE = """
+from diskcache_like import Cache
+with Cache({directory!r}) as cache:
+    @cache.memoize()
+    def load(number):
+        return number * {factor}
+    print(load(5), load.cache_info().hits)
+"""
+
+
+def base(number: int) -> int:
+    """Return the number."""
+    return number
+
+
+def times(factor: int) -> Callable[[int], int]:
+    """Return a wrapper of a function of this module, which takes its name."""
+
+    @functools.wraps(base)
+    def wrapper(number: int) -> int:
+        return base(number) * factor
+
+    return wrapper
+
+
+def scaled(factor: int) -> Callable[[int], int]:
+    """Return a function that closes over one that differs in a default alone."""
+
+    def inner(number: int, *, by: int = factor) -> int:
+        return number * by
+
+    return lambda number: inner(number)
+
+
+class Connection:
+    """Something that cannot be part of a key."""
+
+    def __init__(self, factor: int) -> None:
+        self.factor, self.lock = factor, threading.Lock()
+
+    def times(self, number: int) -> int:
+        return number * self.factor
+
+
+def through(connection: Connection) -> Callable[[int], int]:
+    return lambda number: connection.times(number)
+
+
+@few
+@pytest.mark.parametrize("make", [times, scaled])
+def test_functions_that_differ_in_what_they_close_over_share_nothing(open_cache: Opener, make: Any) -> None:
+    for _ in range(2):
+        with open_cache() as cache:
+            memoized = [cache.memoize()(make(factor)) for factor in (1, 3)]
+            assert [each(5) for each in memoized] == [5, 15]
+    assert [each.cache_info().hits for each in memoized] == [1, 1], "a later handle finds them"
+
+
+@one
+def test_what_cannot_be_told_apart_asks_for_a_name(cache: Cache) -> None:
+    for function in (through(Connection(3)), Connection(3).times):
+        with pytest.raises(TypeError, match=r"a Connection, which cannot be part of a key.* name="):
+            cache.memoize()(function)(5)
+        assert cache.memoize(name="a name")(function)(5) == 15
+
+
+@one
+def test_a_wrapper_that_the_module_has_under_its_name_may_close_over_anything(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection = Connection(2)
+
+    @functools.wraps(base)
+    def wrapper(number: int) -> int:
+        return connection.times(number)
+
+    memoized = cache.memoize()(wrapper)
+    monkeypatch.setattr(sys.modules[__name__], "base", memoized)
+    assert memoized(5) == 10
+    assert memoized.__cache_key__(5)[0] == f"{__name__}.base"
+
+
+@one
+def test_implementations_of_one_name_share_nothing(cache: Cache) -> None:
+    @functools.singledispatch
+    def kind(_: object) -> str:
+        return "object"
+
+    def register(code: str) -> None:
+        names = {"kind": kind, "cache": cache, "__name__": __name__}
+        exec(f"@kind.register\n@cache.memoize()\ndef _({code}", names)
+
+    register("given: int): return 'int'")
+    register("given: float): return 'float'")
+    for _ in range(2):
+        assert [kind(1), kind(1.0)] == ["int", "float"]
+
+
+@one
+@pytest.mark.parametrize("how", ["-c", "-"])
+def test_programs_without_a_file_share_only_the_same_code(cache: Cache, how: str) -> None:
+    def run(factor: int) -> str:
+        text = INLINE.format(directory=cache.directory, factor=factor)
+        arguments, given = ([how, text], None) if how == "-c" else ([how], text)
+        command = [sys.executable, *arguments]
+        return subprocess.run(command, input=given, check=True, capture_output=True, text=True).stdout.strip()
+
+    assert [run(factor) for factor in (2, 3, 2)] == ["10 0", "15 0", "10 1"]
+
+
+@one
+def test_a_notebook_has_keys_of_its_own(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    def cell(code: str) -> Any:
+        notebook = types.ModuleType("__main__")
+        monkeypatch.setitem(sys.modules, "__main__", notebook)
+        exec(f"def load(number): return {code}", vars(notebook))
+        return cache.memoize()(notebook.load)
+
+    first, second, again = cell("number * 2"), cell("number * 3"), cell("number * 2")
+    assert [first(5), second(5), again(5)] == [10, 15, 10]
+    assert again.cache_info().hits == 1
+
+
+@few
+def test_a_call_is_kept_under_the_arguments_that_it_got(cache: Cache) -> None:
+    @cache.memoize()
+    def render(options: dict[str, Any]) -> str:
+        return str(options.pop("mode", "plain"))
+
+    for _ in range(2):
+        assert render({"mode": "red", "w": 1}) == "red"
+        assert render({"w": 1}) == "plain"
+    assert render.refresh({"mode": "blue", "w": 2}) == "blue"
+    assert render({"w": 2}) == "plain"
+    assert render.peek({"mode": "blue", "w": 2}) == "blue"
+
+
+@one
+@pytest.mark.parametrize(
+    "options", [{}, {"expire": 60, "beta": 1}, {"expire": 60, "stale_while_revalidate": 60, "stale_if_error": 60}]
+)
+def test_no_option_lets_a_call_change_its_key(cache: Cache, options: dict[str, Any]) -> None:
+    def drain(values: Any) -> float:
+        total = float(sum(np.ravel(values)))
+        if isinstance(values, list):
+            values.clear()
+        else:
+            values[:] = 0
+        return total
+
+    @cache.memoize(name="sum", **options)
+    async def awaited(values: list[float]) -> float:
+        await asyncio.sleep(0)
+        return drain(values)
+
+    drained = cache.memoize(name="sum", **options)(drain)
+
+    for make in (list, np.array, lambda numbers: pd.DataFrame({"a": numbers})):
+        assert [drained(make([1.0, 2.0])), drained(make([0.0, 0.0])), drained(make([1.0, 2.0]))] == [3, 0, 3]
+    assert drained([]) == 0
+    assert asyncio.run(awaited([5.0, 6.0])) == 11
+    assert drained([5.0, 6.0]) == 11
+    key = ["a"]
+    assert cache.get_or_set(key, lambda: key.append("b") or len(key)) == 2
+    assert (cache.get(["a"]), cache.get(["a", "b"])) == (2, None)
+
+
+class Named:
+    """An object without a text of its own."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+@few
+def test_the_values_in_a_template_stay_apart_and_keep_their_types(cache: Cache) -> None:
+    @cache.memoize(key="{a}:{b}")
+    def pair(a: Any, b: Any) -> tuple[Any, Any]:
+        return a, b
+
+    calls = [("x:y", "z"), ("x", "y:z"), (1, None), ("1", None), (1, "None"), ("1", "None"), ([1], "z"), ("[1]", "z")]
+    for _ in range(2):
+        assert [pair(*call) for call in calls] == calls
+    assert pair.__cache_key__("x", 1) == (f"{pair.__cache_key__('x', 1)[0]}", ("{a}:{b}", "x", 1))
+
+
+@one
+def test_a_template_refuses_a_text_that_is_an_address(cache: Cache) -> None:
+    for field in ("{given}", "{given!r}", "{given!s:>5}"):
+        with pytest.raises(TypeError, match=r"address|a key of type"):
+            cache.memoize(key=field)(lambda given: 1)(threading.Lock())
+        with pytest.raises(TypeError, match="address"):
+            cache.memoize(name="tagged", tags=[f"tag:{field}"])(lambda given: given.name)(Named("a"))
+    assert cache.memoize(key="{given.name}")(lambda given: given.name)(Named("a")) == "a"
