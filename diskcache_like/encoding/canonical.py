@@ -485,6 +485,9 @@ _SUBCLASSED: Final = (
 )
 
 
+_COUNTED_EQUALITY: Final[Any] = Counter.__eq__
+
+
 def _choose_encoder(kind: type[Any]) -> _Encoder:
     return _of_library(kind) or _of_subclass(kind) or _of_its_own(kind)
 
@@ -507,7 +510,7 @@ def _of_subclass(kind: type[Any]) -> _Encoder | None:
         return _ordered
     if base is not None:
         same = kind.__eq__ is base.__eq__ and (kind.__hash__ is base.__hash__ or base.__hash__ is None)
-        if same or (base is dict and kind.__eq__ is Counter.__eq__):  # which differs from dict's only among Counters
+        if same or (base is dict and kind.__eq__ is _COUNTED_EQUALITY):  # which differs from dict's only among Counters
             return _number if base is int else _ENCODERS[base]
     return None
 

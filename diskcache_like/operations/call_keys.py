@@ -264,8 +264,9 @@ def module_of(function: Callable[..., Any]) -> str:
     spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
     if spec is not None:  # of python -m
         return str(spec.name)
-    is_file = file is not None and not file.startswith("<")  # as <stdin>
-    return f"__main__ of {os.path.realpath(file)}" if is_file else "__main__"
+    if file is None or file.startswith("<"):  # as <stdin>
+        return "__main__"
+    return f"__main__ of {os.path.realpath(file)}"
 
 
 def _digest_code(code: types.CodeType, update: Callable[[bytes], None]) -> None:

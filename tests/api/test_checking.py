@@ -292,7 +292,7 @@ def test_the_hot_layer_keeps_to_its_bound(open_cache: Opener) -> None:
         assert cache.get(number) is None, "and what is known to be missing counts too"
         assert hot.size <= limit
     assert len(hot.entries) < limit // 350
-    assert 0 < sum(entry[9] for entry in hot.entries.values()) == hot.size
+    assert 0 < sum(entry[8] for entry in hot.entries.values()) == hot.size
     cache.clear()
     assert hot.size == len(hot.entries) == 0
 

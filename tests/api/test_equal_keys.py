@@ -142,7 +142,7 @@ def test_the_hot_layer_changes_no_answer(tmp_path_factory: pytest.TempPathFactor
                     case 2:
                         said.append(cache.add(key, value))
                     case _:
-                        said.append(cache.get_or_set(key, lambda value=value: value))  # type: ignore[misc]
+                        said.append(cache.get_or_set(key, lambda value=value: value))
                 said += [[cache.get(each), each in cache] for each, _, _ in steps]
         answers.append(said)
     assert answers[0] == answers[1]
@@ -210,7 +210,8 @@ def test_equal_arguments_are_one_call(cache: Cache, equal: list[Any]) -> None:
 
 @few
 def test_a_counter_is_a_number_that_the_next_incr_takes(cache: Cache) -> None:
-    for number, delta in enumerate((np.int64(3), True, np.uint8(3), 3, 1.5, 2j, np.float64(1.5))):
+    deltas: list[Any] = [np.int64(3), True, np.uint8(3), 3, 1.5, 2j, np.float64(1.5)]
+    for number, delta in enumerate(deltas):
         first = cache.incr(number, delta)
         assert type(cache[number]) in (int, float, complex, np.float64)
         assert cache.incr(number) == first + 1

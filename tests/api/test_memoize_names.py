@@ -182,7 +182,12 @@ def test_no_option_lets_a_call_change_its_key(cache: Cache, options: dict[str, A
     assert asyncio.run(awaited([5.0, 6.0])) == 11
     assert drained([5.0, 6.0]) == 11
     key = ["a"]
-    assert cache.get_or_set(key, lambda: key.append("b") or len(key)) == 2
+
+    def change() -> int:
+        key.append("b")
+        return len(key)
+
+    assert cache.get_or_set(key, change) == 2
     assert (cache.get(["a"]), cache.get(["a", "b"])) == (2, None)
 
 

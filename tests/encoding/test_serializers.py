@@ -504,7 +504,7 @@ def test_the_hot_layer_keeps_what_it_counts(tmp_path: Path) -> None:
         cache["written"] = text
         assert cache["read"] == cache["written"] == text
         for key in ("written", "read"):
-            _, _, _, _, kept, decode, *_, cost = cache._hot.entries[key]
+            _, _, _, _, kept, decode, *_, cost, _ = cache._hot.entries[key]
             assert len(kept) < cost
             assert decode is not None
             assert decode(kept) == text
