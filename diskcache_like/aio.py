@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from .cache import Cache
 from .fanout import FanoutCache
+from .operations.call_keys import decorated
 from .operations.faces import Face, face_of
 from .persistent import Deque, Index
 from .system.blocking import WouldBlock, block
@@ -122,6 +123,7 @@ class AsyncCache(Face):
             found = await threads.run(partial(function, *args, **kwargs))
             return await found if inspect.isawaitable(found) else found  # of a lambda, say, that calls such a function
 
+        decorated.add(called)
         return called
 
     def open(self, *args: Any, **kwargs: Any) -> AbstractAsyncContextManager[AsyncStream]:

@@ -485,6 +485,7 @@ _SUBCLASSED: Final = (
 )
 
 
+_ORDERED_EQUALITY: Final[Any] = OrderedDict.__eq__
 _COUNTED_EQUALITY: Final[Any] = Counter.__eq__
 
 
@@ -505,8 +506,8 @@ def _of_library(kind: type[Any]) -> _Encoder | None:
 
 def _of_subclass(kind: type[Any]) -> _Encoder | None:
     """Return the encoder of the built-in type whose equality a subclass has kept."""
-    base = next((base for base in _SUBCLASSED if issubclass(kind, base)), None)
-    if base is dict and kind.__eq__ is OrderedDict.__eq__:
+    base: Any = next((base for base in _SUBCLASSED if issubclass(kind, base)), None)
+    if base is dict and kind.__eq__ is _ORDERED_EQUALITY:
         return _ordered
     if base is not None:
         same = kind.__eq__ is base.__eq__ and (kind.__hash__ is base.__hash__ or base.__hash__ is None)

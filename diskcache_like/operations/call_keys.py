@@ -35,7 +35,8 @@ _PLAIN = frozenset((int, bool, type(None)))  # types of arguments that are short
 CallKey = Callable[..., Any]  # takes the arguments of a call and returns its key
 Fix = Callable[[Any], Any]  # returns a key that no longer changes, for one that may
 
-# The functions that decorators of this package returned. What they close over is left out of digests: it changes.
+# The functions that decorators of this package returned. They are called what they wrap, and what they close over is
+# left out of digests: it changes.
 decorated: weakref.WeakSet[Callable[..., Any]] = weakref.WeakSet()
 
 
@@ -67,6 +68,8 @@ class CallKeys(NamedTuple):
             return lambda: given
         if not hasattr(named := inspect.unwrap(function), "__qualname__"):
             raise TypeError(f"{named!r:.80} has no name to keep its results under: give it one with name=")
+        while is_decorated(function):
+            function = function.__wrapped__  # type: ignore[attr-defined]
         plain, owner, exact = function_name(function), _owner(function), ""
         refusal: TypeError | None = None
         if getattr(function, "__closure__", None) and not _is_nameless(function):
@@ -218,6 +221,8 @@ def _is_nameless(function: Callable[..., Any]) -> bool:
 
 def _is_found(function: Callable[..., Any]) -> bool:
     """Tell whether the function's module has it under its name, by itself or wrapped."""
+    if isinstance(function, types.BuiltinFunctionType):
+        return True  # one name is one function, of C
     wanted = getattr(function, "__func__", function)
     found: Any = sys.modules.get(function.__module__)
     for part in function.__qualname__.split("."):

@@ -36,6 +36,9 @@ class Source:
         self.begun, self.may_end = threading.Event(), threading.Event()
         self.may_end.set()
 
+    def __reduce__(self) -> tuple[type[Source], tuple[()]]:
+        return Source, ()  # all are the same to the keys of what closes over one
+
     def __call__(self) -> int:
         self.calls += 1
         number = self.calls

@@ -109,7 +109,7 @@ def test_twenty_threads_compute_one_result_once(cache: Cache, monkeypatch: pytes
     monkeypatch.setattr(futex, "sleep", announced)
     calls, found = [], []
 
-    @memoize_stampede(cache, expire=60)
+    @memoize_stampede(cache, name="work", expire=60)
     def work(number: int) -> int:
         for _ in range(19):
             assert asleep.acquire(timeout=PATIENCE)  # all others wait before this one is done
@@ -256,7 +256,7 @@ def test_a_call_within_the_computation_of_its_own_key_does_not_wait_for_itself(c
 def test_a_call_in_a_transaction_does_not_wait(cache: Cache) -> None:
     began, may_end = threading.Event(), threading.Event()
 
-    @memoize_stampede(cache, expire=60, ignore={0})
+    @memoize_stampede(cache, name="work", expire=60, ignore={0})
     def work(wait: bool) -> bool:
         began.set()
         assert not wait or may_end.wait(PATIENCE)
@@ -274,7 +274,7 @@ def test_a_call_in_a_transaction_does_not_wait(cache: Cache) -> None:
 @few
 def test_an_expiry_of_nothing_keeps_nothing_and_waits_for_nobody(cache: Cache) -> None:
     barrier = threading.Barrier(3)
-    work = memoize_stampede(cache, expire=0)(lambda: barrier.wait(PATIENCE))
+    work = memoize_stampede(cache, name="work", expire=0)(lambda: barrier.wait(PATIENCE))
     run_threads(3, lambda _: work())
     assert len(cache) == 0
 
@@ -315,7 +315,7 @@ def test_one_alone_makes_a_result_anew(cache: Cache, clock: Clock, chance: list[
     may_end = threading.Event()
     calls: list[None] = []
 
-    @memoize_stampede(cache, expire=100)
+    @memoize_stampede(cache, name="work", expire=100)
     def work() -> int:
         calls.append(None)
         clock.advance(1)
@@ -586,7 +586,7 @@ def test_the_event_loop_runs_on_while_another_thread_writes(cache: Cache, when: 
         assert began.wait(PATIENCE)
         asyncio.get_running_loop().call_soon(may_end.set)  # never called if the next step blocks the loop
 
-    @memoize_stampede(cache, expire=60)
+    @memoize_stampede(cache, name="work", expire=60)
     async def work(number: int) -> int:
         if when == "within":
             start_to_write()
