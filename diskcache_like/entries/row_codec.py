@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import math
-import warnings
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
@@ -41,6 +40,7 @@ from ..errors import (
     named,
 )
 from ..storage.store import Row, Store, Touch
+from ..system.callers import warn
 from ..system.signals import suppress
 from . import encryption
 from .hot import PLAIN_TYPES
@@ -290,7 +290,7 @@ class RowCodec:
             if not self._warned and not session.options.strict:
                 self._warned = True
                 message = f"{session.directory!r}: key {named(key)}: {error}; such entries read as missing (said once)"
-                warnings.warn(message, SignatureWarning, stacklevel=4)
+                warn(message, SignatureWarning)
         else:
             session.metrics.damaged += 1
         if session.options.strict:
@@ -314,7 +314,7 @@ class RowCodec:
         if not self._warned_of_file:
             self._warned_of_file = True
             message = f"{session.directory!r}: key {named(key)}: {error}; such entries read as missing (said once)"
-            warnings.warn(message, UnreadableFileWarning, stacklevel=4)
+            warn(message, UnreadableFileWarning)
 
     @contextlib.contextmanager
     def reporting(self, key: Any) -> Iterator[None]:

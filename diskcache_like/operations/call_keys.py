@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 from ..encoding import keys
 from ..errors import KeyEncodeError
+from ..misuse import hint
 
 RUNS_CALLERS_CODE = True  # for `interrupts_a_call` of system/signal_safe.py
 
@@ -61,16 +62,40 @@ class CallKeys(NamedTuple):
 
     def of(self, function: Callable[..., Any]) -> CallKey:
         """Return the function that makes the key of a call of `function` from its arguments."""
-        if callable(self.name):
-            raise TypeError("name cannot be a function: write the decorator with its arguments in parentheses")
         name = self.name_of(function)
-        ignored = (self.ignore,) if isinstance(self.ignore, int | str) else tuple(self.ignore)
+        ignored = _ignored(self.ignore)
         if self.key is None:
             return key_maker(function, name, self.typed, ignored)
         if self.typed or ignored:
             raise TypeError("key= says which arguments count: leave out typed= and ignore=")
         given = template(function, self.key) if isinstance(self.key, str) else self.key
         return _bounded(lambda *args, **kwargs: (name, given(*args, **kwargs)))
+
+
+def _ignored(ignore: Any) -> tuple[int | str, ...]:
+    """Return positions and names that are to be ignored; raise TypeError for anything else."""
+    if isinstance(ignore, int | str):
+        return (ignore,)
+    found = tuple(ignore) if isinstance(ignore, Iterable) else (ignore,)
+    if not all(isinstance(each, int | str) for each in found):
+        raise TypeError(f"ignore is {ignore!r}, expected positions and names of arguments")
+    return found
+
+
+def _refuse_unknown(ignore: Iterable[int | str], signature: inspect.Signature, name: str) -> None:
+    """Raise TypeError for a position or name that no argument of the function can have."""
+    parameters = signature.parameters.values()
+    kinds = {each.kind for each in parameters}
+    positions = sum(each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD) for each in parameters)
+    for each in ignore:
+        if isinstance(each, str):
+            is_there = each in signature.parameters or inspect.Parameter.VAR_KEYWORD in kinds
+        else:
+            is_there = 0 <= each < positions or (each >= 0 and inspect.Parameter.VAR_POSITIONAL in kinds)
+        if not is_there:
+            known = list(signature.parameters)
+            advice = hint(each, known) or f", expected some of {', '.join(known)}, or their positions from 0"
+            raise TypeError(f"ignore has {each!r}, but {name} has no such argument{advice}")
 
 
 def template(function: Callable[..., Any], text: str) -> Callable[..., str]:
@@ -216,6 +241,7 @@ def key_maker(function: Callable[..., Any], name: str, typed: bool, ignore: Iter
         signature = inspect.signature(function)
     except (TypeError, ValueError):
         return _bounded(_any_signature(name, typed, frozenset(ignore)))
+    _refuse_unknown(ignore, signature, name)
     ignored = frozenset(ignore)
     mark = "__"  # begins every name that is not a parameter's; no parameter's name begins with it
     while any(parameter.startswith(mark) for parameter in signature.parameters):
