@@ -622,7 +622,8 @@ def test_a_setting_that_cannot_be_reset(kept: Cache, open_cache: Opener) -> None
 
 def test_a_childs_name_that_leads_elsewhere(tmp_path: Path) -> None:
     with closing(FanoutCache(tmp_path / "cache", shards=1)) as cache:
-        for name in ("", ".", "..", "../b", "a/../b", "a//b", "/etc", "a\0b", "n" * 300):
+        names: list[Any] = ["", ".", "..", "../b", "a/../b", "a//b", "/etc", "a\0b", "n" * 300, None, 5]
+        for name in names:
             with pytest.raises((SettingError, DirectoryError), match="name"):
                 cache.cache(name)
     assert [path.name for path in tmp_path.iterdir()] == ["cache"]
