@@ -161,8 +161,6 @@ class Deque(_InCache, abc.MutableSequence[Any]):
     def _add_all(self, iterable: Iterable[Any], side: Side, other: Side) -> None:
         if isinstance(iterable, Deque) and iterable.directory == self.directory:
             iterable = list(iterable)  # items dropped meanwhile count, items added do not
-        if not isinstance(iterable, Iterable):
-            raise TypeError(f"iterable is {iterable!r:.80}, expected values to add")
         size = BATCH if isinstance(iterable, Sized) else 1  # an iterator may wait between two values
         for values in batches(iterable, size):
             self._add(values, side, other)
