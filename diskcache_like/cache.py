@@ -31,6 +31,7 @@ from .entries.options import Arguments
 from .entries.row_codec import Expiry, Location, RowCodec, discard, with_expiry, with_metadata
 from .entries.session import Opening, Session
 from .errors import CacheError, DirectoryError, Timeout, TransactionError, ValueTooLarge, named
+from .misuse import NoOthers, several, unexpected
 from .operations import namespaces
 from .operations.administration import Administration
 from .operations.computed import Computed
@@ -350,7 +351,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
             store.session.ready()
         hot, locate = self._hot, self._rows.locate
         is_warm = bool(hot.entries)
-        for key in keys_:
+        for key in several("keys_", keys_, "a list of keys"):
             entry = hot.probe(key) if is_warm else None
             if entry is None:
                 _, h, store = location = locate(key)
@@ -388,6 +389,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
         *,
         tags: Iterable[Any] | None = None,
         if_version: int | None = ANY_VERSION,
+        **others: Unpack[NoOthers],
     ) -> bool:
         """Store `value` under `key`, replacing what was there; return False if it can never fit the size limit.
 
@@ -396,6 +398,8 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
         only if the live entry still has this `Entry.version`; None means that there must be none. Atomic. Raises
         Timeout, ExpiryError, TagError, KeyEncodeError, ValueEncodeError, DiskFull; nothing changes then.
         """
+        if others:
+            raise unexpected(Cache.set, others)
         rows = self._rows
         stored, h, store = location = rows.locate(key)
         metadata = NO_METADATA
@@ -495,18 +499,25 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
         retry: bool = False,
         *,
         tags: Iterable[Any] | None = None,
+        **others: Unpack[NoOthers],
     ) -> int:
         """Store all items and return how many were stored; those that can never fit the size limit are left out.
 
         Arguments as for `set`. Each batch of 1,000 per shard is atomic. After a Timeout the batches before it
         stay stored; it does not tell how many.
         """
+        if others:
+            raise unexpected(Cache.set_many, others)
         metadata = self._rows.metadata(expire, pack_tags(tag, tags))
-        pairs = items.items() if isinstance(items, Mapping) else items
+        pairs = (
+            items.items()
+            if isinstance(items, Mapping)
+            else several("items", items, "a mapping, or an iterable of (key, value) pairs")
+        )
         stored = 0
         for batch in batches(pairs, SET_MANY_BATCH):
             try:
-                stored += self._set_batch(((*pair, metadata) for pair in batch), self._wait(retry))
+                stored += self._set_batch(_with_metadata(batch, metadata), self._wait(retry))
             except Timeout as error:
                 return self._failed(stored + getattr(error, "count", 0))
         return stored
@@ -573,8 +584,11 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
         retry: bool = False,
         *,
         tags: Iterable[Any] | None = None,
+        **others: Unpack[NoOthers],
     ) -> bool:
         """Store `value` if `key` has no live entry; return whether it was stored. Atomic; arguments as for `set`."""
+        if others:
+            raise unexpected(Cache.add, others)
         if not read and self._tier is None and key in self:  # with a server, that alone knows
             return False
         metadata = self._rows.metadata(expire, pack_tags(tag, tags, key))
@@ -736,7 +750,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
         """
         removed = 0
         wait = self._wait(retry)
-        for batch in batches(keys_, SET_MANY_BATCH):
+        for batch in batches(several("keys_", keys_, "a list of keys"), SET_MANY_BATCH):
             groups: dict[Store, list[tuple[int, bytes]]] = {}
             for key in batch:
                 location = self._rows.locate(key)
@@ -856,6 +870,15 @@ def atomic_key(cache: Cache, key: Any) -> AtomicKey:
 def clock_of(cache: Cache) -> Callable[[], float]:
     """Return the clock that entries of the cache expire by."""
     return cache._clock
+
+
+def _with_metadata(pairs: Iterable[Any], metadata: Metadata) -> Iterator[tuple[Any, Any, Metadata]]:
+    for pair in pairs:
+        try:
+            key, value = pair
+        except (TypeError, ValueError):
+            raise TypeError(f"items has {named(pair):.80}, expected (key, value) pairs, or a mapping") from None
+        yield key, value, metadata
 
 
 def batches(items: Iterable[Any], size: int) -> Iterator[list[Any]]:

@@ -157,8 +157,8 @@ class FanoutCache(Cache):
 
     def _child_path(self, kind: str, name: str) -> str:
         """Return the directory of a named child; each part of its name is one more level below this directory."""
-        parts = name.split("/")
-        if not _NAME.fullmatch(name) or any(part in ("", ".", "..") for part in parts):
+        parts = name.split("/") if isinstance(name, str) else [""]
+        if any(part in ("", ".", "..") for part in parts) or not _NAME.fullmatch(name):
             raise SettingError(f"{kind} name is {name!r}, expected a relative name without empty parts, '.' and '..'")
         path = self.directory
         for part in (kind, *parts):

@@ -25,10 +25,11 @@ from .entries.loading import ENOVAL
 from .entries.options import Arguments
 from .entries.session import Opening
 from .errors import DiskFull
+from .misuse import Spelled
 from .operations.memoize import Memoized, P, R
 from .operations.queues import Side
 from .operations.views import Items, Keys, Values
-from .settings import checked
+from .settings import DEFAULT_SETTINGS, checked
 
 if TYPE_CHECKING:
     from .aio import AsyncDeque, AsyncIndex
@@ -55,9 +56,10 @@ class DurableCache(Cache):
         super().__init__(given, timeout, disk, **durable)
 
 
-class _InCache:
+class _InCache(Spelled):
     """A collection that keeps its items in a cache."""
 
+    _ASSIGNED = dict.fromkeys(DEFAULT_SETTINGS, "a setting is assigned to its cache, as in x.cache.{name} = ...")
     _cache: Cache
 
     @property
@@ -91,6 +93,8 @@ class Deque(_InCache, abc.MutableSequence[Any]):
     when the deque is full, adding at one end drops at the other; kept across reopening, None for what is kept there.
     Raises what `Cache` raises, CorruptDatabase for a damaged database and DecodeError for a damaged item.
     """
+
+    _ASSIGNED = _InCache._ASSIGNED | {"maxlen": "did you mean 'maxlen'?"}
 
     def __init__(
         self,

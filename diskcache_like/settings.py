@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypedDict
 
 from .errors import SettingError
+from .misuse import hint, place
 from .policies import policy_named
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -141,12 +142,9 @@ def is_setting(name: object) -> bool:
 
 def unknown(name: object, others: Iterable[str] = ()) -> str:
     """Say that no setting is called `name`, nor any of the `others` that are accepted; name the nearest, and all."""
-    import difflib  # late: only errors need it
-
     names = [*others, *_CHECKS]
-    near = difflib.get_close_matches(str(name), names, 1)
-    hint = f": did you mean {near[0]!r}?" if near else ","
-    return f"unknown setting {name!r}{hint} expected one of {', '.join(names)} or, for arguments of the disk, disk_*"
+    belongs = f": {where};" if (where := place(name)) else hint(name, ["directory", "timeout", *names]) or ","
+    return f"unknown setting {name!r}{belongs} expected one of {', '.join(names)} or, for arguments of the disk, disk_*"
 
 
 def _disk_setting(name: str, value: object) -> object:

@@ -35,6 +35,7 @@ from .entries.dictionaries import Training
 from .entries.options import Arguments
 from .entries.row_codec import Expiry
 from .fanout import FanoutCache
+from .misuse import NoOthers
 from .operations.computed import Options
 from .operations.memoize import Memoized
 from .operations.queues import Side

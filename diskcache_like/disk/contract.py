@@ -24,7 +24,7 @@ from ..encoding.made_keys import split_key
 from ..encoding.pickling import loads_pickle
 from ..encoding.record import MODE_BINARY, MODE_NONE, MODE_PICKLE, MODE_RAW, MODE_TEXT, Record
 from ..encoding.values import NotSerializable, encode_value
-from ..errors import DecodeError, SignatureError, ValueEncodeError
+from ..errors import DecodeError, SignatureError, ValueEncodeError, named
 from . import file_io
 from .payloads import Loaded, Payloads, readable
 from .value_files import Stored, ValueFiles
@@ -258,9 +258,14 @@ class Disk(Payloads, ValueFiles):
                 if len(payload) < self._file_floor:
                     return MODE_RAW, payload, None, 0
                 return self._write(MODE_RAW, (payload,), key, value)
-        if self.own_values:
-            return self._encode(value, read, key)
-        size, mode, filename, data = self.store(value, read, key=key)
+        try:
+            if self.own_values:
+                return self._encode(value, read, key)
+            size, mode, filename, data = self.store(value, read, key=key)
+        except ValueEncodeError as error:
+            whose = "a queue's item" if key is UNKNOWN else f"value of key {named(key):.200}"
+            error.args = (f"{whose}: {error}",)
+            raise
         if filename is None:
             return mode, values.encode_value(data), None, 0
         file_names.checked(filename)

@@ -22,6 +22,7 @@ from ..storage import check
 from ..storage.opening.identity import Config
 from ..storage.shards import ShardSet
 from ..storage.store import Row, Store
+from ..system.callers import warn
 
 
 def refuse_own_contract(disk: type[Disk]) -> None:
@@ -79,7 +80,7 @@ def _mended(store: Store, master: MasterKey, problem: KeyringError, keyring: Key
     store.data_keys.replace_keyring(keyring, store.session.config.timeout)
     sealer = _sealer(store, master)
     # Last: if warnings are errors, the next opening finds the shard mended.
-    warnings.warn(f"{problem}: it goes on with the keyring of another shard", CorruptDatabaseWarning, stacklevel=2)
+    warn(f"{problem}: it goes on with the keyring of another shard", CorruptDatabaseWarning)
     return sealer
 
 

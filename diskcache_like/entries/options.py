@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
-import sys
 import tempfile
 import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
 from typing import Any
@@ -17,8 +15,8 @@ from ..disk.contract import Disk
 from ..errors import DirectoryError, SettingError
 from ..remote import Remote
 from ..settings import MAX_SHARDS, Settings, checked_all, is_setting, unknown
+from ..system.callers import warn
 
-_PACKAGE = __name__.partition(".")[0]
 _ignored: set[str] = set()  # names of unknown settings that were warned about
 
 
@@ -108,16 +106,8 @@ def _without_unknown(arguments: dict[str, Any], options: list[str], lenient: boo
             raise SettingError(unknown(name, options))
         if name not in known and name not in _ignored:
             _ignored.add(name)
-            warnings.warn(f"{unknown(name, options)}; it is ignored", UserWarning, stacklevel=_depth_of_caller())
+            warn(f"{unknown(name, options)}; it is ignored", UserWarning)
     return known
-
-
-def _depth_of_caller() -> int:
-    """Return the number of frames, counted from the function that calls this one, up to the user's code."""
-    frame, depth = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == _PACKAGE:
-        frame, depth = frame.f_back, depth + 1
-    return depth
 
 
 def check_arguments(timeout: object, disk: object, shards: object) -> None:
@@ -134,7 +124,13 @@ def resolved(directory: str | os.PathLike[str] | None) -> str:
     """Return the absolute path of the directory; a new temporary one for None."""
     if directory is None:
         return tempfile.mkdtemp(prefix="diskcache-")
+    if not isinstance(directory, str | bytes | os.PathLike):
+        raise SettingError(f"directory is {directory!r:.80}, expected a path, or None for a temporary directory")
     path = os.fsdecode(directory)
     if "\0" in path:
         raise DirectoryError(errno.EINVAL, "the name of the cache directory contains a NUL", path)
-    return os.path.abspath(os.path.expandvars(os.path.expanduser(path)))
+    expanded = os.path.expandvars(os.path.expanduser(path))
+    if not expanded:
+        wanted = "expected a path: '.' for the current directory, None for a temporary one"
+        raise DirectoryError(errno.EINVAL, f"the name of the cache directory is empty, {wanted}", path)
+    return os.path.abspath(expanded)

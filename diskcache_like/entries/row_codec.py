@@ -6,7 +6,6 @@ import contextlib
 import errno
 import math
 import re
-import warnings
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any, Final
@@ -42,6 +41,7 @@ from ..errors import (
     named,
 )
 from ..storage.store import Row, Store, Touch
+from ..system.callers import warn
 from ..system.signals import suppress
 from . import encryption
 from .hot import PLAIN_TYPES
@@ -293,7 +293,7 @@ class RowCodec:
             if not self._warned and not session.options.strict:
                 self._warned = True
                 message = f"{session.directory!r}: key {named(key)}: {error}; such entries read as missing (said once)"
-                warnings.warn(message, SignatureWarning, stacklevel=4)
+                warn(message, SignatureWarning)
         else:
             session.metrics.damaged += 1
         if session.options.strict:
@@ -317,7 +317,7 @@ class RowCodec:
         if not self._warned_of_file:
             self._warned_of_file = True
             message = f"{session.directory!r}: key {named(key)}: {error}; such entries read as missing (said once)"
-            warnings.warn(message, UnreadableFileWarning, stacklevel=4)
+            warn(message, UnreadableFileWarning)
 
     @contextlib.contextmanager
     def reporting(self, key: Any) -> Iterator[None]:

@@ -171,7 +171,7 @@ class Administration(Tagging, SettingsInForce):
     def _take_setting(self, name: str, value: Any) -> None:
         """Show a setting of the disk's own as an attribute of the cache, and make it effective in the hot layer."""
         if not hasattr(SettingsInForce, name):
-            setattr(self, name, value)
+            object.__setattr__(self, name, value)  # whatever it is called
         if name == "eviction_policy":
             self._hot.mark_for(policy_named(value))
         elif name == "statistics":

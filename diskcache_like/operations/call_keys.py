@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 from ..encoding import keys
 from ..errors import KeyEncodeError
+from ..misuse import hint
 
 RUNS_CALLERS_CODE = True  # for `interrupts_a_call` of system/signal_safe.py
 
@@ -68,9 +69,9 @@ class CallKeys(NamedTuple):
             return lambda: given
         if not hasattr(named := inspect.unwrap(function), "__qualname__"):
             raise TypeError(f"{named!r:.80} has no name to keep its results under: give it one with name=")
-        while is_decorated(function):
-            function = function.__wrapped__  # type: ignore[attr-defined]
-        plain, owner, exact = function_name(function), _owner(function), ""
+        memoized = " memoized" if hasattr(function, "cache_info") and is_decorated(function) else ""  # by this, again
+        function = undecorated(function)
+        plain, owner, exact = function_name(function), _owner(function) + memoized, ""
         refusal: TypeError | None = None
         if getattr(function, "__closure__", None) and not _is_nameless(function):
             try:
@@ -90,9 +91,7 @@ class CallKeys(NamedTuple):
 
     def of(self, function: Callable[..., Any], fix: Fix) -> Callable[[str], CallKey]:
         """Return a function that takes the name, and returns what makes the key of a call from its arguments."""
-        if callable(self.name):
-            raise TypeError("name cannot be a function: write the decorator with its arguments in parentheses")
-        ignored = (self.ignore,) if isinstance(self.ignore, int | str) else tuple(self.ignore)
+        ignored = _ignored(self.ignore)
         if self.key is None:
             return key_maker(function, self.typed, ignored, fix)
         if self.typed or ignored:
@@ -120,6 +119,32 @@ class _Field(NamedTuple):
             field, kind = "{" + ".".join(self.names) + "}", type(value).__qualname__
             raise TypeError(f"{field} is a {kind}, in whose text is its address: name an attribute that identifies it")
         return text
+
+
+def _ignored(ignore: Any) -> tuple[int | str, ...]:
+    """Return positions and names that are to be ignored; raise TypeError for anything else."""
+    if isinstance(ignore, int | str):
+        return (ignore,)
+    found = tuple(ignore) if isinstance(ignore, Iterable) else (ignore,)
+    if not all(isinstance(each, int | str) for each in found):
+        raise TypeError(f"ignore is {ignore!r}, expected positions and names of arguments")
+    return found
+
+
+def _refuse_unknown(ignore: Iterable[int | str], signature: inspect.Signature, name: str) -> None:
+    """Raise TypeError for a position or name that no argument of the function can have."""
+    parameters = signature.parameters.values()
+    kinds = {each.kind for each in parameters}
+    positions = sum(each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD) for each in parameters)
+    for each in ignore:
+        if isinstance(each, str):
+            is_there = each in signature.parameters or inspect.Parameter.VAR_KEYWORD in kinds
+        else:
+            is_there = 0 <= each < positions or (each >= 0 and inspect.Parameter.VAR_POSITIONAL in kinds)
+        if not is_there:
+            known = list(signature.parameters)
+            advice = hint(each, known) or f", expected some of {', '.join(known)}, or their positions from 0"
+            raise TypeError(f"ignore has {each!r}, but {name} has no such argument{advice}")
 
 
 def template(function: Callable[..., Any], text: str) -> Callable[..., str]:
@@ -204,12 +229,11 @@ def function_name(
     functions named so far, since a function may close over itself. Raises TypeError if the digest would not tell the
     function from others.
     """
+    function = undecorated(function)
     name = f"{module_of(function)}.{function.__qualname__}"
-    return (
-        name
-        if not (exact or _is_nameless(function))
-        else f"{name}:{_fingerprint(function, [] if met is None else met)}"
-    )
+    if exact or _is_nameless(function):
+        name += f":{_fingerprint(function, [] if met is None else met)}"
+    return name
 
 
 def _is_nameless(function: Callable[..., Any]) -> bool:
@@ -300,8 +324,7 @@ def _digest_of_cell(
 
 def _digest_of(value: Any, met: list[Callable[..., Any]], how: str, function: Callable[..., Any]) -> bytes:
     """Return bytes that identify a value which `function` depends on; `how` says in which way, for the error."""
-    while is_decorated(value):
-        value = value.__wrapped__  # the wrapper closes over counts, which change
+    value = undecorated(value)
     if isinstance(value, types.ModuleType):
         return value.__name__.encode()
     if isinstance(value, types.FunctionType):
@@ -328,6 +351,13 @@ def is_decorated(value: Any) -> bool:
     return isinstance(value, types.FunctionType | functools.partial) and value in decorated
 
 
+def undecorated(value: Any) -> Any:
+    """Return what decorators of this package were given; their wrappers close over counts, which change."""
+    while is_decorated(value):
+        value = value.__wrapped__
+    return value
+
+
 def _owner(function: Callable[..., Any]) -> str:
     """Return what distinguishes a bound method from that of another object or class; nothing for a function."""
     owner = getattr(function, "__self__", None)
@@ -351,6 +381,7 @@ def key_maker(
         signature = inspect.signature(function)
     except (TypeError, ValueError):
         return lambda name: _bounded(_any_signature(name, typed, frozenset(ignore)), fix)
+    _refuse_unknown(ignore, signature, full_name(function))
     ignored = frozenset(ignore)
     mark = "__"  # begins every name that is not a parameter's; no parameter's name begins with it
     while any(parameter.startswith(mark) for parameter in signature.parameters):

@@ -11,6 +11,7 @@ from ..encoding.record import Metadata
 from ..entries.atomic_key import AtomicKey
 from ..entries.hot import NEGATIVE_HIT, PLAIN_TYPES, HotEntry
 from ..entries.loading import ENOVAL
+from ..misuse import unexpected
 from ..system.signals import suppress
 from .call_keys import CallKeys, module_of
 from .computing import FAILURES, NOTHING, Computation, Replaces, take, take_async
@@ -98,6 +99,8 @@ class Computed(Tagging):
         """
         if not callable(compute):
             raise TypeError(f"compute is {compute!r}, expected a function that returns the value")
+        if not options.keys() <= Options.__annotations__.keys():
+            raise unexpected(Computed.get_or_set, options, Options.__annotations__)
         is_coroutine = inspect.iscoroutinefunction(compute)
         key = self._fixed(key)
         known = None
@@ -134,6 +137,16 @@ class Computed(Tagging):
         that makes the key's variable part. `version`: change it with the function's body, so that results of the old
         one are not used. Other options are those of `get_or_set`. Works on coroutine functions too.
         """
+        if not options.keys() <= Options.__annotations__.keys():
+            raise unexpected(Computed.memoize, options, Options.__annotations__)
+        if callable(name):
+            raise TypeError("name cannot be a function: write the decorator with its arguments in parentheses")
+        first: tuple[Any, Any] = name, typed
+        if not isinstance(first[0], str | None) or first[1] not in (True, False):
+            raise TypeError(
+                f"name is {name!r} and typed is {typed!r}, expected text, and True or False; an expiry is given as"
+                " memoize(expire=...)"
+            )
         call_keys = CallKeys(name, typed, ignore, key, version)
         return memoize(self, call_keys, rules_of(expire, tag, tags, {**options}))
 

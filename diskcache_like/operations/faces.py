@@ -15,6 +15,8 @@ from operator import attrgetter
 from typing import Any, NoReturn, Self, TypeVar
 
 from ..encoding.values import is_small
+from ..misuse import Spelled
+from ..settings import DEFAULT_SETTINGS
 from ..system.threads import OwnThread, Threads
 
 CALLS_ON_LOOPS = True  # for `may_block`
@@ -58,8 +60,10 @@ def _refused(what: str, instead: str) -> Callable[..., NoReturn]:
     return refuse
 
 
-class Face:
+class Face(Spelled):
     """What all faces have."""
+
+    _ASSIGNED = dict.fromkeys(DEFAULT_SETTINGS, "assign to .sync.{name}, or await reset()")
 
     def __init__(self, sync: Any) -> None:
         self._adopt(sync)

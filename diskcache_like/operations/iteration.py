@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator
-from typing import Any, overload
+from typing import Any, Unpack, overload
 
 from ..encoding import keys
 from ..encoding.made_keys import is_flight
 from ..entries.loading import ENOVAL
 from ..errors import DecodeError
+from ..misuse import NoOthers, unexpected
 from ..system.signals import suppress
 from .tagging import Match, Selection, Tagging
 from .views import Items, LiveKeys, Values, pairs
@@ -67,6 +68,7 @@ class Iteration(Tagging):
         match: Match = "any",
         prefix: str | None = None,
         after: Any = ENOVAL,
+        **others: Unpack[NoOthers],
     ) -> LiveKeys | Iterator[Any]:
         """Return a view of the keys of live entries, for `dict(cache)`, which raises KeyError for one that vanishes.
 
@@ -74,6 +76,8 @@ class Iteration(Tagging):
         text and begin with `prefix`, from behind the key `after`, so that a list can be shown page by page. What is
         there all the time is in it, what comes or goes meanwhile may be. Without tags it reads every entry.
         """
+        if others:
+            raise unexpected(Iteration.keys, others)
         if tags is None and prefix is None and after is ENOVAL:
             return LiveKeys(self._entries)
         return (found.key for found in self._select(Selection.of(tags, match, prefix), after))
@@ -94,11 +98,14 @@ class Iteration(Tagging):
         match: Match = "any",
         prefix: str | None = None,
         after: Any = ENOVAL,
+        **others: Unpack[NoOthers],
     ) -> Items | Iterator[tuple[Any, Any]]:
         """Return a view of the (key, value) pairs of live entries; `dict(cache.items())` never raises KeyError.
 
         With arguments, an iterator over some of them, as for `keys`.
         """
+        if others:
+            raise unexpected(Iteration.items, others)
         if tags is None and prefix is None and after is ENOVAL:
             return Items(self._entries)
         return pairs(self._entries, self.keys(tags, match, prefix, after))

@@ -14,6 +14,7 @@ from ..encoding.record import Metadata
 from ..encoding.tags import index_name, tags_of, without_hidden
 from ..entries.loading import ENOVAL
 from ..errors import CacheError
+from ..misuse import several
 from .tagging import Found, Selection, TagUsage, sorted_usages
 
 # The operations whose first argument is a key.
@@ -53,12 +54,12 @@ class Namespace:
 
     def get_many(self, keys_: Iterable[Any]) -> dict[Any, Any]:
         """Do what `Cache.get_many` does."""
-        found = super().get_many(map(self._own, keys_))  # type: ignore[misc]
+        found = super().get_many(map(self._own, several("keys_", keys_, "a list of keys")))  # type: ignore[misc]
         return {key.key: value for key, value in found.items()}
 
     def delete_many(self, keys_: Iterable[Any], *args: Any, **kwargs: Any) -> int:
         """Do what `Cache.delete_many` does."""
-        return int(super().delete_many(map(self._own, keys_), *args, **kwargs))  # type: ignore[misc]
+        return int(super().delete_many(map(self._own, several("keys_", keys_, "a list of keys")), *args, **kwargs))  # type: ignore[misc]
 
     def _set_batch(self, items: Iterable[tuple[Any, Any, Metadata]], wait: float | None) -> int:
         own = ((self._own(key), value, metadata) for key, value, metadata in items)

@@ -6,6 +6,8 @@ from typing import Any, Generic, Protocol, Self, TypeVar, overload
 
 from ..entries.session import Session
 from ..errors import SettingError
+from ..misuse import Spelled
+from ..settings import DEFAULT_SETTINGS
 
 T = TypeVar("T")
 
@@ -49,7 +51,7 @@ class InForce(Generic[T]):
         cache.reset(self._name, value, update=False)
 
 
-class SettingsInForce:
+class SettingsInForce(Spelled):
     """The settings in force in a handle, which are read and assigned as its attributes.
 
     An assigned setting is checked, takes effect in this handle at once, and lasts as long as the handle; only `reset`
@@ -76,3 +78,5 @@ class SettingsInForce:
     disk_pickle_protocol = InForce[int]()
     disk_compress_level = InForce[int]()  # of JSONDisk
     deque_maxlen = InForce[int | None]()
+
+    _ASSIGNED = dict.fromkeys(DEFAULT_SETTINGS, "did you mean the setting {name!r}?")

@@ -11,7 +11,7 @@ import itertools
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Unpack
 
 from ..encoding.keys import sort_key
 from ..encoding.made_keys import HIDDEN, NamespacedKey, Path, is_flight
@@ -19,6 +19,7 @@ from ..encoding.record import Metadata, Record
 from ..encoding.tags import index_name, join_tags, pack_tags, split_tags, tags_of
 from ..entries.loading import ENOVAL
 from ..errors import DecodeError, TagError, Timeout
+from ..misuse import NoOthers, unexpected
 from ..storage.store import REMOVE, Change, Store
 from .parts import Parts
 
@@ -104,6 +105,7 @@ class Tagging(Parts):
         tags: Iterable[Any] | None = None,
         match: Match = "any",
         soft: bool = False,
+        **others: Unpack[NoOthers],
     ) -> int:
         """Remove every entry with this tag, or with any or all of `tags`, and return how many live ones there were.
 
@@ -111,6 +113,8 @@ class Tagging(Parts):
         In batches, like `clear`: what gets the tag meanwhile may stay or go. Without a tag, or with `tags=[]`,
         nothing is removed. Raises TagError, and Timeout, which carries the count so far.
         """
+        if others:
+            raise unexpected(Tagging.evict, others)
         if tag is None and tags is None:
             return 0
         packed = pack_tags(tag, tags)
@@ -172,11 +176,19 @@ class Tagging(Parts):
             evicted += len(ended)
         return evicted
 
-    def count(self, tags: Iterable[Any] | None = None, match: Match = "any", prefix: str | None = None) -> int:
+    def count(
+        self,
+        tags: Iterable[Any] | None = None,
+        match: Match = "any",
+        prefix: str | None = None,
+        **others: Unpack[NoOthers],
+    ) -> int:
         """Return the number of live entries with any or all of `tags`, whose keys are text that begins with `prefix`.
 
         It reads them all, or all of one tag; `len` counts at once, expired entries included.
         """
+        if others:
+            raise unexpected(Tagging.count, others)
         return sum(1 for _ in self._select(Selection.of(tags, match, prefix)))
 
     def tags(self, prefix: str | None = None) -> list[TagUsage]:

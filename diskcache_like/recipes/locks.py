@@ -379,8 +379,11 @@ class BoundedSemaphore(_Shared):
         self, cache: Cache | AsyncCache, key: Any, value: int = 1, expire: Expiry | None = None, tag: Any = None
     ) -> None:
         super().__init__(cache, key, expire, tag)
-        if value < 1:
-            raise ValueError(f"value is {value!r}, expected 1 or more: a semaphore without slots is never acquired")
+        given: object = value
+        if not isinstance(given, int) or given < 1:
+            raise ValueError(
+                f"value is {value!r}, expected a whole number, 1 or more: a semaphore without slots is never acquired"
+            )
         self._value = value
 
     def __reduce__(self) -> Any:

@@ -107,9 +107,10 @@ def throttle(
     a `sleep_func` of their own, which may be one too. Raises ValueError unless `count` is 1 or more and `seconds` more
     than 0 and finite.
     """
-    if not (count >= 1 and 0 < seconds < math.inf):
+    given: tuple[Any, Any] = count, seconds
+    if not (all(isinstance(each, Real) for each in given) and count >= 1 and 0 < seconds < math.inf):
         raise ValueError(
-            f"count is {count!r} and seconds is {seconds!r}, expected 1 or more, and more than 0 and finite"
+            f"count is {count!r} and seconds is {seconds!r}, expected a number from 1, and one above 0 that is finite"
         )
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:

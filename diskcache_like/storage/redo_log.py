@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import os
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -32,6 +31,7 @@ from ..coherence.generations import NEVER, UNCOUNTED, Header
 from ..encoding.values import decode_value, encode_value
 from ..errors import CacheError, CorruptDatabase, CorruptDatabaseWarning, DecodeError
 from ..system.blocking import may_block
+from ..system.callers import warn
 from .opening.identity import COMMITTING, LAST_TRANSACTION
 from .shard.ownership import HOME, Transaction
 from .sqlite import statements as sql
@@ -135,7 +135,7 @@ class RedoLog:
                 store.transactions.abort_interrupted()  # as `ShardSet` does at the end of a transaction
             raise
         for problem in problems:
-            warnings.warn(problem, CorruptDatabaseWarning, stacklevel=2)
+            warn(problem, CorruptDatabaseWarning)
 
     def _complete_due(self, due: list[Store], deadline: float | None) -> list[str]:
         """Complete what was cut off, with the locks of `due`, a list that is filled here; return what was wrong."""

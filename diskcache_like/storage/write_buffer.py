@@ -12,7 +12,6 @@ followed a commit which was lost.
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable
 from functools import partial
 from operator import itemgetter
@@ -23,6 +22,7 @@ from ..coherence.generations import MAX_WORD, NEVER, Header, microseconds
 from ..coherence.ring import NO_COLUMNS, Kind, Mark, Net, Ring, Word, Written
 from ..errors import CorruptDatabaseWarning, DecodeError, DiskFull
 from ..system.blocking import may_block
+from ..system.callers import warn
 from ..system.forks import token_word
 from ..system.signals import suppress
 from .opening.identity import BUFFER_MARK
@@ -285,11 +285,10 @@ class WriteBuffer:
             net, mark = self._gather(ring)
         except DecodeError:  # nobody can tell which entries have newer values
             self.discard()
-            warnings.warn(
+            warn(
                 f"{self._session.directory!r}: a record in the write buffer is damaged, and nobody can tell which"
                 " entries have newer values there; so every entry was removed",
                 CorruptDatabaseWarning,
-                stacklevel=2,
             )
             return
         if mark is None:

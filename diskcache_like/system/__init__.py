@@ -1,5 +1,6 @@
 """What the operating system and the interpreter impose: nothing in here knows about caches.
 
+- `callers`: warn about the line that called the package
 - `signals`: tell what a signal handler raised from an error of the interrupted call
 - `signal_safe`: contexts that clean up even if a signal handler raises
 - `forks`: notice cheaply that this process was forked

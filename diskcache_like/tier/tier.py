@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import threading
-import warnings
 import weakref
 from collections.abc import Iterable
 from hashlib import blake2b
@@ -15,6 +14,7 @@ from ..crypto import signing
 from ..entries.session import Session
 from ..errors import CacheError, RemoteWarning, SettingError
 from ..remote import Remote
+from ..system.callers import warn
 from ..system.forks import process_token
 from ..system.signals import suppress
 from .behind import Behind, Sender
@@ -25,7 +25,6 @@ from .state import TierState, Word, boot_seconds, boottime
 from .store import TieredRows, TierHotLayer
 from .wire import Wire, index_of
 
-WARN_DEPTH: Final = 5
 _STATE: Final = re.compile(r"cache\.remote-[0-9a-f]{12}")
 
 
@@ -99,7 +98,7 @@ class Tier:
             self.link.server.unlink([self.wire.prefix + b"probe"])
         except Unreachable as error:
             message = f"no answer from the server of namespace {self.remote.namespace!r}: {error}; going on without it"
-            warnings.warn(message, RemoteWarning, stacklevel=WARN_DEPTH)
+            warn(message, RemoteWarning)
 
     def _begin(self) -> None:
         """Start the threads of this process, once; after a fork or `close`, again."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import os
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -16,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from diskcache_like import Cache, Disk, FanoutCache, JSONDisk, throttle
+from diskcache_like import BoundedSemaphore, Cache, Disk, FanoutCache, JSONDisk, throttle
 from diskcache_like.errors import (
     CacheError,
     DirectoryError,
@@ -372,6 +373,81 @@ def test_a_text_file_that_was_opened_as_text(kept: Cache, tmp_path: Path) -> Non
         kept.set("small", file, read=True)
 
 
+# -- arguments that nothing has ---------------------------------------------------------------------------------------
+
+
+def called(number: int, client: object = None) -> int:
+    return number
+
+
+MISTAKEN: dict[str, tuple[Callable[[Any], object], str]] = {
+    "set": (lambda c: c.set("small", 1, ttl=3), r"set has no argument 'ttl': did you mean 'expire'\?"),
+    "add": (lambda c: c.add("new", 1, timeout=3), r"add has no argument 'timeout': did you mean 'expire'\?"),
+    "set_many": (lambda c: c.set_many({"new": 1}, expiry=3), r"set_many .*'expiry': did you mean 'expire'\?"),
+    "set_many of keys": (lambda c: c.set_many([1, 2]), r"items has 1, expected \(key, value\) pairs, or a mapping"),
+    "set_many of text": (lambda c: c.set_many("ab"), r"items is 'ab', expected a mapping, or an iterable of \(key"),
+    "set_many of None": (lambda c: c.set_many(None), "items is None, expected a mapping"),
+    "get_many of text": (lambda c: c.get_many("small"), "keys_ is 'small', expected a list of keys"),
+    "delete_many of text": (lambda c: c.delete_many("small"), "keys_ is 'small', expected a list of keys"),
+    "delete_many of one": (lambda c: c.delete_many(3), "keys_ is 3, expected a list of keys"),
+    "keys": (lambda c: c.keys(tag="x"), r"keys has no argument 'tag': did you mean 'tags'\?"),
+    "items": (lambda c: c.items(tag="x"), r"items has no argument 'tag': did you mean 'tags'\?"),
+    "count": (lambda c: c.count(tag="x"), r"count has no argument 'tag': did you mean 'tags'\?"),
+    "evict": (lambda c: c.evict(prefix="x"), "evict has no argument 'prefix', expected some of tag, "),
+    "memoize": (lambda c: c.memoize(ttl=3), r"memoize has no argument 'ttl': did you mean 'expire'\?"),
+    "memoize at once": (lambda c: c.memoize(called), "write the decorator with its arguments in parentheses"),
+    "memoize seconds": (lambda c: c.memoize(60), r"name is 60 .* an expiry is given as memoize\(expire=...\)"),
+    "memoize name, seconds": (lambda c: c.memoize("n", 60), "typed is 60, expected text, and True or False"),
+    "get_or_set": (lambda c: c.get_or_set("new", int, ttl=3), r"get_or_set .*'ttl': did you mean 'expire'\?"),
+    "ignore": (
+        lambda c: c.memoize(ignore={"clinet"})(called),
+        r"ignore has 'clinet', but .*called has no such argument: did you mean 'client'\?",
+    ),
+    "ignore a position": (lambda c: c.memoize(ignore=2)(called), "ignore has 2, .* some of number, client, or their"),
+    "ignore nothing": (lambda c: c.memoize(ignore=None)(called), "ignore is None, expected positions and names"),
+}
+
+
+@few
+@pytest.mark.parametrize("mistake", MISTAKEN)
+def test_an_argument_that_is_mistaken(kept: Cache, mistake: str) -> None:
+    call, message = MISTAKEN[mistake]
+    for cache in (kept, kept.namespace("n")):
+        with pytest.raises(TypeError, match=message):
+            call(cache)
+
+
+def test_arguments_of_any_name_may_be_ignored_where_any_are_taken(tmp_path: Path) -> None:
+    with Cache(tmp_path / "cache") as cache:
+        cache.memoize(ignore={"clinet", 0})(lambda number, **options: number)
+        cache.memoize(ignore={7})(lambda *numbers: numbers)
+
+
+@few
+def test_a_throttle_or_semaphore_of_what_is_no_number(kept: Cache) -> None:
+    wrong: list[Any] = ["x", None, math.nan, -1, [1], 0]
+    for number in wrong:
+        for count, seconds in ((number, 1), (1, number)):
+            with pytest.raises(ValueError, match=re.escape(repr(number))):
+                throttle(kept, count, seconds)
+        with pytest.raises(ValueError, match="expected a whole number, 1 or more"):
+            BoundedSemaphore(kept, "slots", number)
+
+
+@few
+def test_the_error_of_a_value_names_its_key(kept: Cache) -> None:
+    named: dict[str, Callable[[], object]] = {
+        "value of key 'small': ": lambda: kept.set("small", threading.Lock()),
+        "value of key 'new': ": lambda: kept.add("new", threading.Lock()),
+        "value of key 3: ": lambda: kept.set_many({3: threading.Lock()}),
+        "a queue's item: ": lambda: kept.push(threading.Lock()),
+        "value of key NamespacedKey": lambda: kept.namespace("n").set("small", threading.Lock()),
+    }
+    for message, write in named.items():
+        with pytest.raises(ValueEncodeError, match=message):
+            write()
+
+
 # -- arguments of the constructor -------------------------------------------------------------------------------------
 
 BAD_ARGUMENTS: list[dict[str, Any]] = [
@@ -546,7 +622,8 @@ def test_a_setting_that_cannot_be_reset(kept: Cache, open_cache: Opener) -> None
 
 def test_a_childs_name_that_leads_elsewhere(tmp_path: Path) -> None:
     with closing(FanoutCache(tmp_path / "cache", shards=1)) as cache:
-        for name in ("", ".", "..", "../b", "a/../b", "a//b", "/etc", "a\0b", "n" * 300):
+        names: list[Any] = ["", ".", "..", "../b", "a/../b", "a//b", "/etc", "a\0b", "n" * 300, None, 5]
+        for name in names:
             with pytest.raises((SettingError, DirectoryError), match="name"):
                 cache.cache(name)
     assert [path.name for path in tmp_path.iterdir()] == ["cache"]

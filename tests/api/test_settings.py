@@ -24,6 +24,7 @@ from diskcache_like import (
     Cache,
     Deque,
     DirectoryError,
+    Disk,
     FanoutCache,
     Index,
     JSONDisk,
@@ -168,9 +169,54 @@ def test_an_impossible_setting_cannot_be_assigned(cache: Cache, name: str, value
 
 
 def test_other_attributes_are_free(cache: Cache) -> None:
-    for name in ("label", "sizelimit", "disk_usage", "compressor"):
+    for name in ("label", "limit", "durable", "ttl", "disk_usage", "compressor", "_size_limt"):
         setattr(cache, name, "anything")
         assert getattr(cache, name) == "anything"
+
+
+class Labelled(Cache):
+    """A subclass with attributes of its own, one of which looks like a setting."""
+
+    size_limits: tuple[int, int] = (0, 0)
+
+    def __init__(self, directory: Path) -> None:
+        self.label = "set before the cache is open"
+        super().__init__(directory)
+        self.size_limits = (1, 2)
+
+
+def test_an_attribute_that_is_nearly_a_setting_is_refused(tmp_path: Path) -> None:
+    with Cache(tmp_path / "cache") as cache, FanoutCache(tmp_path / "fanout", shards=1) as fanout:
+        deque, index = Deque(directory=tmp_path / "deque"), Index(tmp_path / "index")
+        misspelt = [
+            *(
+                (each, name)
+                for each in (cache, fanout, cache.namespace("n"))
+                for name in ("size_limt", "evicton_policy")
+            ),
+            *((each, name) for each in (deque, index, cache.aio, fanout.aio) for name in ("size_limt", "size_limit")),
+            (deque, "max_len"),
+        ]
+        for each, name in misspelt:
+            with pytest.raises(SettingError, match=rf"{type(each).__name__} has no attribute '{name}' to assign: .*"):
+                setattr(each, name, 5)
+            assert name == "size_limit" or not hasattr(each, name)
+    with Labelled(tmp_path / "labelled") as own:
+        assert (own.label, own.size_limits) == ("set before the cache is open", (1, 2))
+
+
+class Odd(Disk):
+    """A disk with an argument whose name is nearly that of a setting."""
+
+    def __init__(self, directory: str, min_file_sizes: int = 1, **settings: Any) -> None:
+        super().__init__(directory, **settings)
+
+
+def test_a_setting_of_a_disk_may_be_called_nearly_like_another(tmp_path: Path) -> None:
+    odd: dict[str, Any] = {"disk": Odd, "disk_min_file_sizes": 3}
+    with Cache(tmp_path / "cache", **odd) as cache:
+        cache.disk_min_file_sizes = 4  # type: ignore[attr-defined]
+        assert cache.disk_min_file_sizes == 4  # type: ignore[attr-defined]
 
 
 @picklable
@@ -212,6 +258,25 @@ def test_an_unknown_name_is_refused_with_the_nearest_and_all_names(
             assert named >= {*DEFAULT_SETTINGS, *Arguments.__annotations__} - {"disk_compress_level"}
     assert os.listdir() == ["parent"]
     assert not (tmp_path / "parent" / "cache").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("maxsize", ": did you mean 'size_limit'?"),
+        ("max_size", ": did you mean 'size_limit'?"),
+        ("policy", ": did you mean 'eviction_policy'?"),
+        ("path", ": did you mean 'directory'?"),
+        ("ttl", ": give expire= to set, memoize or another operation that writes;"),
+        ("expire", ": give expire= to set, memoize or another operation that writes;"),
+        ("shards", ": use FanoutCache(directory, shards=...);"),
+        ("maxlen", ": use Deque(directory=..., maxlen=...);"),
+    ],
+)
+def test_what_other_caches_call_it_is_understood(tmp_path: Path, name: str, advice: str) -> None:
+    given: dict[str, Any] = {name: 4}
+    with pytest.raises(SettingError, match=re.escape(f"unknown setting {name!r}{advice} expected one of")):
+        Cache(tmp_path / "cache", **given)
 
 
 def test_a_name_like_no_other_is_refused_with_all_names(cache: Cache) -> None:

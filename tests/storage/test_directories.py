@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import re
 import shutil
 import sqlite3
 import stat
@@ -17,13 +19,14 @@ from typing import Any
 
 import pytest
 
-from diskcache_like import Cache, FanoutCache
+from diskcache_like import AsyncCache, Cache, Deque, FanoutCache, Index
 from diskcache_like.errors import (
     CacheError,
     CorruptDatabaseWarning,
     DirectoryError,
     DiskCacheDirectory,
     ForeignDatabase,
+    SettingError,
     UnsafeDirectory,
 )
 
@@ -156,10 +159,14 @@ def test_a_directory_of_somebody_else(public: Path, make: type[Cache]) -> None:
     theirs.mkdir()
     os.chown(theirs, NOBODY, NOBODY)
     before = snapshot(mine), snapshot(theirs)
-    for owner, (kind, _, text) in ((NOBODY, refusal(theirs, make)), (0, as_nobody(partial(refusal, mine, make)))):
+    refused = (
+        (NOBODY, refusal(theirs, make), "shared=True"),
+        (0, as_nobody(partial(refusal, mine, make)), "have its owner give it to this user"),
+    )
+    for owner, (kind, _, text), advice in refused:
         assert kind == "UnsafeDirectory"
         assert f"belongs to user {owner}" in text
-        assert "shared=True" in text
+        assert advice in text
     assert (snapshot(mine), snapshot(theirs)) == before
     with closing(make(theirs, shared=True)) as cache:
         cache["a"] = 1
@@ -167,7 +174,7 @@ def test_a_directory_of_somebody_else(public: Path, make: type[Cache]) -> None:
 
 
 @MAKERS
-@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o770, 0o720, 0o702])
+@pytest.mark.parametrize("mode", [0o777, 0o770, 0o720, 0o702])
 def test_a_directory_that_others_can_write(tmp_path: Path, make: type[Cache], mode: int) -> None:
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache").chmod(mode)
@@ -177,6 +184,71 @@ def test_a_directory_that_others_can_write(tmp_path: Path, make: type[Cache], mo
     with closing(make(tmp_path / "cache", shared=True)) as cache:
         cache["a"] = 1
         assert cache["a"] == 1
+
+
+INSIDE = r"use a directory within it, such as '(.*)'"
+
+
+@MAKERS
+def test_in_a_place_for_everybody_a_directory_within_is_advised_and_works(tmp_path: Path, make: type[Cache]) -> None:
+    tmp_path.chmod(0o1777)  # as /tmp
+    with pytest.raises(UnsafeDirectory, match=INSIDE) as raised:
+        make(tmp_path)
+    assert not re.search(r"chmod|shared=True", str(raised.value))
+    advised = re.search(INSIDE, str(raised.value))
+    assert advised
+    with closing(make(advised[1])) as cache:
+        cache["a"] = 1
+
+
+@NEEDS_ROOT
+@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o2777, 0o2775])
+def test_in_a_volume_of_root_a_directory_within_is_advised_and_works(public: Path, mode: int) -> None:
+    """An emptyDir of Kubernetes is root's and for everybody, or for the group that `fsGroup` names."""
+    volume = public / "volume"
+    volume.mkdir()
+    os.chown(volume, 0, NOBODY)
+    volume.chmod(mode)
+    kind, _, text = as_nobody(partial(refusal, volume))
+    assert (kind, "chmod" in text) == ("UnsafeDirectory", False)
+    advised = re.search(INSIDE, text)
+    assert advised
+    assert as_nobody(partial(refusal, Path(advised[1])))[0] == "accepted"
+
+
+@NEEDS_ROOT
+def test_in_a_cache_that_others_share_to_share_it_is_advised(public: Path) -> None:
+    make_cache(public / "cache")
+    os.chown(public / "cache", 0, NOBODY)
+    (public / "cache").chmod(0o2770)
+    kind, _, text = as_nobody(partial(refusal, public / "cache"))
+    assert kind == "UnsafeDirectory"
+    assert "; pass shared=True" in text
+
+
+@MAKERS
+@pytest.mark.parametrize("empty", ["", b"", "$NO_PLACE", Path("")], ids=repr)
+def test_an_empty_path_is_not_the_current_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[..., Cache], empty: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NO_PLACE", "")
+    if isinstance(empty, Path):  # cannot be told from Path(".")
+        with closing(make(empty)) as cache:
+            assert cache.directory == str(tmp_path)
+        return
+    kinds: list[Callable[..., Any]] = [make, Index, partial(Deque, ()), lambda path: AsyncCache(path).get("key")]
+    for kind in kinds:
+        with pytest.raises(DirectoryError, match=r"is empty, expected a path: '\.' for the current"):
+            asyncio.run(kind(empty))
+    assert os.listdir() == []
+
+
+@MAKERS
+def test_what_is_no_path_is_refused(make: Callable[..., Cache]) -> None:
+    for given in (5, 5.0, {"a": 1}, ["cache"], True):
+        with pytest.raises(SettingError, match=r"directory is .*, expected a path"):
+            make(given)
 
 
 @MAKERS

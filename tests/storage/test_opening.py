@@ -14,7 +14,7 @@ import pytest
 
 from diskcache_like import Cache
 from diskcache_like.coherence.write_lock import WriteLock
-from diskcache_like.errors import CacheError, DirectoryError, Timeout, TransactionError
+from diskcache_like.errors import CacheError, CorruptDatabaseWarning, DirectoryError, Timeout, TransactionError
 from diskcache_like.storage.opening.identity import LOCK
 from diskcache_like.storage.opening.mutex import holding, mutex, under_mutex
 from diskcache_like.storage.shard.session import ShardSession
@@ -177,3 +177,12 @@ def test_an_opening_in_a_handler_that_interrupts_another_one_stays(
     unbuffered["k"] = "v"
     assert [session.lock] == locks
     assert unbuffered["k"] == "v"
+
+
+def test_a_warning_is_about_the_line_that_called(tmp_path: Path) -> None:
+    """However deep in the package it is found, as where a damaged database is replaced."""
+    Cache(tmp_path / "cache").close()
+    (tmp_path / "cache" / "cache.db").write_bytes(b"damage" * 1000)
+    with pytest.warns(CorruptDatabaseWarning) as said, Cache(tmp_path / "cache") as cache:
+        cache["a"] = 1
+    assert {warning.filename for warning in said} == {__file__}

@@ -106,6 +106,18 @@ def takes(arguments: list[str]) -> bool:
     return True
 
 
+UNCHECKED = re.compile(r"\S  # (?:\d[\d_.]*$|(?:True|False|None)$|['\"\[{(])")
+
+
+@pytest.mark.parametrize("page", pages("python"), ids=name_of)
+def test_every_result_that_a_page_shows_is_checked(page: Path) -> None:
+    """It stands behind `# ->`, for a result in a plain comment is not compared with anything."""
+    for block in blocks(page):
+        if block.language == "python":
+            found = [line for line in block.source.splitlines() if UNCHECKED.search(line)]
+            assert not found, f"{name_of(page)}:{block.line}: {found}"
+
+
 DOCUMENTED = re.compile(r"^\.\. (?:auto|py:)(\w+):: ([\w.]+)(?:\(\))?\n((?:   .*\n)*)", re.MULTILINE)
 METHODS_ELSEWHERE = {  # of classes whose members are listed one by one: what another page or another project documents
     "DjangoCache": {

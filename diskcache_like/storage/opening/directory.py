@@ -104,11 +104,23 @@ def refuse_link(path: str) -> None:
 
 
 def _refuse_unsafe(path: str, status: os.stat_result) -> None:
-    if status.st_uid != os.geteuid():
-        raise UnsafeDirectory(f"the cache directory belongs to user {status.st_uid}; pass shared=True to use it", path)
-    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise UnsafeDirectory(
-            f"the cache directory can be written by others (mode {stat.S_IMODE(status.st_mode):04o}); "
-            "chmod it to 0700 or pass shared=True",
-            path,
-        )
+    """Refuse a directory of somebody else, or one that others may write to; say what to do about it."""
+    is_own, mode = status.st_uid == os.geteuid(), stat.S_IMODE(status.st_mode)
+    if is_own and not mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return
+    whose = "can be written by others" if is_own else f"belongs to user {status.st_uid}, not to user {os.geteuid()}"
+    advice = _advice(path, is_own, mode)
+    raise UnsafeDirectory(f"the cache directory {whose} (mode {mode:04o}); {advice}", path)
+
+
+def _advice(path: str, is_own: bool, mode: int) -> str:
+    """Return what to do where a directory is refused."""
+    inside = f"use a directory within it, such as {os.path.join(path, 'cache')!r}, which will be this user's alone"
+    if mode & stat.S_IWOTH and not (is_own and not mode & stat.S_ISVTX):  # for everybody: /tmp, or a container's volume
+        return inside
+    if is_own:
+        return "chmod it to 0700, or pass shared=True if its whole group may change what is cached"
+    if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
+        return "choose another directory, or have its owner give it to this user (chown)"
+    shared = "pass shared=True if its owner and its whole group may change what is cached"
+    return shared if os.path.lexists(os.path.join(path, "cache.lock")) else f"{inside}, or {shared}"

@@ -7,10 +7,10 @@ that share neither, each goes on alone: hot reads are stale, and one's writes ov
 from __future__ import annotations
 
 import errno
-import warnings
 from typing import Final
 
 from ...errors import DirectoryError, FileSystemWarning
+from ...system.callers import warn
 from ...system.mounts import mount_of
 
 # Folders of another machine, or of the host of a virtual machine or a container.
@@ -56,11 +56,10 @@ def check_file_system(directory: str, allowed: bool) -> None:
             directory,
         )
     if (kind == "fuse" or kind.startswith("fuse.")) and point not in _warned:
-        warnings.warn(
+        warn(
             f"{directory!r} is on a file system of type {kind} ({point}): if its files are also reached past this "
             f"mount, {_CONSEQUENCE}; choose a directory on a local disk, or pass allow_filesystem=True if all "
             "processes use this one mount",
             FileSystemWarning,
-            stacklevel=5,
         )
         _warned.add(point)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import warnings
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -22,6 +21,7 @@ from ...encoding.compressors import COMPRESSORS
 from ...errors import CacheError, CorruptDatabase, CorruptDatabaseWarning, ForeignDatabase, SettingError, StorageError
 from ...settings import DEFAULT_SETTINGS
 from ...system import paths
+from ...system.callers import warn
 from ..sqlite import schema
 from ..sqlite import statements as sql
 from ..sqlite.connection import FAILURES, connect, mapped, prepare_file
@@ -157,11 +157,10 @@ def make_next(directory: str, config: Config, generations: GenerationFile, probl
     header[Header.COUNT] = 0
     generations.settle_all(tick)
     header[Header.SETTLED] = tick
-    warnings.warn(
+    warn(
         f"{problem}; the database stays where it is and the cache goes on empty in {path!r}"
         + ("" if mark is None else ", but for what waits in the write buffer"),
         CorruptDatabaseWarning,
-        stacklevel=2,
     )
 
 
