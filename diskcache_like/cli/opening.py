@@ -50,7 +50,8 @@ def opened(options: argparse.Namespace, directory: str, kind: Callable[..., Cach
     try:
         return kind(directory, **settings)
     except SettingError as error:
-        codec = ShardLayout(directory).known_identity().get("codec", Disk.codec)
+        identity = ShardLayout(directory).known_identity() if is_directory(directory) else {}
+        codec = identity.get("codec", Disk.codec)
         if codec == Disk.codec:
             raise
         if "disk" in settings or codec != JSONDisk.codec_name():
