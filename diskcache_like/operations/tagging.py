@@ -181,17 +181,20 @@ class Tagging(Parts):
         It reads every tagged entry.
         """
         selection = Selection.of(None, "any", prefix)
-        sums: dict[bytes, tuple[int, int]] = {}
+        sets: dict[bytes, list[int]] = {}  # the sizes of all entries with the same tags, since few sets serve many
         for store in self._shards.stores:
             for record in self._tagged_records(store):
-                for tag in split_tags(record.metadata.tags):
-                    entries, total = sums.get(tag, (0, 0))
-                    sums[tag] = entries + 1, total + record.value_size
+                sets.setdefault(record.metadata.tags, []).append(record.value_size)
+        sums: dict[bytes, tuple[int, int]] = {}
+        for packed, sizes in sets.items():
+            for tag in split_tags(packed):
+                entries, total = sums.get(tag, (0, 0))
+                sums[tag] = entries + len(sizes), total + sum(sizes)
         found = []
-        for tag, sizes in sums.items():
+        for tag, usage in sums.items():
             if tag[0] != HIDDEN:
                 with self._rows.reporting(tag):
-                    found.append(TagUsage(tags_of(join_tags({tag}))[0], *sizes))
+                    found.append(TagUsage(tags_of(join_tags({tag}))[0], *usage))
         return sorted(filter(lambda usage: selection.takes(usage.name), found), key=lambda usage: sort_key(usage.name))
 
     def _tagged_records(self, store: Store) -> Iterator[Record]:
