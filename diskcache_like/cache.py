@@ -338,7 +338,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
             expire, tags, *_, etag, _ = record.metadata
             now = self._clock()
             with self._rows.reporting(key):
-                size, age = record.size or len(record.payload), record.metadata.age(now)
+                size, age = record.value_size, record.metadata.age(now)
                 is_stale = expire is not None and expire <= now
                 return Entry(value, expire, tag_or_tags(tags), size, tags_of(tags), version, age, is_stale, etag)
         return default
@@ -777,10 +777,11 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
     def namespace(self, name: str) -> Self:
         """Return a view of this cache with a key space of its own, under a name; it has the same memory and limits.
 
-        It has no queues. `clear`, `len`, iteration and `evict` mean its own entries, found by the index of tags. The
-        names take 200 bytes at most, together with those of the namespaces around it; if longer, it raises
-        KeyEncodeError. `check`, `close` and other operations on the whole act on this cache, where the view's keys are
-        `NamespacedKey`.
+        Operations on keys, listings, `len`, `clear`, `count`, `evict` and `tags` mean its own entries, found by the
+        index of tags. Queues, `stats`, `volume`, `expire` and `cull` are not there and raise CacheError. `check`,
+        `close`, `flush`, `metrics`, `reset`, `rotate`, `sync`, `train` and `transact` are those of this cache, where
+        the view's keys are `NamespacedKey`. The names take 200 bytes at most, together with those of the namespaces
+        around it; if longer, it raises KeyEncodeError.
         """
         return namespaces.view(self, path_of((name,)))  # type: ignore[no-any-return]  # of this class
 

@@ -17,24 +17,35 @@ import importlib.machinery
 import importlib.util
 import os
 import runpy
+import sqlite3  # for a base class that programs expect
 import sys
 from abc import ABCMeta
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal, get_args
 
 from . import cache, fanout
-from .errors import AlreadyImported
+from .disk.contract import Disk
+from .entries import session
+from .errors import AlreadyImported, CacheError, DiskCacheDirectory, SettingError
+from .system.signals import reraise_signal
 
 RUNS_CALLERS_CODE = True  # for `interrupts_a_call` of system/signal_safe.py
 
-__all__ = ["args_to_key", "install", "installed", "main", "uninstall"]
+__all__ = ["OldDirectory", "args_to_key", "install", "installed", "main", "uninstall"]
 
+Existing = Literal["raise", "migrate", "fresh"]
+EXISTING = get_args(Existing)
 NAME = "diskcache"
 VERSION = "5.6.3"  # of the DiskCache that has this interface; programs compare it
 
 DBNAME = "cache.db"
 METADATA = {"count": 0, "size": 0, "hits": 0, "misses": 0}
+
+
+class OldDirectory(DiskCacheDirectory, sqlite3.OperationalError):
+    """A directory that DiskCache wrote; programs that use DiskCache expect errors of SQLite when they open one."""
 
 
 class StandIn(metaclass=ABCMeta):
@@ -124,12 +135,20 @@ _HOMES = {
 _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
 
 
-def install() -> None:
+def install(existing: Existing | None = None) -> None:
     """Make `import diskcache` and its submodules resolve to this package from now on, in this process.
 
+    `existing`: what opening a directory that DiskCache wrote does. 'raise' (the default): raise `OldDirectory`, which
+    is an `sqlite3.OperationalError`. 'migrate': copy what is in it, once, into the folder `diskcache_like` in it, and
+    use that; what cannot be copied as data is left out, with a warning. 'fresh': use that folder, empty at first. In
+    each case DiskCache's own files stay as they are. It holds for every cache that this process opens. None: as an
+    earlier call said.
+
     Raises AlreadyImported if the program has imported another `diskcache`, whose classes would stay in use beside
-    these. Calling it again does nothing.
+    these, and SettingError for another `existing`. Calling it again changes `existing` at most.
     """
+    if existing not in (None, *EXISTING):
+        raise SettingError(f"existing is {existing!r}, expected one of {', '.join(map(repr, EXISTING))}")
     foreign = [name for name in _loaded() if not _is_ours(sys.modules[name])]
     if foreign:
         raise AlreadyImported(
@@ -137,6 +156,8 @@ def install() -> None:
             "diskcache_like.compat.install(); install first thing in the program, or start it with "
             "python -m diskcache_like.compat"
         )
+    if existing is not None or not installed():
+        session.instead_of = partial(_instead_of, existing or "raise")
     if not installed():
         sys.meta_path.insert(0, _FINDER)
 
@@ -145,6 +166,7 @@ def uninstall() -> None:
     """Let `import diskcache` find the installed package of that name again; what was imported before stays usable."""
     if installed():
         sys.meta_path.remove(_FINDER)
+    session.instead_of = session.refuse
     for name in _loaded():
         if _is_ours(sys.modules[name]):
             del sys.modules[name]
@@ -153,6 +175,25 @@ def uninstall() -> None:
 def installed() -> bool:
     """Tell whether `import diskcache` resolves to this package."""
     return _FINDER in sys.meta_path
+
+
+def _instead_of(existing: Existing, found: DiskCacheDirectory, directory: str, disk: type[Disk]) -> str:
+    """Return the directory that is used instead of one that DiskCache wrote, or raise OldDirectory."""
+    from .migration.beside import FOLDER, copy_once  # late: few programs need it
+
+    place = os.path.join(directory, FOLDER)
+    if existing == "raise":
+        raise OldDirectory(
+            f"{found}; or choose by diskcache_like.compat.install(existing=...): 'migrate' copies it into {place!r} and"
+            " goes on there, 'fresh' begins an empty cache there, 'raise' raises this error"
+        ) from None
+    if existing == "migrate":
+        try:
+            copy_once(directory, disk)
+        except (CacheError, OSError) as error:
+            reraise_signal(error)
+            raise OldDirectory(f"{directory!r} was written by DiskCache 5 and is not migrated: {error}") from error
+    return place
 
 
 def _loaded() -> list[str]:
@@ -239,11 +280,16 @@ def args_to_key(
 def main(arguments: Sequence[str] | None = None) -> None:
     """Install, then run a script or module with the remaining arguments, as Python would."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    existing: Any = None
+    if given[:1] == ["--existing"]:
+        existing = given[1] if len(given) > 1 else ""
+        del given[:2]
     as_module = given[:1] == ["-m"]
     program = given[as_module:]
     if not program or (program[0].startswith("-") and not as_module):
-        raise SystemExit("usage: python -m diskcache_like.compat (SCRIPT | -m MODULE) [ARGUMENT ...]")
-    install()
+        what = "[--existing raise|migrate|fresh] (SCRIPT | -m MODULE) [ARGUMENT ...]"
+        raise SystemExit(f"usage: python -m diskcache_like.compat {what}")
+    install(existing)
     sys.argv[:] = program
     if as_module:
         runpy.run_module(program[0], run_name="__main__", alter_sys=True)

@@ -157,7 +157,8 @@ class FanoutCache(Cache):
 
     def _child_path(self, kind: str, name: str) -> str:
         """Return the directory of a named child; each part of its name is one more level below this directory."""
-        parts = name.split("/") if isinstance(name, str) else [""]
+        given: Any = name
+        parts = given.split("/") if isinstance(given, str) else [""]
         if any(part in ("", ".", "..") for part in parts) or not _NAME.fullmatch(name):
             raise SettingError(f"{kind} name is {name!r}, expected a relative name without empty parts, '.' and '..'")
         path = self.directory

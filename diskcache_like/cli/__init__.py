@@ -1,8 +1,8 @@
 """The command line, `diskcache-like` or `python -m diskcache_like`.
 
 - `main`: the parser of all commands, errors and exit codes
-- `entries`: `get`, `set`, `delete`, `keys`, `evict` and `sizes`
-- `whole`: `stats`, `watch`, `check` and `clear`
+- `entries`: `get`, `set`, `touch`, `retag`, `delete`, `keys`, `evict` and `sizes`
+- `whole`: `stats`, `watch`, `check`, `reset`, `expire`, `cull` and `clear`
 - `transfer`: `export`, `import` and `copy`
 - `migrate`, `demo`: the commands of that name
 - `arguments`: what arguments may be

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 LONGEST_INTERVAL = 86_400.0  # seconds
 
 
@@ -19,3 +21,15 @@ def interval(text: str) -> float:
     if not 0 < seconds <= LONGEST_INTERVAL:  # nor NaN
         raise ValueError(text)
     return seconds
+
+
+def setting(text: str) -> tuple[Any]:
+    """Return, as the only member of a tuple, the value of a setting that `text` spells: a number, None, or text."""
+    if text == "null":
+        return (None,)
+    for kind in (int, float):
+        try:
+            return (kind(text),)
+        except ValueError:
+            continue
+    return (text,)

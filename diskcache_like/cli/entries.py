@@ -1,4 +1,4 @@
-"""The commands on entries: `get`, `set`, `retag`, `delete`, `keys`, `evict` and `sizes`."""
+"""The commands on entries: `get`, `set`, `touch`, `retag`, `delete`, `keys`, `evict` and `sizes`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from ..cache import Cache
 from ..encoding.record import Record
 from ..encoding.tags import tags_of
-from ..errors import KeyEncodeError, ValueEncodeError, named
+from ..errors import KeyEncodeError, SettingError, ValueEncodeError, named
 from ..operations.inspection import records_of
 from ..operations.tagging import MATCHES, Selection
 from .arguments import positive
@@ -67,9 +67,17 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     other.add_argument("--remove", action="append", default=[], metavar="TAG", help="take it away; may be repeated")
     other.set_defaults(command=retag)
 
-    commands.add_parser("delete", parents=[common, keyed], help="remove a key; 1 if there is none").set_defaults(
-        command=delete
+    again = commands.add_parser(
+        "touch", parents=[common, keyed], help="give a key a new expiry; 1 if there is no entry"
     )
+    again.add_argument("--expire", type=float, metavar="SECONDS", help="remove it after this time (default: never)")
+    again.set_defaults(command=touch)
+
+    less = commands.add_parser(
+        "delete", parents=[common, keyed], help="remove a key, or all keys with a prefix; 1 if there is no such key"
+    )
+    less.add_argument("--prefix", action="store_true", help="remove every text key that begins with KEY")
+    less.set_defaults(command=delete)
 
     every = commands.add_parser("keys", parents=[common, tagged], help="list keys in order of insertion")
     every.add_argument("--prefix", help="only text keys that begin with this")
@@ -96,7 +104,7 @@ def _add_selection(command: argparse.ArgumentParser, required: bool) -> None:
 
 def get(options: argparse.Namespace) -> int:
     """Print the value of a key, or with `--json` the whole entry; return 1 if there is none."""
-    with to_look_at(options.directory) as cache:
+    with to_look_at(options) as cache:
         entry = namespace_of(cache, options).get_entry(_parsed(options.key, options.key_type, KeyEncodeError))
     if entry is None:
         hint = "; keys of other types need --key-type" if options.key_type == "text" else ""
@@ -118,14 +126,9 @@ def get(options: argparse.Namespace) -> int:
 
 def set_(options: argparse.Namespace) -> int:
     """Store a value; return 1 if it can never fit the size limit, or if the key has another version than it should."""
-    if options.value != "-":
-        value = _parsed(options.value, options.value_type, ValueEncodeError)
-    elif options.value_type == "bytes":
-        value = sys.stdin.buffer.read()
-    else:
-        value = _parsed(sys.stdin.read(), options.value_type, ValueEncodeError)
+    value = _input(options) if options.value == "-" else _parsed(options.value, options.value_type, ValueEncodeError)
     key, tags = _parsed(options.key, options.key_type, KeyEncodeError), _tags(options, options.tag)
-    with existing(options.directory) as cache:
+    with existing(options) as cache:
         put = partial(namespace_of(cache, options).set, key, value, options.expire, tags=tags)
         stored = put() if options.if_version is None else put(if_version=options.if_version or None)
     if not stored:
@@ -134,28 +137,53 @@ def set_(options: argparse.Namespace) -> int:
     return 0 if stored else 1
 
 
+def _input(options: argparse.Namespace) -> Any:
+    """Return the value on the standard input, which is UTF-8 unless it is bytes; `get --raw` writes it as it was."""
+    data = sys.stdin.buffer.read()
+    if options.value_type == "bytes":
+        return data
+    try:
+        return _parsed(data.decode(), options.value_type, ValueEncodeError)
+    except UnicodeDecodeError as error:
+        raise ValueEncodeError(f"the standard input is not UTF-8 text ({error}): give --value-type bytes") from error
+
+
+def touch(options: argparse.Namespace) -> int:
+    """Give a key a new expiry; return 1 if there was none."""
+    key = _parsed(options.key, options.key_type, KeyEncodeError)
+    with existing(options) as cache:
+        return 0 if namespace_of(cache, options).touch(key, options.expire) else 1
+
+
 def retag(options: argparse.Namespace) -> int:
     """Change the tags of a key; return 1 if there was none."""
     key = _parsed(options.key, options.key_type, KeyEncodeError)
     more, less = _tags(options, options.add), _tags(options, options.remove)
-    with existing(options.directory) as cache:
+    with existing(options) as cache:
         return 0 if namespace_of(cache, options).retag(key, more, less) else 1
 
 
 def delete(options: argparse.Namespace) -> int:
-    """Remove a key; return 1 if there was none."""
+    """Remove a key, and return 1 if there was none; or all text keys with a prefix, and print how many there were."""
     key = _parsed(options.key, options.key_type, KeyEncodeError)
-    with existing(options.directory) as cache:
-        return 0 if namespace_of(cache, options).delete(key) else 1
+    if options.prefix and not (isinstance(key, str) and key):
+        raise SettingError("a prefix is text that is not empty; to remove everything, use `clear`")
+    with existing(options) as whole:
+        cache = namespace_of(whole, options)
+        if not options.prefix:
+            return 0 if cache.delete(key) else 1
+        removed = cache.delete_many(cache.keys(prefix=key), retry=True)
+    print_removed(removed, options.json)
+    return 0
 
 
 def keys(options: argparse.Namespace) -> int:
     """List the keys of live entries, with their metadata if JSON is asked for."""
-    with to_look_at(options.directory, values=False) as cache:
+    with to_look_at(options, values=False) as cache:
         for key, record in itertools.islice(_selected(namespace_of(cache, options), options), options.limit):
             if options.json:
                 print_json(
-                    {"key": as_json(key), **_metadata(record.expire, tags_of(record.metadata.tags), _size(record))}
+                    {"key": as_json(key), **_metadata(record.expire, tags_of(record.metadata.tags), record.value_size)}
                 )
             else:
                 print(shown(key if isinstance(key, str) else named(key)))
@@ -172,7 +200,7 @@ def _selected(cache: Cache, options: argparse.Namespace) -> Iterator[tuple[Any, 
 def evict(options: argparse.Namespace) -> int:
     """Remove every entry with a tag, or several, and print how many there were."""
     tags = _tags(options, options.tag)
-    with existing(options.directory) as cache:
+    with existing(options) as cache:
         removed = namespace_of(cache, options).evict(tags=tags, match=options.match, soft=options.soft, retry=True)
     print_removed(removed, options.json)
     return 0
@@ -204,13 +232,13 @@ GROUPS: dict[str, Callable[[Cache, Any, Record, str], list[str]]] = {
 def sizes(options: argparse.Namespace) -> int:
     """Print entries and bytes of each group, the largest first; an entry with several tags is in several groups."""
     groups: dict[str, list[int]] = {}
-    with to_look_at(options.directory, values=options.by == "type") as whole:
+    with to_look_at(options, values=options.by == "type") as whole:
         cache = namespace_of(whole, options)
         for key, record in records_of(cache, cache):
             for name in GROUPS[options.by](cache, key, record, options.separator):
                 group = groups.setdefault(name, [0, 0])
                 group[0] += 1
-                group[1] += _size(record)
+                group[1] += record.value_size
     ranked = sorted(groups.items(), key=lambda item: item[1][1], reverse=True)
     if options.json:
         for name, (number, size) in ranked:
@@ -219,10 +247,6 @@ def sizes(options: argparse.Namespace) -> int:
         rows = [(shown(name), f"{number:,}", f"{size:,}") for name, (number, size) in ranked]
         print_table((options.by, "entries", "bytes"), rows)
     return 0
-
-
-def _size(record: Record) -> int:
-    return record.size or len(record.payload)
 
 
 def _metadata(expire: float | None, tags: Sequence[Any], size: int) -> dict[str, Any]:
@@ -236,6 +260,9 @@ def _tags(options: argparse.Namespace, given: Sequence[str]) -> list[Any]:
 def _parsed(text: str, kind: str, error: type[KeyEncodeError | ValueEncodeError]) -> Any:
     """Return what `text` spells; raise `error` if it does not spell a thing of this kind."""
     try:
+        text.encode()  # what the shell gave as other bytes would be stored as other text
         return KINDS[kind](text)
+    except UnicodeEncodeError as problem:
+        raise error(f"{text!r} is no text in the shell's encoding: give it as bytes, in hexadecimal") from problem
     except (ValueError, RecursionError) as problem:
         raise error(f"{text!r} is not {kind}: {problem}") from problem

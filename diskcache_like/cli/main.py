@@ -3,25 +3,36 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 from .. import __version__
+from ..coherence import native
 from ..encoding.checksum import SOURCE
 from ..errors import CacheError, missing_dependency
+from ..storage.sqlite.connection import SQLITE_VERSION
 from . import demo, entries, transfer, whole
 from .arguments import positive
+from .opening import add_opening
 from .terminal import shown
 
 RUNS_CALLERS_CODE = True  # for `interrupts_a_call` of system/signal_safe.py
 
+# What messages advise a program to pass, and how the shell does it.
+IN_THE_SHELL = {
+    "pass shared=True": "give --shared",
+    "pass the key_context= ": "give the --key-context ",
+    "pass secret= or set": "set",
+}
 SHELLS = ("bash", "zsh", "fish", "tcsh")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 0 if it succeeded, 1 if it found something, 2 if it failed."""
+    _set_up_streams()
     options = parser().parse_args(arguments)
     try:
         code = int(options.command(options))
@@ -39,6 +50,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
 
 
+def _set_up_streams() -> None:
+    """Have the standard streams there, which the shell may have closed, and write what a terminal cannot show."""
+    for name, mode in (("stdin", "r"), ("stdout", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - until the process ends
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
 def parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
     top = argparse.ArgumentParser(
@@ -46,11 +66,15 @@ def parser() -> argparse.ArgumentParser:
         description="Look at caches on disk, and work on them from the shell.",
         epilog="exit status: 0 done, 1 nothing found, left out, or something is wrong with the cache, 2 failed",
     )
-    top.add_argument("--version", action="version", version=f"%(prog)s {__version__}, checksums by {SOURCE}")
+    helper = "in use" if native.load() else "not in use"
+    version = f"%(prog)s {__version__}, C helper {helper}, SQLite {SQLITE_VERSION}, checksums by {SOURCE}"
+    top.add_argument("--version", action="version", version=version)
     commands = top.add_subparsers(metavar="command", required=True)
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("directory", metavar="DIRECTORY", help="the directory of the cache")
     common.add_argument("--json", action="store_true", help="print JSON, an object per line")
+
+    add_opening(common)
 
     whole.add(commands, common)
     entries.add(commands, common)
@@ -131,5 +155,7 @@ def error_line(error: Exception, directory: str | None) -> str:
         text, where = error.strerror, error.filename
     else:
         text, where = " ".join(str(error).split()), None
+    for argument, option in IN_THE_SHELL.items():
+        text = text.replace(argument, option)
     where = where or directory
     return text if where is None or str(where) in text else f"{where}: {text}"

@@ -9,16 +9,19 @@ import shutil
 import stat
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from ..cache import Cache
+from ..disk.contract import Disk
+from ..disk.json_disk import JSONDisk
 from ..entries.session import Opening
-from ..errors import CacheError, DirectoryError
+from ..errors import CacheError, DirectoryError, SettingError
 from ..storage.opening.identity import is_database
-from ..system.paths import files_below, is_directory
+from ..storage.opening.shard_layout import ShardLayout
+from ..system.paths import files_below, is_directory, mode_of
 from ..system.signals import reraise_signal
 from .terminal import shown
 
@@ -31,8 +34,40 @@ class WithoutRecovery(Cache):
     _OPENING = Opening(recover=False)
 
 
-def existing(directory: str, kind: type[Cache] = Cache) -> Cache:
-    """Open the cache in `directory`; raise FileNotFoundError rather than create one."""
+def add_opening(command: argparse.ArgumentParser) -> None:
+    """Add the options that `opened` reads: what a cache may have been made with and its directory does not tell."""
+    command.add_argument("--shared", action="store_true", help="use a directory that others own or can write")
+    command.add_argument("--key-context", default="", metavar="TEXT", help="key_context of an encrypted cache")
+
+
+def opened(options: argparse.Namespace, directory: str, kind: Callable[..., Cache] = Cache, **settings: Any) -> Cache:
+    """Open the cache in `directory`, or make it.
+
+    That its group shares it, and that JSONDisk writes it, is taken from the directory.
+    """
+    settings["shared"] = is_shared(options, directory)
+    settings["key_context"] = options.key_context
+    try:
+        return kind(directory, **settings)
+    except SettingError as error:
+        identity = ShardLayout(directory).known_identity() if is_directory(directory) else {}
+        codec = identity.get("codec", Disk.codec)
+        if codec == Disk.codec:
+            raise
+        if "disk" in settings or codec != JSONDisk.codec_name():
+            raise SettingError(f"its disk class is {codec!r}: open it with a program that has that class") from error
+        return kind(directory, disk=JSONDisk, **settings)
+
+
+def is_shared(options: argparse.Namespace, directory: str) -> bool:
+    """Tell whether a cache is to be opened as `shared`: if so asked, or if its directory has the mode of such a one."""
+    mode = mode_of(directory)
+    return options.shared or bool(mode & stat.S_ISGID and mode & stat.S_IWGRP and not mode & stat.S_IWOTH)
+
+
+def existing(options: argparse.Namespace, kind: type[Cache] = Cache, directory: str | None = None) -> Cache:
+    """Open the cache that the options name, or one in `directory`; raise FileNotFoundError rather than create one."""
+    directory = directory or options.directory
     path = Path(directory)
     if not path.exists():
         raise FileNotFoundError(2, "no such directory", directory)
@@ -40,7 +75,7 @@ def existing(directory: str, kind: type[Cache] = Cache) -> Cache:
     databases = (name for each in (path, *path.glob("[0-9][0-9][0-9]")) for name in each.glob("cache*.db"))
     if path.is_dir() and not any(is_database(name.name) for name in databases):
         raise FileNotFoundError(2, "no cache in this directory", directory)
-    return kind(directory)
+    return opened(options, directory, kind)
 
 
 def add_namespace(command: argparse.ArgumentParser) -> None:
@@ -57,25 +92,28 @@ def namespace_of(cache: Cache, options: argparse.Namespace) -> Cache:
 
 
 @contextmanager
-def to_look_at(directory: str, values: bool = True) -> Iterator[Cache]:
+def to_look_at(options: argparse.Namespace, values: bool = True) -> Iterator[Cache]:
     """Open a cache that the body only reads, or a temporary copy of it; see `readable`."""
-    with readable(directory, values) as path, existing(path, WithoutRecovery) as cache:
+    with readable(options, values) as path, existing(options, WithoutRecovery, path) as cache:
         yield cache
 
 
 @contextmanager
-def readable(directory: str, values: bool = True) -> Iterator[str]:
-    """Yield a directory with what `directory` holds: itself, or a temporary copy where it cannot be written.
+def readable(options: argparse.Namespace, values: bool = True) -> Iterator[str]:
+    """Yield a directory with what the cache's holds: itself, or a temporary copy if it cannot be written or is foreign.
 
     SQLite writes beside a database in order to read it, and so do the generations, so a copy is the way to read a
-    volume that is mounted read-only, or somebody else's cache. Errors name the original. `values`: the body reads
-    value files too. Raises DirectoryError if somebody writes faster than the copy is made.
+    volume that is mounted read-only, or somebody else's cache, whose files must stay that user's also if root looks.
+    Errors name the original. `values`: the body reads value files too. Raises DirectoryError if somebody writes faster
+    than the copy is made.
     """
-    if not is_directory(directory) or os.access(directory, os.W_OK):
+    directory = options.directory
+    if not is_directory(directory) or _is_at_hand(options):
         yield directory
         return
     with tempfile.TemporaryDirectory(prefix="diskcache-") as folder:
-        print(shown(f"{directory}: cannot be written, so this looks at a temporary copy"), file=sys.stderr)
+        why = "cannot be written" if not os.access(directory, os.W_OK) else "belongs to another user"
+        print(shown(f"{directory}: {why}, so this looks at a temporary copy"), file=sys.stderr)
         copy = os.path.join(folder, "cache")
         _copy_settled(os.path.realpath(directory), copy, values)
         try:
@@ -86,6 +124,13 @@ def readable(directory: str, values: bool = True) -> Iterator[str]:
             if isinstance(error, OSError) and isinstance(error.filename, str):
                 error.filename = error.filename.replace(copy, original)
             raise
+
+
+def _is_at_hand(options: argparse.Namespace) -> bool:
+    """Tell whether a directory can be used as it is: it can be written, and is this user's, or shared."""
+    directory = options.directory
+    is_ours = os.stat(directory).st_uid == os.geteuid() or is_shared(options, directory)
+    return is_ours and os.access(directory, os.W_OK)
 
 
 def _copy_settled(directory: str, copy: str, values: bool) -> None:

@@ -21,8 +21,8 @@ from ..errors import DecodeError, SettingError, ValueEncodeError, named
 from ..fanout import FanoutCache
 from ..operations.inspection import identity_of, records_of
 from ..operations.portable import Item, Portable
-from .arguments import positive
-from .opening import to_look_at
+from .arguments import positive, setting
+from .opening import opened, to_look_at
 from .terminal import print_json, shown
 
 RUNS_CALLERS_CODE = True  # for `interrupts_a_call` of system/signal_safe.py
@@ -94,7 +94,7 @@ def export(options: argparse.Namespace) -> int:
     """Write all live entries; return 1 if some were left out."""
     written = left_out = 0
     with ExitStack() as stack:
-        cache = stack.enter_context(to_look_at(options.directory))
+        cache = stack.enter_context(to_look_at(options))
         file: BinaryIO = sys.stdout.buffer
         if options.output is not None:
             file = stack.enter_context(open(options.output, "wb", opener=_private))
@@ -165,7 +165,7 @@ def import_(options: argparse.Namespace) -> int:
         first = file.readline()
         if first != MAGIC:
             _refuse_other_file(first, options.input)  # before a cache is made for it
-        cache = stack.enter_context(Cache(options.directory))
+        cache = stack.enter_context(opened(options, options.directory))
         for key, value, expire_time, tags in _items(file, first, Portable(cache)):
             left = None if expire_time is None else expire_time - time.time()
             if left is not None and left <= 0:
@@ -245,12 +245,15 @@ def copy(options: argparse.Namespace) -> int:
     given = {name: getattr(options, name) for name in ("serializer", "compressor") if getattr(options, name)}
     given.update(_setting(text) for text in options.set)
     _refuse_inside(options.directory, options.target)
-    with to_look_at(options.directory) as source:
+    with to_look_at(options) as source:
         carried = {name: source.reset(name) for name in CARRIED}
         shards, identity = identity_of(source)
+        if {"serializer", "compressor"} & given.keys():
+            identity.pop("disk", None)  # the class that has a codec of its own
         settings = {**carried, **identity, **given}
         shards = options.shards or shards
-        target = Cache(options.target, **settings) if shards == 1 else FanoutCache(options.target, shards, **settings)
+        kind = Cache if shards == 1 else partial(FanoutCache, shards=shards)
+        target = opened(options, options.target, kind, **settings)
         with target:
             copied = source.copy_to(target)
         left_out = sum(1 for _ in records_of(source, source)) - copied
@@ -271,13 +274,8 @@ def _refuse_inside(directory: str, target: str) -> None:
 
 
 def _setting(text: str) -> tuple[str, Any]:
-    """Return the name and the value of NAME=VALUE, where VALUE may be a number."""
+    """Return the name and the value of NAME=VALUE."""
     name, equals, value = text.partition("=")
     if not equals:
         raise SettingError(f"{text!r} is no setting, expected NAME=VALUE")
-    for kind in (int, float):
-        try:
-            return name, kind(value)
-        except ValueError:
-            continue
-    return name, value
+    return name, *setting(value)

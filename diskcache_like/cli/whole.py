@@ -1,4 +1,4 @@
-"""The commands on a whole cache: `stats`, `watch`, `check` and `clear`."""
+"""The commands on a whole cache: `stats`, `watch`, `check`, `reset`, `expire`, `cull` and `clear`."""
 
 from __future__ import annotations
 
@@ -15,19 +15,25 @@ from ..entries.encryption import check_without_secret
 from ..errors import CorruptDatabase, CorruptDatabaseWarning, SecretError, SettingError
 from ..operations.inspection import work_of
 from ..tier.tier import stats_in
-from .arguments import interval, positive
-from .opening import WithoutRecovery, add_namespace, existing, namespace_of, readable, to_look_at
-from .terminal import print_json, print_removed, shown
+from .arguments import interval, positive, setting
+from .opening import WithoutRecovery, add_namespace, existing, is_shared, namespace_of, readable, to_look_at
+from .terminal import as_text, print_json, print_removed, shown
 
 RUNS_CALLERS_CODE = True  # for `interrupts_a_call` of system/signal_safe.py
 
 WATCHED = ("hits", "misses", "writes", "evictions")
 HEADER_EVERY = 20  # lines of `watch`
+NOT_COUNTED = "not counted: `diskcache-like reset DIRECTORY statistics 1` turns it on"
+REMOVALS = {
+    "expire": ("remove entries that have expired", Cache.expire),
+    "cull": ("remove expired entries, then others by policy until the size limit holds", Cache.cull),
+}
 
 
 def add(commands: Any, common: argparse.ArgumentParser) -> None:
     """Add the commands of this module."""
-    commands.add_parser("stats", parents=[common], help="show what a cache holds").set_defaults(command=stats)
+    about = "show what a cache holds, its limit, and how full it is"
+    commands.add_parser("stats", parents=[common], help=about).set_defaults(command=stats)
 
     look = commands.add_parser(
         "watch",
@@ -44,6 +50,14 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     test.add_argument("--fix", action="store_true", help="repair what can be repaired")
     test.set_defaults(command=check)
 
+    change = commands.add_parser("reset", parents=[common], help="show a setting as stored, or store a value for it")
+    change.add_argument("name", metavar="NAME", help="the setting")
+    change.add_argument("value", nargs="?", type=setting, metavar="VALUE", help="what it is from now on; null for None")
+    change.set_defaults(command=reset)
+
+    for name, (about, remove) in REMOVALS.items():
+        commands.add_parser(name, parents=[common], help=about).set_defaults(command=removal, remove=remove)
+
     empty = commands.add_parser("clear", parents=[common], help="remove every entry; asks first")
     add_namespace(empty)
     empty.add_argument("--yes", action="store_true", help="do not ask")
@@ -51,16 +65,23 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
 
 
 def stats(options: argparse.Namespace) -> int:
-    """Print the number of entries, the volume, and the hits and misses so far."""
-    with to_look_at(options.directory, values=False) as cache:
-        hits, misses = _uses(cache)
-        found = {"entries": len(cache), "bytes": cache.volume(), "hits": hits, "misses": misses}
+    """Print the number of entries, the volume beside its limit, and the hits and misses so far."""
+    with to_look_at(options, values=False) as cache:
+        uses = _uses(cache)
+        hits, misses = uses if cache.reset("statistics") or any(uses) else (None, None)
+        found: dict[str, Any] = {"entries": len(cache), "bytes": cache.volume()}
+        found |= {name: cache.reset(name) for name in ("size_limit", "eviction_policy")}
+        found |= {"hits": hits, "misses": misses}
     servers = stats_in(options.directory)
     if options.json:
         print_json({**found, **({"remote": [server._asdict() for server in servers]} if servers else {})})
         return 0
-    for name, number in found.items():
-        print(f"{name:<8}{number:>16,}")
+    notes = {"bytes": f"  {found['bytes'] / max(found['size_limit'], 1):.0%} of size_limit"}
+    if found["eviction_policy"] == "none":
+        notes = {"size_limit": "  not in force: nothing is evicted"}
+    for name, value in found.items():
+        text = NOT_COUNTED if value is None else value if isinstance(value, str) else f"{value:>16,}"
+        print(f"{name:<16}{text}{notes.get(name, '')}")
     for server in servers:
         heard = "never heard" if server.heard is None else f"heard {server.heard:,.1f} s ago"
         print(shown(f"remote {server.namespace}: {server.state}, {heard}"))
@@ -75,9 +96,9 @@ def _uses(cache: Cache) -> tuple[int, int]:
 
 def watch(options: argparse.Namespace) -> int:
     """Print in each interval how much was done."""
-    with existing(options.directory, WithoutRecovery) as cache:
+    with existing(options, WithoutRecovery) as cache:
         if not cache.reset("statistics"):
-            print("statistics are off: hits and misses are not counted", file=sys.stderr)
+            print(f"hits and misses are {NOT_COUNTED}", file=sys.stderr)
         before = (*_uses(cache), *work_of(cache))
         for line in range(options.count) if options.count is not None else itertools.count():
             time.sleep(options.interval)
@@ -98,7 +119,7 @@ def check(options: argparse.Namespace) -> int:
 
     If the cache needs a secret that was not given, check what can be checked without it, and repair nothing.
     """
-    found = _findings(options.directory, options.fix)
+    found = _findings(options)
     if options.json:
         print_json({"problems": found, "fixed": bool(found and options.fix)})
         return 1 if found else 0
@@ -111,32 +132,52 @@ def check(options: argparse.Namespace) -> int:
     return 1 if found else 0
 
 
-def _findings(directory: str, fix: bool) -> list[str]:
-    """Return what is wrong with the cache; an unreadable database is quarantined only if `fix`."""
-    if fix:
-        return _checked(directory, fix=True)
-    with readable(directory) as path:
+def _findings(options: argparse.Namespace) -> list[str]:
+    """Return what is wrong with the cache; an unreadable database is quarantined only if it may be repaired."""
+    directory = options.directory
+    if options.fix:
+        return _checked(options, directory)
+    with readable(options) as path:
         try:
-            found = _checked(path, fix=False)
+            found = _checked(options, path)
         except SecretError:
-            found = [str(warning.message) for warning in check_without_secret(path)]
+            found = [str(warning.message) for warning in check_without_secret(path, is_shared(options, path))]
         except CorruptDatabase as damage:
             found = [str(damage)]
     return found if path == directory else [text.replace(path, os.path.abspath(directory)) for text in found]
 
 
-def _checked(directory: str, fix: bool) -> list[str]:
+def _checked(options: argparse.Namespace, directory: str) -> list[str]:
     with warnings.catch_warnings(record=True) as met:
         warnings.simplefilter("ignore")
         warnings.simplefilter("always", CorruptDatabaseWarning)
-        with existing(directory, Cache if fix else WithoutRecovery) as cache:
-            found = [*met, *cache.check(fix=fix)]  # check also returns what it warns of
+        with existing(options, Cache if options.fix else WithoutRecovery, directory) as cache:
+            found = [*met, *cache.check(fix=options.fix)]  # check also returns what it warns of
     return [str(warning.message) for warning in found]
+
+
+def reset(options: argparse.Namespace) -> int:
+    """Print a setting as stored, after storing a value for it if one is given."""
+    with to_look_at(options, values=False) if options.value is None else existing(options) as cache:
+        value = cache.reset(options.name, *options.value or ())
+    if options.json:
+        print_json({options.name: value})
+    else:
+        print(as_text(value))
+    return 0
+
+
+def removal(options: argparse.Namespace) -> int:
+    """Remove entries, and print how many there were."""
+    with existing(options) as cache:
+        removed = options.remove(cache, retry=True)
+    print_removed(removed, options.json)
+    return 0
 
 
 def clear(options: argparse.Namespace) -> int:
     """Remove every entry and print how many there were; return 1 if the user does not want that."""
-    with existing(options.directory) as whole:
+    with existing(options) as whole:
         cache, where = namespace_of(whole, options), "/".join([options.directory, *options.namespace])
         if not options.yes and not _confirmed(f"remove all {len(cache):,} entries of {where}? [y/N] "):
             print("nothing removed", file=sys.stderr)

@@ -122,6 +122,10 @@ class Header:
     # Live entries that were removed for room, a count that only grows. Write lock.
     EVICTED: Final = 48
 
+    # How many numbers of TICK went to no write of a key, but to flushes, ends of transactions, removals of many entries
+    # and repairs, a count that only grows. Write lock.
+    INTERNAL: Final = 49
+
     # `create` stores this last: without it the file is incomplete. Write lock.
     READY: Final = HEADER_WORDS - 1
 
@@ -230,6 +234,11 @@ class GenerationFile:
         self.header[Header.TICK] = tick
         return tick
 
+    def internal_tick(self) -> int:
+        """Count one more write that is not one of a key."""
+        self.header[Header.INTERNAL] = self.header[Header.INTERNAL] + 1 & MAX_WORD
+        return self.next_tick()
+
     def highest_tick(self) -> int:
         """Return a number that no write's tick exceeds, even if the stored count was damaged."""
         return max(min(self.header[Header.TICK], TICK_LIMIT), time.time_ns() // 1000)
@@ -265,7 +274,7 @@ class GenerationFile:
         """
         if not self.header[Header.UNSETTLED]:
             return False
-        self.settle_all(self.next_tick())
+        self.settle_all(self.internal_tick())
         return True
 
     def correct_tick(self) -> None:

@@ -109,6 +109,11 @@ class Record(NamedTuple):
         """Return when the entry expires, None for never."""
         return self.metadata.expire
 
+    @property
+    def value_size(self) -> int:
+        """Return the bytes that the value takes up as stored, in its file or in the row."""
+        return self.size or len(self.payload)
+
     def is_simple(self) -> bool:
         """Tell whether there is nothing but a value in the row."""
         return self.mode == MODE_RAW and self.file is None and self.metadata == NO_METADATA

@@ -15,7 +15,7 @@ from ..crypto.keyring import Keyring, MasterKey, Sealer
 from ..disk.codec import Codec, new_codec
 from ..disk.contract import Disk
 from ..encoding.classes import registry_of
-from ..errors import SecretError, SettingError
+from ..errors import DiskCacheDirectory, SecretError, SettingError
 from ..policies import policy_named
 from ..settings import DEFAULT_SETTINGS
 from ..storage.opening.directory import ensure_directory
@@ -41,6 +41,15 @@ class Opening(NamedTuple):
     recover: bool = True  # replace a corrupt database by an empty one
     timeout: float = 0.0  # seconds that opening waits for the write lock at least, whatever the timeout of operations
     lenient: bool = False  # leave unknown settings out with a warning, as programs expect that were made for DiskCache
+
+
+def refuse(found: DiskCacheDirectory, directory: str, disk: type[Disk]) -> str:
+    """Raise the error for a directory that DiskCache wrote."""
+    raise found
+
+
+instead_of = refuse
+"""Returns the directory that is used instead of one that DiskCache wrote, or raises; `compat` replaces this."""
 
 
 class Session:
@@ -70,13 +79,20 @@ class Session:
         self.implementation = choose_implementation(self.options.coherence)
         self.directory = resolved(directory)
         check_file_system(self.directory, self.options.allow_filesystem)
-        ensure_directory(self.directory, self.options.shared, sync=self.given.get("durability") == "power")
-        self.shards = ShardSet(self.directory, shards, self._configuration(disk, opening), disk)
+        try:
+            self._open_shards(shards, disk, opening)
+        except DiskCacheDirectory as found:
+            self.directory = instead_of(found, self.directory, disk)
+            self._open_shards(shards, disk, opening)
         try:
             self._adopt()
         except BaseException:  # such as a stored codec whose package is not installed here
             self.shards.close_soon()
             raise
+
+    def _open_shards(self, shards: int, disk: type[Disk], opening: Opening) -> None:
+        ensure_directory(self.directory, self.options.shared, sync=self.given.get("durability") == "power")
+        self.shards = ShardSet(self.directory, shards, self._configuration(disk, opening), disk)
 
     def _configuration(self, disk: type[Disk], opening: Opening) -> Config:
         options = self.options

@@ -118,6 +118,8 @@ class Options(NamedTuple):
 class Migration:
     """One copy of `old` into `new`, to be used as a context manager. `clock` returns seconds since 1970.
 
+    `within`: `new` may be a folder of `old`; its name must be none that DiskCache uses.
+
     Raises FileNotFoundError, DirectoryError, ForeignDatabase, CorruptDatabase, StorageError, SettingError or DiskFull;
     `new` then holds nothing but what was copied before.
     """
@@ -128,6 +130,7 @@ class Migration:
         new: str | os.PathLike[str],
         options: Options = Options(),  # noqa: B008 - it is immutable
         clock: Callable[[], float] = time.time,
+        within: bool = False,
     ) -> None:
         for name, choices in CHOICES.items():
             value = getattr(options, name)
@@ -137,6 +140,7 @@ class Migration:
         self.new = os.path.realpath(os.path.expanduser(new))
         self._queues = frozenset(options.queues)
         self._dry_run = options.dry_run
+        self._within = within
         # One time for the whole copy: an expiry is passed on as seconds from now, and so is stored unchanged.
         self._now = clock()
         self._stack = ExitStack()
@@ -151,7 +155,7 @@ class Migration:
     def _prepare(self, options: Options) -> None:
         kind, disk = options.kind, options.disk
         layout = find_layout(self.old, kind)
-        if os.path.commonpath((self.old, self.new)) in (self.old, self.new):
+        if os.path.commonpath((self.old, self.new)) in (self.old, self.new) and not self._within:
             text = "the new directory must neither be inside the old one nor contain it"
             raise DirectoryError(errno.EINVAL, text, self.new)
         if self._dry_run:
@@ -447,6 +451,15 @@ class Migration:
         if abs(number - QUEUE_START) < QUEUE_SPAN:
             self._items[prefix or ""] += 1
         return key
+
+
+def is_finished(new: str) -> bool:
+    """Tell whether a directory holds a cache, and not the unfinished copy of one."""
+    try:
+        present = os.listdir(new)
+    except FileNotFoundError:
+        return False
+    return bool(present) and _FOLDER not in present
 
 
 def _is_same(value: Any, there: Any) -> bool:

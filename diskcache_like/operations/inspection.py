@@ -29,6 +29,8 @@ def work_of(cache: Parts) -> tuple[int, int]:
 
 def identity_of(cache: Parts) -> tuple[int, dict[str, Any]]:
     """Return the number of shards, and the options that make another cache with the same codec and encryption."""
-    identity = cache._shards.stores[0].session.identity
-    options = {name: identity[name] for name in ("serializer", "compressor")}
-    return len(cache._shards.stores), {**options, "encrypt": True} if cache._session.sealer else options
+    session, identity = cache._session, cache._shards.stores[0].session.identity
+    options: dict[str, Any] = {"disk": type(session.disk)}
+    if session.disk.own_values:
+        options = {name: identity[name] for name in ("serializer", "compressor")}
+    return len(cache._shards.stores), {**options, "encrypt": True} if session.sealer else options

@@ -11,11 +11,11 @@ from typing import Any, NoReturn
 
 from ..encoding.made_keys import FLIGHTS, NamespacedKey, Path, path_of
 from ..encoding.record import Metadata
-from ..encoding.tags import index_name, tags_of, without_hidden
+from ..encoding.tags import index_name, without_hidden
 from ..entries.loading import ENOVAL
 from ..errors import CacheError
 from ..misuse import several
-from .tagging import Found, Selection, TagUsage, sorted_usages
+from .tagging import Found, Selection
 
 # The operations whose first argument is a key.
 KEYED = (
@@ -23,7 +23,8 @@ KEYED = (
     *("__getitem__", "__setitem__", "__delitem__", "__contains__", "_atomic_key"),
     *("_recorded", "_hot_value", "_uncounted", "_put"),
 )
-REFUSED = ("push", "pull", "peek", "peekitem", "iterqueue")
+QUEUES = ("push", "pull", "peek", "peekitem", "iterqueue")
+WHOLE = ("stats", "volume", "expire", "cull")  # which would tell, or remove, what other namespaces have
 _new_key = tuple.__new__  # half the time of the class's own, which is written in Python
 PARTS = ("_session", "_shards", "_rows", "_hot", "_loader", "_hot_get", "_hot_clock", "_clock", "_tier")
 
@@ -76,18 +77,6 @@ class Namespace:
         for found in super()._select(selection, start):  # type: ignore[misc]
             yield found._replace(key=found.key.key)
 
-    def tags(self, prefix: str | None = None) -> list[TagUsage]:
-        """Return each tag of this namespace with the number and the bytes of its live entries, sorted."""
-        sums: dict[Any, TagUsage] = {}
-        for found in self._select(Selection()):
-            with self._rows.reporting(found.key):
-                for tag in tags_of(found.record.metadata.tags):
-                    known = sums.get(tag, TagUsage(tag, 0, 0))
-                    size = len(found.record.payload) + found.record.size
-                    sums[tag] = TagUsage(tag, known.entries + 1, known.bytes + size)
-        wanted = Selection.of(None, "any", prefix)
-        return sorted_usages(usage for usage in sums.values() if wanted.takes(usage.name))
-
     def clear(self, retry: bool = False) -> int:
         """Remove every entry of this namespace and of those in it; return how many there were. Goes in batches."""
         removed: int = self._around._evict_hidden(self._within.within, self._within.below, retry=retry)
@@ -135,17 +124,23 @@ def _keyed(method: Callable[..., Any]) -> Callable[..., Any]:
     return of_namespace
 
 
-def _refused(name: str) -> Callable[..., NoReturn]:
+def _refused(name: str, instead: str) -> Callable[..., NoReturn]:
     def refuse(self: Namespace, *_: Any, **__: Any) -> NoReturn:
-        raise CacheError(f"{name}() is not there in a namespace: call that of the cache, with a prefix for a queue")
+        raise CacheError(f"{name}() is not there in a namespace: {instead}")
 
     return refuse
+
+
+_REFUSED = {
+    **{name: _refused(name, "call that of the cache, with a prefix for a queue") for name in QUEUES},
+    **{name: _refused(name, "it is about all entries of the cache, so call that of the cache") for name in WHOLE},
+}
 
 
 @functools.cache
 def _kind(kind: Any) -> Any:
     """Return the class of views of a class of caches."""
-    methods = {name: _keyed(getattr(kind, name)) for name in KEYED} | {name: _refused(name) for name in REFUSED}
+    methods = {name: _keyed(getattr(kind, name)) for name in KEYED} | _REFUSED
     return type(kind.__name__, (Namespace, kind), methods)
 
 

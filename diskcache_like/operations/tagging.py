@@ -25,6 +25,7 @@ from .parts import Parts
 
 Match = Literal["any", "all"]
 MATCHES = ("any", "all")
+PAGE = 100  # entries that are read at once
 SOFT_BATCH = 100  # entries that one transaction of a soft eviction changes
 
 
@@ -40,7 +41,7 @@ class TagUsage(NamedTuple):
 
     name: Any
     entries: int
-    bytes: int  # of their rows and value files
+    bytes: int  # of their values, as `Entry.size` has them
 
 
 class Found(NamedTuple):
@@ -85,11 +86,6 @@ class Selection(NamedTuple):
         elif is_flight(key):
             return False
         return self.prefix is None or (isinstance(key, str) and key.startswith(self.prefix))
-
-
-def sorted_usages(usages: Iterable[TagUsage]) -> list[TagUsage]:
-    """Return what `tags` does, in the order of their names."""
-    return sorted(usages, key=lambda usage: sort_key(usage.name))
 
 
 class Tagging(Parts):
@@ -162,7 +158,7 @@ class Tagging(Parts):
                 return REMOVE
             return rows.changed(location, record, record.metadata._replace(expire=now))
 
-        entries = self._found(store, selection)
+        entries = self._found(store, selection, self._offered(store, selection))
         while batch := list(itertools.islice(entries, SOFT_BATCH)):
             try:
                 for attempt in store.attempts():
@@ -194,33 +190,37 @@ class Tagging(Parts):
     def tags(self, prefix: str | None = None) -> list[TagUsage]:
         """Return each tag with the number and the bytes of its live entries, sorted; `prefix`: of tags that are text.
 
-        It looks at every tagged entry.
+        It reads every tagged entry.
         """
         selection = Selection.of(None, "any", prefix)
-        sums: dict[bytes, tuple[int, int]] = {}
+        sets: dict[bytes, list[int]] = {}  # the sizes of all entries with the same tags, since few sets serve many
         for store in self._shards.stores:
-            for name, number, size, place in store.reader.tag_sums(self._rows.clock()):
-                tag = self._named(store, name, place)
-                if tag is not None:
-                    entries, total = sums.get(tag, (0, 0))
-                    sums[tag] = entries + int(number), total + int(size)
+            for record in self._tagged_records(store):
+                sets.setdefault(record.metadata.tags, []).append(record.value_size)
+        sums: dict[bytes, tuple[int, int]] = {}
+        for packed, sizes in sets.items():
+            for tag in split_tags(packed):
+                entries, total = sums.get(tag, (0, 0))
+                sums[tag] = entries + len(sizes), total + sum(sizes)
         found = []
-        for tag, sizes in sums.items():
-            with self._rows.reporting(tag):
-                found.append(TagUsage(tags_of(join_tags({tag}))[0], *sizes))
-        return sorted_usages(usage for usage in found if selection.takes(usage.name))
+        for tag, usage in sums.items():
+            if tag[0] != HIDDEN:
+                with self._rows.reporting(tag):
+                    found.append(TagUsage(tags_of(join_tags({tag}))[0], *usage))
+        return sorted(filter(lambda usage: selection.takes(usage.name), found), key=lambda usage: sort_key(usage.name))
 
-    def _named(self, store: Store, name: str, place: int) -> bytes | None:
-        """Return the tag that the index calls `name`, by the record of an entry that has it; None for a hidden one.
-
-        That at `place`, or another one if it has gone meanwhile or cannot be read.
-        """
-        for each in itertools.chain([place], store.reader.tagged(name, (), None)):
-            for found in self._verified(store, [each]):
-                for tag in split_tags(found.record.metadata.tags):
-                    if index_name(tag, self._rows.blind) == name:
-                        return None if tag[0] == HIDDEN else tag
-        return None
+    def _tagged_records(self, store: Store) -> Iterator[Record]:
+        """Yield the records of live entries of this namespace that have tags."""
+        blind, within = self._rows.blind, self._within
+        if within is None:
+            # In an encrypted cache nothing tells the names of hidden tags from others.
+            places = iter(store.reader.tagged_places("" if blind else f"{HIDDEN:02x}*"))
+        else:
+            places = store.reader.tagged(index_name(within.within, blind), ())
+        while page := list(itertools.islice(places, PAGE)):
+            for _, _, _, record in self._live_at(store, page):
+                if within is None or within.within in split_tags(record.metadata.tags):
+                    yield record
 
     # -- listing ------------------------------------------------------------------------------------------------------
 
@@ -237,19 +237,18 @@ class Tagging(Parts):
             _, position, store = self._rows.local(after)
             stores = stores[stores.index(store) :]
         for store in stores:
-            for found in self._found(store, selection, position):
+            for found in self._found(store, selection, self._offered(store, selection, position)):
                 if after is ENOVAL or found.key != after:
                     yield found
             position = None
 
-    def _found(self, store: Store, selection: Selection, position: int | None = None) -> Iterator[Found]:
-        places = self._offered(store, selection, position)
-        while page := list(itertools.islice(places, 100)):
+    def _found(self, store: Store, selection: Selection, places: Iterator[int]) -> Iterator[Found]:
+        while page := list(itertools.islice(places, PAGE)):
             for found in self._verified(store, page):
                 if selection.has(found.record.metadata) and selection.takes(found.key):
                     yield found
 
-    def _offered(self, store: Store, selection: Selection, position: int | None) -> Iterator[int]:
+    def _offered(self, store: Store, selection: Selection, position: int | None = None) -> Iterator[int]:
         """Yield the places that the index offers, in order."""
         names, within = self._names(selection)
         if not names:
@@ -269,13 +268,23 @@ class Tagging(Parts):
     def _verified(self, store: Store, places: Sequence[int]) -> Iterator[Found]:
         """Yield the live entries at these places that this handle can read."""
         rows = self._rows
+        for h, stored, original, record in self._live_at(store, places):
+            try:
+                key = store.disk.user_key(stored, original)
+            except DecodeError as error:
+                rows.report_corrupt(error, stored)
+                continue
+            yield Found(key, stored, h, record, store)
+
+    def _live_at(self, store: Store, places: Sequence[int]) -> Iterator[tuple[int, bytes, bytes | None, Record]]:
+        """Yield (place, stored key, original key, record) of live entries."""
+        rows = self._rows
         for h, stored, original, blob in store.reader.rows_at(places):
             try:
                 rows.check_place(h, stored)
                 record = rows.unpacked(store, stored, blob)
-                key = store.disk.user_key(stored, original) if rows.is_live(record) else None
             except DecodeError as error:
                 rows.report_corrupt(error, stored)
                 continue
             if rows.is_live(record):
-                yield Found(key, stored, h, record, store)
+                yield h, stored, original, record

@@ -82,7 +82,7 @@ def check_store(
             if locked:
                 # A write to its neighbours may have brought back an entry that damage hid from lookups: whoever keeps
                 # hot that it is missing has to look once more.
-                store.session.generations.settle_all(store.session.generations.next_tick())
+                store.session.generations.settle_all(store.session.generations.internal_tick())
                 store.trash.empty()
                 store.checkpointer.vacuum()
     return found.warnings

@@ -258,12 +258,13 @@ class Store:
         self.session.header[_COUNT] = number
 
     def work_counts(self) -> tuple[int, int]:
-        """Return how many writes and evictions there were, as numbers that only grow.
+        """Return how many writes of keys, and how many evictions, there were, as numbers that only grow.
 
-        The lock is not held: a read between the two words may be one write behind.
+        A removal of many entries (eviction, expiry, `clear`) is not one. The lock is not held: a read between two
+        words may be one write behind.
         """
         header = self.session.present_header()
-        return header[Header.TICK], header[Header.EVICTED]
+        return header[Header.TICK] - header[Header.INTERNAL], header[Header.EVICTED]
 
     def use_counts(self, reset: bool) -> tuple[int, int]:
         """Return (hits, misses) as all processes have noted them; the write lock is held."""

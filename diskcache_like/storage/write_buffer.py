@@ -252,7 +252,7 @@ class WriteBuffer:
     def _while_all_odd(self, step: Callable[[], None]) -> None:
         """Take a step that changes what readers find in the ring; what was read before or meanwhile is not kept hot."""
         generations = self._session.generations
-        tick = generations.next_tick()
+        tick = generations.internal_tick()
         generations.begin_all(tick)
         try:
             step()
@@ -297,7 +297,7 @@ class WriteBuffer:
         cost = mark.flushed - ring.words[Word.FLUSHED] + WRITE_COST * len(net)
         header[_WRITTEN] = header[_WRITTEN] + cost & MAX_WORD
         # So that the next holder finds out if this one is killed between the commit and the count.
-        self._session.generations.next_tick()
+        self._session.generations.internal_tick()
         with self._transactions.batch():
             try:
                 self._write(net)

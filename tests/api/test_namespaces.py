@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
+import io
 import pickle
 import time
 import weakref
@@ -14,6 +17,7 @@ import pytest
 from diskcache_like import Averager, Breaker, Cache, CacheError, FanoutCache, KeyEncodeError, Lock, Timeout, barrier
 from diskcache_like.encoding import made_keys
 from diskcache_like.encoding.made_keys import NamespacedKey, path_of
+from diskcache_like.operations.settings_in_force import SettingsInForce
 
 from ..support.cache_kinds import QUICK, Clock, Opener, few, one
 from .test_checking import messages, tamper
@@ -62,6 +66,72 @@ def test_every_operation_on_keys(cache: Cache) -> None:
     with space.transact():
         space["d"] = 1
     assert space["d"] == 1
+
+
+# What each public name of a cache means in a namespace, besides the operations whose first parameter is a key, or keys,
+# or items. Whoever adds one decides.
+OF_ITS_OWN = {
+    *("clear", "copy_to", "count", "evict", "items", "iterkeys", "keys", "memoize", "namespace", "tags", "values"),
+}
+OF_THE_CACHE = {
+    *("aio", "check", "close", "create_tag_index", "directory", "disk", "drop_tag_index", "flush", "metrics", "remote"),
+    *("reset", "rotate", "sync", "timeout", "train", "transact"),
+    *("cache", "deque", "index"),  # of a FanoutCache, which have names of their own
+    *(name for name in dir(SettingsInForce) if not name.startswith("_")),
+}
+REFUSED = {"cull", "expire", "iterqueue", "peek", "peekitem", "pull", "push", "stats", "volume"}
+ARGUMENTS = {"key": "key", "keys_": ["key"], "items": {"key": 1}, "value": 1, "compute": lambda: 1}
+
+
+def takes_keys(name: str) -> bool:
+    method = getattr(Cache, name, None)
+    first = [*inspect.signature(method).parameters][1:2] if callable(method) else []
+    return name not in OF_THE_CACHE and first in (["key"], ["keys_"], ["items"])
+
+
+PUBLIC = sorted(name for name in dir(FanoutCache) if not name.startswith("_"))
+TAKE_KEYS = [*filter(takes_keys, PUBLIC), *("__getitem__", "__setitem__", "__delitem__", "__contains__")]
+
+
+def test_every_public_name_is_known_to_mean_a_namespace_or_the_cache() -> None:
+    assert len(TAKE_KEYS) > 15
+    assert sorted({*TAKE_KEYS, *OF_ITS_OWN, *OF_THE_CACHE, *REFUSED} & set(PUBLIC)) == PUBLIC
+
+
+@few
+@pytest.mark.parametrize("is_there", [False, True])
+@pytest.mark.parametrize("name", TAKE_KEYS)
+def test_what_takes_keys_leaves_the_cache_around_as_it_is(name: str, is_there: bool, cache: Cache) -> None:
+    space = cache.namespace("space")
+    cache.set("key", b"around", expire=1000, tag="t")
+    if is_there:
+        space["key"] = 5
+    before = cache.get_entry("key")
+    method = getattr(space, name)
+    needed = [
+        ARGUMENTS[parameter.name]
+        for parameter in inspect.signature(method).parameters.values()
+        if parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+    ]
+    answer: Any = None
+    with contextlib.suppress(KeyError, TypeError):  # there is none, or it is no stream
+        answer = method(*needed)
+    if isinstance(answer, io.IOBase):
+        answer = answer.read()
+    assert b"around" not in (answer, *(answer.values() if isinstance(answer, dict) else ()))
+    assert cache.get_entry("key") == before
+    assert set(cache) <= {"key", NamespacedKey(path_of(("space",)), "key")}
+
+
+@few
+def test_what_is_refused_says_where_it_is(cache: Cache) -> None:
+    space = cache.namespace("space")
+    for name in sorted(REFUSED):
+        with pytest.raises(CacheError, match=f"^{name}.*call that of the cache"):
+            getattr(space, name)()
+    with pytest.raises(CacheError, match="call that of the cache"):
+        space.expire(now=1e12)
+    assert cache.stats() == (0, 0)
 
 
 def test_tags_within_a_namespace(cache: Cache) -> None:

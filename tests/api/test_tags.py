@@ -152,19 +152,30 @@ def test_tags_are_listed_with_what_they_hold(cache: Cache) -> None:
 
 
 @few
+def test_a_size_is_the_same_wherever_it_is_told(cache: Cache) -> None:
+    for space in (cache, cache.namespace("space")):
+        values = {"large": random.Random(1).randbytes(50_000), "small": 1, "text": "x" * 100}
+        for key, value in values.items():
+            space.set(key, value, expire=1000, tags=["all", key])
+        sizes = {key: space.get_entry(key).size for key in values}
+        # Those of the namespace are entries of the cache around it, too.
+        assert {usage.name: usage.bytes for usage in space.tags()} == {"all": sum(sizes.values()), **sizes}
+        space.clear()
+
+
+@few
 def test_a_tag_is_listed_though_one_entry_goes_meanwhile(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     cache.set_many(dict.fromkeys(range(9), 1), tags=["red"])
-    sums = Reader.tag_sums
+    tagged_places = Reader.tagged_places
 
-    def removing(reader: Reader, now: float) -> Any:
-        found = sums(reader, now)
-        for _, _, _, place in found:
-            for entry in cache._select(Selection()):
-                if entry.place == place:
-                    cache.delete(entry.key)
-        return found
+    def removing(reader: Reader, except_for: str) -> Any:
+        places = tagged_places(reader, except_for)
+        for entry in list(cache._select(Selection())):
+            if entry.place in places[:1]:
+                cache.delete(entry.key)
+        return places
 
-    monkeypatch.setattr(Reader, "tag_sums", removing)
+    monkeypatch.setattr(Reader, "tagged_places", removing)
     assert [usage.name for usage in cache.tags()] == ["red"]
 
 
@@ -216,7 +227,7 @@ def test_an_index_that_was_damaged_is_found_and_mended(cache: Cache) -> None:
     tamper(cache, "INSERT INTO tagged VALUES (?, 12345)", b"\xa1a".hex())
     assert list(cache.keys(tags=["d"])) == [], "the record decides"
     assert list(cache.keys(tags=["a"])) == []
-    assert [usage.name for usage in cache.tags()] == ["b", "c"]
+    assert [usage.name for usage in cache.tags()] == ["a", "b", "c"]
     assert len(messages(cache, fix=True)) == 4
     assert messages(cache) == []
     assert list(cache.keys(tags=["a"])) == ["key"]

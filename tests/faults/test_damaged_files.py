@@ -342,6 +342,7 @@ COUNTS = (
     "HITS",
     "MISSES",
     "EVICTED",
+    "INTERNAL",
     "GROWTH",
     "RESERVATION",
     "DICTIONARY",

@@ -10,14 +10,17 @@ import os
 import pickle
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
 import pytest
 
-from diskcache_like import compat
+from diskcache_like import Cache, Disk, compat
 from diskcache_like.compat import args_to_key
+from diskcache_like.migration.beside import copy_once
+from diskcache_like.migration.copy import Migration, Options, is_finished
 
 from ..support import project
 
@@ -432,3 +435,148 @@ def test_args_to_key_tells_calls_with_none_apart(typed: bool) -> None:
     ]
     made = [args_to_key(("name",), args, kwargs, typed, set()) for args, kwargs in calls]
     assert all(made.count(key) == 1 for key in made)
+
+
+MAKE_OLD = """
+import sys, collections, diskcache
+with getattr(diskcache, sys.argv[2])(sys.argv[1]) as cache:
+    cache.set("key", [1], expire=1000, tag="t")
+    cache["large"] = "x" * 100_000
+    if sys.argv[3:]:
+        cache["object"] = slice(1, 2)
+"""
+
+
+def old_directory(directory: Path, kind: str = "Cache", *more: str) -> dict[Path, bytes]:
+    """Have DiskCache make a directory; return its files with their content."""
+    pytest.importorskip("diskcache")
+    subprocess.run([sys.executable, "-c", MAKE_OLD, str(directory), kind, *more], check=True)
+    return content(directory)
+
+
+def content(directory: Path) -> dict[Path, bytes]:
+    return {
+        path: path.read_bytes()
+        for path in directory.rglob("*")
+        if path.is_file() and "diskcache_like" not in path.parts
+    }
+
+
+def test_an_old_directory_raises_what_programs_expect(tmp_path: Path) -> None:
+    before = old_directory(tmp_path / "old")
+    passes(f"""
+        import sqlite3, diskcache, diskcache_like
+        for make in (diskcache.Cache, diskcache.FanoutCache, diskcache.Index):
+            try:
+                make({str(tmp_path / "old")!r})
+            except sqlite3.OperationalError as error:
+                assert isinstance(error, diskcache_like.DiskCacheDirectory)
+                for word in ("'migrate'", "'fresh'", "'raise'", "install(existing=", "untouched"):
+                    assert word in str(error), error
+            else:
+                raise AssertionError(make)
+    """)
+    assert content(tmp_path / "old") == before
+    assert not (tmp_path / "old" / "diskcache_like").exists()
+
+
+@pytest.mark.parametrize("kind", ["Cache", "FanoutCache"])
+def test_an_old_directory_is_migrated_once(kind: str, tmp_path: Path) -> None:
+    before = old_directory(tmp_path / "old", kind)
+    program = f"""
+        import diskcache_like.compat
+        diskcache_like.compat.install(existing="migrate")
+        diskcache_like.compat.install()
+        import diskcache, time
+        with diskcache.{kind}({str(tmp_path / "old")!r}) as cache:
+            assert cache.get("key", tag=True) == ([1], "t")
+            assert 900 < cache.get("key", expire_time=True)[1] - time.time() <= 1000
+            assert cache["large"] == "x" * 100_000
+            assert cache.incr("runs") == RUN
+            assert cache.directory == {str(tmp_path / "old" / "diskcache_like")!r}
+    """
+    for number in (1, 2):
+        done = run(program.replace("RUN", str(number)))
+        assert done.returncode == 0, done.stderr
+    assert content(tmp_path / "old") == before
+
+
+def test_processes_that_start_together_migrate_once(tmp_path: Path) -> None:
+    old_directory(tmp_path / "old", "FanoutCache")
+    program = f"""
+        import diskcache_like.compat
+        diskcache_like.compat.install(existing="migrate")
+        import diskcache
+        with diskcache.FanoutCache({str(tmp_path / "old")!r}, timeout=60) as cache:
+            assert cache["key"] == [1]
+            cache.incr("runs", retry=True)
+    """
+    with ThreadPoolExecutor(4) as pool:
+        for done in pool.map(run, [program] * 4):
+            assert done.returncode == 0, done.stderr
+    with Cache(tmp_path / "old" / "diskcache_like") as cache:
+        assert cache["runs"] == 4
+
+
+def test_an_interrupted_migration_goes_on(tmp_path: Path) -> None:
+    old_directory(tmp_path / "old")
+    new = tmp_path / "old" / "diskcache_like"
+    with pytest.raises(ZeroDivisionError), Migration(tmp_path / "old", new, Options("pickle"), within=True) as one:
+        one.run(lambda number: 1 // 0)
+    assert not is_finished(str(new))
+    copy_once(str(tmp_path / "old"), Disk)
+    assert is_finished(str(new))
+    with Cache(new) as cache:
+        assert cache["key"] == [1]
+
+
+def test_what_cannot_be_migrated_as_data_is_left_out_with_a_warning(tmp_path: Path) -> None:
+    old_directory(tmp_path / "old", "Cache", "with an object")
+    with pytest.warns(UserWarning, match="1 entries of .* were not copied; the first: 'object'"):
+        copy_once(str(tmp_path / "old"), Disk)
+    with Cache(tmp_path / "old" / "diskcache_like") as cache:
+        assert set(cache) == {"key", "large"}
+
+
+def test_an_old_directory_is_left_for_a_fresh_one(tmp_path: Path) -> None:
+    before = old_directory(tmp_path / "old")
+    for program in ("cache.set('mine', 1)", "assert [*cache] == ['mine']"):
+        done = run(f"""
+            import diskcache_like.compat
+            diskcache_like.compat.install(existing="fresh")
+            import diskcache
+            with diskcache.Cache({str(tmp_path / "old")!r}) as cache:
+                {program}
+        """)
+        assert done.returncode == 0, done.stderr
+    assert content(tmp_path / "old") == before
+
+
+def test_what_cannot_be_migrated_at_all_raises_what_programs_expect(tmp_path: Path) -> None:
+    old_directory(tmp_path / "old")
+    done = run(f"""
+        import diskcache_like.compat, sqlite3
+        diskcache_like.compat.install(existing="migrate")
+        import diskcache
+        class Own(diskcache.Disk):
+            def store(self, value, read, key=diskcache.UNKNOWN):
+                return super().store(value, read, key=key)
+        try:
+            diskcache.Cache({str(tmp_path / "old")!r}, disk=Own)
+        except sqlite3.OperationalError as error:
+            assert "is not migrated: only a program that has the disk class 'Own'" in str(error), error
+        else:
+            raise AssertionError
+    """)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_script_is_run_with_a_choice_of_what_to_do_with_old_directories(tmp_path: Path) -> None:
+    old_directory(tmp_path / "old")
+    script = tmp_path / "script.py"
+    script.write_text("import diskcache, sys\nassert diskcache.Cache(sys.argv[1])['key'] == [1]\n")
+    arguments = ("-m", "diskcache_like.compat", "--existing", "migrate", str(script), str(tmp_path / "old"))
+    done = run("", *arguments)
+    assert done.returncode == 0, done.stderr
+    done = run("", "-m", "diskcache_like.compat", "--existing", "burn", str(script))
+    assert "existing is 'burn', expected one of 'raise', 'migrate', 'fresh'" in done.stderr

@@ -229,6 +229,18 @@ def test_what_json_disk_wrote_comes_over(old: Path, new: Path, diskcache: Module
         assert ours.check() == []
 
 
+def test_commands_look_at_what_came_over_from_json_disk(
+    old: Path, new: Path, diskcache: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with diskcache.Cache(old, disk=diskcache.JSONDisk) as theirs:
+        theirs.set("key", [1], tag="t")
+    assert main.main(["migrate", str(old), str(new)]) == 0
+    for command in (["stats"], ["sizes", "--by", "tag"], ["check"], ["get", "key"]):  # as docs/migrating.md names them
+        name, *options = command
+        assert main.main([name, str(new), *options]) == 0, capsys.readouterr().err
+    assert capsys.readouterr().out.endswith("nothing found\n[1]\n")
+
+
 def test_bytes_of_a_plain_disk_are_not_taken_for_json(old: Path, new: Path, diskcache: ModuleType) -> None:
     with diskcache.Cache(old) as theirs:
         theirs[b"key"] = b"value"

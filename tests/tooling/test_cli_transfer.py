@@ -185,3 +185,10 @@ def test_copy_tells_of_children_that_it_leaves(tmp_path: Path, capsys: pytest.Ca
         source.cache("child")["key"] = 2
     assert main.main(["copy", str(tmp_path / "source"), str(tmp_path / "target")]) == 1
     assert "not copied: cache/child" in capsys.readouterr().err
+
+
+def test_copy_refuses_a_setting_that_is_none(shell: Shell, tmp_path: Path) -> None:
+    shell.run("copy", tmp_path / "target", "--set", "size_limt=1", code=2)
+    assert "size_limt" in shell.err
+    assert "size_limit" in shell.err
+    assert not (tmp_path / "target").exists()

@@ -72,6 +72,7 @@ _COUNTED = (
     Header.HITS,
     Header.MISSES,
     Header.EVICTED,
+    Header.INTERNAL,
 )
 
 _unclosed: deque[Callable[[], None]] = deque()
@@ -239,7 +240,7 @@ def _begun(ring: Ring, path: str, config: Config, opened: Opened) -> Ring | None
     mark = _stored_mark(opened)
     header[Header.BUFFER] = BEGINNING
     was_settled = header[Header.SETTLED] == header[Header.TICK]
-    tick = generations.next_tick()
+    tick = generations.internal_tick()
     generations.begin_all(tick)  # what others keep hot may be from a ring that is gone
     begun: Ring | None = ring
     if not (ring.is_new() or ring.holds(mark)):
@@ -382,7 +383,7 @@ def _renew(generations: GenerationFile, epoch: int, displaced: int, has_siblings
     Every slot gets a new even number: what a crash left odd or unwritten is settled, and no earlier stamp counts.
     """
     header = generations.header
-    tick = max(generations.next_tick(), time.time_ns() // 1000)  # microseconds: no count of writes overtakes them
+    tick = max(generations.internal_tick(), time.time_ns() // 1000)  # microseconds: no count of writes overtakes them
     header[Header.TICK] = tick
     header[Header.COUNT] = UNCOUNTED
     header[Header.NEXT_EXPIRE] = header[Header.SWEEP] = 0  # the next write looks for the real ones

@@ -149,7 +149,7 @@ def make_next(directory: str, config: Config, generations: GenerationFile, probl
         if isinstance(error, FAILURES):
             raise mapped(error, path) from error
         raise
-    tick = generations.next_tick()
+    tick = generations.internal_tick()
     generations.begin_all(tick)
     header[Header.EPOCH] = following  # from here on every operation of every process follows to this database
     header[Header.NEXT_EXPIRE] = header[Header.SWEEP] = NEVER

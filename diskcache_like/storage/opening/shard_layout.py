@@ -64,8 +64,8 @@ class ShardLayout:
 
     def known_identity(self) -> dict[str, Any]:
         """Return what the first shard that can be read says it is; nothing where none can."""
-        for number in self._numbers():
-            identity = _peek(self.path(number))
+        for path in (self.directory, *map(self.path, self._numbers())):
+            identity = _peek(path)
             if identity is not None:
                 return identity
         return {}

@@ -69,7 +69,7 @@ class Invalidation:
         """Hold the slots of many places odd while the body commits; otherwise like `around`."""
         session, connection = self._session, self._connection
         generations = session.generations
-        tick = generations.next_tick()
+        tick = generations.internal_tick()
         self.note_written(WRITE_COST * (1 + len(places)))
         slots = {(place & HOME) % session.slot_prime for place in places}
         everything = len(slots) > ALL_SLOTS

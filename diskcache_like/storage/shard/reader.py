@@ -241,9 +241,9 @@ class Reader:
                 return sorted(names, key=counts.__getitem__)
             most *= 2
 
-    def tag_sums(self, now: float) -> list[tuple[str, int, float, int]]:
-        """Return (name in the index, live entries, their bytes, place of one of them) for each tag."""
-        return self.select(sql.SUM_TAGS, (now,))
+    def tagged_places(self, except_for: str) -> list[int]:
+        """Return the places that the index has for any tag, in order, but for names of tags that match a GLOB."""
+        return [place for (place,) in self._select_placed(sql.TAGGED_PLACES, (except_for,))]
 
     def rows_at(self, places: Sequence[int]) -> Iterator[tuple[int, Any, Any, Any]]:
         """Yield (place, stored key, original key, record) of the rows at some places, in their order."""

@@ -210,7 +210,7 @@ class Transactions:
         session.generations.recover()
         if txn is not None:
             txn.ended = True
-            session.generations.settle(txn.slots, session.generations.next_tick())
+            session.generations.settle(txn.slots, session.generations.internal_tick())
             if not txn.decided:
                 self.upkeep.unlink_unused(txn.files)
 
@@ -415,7 +415,7 @@ class Transactions:
         finally:
             # A handler may have raised as ROLLBACK began: then `release` does what is left.
             if not txn.ended and not session.inherited() and not connection.in_transaction():
-                session.generations.settle(txn.slots, session.generations.next_tick())
+                session.generations.settle(txn.slots, session.generations.internal_tick())
                 connection.txn = None
 
 

@@ -31,6 +31,7 @@ from ...system.signal_safe import signal_safe
 from ...system.signals import reraise_signal, suppress
 from . import statements as sql
 
+SQLITE_VERSION = sqlite3.sqlite_version
 CACHED_STATEMENTS = 64  # more than there are statements in this package, so that each is prepared once
 JOURNAL_SIZE_LIMIT = 16 << 20  # bytes the -wal file keeps after a reset
 # Bytes. A small write costs 10 % less than with 4,096 (checksum, copy and write of one page), a value of 10 KB as much,

@@ -99,9 +99,8 @@ PAGE_TAGGED = _walk(f"""SELECT place FROM tagged WHERE tag = ?1 AND place > ?3 A
     AND {_HAS_OTHERS} ORDER BY place LIMIT ?4""")  # noqa: S608 - made of constants
 COUNT_TAGGED = _walk("SELECT count(1) FROM (SELECT 1 FROM tagged WHERE tag = ? LIMIT ?)")
 _LIVE = "(expire IS NULL OR coalesce(fresh, expire) > ?1)"
-# Each tag with the number of its live entries, their bytes, and the place of one of them.
-SUM_TAGS = _walk(f"""SELECT tag, count(1), total(length(v) + CAST(size AS INTEGER)), min(place)
-    FROM tagged CROSS JOIN entry ON h = place WHERE {_LIVE} GROUP BY tag""")  # noqa: S608 - made of constants
+TAGGED_PLACES = _walk("""SELECT DISTINCT place FROM tagged
+    WHERE NOT tag GLOB ? AND typeof(place) = 'integer' ORDER BY place""")
 SELECT_RECORDS = f"SELECT h, k, spelling, v FROM entry WHERE h IN ({', '.join('?' * MANY)})"  # noqa: S608 - made of constants
 # What the index lacks, and what it has and no entry does.
 _NAMES = each_name("tags")
