@@ -381,7 +381,7 @@ def key_maker(
         signature = inspect.signature(function)
     except (TypeError, ValueError):
         return lambda name: _bounded(_any_signature(name, typed, frozenset(ignore)), fix)
-    _refuse_unknown(ignore, signature, full_name(function))
+    _refuse_unknown(ignore, signature, getattr(function, "__qualname__", "the function"))
     ignored = frozenset(ignore)
     mark = "__"  # begins every name that is not a parameter's; no parameter's name begins with it
     while any(parameter.startswith(mark) for parameter in signature.parameters):
