@@ -147,7 +147,7 @@ _ADVICE = {
     **dict.fromkeys(
         (errno.EACCES, errno.EPERM, errno.EROFS), "a file of the cache must be one that this user can read and write"
     ),
-    errno.ENOENT: "the directory was removed while it was in use",
+    errno.ENOENT: "the directory was removed while it was in use; open the cache again",
 }
 
 

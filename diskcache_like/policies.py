@@ -1,8 +1,9 @@
 """Eviction policies: which entry is evicted first.
 
 Every entry has a `rank`, and the entry with the lowest rank goes first. The policy decides what the rank is: twice the
-tick at the last store; the same at the last use, plus one, so that a use lies between two writes; or the
-number of uses. An entry with the tag PINNED is not evicted, and has the highest rank there is.
+tick at the last store; the same at the last use, plus one, so that a use lies between two writes; or the number of
+uses and, where that is equal, the tick at the last store. An entry with the tag PINNED is not evicted, and has the
+highest rank there is.
 """
 
 from __future__ import annotations

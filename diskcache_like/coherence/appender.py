@@ -19,6 +19,7 @@ _WORDS = {
     "cross_shard": Header.CROSS_SHARD,
     "written": Header.WRITTEN,
     "volume_due": Header.VOLUME_DUE,
+    "limit": Header.LIMIT,
     "claim": Header.FAIRNESS_CLAIM,
     "waiters": Header.WAITERS,
     "wake": Header.WAKE,
@@ -50,7 +51,7 @@ class Appender:
         """Note where everything is.
 
         `generations`: words of the header, and the slots. `limits`, in bytes: `longest` record, `bound` of what waits,
-        `due_limit` of what is written until upkeep.
+        `due_limit` of what is written until upkeep; and `known_limit`, which `Header.LIMIT` has to be.
         """
         header, slots = generations
         ring_words, table, content = ring.views()

@@ -126,6 +126,10 @@ class Header:
     # and repairs, a count that only grows. Write lock.
     INTERNAL: Final = 49
 
+    # The size limit by which VOLUME_DUE was set, 0 where nothing is evicted. Write lock. A handle with another limit
+    # looks at the volume at once: the mark may be further ahead than its own limit allows.
+    LIMIT: Final = 50
+
     # `create` stores this last: without it the file is incomplete. Write lock.
     READY: Final = HEADER_WORDS - 1
 

@@ -18,7 +18,7 @@ MODULE = "diskcache_like.coherence._native"
 # What a call on the write buffer is given, and what it finds; cffi and the C compiler read the same text.
 STRUCTURES = """
 typedef struct {
-    uint64_t *tick, *settled, *epoch, *buffer, *cross_shard, *written, *volume_due, *claim, *waiters, *wake;
+    uint64_t *tick, *settled, *epoch, *buffer, *cross_shard, *written, *volume_due, *limit, *claim, *waiters, *wake;
     uint64_t *slots;
     uint64_t slot_prime;
     uint64_t *reserved, *last, *head, *done, *flushed, *flushed_last, *floor;
@@ -26,7 +26,7 @@ typedef struct {
     uint64_t table_prime;
     char *content;
     uint64_t capacity;
-    uint64_t known_epoch, known_buffer, tick_limit, due_limit, bound, longest;
+    uint64_t known_epoch, known_buffer, known_limit, tick_limit, due_limit, bound, longest;
     unsigned int longest_walk;
     int lock;
 } dl_shard;
@@ -66,7 +66,7 @@ SOURCE = r"""
 #endif
 
 /* Increased whenever a function changes its meaning: native.py refuses a helper left over from another version. */
-#define DL_ABI 4
+#define DL_ABI 5
 
 #if UINTPTR_MAX < 0xFFFFFFFFFFFFFFFFu
 #error "the helper promises single-copy atomic 64-bit words, which this platform does not have"
@@ -231,7 +231,8 @@ static uint64_t dl_append_locked(const dl_shard *shard, uint64_t expected, const
     uint64_t *slot = shard->slots + header.h % shard->slot_prime, *entry = shard->table + header.h % shard->table_prime;
     const char *key = body;
     if (dl_get(shard->settled) != tick || tick >= shard->tick_limit || dl_get(shard->cross_shard)
-        || dl_get(shard->epoch) != shard->known_epoch || dl_get(shard->buffer) != shard->known_buffer)
+        || dl_get(shard->epoch) != shard->known_epoch || dl_get(shard->buffer) != shard->known_buffer
+        || dl_get(shard->limit) != shard->known_limit)
         return 0;
     if (expected && dl_get(slot) != expected)
         return 0;

@@ -177,13 +177,13 @@ class Loader:
     ) -> None:
         """Keep hot what was just written: the value itself if it is immutable, else its payload."""
         mode, payload, file, _ = encoded
-        if stamp & 1 or file is not None or not self._hot.limit or self._hot_encoded:
-            return
-        decode = None
         disk = location[2].disk
+        if stamp & 1 or file is not None or not self._hot.limit or self._hot_encoded or not disk.own_values:
+            return  # what a subclass's `fetch` makes of a value is known only once it was asked
+        decode = None
         compressed = self._compresses and disk.value_codec.is_compressed(payload)
         if compressed or (type(value) not in PLAIN_TYPES and not values.is_immutable(value)):
-            if mode != MODE_RAW or not disk.own_values:
+            if mode != MODE_RAW:
                 return
             value, decode = payload, disk.decode_value
         self._hot.keep(key, location, stamp, expiry, (value, decode), len(payload))

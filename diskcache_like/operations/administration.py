@@ -102,7 +102,10 @@ class Administration(Tagging, SettingsInForce):
         return hits, misses
 
     def volume(self) -> int:
-        """Return the bytes in use on disk: database pages that hold something, and value files.
+        """Return the bytes of what is stored: database pages that hold something, and value files.
+
+        What is removed counts no longer at once, although its file stays for a second or two for those who read it. The
+        size limit counts such files, and they are the first to go.
 
         First flushes the write buffer. Raises Timeout if it cannot within `timeout` seconds or a minute, whichever is
         longer.

@@ -175,9 +175,9 @@ class Store:
         self.flush(max(self.session.config.timeout, READ_TIMEOUT))
 
     def volume(self) -> int:
-        """Return the bytes in use on disk, what waits in the write buffer among them, since it is flushed before."""
+        """Return the bytes of what is stored, what waits in the write buffer among them, since it is flushed before."""
         self._flush_for_reading()
-        return self.reader.volume()
+        return self.reader.volume(trash=False)
 
     def version(self, h: int, stored: bytes) -> int:
         """Return the version of the key's row, 0 for no row, -1 for damage; the write lock is held."""

@@ -34,7 +34,7 @@ from .shard.row import Row
 from .shard.session import ShardSession
 from .sqlite import statements as sql
 from .sqlite.connection import FAILURES
-from .upkeep.checkpoints import CHECKPOINT_BYTES
+from .upkeep.checkpoints import CHECKPOINT_BYTES, is_due
 from .upkeep.maintenance import Maintenance
 
 BATCH: int = 1 << 14  # keys that one transaction flushes at most
@@ -43,7 +43,7 @@ FULL_PART: int = 4  # of the ring: the most that may wait, and that one record m
 LIMIT_PART: int = 200  # of the size limit, that may wait: as much as is written between two looks at the volume
 
 _BUFFER, _DISPLACED, _NEXT_EXPIRE = Header.BUFFER, Header.DISPLACED, Header.NEXT_EXPIRE
-_WRITTEN, _VOLUME_DUE = Header.WRITTEN, Header.VOLUME_DUE
+_WRITTEN = Header.WRITTEN
 _FILES, _SWEEP = Header.FILES, Header.SWEEP
 
 # Writes all columns of a row: its place, stored key, columns, and the numbers of its last write and of its first.
@@ -176,6 +176,7 @@ class WriteBuffer:
         header, slots = atomics.raw(session.generations.header), atomics.raw(session.generations.slots)
         if helper is not None and len(slots):  # none where another thread has closed them just now
             limits = {"longest": self._longest(ring), "bound": self._bound(ring), "due_limit": CHECKPOINT_BYTES}
+            limits["known_limit"] = session.limit_word()
             session.appender = Appender(helper, session.lock, (header, slots), ring, limits)
 
     def _bound(self, ring: Ring) -> int:
@@ -212,6 +213,7 @@ class WriteBuffer:
                 self._mend(ring)
             if ring.waiting():
                 may_block()
+                self._session.refuse_removed()
                 try:
                     while ring.waiting():
                         self._flush_batch(ring)
@@ -272,9 +274,9 @@ class WriteBuffer:
 
     def _look(self) -> None:
         """Do what is due by now, once everything is flushed."""
-        header = self._session.header
-        written = header[_WRITTEN]
-        if not written <= header[_VOLUME_DUE] <= written + CHECKPOINT_BYTES:
+        session = self._session
+        written = session.header[_WRITTEN]
+        if is_due(session, written):
             may_block()
             self.flush()
             self._maintenance.run(0)

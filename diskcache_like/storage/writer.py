@@ -23,12 +23,12 @@ from .shard.reader import Reader, own_or_other
 from .shard.row import Decide, Remove, Row, Touch
 from .sqlite import statements as sql
 from .sqlite.connection import PAGE_SIZE, corrupt
-from .upkeep.checkpoints import CHECKPOINT_BYTES  # the mark is never further ahead, unless a count was damaged
+from .upkeep.checkpoints import is_due
 from .upkeep.maintenance import Maintenance
 from .write_buffer import WriteBuffer
 
 _TICK, _NEXT_EXPIRE, _FILES = Header.TICK, Header.NEXT_EXPIRE, Header.FILES  # for the hot paths
-_DISPLACED, _WRITTEN, _VOLUME_DUE = Header.DISPLACED, Header.WRITTEN, Header.VOLUME_DUE
+_DISPLACED, _WRITTEN = Header.DISPLACED, Header.WRITTEN
 
 # A BLOB is bound as a bytearray: for bytes the sqlite3 module looks for an adapter each time, which costs several times
 # the copy (half a microsecond in Python 3.11).
@@ -225,7 +225,7 @@ class Writer:
         plain = type(row) is bytes
         size = len(row) if plain else self._announce(row)  # type: ignore[arg-type]
         header[_WRITTEN] = written = header[_WRITTEN] + WRITE_COST + size & MAX_WORD
-        if not written <= header[_VOLUME_DUE] <= written + CHECKPOINT_BYTES:
+        if is_due(session, written):
             self._maintenance.run(size)
         if plain and not session.policy.marks_frequency and not header[_DISPLACED]:
             return self._around(h, autocommit, self._store_record, (stored, row, known))
@@ -311,9 +311,8 @@ class Writer:
     def _first_rank(self, place: int) -> tuple[int | None, int]:
         """Return the columns `rank` and `base` of a row that is stored now."""
         session = self._session
-        if session.policy.marks_frequency:
-            return 0, session.uses[(place & HOME) % session.slot_prime] & NEVER
-        return None, 0
+        by_uses = session.policy.marks_frequency
+        return None, session.uses[(place & HOME) % session.slot_prime] & NEVER if by_uses else 0
 
     def _replace_value(self, place: int, stored: bytes, row: Row, tick: int) -> bool:
         """Replace record and expiry of a row whose other columns stay as they are; return False if they do not."""

@@ -280,12 +280,13 @@ class Reader:
                 raise
             return False  # the handle cannot follow to the next database, or cache, which has no row for it
 
-    def volume(self) -> int:
-        """Return the bytes in use: database pages that hold something, value files, and files in the trash.
+    def volume(self, trash: bool = True) -> int:
+        """Return the bytes in use: database pages that hold something, value files, and files in the `trash`.
 
         What waits in the write buffer is not among them, and no lock is taken.
         """
-        return sum(usage(self.select))
+        used, trashed = usage(self.select)
+        return used + trashed if trash else used
 
 
 def _first(row: Sequence[Any] | None = None) -> bytes | None:

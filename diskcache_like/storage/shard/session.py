@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -13,12 +14,20 @@ from ...coherence import native
 from ...coherence.appender import Appender
 from ...coherence.atomics import Words
 from ...coherence.byte_locks import ByteLocks
-from ...coherence.generations import GenerationFile, Header, prime_below
+from ...coherence.generations import MAX_WORD, GenerationFile, Header, prime_below
 from ...coherence.ring import Ring, Written
 from ...coherence.write_lock import WriteLock
 from ...crypto.keyring import Sealer
 from ...disk.contract import Disk
-from ...errors import CacheError, CorruptDatabase, DecodeError, KeyringError, TransactionError
+from ...errors import (
+    CacheError,
+    CorruptDatabase,
+    DecodeError,
+    DirectoryError,
+    KeyringError,
+    TransactionError,
+    file_error,
+)
 from ...policies import policy_named
 from ...system.blocking import may_block
 from ...system.forks import process_token
@@ -77,6 +86,7 @@ class ShardSession:
         self.appends = False  # whether this handle's small writes go there
         self._byte_locks: ByteLocks | None = None
         self.epoch = 0
+        self.looked = 0  # at how many bytes written it was last seen that the directory is there
         self.path = ""
         forking.watch(self)
         self.open()
@@ -375,6 +385,30 @@ class ShardSession:
     def limit(self) -> int:
         """Return the bytes that this shard may use: its even part of `size_limit`."""
         return int(self.settings["size_limit"]) // int(self.identity.get("shards", 1))
+
+    def refuse_removed(self) -> None:
+        """Raise DirectoryError if the directory was removed, or replaced by another one, while it is open.
+
+        What is written goes into files then that no new handle sees.
+        """
+        held = os.fstat(self.lock.fileno())
+        try:
+            found = os.stat(os.path.join(self.directory, LOCK))
+        except OSError as error:
+            raise file_error(error, self.directory) from error
+        if (found.st_dev, found.st_ino) != (held.st_dev, held.st_ino):
+            raise DirectoryError(
+                errno.ESTALE, "the directory was replaced while it was in use; open the cache again", self.directory
+            )
+
+    @property
+    def evicts(self) -> bool:
+        """Tell whether this handle removes live entries for room at all."""
+        return self.policy.evicts and self.settings["cull_limit"] > 0
+
+    def limit_word(self) -> int:
+        """Return what this handle's marks in `Header.VOLUME_DUE` go by: see `Header.LIMIT`."""
+        return min(int(self.settings["size_limit"]), MAX_WORD) if self.evicts else 0
 
     def buffered(self, h: int, stored: bytes) -> Written | None:
         """Return the newest write of a key if the write buffer has it; for a damaged one, a record that is damaged.

@@ -91,7 +91,12 @@ REQUIRED = (ENTRY, TOTALS, TRASH, SETTING, EXPIRE_INDEX, QUEUE_INDEX, FILE_INDEX
 TRIGGERS = (ON_INSERT, ON_DELETE, ON_UPDATE, ON_TAGGED_INSERT, ON_TAGGED_DELETE, ON_TAGGED_UPDATE)
 ON_EACH_DELETE = {"entry_delete": ON_DELETE, "entry_untagged": ON_TAGGED_DELETE}  # by their names
 OPTIONAL = (SEQ_INDEX, RANK_INDEX)  # made when they are first needed
-EXPECTED = frozenset((*REQUIRED, *TRIGGERS, *OPTIONAL))
+# What ANALYZE leaves, which SQLite's tools run. It only helps SQLite to choose between plans, whatever lies there.
+STATISTICS = (
+    "CREATE TABLE sqlite_stat1(tbl,idx,stat)",
+    "CREATE TABLE sqlite_stat4(tbl,idx,neq,nlt,ndlt,sample)",
+)
+EXPECTED = frozenset((*REQUIRED, *TRIGGERS, *OPTIONAL, *STATISTICS))
 SchemaRow = tuple[str, str, str | bytes | None]  # a row of SELECT_SCHEMA; text that is not UTF-8 is read as bytes
 
 CREATE_SEQ_INDEX = SEQ_INDEX.replace("INDEX", "INDEX IF NOT EXISTS", 1)

@@ -132,7 +132,6 @@ SELECT_EVICTABLE = _walk(f"SELECT h FROM entry WHERE NOT {_PINNED} ORDER BY coal
 RANK_UNPINNED = f"UPDATE entry SET rank = ?, base = ? WHERE h = ? AND rank = {NEVER}"  # noqa: S608 - made of constants
 UPDATE_RANK = "UPDATE entry SET rank = ?, base = ? WHERE h = ?"
 RESET_RANKS = "UPDATE entry SET rank = NULL, base = 0"
-RESET_RANKS_TO_ZERO = "UPDATE entry SET rank = 0, base = 0"
 
 # Sizes that are no integers become -1, which `check` reports.
 SELECT_UNSIZED = _walk("""SELECT 1 FROM entry WHERE typeof(size) <> 'integer'

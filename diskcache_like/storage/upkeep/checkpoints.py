@@ -19,6 +19,7 @@ from ..sqlite import statements as sql
 from ..sqlite.connection import FAILURES, FRAME, FULL, NORMAL, PAGE_SIZE, synchronous
 
 CHECKPOINT_BYTES = 16 << 20  # of WAL between checkpoints; 20 % faster sets than with 1,000 pages
+LOOK_BITS = 16  # after so many bytes, 64 KiB, a write looks whether the directory is still there
 LEAST_BYTES = 128 << 10  # the same on a disk that is nearly full
 MOST_GROWTH = 16 * 16
 WAL_LIMIT = (64 << 20) // PAGE_SIZE  # frames beyond which a checkpoint also truncates
@@ -27,6 +28,19 @@ RESERVE = 256 << 10  # bytes of the disk that are kept for removals: those of LE
 LATE_RESERVE = 96 << 10  # of these, for cutting free pages off
 LAST_RESERVE = 48 << 10  # of these, for removing everything; 16 to 32 KiB suffice
 RESERVE_PART = 8  # the shards take no more than this part of what is left
+
+
+def is_due(session: ShardSession, written: int) -> bool:
+    """Tell whether a write looks for upkeep that is due, once so many bytes are written.
+
+    The mark is never further ahead, unless a count was damaged, and counts only for the limit that it was set by.
+    """
+    if written >> LOOK_BITS != session.looked:
+        session.looked = written >> LOOK_BITS
+        session.refuse_removed()
+    header = session.header
+    due = header[Header.VOLUME_DUE]
+    return not written <= due <= written + CHECKPOINT_BYTES or header[Header.LIMIT] != session.limit_word()
 
 
 class Checkpointer:

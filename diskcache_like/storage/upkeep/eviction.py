@@ -18,6 +18,8 @@ from .checkpoints import CHECKPOINT_BYTES
 from .quota import Quota
 from .removal import BATCH, Remover
 
+USE = 43  # bits below a use in a rank: of entries that were used equally often, the one stored first goes first
+
 
 class Evictor:
     """Keep one shard within its part of the size limit."""
@@ -35,8 +37,7 @@ class Evictor:
     @property
     def evicts(self) -> bool:
         """Tell whether live entries are removed for room at all."""
-        session = self._session
-        return session.policy.evicts and session.settings["cull_limit"] > 0
+        return self._session.evicts
 
     def look_at_volume(self, incoming: int) -> None:
         """Make room for `incoming` bytes if that is due, and set the mark at which this is looked at again.
@@ -56,6 +57,7 @@ class Evictor:
         header = self._session.header
         written = header[Header.WRITTEN]
         header[Header.VOLUME_DUE] = min(max(due, written), written + CHECKPOINT_BYTES, MAX_WORD)
+        header[Header.LIMIT] = self._session.limit_word()
 
     def _room_for(self, incoming: int) -> int:
         """Make room for `incoming` bytes if there is none; return the bytes that may be written before the next look.
@@ -211,7 +213,7 @@ class Evictor:
             elif policy.marks_recency and mark > rank:
                 ranked.append((mark, 0, h))
             elif policy.marks_frequency and mark > base:
-                ranked.append((min(rank + mark - base, NEVER), mark, h))
+                ranked.append((min(rank + (mark - base << USE), NEVER), mark, h))
             else:
                 evictable.append(h)
         return ranked, evictable
@@ -225,6 +227,8 @@ class Evictor:
                 self._connection.verify_open(error)
 
     def rank_anew(self) -> None:
-        """Give every row the rank that it begins with under the present policy."""
-        by_uses = self._session.policy.marks_frequency
-        self._connection.walk(sql.RESET_RANKS_TO_ZERO if by_uses else sql.RESET_RANKS)
+        """Give every row the rank that it begins with, and forget its uses: another policy counts them otherwise."""
+        uses = self._session.uses
+        for slot in range(len(uses)):
+            uses[slot] = 0
+        self._connection.walk(sql.RESET_RANKS)

@@ -11,7 +11,7 @@ from ...errors import CorruptDatabase, DiskFull
 from ...system.blocking import may_block
 from ..shard.ownership import Transaction
 from ..sqlite import statements as sql
-from .checkpoints import CHECKPOINT_BYTES, LATE_RESERVE, RESERVE
+from .checkpoints import LATE_RESERVE, RESERVE, is_due
 from .data_keys import DataKeys
 from .eviction import Evictor
 
@@ -19,7 +19,7 @@ EXPIRY_PAUSE = 0.1  # seconds until the next look for expired entries, unless ma
 LITTLE = (
     RESERVE // 8
 )  # bytes that may wait and still get part of the disk reserve: the database grows by twice that at most
-_WRITTEN, _VOLUME_DUE = Header.WRITTEN, Header.VOLUME_DUE  # for the hot path
+_WRITTEN = Header.WRITTEN  # for the hot path
 
 
 class Flushable(Protocol):
@@ -57,7 +57,7 @@ class Maintenance:
         header = self._session.header
         written = header[_WRITTEN] + size
         header[_WRITTEN] = written & MAX_WORD
-        if not written <= header[_VOLUME_DUE] <= written + CHECKPOINT_BYTES:
+        if is_due(self._session, written):
             self.run(incoming)
 
     def run(self, incoming: int, makes_room: bool = True) -> None:
