@@ -17,7 +17,7 @@ DEV := $(VENV)/.installed-to-develop
 HELPERS := diskcache_like/coherence/_native*.so
 PEERS := $(VENV)/.installed-to-compare
 # A change in any of these means the editable install, and the compiled helper in it, is stale.
-SOURCES := $(wildcard pyproject.toml setup.py setup.cfg diskcache_like/coherence/*build*.py diskcache_like/coherence/*.[ch])
+SOURCES := $(wildcard pyproject.toml setup.py setup.cfg tools/build_backend.py diskcache_like/coherence/*build*.py diskcache_like/coherence/*.[ch])
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint types imports unit prove prove-short django third-party matrix fuzz fuzz-coverage docs dist wheels format bench bench-codecs bench-dictionaries bench-frames bench-quick bench-peers compare objectives install clean venv-module bench-async bench-django bench-overview bench-machines
@@ -72,7 +72,7 @@ fuzz-coverage: $(DEV)  ## have atheris choose by coverage what the decoders are 
 docs: $(DEV)  ## build the documentation into docs/_build/html, warnings being errors
 	$(BIN)/sphinx-build -W --keep-going -q -b html docs docs/_build/html
 
-dist: $(DEV)  ## build the source archive and this platform's wheels into dist/, having tried each in an empty environment
+dist: $(DEV)  ## build the source archive and this platform's wheel into dist/, having tried each in an empty environment
 	$(BIN)/python -m tools.dist
 
 wheels: dist  ## build the wheels of every Linux, or every Mac, from that archive (needs Docker, or a Mac; ARGS="--archs aarch64")
@@ -145,7 +145,7 @@ venv-module:
 $(RUN): $(SOURCES) | $(BIN)/python
 	@echo "installing diskcache_like into $(VENV)"
 	@rm -f $(HELPERS)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[native,progress]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[progress]'
 	@touch $@
 
 # Installs a superset of what the demo needs, so it settles that stamp as well.

@@ -1,4 +1,4 @@
-"""Build the source archive and the wheels of this platform, and try each in an environment that holds nothing else.
+"""Build the source archive and the wheel of this platform, and try each in an environment that holds nothing else.
 
 `dist/` gets them only if all of them work. `make wheels` builds those of the other platforms.
 """
@@ -25,14 +25,14 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = "diskcache_like"
 SMOKE = ROOT / "tools" / "smoke.py"
 OUTPUT = ROOT / "dist"
+DISKCACHE = "diskcache==5.6.3"
 TIMEOUT = 600  # seconds for one step, most of which download something
 # Only a working copy has the one, only an archive the others.
 OF_GIT = {".gitignore"}
 GENERATED = {"PKG-INFO"}
 NO_COMPILER = {"CC": "/bin/false"}
-NO_HELPER = {"DISKCACHE_LIKE_NATIVE": "0"}
-# What would let an environment see the sources, or build something else.
-CLEARED = {"PYTHONPATH", "PYTHONHOME", "PYTHONSAFEPATH", "CC", "CFLAGS", *NO_HELPER}
+# What would let an environment see the sources, build something else, or do without the helper.
+CLEARED = {"PYTHONPATH", "PYTHONHOME", "PYTHONSAFEPATH", "CC", "CFLAGS", "LDSHARED", "DISKCACHE_LIKE_NATIVE"}
 
 
 class DistError(Exception):
@@ -40,24 +40,16 @@ class DistError(Exception):
 
 
 class Built(NamedTuple):
-    """What was built: the source archive, the wheel with the C helper, and the one without."""
+    """What was built: the source archive and the wheel."""
 
     source: Path
-    native: Path
-    pure: Path
+    wheel: Path
 
 
 def build(folder: Path) -> Built:
-    """Build into a folder, both wheels from the archive, so that it is known to hold all they need."""
+    """Build into a folder, the wheel from the archive, so that it is known to hold all that a wheel needs."""
     run("-m", "build", "--outdir", folder, ROOT)
-    source, native = only(folder, "*.tar.gz"), only(folder, "*.whl")
-    if native.stem.endswith("-any"):
-        raise DistError("the C helper was not compiled; install a C compiler and Python's headers (gcc, python3-dev)")
-    with tarfile.open(source) as archive:
-        archive.extractall(folder / "unpacked", filter="data")
-    unpacked = only(folder / "unpacked", "*")
-    run("-m", "build", "--wheel", "--outdir", folder / "pure", unpacked, variables=NO_HELPER)
-    return Built(source, for_every_linux(native, folder / "native"), only(folder / "pure", "*-none-any.whl"))
+    return Built(only(folder, "*.tar.gz"), for_every_linux(only(folder, "*.whl"), folder / "repaired"))
 
 
 def for_every_linux(wheel: Path, folder: Path) -> Path:
@@ -76,11 +68,10 @@ def check(built: Built) -> None:
     if (working := tracked()) is not None:
         refuse_difference(built.source.name, working - OF_GIT, archived - GENERATED)
     modules = {name for name in archived if name.startswith(f"{PACKAGE}/")}
-    for wheel in (built.native, built.pure):
-        refuse_difference(wheel.name, modules, {name for name in wheel_names(wheel) if not is_helper(name)})
-    for wheel, wanted in ((built.native, 1), (built.pure, 0)):
-        if (helpers := sum(map(is_helper, wheel_names(wheel)))) != wanted:
-            raise DistError(f"{wheel.name} holds {helpers} compiled helpers; expected {wanted}")
+    names = wheel_names(built.wheel)
+    refuse_difference(built.wheel.name, modules, {name for name in names if not is_helper(name)})
+    if (helpers := sum(map(is_helper, names))) != 1:
+        raise DistError(f"{built.wheel.name} holds {helpers} compiled helpers; expected 1")
     run("-m", "twine", "--no-color", "check", "--strict", *built)
 
 
@@ -124,39 +115,26 @@ def refuse_difference(where: str, wanted: Iterable[str], packed: Iterable[str]) 
 def try_all(built: Built, pythons: Iterable[Interpreter], folder: Path) -> None:
     """Install and try each package; the wheel of the stable ABI with every Python, which its name promises."""
     with ThreadPoolExecutor(os.cpu_count()) as workers:
-        trials = [workers.submit(try_native, built.native, one, folder / f"native-{one}") for one in pythons]
+        trials = [workers.submit(try_wheel, built.wheel, one, folder / f"wheel-{one}") for one in pythons]
         trials.append(workers.submit(try_source, built.source, folder / "source"))
-        trials.append(workers.submit(try_pure, built.pure, folder / "pure"))
         for trial in trials:
             trial.result()
+    # By itself, since it measures.
+    run("-P", SMOKE, "--beside-diskcache", python=str(folder / "source" / "bin" / "python"), directory=folder)
 
 
-def try_native(wheel: Path, python: Interpreter, folder: Path) -> None:
-    """Try the wheel with the helper, first without cffi, which is not a requirement, then with it."""
+def try_wheel(wheel: Path, python: Interpreter, folder: Path) -> None:
+    """Try the wheel with a Python."""
     one = Environment(python.path, folder)
     one.install(wheel)
-    one.smoke(helper=False)
-    one.install(f"{wheel}[native]")
-    one.smoke(helper=True)
-
-
-def try_pure(wheel: Path, folder: Path) -> None:
-    """Try the wheel for any platform."""
-    one = Environment(sys.executable, folder)
-    one.install(f"{wheel}[native]")
-    one.smoke(helper=False)
+    one.run(SMOKE)
 
 
 def try_source(archive: Path, folder: Path) -> None:
     """Try the source archive where there is no C compiler."""
     one = Environment(sys.executable, folder)
-    one.install("--no-cache-dir", f"{archive}[native]", variables=NO_COMPILER)  # or pip keeps the wheel that it builds
-    one.smoke(helper=False)
-    if "Tag: py3-none-any" not in one.run("-c", TAGS):
-        raise DistError(f"{archive.name}, installed without a C compiler, did not become a wheel for any platform")
-
-
-TAGS = f"import importlib.metadata as all; print(all.distribution('{PACKAGE}').read_text('WHEEL'))"
+    one.install(archive, DISKCACHE, variables=NO_COMPILER)
+    one.run(SMOKE)
 
 
 class Environment:
@@ -174,10 +152,6 @@ class Environment:
         """Install packages and what they need."""
         options = ("--quiet", "--disable-pip-version-check")
         run("-m", "pip", "install", *options, *what, python=self._python, variables=variables)
-
-    def smoke(self, *, helper: bool) -> None:
-        """Try the package."""
-        self.run(SMOKE, "--helper", "yes" if helper else "no")
 
 
 def run(

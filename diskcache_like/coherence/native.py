@@ -1,4 +1,4 @@
-"""Load the optional C helper; `DISKCACHE_LIKE_NATIVE=0` turns it off."""
+"""Load the C helper; `DISKCACHE_LIKE_NATIVE=0` turns it off, and a sub-interpreter with its own lock has none."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class NativeModule:
 
 
 def load() -> NativeModule | None:
-    """Return the helper, or None if it was not built, cannot be loaded here, or is turned off."""
+    """Return the helper, or None if it cannot be loaded here, or is turned off."""
     if os.environ.get(VARIABLE) == "0":
         return None
     return _load()
@@ -74,9 +74,11 @@ def load() -> NativeModule | None:
 
 @functools.cache
 def _load() -> NativeModule | None:
-    # ImportError also covers a missing _cffi_backend, an interpreter that refuses it (sub-interpreters), and a library
-    # built for another machine.
+    # ImportError also covers an interpreter that refuses cffi, and a library built for another machine. cffi's own
+    # module comes first: if a library imports it in vain as it is loaded into a sub-interpreter, Python 3.13 and 3.14
+    # crash (gh-144601).
     try:
+        importlib.import_module("_cffi_backend")
         module = importlib.import_module(_MODULE)
     except ImportError:
         return None

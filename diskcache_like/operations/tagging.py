@@ -141,7 +141,7 @@ class Tagging(Parts):
 
     def _remove_named(self, store: Store, name: str, others: Sequence[str], wait: float | None) -> int:
         """Remove what has a tag that the index names, and all `others`; return how many live entries went."""
-        return store.remove_selected("tagged", lambda: (name, json.dumps(others), self._rows.clock()), wait)
+        return store.remove_selected("tagged", lambda: (self._rows.clock(), name, json.dumps(others)), wait)
 
     def _soften(self, store: Store, selection: Selection, wait: float | None) -> int:
         """Let live entries of one shard expire now, and remove those that cannot be had stale; return how many."""

@@ -272,7 +272,7 @@ def _check_trash(store: Store, fix: bool, timeout: float | None, found: _Finding
         for (file,) in store.connection.select(sql.FALSELY_TRASHED):
             found.add(f"{store.path}: a value file of an entry is in the trash: {file!r}")
             if fix:
-                store.connection.execute(sql.DELETE_TRASH, (file,))
+                store.connection.execute(sql.DELETE_TRASH, (file, file))
 
 
 def _check_files(store: Store, fix: bool, timeout: float | None, found: _Findings) -> None:
@@ -300,7 +300,7 @@ def _is_known(store: Store, name: str) -> bool:
         column = file_names.to_column(name)
     except DecodeError:
         return False
-    return bool(store.select(sql.KNOWN_FILE, (column,)))
+    return bool(store.select(sql.KNOWN_FILE, (column, column)))
 
 
 def _check_directories(store: Store, fix: bool, found: _Findings) -> None:

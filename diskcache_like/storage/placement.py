@@ -25,7 +25,7 @@ class Placement:
 
     def find(self, h: int, stored: bytes, autocommit: bool) -> tuple[int, bytes | None]:
         """Return place and record of a key; remove rows in its way that belong to no key."""
-        rows = self._connection.select(sql.SELECT_PROBES, (h,))
+        rows = self._connection.select(sql.SELECT_PROBES, (h, h + 3))
         for place, key, v in rows:
             if key == stored:
                 return place, v
@@ -36,7 +36,7 @@ class Placement:
 
     def find_displaced(self, h: int, stored: bytes) -> int:
         """Return the place of a key that may live beside its hash; its hash if it has no row."""
-        rows = self._connection.select(sql.SELECT_PROBES, (h,))
+        rows = self._connection.select(sql.SELECT_PROBES, (h, h + 3))
         return next((place for place, key, _ in rows if key == stored), h)
 
     def present(self, places: Sequence[int]) -> set[int]:
@@ -46,7 +46,7 @@ class Placement:
 
     def place(self, h: int, stored: bytes) -> int:
         """Return where the key lives or may live, evicting the first place if all four are taken; the slot is odd."""
-        rows = self._sound(self._connection.select(sql.SELECT_PROBES, (h,)))
+        rows = self._sound(self._connection.select(sql.SELECT_PROBES, (h, h + 3)))
         taken: dict[int, bytes] = {place: key for place, key, _ in rows}
         for place, key in taken.items():
             if key == stored:
@@ -66,7 +66,7 @@ class Placement:
 
         A damaged column may call an entry expired whose record does not.
         """
-        for place, key, _ in self._sound(self._connection.select(sql.SELECT_PROBES, (h,))):
+        for place, key, _ in self._sound(self._connection.select(sql.SELECT_PROBES, (h, h + 3))):
             if key == stored:
                 self._delete(place)
 

@@ -205,7 +205,7 @@ def _changes(store: Store, txn: Transaction) -> Iterator[list[Any]]:
     rows: list[list[Any]] = []
     size = 0
     for home in sorted(txn.homes or ()):
-        found = store.connection.select(sql.SELECT_IMAGES, (home,))
+        found = store.connection.select(sql.SELECT_IMAGES, (home, home + 3))
         homes.append(home)
         rows += map(list, found)
         size += sum(len(value) for row in found for value in row if isinstance(value, bytes | str))

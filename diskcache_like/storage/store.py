@@ -184,7 +184,7 @@ class Store:
         found = self.session.buffered(h, stored) if self.connection.txn is None else None
         if found is not None:
             return 0 if found.v is None else found.tick
-        rows = self.connection.select(sql.SELECT_VERSIONED, (h, stored))
+        rows = self.connection.select(sql.SELECT_VERSIONED, (h, h + 3, stored))
         if not rows:
             return 0
         return rows[0][1] if type(rows[0][1]) is int else -1

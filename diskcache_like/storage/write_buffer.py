@@ -331,14 +331,14 @@ class WriteBuffer:
                 continue
             if isinstance(what, bytes):
                 if not special:
-                    plain.append((h, bytearray(key), tick, bytearray(what), seq))
+                    plain.append((tick, bytearray(what), h, bytearray(key), seq))
                     continue
                 what = Written(tick, h, key, what)
             if what.expire is not None:
                 header[_NEXT_EXPIRE] = min(header[_NEXT_EXPIRE], microseconds(what.expire))
             self._write_row(what, seq)
         if plain:
-            plain.sort(key=itemgetter(0))
+            plain.sort(key=itemgetter(2))
             self._write_plain(plain)
 
     def _write_plain(self, rows: list[tuple[int, bytearray, int, bytearray, int]]) -> None:
@@ -348,17 +348,17 @@ class WriteBuffer:
             self._expects_present = execute_many(sql.UPDATE_RECORD, [row[:4] for row in rows]).rowcount == len(rows)
             if self._expects_present:
                 return
-        places = list(dict.fromkeys(row[0] for row in rows))
+        places = list(dict.fromkeys(row[2] for row in rows))
         there = len(present(places))
         self._expects_present = there == len(rows)
-        done = execute_many(sql.UPSERT_FLUSHED, rows).rowcount
+        done = execute_many(sql.UPSERT_PLAIN, rows).rowcount
         if len(places) > there:
             self._connection.note_inserted()
         if done == len(rows) == len(places):
             self._invalidation.count(len(places) - there)
             return
         self._invalidation.count(len(present(places)) - there)
-        for h, stored, tick, v, seq in rows:  # some place is another key's
+        for tick, v, h, stored, seq in rows:  # some place is another key's
             self._write_row(Written(tick, h, bytes(stored), bytes(v)), seq)
 
     def _write_row(self, what: Written, seq: int) -> None:

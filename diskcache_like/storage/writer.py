@@ -48,14 +48,14 @@ MISSING: Final = _None.MISSING
 OTHER: Final = _None.OTHER
 
 
-def _small(found: Written | None, key: tuple[int, bytes], select: Select) -> bytes | Literal[_None.OTHER] | None:
+def _small(found: Written | None, h: int, stored: bytes, select: Select) -> bytes | Literal[_None.OTHER] | None:
     """Return the record of a key, None for none; OTHER if it is damaged, has a file or a queue, or another is in place.
 
     `found`: what the write buffer has of it.
     """
     if found is not None:
         return OTHER if found.is_damage else found.v
-    rows = select(sql.SELECT_WHOLE, key)
+    rows = select(sql.SELECT_WHOLE, (stored, h, h + 3))
     for is_own, v, file, queue in rows:
         if is_own:
             return v if file is None and queue is None and type(v) is bytes else OTHER
@@ -134,7 +134,7 @@ class Writer:
         stamp = self._stamp(h)
         if not stamp:
             return 0
-        v = _small(self._reader.buffered(h, stored), (h, stored), self._reader.select)
+        v = _small(self._reader.buffered(h, stored), h, stored, self._reader.select)
         if v is OTHER or (v is not None and crc32(v, crc32(stored)) != RESIDUE):
             return 0  # under the lock alone is it known whether a file is lost, or replaced; and damage is counted once
         try:
@@ -154,14 +154,14 @@ class Writer:
         stamp = self._stamp(h)
         if not stamp:
             return None
-        until = self._until(self._reader.buffered(h, stored), (h, stored), self._reader.select)
+        until = self._until(self._reader.buffered(h, stored), h, stored, self._reader.select)
         if isinstance(until, _None):
             return 0 if until is MISSING else None
         generation = self._append_alone(h, stored, None, stamp)
         return (generation if self._is_ahead(until) else 0) if generation else None
 
     @staticmethod
-    def _until(found: Written | None, key: tuple[int, bytes], select: Select) -> float | _None | None:
+    def _until(found: Written | None, h: int, stored: bytes, select: Select) -> float | _None | None:
         """Return until when an entry is fresh, or why there is none; `found`: what the write buffer has of it."""
         if found is not None:
             if found.is_damage:
@@ -169,7 +169,7 @@ class Writer:
             if found.v is None:
                 return MISSING
             return found.expire if found.fresh is None else found.fresh
-        rows = select(sql.SELECT_UNTIL, key)
+        rows = select(sql.SELECT_UNTIL, (stored, h, h + 3))
         for is_own, until in rows:
             if is_own:
                 return until  # type: ignore[no-any-return]
@@ -242,15 +242,15 @@ class Writer:
         stored, v, known = arguments
         connection = self._connection
         cursor = connection.cursor or connection.open_cursor()
-        parameters = (h, _blob(stored), tick, _blob(v))
+        parameters = (tick, _blob(v), h, _blob(stored))
         inserted = connection.inserted
         if known or h == inserted:
             if cursor.execute(sql.UPDATE_RECORD, parameters).rowcount:
                 return True
-            done = cursor.execute(sql.UPSERT_RECORD, parameters)
+            done = cursor.execute(sql.UPSERT_RECORD, (*parameters, tick))
             added = True
         else:
-            done = cursor.execute(sql.UPSERT_RECORD, parameters)
+            done = cursor.execute(sql.UPSERT_RECORD, (*parameters, tick))
             added = done.lastrowid != inserted
         if not done.rowcount:  # the place is another key's, or its row has more than a record
             self._write_row(self._placement.place(h, stored), stored, Row(v), tick)
@@ -321,10 +321,9 @@ class Writer:
             return False
         connection = self._connection
         execute = (connection.cursor or connection.open_cursor()).execute
-        lasting = (place, _blob(stored), tick, _blob(v), tags)
         if expire is None:
-            return execute(sql.UPDATE_LASTING, lasting).rowcount == 1
-        parameters = (*lasting, expire, fresh)
+            return execute(sql.UPDATE_LASTING, (tick, _blob(v), place, _blob(stored), tags)).rowcount == 1
+        parameters = (tick, _blob(v), expire, fresh, place, _blob(stored), tags)
         return execute(sql.UPDATE_EXPIRING, parameters).rowcount == 1
 
     def _announce(self, row: Row) -> int:
@@ -367,20 +366,20 @@ class Writer:
         with self._invalidation.around_many([h for h, _, _ in rows], autocommit=False):
             first = session.generations.next_tick()
             session.header[_TICK] = first + len(rows) - 1
-            parameters = [(h, _blob(stored), first + i, _blob(v)) for i, (h, stored, v) in enumerate(rows)]
-            parameters.sort(key=itemgetter(0))  # stable: of equal keys the last one stays the last
+            parameters = [(first + i, _blob(v), h, _blob(stored)) for i, (h, stored, v) in enumerate(rows)]
+            parameters.sort(key=itemgetter(2))  # stable: of equal keys the last one stays the last
             return self._write_sorted(parameters)
 
     def _write_sorted(self, parameters: list[tuple[int, bytearray, int, bytearray]]) -> bool:
         """Do `_upsert_plain` for rows in order of their places, which share pages."""
         present, execute_many = self._placement.present, self._connection.execute_many
-        places = list(dict.fromkeys(h for h, _, _, _ in parameters))
+        places = list(dict.fromkeys(h for _, _, h, _ in parameters))
         first = places[: sql.MANY]
         all_there = len(present(first)) == len(first)  # then most likely the rest is there too
         if all_there and execute_many(sql.UPDATE_RECORD, parameters).rowcount == len(parameters):
             return True
         new = len(places) - len(present(places))
-        done = execute_many(sql.UPSERT_PLAIN, parameters).rowcount
+        done = execute_many(sql.UPSERT_PLAIN, [(*one, one[0]) for one in parameters]).rowcount
         if new:
             self._connection.note_inserted()
         if done == len(parameters):
@@ -410,7 +409,7 @@ class Writer:
         if found is not None and found.is_damage:
             self.buffer.write(h, stored, None)  # else it would be back when what hides it has gone
             return 0
-        until = self._until(found, (h, stored), self._connection.select)
+        until = self._until(found, h, stored, self._connection.select)
         if isinstance(until, _None):
             return 0 if until is MISSING else None
         generation = self.buffer.write(h, stored, None)  # what has expired goes, too, but counts as missing
@@ -435,7 +434,7 @@ class Writer:
         session = self._session
         if autocommit and session.ring is not None:
             found = session.buffered(h, stored)
-            rows = [] if found is not None else self._connection.select(sql.SELECT_PROBES, (h,))
+            rows = [] if found is not None else self._connection.select(sql.SELECT_PROBES, (h, h + 3))
             v, is_other_there = own_or_other(rows, stored)
             if not is_other_there:
                 return self._compute_buffered((h, stored, decide), v if found is None else found.v)

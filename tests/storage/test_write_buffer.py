@@ -1831,7 +1831,7 @@ def test_what_is_overwritten_after_an_interrupted_flush_is_not_counted_again(
 
     def interrupted(self: WriterConnection, statement: str, rows: Any) -> Any:
         done = real(self, statement, rows)
-        if statement == statements.UPSERT_FLUSHED:
+        if statement == statements.UPSERT_PLAIN:
             raise KeyboardInterrupt
         return done
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 import shlex
 import subprocess
@@ -20,7 +21,8 @@ from typing import Any
 import pytest
 
 from diskcache_like.coherence import native
-from tools import dist, smoke
+from diskcache_like.encoding import checksum
+from tools import build_backend, dist, smoke
 
 from ..support.project import ROOT
 
@@ -28,6 +30,7 @@ PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(enco
 WHEELS = PROJECT["tool"]["cibuildwheel"]
 MODULES = ("diskcache_like/__init__.py", "diskcache_like/py.typed")
 HELPER = "diskcache_like/coherence/_native.abi3.so"
+TAG = "cp311-abi3-linux_x86_64"
 
 
 def archive(folder: Path, *names: str) -> Path:
@@ -56,8 +59,7 @@ def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dist.Built:
     monkeypatch.setattr(dist, "run", lambda *_: "")
     return dist.Built(
         archive(tmp_path, *MODULES, "Makefile"),
-        wheel(tmp_path, "cp311-abi3-linux_x86_64", *MODULES, HELPER),
-        wheel(tmp_path, "py3-none-any", *MODULES),
+        wheel(tmp_path, TAG, *MODULES, HELPER),
     )
 
 
@@ -80,21 +82,16 @@ def test_an_archive_with_a_stray_file_is_refused(built: dist.Built, tmp_path: Pa
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        (MODULES[:1], "py3-none-any.whl lacks diskcache_like/py.typed"),
-        ((*MODULES, "tests/__init__.py"), "py3-none-any.whl holds tests/__init__.py"),
-        ((*MODULES, HELPER), "py3-none-any.whl holds 1 compiled helpers; expected 0"),
+        ((*MODULES[:1], HELPER), "linux_x86_64.whl lacks diskcache_like/py.typed"),
+        ((*MODULES, HELPER, "tests/__init__.py"), "linux_x86_64.whl holds tests/__init__.py"),
+        (MODULES, "linux_x86_64.whl holds 0 compiled helpers; expected 1"),
     ],
 )
 def test_a_wheel_that_is_not_the_package_is_refused(
     names: tuple[str, ...], message: str, built: dist.Built, tmp_path: Path
 ) -> None:
     with pytest.raises(dist.DistError, match=re.escape(message)):
-        dist.check(built._replace(pure=wheel(tmp_path, "py3-none-any", *names)))
-
-
-def test_a_native_wheel_without_the_helper_is_refused(built: dist.Built, tmp_path: Path) -> None:
-    with pytest.raises(dist.DistError, match="holds 0 compiled helpers; expected 1"):
-        dist.check(built._replace(native=wheel(tmp_path, "cp311-abi3-linux_x86_64", *MODULES)))
+        dist.check(built._replace(wheel=wheel(tmp_path, TAG, *names)))
 
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="needs the project's git repository")
@@ -127,7 +124,7 @@ def test_earlier_packages_are_replaced_only_by_what_works(
     broken = False
     dist.main()
     assert {path.name for path in output.iterdir()} == {path.name for path in built}
-    assert built.pure.name in capsys.readouterr().out
+    assert built.wheel.name in capsys.readouterr().out
 
 
 def test_a_step_that_fails_says_what_it_printed(tmp_path: Path) -> None:
@@ -148,7 +145,7 @@ def test_a_step_does_not_see_what_would_change_the_build(monkeypatch: pytest.Mon
 
 def test_the_smoke_test_refuses_the_sources() -> None:
     done = subprocess.run(
-        [sys.executable, "-P", smoke.__file__, "--helper", "no"],
+        [sys.executable, "-P", smoke.__file__],
         cwd=ROOT,
         env={"PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -160,7 +157,7 @@ def test_the_smoke_test_refuses_the_sources() -> None:
 
 
 def test_the_smoke_test_passes_a_package_that_works(tmp_path: Path) -> None:
-    smoke.check_helper(native.load() is not None)
+    smoke.check_helper()
     smoke.check_processes(tmp_path / "cache")
     smoke.check_memoize(tmp_path / "cache")
     smoke.check_commands(tmp_path / "cache")
@@ -168,15 +165,26 @@ def test_the_smoke_test_passes_a_package_that_works(tmp_path: Path) -> None:
 
 def test_the_smoke_test_notices_a_helper_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "load", lambda: None)
-    smoke.check_helper(wanted=False)
-    with pytest.raises(smoke.SmokeError, match="the C helper is not loaded; expected it"):
-        smoke.check_helper(wanted=True)
+    with pytest.raises(smoke.SmokeError, match="the C helper is not loaded"):
+        smoke.check_helper()
 
 
-def test_the_smoke_test_notices_a_helper_that_should_not_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "load", lambda: object())
-    with pytest.raises(smoke.SmokeError, match="the C helper is loaded; expected none"):
-        smoke.check_helper(wanted=False)
+def test_the_smoke_test_notices_a_slow_checksum(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checksum, "SOURCE", "zlib")
+    with pytest.raises(smoke.SmokeError, match="checksums are computed by zlib; expected zlib_ng"):
+        smoke.check_helper()
+
+
+def test_the_smoke_test_notices_an_installation_that_is_slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [{"set": 1.4, "delete": 0.9, "get": 20.0}, {"set": 4.5, "delete": 3.8, "get": 15.0}]
+    monkeypatch.setattr(smoke, "compare_with_diskcache", lambda _: found.pop(0))
+    with pytest.raises(smoke.SmokeError, match=r"calls are \{'set': 1.4, .*expected \{'set': 4.5"):
+        smoke.check_speed(tmp_path, tries=1)
+    assert smoke.check_speed(tmp_path, tries=1)["set"] == 4.5
+
+
+def test_the_smoke_test_compares_with_diskcache(tmp_path: Path) -> None:
+    assert smoke.compare_with_diskcache(tmp_path).keys() == smoke.FASTER.keys()
 
 
 def test_the_smoke_test_notices_files_and_versions_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,6 +218,46 @@ def test_wheels_are_built_for_and_tried_with_every_python_that_is_promised() -> 
 
 def test_wheels_are_tried_by_the_smoke_test() -> None:
     python, safe, script, *options = shlex.split(WHEELS["test-command"].replace("{project}", str(ROOT)))
-    assert (python, safe, options) == ("python", "-P", ["--helper", "yes"])
+    assert (python, safe, options) == ("python", "-P", [])
     assert Path(script) == Path(smoke.__file__)
-    assert WHEELS["test-extras"] == ["native"], "without cffi the helper is not loaded"
+
+
+def test_a_compiler_is_asked_for_only_where_none_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert build_backend.get_requires_for_build_wheel() == []
+    for broken in ("/bin/false", "/nowhere/cc"):
+        monkeypatch.setenv("CC", broken)
+        assert build_backend.get_requires_for_build_editable() == [build_backend.ZIG]
+
+
+def test_zig_compiles_where_nothing_else_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hook() -> str:
+        return os.environ["CC"] + os.environ["LDSHARED"]
+
+    for name, value in {"CC": "/bin/false", "LDSHARED": "gcc"}.items():
+        monkeypatch.setenv(name, value)
+    assert re.fullmatch(r"(\S*python\S* -m ziglang cc -mcpu=baseline( -shared)?){2}", build_backend.build(hook))
+
+
+def test_a_build_that_fails_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hook() -> str:
+        raise SystemExit("error: No module named ziglang")
+
+    monkeypatch.setenv("CC", "/bin/false")
+    monkeypatch.setenv("LDSHARED", "")
+    with pytest.raises(SystemExit, match=r"(?s)ziglang.*cannot be built here; install a C compiler \(Debian: apt-get"):
+        build_backend.build(hook)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("HEADERS", Path("/nowhere/Python.h"), "without /nowhere/Python.h; on Debian: apt-get install python3-dev"),
+        ("IS_TOO_OLD", True, "needs Python 3.14 or newer where that has no global lock"),
+    ],
+)
+def test_what_cannot_be_built_is_refused_before_anything_is_downloaded(
+    name: str, value: object, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build_backend, name, value)
+    with pytest.raises(SystemExit, match=message):
+        build_backend.get_requires_for_build_wheel()

@@ -60,7 +60,8 @@ def fetch(project: Project, folder: Path, python: Path) -> Path:
     run([str(python), *download, project.requirement], folder, INSTALLING)
     (archive,) = (folder / "sdist").glob("*.tar.gz")
     with tarfile.open(archive) as packed:
-        packed.extractall(folder / "source", filter="data")
+        packed.extraction_filter = getattr(tarfile, "data_filter", None)  # there is none before Python 3.11.4
+        packed.extractall(folder / "source")
     (source,) = (folder / "source").iterdir()
     return source
 

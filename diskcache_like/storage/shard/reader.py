@@ -149,14 +149,14 @@ class Reader:
     def find(self, h: int, stored: bytes) -> bytes | None:
         """Return the record of the key, looking at every place that a hash collision may have sent it to."""
         found = self.buffered(h, stored)
-        return found.v if found is not None else own_or_other(self.select(sql.SELECT_PROBES, (h,)), stored)[0]
+        return found.v if found is not None else own_or_other(self.select(sql.SELECT_PROBES, (h, h + 3)), stored)[0]
 
     def find_versioned(self, h: int, stored: bytes) -> tuple[bytes | None, int]:
         """Return the record of the key and the version of its row; None and 0 for no row."""
         found = self.buffered(h, stored)
         if found is not None:
             return found.v, 0 if found.v is None else found.tick
-        for v, version in self.select(sql.SELECT_VERSIONED, (h, stored)):
+        for v, version in self.select(sql.SELECT_VERSIONED, (h, h + 3, stored)):
             return v, version if type(version) is int else 0
         return None, 0
 
@@ -274,7 +274,7 @@ class Reader:
     def refers_to_column(self, column: object) -> bool:
         """Do the same for a file as rows spell it."""
         try:
-            return bool(self.select(sql.KNOWN_FILE, (column,)))
+            return bool(self.select(sql.KNOWN_FILE, (column, column)))
         except (KeyringError, DirectoryError) as error:
             if isinstance(error, DirectoryError) and error.errno != errno.ESTALE:
                 raise

@@ -1,4 +1,7 @@
-"""The SQL of the data path as named constants; each text is constant, so each is prepared once per connection."""
+"""The SQL of the data path as named constants; each text is constant, so each is prepared once per connection.
+
+Placeholders have neither names nor numbers: Python 3.12.0 to 3.12.3 take `?1` for a name, and warn of a sequence.
+"""
 
 from __future__ import annotations
 
@@ -22,21 +25,21 @@ def _walk(statement: str) -> str:
 # -- one entry ---------------------------------------------------------------------------------------------------
 SELECT_V = "SELECT v FROM entry WHERE h = ?"
 # A key whose home `h` is taken by another key lives in one of the three places after it (schema: h is a multiple of 4).
-SELECT_PROBES = "SELECT h, k, v FROM entry WHERE h BETWEEN ?1 AND ?1 + 3 ORDER BY h LIMIT 4"
-SELECT_VERSIONED = "SELECT v, version FROM entry WHERE h BETWEEN ?1 AND ?1 + 3 AND k = ?2 LIMIT 1"
-UPSERT_PLAIN = """INSERT INTO entry (h, k, seq, version, v) VALUES (?1, ?2, ?3, ?3, ?4)
+# The two ends of the range are `h` and `h + 3`, here and below.
+SELECT_PROBES = "SELECT h, k, v FROM entry WHERE h BETWEEN ? AND ? ORDER BY h LIMIT 4"
+SELECT_VERSIONED = "SELECT v, version FROM entry WHERE h BETWEEN ? AND ? AND k = ? LIMIT 1"
+UPSERT_PLAIN = """INSERT INTO entry (version, v, h, k, seq) VALUES (?, ?, ?, ?, ?)
     ON CONFLICT (h) DO UPDATE SET version = excluded.version, rank = NULL, base = 0, expire = NULL, fresh = NULL,
     tags = NULL, size = 0, file = NULL, spelling = NULL, v = excluded.v WHERE k = excluded.k"""
 # The same for one row, unless the row that is there has more than a record: a statement that sets none of the columns
 # that an index or a trigger looks at is cheaper by a twentieth. Then its half for a place most likely taken.
 _PLAIN = "base = 0 AND expire IS NULL AND tags IS NULL AND size = 0 AND file IS NULL AND spelling IS NULL"
-UPSERT_RECORD = f"""INSERT INTO entry (h, k, seq, version, v) VALUES (?1, ?2, ?3, ?3, ?4)
+UPSERT_RECORD = f"""INSERT INTO entry (version, v, h, k, seq) VALUES (?, ?, ?, ?, ?)
     ON CONFLICT (h) DO UPDATE SET version = excluded.version, rank = NULL, v = excluded.v
     WHERE k = excluded.k AND {_PLAIN}"""  # noqa: S608 - made of constants
-UPDATE_RECORD = f"UPDATE entry SET version = ?3, rank = NULL, v = ?4 WHERE h = ?1 AND k = ?2 AND {_PLAIN}"  # noqa: S608 - made of constants
-UPSERT_FLUSHED = UPSERT_PLAIN.replace("?3, ?3", "?5, ?3")
-UPSERT = """INSERT INTO entry (h, k, seq, version, rank, base, expire, fresh, tags, size, file, spelling, queue, num, v)
-    VALUES (?1, ?2, ?15, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14)
+UPDATE_RECORD = f"UPDATE entry SET version = ?, rank = NULL, v = ? WHERE h = ? AND k = ? AND {_PLAIN}"  # noqa: S608 - made of constants
+UPSERT = """INSERT INTO entry (h, k, version, rank, base, expire, fresh, tags, size, file, spelling, queue, num, v, seq)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
     ON CONFLICT (h) DO UPDATE SET version = excluded.version, rank = excluded.rank, base = excluded.base,
     expire = excluded.expire, fresh = excluded.fresh, tags = excluded.tags, size = excluded.size,
     file = excluded.file, spelling = excluded.spelling, queue = excluded.queue, num = excluded.num, v = excluded.v
@@ -44,26 +47,26 @@ UPSERT = """INSERT INTO entry (h, k, seq, version, rank, base, expire, fresh, ta
 UPDATE_SEALED = "UPDATE entry SET v = ?, spelling = ?, file = ?, size = ? WHERE h = ? AND k = ? AND v = ?"
 # Where a value alone is replaced, or its expiry with it: a statement that sets no indexed column writes no page of an
 # index. One for entries that never expire, since each parameter costs a tenth of it.
-_ALONE = "tags IS ?5 AND base = 0 AND size = 0 AND file IS NULL AND spelling IS NULL AND queue IS NULL"
-UPDATE_LASTING = f"""UPDATE entry SET version = ?3, rank = NULL, v = ?4
-    WHERE h = ?1 AND k = ?2 AND expire IS NULL AND {_ALONE}"""  # noqa: S608 - made of constants
-UPDATE_EXPIRING = f"""UPDATE entry SET version = ?3, rank = NULL, expire = ?6, fresh = ?7, v = ?4
-    WHERE h = ?1 AND k = ?2 AND {_ALONE}"""  # noqa: S608 - made of constants
+_ALONE = "tags IS ? AND base = 0 AND size = 0 AND file IS NULL AND spelling IS NULL AND queue IS NULL"
+UPDATE_LASTING = f"""UPDATE entry SET version = ?, rank = NULL, v = ?
+    WHERE h = ? AND k = ? AND expire IS NULL AND {_ALONE}"""  # noqa: S608 - made of constants
+UPDATE_EXPIRING = f"""UPDATE entry SET version = ?, rank = NULL, v = ?, expire = ?, fresh = ?
+    WHERE h = ? AND k = ? AND {_ALONE}"""  # noqa: S608 - made of constants
 UPDATE_METADATA = "UPDATE entry SET expire = ?, fresh = ?, tags = ?, v = ? WHERE h = ?"
 DELETE = "DELETE FROM entry WHERE h = ? AND k = ? AND (expire IS NULL OR coalesce(fresh, expire) > ?)"
 # SQLite sorts text and BLOBs after every number, so such a time is never over, here as in _LIVE.
-SELECT_UNTIL = """SELECT k = ?2,
+SELECT_UNTIL = """SELECT k = ?,
     CASE WHEN typeof(coalesce(fresh, expire)) IN ('real', 'integer') THEN coalesce(fresh, expire) END
-    FROM entry WHERE h BETWEEN ?1 AND ?1 + 3 LIMIT 4"""
-SELECT_WHOLE = "SELECT k = ?2, v, file, queue FROM entry WHERE h BETWEEN ?1 AND ?1 + 3 LIMIT 4"
+    FROM entry WHERE h BETWEEN ? AND ? LIMIT 4"""
+SELECT_WHOLE = "SELECT k = ?, v, file, queue FROM entry WHERE h BETWEEN ? AND ? LIMIT 4"
 DELETE_H = "DELETE FROM entry WHERE h = ?"
 DELETE_OF = "DELETE FROM entry WHERE h = ? AND k = ?"
 CHANGE_NOTHING = "DELETE FROM entry WHERE 0"  # refused, as every change is, by a connection that can only read
-SELECT_FILE = """SELECT file FROM (SELECT k, file FROM entry WHERE h BETWEEN ?1 AND ?1 + 3 LIMIT 4)
-    WHERE k = ?2 AND file IS NOT NULL"""
+SELECT_FILE = """SELECT file FROM (SELECT k, file FROM entry WHERE h BETWEEN ? AND ? LIMIT 4)
+    WHERE k = ? AND file IS NOT NULL"""
 SELECT_IMAGES = """SELECT h, k, seq, version, rank, base, expire, fresh, tags, size, file, spelling, queue, num, v
     FROM entry
-    WHERE h BETWEEN ?1 AND ?1 + 3 LIMIT 4"""
+    WHERE h BETWEEN ? AND ? LIMIT 4"""
 RESTORE = """INSERT INTO entry
     (h, k, seq, version, rank, base, expire, fresh, tags, size, file, spelling, queue, num, v)
     VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
@@ -92,13 +95,13 @@ IN_ORDER = _walk("SELECT h FROM entry WHERE seq <= ? ORDER BY seq, h")
 IN_REVERSE = _walk("SELECT h FROM entry WHERE seq <= ? ORDER BY seq DESC, h DESC")
 # -- by tag ------------------------------------------------------------------------------------------------------
 PAGE_PLACES = "SELECT h FROM entry WHERE h > ? ORDER BY h LIMIT ?"
-# Pages of the places with tag ?1 and all of those in the list ?2, behind place ?3. A damaged one may be no number.
-_HAS_OTHERS = """NOT EXISTS (SELECT 1 FROM json_each(?2) AS other WHERE NOT EXISTS
+# Pages of the places with a tag and all of those in a list, behind a place. A damaged one may be no number.
+_HAS_OTHERS = """NOT EXISTS (SELECT 1 FROM json_each(?) AS other WHERE NOT EXISTS
     (SELECT 1 FROM tagged AS also WHERE also.tag = other.value AND also.place = tagged.place))"""
-PAGE_TAGGED = _walk(f"""SELECT place FROM tagged WHERE tag = ?1 AND place > ?3 AND typeof(place) = 'integer'
-    AND {_HAS_OTHERS} ORDER BY place LIMIT ?4""")  # noqa: S608 - made of constants
+PAGE_TAGGED = _walk(f"""SELECT place FROM tagged WHERE tag = ? AND {_HAS_OTHERS} AND place > ?
+    AND typeof(place) = 'integer' ORDER BY place LIMIT ?""")  # noqa: S608 - made of constants
 COUNT_TAGGED = _walk("SELECT count(1) FROM (SELECT 1 FROM tagged WHERE tag = ? LIMIT ?)")
-_LIVE = "(expire IS NULL OR coalesce(fresh, expire) > ?1)"
+_LIVE = "(expire IS NULL OR coalesce(fresh, expire) > ?)"
 TAGGED_PLACES = _walk("""SELECT DISTINCT place FROM tagged
     WHERE NOT tag GLOB ? AND typeof(place) = 'integer' ORDER BY place""")
 SELECT_RECORDS = f"SELECT h, k, spelling, v FROM entry WHERE h IN ({', '.join('?' * MANY)})"  # noqa: S608 - made of constants
@@ -110,15 +113,17 @@ FALSELY_INDEXED = _walk(f"""SELECT tag, place FROM tagged WHERE NOT EXISTS
     (SELECT 1 FROM entry, {_NAMES} WHERE h = place AND value = tag) LIMIT ?""")  # noqa: S608 - made of constants
 ADD_TO_INDEX = "INSERT OR IGNORE INTO tagged VALUES (?, ?)"
 # Text that is not UTF-8 is read as bytes.
-DROP_FROM_INDEX = "DELETE FROM tagged WHERE tag IN (?1, CAST(?1 AS TEXT)) AND place IN (?2, CAST(?2 AS TEXT))"
+DROP_FROM_INDEX = """WITH wrong (tag, place) AS (VALUES (?, ?)) DELETE FROM tagged
+    WHERE tag IN (SELECT tag FROM wrong UNION ALL SELECT CAST(tag AS TEXT) FROM wrong)
+    AND place IN (SELECT place FROM wrong UNION ALL SELECT CAST(place AS TEXT) FROM wrong)"""
 MIN_EXPIRE = _walk("SELECT CAST(min(expire) AS REAL) FROM entry WHERE expire IS NOT NULL")
 
 # -- removal in batches ------------------------------------------------------------------------------------------
 SELECT_EXPIRED = _walk("SELECT h FROM entry WHERE expire IS NOT NULL AND expire <= ? ORDER BY expire LIMIT ?")
-# Entries with tag ?1 and all of those in the list ?2, and whether they are live at ?3. What the index offers and no
+# Whether it is live at a moment, of each entry with a tag and all of those in a list. What the index offers and no
 # entry has is passed over.
-SELECT_TAGGED = _walk(f"""SELECT place, {_LIVE.replace("?1", "?3")} FROM tagged CROSS JOIN entry ON h = place
-    WHERE tag = ?1 AND instr(' ' || tags || ' ', ' ' || ?1 || ' ') AND {_HAS_OTHERS} LIMIT ?4""")  # noqa: S608 - made of constants
+SELECT_TAGGED = _walk(f"""SELECT place, {_LIVE} FROM tagged CROSS JOIN entry ON h = place
+    WHERE tag = ? AND instr(' ' || tags || ' ', ' ' || tag || ' ') AND {_HAS_OTHERS} LIMIT ?""")  # noqa: S608 - made of constants
 SELECT_ANY = "SELECT h FROM entry LIMIT ?"
 # Everything at once. A table that no trigger watches gives its pages back as they are; no row is looked at.
 DELETE_ALL = "DELETE FROM entry"
@@ -151,15 +156,15 @@ SET_FILES = "INSERT OR REPLACE INTO totals (id, files) VALUES (1, ?)"
 # Of the future are those from before the clock was set back.
 HAS_UNDATED = _walk("SELECT 1 FROM trash WHERE at IS NULL OR at > ? LIMIT 1")
 HAS_TRASH = _walk("SELECT 1 FROM trash LIMIT 1")
-DATE_TRASH = "UPDATE trash SET at = ?1 WHERE at IS NULL OR at > ?1"
+DATE_TRASH = "UPDATE trash SET at = ? WHERE at IS NULL OR at > ?"
 # Whatever a damaged database says, a file that an entry refers to is not unlinked; `check` takes it out of the trash.
 SELECT_ALL_TRASH = _walk("SELECT file FROM trash WHERE NOT EXISTS (SELECT 1 FROM entry WHERE entry.file = trash.file)")
 SELECT_TRASH = _walk(f"{SELECT_ALL_TRASH} AND at <= ? LIMIT ?")
-DELETE_TRASH = "DELETE FROM trash WHERE file IN (?1, CAST(?1 AS TEXT))"  # text that is not UTF-8 is read as bytes
+DELETE_TRASH = "DELETE FROM trash WHERE file IN (?, CAST(? AS TEXT))"  # text that is not UTF-8 is read as bytes
 SELECT_TRASHED = "SELECT file, size, at FROM trash WHERE file = ?"
 RESTORE_TRASH = "INSERT INTO trash (file, size, at) VALUES (?, ?, ?) ON CONFLICT (file) DO NOTHING"
 FALSELY_TRASHED = _walk("SELECT file FROM trash WHERE file IN (SELECT file FROM entry WHERE file IS NOT NULL)")
-KNOWN_FILE = "SELECT 1 FROM entry WHERE file = ?1 UNION ALL SELECT 1 FROM trash WHERE file = ?1 LIMIT 1"
+KNOWN_FILE = "SELECT 1 FROM entry WHERE file = ? UNION ALL SELECT 1 FROM trash WHERE file = ? LIMIT 1"
 # Dictionaries are large, and read when an entry needs one; redo logs are for those who roll a transaction forward.
 # The name of every row, so that a reader notices pages without end.
 SELECT_SETTINGS = """SELECT name, CASE WHEN name NOT BETWEEN 'dictionary.' AND 'dictionary/'
@@ -167,9 +172,7 @@ SELECT_SETTINGS = """SELECT name, CASE WHEN name NOT BETWEEN 'dictionary.' AND '
 SELECT_DICTIONARY_NAMES = _walk("SELECT name FROM setting WHERE name BETWEEN 'dictionary.' AND 'dictionary/'")
 DROP_REDO_LOG = "DELETE FROM setting WHERE name BETWEEN 'joint.redo.' AND 'joint.redo/'"
 SELECT_SETTING = "SELECT value FROM setting WHERE name = ?"
-SET_SETTING = (
-    "INSERT INTO setting (name, value) VALUES (?1, ?2) ON CONFLICT (name) DO UPDATE SET value = excluded.value"
-)
+SET_SETTING = "INSERT INTO setting (name, value) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value"
 DROP_SETTING = "DELETE FROM setting WHERE name = ?"
 PAGE_COUNT = "PRAGMA page_count"
 MOST_PAGES = "PRAGMA max_page_count"

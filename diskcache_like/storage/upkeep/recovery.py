@@ -70,7 +70,10 @@ class Recovery:
                 return False
             with suppress(DiskFull):  # then what waits stays there, and what it removes keeps its file
                 self.transactions.upkeep.flush_buffer()
-            rows = [] if removed is None else self._session.connection.select(sql.SELECT_FILE, removed)
+            rows = []
+            if removed is not None:
+                h, stored = removed
+                rows = self._session.connection.select(sql.SELECT_FILE, (h, h + 3, stored))
             return self.reclaim_space([column for (column,) in rows], for_file, removes=removed is not None)
 
     def attempts(self, removes: bool = False) -> Iterator[Attempt]:

@@ -46,13 +46,13 @@ class Trash:
         """Look into the trash: date what is new, forget what was unlinked, choose what to unlink after the release."""
         connection, now = self._connection, self._session.now()
         if connection.select(sql.HAS_UNDATED, (now,)):
-            connection.walk(sql.DATE_TRASH, (now,))
+            connection.walk(sql.DATE_TRASH, (now, now))
         rows = [column for (column,) in connection.select(sql.SELECT_TRASH, (now - GRACE, SWEEP_FILES))]
         gone = [column for column in rows if column in self.unlinked]
         self.pending_unlinks = [column for column in rows if column not in self.unlinked]
         self._transactions.after_release = self.unlink_pending if self.pending_unlinks else None
         if gone:
-            connection.execute_many(sql.DELETE_TRASH, [(column,) for column in gone])
+            connection.execute_many(sql.DELETE_TRASH, [(column, column) for column in gone])
         self.unlinked.clear()  # also of those whose rows others have dropped, or every file would be remembered
 
     def sweep_if_due(self, now: float) -> int:
@@ -130,7 +130,7 @@ class Trash:
         """Remove rows of the trash whose files are unlinked."""
         if rows:
             with self._transactions.batch():
-                self._connection.execute_many(sql.DELETE_TRASH, rows)
+                self._connection.execute_many(sql.DELETE_TRASH, [(column, column) for (column,) in rows])
         self.unlinked.clear()
 
     def empty_if_possible(self) -> None:
