@@ -127,7 +127,7 @@ def try_wheel(wheel: Path, python: Interpreter, folder: Path) -> None:
     """Try the wheel with a Python."""
     one = Environment(python.path, folder)
     one.install(wheel)
-    one.run(SMOKE)
+    one.run("-W", "error", SMOKE)
 
 
 def try_source(archive: Path, folder: Path) -> None:

@@ -28,6 +28,13 @@ DISTRIBUTION = "diskcache-like"
 TIMEOUT = 120  # seconds; a command that takes longer hangs
 # How many times as fast as DiskCache an installation is at least; far less, if anything that makes it fast is missing.
 FASTER = {"set": 4.5, "delete": 3.8, "get": 15.0}
+IN_AN_INTERPRETER = """
+from diskcache_like import Cache
+with Cache({directory!r}) as cache:
+    cache.incr("count")
+    cache["key"] = "value"
+    assert cache["key"] == "value"
+"""
 OTHER_PROCESS = """\
 import sys
 from diskcache_like import Cache
@@ -73,6 +80,57 @@ def check_processes(directory: Path) -> None:
         found = cache.get("row"), cache.get("count")
     if found != ("new", 2):
         raise SmokeError(f"another process wrote 'new' and 2; this one reads {found}")
+
+
+def check_operations(directory: Path) -> None:
+    """Use each kind of operation once; with `python -W error` a warning is an error."""
+    for kind in (diskcache_like.Cache, diskcache_like.FanoutCache):
+        with kind(str(directory / kind.__name__)) as cache:
+            cache.set_many({number: number for number in range(50)}, expire=60)
+            cache.set("file", bytes(100_000), expire=60, tags=["red", "blue"])
+            cache.add("added", 1, tag="red")
+            cache.retag("added", add=["green"])
+            found = [cache.touch("added", 60), len(cache.get_many(["file", "added"])), cache.push("item"), cache.pull()]
+            found += [list(cache.keys(tags=["red"])), cache.tags(), list(cache), cache.pop(1), cache.delete(2)]
+            with cache.transact():
+                cache.incr("count", cache.pop(3))
+            with diskcache_like.Lock(cache, "lock", expire=60):
+                cache.namespace("own")["key"] = cache["count"]
+            found += [
+                cache.evict("red"),
+                cache.expire(),
+                cache.cull(),
+                cache.volume(),
+                cache.check(fix=True),
+                len(cache),
+            ]
+            found += [cache.stats(), cache.clear()]
+    deque = diskcache_like.Deque([1, 2, 3], str(directory / "deque"))
+    index = diskcache_like.Index(str(directory / "index"), a=1)
+    found = [deque.popleft(), list(deque), index.popitem(), len(index)]
+    if found != [1, [2, 3], ("a", 1), 0]:
+        raise SmokeError(f"a Deque and an Index gave {found}")
+
+
+def check_interpreters(directory: Path, times: int = 3) -> None:
+    """Use a cache in several interpreters of this process, one after the other."""
+    code = IN_AN_INTERPRETER.format(directory=str(directory))
+    if sys.version_info >= (3, 14):
+        with importlib.import_module("concurrent.futures").InterpreterPoolExecutor(max_workers=1) as pool:
+            for _ in range(times):
+                pool.submit(exec, code).result()
+    elif sys.version_info[:2] != (3, 12):  # whose `datetime`, which msgpack needs, is broken in all but the first one
+        module = importlib.import_module("_interpreters" if sys.version_info >= (3, 13) else "_xxsubinterpreters")
+        for _ in range(times):
+            interpreter = module.create()
+            if failure := module.run_string(interpreter, code):
+                raise SmokeError(f"in an interpreter of its own a cache fails: {failure}")
+            module.destroy(interpreter)
+    else:
+        return
+    with diskcache_like.Cache(str(directory)) as cache:
+        if cache.get("count") != times:
+            raise SmokeError(f"{times} interpreters counted to {cache.get('count')}")
 
 
 def check_memoize(directory: Path) -> None:
@@ -174,6 +232,8 @@ def main() -> None:
                 sys.stdout.write(f"smoke: {check_speed(directory)} times as fast as DiskCache\n")
                 return
             check_processes(directory)
+            check_operations(Path(folder))
+            check_interpreters(Path(folder, "interpreters"))
             check_memoize(directory)
             check_commands(directory)
         except SmokeError as error:

@@ -416,3 +416,65 @@ def test_no_value_file_outlives_its_entry(cache: Cache, clock: Clock, remove: st
         cache.close()
     assert value_files(cache.directory) == []
     assert cache.volume() < before - 19 * len(BIG)
+
+
+@few
+@pytest.mark.parametrize("remove", ["del", "pop", "delete", "overwrite", "evict", "clear"])
+def test_the_volume_falls_as_soon_as_something_is_removed(cache: Cache, remove: str) -> None:
+    cache.set_many({number: bytes(200_000) for number in range(40)}, tag="tag")
+    assert cache.volume() > 8_000_000
+    for number in range(30) if remove not in ("evict", "clear") else ():
+        match remove:
+            case "del":
+                del cache[number]
+            case "pop":
+                cache.pop(number)
+            case "delete":
+                cache.delete(number)
+            case _:
+                cache[number] = "small"
+    if remove == "evict":
+        cache.evict("tag")
+    elif remove == "clear":
+        cache.clear()
+    assert cache.volume() < 10 * 200_000 + 1_000_000
+
+
+@one
+def test_a_program_may_remove_the_oldest_until_the_volume_fits(cache: Cache) -> None:
+    for number in range(40):
+        cache[number] = bytes(200_000)
+    while cache.volume() > 4_000_000:
+        cache.pop(cache.peekitem(last=False)[0])
+    assert 15 <= len(cache) <= 20
+
+
+@one
+def test_of_entries_that_are_used_equally_often_the_oldest_go(open_cache: Opener) -> None:
+    cache = open_cache(eviction_policy="least-frequently-used", size_limit=2_000_000)
+    for number in range(60):
+        cache[number] = number.to_bytes(1, "big") * 30_000
+    for number in (0, 3, 5):
+        for _ in range(3):
+            assert cache.get(number)
+    for number in range(60, 120):
+        cache[number] = number.to_bytes(1, "big") * 30_000
+    left = sorted(cache)
+    assert {0, 3, 5} <= set(left)
+    newest = [number for number in left if number not in (0, 3, 5)]
+    assert newest == list(range(120 - len(newest), 120))
+
+
+@one
+@pytest.mark.parametrize("size", [200, 40_000])
+def test_no_handle_goes_by_the_limit_of_another_one(open_cache: Opener, size: int) -> None:
+    limit = 2 << 20
+    with open_cache(size_limit=limit):
+        pass
+    larger, cache = open_cache(size_limit=1 << 30), open_cache()
+    for number in range(3 * limit // (size + 200)):
+        if number % 50 == 0:
+            larger["of the larger one"] = bytes(size)
+        cache[number] = number.to_bytes(4, "big") * (size // 4)
+        assert number % 100 or cache.volume() <= 1.01 * limit + 2 * size
+    assert cache.volume() <= 1.01 * limit + 2 * size

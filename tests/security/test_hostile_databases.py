@@ -60,6 +60,25 @@ def database_of(directory: Path) -> tuple[object, ...]:
 # -- the schema -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    "planted", [(), ("entry", None, "1 1"), ("entry", "entry_rank", "0 0 0 sz=0 unordered"), (b"\xff", 1, 2.5)]
+)
+def test_what_analyze_leaves_is_harmless_whatever_it_says(directory: Path, planted: tuple[Any, ...]) -> None:
+    with closing(sqlite3.connect(directory / "cache.db", isolation_level=None)) as connection:
+        connection.execute("ANALYZE")
+        if planted:
+            connection.execute("DELETE FROM sqlite_stat1")
+            connection.executemany("INSERT INTO sqlite_stat1 VALUES (?, ?, ?)", [planted] * 100)
+    with Cache(directory, eviction_policy="least-recently-used") as cache:
+        before = len(cache)
+        assert before == len(list(cache)) > 0
+        cache["new"] = 1
+        cache.reset("size_limit", cache.volume() // 2)
+        cache["newer"] = bytes(10_000)
+        assert cache.cull() >= 0
+        assert not cache.check()
+
+
 @pytest.mark.parametrize("how", TAMPERED)
 def test_a_schema_that_was_tampered_with(directory: Path, how: str) -> None:
     plant(directory, TAMPERED[how])

@@ -515,3 +515,27 @@ def test_the_missing_parents_of_a_new_cache_are_private_too(tmp_path: Path) -> N
     with Cache(tmp_path / "a" / "b" / "cache"):
         for made in ("a", "a/b", "a/b/cache"):
             assert stat.S_IMODE((tmp_path / made).stat().st_mode) == 0o700
+
+
+@MAKERS
+@pytest.mark.parametrize("write_buffer", [0, 1 << 14])
+@pytest.mark.parametrize("fate", ["removed", "made anew", "renamed"])
+def test_a_directory_that_goes_while_it_is_open_is_noticed(
+    tmp_path: Path, make: type[Cache], write_buffer: int, fate: str
+) -> None:
+    directory = tmp_path / "cache"
+    with make(directory, write_buffer=write_buffer) as cache:
+        cache["before"] = 1
+        if fate == "renamed":
+            directory.rename(tmp_path / "elsewhere")
+        else:
+            shutil.rmtree(directory)
+        if fate == "made anew":
+            make(directory).close()
+        with pytest.raises(DirectoryError, match=r"(removed|replaced) while it was in use; open the cache again"):
+            for number in range(20_000):
+                cache.set(number, b"x" * 100, retry=True)
+        assert number < 16_000
+    with make(directory) as cache:
+        cache["after"] = 2
+        assert list(cache) == ["after"]

@@ -163,6 +163,21 @@ def test_the_smoke_test_passes_a_package_that_works(tmp_path: Path) -> None:
     smoke.check_commands(tmp_path / "cache")
 
 
+def test_no_operation_warns(tmp_path: Path) -> None:
+    """As with `python -W error`, which also turns what the standard library thinks of our SQL into errors."""
+    program = "import sys, pathlib; from tools import smoke; smoke.check_operations(pathlib.Path(sys.argv[1]))"
+    command = [sys.executable, "-W", "error", "-c", program, str(tmp_path)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_interpreters_of_one_process_share_a_cache(tmp_path: Path) -> None:
+    program = "import sys, pathlib; from tools import smoke; smoke.check_interpreters(pathlib.Path(sys.argv[1]))"
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+
+
 def test_the_smoke_test_notices_a_helper_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "load", lambda: None)
     with pytest.raises(smoke.SmokeError, match="the C helper is not loaded"):
