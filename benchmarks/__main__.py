@@ -17,8 +17,8 @@ from pathlib import Path
 
 from benchmarks import awaited, catalogue, machines
 from benchmarks.command import FAILED, GOOD, explained, positive, progress, refuse_lost, run_as_command, seconds
-from benchmarks.harness import Amounts, Harness
-from benchmarks.measure import measure_costs
+from benchmarks.harness import Amounts, Harness, steps_of
+from benchmarks.measure import awake, measure_costs
 from benchmarks.page import belongs
 from benchmarks.plots import draw
 from benchmarks.record import Record
@@ -62,10 +62,15 @@ def measure(asked: argparse.Namespace) -> int:
     """Run what the command line asks for; what was measured is kept also if the run is interrupted."""
     scenarios = named("scenario", asked.scenario or SCENARIOS, SCENARIOS)
     subjects = named("subject", asked.subject or catalogue.SUBJECTS, catalogue.SUBJECTS)
+    for name, scenario in scenarios.items() if asked.scenario else ():
+        steps = steps_of(scenario, Amounts(processes=asked.processes, largest=asked.largest))
+        there = dict.fromkeys(each for step in steps for each in scenario.subjects_at(step))
+        if not subjects.keys() & there.keys():
+            raise BenchmarkError(f"none of the chosen subjects is measured in {name!r}. It has: {', '.join(there)}")
     amounts = Amounts(**{name: getattr(asked, name) for name in Amounts.__dataclass_fields__})
     asked.out.mkdir(parents=True, exist_ok=True)
     path = asked.out / "record.json"
-    with workspace(asked.directory) as space, progress({"bench": 1}) as show:
+    with workspace(asked.directory) as space, awake(), progress({"bench": 1}) as show:
         costs = measure_costs()
         record = Record(
             machine_facts(space.root.parent, costs),

@@ -127,12 +127,12 @@ class Redis:
 
 
 class Lmdb:
-    """LMDB, committing without a sync, as the caches here do by default.
+    """LMDB, committing without a sync, as the caches here do by default; every page of it has the same definition.
 
     With `writemap` it writes into its memory map, where a stray store of the process can damage what is there.
     """
 
-    def __init__(self, directory: str, objects: bool = False, writemap: bool = True) -> None:
+    def __init__(self, directory: str, objects: bool = False, writemap: bool = False) -> None:
         Path(directory).mkdir(exist_ok=True)
         made = client("lmdb").open
         self._environment = made(directory, map_size=MAP_SIZE, sync=False, writemap=writemap, max_dbs=0)

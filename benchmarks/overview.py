@@ -18,8 +18,9 @@ from benchmarks import catalogue, page
 from benchmarks.__main__ import judged
 from benchmarks.command import GOOD, explained, positive, progress, refuse_lost, run_as_command, seconds
 from benchmarks.harness import Amounts, Harness
-from benchmarks.measure import measure_costs
-from benchmarks.overview_picture import NAME, SIZES, TITLE, Grid, draw, explanation, grid
+from benchmarks.intervals import Spread
+from benchmarks.measure import awake, measure_costs
+from benchmarks.overview_picture import NAME, PERCENTILES, SIZES, TITLE, Grid, draw, explanation, grid
 from benchmarks.record import Record, ScenarioFacts, load
 from benchmarks.report import Table, machine_facts
 from benchmarks.scenarios import Scenario
@@ -52,7 +53,7 @@ def scenarios(processes: int) -> dict[str, Scenario]:
 def measure(amounts: Amounts, directory: Path) -> Record:
     """Measure every subject that is installed."""
     chosen, subjects = scenarios(amounts.processes), {name: catalogue.SUBJECTS[name].facts for name in SUBJECTS}
-    with workspace(directory) as space, progress({"overview": 1}) as show:
+    with workspace(directory) as space, awake(), progress({"overview": 1}) as show:
         costs = measure_costs()
         facts = {name: one.facts for name, one in chosen.items()}
         record = Record(machine_facts(space.root.parent, costs), asdict(amounts), subjects, facts)
@@ -61,13 +62,18 @@ def measure(amounts: Amounts, directory: Path) -> Record:
     return record
 
 
+def told(spread: Spread | None) -> str:
+    """Write a ratio with its interval."""
+    return f"{spread.median:.2f}x ({spread.interval.low:.2f}..{spread.interval.high:.2f})" if spread else "-"
+
+
 def table(found: Grid, record: Record) -> Table:
     """Return the ratios as text, with their intervals."""
-    made = Table(TITLE, ("bytes", "peer", *(f"{call}, {count}" for call, count in found.columns)), left=2)
+    made = Table(TITLE, ("bytes", "peer", "", *(f"{call}, {count}" for call, count in found.columns)), left=3)
     for size, name in found.rows:
-        cells = [found.cells.get((size, name, *column)) for column in found.columns]
-        told = [f"{one.median:.2f}x ({one.interval.low:.2f}..{one.interval.high:.2f})" if one else "-" for one in cells]
-        made.rows.append((f"{size:,}", record.label(name), *told))
+        for percentile in PERCENTILES:
+            cells = [found.cells.get((size, name, *column), {}).get(percentile) for column in found.columns]
+            made.rows.append((f"{size:,}", record.label(name), percentile, *map(told, cells)))
     made.notes += [explanation(record), "in brackets: interval of the median over the repetitions"]
     made.notes += [f"{record.label(one.subject)} left out: {one.reason}" for one in record.absences]
     return made

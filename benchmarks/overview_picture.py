@@ -24,9 +24,9 @@ TITLE = "How many times as long as diskcache_like other stores take for a call"
 OURS = "cache"
 CALLS = ("get", "set", "delete")
 SIZES = (100, 10_000, 1_000_000)
-ROW, CELL, LABEL = 0.25, 0.72, 1.15  # inches
+ROW, CELL, LABEL = 0.44, 0.72, 1.15  # inches
+PERCENTILES = {"p50": 11.5, "p99": 9.0}  # what a cell tells, from above, and the size of its text
 DEEPEST, PALEST, SATURATED = 0.75, 0.08, 100  # shares of the colour, and the ratio from which it is deepest
-EVEN = 1.05  # ratios nearer to 1 than this have no colour
 TEXT = 11.5
 
 
@@ -36,19 +36,21 @@ class Grid:
 
     rows: list[tuple[int, str]]
     columns: list[tuple[str, int]]
-    cells: dict[tuple[int, str, str, int], Spread]
+    cells: dict[tuple[int, str, str, int], dict[str, Spread]]  # by percentile
 
 
 def grid(record: Record) -> Grid:
-    """Return how many times as long as ours each peer's median call took, repetitions paired."""
-    cells: dict[tuple[int, str, str, int], Spread] = {}
+    """Return how many times as long as ours each peer's calls took, repetitions paired."""
+    cells: dict[tuple[int, str, str, int], dict[str, Spread]] = {}
     for scenario in record.scenarios:
         for size in record.steps(scenario):
             found = record.of(scenario, size)
             for name in found.keys() - {OURS}:
                 for call in CALLS:
-                    if spread := _ratio(found[name], found.get(OURS, ()), call):
-                        cells[size, name, call, found[name][0].processes] = spread
+                    told = {each: _ratio(found[name], found.get(OURS, ()), call, each) for each in PERCENTILES}
+                    if any(told.values()):
+                        place = size, name, call, found[name][0].processes
+                        cells[place] = {each: spread for each, spread in told.items() if spread}
     counts = sorted({count for *_, count in cells})
     sizes = sorted({size for size, *_ in cells})
     names = [name for name in record.subjects if any(name == cell[1] for cell in cells)]
@@ -56,9 +58,9 @@ def grid(record: Record) -> Grid:
     return Grid(rows, [(call, count) for call in CALLS for count in counts], cells)
 
 
-def _ratio(theirs: Sequence[Trial], ours: Sequence[Trial], call: str) -> Spread | None:
+def _ratio(theirs: Sequence[Trial], ours: Sequence[Trial], call: str, percentile: str) -> Spread | None:
     times = [
-        {one.repetition: one.calls[call].p50 for one in trials if call in one.calls and one.calls[call].p50 > 0}
+        {one.repetition: time for one in trials if call in one.calls and (time := getattr(one.calls[call], percentile))}
         for trials in (theirs, ours)
     ]
     common = sorted(times[0].keys() & times[1].keys())
@@ -69,11 +71,12 @@ def explanation(record: Record) -> str:
     """Say in a sentence or two what the numbers are."""
     repeats = record.options.get("repeats", 1)
     return (
-        "A call's median time divided by diskcache_like's: 1x is equal, above 1x (blue) diskcache_like is faster, "
-        "below 1x (orange) the other one is. "
+        "A call's time divided by diskcache_like's, at the median and, below it, at the 99th percentile: 1x is equal, "
+        "above 1x (blue) diskcache_like is faster, below 1x (orange) the other one is; no colour where the interval of "
+        "the repetitions contains 1x. "
         f"Medians of {repeats} interleaved repetitions, 80 % get, 15 % set, 5 % delete, 1 and "
         f"{record.options.get('processes', 1)} processes, on {record.machine.get('CPU', 'one machine')}; "
-        "servers on Unix sockets."
+        "servers on Unix sockets, all processors kept awake."
     )
 
 
@@ -91,12 +94,12 @@ def ratio_text(ratio: float) -> str:
     return f"{ratio:,.{digits}f}x"
 
 
-def shade(ratio: float) -> tuple[float, float, float]:
-    """Return the colour of a cell as shares of red, green and blue."""
-    if 1 / EVEN < ratio < EVEN:
+def shade(spread: Spread) -> tuple[float, float, float]:
+    """Return the colour of a cell as shares of red, green and blue; white if its interval contains 1."""
+    if spread.interval.low <= 1 <= spread.interval.high:
         return (1.0, 1.0, 1.0)
-    colour = BLUE if ratio > 1 else ORANGE
-    deep = PALEST + (DEEPEST - PALEST) * min(abs(math.log(ratio)) / math.log(SATURATED), 1)
+    colour = BLUE if spread.median > 1 else ORANGE
+    deep = PALEST + (DEEPEST - PALEST) * min(abs(math.log(spread.median)) / math.log(SATURATED), 1)
     red, green, blue = (int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5))
     return (1 - deep + deep * red, 1 - deep + deep * green, 1 - deep + deep * blue)
 
@@ -131,6 +134,7 @@ def _words(axes: Axes, found: Grid) -> None:
     for at, colour, text in ((0.08, BLUE, "diskcache_like is faster"), (2.55, ORANGE, "the other one is faster")):
         axes.text(at, 1.75, "\u25a0", va="center", fontsize=TEXT + 3, color=colour)
         axes.text(at + 0.2, 1.75, text, va="center", fontsize=TEXT)
+    axes.text(0.08, 3.7, "p50, p99 below", va="center", fontsize=9.5)
     counts = len({count for _, count in found.columns})
     for place, (call, count) in enumerate(found.columns):
         middle = LABEL + CELL * (place + 0.5)
@@ -148,10 +152,10 @@ def _row(axes: Axes, record: Record, found: Grid, row: tuple[int, str], top: flo
     name = record.label(row[1]).split()[0]
     axes.text(0.08, top + 0.5, name, va="center", fontsize=TEXT)
     for place, (call, count) in enumerate(found.columns):
-        spread, left = found.cells.get((*row, call, count)), LABEL + CELL * place
-        if spread is None:
-            axes.text(left + CELL / 2, top + 0.5, "-", ha="center", va="center", color=GREY)
-            continue
-        axes.add_patch(Rectangle((left + 0.02, top + 0.05), CELL - 0.04, 0.9, color=shade(spread.median), lw=0))
-        text = ratio_text(spread.median)
-        axes.text(left + CELL / 2, top + 0.5, text, ha="center", va="center", color=INK, fontsize=TEXT)
+        told, left = found.cells.get((*row, call, count), {}), LABEL + CELL * place
+        for half, (percentile, font) in enumerate(PERCENTILES.items()):
+            above, spread = top + 0.05 + 0.45 * half, told.get(percentile)
+            text, colour = ("-", GREY) if spread is None else (ratio_text(spread.median), INK)
+            if spread is not None:
+                axes.add_patch(Rectangle((left + 0.02, above), CELL - 0.04, 0.45, color=shade(spread), lw=0))
+            axes.text(left + CELL / 2, above + 0.24, text, ha="center", va="center", color=colour, fontsize=font)

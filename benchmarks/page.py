@@ -19,6 +19,7 @@ OVERVIEW = "overview"  # which stays where it is: it comes from a run of its own
 IMAGES = Path("images", "benchmarks")
 # Where the way to the slowest call is the point, and where memory and disk are.
 CURVED = ("classic", "zipf-99-1", "hot-key", "eviction", "open-loop")
+CURVES_OF = {"classic": ("get", "set", "delete")}
 SIZED = ("growth", "sizes", "eviction")
 
 
@@ -71,7 +72,7 @@ def belongs(record: Record, drawing: Drawing) -> bool:
     if drawing.kind == BARS:
         return first or last
     if drawing.kind == CURVES:
-        return drawing.scenario in CURVED and last and drawing.call in ("get", "set")
+        return drawing.scenario in CURVED and last and drawing.call in CURVES_OF.get(drawing.scenario, ("get", "set"))
     if drawing.kind == SIZE:
         return drawing.scenario in SIZED and last
     return drawing.kind in (THROUGHPUT, COST)

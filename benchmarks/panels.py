@@ -7,6 +7,7 @@ tables need none.
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 FLOOR = 1.0  # a logarithmic axis has no zero; below a nanosecond, a byte or an operation per second is nothing to see
 LINE_LIMIT = 10
 ROOM = 0.11  # share of a figure's width that a value beside a dot takes on either side
+MOST_ROOM = 0.22  # of a panel's width: the dots get the rest
+TITLE_CHARACTERS, NOTE_CHARACTERS = 78, 120  # in a line of a figure, in the sizes of `figure`
 MARKED = (0.5, 0.1, 0.01, 0.001)  # shares of slower calls that get a marker and an error bar
 SHARES = {0.5: "50 %", 0.1: "90 %", 0.01: "99 %", 1e-3: "99.9 %", 1e-4: "99.99 %", 1e-5: "99.999 %"}
 
@@ -67,8 +70,8 @@ def figure(title: str, note: str, height: float) -> Figure:
     from matplotlib.figure import Figure
 
     made = Figure(figsize=(WIDTH, height), layout="constrained")
-    made.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
-    made.supxlabel(note, x=0.01, ha="left", fontsize=8.5)
+    made.suptitle(textwrap.fill(title, TITLE_CHARACTERS), x=0.01, ha="left", fontsize=12, fontweight="bold")
+    made.supxlabel(textwrap.fill(note, NOTE_CHARACTERS), x=0.01, ha="left", fontsize=8.5)
     return made
 
 
@@ -135,11 +138,9 @@ def bars(
     height = len(labels) * max(0.32, 0.16 * lines + 0.08) + 1.7
     named = f": {', '.join(names)} from left to right" if len(names) > 1 else ""
     made = figure(title, note + named, height)
-    grid: Any = made.subplots(1, len(columns), sharex=True, sharey=True, squeeze=False)
-    limits = bar_limits(
-        [one for column in columns.values() for group in column.values() for one in group], quantity, len(columns)
-    )
+    grid: Any = made.subplots(1, len(columns), sharey=True, squeeze=False)
     for axes, (heading, column) in zip(grid[0], columns.items(), strict=True):
+        limits = bar_limits([one for group in column.values() for one in group], quantity, len(columns))
         axes.set(xscale="log" if quantity.logarithmic else "linear", xlim=limits, title=heading)
         bar_panel(axes, [(label, column.get(label, ())) for label in labels], quantity, looks)
         ticks(axes.xaxis, quantity, max(7 // len(columns), 2))
@@ -151,7 +152,7 @@ def bar_limits(spreads: Sequence[Spread | None], quantity: Quantity, columns: in
     """Return the ends of the axis, with room for the values beside the dots or bars."""
     if quantity.logarithmic:
         ends = [max(end, FLOOR) for spread in spreads if spread for end in spread.interval[:2]] or [FLOOR]
-        low, high, share = min(ends), max(ends), min(ROOM * columns, 0.3)
+        low, high, share = min(ends), max(ends), min(ROOM * columns, MOST_ROOM)
         room: float = max(high / low, 10) ** (share / (1 - 2 * share))
         return low / room, high * room
     return 0, max([spread.interval.high for spread in spreads if spread] + [FLOOR]) * 1.4

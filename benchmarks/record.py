@@ -14,7 +14,7 @@ from typing import Any, Self
 from benchmarks.measure import percentile
 from benchmarks.subjects import BenchmarkError
 
-FORMAT = 1
+FORMAT = 2
 # Shares of calls, as calls in a million that are slower: 50 % down to one in a million, on a logarithmic axis.
 CURVE: tuple[int, ...] = (1_000_000, 900_000, 750_000, 500_000, 250_000, 100_000, 50_000, 20_000, 10_000, 5_000, 2_000)
 CURVE += (1_000, 500, 200, 100, 50, 20, 10, 5, 2, 1, 0)
@@ -23,7 +23,7 @@ MILLION = 1_000_000
 
 @dataclass(frozen=True)
 class Calls:
-    """One kind of call in one trial: count, percentiles, and the times that a share of `CURVE` is slower than."""
+    """One kind of call in one trial: count, percentiles, what a share of `CURVE` is slower than, and the sum."""
 
     count: int
     p50: float
@@ -32,16 +32,17 @@ class Calls:
     p999: float
     max: float
     curve: tuple[float, ...]
+    total: float
 
     @classmethod
     def of(cls, samples: Iterable[float], cost: float = 0) -> Self:
         """Summarise samples, `cost` subtracted from each; no samples are all zeros."""
         ordered = sorted(max(sample - cost, 0) for sample in samples)
         if not ordered:
-            return cls(0, 0, 0, 0, 0, 0, ())
+            return cls(0, 0, 0, 0, 0, 0, (), 0)
         p50, p90, p99, p999 = (percentile(ordered, milli) for milli in (500, 900, 990, 999))
         curve = tuple(ordered[_rank(len(ordered), slower)] for slower in CURVE)
-        return cls(len(ordered), p50, p90, p99, p999, ordered[-1], curve)
+        return cls(len(ordered), p50, p90, p99, p999, ordered[-1], curve, sum(ordered))
 
 
 def _rank(count: int, slower: int) -> int:

@@ -33,6 +33,7 @@ FILES = ("diskcache-rs", "pysciqlop", "cachekit", "lmdb", "sqlitedict", "django-
 MEMORY = ("django-memory", "lru-cache", "cachebox")
 PEERS = ("diskcache", *SERVERS, *FILES)
 MAIN = (*OURS, "diskcache", *SERVERS, "lmdb", "pysciqlop")
+FANOUTS = ("fanout-4-1s", "diskcache-fanout-4-1s", "fanout-8-10ms", "diskcache-fanout-8")  # in pairs of one timeout
 REST = tuple(name for name in FILES if name not in MAIN)
 ROOM = 16  # MiB that caches may keep under constant eviction, a quarter of what is stored
 EVICTED_VALUE = 1_000
@@ -89,7 +90,16 @@ SCENARIOS: dict[str, Scenario] = {
         always(Mix()),
         MAIN,
         steps=(1, 2, 4, 8),
-        also={1: (*REST, "django-memory", "cachebox"), 8: (*REST, "fanout-8-1s", "diskcache-fanout-8")},
+        also={1: (*REST, "django-memory", "cachebox"), 8: (*REST, *FANOUTS)},
+        processes=min,
+    ),
+    "expiring": Scenario(
+        ScenarioFacts(
+            "90 % get, 9 % set with an expiry, 1 % delete, 100 keys", "And with the expiry of web sites?", "processes"
+        ),
+        always(Mix(put="set_expiring")),
+        ("cache", "fanout-8-10ms", "diskcache", "diskcache-fanout-8"),
+        steps=(1, 8),
         processes=min,
     ),
     "zipf-80-20": Scenario(
@@ -133,7 +143,7 @@ SCENARIOS: dict[str, Scenario] = {
     "counters": Scenario(
         ScenarioFacts("Increments of 10 counters by all processes", "What does an atomic increment cost?"),
         always(Counters()),
-        ("cache", "fanout-8-1s", "diskcache", "diskcache-fanout-8", *SERVERS),
+        ("cache", "fanout-8-10ms", "diskcache", "diskcache-fanout-8", *SERVERS),
         processes=all_of,
     ),
     "queue": Scenario(

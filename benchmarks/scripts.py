@@ -18,6 +18,7 @@ Steps = list[tuple[int, tuple[Any, ...]]]
 
 BULK = 1_000
 TAGGED = 100
+EXPIRE = 3600  # seconds
 ZIPF = 0.99  # the skew of YCSB: Cooper et al., "Benchmarking Cloud Serving Systems with YCSB", 2010
 RECORDS = 50
 FIELDS = 160
@@ -60,8 +61,10 @@ def bound(subject: Subject, kind: str) -> Callable[..., Any]:
     """Return what one kind of call runs on a subject; raise MissingFeature where it has nothing like it."""
     if kind == "insert":
         return subject.set
+    put: Callable[..., Any] = subject.set
+    if kind == "set_expiring":
+        return lambda key, value: put(key, value, expire=EXPIRE)
     if kind == "set_tagged":
-        put: Callable[..., Any] = subject.set
         feature(subject, "evict")
         return lambda key, value, tag: put(key, value, tag=tag)
     if kind == "hit":
@@ -131,11 +134,12 @@ class Mix:
     skew: float = 0.0
     loaded: int | None = None
     per_call: int = 1
+    put: str = "set"  # the kind of call that stores
 
     @property
     def kinds(self) -> tuple[str, ...]:
         """Return get, set and delete, up to the last one that occurs."""
-        return ("get", "set", "delete")[: max(kind for kind, share in self.shares.items() if share) + 1]
+        return ("get", self.put, "delete")[: max(kind for kind, share in self.shares.items() if share) + 1]
 
     @property
     def deletes(self) -> bool:

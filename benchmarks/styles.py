@@ -72,10 +72,11 @@ class Look:
 SUBJECTS = {
     "cache": Look(BLUE, "o", "-"),
     "cache-cold": Look(SKY, "o", "--"),
-    "fanout-8-1s": Look(BLUE, "s", "-."),
+    "fanout-4-1s": Look(BLUE, "s", "-."),
     "fanout-8-10ms": Look(BLUE, "D", (0, (1, 1.2))),
     "diskcache": Look(VERMILLION, "^", "-"),
     "diskcache-fanout-8": Look(VERMILLION, "v", "--"),
+    "diskcache-fanout-4-1s": Look(VERMILLION, "^", "-."),
     "memcached": Look(GREEN, "P", "-"),
     "redis": Look(PURPLE, "X", "-"),
     "lmdb": Look(BLACK, "s", "-"),

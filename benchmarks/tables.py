@@ -23,7 +23,17 @@ from benchmarks.repetitions import (
 from benchmarks.report import Table, duration, size
 
 NOTHING = "-"
-PERCENTILE_COLUMNS = ("subject", "call", "calls", "p50", "interval", *list(NAMES.values())[1:], "max")
+PERCENTILE_COLUMNS = (
+    "subject",
+    "call",
+    "calls",
+    "misses",
+    "p50",
+    "interval",
+    *list(NAMES.values())[1:],
+    "max",
+    "total",
+)
 TOTAL_COLUMNS = (
     *("subject", "operations/s", "interval", "ratio", "interval"),
     *("misses", "timeouts", "unexpected", "wrong", "CPU/operation", "peak memory", "on disk"),
@@ -58,6 +68,7 @@ def percentile_table(record: Record, scenario: str, step: int | None, found: dic
     table.notes += [
         f"p50 to p99.9: medians over {confidence(shown)} (shown: of p50); max: the largest of all",
         "-: too few calls for one to be slower than this percentile",
+        "total: the time that all calls of a kind took, in all processes and repetitions",
     ]
     table.notes += absent(record, scenario)
     return table
@@ -69,10 +80,12 @@ def _percentile_cells(trials: Sequence[Trial], call: str, spreads: Sequence[Spre
     times = [NOTHING if one is None else duration(one.median) for one in others]
     return [
         f"{count:,}",
+        f"{sum(trial.misses + trial.unexpected for trial in trials):,}" if call == "get" else NOTHING,
         NOTHING if first is None else duration(first.median),
         between(first, duration),
         *times,
         duration(slowest(trials, call)) if count else NOTHING,
+        duration(sum(trial.calls[call].total for trial in trials if call in trial.calls)) if count else NOTHING,
     ]
 
 

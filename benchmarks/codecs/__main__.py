@@ -35,7 +35,8 @@ def parser() -> argparse.ArgumentParser:
     add = made.add_argument
     for name, known in CHOICES.items():
         add(f"--{name}", metavar="NAME", action="append", help=f"only this: {', '.join(known)} (may be repeated)")
-    add("--seconds", type=seconds, default=SECONDS, help="how long to measure, about (%(default)s)")
+    told = "how long to time calls, about, once all codecs are prepared, which takes a minute (%(default)s)"
+    add("--seconds", type=seconds, default=SECONDS, help=told)
     add("--repeats", type=positive, default=REPEATS, help="repetitions, in each of which all take turns (%(default)s)")
     add("--json", type=Path, metavar="FILE", help="where the numbers go")
     add("--read", type=Path, metavar="FILE", help="measure nothing; use the numbers that an earlier run wrote")

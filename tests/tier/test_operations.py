@@ -463,7 +463,7 @@ def test_any_of_several_tags_evicts(machines: Machines) -> None:
         here.set(key, key, tags=tags)
         assert there[key] == key
     there.evict(tags=["x", 5])
-    until(lambda: here.get_many("abcd") == {"c": "c"}, "the eviction to be heard of")
+    until(lambda: here.get_many([*"abcd"]) == {"c": "c"}, "the eviction to be heard of")
     here.set("a", "again", tags=["x"])
     assert there["a"] == "again"
 

@@ -123,4 +123,5 @@ def _advice(path: str, is_own: bool, mode: int) -> str:
     if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
         return "choose another directory, or have its owner give it to this user (chown)"
     shared = "pass shared=True if its owner and its whole group may change what is cached"
-    return shared if os.path.lexists(os.path.join(path, "cache.lock")) else f"{inside}, or {shared}"
+    is_cache = paths.mode_of(os.path.join(path, "cache.lock"), follow=False) != 0
+    return shared if is_cache else f"{inside}, or {shared}"

@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks import overview, overview_picture
 from benchmarks.harness import Amounts
+from benchmarks.intervals import Spread
 from benchmarks.record import Calls, Record, ScenarioFacts, SubjectFacts, Trial
 from benchmarks.subjects import BenchmarkError
 
@@ -44,8 +45,8 @@ def test_a_ratio_is_the_peers_time_over_ours_within_a_repetition(record: Record)
     found = overview_picture.grid(record)
     assert found.rows == [(1_000_000, "diskcache")]
     for count in (1, 8):
-        assert found.cells[1_000_000, "diskcache", "get", count].median == 4
-        assert found.cells[1_000_000, "diskcache", "delete", count].median == 0.5
+        assert found.cells[1_000_000, "diskcache", "get", count]["p99"].median == 4
+        assert found.cells[1_000_000, "diskcache", "delete", count]["p50"].median == 0.5
         assert (1_000_000, "diskcache", "set", count) not in found.cells
 
 
@@ -56,12 +57,16 @@ def test_a_ratio_has_two_digits(ratio: float, text: str) -> None:
     assert overview_picture.ratio_text(ratio) == text
 
 
-def test_faster_is_blue_slower_is_orange_and_alike_is_neither() -> None:
-    faster, slower, alike = (overview_picture.shade(ratio) for ratio in (10, 0.1, 1.01))
+def spread(*ratios: float) -> Spread:
+    return Spread.of(list(ratios))
+
+
+def test_faster_is_blue_slower_is_orange_and_what_may_be_alike_is_neither() -> None:
+    faster, slower = (overview_picture.shade(spread(ratio, ratio, ratio)) for ratio in (10, 0.1))
     assert faster[2] > faster[0]
     assert slower[0] > slower[2]
-    assert alike == (1.0, 1.0, 1.0)
-    assert overview_picture.shade(1000)[0] < faster[0], "more is deeper"
+    assert overview_picture.shade(spread(1000, 1000, 1000))[0] < faster[0], "more is deeper"
+    assert overview_picture.shade(spread(0.9, 1.5, 1.6)) == (1.0, 1.0, 1.0)
 
 
 def test_a_page_gets_the_picture_losses_included(record: Record, tmp_path: Path) -> None:

@@ -386,7 +386,7 @@ class TestCommand:
 
     def test_a_curve_of_another_length_is_refused(self, tmp_path: Path) -> None:
         odd = Record({}, {}, {"a": SubjectFacts("A")}, {"s": ScenarioFacts("S", "?")}, [trial(0, [1.0])])
-        odd.trials[0].calls["get"] = Calls(1, 1, 1, 1, 1, 1, (1.0, 2.0))
+        odd.trials[0].calls["get"] = Calls(1, 1, 1, 1, 1, 1, (1.0, 2.0), 1)
         odd.save(tmp_path / "odd.json")
         with pytest.raises(BenchmarkError, match="2 points on the curve of 'get'"):
             load(tmp_path / "odd.json")

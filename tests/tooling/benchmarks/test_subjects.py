@@ -14,6 +14,7 @@ import pytest
 
 from benchmarks import adapters, catalogue, subjects
 from benchmarks.catalogue import FEATURES, SUBJECTS, Available, available, known
+from benchmarks.scenarios import SCENARIOS
 from benchmarks.servers import running
 from benchmarks.subjects import (
     BenchmarkError,
@@ -78,12 +79,16 @@ def everyone(*features: str) -> pytest.MarkDecorator:
 
 
 def test_the_catalogue_is_in_the_order_of_tables() -> None:
-    fanouts = [f"fanout-{shards}-{timeout}" for shards in (4, 8) for timeout in ("1s", "10ms")]
-    ours = ["cache", "cache-cold", *fanouts, *(f"{name}-cold" for name in fanouts)]
-    theirs = ["diskcache", "diskcache-fanout-8", "diskcache-rs", "pysciqlop", "cachekit", "memcached", "redis", "lmdb"]
-    theirs += ["sqlitedict", "django-file", "django-memory", "lru-cache", "cachebox"]
+    ours = ["cache", "cache-cold", "fanout-4-1s", "fanout-8-10ms"]
+    theirs = ["diskcache", "diskcache-fanout-8", "diskcache-fanout-4-1s", "diskcache-rs", "pysciqlop", "cachekit"]
+    theirs += ["memcached", "redis", "lmdb", "sqlitedict", "django-file", "django-memory", "lru-cache", "cachebox"]
     assert list(SUBJECTS) == ours + theirs
     assert len({one.label for one in SUBJECTS.values()}) == len(SUBJECTS)
+
+
+def test_every_subject_is_in_a_scenario() -> None:
+    measured = {name for one in SCENARIOS.values() for step in (*one.steps, 0) for name in one.subjects_at(step)}
+    assert set(SUBJECTS) == measured
 
 
 def test_names_come_in_the_order_of_the_catalogue_and_once() -> None:
