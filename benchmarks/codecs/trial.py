@@ -130,10 +130,8 @@ def share_out(timings: Sequence[Timing], budget: float) -> None:
 def run(
     found: Sequence[Place], seconds: float, repeats: int, costs: Costs, note: Callable[[str, float], None]
 ) -> list[Cell]:
-    """Measure all places in turn, at most `repeats` times, in about `seconds`."""
+    """Measure all places in turn, `repeats` times, in about `seconds`; each turn has a call of each at least."""
     timings = {f"{number} {one}": getattr(place, one) for number, place in enumerate(found) for one in OPERATIONS}
-    once = sum(timing.cost for timing in timings.values())  # nanoseconds for a call of each
-    repeats = max(min(repeats, int(seconds * 1e9 / once)), 1) if once else repeats
     share_out(list(timings.values()), seconds * 1e9 / repeats)
     gc.freeze()  # what is held for the run is not looked through again and again while it decodes
     try:

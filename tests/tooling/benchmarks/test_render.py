@@ -114,10 +114,16 @@ class TestTables:
 
     def test_cells_carry_units(self, record: Record) -> None:
         table = tables.percentile_table(record, "classic", 1, record.of("classic", 1))
-        times = [cell for row in table.rows for cell in (row[3], *row[5:]) if cell != "-"]
+        times = [cell for row in table.rows for cell in (row[4], *row[6:]) if cell != "-"]
         assert all(re.fullmatch(r"[\d.]+ (ns|µs|ms|s)", cell) for cell in times)
-        assert all(".." in row[4] for row in table.rows)
+        assert all(".." in row[5] for row in table.rows)
         assert "5 repetitions with intervals of 93.75 % confidence" in table.text()
+
+    def test_a_kind_of_call_has_its_misses_and_its_total(self) -> None:
+        record = Record({}, {}, {"a": SubjectFacts("A")}, {"s": ScenarioFacts("S", "?")})
+        record.trials = [trial(number, [1000.0, 2000.0], misses=3) for number in range(2)]
+        row = next(tables.tables(record)).rows[0]
+        assert (row[3], row[-1]) == ("6", "6.00 µs")
 
     def test_a_step_is_named_with_its_unit(self, record: Record) -> None:
         titles = [table.title for table in tables.tables(record)]
@@ -143,7 +149,7 @@ class TestTables:
     def test_one_repetition_has_no_interval_and_nothing_counted_is_a_dash(self) -> None:
         record = Record({}, {}, {"a": SubjectFacts("A")}, {"s": ScenarioFacts("S", "?")}, [trial(0, [], 0.0)])
         percentiles, totals = tables.tables(record)
-        assert [list(row) for row in percentiles.rows] == [["A", "-", "0", "-", "-", "-", "-", "-", "-"]]
+        assert [list(row) for row in percentiles.rows] == [["A", "-", "0", *["-"] * 8]]
         assert totals.rows[0][:3] == ["A", "-", "-"]
         record.trials = [trial(0, [5.0])]
         assert "1 repetition " in next(tables.tables(record)).text()
