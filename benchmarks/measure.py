@@ -43,6 +43,7 @@ class Summary:
     p99: float
     p999: float
     max: float
+    tail: float = 0  # mean of the slowest hundredth
 
     def as_dict(self) -> dict[str, float]:
         """Return the fields by name."""
@@ -90,7 +91,8 @@ def summarise(samples: Iterable[float], cost: float = 0) -> Summary:
     if not ordered:
         return Summary(0, 0, 0, 0, 0, 0)
     picked = {name: percentile(ordered, milli) for name, milli in MILLI.items()}
-    return Summary(len(ordered), **picked, max=ordered[-1])
+    slowest = ordered[-max(len(ordered) // 100, 1) :]
+    return Summary(len(ordered), **picked, max=ordered[-1], tail=statistics.fmean(slowest))
 
 
 def combine(summaries: Sequence[Summary]) -> Summary:

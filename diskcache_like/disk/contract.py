@@ -186,6 +186,8 @@ class Disk(Payloads, ValueFiles):
         """Return a key that stays what it is, whatever becomes of this one, and that no other key is taken for."""
         if keys.hashes_like_stored_key(key):
             return key
+        if type(key) is keys.NamespacedKey:
+            return keys.NamespacedKey(key.path, self.fixed_key(key.key))
         if not self._own_keys:
             return keys.EncodedKey(self.stored_key(key))
         stored = keys.encode_key(key)

@@ -161,6 +161,17 @@ def test_ordered_dictionaries_in_another_order_are_other_keys(cache: Cache) -> N
     assert there in list(cache)
 
 
+@few
+def test_a_key_of_a_namespace_stays_one_in_the_cache_around_it(cache: Cache) -> None:
+    space = cache.namespace("in")
+    space[["odd"]] = 1
+    (key,) = list(cache)
+    cache.delete(key)
+    assert cache.get_or_set(key, lambda: 2) == 2
+    assert list(space) == [["odd"]]
+    assert [space[["odd"]], len(space)] == [2, 1]
+
+
 class Model(pydantic.BaseModel):
     """A model with a default."""
 
