@@ -71,7 +71,12 @@ class CallKeys(NamedTuple):
             raise TypeError(f"{named!r:.80} has no name to keep its results under: give it one with name=")
         memoized = " memoized" if hasattr(function, "cache_info") and is_decorated(function) else ""  # by this, again
         function = undecorated(function)
-        plain, owner, exact = function_name(function), _owner(function) + memoized, ""
+        try:
+            plain, owner, exact = function_name(function), _owner(function) + memoized, ""
+        except TypeError:
+            if self.key is None:
+                raise
+            plain, owner, exact = f"{module_of(function)}.{function.__qualname__}", memoized, ""  # `key` tells all
         refusal: TypeError | None = None
         if getattr(function, "__closure__", None) and not _is_nameless(function):
             try:
@@ -82,9 +87,9 @@ class CallKeys(NamedTuple):
         def name() -> str:
             own = plain
             if not (_is_nameless(function) or _is_found(function)):
-                if refusal is not None:
+                if refusal is not None and self.key is None:
                     raise refusal
-                own = exact or function_name(function, exact=True)
+                own = exact or (plain if refusal is not None else function_name(function, exact=True))
             return self.spell(own + owner) + version
 
         return name
@@ -342,7 +347,7 @@ def _digest_of(value: Any, met: list[Callable[..., Any]], how: str, function: Ca
         return f"{module_of(value)}.{value.__qualname__}{''.join(told)}".encode()
     raise TypeError(
         f"{full_name(function)} {how}, a {type(value).__qualname__}, which cannot be part of a key, so nothing tells it"
-        " from other functions of its name: give it a name of its own with name="
+        " from other functions of its name: give it a name of its own with name=, or make its keys with key="
     )
 
 

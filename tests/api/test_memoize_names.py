@@ -83,6 +83,7 @@ def test_what_cannot_be_told_apart_asks_for_a_name(cache: Cache) -> None:
         with pytest.raises(TypeError, match=r"a Connection, which cannot be part of a key.* name="):
             cache.memoize()(function)(5)
         assert cache.memoize(name="a name")(function)(5) == 15
+        assert cache.memoize(key=lambda number: ("times 3", number))(function)(5) == 15
 
 
 @one
