@@ -12,9 +12,10 @@ from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, Self, Type
 
 from ..entries.loading import ENOVAL
 from ..entries.row_codec import Expiry
-from .call_keys import CallKey, CallKeys, decorated, template
+from .call_keys import CallKey, CallKeys, decorated
 from .computing import Computation, Steps, take, take_async
 from .rules import Computing, Rules, StoredError, hidden_tag
+from .templates import template
 
 RUNS_CALLERS_CODE = True  # for `interrupts_a_call` of system/signal_safe.py
 
