@@ -63,6 +63,7 @@ def test_opening_honours_its_timeout_where_it_has_to_wait(tmp_path: Path) -> Non
 
 
 def test_retry_waits_for_the_lock_and_for_nothing_else(cache: Cache) -> None:
+    cache = Cache(cache.directory, write_buffer=0)
     cache["key"] = 1
     cache._shards.stores[0].connection.open().execute("PRAGMA query_only = ON")
     for write in (

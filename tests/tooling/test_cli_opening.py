@@ -60,7 +60,7 @@ def test_a_shared_cache_is_recognised_by_its_mode(shell: Shell, tmp_path: Path) 
     assert shell.run("check") == "nothing found\n"
     shell.directory.chmod(0o777)
     shell.run("get", "key", code=2)
-    assert "chmod it to 0700 or give --shared" in shell.err
+    assert "chmod it to 0700, or give --shared" in shell.err
     assert shell.run("get", "key", "--shared") == "value\n"
 
 
@@ -86,7 +86,7 @@ def test_root_looks_at_a_cache_of_a_service_and_leaves_its_files_alone(shell: Sh
     assert "belongs to another user" in shell.err
     assert "entries" in shell.run("stats")
     shell.run("set", "key", "value", code=2)
-    assert "belongs to user 65534; give --shared" in shell.err
+    assert "belongs to user 65534, not to user 0 (mode 0700); give --shared" in shell.err
     assert {path.stat().st_uid for path in shell.directory.rglob("*")} == {65534}
 
 

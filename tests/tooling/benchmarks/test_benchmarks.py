@@ -71,7 +71,7 @@ class TestMeasure:
             measure.percentile([1], 1001)
 
     def test_summary_subtracts_the_cost_and_never_goes_below_zero(self) -> None:
-        assert measure.summarise([30, 5, 20], cost=10) == Summary(3, 10, 20, 20, 20, 20)
+        assert measure.summarise([30, 5, 20], cost=10) == Summary(3, 10, 20, 20, 20, 20, tail=20)
 
     def test_summary_of_nothing(self) -> None:
         assert percentile_cells(measure.summarise([])) == ["0", "-", "-", "-", "-", "-"]
