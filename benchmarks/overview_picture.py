@@ -134,7 +134,7 @@ def _words(axes: Axes, found: Grid) -> None:
     for at, colour, text in ((0.08, BLUE, "diskcache_like is faster"), (2.55, ORANGE, "the other one is faster")):
         axes.text(at, 1.75, "\u25a0", va="center", fontsize=TEXT + 3, color=colour)
         axes.text(at + 0.2, 1.75, text, va="center", fontsize=TEXT)
-    axes.text(0.08, 3.7, "p50, p99 below", va="center", fontsize=9.5)
+    axes.text(0.08, 3.7, "p50, below: p99", va="center", fontsize=8)
     counts = len({count for _, count in found.columns})
     for place, (call, count) in enumerate(found.columns):
         middle = LABEL + CELL * (place + 0.5)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 FLOOR = 1.0  # a logarithmic axis has no zero; below a nanosecond, a byte or an operation per second is nothing to see
 LINE_LIMIT = 10
 ROOM = 0.11  # share of a figure's width that a value beside a dot takes on either side
-MOST_ROOM = 0.22  # of a panel's width: the dots get the rest
+MOST_ROOM = 0.28  # of a panel's width: the dots get the rest
 TITLE_CHARACTERS, NOTE_CHARACTERS = 78, 120  # in a line of a figure, in the sizes of `figure`
 MARKED = (0.5, 0.1, 0.01, 0.001)  # shares of slower calls that get a marker and an error bar
 SHARES = {0.5: "50 %", 0.1: "90 %", 0.01: "99 %", 1e-3: "99.9 %", 1e-4: "99.99 %", 1e-5: "99.999 %"}
