@@ -99,15 +99,18 @@ class Computed(Tagging):
         """
         if not callable(compute):
             raise TypeError(f"compute is {compute!r}, expected a function that returns the value")
-        if not options.keys() <= Options.__annotations__.keys():
+        if options and not options.keys() <= Options.__annotations__.keys():
             raise unexpected(Computed.get_or_set, options, Options.__annotations__)
         is_coroutine = inspect.iscoroutinefunction(compute)
-        key = self._fixed(key)
+        if type(key) not in PLAIN_TYPES:
+            key = self._fixed(key)
         known = None
         if not is_coroutine and not options.get("beta"):
-            found = self._hot_value(key)
-            with suppress(*FAILURES):  # `find` below meets it again, and does what `on_error` says
-                known = found = self.get(key, ENOVAL) if found is ENOVAL else found
+            known = found = self._hot_value(key)
+            if found is ENOVAL:
+                known = None
+                with suppress(*FAILURES):  # `find` below meets it again, and does what `on_error` says
+                    known = found = self.get(key, ENOVAL)
             if found is not ENOVAL and type(found) is not StoredError:
                 return found
         call, asks = _with_context(compute)
