@@ -21,7 +21,7 @@ from pathlib import Path
 from benchmarks import awaited, machines, page
 from benchmarks.budgets import AIM, BUDGETS, MISSED, MUST, UNCLEAR, UNMEASURED, Outcome, assess
 from benchmarks.command import FAILED, GOOD, add_only, explained, refuse_lost, run_as_command
-from benchmarks.measure import awake, measure_costs
+from benchmarks.measure import measure_costs
 from benchmarks.quick import FULL_WRITES, Record, measure_all, write_json
 from benchmarks.report import machine_facts, objectives_table
 from benchmarks.section import Options, Run
@@ -140,7 +140,7 @@ def check(asked: argparse.Namespace) -> int:
         page.marked(asked.docs, MARK)
     names = [name for name in EFFORTS if not asked.only or name in asked.only]
     labels = f"{OURS.label} against {DISKCACHE.label}"
-    with workspace(asked.directory) as space, awake():
+    with workspace(asked.directory) as space:
         costs = measure_costs()
         facts = {"subjects": labels, **machine_facts(space.root.parent, costs)}
         print(*(f"{name}: {fact}" for name, fact in facts.items()), "", sep="\n", flush=True)

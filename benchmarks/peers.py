@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from benchmarks import classic
 from benchmarks.catalogue import SUBJECTS, available
 from benchmarks.crew import Crew, WorkerError
-from benchmarks.measure import ratios, summarise, time_blocks, time_calls, time_keys
+from benchmarks.measure import awake, ratios, summarise, time_blocks, time_calls, time_keys
 from benchmarks.report import Table, duration
 from benchmarks.section import Findings, Run
 from benchmarks.subjects import SPECS, Spec, load_items
@@ -28,6 +28,7 @@ def others() -> list[str]:
     return [name for name, one in foreign.items() if {"set", "delete"} <= one.offers]
 
 
+@awake()
 def peers(run: Run) -> Findings:
     """Measure every subject that is there."""
     findings = Findings()

@@ -51,7 +51,7 @@ class Appender:
         """Note where everything is.
 
         `generations`: words of the header, and the slots. `limits`, in bytes: `longest` record, `bound` of what waits,
-        `due_limit` of what is written until upkeep; and `known_limit`, which `Header.LIMIT` has to be.
+        `due_limit` of what is written until upkeep; and `known_limit`, which `Header.LIMIT` may not exceed.
         """
         header, slots = generations
         ring_words, table, content = ring.views()

@@ -126,8 +126,9 @@ class Header:
     # and repairs, a count that only grows. Write lock.
     INTERNAL: Final = 49
 
-    # The size limit by which VOLUME_DUE was set, 0 where nothing is evicted. Write lock. A handle with another limit
-    # looks at the volume at once: the mark may be further ahead than its own limit allows.
+    # The size limit by which VOLUME_DUE was set, MAX_WORD where nothing is evicted. Write lock. A handle with a lower
+    # limit looks at the volume at once: the mark may be further ahead than its own limit allows. One with a higher
+    # limit keeps to the mark, so that two handles that take turns look no more often than each would alone.
     LIMIT: Final = 50
 
     # `create` stores this last: without it the file is incomplete. Write lock.

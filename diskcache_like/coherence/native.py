@@ -14,7 +14,7 @@ VARIABLE = "DISKCACHE_LIKE_NATIVE"
 NEWEST = Struct("Qqi4x")  # a `dl_newest`; ticks are signed, as integers of SQLite are
 
 _MODULE = "diskcache_like.coherence._native"
-_ABI = 5  # DL_ABI of native_build.py
+_ABI = 6  # DL_ABI of native_build.py
 
 
 class NativeModule:

@@ -478,3 +478,21 @@ def test_no_handle_goes_by_the_limit_of_another_one(open_cache: Opener, size: in
         cache[number] = number.to_bytes(4, "big") * (size // 4)
         assert number % 100 or cache.volume() <= 1.01 * limit + 2 * size
     assert cache.volume() <= 1.01 * limit + 2 * size
+
+
+@one
+def test_handles_with_different_limits_do_not_make_each_other_look(
+    open_cache: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = []
+    look = eviction.Evictor.look_at_volume
+
+    def counted(self: eviction.Evictor, incoming: int) -> None:
+        looks.append(incoming)
+        look(self, incoming)
+
+    monkeypatch.setattr(eviction.Evictor, "look_at_volume", counted)
+    one_handle, other = open_cache(size_limit=1 << 30), open_cache(size_limit=1 << 28)
+    for number in range(300):
+        one_handle[number % 7] = other[number % 5] = number
+    assert len(looks) < 10

@@ -408,7 +408,7 @@ class ShardSession:
 
     def limit_word(self) -> int:
         """Return what this handle's marks in `Header.VOLUME_DUE` go by: see `Header.LIMIT`."""
-        return min(int(self.settings["size_limit"]), MAX_WORD) if self.evicts else 0
+        return min(int(self.settings["size_limit"]), MAX_WORD) if self.evicts else MAX_WORD
 
     def buffered(self, h: int, stored: bytes) -> Written | None:
         """Return the newest write of a key if the write buffer has it; for a damaged one, a record that is damaged.

@@ -33,14 +33,14 @@ RESERVE_PART = 8  # the shards take no more than this part of what is left
 def is_due(session: ShardSession, written: int) -> bool:
     """Tell whether a write looks for upkeep that is due, once so many bytes are written.
 
-    The mark is never further ahead, unless a count was damaged, and counts only for the limit that it was set by.
+    The mark is never further ahead, unless a count was damaged. One that was set by a higher limit may let too much in.
     """
     if written >> LOOK_BITS != session.looked:
         session.looked = written >> LOOK_BITS
         session.refuse_removed()
     header = session.header
     due = header[Header.VOLUME_DUE]
-    return not written <= due <= written + CHECKPOINT_BYTES or header[Header.LIMIT] != session.limit_word()
+    return not written <= due <= written + CHECKPOINT_BYTES or header[Header.LIMIT] > session.limit_word()
 
 
 class Checkpointer:

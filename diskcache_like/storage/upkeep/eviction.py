@@ -18,6 +18,7 @@ from .checkpoints import CHECKPOINT_BYTES
 from .quota import Quota
 from .removal import BATCH, Remover
 
+MOST = NEVER - 1  # the highest rank of an entry that is not pinned
 USE = 43  # bits below a use in a rank: of entries that were used equally often, the one stored first goes first
 
 
@@ -206,14 +207,14 @@ class Evictor:
         policy = session.policy
         ranked, evictable = [], []
         for h, rank, base, pinned in rows:
-            mark = session.uses[(h & ~3) % session.slot_prime] & NEVER  # which is what SQLite takes
+            mark = min(session.uses[(h & ~3) % session.slot_prime], MOST)
             if pinned:
                 if rank < NEVER:
                     ranked.append((NEVER, 0, h))
             elif policy.marks_recency and mark > rank:
                 ranked.append((mark, 0, h))
             elif policy.marks_frequency and mark > base:
-                ranked.append((min(rank + (mark - base << USE), NEVER), mark, h))
+                ranked.append((min(rank + (mark - base << USE), MOST), mark, h))
             else:
                 evictable.append(h)
         return ranked, evictable
