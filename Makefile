@@ -17,7 +17,7 @@ DEV := $(VENV)/.installed-to-develop
 HELPERS := diskcache_like/coherence/_native*.so
 PEERS := $(VENV)/.installed-to-compare
 # A change in any of these means the editable install, and the compiled helper in it, is stale.
-SOURCES := $(wildcard pyproject.toml setup.py setup.cfg tools/build_backend.py diskcache_like/coherence/*build*.py diskcache_like/coherence/*.[ch])
+SOURCES := $(wildcard pyproject.toml setup.py setup.cfg tools/build_backend.py diskcache_like/coherence/*.[ch])
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint types imports unit prove prove-short django third-party matrix fuzz fuzz-coverage docs dist wheels format bench bench-codecs bench-dictionaries bench-frames bench-quick bench-peers compare objectives install clean venv-module bench-async bench-django bench-overview bench-machines

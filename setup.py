@@ -1,20 +1,25 @@
-"""Add the C helper to a build; everything else about the package is said in pyproject.toml."""
+"""Add the core in C to a build; everything else about the package is said in pyproject.toml."""
 
 from __future__ import annotations
 
-import sys
 import sysconfig
 
-from setuptools import setup
+from setuptools import Extension, setup
 
-# cffi compiles to the stable ABI but for PyPy, Pythons without the global lock, and those compiled for debugging.
-STABLE_ABI = (
-    sys.implementation.name == "cpython"
-    and not sysconfig.get_config_var("Py_GIL_DISABLED")
-    and not hasattr(sys, "gettotalrefcount")
-)
+FOLDER = "diskcache_like/coherence"
+# Pythons without the global lock have no stable ABI yet.
+HAS_STABLE_ABI = not sysconfig.get_config_var("Py_GIL_DISABLED")
 
 setup(
-    cffi_modules=["diskcache_like/coherence/native_build.py:ffibuilder"],
-    options={"bdist_wheel": {"py_limited_api": "cp311"}} if STABLE_ABI else {},
+    ext_modules=[
+        Extension(
+            "diskcache_like.coherence._native",
+            [f"{FOLDER}/_native.c", f"{FOLDER}/_ring.c"],
+            depends=[f"{FOLDER}/_native.h"],
+            define_macros=[("Py_LIMITED_API", "0x030B0000")] if HAS_STABLE_ABI else [],
+            py_limited_api=HAS_STABLE_ABI,
+            extra_compile_args=["-std=c11"],
+        )
+    ],
+    options={"bdist_wheel": {"py_limited_api": "cp311"}} if HAS_STABLE_ABI else {},
 )

@@ -79,12 +79,11 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
     `encrypt`: seal everything with keys that the secret opens; `key_context`: derive other keys from the same secret;
     `hot_encoded`: seal what is in memory, too. `strict`: raise for entries that fail authentication or are damaged
     instead of treating them as missing. `shared`: share the directory with users of its group. `allow_filesystem`:
-    accept one on a network file system or a folder of the host, and do not warn of FUSE. `coherence`: 'auto', 'python'
-    or 'native'. `generation_slots`: how many slots the generation file has when it is made. `clock`: seconds since
-    1970. `mmap`: map arrays that have a file of their own. `remote`: a server, by which several machines share
-    entries. `serializer`: 'msgpack', 'json', 'pickle' or 'arrow', and `compressor`: 'none', 'zlib', 'zstd' or 'lz4',
-    recorded when the cache is made. `allow`: classes whose objects count as data in this cache, beside those given to
-    `register`.
+    accept one on a network file system or a folder of the host, and do not warn of FUSE. `generation_slots`: how many
+    slots the generation file has when it is made. `clock`: seconds since 1970. `mmap`: map arrays that have a file of
+    their own. `remote`: a server, by which several machines share entries. `serializer`: 'msgpack', 'json', 'pickle' or
+    'arrow', and `compressor`: 'none', 'zlib', 'zstd' or 'lz4', recorded when the cache is made. `allow`: classes whose
+    objects count as data in this cache, beside those given to `register`.
 
     Raises DirectoryError, UnsafeDirectory, ForeignDatabase, DiskCacheDirectory, NewerFormat, OlderFormat, SettingError,
     SecretError, MissingDependency. Operations of a cache with `remote` also raise RemoteError.

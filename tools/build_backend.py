@@ -33,7 +33,6 @@ __all__ = [  # the hooks that a build calls, those of setuptools among them
 
 ZIG = "ziglang>=0.13"
 HEADERS = Path(sysconfig.get_path("include"), "Python.h")
-IS_TOO_OLD = bool(sysconfig.get_config_var("Py_GIL_DISABLED")) and sys.version_info < (3, 14)
 
 
 def compiles() -> bool:
@@ -51,8 +50,6 @@ def compiles() -> bool:
 
 def get_requires_for_build_wheel(config_settings: Any = None) -> list[str]:
     """Ask for zig where no compiler works; refuse at once what cannot succeed."""
-    if IS_TOO_OLD:
-        sys.exit("diskcache_like needs Python 3.14 or newer where that has no global lock, since cffi does.")
     if not HEADERS.exists():
         sys.exit(f"diskcache_like cannot be built without {HEADERS}; on Debian: apt-get install python3-dev")
     return [*build_meta.get_requires_for_build_wheel(config_settings), *([] if compiles() else [ZIG])]

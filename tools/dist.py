@@ -31,8 +31,8 @@ TIMEOUT = 600  # seconds for one step, most of which download something
 OF_GIT = {".gitignore"}
 GENERATED = {"PKG-INFO"}
 NO_COMPILER = {"CC": "/bin/false"}
-# What would let an environment see the sources, build something else, or do without the helper.
-CLEARED = {"PYTHONPATH", "PYTHONHOME", "PYTHONSAFEPATH", "CC", "CFLAGS", "LDSHARED", "DISKCACHE_LIKE_NATIVE"}
+# What would let an environment see the sources, build something else, or leave the core out.
+CLEARED = {"PYTHONPATH", "PYTHONHOME", "PYTHONSAFEPATH", "CC", "CFLAGS", "LDSHARED"}
 
 
 class DistError(Exception):
@@ -67,11 +67,11 @@ def check(built: Built) -> None:
     archived = archive_names(built.source)
     if (working := tracked()) is not None:
         refuse_difference(built.source.name, working - OF_GIT, archived - GENERATED)
-    modules = {name for name in archived if name.startswith(f"{PACKAGE}/")}
+    modules = {name for name in archived if name.startswith(f"{PACKAGE}/") and not name.endswith((".c", ".h"))}
     names = wheel_names(built.wheel)
-    refuse_difference(built.wheel.name, modules, {name for name in names if not is_helper(name)})
-    if (helpers := sum(map(is_helper, names))) != 1:
-        raise DistError(f"{built.wheel.name} holds {helpers} compiled helpers; expected 1")
+    refuse_difference(built.wheel.name, modules, {name for name in names if not is_core(name)})
+    if (cores := sum(map(is_core, names))) != 1:
+        raise DistError(f"{built.wheel.name} holds {cores} compiled cores; expected 1")
     run("-m", "twine", "--no-color", "check", "--strict", *built)
 
 
@@ -98,8 +98,8 @@ def wheel_names(wheel: Path) -> set[str]:
     return {name for name in names if not PurePosixPath(name).parts[0].endswith(".dist-info")}
 
 
-def is_helper(name: str) -> bool:
-    """Tell whether a file in a wheel is the compiled helper."""
+def is_core(name: str) -> bool:
+    """Tell whether a file in a wheel is the compiled core."""
     return name.startswith(f"{PACKAGE}/coherence/_native.") and name.endswith(".so")
 
 

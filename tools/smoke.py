@@ -21,13 +21,12 @@ from pathlib import Path
 from typing import Any
 
 import diskcache_like
-from diskcache_like.coherence import native
+from diskcache_like.coherence._native import Words
 from diskcache_like.encoding import checksum
 
 DISTRIBUTION = "diskcache-like"
 TIMEOUT = 120  # seconds; a command that takes longer hangs
-# How many times as fast as DiskCache an installation is at least, on a busy machine too; without the helper `set` is 1.4
-# times as fast, and `delete` 0.9.
+# How many times as fast as DiskCache an installation is at least, on a busy machine too.
 FASTER = {"set": 2.5, "delete": 2.0, "get": 8.0}
 IN_AN_INTERPRETER = """
 from diskcache_like import Cache
@@ -149,16 +148,12 @@ def check_memoize(directory: Path) -> None:
         raise SmokeError(f"a memoized function returned {results} after the calls {calls}; expected one call")
 
 
-def check_helper() -> None:
-    """Find out whether the C helper is loaded, have it write a word, and look for the fast checksum."""
-    helper = native.load()
-    if helper is None:
-        raise SmokeError("the C helper is not loaded")
-    words = memoryview(bytearray(16)).cast("Q")
-    pointer = helper.pointer(words)
-    helper.store(pointer, 1, 7)
-    if (helper.load(pointer, 1), list(words)) != (7, [0, 7]):
-        raise SmokeError(f"the C helper stored 7 in word 1 and made {list(words)}")
+def check_core() -> None:
+    """Have the core in C write a word, and look for the fast checksum."""
+    words = Words(bytearray(16), 0, 2)
+    words[1] = 7
+    if list(words) != [0, 7]:
+        raise SmokeError(f"the core stored 7 in word 1 and made {list(words)}")
     if checksum.SOURCE != "zlib_ng":
         raise SmokeError(f"checksums are computed by {checksum.SOURCE}; expected zlib_ng")
 
@@ -228,7 +223,7 @@ def main() -> None:
         try:
             check_place()
             check_files()
-            check_helper()
+            check_core()
             if beside_diskcache:
                 sys.stdout.write(f"smoke: {check_speed(directory)} times as fast as DiskCache\n")
                 return

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from .. import __version__
-from ..coherence import native
 from ..encoding.checksum import SOURCE
 from ..errors import CacheError, missing_dependency
 from ..storage.sqlite.connection import SQLITE_VERSION
@@ -66,8 +65,7 @@ def parser() -> argparse.ArgumentParser:
         description="Look at caches on disk, and work on them from the shell.",
         epilog="exit status: 0 done, 1 nothing found, left out, or something is wrong with the cache, 2 failed",
     )
-    helper = "in use" if native.load() else "not in use"
-    version = f"%(prog)s {__version__}, C helper {helper}, SQLite {SQLITE_VERSION}, checksums by {SOURCE}"
+    version = f"%(prog)s {__version__}, SQLite {SQLITE_VERSION}, checksums by {SOURCE}"
     top.add_argument("--version", action="version", version=version)
     commands = top.add_subparsers(metavar="command", required=True)
     common = argparse.ArgumentParser(add_help=False)

@@ -4,9 +4,15 @@
 - `write_lock`: one writer at a time, among threads and processes
 - `byte_locks`: who is computing a key; each lock ends with its process
 - `ring`: small writes that the database does not have yet
-- `appender`: add one of them in a single call of the C helper
 - `futex`: sleep until a word changes, and wake those who sleep
-- `atomics`: how 64-bit words are read and written on each CPU
 - `control_files`: open the files of the first four safely
-- `native`, `native_build`: load and build the optional C helper
+- `_native`: the core in C: mapped words on every CPU, the ring's records (`_ring.c`), an append in a single call
 """
+
+try:
+    from . import _native as _native
+except ImportError as error:
+    raise ImportError(
+        f"diskcache_like's core is not built for this Python ({error}): install the package with `pip install .`, or "
+        "build it in place with `pip install -e .`"
+    ) from error

@@ -1,7 +1,7 @@
 """Sleep until another thread or process changes a word in shared memory, and wake those who sleep.
 
 Waking up is only a hint: a sleep may end early, and it always ends after its slice, so a sleeper that wakes checks
-again what it waits for. The C helper puts sleepers into the kernel's queue for the word; without it they just pause.
+again what it waits for. The kernel keeps the sleepers of each word in a queue; where it has none they just pause.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ import time
 from collections.abc import Iterator
 from typing import Final
 
-from . import atomics, native
-from .atomics import Words
+from . import _native
+from .generations import Words
 
-# Seconds of a pause without the helper: the first, then twice as long each time, up to the longest.
+# Seconds of a pause where nothing wakes the waiter: the first, then twice as long each time, up to the longest.
 FIRST_PAUSE: Final = 0.0005
 LONGEST_PAUSE: Final = 0.05
 
-# The same with the helper, where `wake` ends a sleep. They bound the delay when no wake-up is sent: by a process
-# without the helper, or by code that changes the word without calling `wake`.
+# The same where `wake` ends a sleep. They bound the delay when no wake-up is sent, as by code that changes the word
+# without calling `wake`.
 FIRST_SLICE: Final = 0.01
 LONGEST_SLICE: Final = 0.25
 
@@ -33,7 +33,7 @@ def pauses() -> Iterator[float]:
 
 def slices() -> Iterator[float]:
     """Yield how many seconds to sleep at most, time after time."""
-    return pauses() if native.load() is None else _doubled(FIRST_SLICE, LONGEST_SLICE)
+    return _doubled(FIRST_SLICE, LONGEST_SLICE)
 
 
 def _doubled(first: float, longest: float) -> Iterator[float]:
@@ -45,15 +45,12 @@ def _doubled(first: float, longest: float) -> Iterator[float]:
 def sleep(slots: Words, index: int, seen: int, seconds: float) -> None:
     """Sleep until `wake` is called, at most `seconds`; return at once if the word is no longer `seen`.
 
-    With the helper no wake-up is missed: the kernel compares the word and queues the sleeper in one step, and `wake` is
-    called after the word was changed, so either the comparison fails or the sleeper is in the queue. The kernel
-    compares only the low half of the word: exactly 2**31 writes between the look and the sleep would go unnoticed,
-    and cost one slice.
+    No wake-up is missed: the kernel compares the word and queues the sleeper in one step, and `wake` is called after
+    the word was changed, so either the comparison fails or the sleeper is in the queue. The kernel compares only the
+    low half of the word: exactly 2**31 writes between the look and the sleep would go unnoticed, and cost one slice.
     """
-    helper, view = native.load(), _memory(slots, index)
-    if helper is not None and view is not None:
-        # The pointer keeps the memory mapped while we sleep, even if another thread closes the file.
-        if helper.futex_wait(helper.pointer(view), index, seen & 0xFFFFFFFF, int(seconds * 1e6)) != errno.ENOSYS:
+    if isinstance(slots, _native.Words) and index < len(slots):  # else the store was closed meanwhile
+        if slots.wait(index, seen, int(seconds * 1e6)) != errno.ENOSYS:
             return
         seconds = min(seconds, LONGEST_PAUSE)
     time.sleep(seconds)
@@ -64,12 +61,5 @@ def wake(slots: Words, index: int) -> None:
 
     All must wake: many keys share a slot, and a single sleeper might be killed before it acts.
     """
-    helper, view = native.load(), _memory(slots, index)
-    if helper is not None and view is not None:
-        helper.futex_wake(helper.pointer(view), index, _EVERYONE)
-
-
-def _memory(slots: Words, index: int) -> memoryview[int] | None:
-    """Return the memory behind `slots`, or None if the store was closed meanwhile; its next use reopens it."""
-    view: object = atomics.raw(slots)
-    return view if isinstance(view, memoryview) and index < len(view) else None
+    if isinstance(slots, _native.Words) and index < len(slots):
+        slots.wake(index, _EVERYONE)

@@ -10,7 +10,6 @@ under a write lock of its own.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import functools
 import mmap
@@ -19,12 +18,11 @@ import time
 from array import array
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from ..errors import DirectoryError, file_error
 from ..system.boot import boot_id
-from . import atomics
-from .atomics import Implementation, Words
+from . import _native
 from .control_files import allocate, fill_holes, open_control_file
 
 PAGE: Final = 4096
@@ -49,6 +47,16 @@ _READY: Final = int.from_bytes(b"complete", "big")
 TICK_LIMIT: Final = 2**62 - 1
 
 
+class Words(Protocol):
+    """Index 64-bit unsigned words; `_native.Words` are some."""
+
+    def __getitem__(self, index: int, /) -> int: ...
+
+    def __setitem__(self, index: int, value: int, /) -> None: ...
+
+    def __len__(self) -> int: ...
+
+
 class Header:
     """Name the header's words, and say who may change each.
 
@@ -65,7 +73,7 @@ class Header:
     # Number of the database in use. Write lock. Readers compare it with theirs before they trust anything else; that
     # suffices because one word cannot be half changed, and a reader that looked just before the change is in the same
     # position as one that read a moment earlier.
-    EPOCH: Final = 4
+    EPOCH: Final = _native.EPOCH
     # Not 0 if a row may lie in another place than its hash names. Write lock; set before the commit that needs it.
     DISPLACED: Final = 6
     # The prime that maps keys to places, 0 if not recorded yet. Whoever replaces an unreadable database must use the
@@ -90,20 +98,22 @@ class Header:
 
     # All of these are changed only under the write lock, unless it says otherwise beside them, so plain
     # read-modify-write is enough. Who reads them without it says there why that suffices.
-    TICK: Final = 16  # number of the last write
+    TICK: Final = _native.TICK  # number of the last write
     UNSETTLED: Final = 17  # not 0 between begin_all and settle_all: a new holder that sees it knows that the last died
     NEXT_EXPIRE: Final = 18  # time before which writes remove neither entries nor files; too early costs a useless look
-    WRITTEN: Final = 19  # bytes written into the WAL, an estimate that only grows
+    WRITTEN: Final = _native.WRITTEN  # bytes written into the WAL, an estimate that only grows
     COUNT: Final = 25  # entries in the database, or UNCOUNTED
-    SETTLED: Final = 26  # TICK as the last holder left it; if TICK differs, the holder died and COUNT may be wrong
+    SETTLED: Final = (
+        _native.SETTLED
+    )  # TICK as the last holder left it; if TICK differs, the holder died and COUNT may be wrong
     GROWTH: Final = 29  # sixteenths of a byte by which the WAL grew per byte of WRITTEN, when last measured; 0: not yet
     # Bytes that the shard may use before it measures its volume again, 0 if not known. Write lock, except the first
     # time. The cache's other shards read it without the lock (storage/upkeep/quota.py says why that suffices).
     RESERVATION: Final = 30
     # Not 0 from before the first commit of a cross-shard transaction until its last commit. A new holder that sees it
     # knows that a commit may be missing (storage/redo_log.py).
-    CROSS_SHARD: Final = 31
-    VOLUME_DUE: Final = 24  # value of WRITTEN at which the volume is measured again
+    CROSS_SHARD: Final = _native.CROSS_SHARD
+    VOLUME_DUE: Final = _native.VOLUME_DUE  # value of WRITTEN at which the volume is measured again
     FILES: Final = 20  # not 0 if a row or the trash may have a value file
     CHECKPOINTED: Final = 21  # value of WRITTEN at the last checkpoint
     HITS: Final = 22
@@ -111,13 +121,15 @@ class Header:
 
     # These belong to write_lock.py, which changes them without holding the lock: WAKE by atomic addition, the other two
     # as hints. It says why that suffices.
-    WAKE: Final = 32
-    WAITERS: Final = 33
-    FAIRNESS_CLAIM: Final = 34  # time until which newcomers queue, in microseconds of the monotonic clock
+    WAKE: Final = _native.WAKE
+    WAITERS: Final = _native.WAITERS
+    FAIRNESS_CLAIM: Final = (
+        _native.FAIRNESS_CLAIM
+    )  # time until which newcomers queue, in microseconds of the monotonic clock
 
     # Number of the write buffer in use (coherence/ring.py): 0 not known yet, 1 none. Write lock. Whoever uses the
     # buffer compares it, so that nobody goes on with a file that others do not use any more.
-    BUFFER: Final = 13
+    BUFFER: Final = _native.BUFFER
 
     # Live entries that were removed for room, a count that only grows. Write lock.
     EVICTED: Final = 48
@@ -129,7 +141,7 @@ class Header:
     # The size limit by which VOLUME_DUE was set, MAX_WORD where nothing is evicted. Write lock. A handle with a lower
     # limit looks at the volume at once: the mark may be further ahead than its own limit allows. One with a higher
     # limit keeps to the mark, so that two handles that take turns look no more often than each would alone.
-    LIMIT: Final = 50
+    LIMIT: Final = _native.LIMIT
 
     # `create` stores this last: without it the file is incomplete. Write lock.
     READY: Final = HEADER_WORDS - 1
@@ -143,25 +155,21 @@ class GenerationFile:
     Readers index them without a lock. Only the holder of the shard's write lock may call the methods that write.
     """
 
-    __slots__ = ("_mapping", "header", "mask", "path", "slots", "uses")
+    __slots__ = ("header", "mask", "path", "slots", "uses")
 
-    def __init__(self, path: Path, mapping: mmap.mmap, implementation: Implementation) -> None:
+    def __init__(self, path: Path, mapping: mmap.mmap) -> None:
         self.path = path
-        self._mapping: mmap.mmap | None = mapping
         count = _slots_in(len(mapping))
         assert count is not None
-        view = memoryview(mapping).cast("Q")
         self.mask = count - 1
-        self.header: Words = atomics.over(view[:HEADER_WORDS], implementation)
-        self.slots: Words = atomics.over(view[HEADER_WORDS : HEADER_WORDS + count], implementation)
+        self.header = _native.Words(mapping, 0, HEADER_WORDS)
+        self.slots = _native.Words(mapping, HEADER_WORDS, count)
         # Recency and frequency of use. Anyone writes them without a lock: a lost or late update makes an eviction
-        # slightly worse, never a value wrong. So plain words suffice on every CPU.
-        self.uses: Words = view[HEADER_WORDS + count :]
+        # slightly worse, never a value wrong.
+        self.uses = _native.Words(mapping, HEADER_WORDS + count, count)
 
     @classmethod
-    def open_existing(
-        cls, path: str | os.PathLike[str], implementation: Implementation = "python", *, shared: bool = False
-    ) -> GenerationFile | None:
+    def open_existing(cls, path: str | os.PathLike[str], *, shared: bool = False) -> GenerationFile | None:
         """Open a complete file; return None for a missing, incomplete or damaged one, which `create` must make.
 
         This needs no lock: READY is stored last and cleared first, and whoever maps the file just before a repair sees
@@ -181,7 +189,7 @@ class GenerationFile:
             mapping = _map(descriptor, size, place)
         finally:
             os.close(descriptor)
-        file = cls(place, mapping, implementation)
+        file = cls(place, mapping)
         if file.is_intact():
             return file
         file.close()
@@ -192,7 +200,6 @@ class GenerationFile:
         cls,
         path: str | os.PathLike[str],
         slots: int = DEFAULT_SLOTS,
-        implementation: Implementation = "python",
         *,
         tick: int | None = None,
         epoch: int = 0,
@@ -208,7 +215,7 @@ class GenerationFile:
         _check_slots(slots)
         place = Path(path)
         mapping, existed = _map_for_writing(place, slots, shared)
-        file = cls(place, mapping, implementation)
+        file = cls(place, mapping)
         tick = time.time_ns() // 1000 if tick is None else tick
         if existed:
             tick = file._begin_repair(tick)
@@ -263,11 +270,11 @@ class GenerationFile:
     def begin_all(self, tick: int) -> None:
         """Mark every slot as being written: before COMMIT, under the write lock."""
         self.header[Header.UNSETTLED] = tick
-        atomics.fill(self.slots, 2 * tick + 1)
+        self.slots.fill(2 * tick + 1)
 
     def settle_all(self, tick: int) -> None:
         """Mark every slot as settled: after COMMIT or ROLLBACK, still under the write lock."""
-        atomics.fill(self.slots, 2 * tick + 2)
+        self.slots.fill(2 * tick + 2)
         self.header[Header.UNSETTLED] = 0
 
     def recover(self) -> bool:
@@ -293,26 +300,18 @@ class GenerationFile:
         header[Header.TICK] = max(counted, default=time.time_ns() // 1000)
 
     def close(self) -> None:
-        """Drop the mapping; it is unmapped when nobody uses its words any more.
-
-        The views are dropped and not released, because a reader in another thread may be about to index one. If a view
-        is still held, the garbage collector unmaps the file.
-        """
-        mapping, self._mapping = self._mapping, None
+        """Drop the mapping; it is unmapped when nobody uses its words any more."""
         self.header = self.slots = self.uses = _EMPTY
-        if mapping is not None:
-            with contextlib.suppress(BufferError):
-                mapping.close()
 
     def _begin_repair(self, tick: int) -> int:
         """Prepare an existing file for `_initialise`; return a tick beyond every one in it."""
         self.header[Header.READY] = 0
-        atomics.fill(self.uses, 0)
-        return max(tick, _tick_beyond(self.header[Header.TICK], atomics.raw(self.slots)))
+        self.uses.fill(0)
+        return max(tick, _tick_beyond(self.header[Header.TICK], self.slots))
 
     def _initialise(self, tick: int, epoch: int) -> None:
         # Slots first: if this process dies before the header is written, the next repair goes beyond them.
-        atomics.fill(self.slots, 2 * tick + 2)
+        self.slots.fill(2 * tick + 2)
         header = self.header
         values = {
             Header.MAGIC: _MAGIC,
@@ -332,7 +331,7 @@ class GenerationFile:
         header[Header.READY] = _READY
 
 
-_EMPTY: Final = memoryview(array("Q"))
+_EMPTY: Final = _native.Words(bytearray(), 0, 0)
 
 
 def microseconds(expire: float) -> int:
@@ -418,7 +417,7 @@ def _map(descriptor: int, size: int, path: Path) -> mmap.mmap:
         raise file_error(error, path) from error
 
 
-def _tick_beyond(counted: int, slots: memoryview[int]) -> int:
+def _tick_beyond(counted: int, slots: Iterable[int]) -> int:
     """Return the smallest tick whose generation is larger than any in the file."""
     highest = max(slots)
     if highest >= 2 * TICK_LIMIT:

@@ -2,8 +2,8 @@
 
 First comes a `threading.RLock`, so that only one thread of each process competes with other processes, then `flock` on
 a descriptor of our own. The kernel drops a flock when its holder dies, however it dies, and there is no queue that a
-dead process could clog. A process that finds the lock taken tries again after a pause; with the C helper the releaser
-ends that pause. A process that has waited long makes a fairness claim, and newcomers queue behind it.
+dead process could clog. A process that finds the lock taken tries again after a pause, which the releaser ends. A
+process that has waited long makes a fairness claim, and newcomers queue behind it.
 """
 
 from __future__ import annotations
@@ -25,11 +25,9 @@ from typing import Final
 from ..errors import DirectoryError, NotOwner, Timeout, TransactionError
 from ..system.blocking import may_block
 from ..system.signals import reraise_signal, suppress
-from . import atomics
-from .atomics import Words
+from ._native import Words
 from .control_files import allocate, extend, open_control_file
 from .generations import Header
-from .native import NativeModule
 
 _TRY: Final = LOCK_EX | LOCK_NB
 _WAITERS: Final = Header.WAITERS
@@ -37,12 +35,11 @@ _WAKE: Final = Header.WAKE
 _FAIRNESS_CLAIM: Final = Header.FAIRNESS_CLAIM
 _FOREVER: Final = float("inf")
 
-# Seconds between attempts without the helper: the first pause, then twice as long each time, up to the longest.
-FIRST_PAUSE: Final = 20e-6
+# Seconds between attempts where the system can wake nobody.
 LONGEST_PAUSE: Final = 1e-3
 
-# The same with the helper, where a release ends the pause. They only bound the delay when a wake-up is lost: because it
-# went to a process that was killed before it could use it or pass it on, or because the releaser has no helper.
+# Seconds between attempts, twice as long each time, up to the longest. A release ends the pause. They only bound the
+# delay when a wake-up is lost, because it went to a process that was killed before it could use it or pass it on.
 FIRST_SLICE: Final = 1e-3
 LONGEST_SLICE: Final = 20e-3
 
@@ -98,7 +95,6 @@ class WriteLock:
         "_clock",
         "_descriptor",
         "_header",
-        "_helper",
         "_owner",
         "_quiescer",
         "_sleep",
@@ -129,21 +125,16 @@ class WriteLock:
         self.recoveries = 0  # how often `abort_interrupted` released it for a call that an exception ended too early
         self._quiescer = 0  # the thread that keeps the others away while it forks
         self.torn = False  # abandoned in the child of a process in which another thread held it
-        self._header: memoryview[int] | None = None
-        # The helper, the address that it uses, and the memory there, which must stay mapped as long as the address is
-        # used. One attribute, because a waiting thread may read it while `attach` runs.
-        self._helper: tuple[NativeModule, object, memoryview[int]] | None = None
+        self._header: Words | None = None
         self._descriptor = open_control_file(self.path, create=True, shared=shared)
         _open_locks.add(self)
 
-    def attach(self, header: Words, native: NativeModule | None) -> None:
+    def attach(self, header: Words) -> None:
         """Use the words of a generation file's header from now on.
 
         This comes after the construction because the generation file is made under this lock. `close` drops the header.
         """
-        view = atomics.raw(header)
-        self._helper = None if native is None else (native, native.pointer(view), view)
-        self._header = view
+        self._header = header
 
     def acquire(self, timeout: float | None = None) -> None:
         """Take the lock, or raise Timeout after `timeout` seconds; 0 tries once, None waits without limit.
@@ -269,7 +260,7 @@ class WriteLock:
     def close(self) -> None:
         """Close the descriptor, which also releases the lock."""
         descriptor, self._descriptor = self._descriptor, -1
-        self._header = self._helper = None
+        self._header = None
         _open_locks.discard(self)
         if descriptor >= 0:
             os.close(descriptor)
@@ -406,7 +397,7 @@ class WriteLock:
 
     def _wait_for_process(self, wait: _Wait) -> None:
         """Try until the deadline, holding the thread lock; if this raises, neither lock is held afterwards."""
-        pause, longest = (FIRST_PAUSE, LONGEST_PAUSE) if self._helper is None else (FIRST_SLICE, LONGEST_SLICE)
+        pause = FIRST_SLICE
         try:
             wait.begin_pause()
             if wait.deadline > wait.started and (self._spin() or self._yield_and_try(wait)):
@@ -424,7 +415,7 @@ class WriteLock:
                 self._claim_fairness(wait, now, pause)
                 wait.begin_pause()
                 self._pause(pause, wake)
-                pause = min(2 * pause, longest)
+                pause = min(2 * pause, LONGEST_SLICE)
         except BaseException:
             self._unlock_both()
             raise
@@ -478,31 +469,27 @@ class WriteLock:
     # WAKE is incremented atomically because two releasers can be here at once, each having dropped the lock already.
 
     def _flag_waiter(self) -> int:
-        header, helper = self._header, self._helper
+        header = self._header
         if header is None:
             return 0
-        wake = helper[0].load(helper[1], _WAKE) if helper else 0
+        wake = header[_WAKE]
         header[_WAITERS] = 1
         return wake
 
     def _pause(self, seconds: float, wake: int) -> bool:
         """Sleep at most `seconds`; tell whether a release ended the sleep, and so passed the lock on to the caller."""
-        helper = self._helper
-        if helper is not None:
-            native, pointer, _ = helper
-            error = native.futex_wait(pointer, _WAKE, wake & 0xFFFFFFFF, int(seconds * 1e6))
+        header = self._header
+        if header is not None:
+            error = header.wait(_WAKE, wake, int(seconds * 1e6))
             if error != errno.ENOSYS:
                 return error != errno.ETIMEDOUT
         self._sleep(min(seconds, LONGEST_PAUSE))
         return False
 
-    def _wake(self, header: memoryview[int]) -> None:
+    def _wake(self, header: Words) -> None:
         header[_WAITERS] = 0
-        helper = self._helper
-        if helper is not None:
-            native, pointer, _ = helper
-            native.add(pointer, _WAKE, 1)
-            native.futex_wake(pointer, _WAKE, 1)
+        header.add(_WAKE, 1)
+        header.wake(_WAKE, 1)
 
     # Why nobody starves. A holder that releases the lock and takes it again at once always beats a waiter that must be
     # woken first. So after PATIENCE a waiter makes a fairness claim: it writes into FAIRNESS_CLAIM the time until which
@@ -511,7 +498,7 @@ class WriteLock:
     # a hint that can only delay: of two claims at once, one is lost until the next pause; the claim of a killed process
     # runs out; and a value left by damage, or by the clock of another time namespace, counts only if it ends soon.
 
-    def _queue_behind_claim(self, header: memoryview[int], timeout: float | None) -> _Wait:
+    def _queue_behind_claim(self, header: Words, timeout: float | None) -> _Wait:
         """Sleep while another process's claim stands, before taking any part of the lock; return the wait."""
         wait = _Wait(self._clock(), timeout)
         now, end = wait.started, min(wait.deadline, wait.started + PATIENCE)

@@ -120,7 +120,7 @@ def kept_hot(
 
 def check_without_secret(directory: str, shared: bool = False) -> list[warnings.WarningMessage]:
     """Return what is wrong with a cache as far as that shows without its secret, and what could not be checked."""
-    config = Config({}, {}, 60.0, time.time, implementation="off", recover=False, keyless=True, shared=shared)
+    config = Config({}, {}, 60.0, time.time, recover=False, keyless=True, shared=shared)
     shards = ShardSet(os.path.abspath(directory), 1, config, Disk)
     try:
         return [found for store in shards.stores for found in check.check_without_secret(store)]

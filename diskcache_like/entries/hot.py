@@ -12,8 +12,7 @@ import weakref
 from collections.abc import Callable, Hashable
 from typing import Any, Final, Protocol
 
-from ..coherence.atomics import Words
-from ..coherence.generations import MAX_WORD, Header
+from ..coherence.generations import MAX_WORD, Header, Words
 from ..encoding import keys
 from ..policies import Policy
 

@@ -11,7 +11,7 @@ from enum import Enum
 from typing import Any, Final, Literal
 from zlib import crc32
 
-from ..coherence.atomics import Words
+from ..coherence.generations import Words
 from ..disk.contract import NOT_KEPT, Constant
 from ..disk.value_files import Stored
 from ..encoding import keys, values

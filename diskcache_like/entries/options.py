@@ -35,7 +35,6 @@ class Arguments(Settings, total=False):
     hot_encoded: bool
     strict: bool
     shared: bool
-    coherence: str | None
     generation_slots: int
     serializer: str | None
     compressor: str | None
@@ -57,7 +56,6 @@ class Options:
     hot_encoded: bool = False
     strict: bool = False
     shared: bool = False
-    coherence: str | None = None
     generation_slots: int = 1 << 16
     serializer: str | None = None
     compressor: str | None = None

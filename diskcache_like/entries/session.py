@@ -9,7 +9,6 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..coherence.atomics import choose_implementation
 from ..crypto import signing
 from ..crypto.keyring import Keyring, MasterKey, Sealer
 from ..disk.codec import Codec, new_codec
@@ -76,7 +75,6 @@ class Session:
         self.secret = signing.load_secret(self.options.secret, os.environ)
         self.signs_all = self.secret.explicit
         self.sealer: Sealer | None = None
-        self.implementation = choose_implementation(self.options.coherence)
         self.directory = resolved(directory)
         check_file_system(self.directory, self.options.allow_filesystem)
         try:
@@ -107,7 +105,6 @@ class Session:
             identity=identity,
             timeout=max(self.timeout, opening.timeout),
             clock=options.clock,
-            implementation=self.implementation,
             slots=options.generation_slots,
             recover=opening.recover,
             shared=options.shared,
@@ -156,8 +153,8 @@ class Session:
 
     @property
     def hot_limit(self) -> int:
-        """Return the bytes that the hot layer may hold; 0 if generations cannot be trusted on this machine."""
-        return 0 if self.implementation == "off" else int(self.settings["hot_size_limit"])
+        """Return the bytes that the hot layer may hold."""
+        return int(self.settings["hot_size_limit"])
 
     def master(self) -> MasterKey:
         """Return what opens the cache's keyring; raise SecretError if no secret is given."""

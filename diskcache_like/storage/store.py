@@ -10,8 +10,7 @@ import os
 from collections.abc import Sequence
 
 from ..coherence import futex
-from ..coherence.atomics import Words
-from ..coherence.generations import UNCOUNTED, Header
+from ..coherence.generations import UNCOUNTED, Header, Words
 from ..disk import file_io
 from ..disk.contract import Disk
 from ..encoding import file_names

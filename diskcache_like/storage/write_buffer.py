@@ -16,10 +16,9 @@ from collections.abc import Callable
 from functools import partial
 from operator import itemgetter
 
-from ..coherence import atomics, native
-from ..coherence.appender import Appender
-from ..coherence.generations import MAX_WORD, NEVER, Header, microseconds
-from ..coherence.ring import NO_COLUMNS, Kind, Mark, Net, Ring, Word, Written
+from ..coherence import _native
+from ..coherence.generations import MAX_WORD, NEVER, TICK_LIMIT, Header, microseconds
+from ..coherence.ring import Mark, Ring, Word, Written
 from ..errors import CorruptDatabaseWarning, DecodeError, DiskFull
 from ..system.blocking import may_block
 from ..system.callers import warn
@@ -31,7 +30,7 @@ from .placement import Placement
 from .shard.invalidation import WRITE_COST
 from .shard.ownership import HOME
 from .shard.row import Row
-from .shard.session import ShardSession
+from .shard.session import Appender, ShardSession
 from .sqlite import statements as sql
 from .sqlite.connection import FAILURES
 from .upkeep.checkpoints import CHECKPOINT_BYTES, is_due
@@ -53,8 +52,6 @@ WriteRow = Callable[[int, bytes, Row, int, int], None]
 class WriteBuffer:
     """Append to the ring of one shard, and flush what waits there; the write lock is held."""
 
-    uses_helper = True  # tests that watch each step turn it off
-
     def __init__(self, maintenance: Maintenance, placement: Placement, write_row: WriteRow) -> None:
         self._maintenance = maintenance
         self._transactions = maintenance.transactions
@@ -71,8 +68,8 @@ class WriteBuffer:
     def append_alone(self, h: int, stored: bytes, row: Row | bytes | None, expected: int = 0) -> int:
         """Append the newest write of a key in one call that takes and releases the write lock; return as `write` does.
 
-        Returns 0, with nothing done, if the lock is taken, anything else is due, the C helper is not there, or the
-        slot's generation is not the `expected` one, where one is named.
+        Returns 0, with nothing done, if the lock is taken, anything else is due, or the slot's generation is not the
+        `expected` one, where one is named.
         """
         session = self._session
         header = session.header
@@ -84,23 +81,20 @@ class WriteBuffer:
             or (header[_NEXT_EXPIRE] != NEVER and session.removal_is_due())
         ):
             return 0
-        if type(row) is bytes:
-            body, kind, columns = stored + row, Kind.RECORD, NO_COLUMNS
-        elif row is None:
-            body, kind, columns = stored, Kind.REMOVAL, NO_COLUMNS
-        elif row.file is not None or row.queue is not None:  # type: ignore[union-attr]  # a Row
+        if not isinstance(row, Row):
+            value, columns = row, _PLAIN
+        elif row.file is not None or row.queue is not None:
             return 0
         else:
-            written = _written(0, h, stored, row)  # type: ignore[arg-type]
-            body, kind, columns = written.body(), Kind.ROW, written.columns()
+            value, columns = row.v, _columns(row)
         lock = session.lock
         if not lock.enter_alone():
             return 0
         try:
             appender = session.appender
-            if appender is None or not appender.belongs_to(lock, session.ring):
+            if appender is None or appender.lock is not lock or appender.ring is not session.ring:
                 return 0
-            return appender.append(h, expected, body, len(stored), kind, columns)
+            return appender.append(expected, h, stored, value, *columns)
         finally:
             lock.leave()
 
@@ -146,15 +140,7 @@ class WriteBuffer:
         while True:
             tick = next_tick()
             slots[slot] = 2 * tick + 1  # odd before the record happens: no hit on what it replaces from here on
-            try:
-                if isinstance(row, Row):
-                    appended = ring.append(_written(tick, h, stored, row))
-                else:
-                    appended = ring.append_record(tick, h, stored, row)
-            except BaseException:
-                ring.mend()  # if that is interrupted too, the slot stays odd, so that no reader keeps what it finds
-                slots[slot] = 2 * tick + 2
-                raise
+            appended = ring.append(_written(tick, h, stored, row))
             slots[slot] = 2 * tick + 2
             if appended:
                 return 2 * tick + 2
@@ -163,21 +149,30 @@ class WriteBuffer:
             self._put_mark(ring)
 
     def _prepare_appender(self, ring: Ring) -> None:
-        """Have the next append made by the C helper, if it is there and nothing has to be sealed under the lock.
+        """Have the next append made in one call, if nothing has to be sealed under the lock.
 
         This handle appends, and the disk has room; where that ends, so does the appender.
         """
         session = self._session
-        if session.appender is not None and session.appender.belongs_to(session.lock, ring):
+        lock, generations = session.lock, session.generations
+        if session.appender is not None and session.appender.lock is lock and session.appender.ring is ring:
             return
         session.appender = None
-        may_be_used = self.uses_helper and not self._is_tight and session.disk.sealer is None
-        helper = native.load() if may_be_used else None
-        header, slots = atomics.raw(session.generations.header), atomics.raw(session.generations.slots)
-        if helper is not None and len(slots):  # none where another thread has closed them just now
-            limits = {"longest": self._longest(ring), "bound": self._bound(ring), "due_limit": CHECKPOINT_BYTES}
-            limits["known_limit"] = session.limit_word()
-            session.appender = Appender(helper, session.lock, (header, slots), ring, limits)
+        slots = generations.slots
+        if not self._is_tight and session.disk.sealer is None and len(slots):  # none where they were closed just now
+            shard = _native.Shard(
+                lock.fileno(),
+                generations.header,
+                slots,
+                session.slot_prime,
+                ring.core,
+                session.limit_word(),
+                TICK_LIMIT,
+                CHECKPOINT_BYTES,
+                self._bound(ring),
+                self._longest(ring),
+            )
+            session.appender = Appender(lock, ring, shard.append)
 
     def _bound(self, ring: Ring) -> int:
         return min(ring.capacity // FULL_PART, self._session.limit // LIMIT_PART)
@@ -309,16 +304,13 @@ class WriteBuffer:
         ring.flushed(mark)
         self._note_room(self._maintenance.recovery.checkpointer.left_on_disk())
 
-    def _gather(self, ring: Ring) -> tuple[dict[bytes | int, Net], Mark | None]:
-        appender, found = self._session.appender, None
-        if appender is not None and appender.belongs_to(self._session.lock, ring):
-            found = appender.gather(BATCH)
-        net, mark = found or ring.gather(BATCH)
+    def _gather(self, ring: Ring) -> tuple[dict[bytes | int, _native.Net], Mark | None]:
+        net, mark = ring.gather(BATCH)
         if any(h & ~HOME for _, _, h, _, _ in net.values()):
             raise DecodeError("a record of the write buffer has a hash that no key has")
         return net, mark
 
-    def _write(self, net: dict[bytes | int, Net]) -> None:
+    def _write(self, net: dict[bytes | int, _native.Net]) -> None:
         session = self._session
         header = session.header
         special = session.policy.marks_frequency or header[_DISPLACED]
@@ -334,6 +326,8 @@ class WriteBuffer:
                     plain.append((tick, bytearray(what), h, bytearray(key), seq))
                     continue
                 what = Written(tick, h, key, what)
+            else:
+                what = Written._make(what)
             if what.expire is not None:
                 header[_NEXT_EXPIRE] = min(header[_NEXT_EXPIRE], microseconds(what.expire))
             self._write_row(what, seq)
@@ -385,6 +379,18 @@ class WriteBuffer:
         self._invalidation.count(-deleted)
 
 
-def _written(tick: int, h: int, stored: bytes, row: Row) -> Written:
-    v, expire, fresh, tags, _, _, original_key, _, _ = row
-    return Written(tick, h, stored, v, expire, fresh, tags, original_key, False)
+# Expiry, freshness, tags, original key, and whether there is none of these.
+Columns = tuple[float | None, float | None, str | None, bytes | None, bool]
+
+_PLAIN: Columns = (None, None, None, None, True)  # of a record alone, and of a removal
+
+
+def _columns(row: Row) -> Columns:
+    _, expire, fresh, tags, _, _, original_key, _, _ = row
+    return expire, fresh, tags, original_key, False
+
+
+def _written(tick: int, h: int, stored: bytes, row: Row | bytes | None) -> Written:
+    if isinstance(row, Row):
+        return Written(tick, h, stored, row.v, *_columns(row))
+    return Written(tick, h, stored, row)

@@ -25,8 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from ..coherence import atomics
-from ..coherence.atomics import Implementation, Words
+from ..coherence._native import Words
 from ..coherence.control_files import allocate, extend, open_control_file
 from ..encoding.record import VERSION_SIZE
 from ..errors import DirectoryError
@@ -113,11 +112,10 @@ class _Mapped(NamedTuple):
 
 
 class TierState:
-    """Map the state of one namespace, while it is used; `implementation` as for generations."""
+    """Map the state of one namespace, while it is used."""
 
-    def __init__(self, path: str, implementation: Implementation, shared: bool) -> None:
+    def __init__(self, path: str, shared: bool) -> None:
         self.path = path
-        self._over: Implementation = "python" if implementation == "off" else implementation
         self._shared = shared
         self._mapped: _Mapped | None = None
         self._open()
@@ -132,10 +130,9 @@ class TierState:
             mapping = mmap.mmap(descriptor, SIZE, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
         finally:
             os.close(descriptor)
-        whole = memoryview(mapping).cast("Q")
-        parts = (whole[:HEADER], whole[HEADER : HEADER + SLOTS], whole[HEADER + SLOTS :])
+        parts = ((0, HEADER), (HEADER, SLOTS), (HEADER + SLOTS, SIZE // 8 - HEADER - SLOTS))
         name = memoryview(mapping)[8 * NAME : 8 * HEADER]
-        mapped = _Mapped(name, *(atomics.over(part, self._over) for part in parts))
+        mapped = _Mapped(name, *(Words(mapping, first, length) for first, length in parts))
         _begin(mapped, file)
         self._mapped = mapped
         return mapped
@@ -179,7 +176,7 @@ class TierState:
     def change_all(self) -> None:
         """Make nothing count any more."""
         self.header[Word.TAGS] = unique()
-        atomics.fill(self.words, unique())
+        self.words.fill(unique())
 
     def stamp(self, indices: frozenset[int], index: int = -1, word: int = 0) -> int:
         """Return one number for the words at these indices, which changes when any of them does.
@@ -261,7 +258,7 @@ def _begin(mapped: _Mapped, file: int) -> None:
         header[Word.LEASE] = 0
         header[Word.FAILURES] = header[Word.OPEN_UNTIL] = 0
         header[Word.TAGS] = unique()
-        atomics.fill(mapped.words, unique())
+        mapped.words.fill(unique())
         header[Word.BOOT] = boot
         header[Word.MAGIC] = _MAGIC
     if not header[Word.MACHINE]:

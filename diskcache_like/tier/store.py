@@ -23,7 +23,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from ..coherence import futex
-from ..coherence.atomics import Words
+from ..coherence.generations import Words
 from ..disk.contract import Disk
 from ..disk.value_files import Stored
 from ..encoding import keys

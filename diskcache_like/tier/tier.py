@@ -49,7 +49,7 @@ def stats_in(directory: str) -> list[RemoteStats]:
     found = []
     for name in sorted(name for name in os.listdir(directory) if _STATE.fullmatch(name)):
         with suppress(CacheError):
-            found.append(stats_of(TierState(os.path.join(directory, name), "python", shared=False)))
+            found.append(stats_of(TierState(os.path.join(directory, name), shared=False)))
     return found
 
 
@@ -71,10 +71,9 @@ class Tier:
         self.clock = session.clock
         self.timeout = session.timeout
         self._shared = session.options.shared
-        self._may_believe = session.implementation != "off"
         self.wire = _wire(remote, session)
         path = state_path(session.directory, remote)
-        self.state = TierState(path, session.implementation, self._shared)
+        self.state = TierState(path, self._shared)
         self.state.namespace = remote.namespace
         server: Server = remote.server if hasattr(remote.server, "subscribe") else RedisServer(remote)
         self.link = Link(remote, server, self.wire, self.state, session.clock)
@@ -133,7 +132,7 @@ class Tier:
 
     def lease_ends(self) -> float:
         """Return until when, by `boot_seconds`, what counts may be believed without asking."""
-        if not self._may_believe or self._max_staleness == 0:
+        if self._max_staleness == 0:
             return 0.0
         self.listener  # noqa: B018 - after a fork or `close`, this begins to listen
         return self.state.lease_ends(self._max_staleness)

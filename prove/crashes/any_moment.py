@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from diskcache_like import Cache
-from diskcache_like.coherence import native
 from diskcache_like.disk import file_io
 from diskcache_like.storage.shard.transactions import Transactions
 from diskcache_like.storage.upkeep import checkpoints
@@ -69,7 +68,6 @@ SCENES = [
     Scene("fanout", KEEPS),
     Scene("one", FULL),
     Scene("fanout", {**FULL, "eviction_policy": "least-recently-stored"}),
-    *([Scene("one", {**KEEPS, "coherence": "native"})] if native.load() else []),
 ]
 CODED_SCENES = [Scene(kind, settings) for kind in ("sealed", "sealed fanout", "packed") for settings in (KEEPS, FULL)]
 

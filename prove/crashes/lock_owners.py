@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from diskcache_like import Cache, Timeout
-from diskcache_like.coherence import native
 from diskcache_like.coherence.generations import GenerationFile
 from diskcache_like.coherence.write_lock import WriteLock
 from tests.support.integrity import mend, opened
@@ -55,7 +54,7 @@ def contend(link: Link, path: Path, mode: str, number: int, words: memoryview[in
     if mode != "bare":
         generations = GenerationFile.open_existing(path.with_name("cache.gen"))
         assert generations is not None
-        lock.attach(generations.header, native.load() if mode == "native" else None)
+        lock.attach(generations.header)
     chance, me = random.Random(number), os.getpid()
     link.tell()
     while True:
@@ -129,12 +128,11 @@ class Contenders:
 
 def dead_owners(trial: Trial) -> None:
     """Kill owners of the lock and contenders within an instant."""
-    modes = ["bare", "attached"] + (["native"] if native.load() else [])
 
     def case(chance: random.Random) -> None:
         directory = trial.fresh()
         directory.mkdir(0o700)
-        contenders = Contenders(directory / "cache.lock", chance.choice(modes))
+        contenders = Contenders(directory / "cache.lock", chance.choice(["bare", "attached"]))
         try:
             for _ in range(ROUNDS):
                 contenders.fill()

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from diskcache_like import Cache, FanoutCache
-from diskcache_like.coherence import ring
-from diskcache_like.coherence.atomics import Words
+from diskcache_like.coherence import _native, ring
+from diskcache_like.coherence.generations import Words
 from diskcache_like.encoding.made_keys import NamespacedKey
+from tests.support.broken_writers import in_python
 from tests.support.sample_writes import FAR
 from tests.support.workers import JUDGING, PATIENCE, Link
 
@@ -195,7 +196,6 @@ class Handle(NamedTuple):
     """Which handle a process uses."""
 
     place: str  # directory, one of `PLACES`
-    implementation: str
     hot: bool
     slow: bool = False  # lingers at generations
 
@@ -212,16 +212,23 @@ PLACES: dict[str, dict[str, Any]] = {
 def opened(directory: Path, handle: Handle, shards: int) -> Cache:
     """Open a handle, whose clock never goes back."""
     ring.LEAST_CAPACITY = RING
-    settings = {**PLACES[handle.place], "coherence": handle.implementation, "clock": time.monotonic}
+    settings = {**PLACES[handle.place], "clock": time.monotonic}
     settings |= {"durability": "process"} | ({} if handle.hot else {"hot_size_limit": 0})
     if shards > 1:
         cache: Cache = FanoutCache(directory / handle.place, shards, 60, **settings)
     else:
         cache = Cache(directory / handle.place, 60, **settings)
     for store in cache._shards.stores if handle.slow else []:
-        store.session.slots = store.session.generations.slots = Lingering(store.session.slots)
-        store.writer.buffer.uses_helper = False  # which would not linger
+        slots: Any = Lingering(store.session.slots)
+        store.session.slots = store.session.generations.slots = slots
+        in_python(store)
+        _native.watch_steps(partial(linger, slots))  # of all handles of this process
     return cache
+
+
+def linger(words: Lingering, _: str) -> None:
+    """Take a while after a change of a ring, or not."""
+    words.linger(0.5)
 
 
 class Handles:
@@ -249,23 +256,27 @@ class Lingering:
     """Words that are now and then read or written late, so that others come in between two steps."""
 
     def __init__(self, words: Words) -> None:
-        self._words = words
+        self._words: Any = words
         self._random = random.Random(os.getpid())
 
     def __getitem__(self, index: int, /) -> int:
-        value = self._words[index]
-        self._linger(0.2)
+        value = int(self._words[index])
+        self.linger(0.2)
         return value
 
     def __setitem__(self, index: int, value: int, /) -> None:
-        self._linger(0.5)
+        self.linger(0.5)
         self._words[index] = value
-        self._linger(0.5)
+        self.linger(0.5)
 
     def __len__(self) -> int:
         return len(self._words)
 
-    def _linger(self, often: float) -> None:
+    def fill(self, value: int, /) -> None:
+        self._words.fill(value)
+
+    def linger(self, often: float) -> None:
+        """Take a while, or not."""
         if self._random.random() < often:
             time.sleep(LINGER)
 

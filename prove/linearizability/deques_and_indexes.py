@@ -156,7 +156,7 @@ def _effect(kind: str, recorded: Recorded) -> Effect:
     return effect
 
 
-_WHO = "3 to 6 clients in 3 processes at once, hot and cold, with and without the C helper, on"
+_WHO = "3 to 6 clients in 3 processes at once, hot and cold, on"
 _ON = partial(Linearizability, length=LENGTH, draw=DrawStructure, find=violations)
 PROOFS: dict[str, Proof] = {
     "linearizability-deque": Proof(

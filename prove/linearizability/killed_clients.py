@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from diskcache_like import Cache
-from diskcache_like.coherence.atomics import Words
+from diskcache_like.coherence.generations import Words
 from tests.support.statement_hooks import watch
 from tests.support.workers import JUDGING, PATIENCE, Link
 
@@ -108,11 +108,11 @@ class Stepped:
     """Words whose changes are steps of a fuse."""
 
     def __init__(self, words: Words, fuse: Fuse) -> None:
-        self._words = words
+        self._words: Any = words
         self._fuse = fuse
 
     def __getitem__(self, index: int, /) -> int:
-        return self._words[index]
+        return int(self._words[index])
 
     def __setitem__(self, index: int, value: int, /) -> None:
         self._fuse.step()
@@ -121,6 +121,9 @@ class Stepped:
 
     def __len__(self) -> int:
         return len(self._words)
+
+    def fill(self, value: int, /) -> None:
+        self._words.fill(value)
 
 
 # -- processes --------------------------------------------------------------------------------------------------------
@@ -180,7 +183,8 @@ def prepare(cache: Cache, spoil: Callable[[Cache], None], fuse: Fuse) -> None:
     if lingers:
         watch(cache, fuse.commit, fuse.commit)
         for store in cache._shards.stores:
-            store.session.slots = store.session.generations.slots = Stepped(store.session.slots, fuse)
+            slots: Any = Stepped(store.session.slots, fuse)
+            store.session.slots = store.session.generations.slots = slots
 
 
 class Part:

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from diskcache_like import Cache
-from diskcache_like.coherence import native
-from diskcache_like.coherence.ring import Mark, Net, Ring
+from diskcache_like.coherence import _native
+from diskcache_like.coherence.ring import Mark, Ring
 from diskcache_like.storage.redo_log import RedoLog
 from tests.support.broken_writers import sabotage
 from tests.support.inspection import problems
@@ -190,7 +190,7 @@ class LinearizabilityWithKills:
         except BaseException:
             crowd.restart()
             raise
-        with opened(crowd.directory, Handle(cast.place, "python", False), self.shards) as cache:
+        with opened(crowd.directory, Handle(cast.place, False), self.shards) as cache:
             problems(cache, fix=True)
             assert problems(cache) == [], "not all was mended by fix=True"
 
@@ -202,7 +202,7 @@ class LinearizabilityWithKills:
         pending = [one for one in found if one.answer is PENDING]
         survivors = {process: handle for process, handle in cast.handles.items() if process not in gone}
         look = [*(("get", key) for key in draw.keys), *(("peek", draw.queue, side) for side in ("front", "back"))]
-        with opened(crowd.directory, Handle(cast.place, "python", True), self.shards) as cache:
+        with opened(crowd.directory, Handle(cast.place, True), self.shards) as cache:
             places = places_of(cache, draw)
             found += looked(play(cache, look), look, pending)
             found += crowd.look(survivors, look)
@@ -225,9 +225,8 @@ def drawn_cast(source: random.Random, slow: bool) -> Cast:
 
 
 def handle_of(process: int, place: str, slow: bool) -> Handle:
-    """Return the handle of a process: of either implementation, six of eight hot, every other pair lingering."""
-    implementation = "native" if process % 2 and native.load() else "python"
-    return Handle(place, implementation, hot=process < 6, slow=slow or process % 4 < 2)
+    """Return the handle of a process: six of eight hot, every other pair lingering."""
+    return Handle(place, hot=process < 6, slow=slow or process % 4 < 2)
 
 
 def drawn_deaths(source: random.Random, cast: Cast, history: History) -> list[Death]:
@@ -293,8 +292,8 @@ def note_flushes_early(cache: Cache) -> None:
 
 
 def _gather_and_note(
-    gather: Callable[[Ring], tuple[dict[bytes | int, Net], Mark | None]], ring: Ring
-) -> tuple[dict[bytes | int, Net], Mark | None]:
+    gather: Callable[[Ring], tuple[dict[bytes | int, _native.Net], Mark | None]], ring: Ring
+) -> tuple[dict[bytes | int, _native.Net], Mark | None]:
     net, mark = gather(ring)
     if mark is not None:
         ring.flushed(mark)

@@ -16,7 +16,6 @@ from typing import NamedTuple
 from unittest import mock
 
 from diskcache_like import Cache, Timeout
-from diskcache_like.coherence import native
 from diskcache_like.coherence.write_lock import WriteLock
 from tests.support.workers import Crew, Link, Worker, ready
 
@@ -97,22 +96,20 @@ WAITS = Waits()
 
 
 class Meeting(NamedTuple):
-    """Who meets at one lock: where the hog is, what it does, and what the two go by."""
+    """Who meets at one lock: where the hog is, and what it does."""
 
     kind: str
     hold: float  # seconds each time
     writes: bool  # not only holds the lock
     within: bool  # is a thread of the same process
     crowds: bool  # is on the same processor, and not interrupted when the polite one could go on
-    implementations: tuple[str, str]  # of the hog's handle and of the polite one's, if that is another
 
     @classmethod
     def drawn(cls, chance: random.Random) -> Meeting:
         """Draw a meeting."""
-        known = ("python", "native") if native.load() else ("python",)
         kind, hold, writes = chance.choice(KINDS), chance.choice(HOLDS), chance.random() < 0.5
         within, crowds = chance.choice(((True, False), (False, False), (False, True), (False, True)))
-        return cls(kind, hold, writes, within, crowds, (chance.choice(known), chance.choice(known)))
+        return cls(kind, hold, writes, within, crowds)
 
     @contextmanager
     def opened(self, directory: Path, who: int) -> Iterator[Cache]:
@@ -121,7 +118,7 @@ class Meeting(NamedTuple):
             os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
         if self.crowds and who:
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-        with opened(self.kind, directory, timeout=WAIT, coherence=self.implementations[who]) as cache:
+        with opened(self.kind, directory, timeout=WAIT) as cache:
             yield cache
 
     def hog(self, cache: Cache, end: Words) -> int:
@@ -140,7 +137,7 @@ class Meeting(NamedTuple):
         return turns
 
 
-WORST = Meeting("Cache", HOLDS[-1], writes=False, within=False, crowds=True, implementations=("python", "python"))
+WORST = Meeting("Cache", HOLDS[-1], writes=False, within=False, crowds=True)
 
 
 def be_hog(link: Link, meeting: Meeting, directory: Path, end: Words) -> int:

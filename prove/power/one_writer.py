@@ -35,6 +35,7 @@ from diskcache_like.errors import CorruptDatabaseWarning, SecretError
 from diskcache_like.storage.redo_log import RedoLog
 from diskcache_like.storage.sqlite import connection
 from diskcache_like.system import boot as system_boot
+from tests.support.rings import HEADER, content_of, place_of, record_at
 
 from ..proof import Proof, Trial
 from ..shim import build
@@ -329,25 +330,30 @@ HARM = (
 )
 
 
-def believed(self: Ring, offset: int, last: int) -> Iterator[tuple[Any, int]]:
-    """Take for the next record whatever verifies by itself, of any lap: what `Ring._chain` is there to rule out."""
-    limit = offset + self.capacity
-    while True:
-        for start in (offset, self._next_lap(offset)):
-            at = ring.PAGE + start % self.capacity
-            found = self._header_at(int.from_bytes(self._bytes[at : at + 8], "little"))
-            if found is not None and found.offset % self.capacity == start % self.capacity:
+_begin = Ring.begin
+
+
+def begin_with_anything(self: Ring, mark: ring.Mark | None, epoch: int, anew: int) -> int:
+    """Take for the next record whatever verifies by itself, of any lap: what the chain is there to rule out."""
+    known = mark if self.holds(mark) else None
+    if known is not None:
+        content, offset, last = content_of(self), known.flushed, known.last
+        limit = offset + self.capacity
+        while True:
+            for start in (offset, (offset // self.capacity + 1) * self.capacity):
+                at = place_of(self, start)
+                found, _ = record_at(self, int.from_bytes(content[at : at + 8], "little"))
+                if found is not None and found.offset % self.capacity == start % self.capacity:
+                    break
+            else:
                 break
-        else:
-            return
-        offset = start + found.size
-        if offset > limit:
-            return
-        header = ring._HEADER.pack(*found._replace(offset=start, last=last))[: ring._CHECK_AT]
-        last = crc32(header)
-        self._bytes[at : at + ring._CHECK_AT] = header
-        ring._CHECK.pack_into(self._bytes, at + ring._CHECK_AT, last)
-        yield found._replace(offset=start, check=last), offset
+            offset = start + found.size
+            if offset > limit:
+                break
+            header = HEADER.pack(*found._replace(offset=start, last=last))[:-4]
+            last = crc32(header)
+            content[at : at + len(header) + 4] = header + last.to_bytes(4, "little")
+    return _begin(self, mark, epoch, anew)
 
 
 class Sabotage(NamedTuple):
@@ -380,7 +386,7 @@ BROKEN = {
     "chain": Sabotage(
         "system",
         "records of the write buffer whose offset and chain nobody checks",
-        partial(mock.patch.object, Ring, "_chain", believed),
+        partial(mock.patch.object, Ring, "begin", begin_with_anything),
         focus=ON_BUFFER,
     ),
 }

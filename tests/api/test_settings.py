@@ -521,8 +521,6 @@ def test_another_kind_of_disk_is_refused(open_cache: Opener, tmp_path: Path, kin
         open_cache(disk=JSONDisk)
     with pytest.raises(SettingError, match="disk"):
         open_cache(disk=object)
-    with pytest.raises(SettingError, match="coherence"):
-        open_cache(coherence="hope")
 
 
 def test_a_disk_is_shown_by_class_and_directory(cache: Cache) -> None:

@@ -23,7 +23,7 @@ from diskcache_like import (
 from diskcache_like.disk import file_io
 from diskcache_like.system.paths import sync_file
 
-from ..support.cache_kinds import NEEDS_HOT, Clock, Kind, Opener, exact, few
+from ..support.cache_kinds import Clock, Kind, Opener, exact, few
 
 BIG = "x" * 300_000
 
@@ -353,7 +353,6 @@ def test_a_tag_is_any_key_but_a_collection(cache: Cache, clock: Clock) -> None:
     assert cache.evict("") == 1
 
 
-@NEEDS_HOT
 @pytest.mark.parametrize("key", ["text", b"bytes", 7])
 def test_what_is_hot_is_updated_in_place(tmp_path: Path, key: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A plain key whose entry is hot takes the cheap way: an UPDATE before anything else."""

@@ -20,20 +20,18 @@ from typing import Any
 import pytest
 
 from diskcache_like import Cache, FanoutCache
-from diskcache_like.coherence.atomics import Words, choose_implementation
+from diskcache_like.coherence import _native
+from diskcache_like.coherence.generations import Words
 from diskcache_like.encoding import keys
 from diskcache_like.entries.row_codec import RowCodec
 from diskcache_like.storage.shard import invalidation
 from diskcache_like.storage.upkeep import bulk_removal
 
 from ..support.broken_writers import sabotage
-from ..support.cache_kinds import NEEDS_HELPER
 from ..support.sample_writes import FAR, MISSING, WRITES, Write
 from ..support.statement_hooks import is_change, watch
 from ..support.workers import Crew, Link, Worker, ready
 
-AS_HERE = choose_implementation()
-NEEDS_HOT_LAYER = pytest.mark.skipif(AS_HERE == "off", reason="this CPU has no hot layer without the native helper")
 SLOTS = 16  # so few that every key shares its slot with others
 
 Options = dict[str, Any]
@@ -42,9 +40,9 @@ Options = dict[str, Any]
 KINDS = ["one", "direct", "fanout"]  # those that are not direct have a write buffer
 
 
-def options(kind: str, implementation: str, hot: bool = True) -> Options:
+def options(kind: str, hot: bool = True) -> Options:
     """Return what `opened` needs to open one handle; of plain values, so that a worker can be given it."""
-    found: Options = {"kind": kind, "coherence": implementation, "generation_slots": SLOTS, "durability": "process"}
+    found: Options = {"kind": kind, "generation_slots": SLOTS, "durability": "process"}
     if kind == "direct":
         found["write_buffer"] = 0
     return found if hot else {**found, "hot_size_limit": 0}
@@ -56,11 +54,6 @@ def opened(directory: Path, given: Options) -> Cache:
     if given["kind"] == "fanout":
         return FanoutCache(directory, shards=2, timeout=60, **settings)
     return Cache(directory, **settings)
-
-
-@pytest.fixture(params=["python", pytest.param("native", marks=NEEDS_HELPER)])
-def implementation(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
 
 
 @pytest.fixture(params=KINDS)
@@ -96,16 +89,16 @@ class WatchedWords:
     def __len__(self) -> int:
         return len(self._words)
 
+    def fill(self, value: int, /) -> None:
+        self._words.fill(value)
+
 
 def watch_appends(cache: Cache, step: Callable[[str], object]) -> None:
-    """Have `step` called round every store to the ring's words, to its table and to the slots, if there is a ring."""
+    """Have `step` called after every change of a ring, and round every store of Python's to the slots."""
+    _native.watch_steps(lambda changed: step(f"{changed} in the ring"))
     for store in cache._shards.stores:
-        store.writer.buffer.uses_helper = False  # in which nobody can stop
         session = store.session
-        ring: Any = session.ring
-        if ring is not None:
-            ring.words, ring._table = WatchedWords(ring.words, "ring", step), WatchedWords(ring._table, "table", step)
-            session.slots = session.generations.slots = WatchedWords(session.slots, "slots", step)
+        session.slots = WatchedWords(session.slots, "slots", step)
 
 
 def write_in_steps(link: Link, directory: Path, given: Options, name: str, how: str, all_slots: bool) -> None:
@@ -199,10 +192,8 @@ def violations_in_steps(
 
 
 @pytest.mark.parametrize("name", WRITES)
-def test_every_step_of_every_write_is_coherent(
-    crew: Crew, tmp_path: Path, kind: str, implementation: str, name: str
-) -> None:
-    assert violations_in_steps(crew, tmp_path / "cache", options(kind, implementation), name) == []
+def test_every_step_of_every_write_is_coherent(crew: Crew, tmp_path: Path, kind: str, name: str) -> None:
+    assert violations_in_steps(crew, tmp_path / "cache", options(kind), name) == []
 
 
 ONE = pytest.mark.parametrize("kind", ["one", "direct"])
@@ -211,13 +202,12 @@ ONE = pytest.mark.parametrize("kind", ["one", "direct"])
 @ONE
 @pytest.mark.parametrize("name", ["clear", "delete", "set_many", "transact"])
 def test_changes_that_mark_every_slot_are_coherent_in_each_step(
-    crew: Crew, tmp_path: Path, kind: str, implementation: str, name: str
+    crew: Crew, tmp_path: Path, kind: str, name: str
 ) -> None:
-    given = options(kind, implementation)
+    given = options(kind)
     assert violations_in_steps(crew, tmp_path / "cache", given, name, all_slots=True) == []
 
 
-@NEEDS_HOT_LAYER
 @ONE
 @pytest.mark.parametrize("how", ["silent", "early", "late"])
 @pytest.mark.parametrize("name", ["set", "incr", "add", "delete", "pop", "evict", "clear", "transact", "set_many"])
@@ -226,15 +216,14 @@ def test_steps_notice_generations_that_break_the_rules(
 ) -> None:
     if how == "early" and name in ("transact", "set_many"):
         pytest.skip("a transaction marks its slots even after the commit in a step of its own")
-    assert violations_in_steps(crew, tmp_path / "cache", options(kind, AS_HERE), name, how) != []
+    assert violations_in_steps(crew, tmp_path / "cache", options(kind), name, how) != []
 
 
-@NEEDS_HOT_LAYER
 @ONE
 def test_keys_that_share_a_hash_are_coherent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """A key that lives beside its home place is looked for, and so has to be marked, at its home slot."""
     monkeypatch.setattr(RowCodec, "locate", lambda rows, key: (keys.encode_key(key), 40, rows._one))
-    given = options(kind, AS_HERE)
+    given = options(kind)
     with opened(tmp_path / "cache", given) as reader, opened(tmp_path / "cache", given) as writer:
         for name, write in WRITES.items():
             if write.key != "k" or name in ("clear", "cull", "rollback", "soft evict"):  # which looks at the true hash
@@ -396,16 +385,15 @@ def run_counters(
 
 @pytest.mark.parametrize("hot", [True, False], ids=["hot", "cold"])
 def test_nobody_reads_less_than_was_acknowledged(
-    crew: Crew, tmp_path: Path, board: Board, kind: str, implementation: str, hot: bool
+    crew: Crew, tmp_path: Path, board: Board, kind: str, hot: bool
 ) -> None:
-    assert run_counters(crew, tmp_path, board, options(kind, implementation, hot)) == []
+    assert run_counters(crew, tmp_path, board, options(kind, hot)) == []
 
 
-@NEEDS_HOT_LAYER
 def test_watching_counters_notices_writers_that_mark_nothing(crew: Crew, tmp_path: Path, board: Board) -> None:
     """The negative control: the watchers keep what they read, and nothing ever tells them that it is old."""
     try:
-        found = run_counters(crew, tmp_path, board, options("one", AS_HERE), "silent", steps=600)
+        found = run_counters(crew, tmp_path, board, options("one"), "silent", steps=600)
     except AssertionError as error:  # a writer noticed first, at the counters of the others
         found = [str(error)]
     assert any("key" in each for each in found)
@@ -503,10 +491,8 @@ def make_noise(link: Link, directory: Path, board_path: Path, given: Options) ->
 
 
 @pytest.mark.parametrize("hot", [True, False], ids=["hot", "cold"])
-def test_no_removal_or_rollback_is_missed(
-    crew: Crew, tmp_path: Path, board: Board, kind: str, implementation: str, hot: bool
-) -> None:
-    directory, given = tmp_path / "cache", options(kind, implementation, hot)
+def test_no_removal_or_rollback_is_missed(crew: Crew, tmp_path: Path, board: Board, kind: str, hot: bool) -> None:
+    directory, given = tmp_path / "cache", options(kind, hot)
     with opened(directory, given):
         others = [(directory, tmp_path / "board", given)]
         watchers = crew.start_many(2, watch_changes, *others[0])
@@ -565,9 +551,9 @@ def watch_pairs(link: Link, number: int, directory: Path, board_path: Path, give
 
 @pytest.mark.parametrize("hot", [True, False], ids=["hot", "cold"])
 def test_transactions_are_seen_whole_or_not_at_all(
-    crew: Crew, tmp_path: Path, board: Board, kind: str, implementation: str, hot: bool
+    crew: Crew, tmp_path: Path, board: Board, kind: str, hot: bool
 ) -> None:
-    directory, given = tmp_path / "cache", options(kind, implementation, hot)
+    directory, given = tmp_path / "cache", options(kind, hot)
     with opened(directory, given) as cache:
         cache.set_many({"left": 0, "right": 0}, retry=True)
         watchers = crew.start_many(2, watch_pairs, directory, tmp_path / "board", given)

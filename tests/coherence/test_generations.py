@@ -13,26 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from diskcache_like.coherence import generations, native
-from diskcache_like.coherence.atomics import Implementation
+from diskcache_like.coherence import generations
 from diskcache_like.coherence.generations import HEADER_WORDS, PAGE, GenerationFile, Header
 from diskcache_like.coherence.write_lock import WriteLock
-from diskcache_like.errors import DirectoryError, DiskFull, SettingError, UnsafeDirectory
+from diskcache_like.errors import DirectoryError, DiskFull, UnsafeDirectory
 from diskcache_like.system import boot as system_boot
 
 SLOTS = 64
 SIZE = PAGE + 16 * SLOTS
 
 Make = Callable[..., GenerationFile]
-
-
-@pytest.fixture(params=["python", "native"])
-def implementation(request: pytest.FixtureRequest) -> Implementation:
-    if request.param == "native" and native.load() is None:
-        off = os.environ.get(native.VARIABLE) == "0"
-        pytest.skip("switched off by DISKCACHE_LIKE_NATIVE=0" if off else "the native helper is not built")
-    name: Implementation = request.param
-    return name
 
 
 @pytest.fixture
@@ -49,20 +39,20 @@ def opened() -> Iterator[list[GenerationFile]]:
 
 
 @pytest.fixture
-def make(path: Path, implementation: Implementation, opened: list[GenerationFile]) -> Make:
+def make(path: Path, opened: list[GenerationFile]) -> Make:
     def create(slots: int = SLOTS, tick: int | None = None, epoch: int = 0) -> GenerationFile:
-        opened.append(GenerationFile.create(path, slots, implementation, tick=tick, epoch=epoch))
+        opened.append(GenerationFile.create(path, slots, tick=tick, epoch=epoch))
         return opened[-1]
 
     return create
 
 
 @pytest.fixture
-def reopen(path: Path, implementation: Implementation, opened: list[GenerationFile]) -> Callable[[], bool]:
+def reopen(path: Path, opened: list[GenerationFile]) -> Callable[[], bool]:
     """Return whether the file is accepted as it is; if so it is the last in `opened`."""
 
     def accepted() -> bool:
-        found = GenerationFile.open_existing(path, implementation)
+        found = GenerationFile.open_existing(path)
         if found is not None:
             opened.append(found)
         return found is not None
@@ -136,12 +126,12 @@ def test_marking_all_marks_every_slot_and_nothing_else(make: Make) -> None:
     assert file.is_intact()
 
 
-def test_the_next_holder_settles_what_a_killed_one_left(make: Make, path: Path, implementation: Implementation) -> None:
+def test_the_next_holder_settles_what_a_killed_one_left(make: Make, path: Path) -> None:
     file = make(tick=1)
     assert not file.recover()
     child = os.fork()
     if not child:
-        mine = GenerationFile.open_existing(path, implementation)
+        mine = GenerationFile.open_existing(path)
         assert mine is not None
         mine.begin_all(mine.next_tick())
         os.kill(os.getpid(), signal.SIGKILL)
@@ -423,13 +413,6 @@ def test_a_directory_that_cannot_be_written_is_named(
         with pytest.raises(DirectoryError, match=r"cache\.gen") as caught:
             open_it(path)
     assert caught.value.errno == code
-
-
-def test_native_words_without_the_helper_are_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    GenerationFile.create(path, SLOTS).close()
-    monkeypatch.setattr(native, "load", lambda: None)
-    with pytest.raises(SettingError):
-        GenerationFile.open_existing(path, "native")
 
 
 def test_header_words_do_not_collide() -> None:

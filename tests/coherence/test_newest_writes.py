@@ -11,11 +11,9 @@ from typing import Any
 import pytest
 
 from diskcache_like import Cache
-from diskcache_like.coherence.atomics import choose_implementation
 from diskcache_like.encoding.keys import encode_key
 
 # Only where words are read without the helper does a cache have a write buffer.
-NEEDS_BUFFER = pytest.mark.skipif(choose_implementation() != "python", reason="caches have no write buffer on this CPU")
 LARGE = 1 << 16  # bytes of a value that the write buffer does not take
 
 
@@ -45,7 +43,6 @@ def without_database(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "take", refuse)
 
 
-@NEEDS_BUFFER
 @pytest.mark.parametrize("flushed", [False, True])
 def test_another_process_reads_what_was_just_written_without_the_database(
     pair: tuple[Cache, Cache], monkeypatch: pytest.MonkeyPatch, flushed: bool
@@ -59,7 +56,6 @@ def test_another_process_reads_what_was_just_written_without_the_database(
         assert reader.get("k") == {"number": number}
 
 
-@NEEDS_BUFFER
 def test_expiry_and_tag_are_read_without_the_database_as_well(
     pair: tuple[Cache, Cache], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -71,7 +67,6 @@ def test_expiry_and_tag_are_read_without_the_database_as_well(
     assert expiry == writer.get("k", expire_time=True)[1]
 
 
-@NEEDS_BUFFER
 @pytest.mark.parametrize("remove", [Cache.delete, Cache.pop])
 def test_a_removal_is_read_without_the_database_too(
     pair: tuple[Cache, Cache], monkeypatch: pytest.MonkeyPatch, remove: Callable[[Cache, str], object]
@@ -123,7 +118,6 @@ COMPUTATIONS: dict[str, Callable[[Cache], object]] = {
 }
 
 
-@NEEDS_BUFFER
 @pytest.mark.parametrize("computation", [name for name in COMPUTATIONS if name != "touch"])
 def test_what_another_process_wrote_is_computed_with_and_no_row_read(
     pair: tuple[Cache, Cache], monkeypatch: pytest.MonkeyPatch, computation: str
@@ -191,7 +185,6 @@ def test_the_record_of_another_key_at_the_same_place_is_not_computed_with(
         assert [cache.get("a"), cache.get("b"), cache.incr("a"), cache.incr("b")] == [10, 1, 11, 2]
 
 
-@NEEDS_BUFFER
 def test_a_slot_left_odd_by_a_writer_that_died_is_read_and_not_kept(pair: tuple[Cache, Cache]) -> None:
     writer, reader = pair
     writer.set("k", "true")

@@ -14,14 +14,16 @@ from zlib import crc32
 import pytest
 
 from diskcache_like import DecodeError, DirectoryError
+from diskcache_like.coherence import _native
 from diskcache_like.coherence import ring as ring_module
-from diskcache_like.coherence.ring import LONGEST_WALK, PAGE, Mark, Ring, Word, Written
+from diskcache_like.coherence._native import LONGEST_WALK
+from diskcache_like.coherence.ring import PAGE, Mark, Ring, Word, Written
+
+from ..support.rings import SMALLEST, content_of, dies_at, table_of
 
 SLOTS = 16
 CAPACITY = 1 << 14
 NUMBER, EPOCH = 4711, 0
-HEADER_SIZE = 80  # of a record
-CHECK = ring_module._CHECK
 
 
 def made(path: Path, slots: int = SLOTS) -> Ring:
@@ -68,7 +70,7 @@ class Model:
         net, mark = self.ring.gather(most)
         for key, (_, _, _, what, _) in net.items():
             assert isinstance(key, bytes)
-            assert not isinstance(what, Written)
+            assert not isinstance(what, tuple)
             self.database[int(key)] = what
         if mark is not None:
             self.ring.flushed(mark)
@@ -109,7 +111,7 @@ def test_all_columns_of_a_row_come_back(ring: Ring) -> None:
         assert ring.append(row)
     assert [ring.find(row.h, row.stored) for row in rows] == rows
     net, mark = ring.gather(100)
-    assert [net[row.stored][3] for row in rows] == [*rows[:3], b"v", None]
+    assert [net[row.stored][3] for row in rows] == [*(tuple(row) for row in rows[:3]), b"v", None]
     assert mark is not None
     assert mark.flushed == ring.words[Word.HEAD]
 
@@ -162,47 +164,18 @@ def test_walks_end_where_the_database_was_written_in_another_way(ring: Ring) -> 
     assert not ring.is_marked()
 
 
-class Killed(BaseException):
-    """The writer dies here."""
-
-
-class DyingWords:
-    """Words that let the writer die at one store."""
-
-    def __init__(self, words: memoryview, left: list[int]) -> None:
-        self.words = words
-        self.left = left
-
-    def __getitem__(self, index: int) -> int:
-        return int(self.words[index])
-
-    def __setitem__(self, index: int, value: int) -> None:
-        self.left[0] -= 1
-        if self.left[0] == 0:
-            raise Killed
-        self.words[index] = value
-
-
 @pytest.mark.parametrize("before", [0, 1, 50])
 def test_a_writer_that_dies_has_written_its_record_or_nothing(tmp_path: Path, before: int) -> None:
-    outcomes = set()
+    outcomes = []
     for step in range(1, 20):
         ring = made(tmp_path / f"{before}-{step}")
         model = Model(ring)
         for key in range(before):
             model.write(key % 7, b"v" * 300)
-        words, table = ring.words, ring._table
-        left = [step]
-        ring.words, ring._table = DyingWords(words, left), DyingWords(table, left)  # type: ignore[assignment]
-        survived = True
-        try:
-            assert ring.append(Written(99, hash_of(3), stored(3), b"new"))
-        except Killed:
-            survived = False
-        ring.words, ring._table = words, table
+        has_died = dies_at(step, lambda ring=ring: ring.append(Written(99, hash_of(3), stored(3), b"new")))  # type: ignore[misc]
         ring.mend()
         value = model.read(3)
-        outcomes.add(value == b"new")
+        outcomes.append(value == b"new")
         assert value in (b"new", model.now.get(3))
         if value == b"new":
             model.now[3] = b"new"
@@ -211,53 +184,31 @@ def test_a_writer_that_dies_has_written_its_record_or_nothing(tmp_path: Path, be
         model.flush(1 << 20)
         assert model.database == model.now
         ring.close()
-        if survived:
+        if not has_died:
             break
-    assert survived
-    assert outcomes == {True, False}
+    assert not has_died
+    assert outcomes == sorted(outcomes)
+    assert set(outcomes) == {True, False}
 
 
-class DyingCheck:
-    """Packs the last bytes of a header, but lets the writer die before."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(CHECK, name)
-
-    def pack_into(self, *_: object) -> None:
-        raise Killed
+def dies_appending(ring: Ring, step: int) -> bool:
+    """Write key 3 and die at a step; tell whether it died. Then the next holder of the lock mends the ring."""
+    has_died = dies_at(step, lambda: ring.append(Written(99, hash_of(3), stored(3), b"new")))
+    ring.mend()
+    return has_died
 
 
-def dies_appending(ring: Ring, step: int, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Write key 3 and die at a step: 0 within the header, others at a store to a word; tell whether it died.
-
-    Then the next holder of the lock mends the ring.
-    """
-    words, table = ring.words, ring._table
-    left = [step]
-    with monkeypatch.context() as patch:
-        if not step:
-            patch.setattr(ring_module, "_CHECK", DyingCheck())
-        ring.words, ring._table = DyingWords(words, left), DyingWords(table, left)  # type: ignore[assignment]
-        try:
-            assert ring.append(Written(99, hash_of(3), stored(3), b"new"))
-        except Killed:
-            return True
-        finally:
-            ring.words, ring._table = words, table
-            ring.mend()
-    return False
-
-
-def test_a_writer_that_dies_at_the_end_of_a_lap_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_writer_that_dies_at_the_end_of_a_lap_costs_nothing(tmp_path: Path) -> None:
     """The next record is too long to lie where the one of the dead writer lies."""
     step, has_died = 0, True
     while has_died:
+        step += 1
         ring = made(tmp_path / str(step))
         model = Model(ring)
         while CAPACITY - ring.words[Word.HEAD] % CAPACITY > 500:
             model.write(len(model.now), b"v" * 200)
         model.flush(1 << 20)
-        has_died = dies_appending(ring, step, monkeypatch)
+        has_died = dies_appending(ring, step)
         if model.read(3) == b"new":
             model.now[3] = b"new"
         model.write(5, b"after" * 100)
@@ -266,20 +217,18 @@ def test_a_writer_that_dies_at_the_end_of_a_lap_costs_nothing(tmp_path: Path, mo
         model.flush(1 << 20)
         assert model.database == model.now
         ring.close()
-        step += 1
     assert step > 5
 
 
-def test_what_a_dead_writer_left_does_not_follow_a_later_commit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_dead_writer_left_does_not_follow_a_later_commit(tmp_path: Path) -> None:
     """After a restart, or in a copy, the words are not believed, and the chain alone says what happened."""
     step, has_died = 0, True
     while has_died:
+        step += 1
         ring = made(tmp_path / str(step))
         model = Model(ring)
         model.write(1, b"before")
-        has_died = dies_appending(ring, step, monkeypatch)
+        has_died = dies_appending(ring, step)
         model.flush(1 << 20)
         mark = ring.flushed_mark()
         model.database[3] = b"acknowledged"  # by a commit of another kind
@@ -290,8 +239,27 @@ def test_what_a_dead_writer_left_does_not_follow_a_later_commit(
         model.flush(1 << 20)
         assert model.database[3] == b"acknowledged"
         ring.close()
-        step += 1
     assert step > 5
+
+
+@pytest.fixture
+def at_each_step() -> Iterator[Callable[[Callable[[], None]], None]]:
+    """Return what has a reader look after each change of a ring; what it finds wrong fails the test at its end."""
+    wrong: list[BaseException] = []
+
+    def watch(look: Callable[[], None]) -> None:
+        def looking(step: str) -> None:
+            try:
+                look()
+            except BaseException as error:
+                wrong.append(error)
+
+        _native.watch_steps(looking)
+
+    yield watch
+    _native.watch_steps(None)
+    if wrong:
+        raise wrong[0]
 
 
 def test_old_content_at_the_end_of_a_lap_is_no_record(ring: Ring) -> None:
@@ -302,7 +270,7 @@ def test_old_content_at_the_end_of_a_lap_is_no_record(ring: Ring) -> None:
     while CAPACITY - ring.words[Word.HEAD] % CAPACITY > 400:
         model.write(len(model.now), b"")
     place = PAGE + ring.words[Word.HEAD] % CAPACITY
-    ring._bytes[place : place + 8] = ring.words[Word.HEAD].to_bytes(8, "little")
+    content_of(ring)[place : place + 8] = ring.words[Word.HEAD].to_bytes(8, "little")
     model.write(1, b"long" * 200)
     assert ring.words[Word.HEAD] % CAPACITY < 1000, "it lies in the next lap"
     model.flush(1 << 20)
@@ -313,7 +281,7 @@ def test_damaged_content_costs_its_key_alone_where_a_writer_has_died(ring: Ring)
     for tick, key in enumerate((1, 20, 40)):
         assert ring.append(Written(tick, hash_of(key), stored(key), b"value"))
     second = ring.words[Word.FLUSHED] + 88
-    ring._bytes[PAGE + second % CAPACITY + HEADER_SIZE + 2] ^= 1
+    content_of(ring)[PAGE + second % CAPACITY + SMALLEST + 2] ^= 1
     ring.mend()
     assert ring.append(Written(9, hash_of(60), stored(60), b"value"))
     net, _ = ring.gather(1 << 20)
@@ -334,56 +302,46 @@ def test_a_damaged_header_is_not_linked_to(ring: Ring) -> None:
     model.write(one, b"new")
     at = ring.words[Word.HEAD]
     model.write(other, b"value")
-    ring._bytes[PAGE + at % CAPACITY + 24] ^= 0xFF
+    content_of(ring)[PAGE + at % CAPACITY + 24] ^= 0xFF
     assert not ring.append(Written(9, hash_of(other), stored(other), b"next")), "everything has to be flushed first"
 
 
-def test_taking_over_shows_all_the_time_what_waits(ring: Ring, monkeypatch: pytest.MonkeyPatch) -> None:
+Watch = Callable[[Callable[[], None]], None]
+
+
+def test_taking_over_shows_all_the_time_what_waits(ring: Ring, at_each_step: Watch) -> None:
     """Where only words were damaged, readers go on meanwhile."""
     mark = ring.mark()
     for key in range(10):
         assert ring.append(Written(key, hash_of(key), stored(key), b"value"))
-    whole = Ring._has_whole_body
 
-    def looking(self: Ring, header: Any) -> bool:
+    def look() -> None:
         assert all(ring.find(hash_of(key), stored(key)) for key in range(10))
-        return whole(self, header)
 
-    monkeypatch.setattr(Ring, "_has_whole_body", looking)
+    at_each_step(look)
     ring.begin(mark, EPOCH, NUMBER)
-    assert all(ring.find(hash_of(key), stored(key)) for key in range(10))
-
-
-class WatchedTable:
-    """A table that has somebody read after each store."""
-
-    def __init__(self, table: memoryview, look: Callable[[], None]) -> None:
-        self.table, self.look = table, look
-
-    def __getitem__(self, index: int) -> int:
-        return int(self.table[index])
-
-    def __setitem__(self, index: int, value: int) -> None:
-        self.table[index] = value
-        self.look()
+    look()
 
 
 @pytest.mark.parametrize("damaged", [0, 5, CAPACITY + 200])  # an entry of the table: below and among what waits
-def test_mending_leads_nobody_to_an_older_record(ring: Ring, damaged: int) -> None:
+def test_mending_leads_nobody_to_an_older_record(ring: Ring, at_each_step: Watch, damaged: int) -> None:
     for number in range(30):
         assert ring.append(Written(number, number % 3, stored(number % 3), b"%d" % number))
+    looks: list[None] = []
 
     def look() -> None:
-        found = [ring.find(key, stored(key)) for key in range(3)]
-        assert [each and each.v for each in found] == [b"27", b"28", b"29"]
+        looks.append(None)
+        for key in range(3):
+            found = ring.find(key, stored(key))
+            mended = len(looks) > 2 or key or not damaged  # slot 0 is the first that is mended
+            assert not mended or (found is not None and found.v == b"%d" % (27 + key))
 
-    table = ring._table
-    ring._table = WatchedTable(table, look)  # type: ignore[assignment]
+    at_each_step(look)
     if damaged:
-        table[0] = damaged  # mended by the first store
+        table_of(ring)[0] = damaged
     ring.mend()
     look()
-    ring._table = table
+    assert len(looks) > 3
 
 
 @pytest.mark.parametrize(("slots", "capacity"), [(1 << 36, CAPACITY), (SLOTS, 1 << 39), (0, CAPACITY), (SLOTS, 0)])
@@ -398,7 +356,7 @@ def test_a_planted_file_of_holes_takes_no_memory(tmp_path: Path, slots: int, cap
         file.truncate(1 << 40)
     ring = Ring.open(str(path), SLOTS, CAPACITY)
     assert ring is not None
-    assert (len(ring._table), ring.capacity) == (SLOTS, CAPACITY)
+    assert (ring.slots, ring.capacity) == (SLOTS, CAPACITY)
     ring.close()
 
 
@@ -486,7 +444,7 @@ def test_a_flipped_bit_never_shows_an_older_value(tmp_path: Path) -> None:
     assert ring.append(Written(2, 0, b"key", b"new"))
     size = ring.words[Word.HEAD] - first
     for position in range(at + size, at + 2 * size):
-        ring._bytes[position] ^= 4
+        content_of(ring)[position] ^= 4
         try:
             found = ring.find(0, b"key")
         except DecodeError:
@@ -499,13 +457,13 @@ def test_a_flipped_bit_never_shows_an_older_value(tmp_path: Path) -> None:
             net = {}
         values = {what for _, _, _, what, _ in net.values()}
         assert b"old" not in values
-        ring._bytes[position] ^= 4
+        content_of(ring)[position] ^= 4
     ring.close()
 
 
 def test_a_flipped_bit_in_a_column_is_damage(ring: Ring) -> None:
     assert ring.append(Written(1, 0, b"key", b"v", tags="a tag", is_plain=False))
-    ring._bytes[bytes(ring._bytes).index(b"a tag")] ^= 128
+    content_of(ring)[content_of(ring).find(b"a tag")] ^= 128
     with pytest.raises(DecodeError):
         ring.find(0, b"key")
 
@@ -513,9 +471,9 @@ def test_a_flipped_bit_in_a_column_is_damage(ring: Ring) -> None:
 def test_a_record_that_leads_to_itself_is_damage(ring: Ring) -> None:
     at = PAGE + ring.words[Word.HEAD] % CAPACITY
     assert ring.append(Written(1, 0, b"key", b"v"))
-    header = bytearray(ring._bytes[at : at + HEADER_SIZE - 4])
+    header = bytearray(content_of(ring)[at : at + SMALLEST - 4])
     header[24:32] = header[:8]
-    ring._bytes[at : at + HEADER_SIZE] = header + crc32(header).to_bytes(4, "little")
+    content_of(ring)[at : at + SMALLEST] = header + crc32(header).to_bytes(4, "little")
     with pytest.raises(DecodeError):
         ring.find(0, b"other")
 
@@ -526,8 +484,8 @@ def test_a_damaged_table_lets_writes_go_on(ring: Ring, ahead: int, rest: int) ->
     assert ring.append(Written(1, 0, b"key", b"v"))
     head = ring.words[Word.HEAD]
     at = PAGE + head % CAPACITY
-    ring._bytes[at : at + 400] = bytes([rest]) * 400
-    ring._table[0] = head + ahead
+    content_of(ring)[at : at + 400] = bytes([rest]) * 400
+    table_of(ring)[0] = head + ahead
     assert not ring.append(Written(2, 0, b"other", b"v"))
     _, mark = ring.gather(10)
     assert mark is not None
@@ -570,7 +528,7 @@ def test_what_is_wiped_is_found_no_more_and_writes_go_on(ring: Ring) -> None:
     ring.flushed(mark)
     ring.wipe()
     assert ring.is_sound()
-    assert not any(ring.views()[2])
+    assert not any(content_of(ring)[PAGE : PAGE + CAPACITY])
     assert ring.find(0, b"key") is None
     assert ring.append(Written(2, 0, b"key", b"w"))
     assert ring.find(0, b"key") == Written(2, 0, b"key", b"w")

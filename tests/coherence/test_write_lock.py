@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from diskcache_like.coherence import native, write_lock
+from diskcache_like.coherence import write_lock
 from diskcache_like.coherence.generations import GenerationFile
 from diskcache_like.coherence.write_lock import WriteLock
 from diskcache_like.errors import DirectoryError, NotOwner, Timeout, TransactionError, UnsafeDirectory
@@ -26,11 +26,8 @@ LIMIT = 60.0  # seconds after which a test gives up on another process; no test 
 FORK = multiprocessing.get_context("fork")
 
 
-@pytest.fixture(params=["bare", "attached", "native"])
+@pytest.fixture(params=["bare", "attached"])
 def mode(request: pytest.FixtureRequest) -> str:
-    if request.param == "native" and native.load() is None:
-        off = os.environ.get(native.VARIABLE) == "0"
-        pytest.skip("switched off by DISKCACHE_LIKE_NATIVE=0" if off else "the native helper is not built")
     return str(request.param)
 
 
@@ -47,7 +44,7 @@ class Handle:
         file = path.with_name("cache.gen")
         self.file = None if mode == "bare" else GenerationFile.open_existing(file) or GenerationFile.create(file, 16)
         if self.file is not None:
-            self.lock.attach(self.file.header, native.load() if mode == "native" else None)
+            self.lock.attach(self.file.header)
 
     def close(self) -> None:
         self.lock.close()

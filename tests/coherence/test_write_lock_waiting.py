@@ -14,10 +14,9 @@ from pathlib import Path
 import pytest
 
 from diskcache_like.coherence import write_lock
+from diskcache_like.coherence._native import Words
 from diskcache_like.coherence.generations import GenerationFile, Header
-from diskcache_like.coherence.native import NativeModule
 from diskcache_like.coherence.write_lock import (
-    FIRST_PAUSE,
     FIRST_SLICE,
     GRACE,
     LONGEST_PAUSE,
@@ -38,14 +37,16 @@ def path(tmp_path: Path) -> Path:
 
 
 class Waiting:
-    """A clock that only moves while somebody sleeps, as a sleep function and as the helper's futex."""
+    """A clock that only moves while somebody sleeps, as a sleep function and as the kernel's futex."""
 
     def __init__(self) -> None:
         self.now = 1000.0
         self.pauses: list[float] = []
         self.at: dict[int, Callable[[], None]] = {}
         self.woken = 0
-        self.header = memoryview(bytearray(4096)).cast("Q")
+        self.has_futex = True
+        self.header = WaitingHeader(bytearray(4096), 0, 512)
+        self.header.waiting = self
         self.header[Header.WAKE] = 2**32 + 7
 
     def clock(self) -> float:
@@ -56,33 +57,32 @@ class Waiting:
         self.pauses.append(seconds)
         self.at.get(len(self.pauses), lambda: None)()
 
-    def futex_wait(self, pointer: object, index: int, expected: int, timeout_us: int) -> int:
-        assert (index, expected) == (Header.WAKE, 7)
-        assert self.header[Header.WAITERS]
+    def wait(self, timeout_us: int) -> int:
         self.sleep(max(timeout_us, 1) / 1e6)
         return errno.ETIMEDOUT
 
-    def futex_wake(self, pointer: object, index: int, waiters: int) -> int:
+
+class WaitingHeader(Words):
+    """Words of which a wait passes by the clock of `Waiting`."""
+
+    waiting: Waiting
+
+    def wait(self, index: int, expected: int, timeout_us: int, /) -> int:
+        if not self.waiting.has_futex:
+            return errno.ENOSYS
+        assert (index, expected & 0xFFFFFFFF) == (Header.WAKE, 7)
+        assert self[Header.WAITERS]
+        return self.waiting.wait(timeout_us)
+
+    def wake(self, index: int, waiters: int, /) -> int:
         assert (index, waiters) == (Header.WAKE, 1)
-        assert self.header[Header.WAKE] == 2**32 + 8
-        self.woken += 1
+        assert self[Header.WAKE] == 2**32 + 8
+        self.waiting.woken += 1
         return 0
 
-    def add(self, pointer: object, index: int, amount: int) -> int:
-        assert not self.header[Header.WAITERS]
-        self.header[index] += amount
-        return 0
-
-
-class FakeNative(NativeModule):
-    def __init__(self, waiting: Waiting) -> None:
-        self.load = lambda pointer, index: waiting.header[index]
-        self.add = waiting.add
-        self.futex_wait = waiting.futex_wait
-        self.futex_wake = waiting.futex_wake
-
-    def pointer(self, view: memoryview[int]) -> object:
-        return view
+    def add(self, index: int, amount: int, /) -> int:
+        assert not self[Header.WAITERS]
+        return super().add(index, amount)
 
 
 @pytest.fixture
@@ -98,10 +98,10 @@ def waiting() -> Waiting:
     return Waiting()
 
 
-@pytest.fixture(params=["sleep", "futex"])
-def waiter(request: pytest.FixtureRequest, path: Path, waiting: Waiting) -> Iterator[WriteLock]:
+@pytest.fixture
+def waiter(path: Path, waiting: Waiting) -> Iterator[WriteLock]:
     made = WriteLock(path, clock=waiting.clock, sleep=waiting.sleep)
-    made.attach(waiting.header, FakeNative(waiting) if request.param == "futex" else None)
+    made.attach(waiting.header)
     yield made
     made.close()
 
@@ -189,18 +189,23 @@ def test_zero_seconds_are_one_attempt(holder: WriteLock, waiter: WriteLock, monk
 def test_pauses_double_up_to_a_bound(holder: WriteLock, waiter: WriteLock, waiting: Waiting) -> None:
     with pytest.raises(Timeout):
         waiter.acquire(1.0)
-    slices = waiting.pauses[0] >= FIRST_SLICE
-    first, longest = (FIRST_SLICE, LONGEST_SLICE) if slices else (FIRST_PAUSE, LONGEST_PAUSE)
-    expected = first
+    expected = FIRST_SLICE
     for pause in waiting.pauses[:-2]:
         assert pause == pytest.approx(expected, abs=1e-6)
-        expected = min(2 * expected, longest)
-    assert expected == longest
+        expected = min(2 * expected, LONGEST_SLICE)
+    assert expected == LONGEST_SLICE
+
+
+def test_where_nobody_is_woken_pauses_are_short(holder: WriteLock, waiter: WriteLock, waiting: Waiting) -> None:
+    waiting.has_futex = False
+    with pytest.raises(Timeout):
+        waiter.acquire(0.1)
+    assert max(waiting.pauses) <= LONGEST_PAUSE
 
 
 def test_a_release_lowers_the_flag_and_wakes_one_but_only_if_somebody_waits(path: Path, waiting: Waiting) -> None:
     mine = WriteLock(path)
-    mine.attach(waiting.header, FakeNative(waiting))
+    mine.attach(waiting.header)
     mine.acquire(0)
     mine.release()
     assert (waiting.woken, waiting.header[Header.WAKE]) == (0, 2**32 + 7)
@@ -285,15 +290,15 @@ def test_a_newcomer_comes_when_the_turn_is_over(waiter: WriteLock, waiting: Wait
 
 def test_a_newcomer_that_is_woken_comes_at_once_and_has_the_next_one_woken(path: Path, waiting: Waiting) -> None:
     class Woken(Waiting):
-        def futex_wait(self, pointer: object, index: int, expected: int, timeout_us: int) -> int:
-            super().futex_wait(pointer, index, expected, timeout_us)
+        def wait(self, timeout_us: int) -> int:
+            super().wait(timeout_us)
             self.header[Header.WAITERS] = 0  # as the releaser did
             return 0
 
     waking = Woken()
     waking.header[Header.FAIRNESS_CLAIM] = int((waking.now + LONGEST_SLICE) * 1e6)
     newcomer = WriteLock(path, clock=waking.clock, sleep=waking.sleep)
-    newcomer.attach(waking.header, FakeNative(waking))
+    newcomer.attach(waking.header)
     newcomer.acquire(None)
     assert len(waking.pauses) == 1
     assert newcomer.contended()
@@ -321,7 +326,7 @@ def test_a_claim_that_ran_out_or_is_damaged_delays_nobody(waiter: WriteLock, wai
 def test_a_thread_that_waits_for_another_claims_a_turn_as_well(path: Path) -> None:
     file = GenerationFile.create(path.with_name("cache.gen"), 16)
     header, held = file.header, WriteLock(path)
-    held.attach(header, None)
+    held.attach(header)
     held.acquire(0)
 
     def take() -> None:

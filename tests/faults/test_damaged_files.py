@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 
 from diskcache_like import Cache, FanoutCache
-from diskcache_like.coherence.atomics import fill as fill_words
 from diskcache_like.coherence.generations import MAX_WORD, Header
 from diskcache_like.errors import CorruptDatabaseWarning, DecodeError
 
@@ -387,7 +386,7 @@ def use_at_the_end(cache: Cache, spoil: Callable[[], object]) -> None:
 def test_a_count_that_is_at_its_end_fails_no_call(tmp_path: Path, word: str | tuple[str, ...], policy: str) -> None:
     def spoil(number: int) -> None:
         if word == "uses":
-            fill_words(store.session.uses, number)
+            store.session.generations.uses.fill(number)
         else:
             for name in (word,) if isinstance(word, str) else word:
                 store.session.header[getattr(Header, name)] = number

@@ -17,11 +17,11 @@ import pytest
 import diskcache_like
 from diskcache_like import BoundedSemaphore, Cache, LeaseLost, Lock, NotOwner, RLock, TransactionError, recipes
 from diskcache_like.cache import clock_of
-from diskcache_like.coherence import futex, native
+from diskcache_like.coherence import futex
+from diskcache_like.coherence._native import Words
 from diskcache_like.recipes import locks
-from diskcache_like.storage.write_buffer import WriteBuffer
 
-from ..support.cache_kinds import NEEDS_HELPER, NEEDS_HOT, Clock, Opener, few, one
+from ..support.cache_kinds import Clock, Opener, few, one
 from ..support.contention import everywhere, opened
 from ..support.workers import PATIENCE, Crew, Link, forked, in_thread, ready
 
@@ -33,13 +33,6 @@ MAKERS = (Lock, RLock, BoundedSemaphore)
 each_lock = pytest.mark.parametrize("make", MAKERS)
 
 
-@pytest.fixture(params=[pytest.param("1", id="helper", marks=NEEDS_HELPER), pytest.param("0", id="pauses")])
-def helper(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Do with and without the native helper; ask for it before the cache, which needs the helper again on ARM64."""
-    monkeypatch.setenv(native.VARIABLE, request.param)
-    return str(request.param)
-
-
 @pytest.fixture
 def crew() -> Iterator[Crew]:
     with Crew() as made:
@@ -49,7 +42,6 @@ def crew() -> Iterator[Crew]:
 # -- owners and leases ------------------------------------------------------------------------------------------------
 
 
-@NEEDS_HOT
 @one
 @each_lock
 def test_what_a_lock_wrote_is_known_from_memory(cache: Cache, make: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -349,7 +341,6 @@ def test_locks_are_sent_to_other_processes(cache: Cache, make: Maker) -> None:
 
 
 @few
-@NEEDS_HELPER
 @each_lock
 def test_who_waits_in_a_thread_is_woken(cache: Cache, make: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(futex, "FIRST_SLICE", FOREVER)  # nothing but a wake-up ends a wait
@@ -382,12 +373,9 @@ def test_who_waits_in_a_thread_is_woken(cache: Cache, make: Maker, monkeypatch: 
     assert sorted(done) == [0, 1, 2, 3, 4]
 
 
-def take_turns(link: Link, number: int, directory: Path, name: str, use_helper: bool) -> int:
+def take_turns(link: Link, number: int, directory: Path, name: str) -> int:
     """Count up under a lock whose waiters sleep until they are woken; return the most that were inside at once."""
-    if use_helper:
-        futex.FIRST_SLICE = futex.LONGEST_SLICE = FOREVER  # type: ignore[misc]
-    else:
-        native.load = lambda: None
+    futex.FIRST_SLICE = futex.LONGEST_SLICE = FOREVER  # type: ignore[misc]
     with Cache(directory, durability="process") as cache:
         lock = getattr(recipes, name)(cache, "lock")
         ready(link)
@@ -399,9 +387,8 @@ def take_turns(link: Link, number: int, directory: Path, name: str, use_helper: 
 
 
 @each_lock
-@pytest.mark.parametrize("use_helper", [pytest.param(True, marks=NEEDS_HELPER), False], ids=["helper", "pauses"])
-def test_processes_take_turns(crew: Crew, tmp_path: Path, make: type[AnyLock], use_helper: bool) -> None:
-    workers = crew.start_many(4, take_turns, tmp_path / "cache", make.__name__, use_helper)
+def test_processes_take_turns(crew: Crew, tmp_path: Path, make: type[AnyLock]) -> None:
+    workers = crew.start_many(4, take_turns, tmp_path / "cache", make.__name__)
     crew.together(workers)
     assert crew.results(workers) == [0, 1, 2, 3]
     with Cache(tmp_path / "cache") as cache:
@@ -426,7 +413,7 @@ def test_locks_exclude_threads_and_processes(crew: Crew, tmp_path: Path, kind: s
 @few
 @each_lock
 def test_who_waits_goes_on_when_the_lease_of_a_dead_owner_ends(
-    helper: str, cache: Cache, clock: Clock, make: Maker, monkeypatch: pytest.MonkeyPatch
+    cache: Cache, clock: Clock, make: Maker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lock = make(cache, "lock", expire=10)
     in_thread(lock.acquire)
@@ -484,21 +471,21 @@ def test_a_wait_for_who_writes_something_else_has_that_limit_too(cache: Cache, m
 def test_a_wake_up_is_for_everyone_on_the_slot(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[Any] = []
 
-    class Helper:
-        pointer = futex_wait = staticmethod(lambda *_: 0)
-        futex_wake = staticmethod(lambda *arguments: calls.append(arguments))
+    class Slots(Words):
+        def wake(self, *arguments: int) -> int:
+            calls.append(arguments)
+            return 0
 
-    monkeypatch.setattr(native, "load", Helper)
-    monkeypatch.setattr(WriteBuffer, "uses_helper", False)
+    _, h, store = cache._rows.locate("lock")
+    session = store.session
+    monkeypatch.setattr(session, "slots", Slots(bytearray(8 * len(session.slots)), 0, len(session.slots)))
     with Lock(cache, "lock"):
-        _, h, store = cache._rows.locate("lock")
-    assert calls == [(0, store.session.slot_of(h), 2**31 - 1)], (
-        "other keys share it, and who is woken alone may be killed"
-    )
+        pass
+    assert calls == [(session.slot_of(h), 2**31 - 1)], "other keys share it, and who is woken alone may be killed"
 
 
 @one
-def test_a_sleeper_leaves_a_closed_store_alone(helper: str, cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sleeper_leaves_a_closed_store_alone(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
     monkeypatch.setattr("time.sleep", slept.append)
     _, h, store = cache._rows.locate("key")
@@ -508,7 +495,7 @@ def test_a_sleeper_leaves_a_closed_store_alone(helper: str, cache: Cache, monkey
     store.sleep_on(h, stamp, 0.01)
     assert slept == [0.01]
     cache["key"] = 1
-    store.sleep_on(h, stamp, FOREVER) if helper == "1" else None  # changed since: the kernel does not let us sleep
+    store.sleep_on(h, stamp, FOREVER)  # changed since: the kernel does not let us sleep
 
 
 @one

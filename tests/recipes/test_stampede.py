@@ -16,7 +16,7 @@ from diskcache_like import Cache, CacheError, memoize_stampede
 from diskcache_like.coherence import futex
 from diskcache_like.operations import computing, flights, rules
 
-from ..support.cache_kinds import NEEDS_HELPER, Clock, Opener, few, one
+from ..support.cache_kinds import Clock, Opener, few, one
 from ..support.contention import opened
 from ..support.workers import PATIENCE, Crew, Link, ready
 
@@ -95,7 +95,6 @@ def test_results_are_kept_and_expire(cache: Cache, clock: Clock) -> None:
 
 
 @few
-@NEEDS_HELPER
 def test_twenty_threads_compute_one_result_once(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(futex, "FIRST_SLICE", FOREVER)  # nothing but a wake-up ends a wait
     monkeypatch.setattr(futex, "LONGEST_SLICE", FOREVER)

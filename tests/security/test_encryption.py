@@ -156,8 +156,8 @@ def waiting(cache: Cache) -> int:
 @pytest.mark.parametrize("options", [SEALED, SIGNED], ids=["sealed", "signed"])
 def test_no_file_holds_anything_legible(tmp_path: Path, kind: Any, options: dict[str, Any]) -> None:
     directory = tmp_path / "cache"
-    with Crew() as crew, kind(directory, coherence="python", **options) as cache:
-        other = crew.start(work_elsewhere, kind, directory, {**options, "coherence": "python"})
+    with Crew() as crew, kind(directory, **options) as cache:
+        other = crew.start(work_elsewhere, kind, directory, options)
         other.hear()
         work(cache)
         other.tell()

@@ -24,7 +24,7 @@ from diskcache_like.system import boot, forks, paths
 from ..support.other_systems import SYSTEMS, VARIABLE
 from ..support.project import ROOT
 
-BUILDER = ROOT / "diskcache_like" / "coherence" / "native_build.py"
+FOLDER = ROOT / "diskcache_like" / "coherence"
 CORE = (
     *("api/test_reading.py", "api/test_transactions.py", "api/test_writing.py", "coherence/test_newest_writes.py"),
     *("coherence/test_generations.py", "coherence/test_write_lock.py"),
@@ -42,35 +42,26 @@ def run(*command: str | Path, **variables: str) -> subprocess.CompletedProcess[s
     )
 
 
-@pytest.mark.parametrize(("system", "native"), [("macos", "1"), ("pypy", "1"), ("arm64", "1"), ("arm64", "0")])
-def test_the_core_works_as_on_another_system(system: str, native: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_the_core_works_as_on_another_system(system: str, tmp_path: Path) -> None:
     options = ["-q", "-p", "tests.support.other_systems", "-p", "no:cacheprovider", f"--basetemp={tmp_path / 'inner'}"]
-    names = CORE + FILES if system == "macos" else CORE
-    chosen = ["-k", f"not ({LEFT_OUT})", *(f"tests/{name}" for name in names)]
-    variables = {VARIABLE: system, "DISKCACHE_LIKE_NATIVE": native, "CI": ""}
-    done = run(sys.executable, "-m", "pytest", *options, *chosen, **variables)
+    chosen = ["-k", f"not ({LEFT_OUT})", *(f"tests/{name}" for name in CORE + FILES)]
+    done = run(sys.executable, "-m", "pytest", *options, *chosen, **{VARIABLE: system, "CI": ""})
     assert done.returncode == 0, done.stdout[-4000:]
     assert " passed" in done.stdout
 
 
-@pytest.mark.parametrize("system", SYSTEMS)
-def test_a_pretended_system_lacks_what_it_should(system: str) -> None:
-    wanted = {
-        "macos": "not hasattr(os, 'O_TMPFILE') and not forks._guard.wiped_by_kernel and paths.FULL_SYNC == 51",
-        "pypy": "not hasattr(os, 'posix_fallocate') and choose_implementation('python') == 'off'",
-        "arm64": "choose_implementation('python') == 'off'",
-    }
-    program = f"""
+def test_a_pretended_system_lacks_what_it_should() -> None:
+    program = """
 import os, tests.support.other_systems
-from diskcache_like.coherence.atomics import choose_implementation
 from diskcache_like.system import forks, paths
-assert {wanted[system]}
+assert not hasattr(os, 'O_TMPFILE') and not forks._guard.wiped_by_kernel and paths.FULL_SYNC == 51
 """
-    done = run(sys.executable, "-c", program, **{VARIABLE: system})
+    done = run(sys.executable, "-c", program, **{VARIABLE: "macos"})
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("module", ["diskcache_like", "diskcache_like.compat", "diskcache_like.coherence.native"])
+@pytest.mark.parametrize("module", ["diskcache_like", "diskcache_like.compat", "diskcache_like.coherence.ring"])
 def test_windows_is_refused_in_one_sentence(module: str) -> None:
     done = run(sys.executable, "-c", f"import sys; sys.platform = 'win32'; import {module}")
     assert done.returncode == 1
@@ -164,21 +155,14 @@ def refuse() -> None:
     raise AssertionError("the lock that guards opening was taken")
 
 
-def compile_helper(tmp_path: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    """Compile the C of the helper alone; a system without the kernel's headers has no <linux/...>."""
-    source = tmp_path / "helper.c"
-    text = BUILDER.read_text().partition('SOURCE = r"""')[2].partition('"""')[0]
-    source.write_text(text + "\nint main(void) { return 0; }\n")
-    return run(*command, "-Wall", "-Wno-unused-function", "-o", tmp_path / "helper", source)
-
-
 @pytest.mark.parametrize("compiler", ["cc", "musl-gcc"])
-def test_the_helper_needs_no_headers_of_the_kernel(compiler: str, tmp_path: Path) -> None:
+def test_the_core_needs_no_headers_of_the_kernel(compiler: str, tmp_path: Path) -> None:
     if shutil.which(compiler) is None:
         pytest.skip(f"{compiler} is not installed" if compiler == "musl-gcc" else "there is no compiler")
     (tmp_path / "linux").mkdir()
     (tmp_path / "linux" / "futex.h").write_text("#error musl comes without it\n")
-    done = compile_helper(tmp_path, compiler, "-I", str(tmp_path))
+    source, target = FOLDER / "_ring.c", tmp_path / "ring.o"
+    done = run(compiler, "-std=c11", "-Wall", "-Wextra", "-Werror", "-I", tmp_path, "-c", "-o", target, source)
     assert (done.returncode, done.stderr) == (0, "")
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import Any
 
 from diskcache_like import Cache
-from diskcache_like.coherence.atomics import Words
+from diskcache_like.coherence.generations import Words
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +35,21 @@ class Sabotaged:
     def __len__(self) -> int:
         return len(self.words)
 
+    def fill(self, value: int, /) -> None:
+        """Mark all slots as one."""
+        for index in range(len(self)):
+            self[index] = value
+
 
 def sabotage(cache: Cache, how: str, delay: float = 0.0) -> None:
     """Have every write of this handle break the rules of the generations, unless `how` is empty."""
     for store in cache._shards.stores if how else []:
-        store.session.slots = store.session.generations.slots = Sabotaged(store.session.slots, how, delay)
-        store.writer.buffer.uses_helper = False  # which would keep to the rules
+        in_python(store)
+        slots: Any = Sabotaged(store.session.slots, how, delay)
+        store.session.slots = store.session.generations.slots = slots
+
+
+def in_python(store: Any) -> None:
+    """Have every write of this store mark its slot in Python: the core would keep to the rules."""
+    store.session.appender = None
+    store.writer.buffer._prepare_appender = lambda ring: None

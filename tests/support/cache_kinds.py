@@ -14,13 +14,9 @@ from typing import Any, NamedTuple, Protocol
 import pytest
 
 from diskcache_like import Cache, FanoutCache, JSONDisk
-from diskcache_like.coherence import native
-from diskcache_like.coherence.atomics import choose_implementation
 
 SECRET = "a secret for tests only"
 NEEDS_CIPHER = pytest.mark.skipif(find_spec("cryptography") is None, reason="cryptography is not installed")
-NEEDS_HELPER = pytest.mark.skipif(native.load() is None, reason="the native helper is not built")
-NEEDS_HOT = pytest.mark.skipif(choose_implementation() == "off", reason="there is no hot layer on this processor")
 
 
 class Clock:
@@ -63,7 +59,7 @@ QUICK: dict[str, Any] = {"durability": "process", "generation_slots": 1 << 10, "
 KINDS = (
     Kind("plain", Cache),
     Kind("direct", partial(Cache, hot_size_limit=0, **{**QUICK, "write_buffer": 0})),
-    Kind("native", partial(Cache, coherence="native", **QUICK), marks=(NEEDS_HELPER,)),
+    Kind("small", partial(Cache, **QUICK)),
     Kind("few-slots", partial(Cache, durability="process", generation_slots=16)),
     Kind("files", partial(Cache, disk_min_file_size=0, **QUICK)),
     Kind("signed", partial(Cache, secret=SECRET, **QUICK)),

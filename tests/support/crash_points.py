@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import os
 import re
 import signal
 import sqlite3
 from collections.abc import Callable
-from struct import Struct
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
-from diskcache_like.coherence import atomics, generations, ring
+from diskcache_like.coherence import _native, generations, ring
 from diskcache_like.coherence.write_lock import WriteLock
 from diskcache_like.disk import file_io
-from diskcache_like.storage.opening import opener
-from diskcache_like.storage.write_buffer import WriteBuffer
 
-WHOLE_RECORD = "<I packed into the ring"  # the checksum of a record's header, which comes last
+from .rings import WHOLE
+
+WHOLE_RECORD = f"after {WHOLE} in the ring"
 
 
 class Death:
@@ -103,94 +102,28 @@ def _mortal(execute: Callable[..., Any], statement: str, *args: Any) -> Any:
     return result
 
 
-class MortalWords:
-    """Shared words whose every change is a step, but for the hundreds of zeros that a new header starts with."""
+class MortalWords(_native.Words):
+    """Shared words whose every change by Python is a step, but for the hundreds of zeros that a header starts with."""
 
-    def __init__(self, real: Any, name: str) -> None:
-        self.real = real
-        self.name = name
-
-    def __getitem__(self, index: int) -> int:
-        return int(self.real[index])
-
-    def __setitem__(self, index: int, value: int) -> None:
-        self.real[index] = value
+    def __setitem__(self, index: int, value: int, /) -> None:
+        super().__setitem__(index, value)
         if value:
-            death(f"after {self.name}[{index}]")
+            death(f"after word[{index}]")
 
-    def __len__(self) -> int:
-        return len(self.real)
-
-
-class MortalBytes:
-    """Shared bytes that are written in two halves, each of them a step."""
-
-    def __init__(self, real: memoryview) -> None:
-        self.real = real
-
-    def __getitem__(self, part: slice) -> memoryview:
-        return self.real[part]
-
-    def __setitem__(self, part: slice, content: bytes) -> None:
-        start, half = part.start, len(content) // 2
-        self.real[start : start + half] = content[:half]
-        death("half of the content of the ring")
-        self.real[start + half : part.stop] = content[half:]
-        death("the content of the ring")
-
-    def __len__(self) -> int:
-        return len(self.real)
-
-
-class MortalStruct:
-    """A format of which each packing is a step."""
-
-    def __init__(self, real: Struct) -> None:
-        self.real = real
-        self.unpack = real.unpack
-        self.size = real.size
-
-    def pack(self, *values: Any) -> bytes:
-        return self.real.pack(*values)
-
-    def pack_into(self, target: Any, *args: Any) -> None:
-        self.real.pack_into(_real(target), *args)
-        death(f"{self.real.format} packed into the ring")
-
-    def unpack_from(self, target: Any, *args: Any) -> Any:
-        return self.real.unpack_from(_real(target), *args)
-
-
-class MortalRing(ring.Ring):
-    """A ring of which each change of a word is a step, and each half of a record."""
-
-    __slots__ = ()
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.words = MortalWords(self.words, "ring")  # type: ignore[assignment]
-        self._table = MortalWords(self._table, "table")  # type: ignore[assignment]
-        self._bytes = MortalBytes(self._bytes)  # type: ignore[assignment]
-
-
-def _real(target: Any) -> Any:
-    return getattr(target, "real", target)
+    def fill(self, value: int, /) -> None:
+        """Set the first half, then all."""
+        for index in range(len(self) // 2):
+            super().__setitem__(index, value)
+        death("half filled")
+        super().fill(value)
+        death("filled")
 
 
 def make_mortal(at: int, announce: Callable[[], object]) -> Death:
     """Have this process die at its n-th step once `counts` is set: of SQL, of shared words, of files, of the lock."""
     global death
     death = Death(at, announce)
-    raw, fill, write_all = atomics.raw, atomics.fill, file_io._write_all
-    names = itertools.cycle(("header", "slot"))
-
-    def mortal_fill(target: Any, value: int) -> None:
-        real = raw(_real(target))
-        for index in range(len(real) // 2):
-            real[index] = value
-        death("half filled")
-        fill(real, value)
-        death("filled")
+    write_all = file_io._write_all
 
     def half_and_half(descriptor: int, chunk: bytes) -> int:
         done = write_all(descriptor, chunk[: len(chunk) // 2])
@@ -199,13 +132,11 @@ def make_mortal(at: int, announce: Callable[[], object]) -> Death:
 
     patches: list[tuple[Any, str, Any]] = [
         (sqlite3, "connect", functools.partial(sqlite3.connect, factory=MortalConnection)),
-        (atomics, "over", lambda view, _: MortalWords(view, next(names))),
-        (atomics, "raw", lambda target: raw(_real(target))),
-        (atomics, "fill", mortal_fill),
+        *(
+            (module, "_native", SimpleNamespace(**{**vars(_native), "Words": MortalWords}))
+            for module in (generations, ring)
+        ),
         (file_io, "_write_all", half_and_half),
-        (opener, "Ring", MortalRing),
-        *((ring, name, MortalStruct(getattr(ring, name))) for name in ("_HEADER", "_OFFSET", "_CHECK")),
-        (WriteBuffer, "uses_helper", False),  # its steps are the same, but nobody can stop between them
     ]
     for owner, name in (
         (file_io, "create"),
@@ -222,6 +153,7 @@ def make_mortal(at: int, announce: Callable[[], object]) -> Death:
         patches.append((owner, name, death.around(name, getattr(owner, name))))
     for owner, name, replacement in patches:
         setattr(owner, name, replacement)
+    _native.watch_steps(lambda changed: death(f"after {changed} in the ring"))
     return death
 
 

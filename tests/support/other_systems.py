@@ -9,8 +9,6 @@ from __future__ import annotations
 import fcntl
 import importlib
 import os
-import platform
-import sqlite3
 import sys
 import sysconfig
 import tempfile
@@ -50,19 +48,7 @@ def macos() -> None:
     vars(mounts).update(MOUNTS="/nowhere", DESCRIPTORS="/nowhere")
 
 
-def pypy() -> None:
-    """Pretend fewer names in `os` and `sqlite3`, and no promise that words are read and written whole."""
-    _remove(os, ("O_TMPFILE", "posix_fallocate"))
-    _remove(sqlite3, [name for name in dir(sqlite3) if name.startswith("SQLITE_IOERR")])
-    vars(sys).update(implementation=SimpleNamespace(**{**vars(sys.implementation), "name": "pypy"}))
-
-
-def arm64() -> None:
-    """Pretend a processor that orders loads and stores less."""
-    platform.machine = lambda: "aarch64"
-
-
-SYSTEMS: dict[str, Callable[[], None]] = {"macos": macos, "pypy": pypy, "arm64": arm64}
+SYSTEMS: dict[str, Callable[[], None]] = {"macos": macos}
 
 
 def _remove(module: ModuleType, names: object) -> None:

@@ -14,7 +14,6 @@ import pytest
 
 from diskcache_like import Cache
 from diskcache_like.cli import main
-from diskcache_like.coherence import native
 
 from ..support.command_line import LIMIT, Shell
 
@@ -213,8 +212,7 @@ def test_stats_says_whether_hits_are_counted_and_how_full_it_is(shell: Shell, ca
 def test_version_says_what_is_in_use(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         main.main(["--version"])
-    helper = "in use" if native.load() else "not in use"
-    assert f"C helper {helper}, SQLite {sqlite3.sqlite_version}, checksums by zlib" in capsys.readouterr().out
+    assert f", SQLite {sqlite3.sqlite_version}, checksums by zlib" in capsys.readouterr().out
 
 
 def test_what_the_terminal_cannot_show_is_escaped(shell: Shell, cache: Cache) -> None:

@@ -20,7 +20,6 @@ from typing import Any
 
 import pytest
 
-from diskcache_like.coherence import native
 from diskcache_like.encoding import checksum
 from tools import build_backend, dist, smoke
 
@@ -29,7 +28,7 @@ from ..support.project import ROOT
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 WHEELS = PROJECT["tool"]["cibuildwheel"]
 MODULES = ("diskcache_like/__init__.py", "diskcache_like/py.typed")
-HELPER = "diskcache_like/coherence/_native.abi3.so"
+CORE = "diskcache_like/coherence/_native.abi3.so"
 TAG = "cp311-abi3-linux_x86_64"
 
 
@@ -59,7 +58,7 @@ def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dist.Built:
     monkeypatch.setattr(dist, "run", lambda *_: "")
     return dist.Built(
         archive(tmp_path, *MODULES, "Makefile"),
-        wheel(tmp_path, TAG, *MODULES, HELPER),
+        wheel(tmp_path, TAG, *MODULES, CORE),
     )
 
 
@@ -82,9 +81,9 @@ def test_an_archive_with_a_stray_file_is_refused(built: dist.Built, tmp_path: Pa
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        ((*MODULES[:1], HELPER), "linux_x86_64.whl lacks diskcache_like/py.typed"),
-        ((*MODULES, HELPER, "tests/__init__.py"), "linux_x86_64.whl holds tests/__init__.py"),
-        (MODULES, "linux_x86_64.whl holds 0 compiled helpers; expected 1"),
+        ((*MODULES[:1], CORE), "linux_x86_64.whl lacks diskcache_like/py.typed"),
+        ((*MODULES, CORE, "tests/__init__.py"), "linux_x86_64.whl holds tests/__init__.py"),
+        (MODULES, "linux_x86_64.whl holds 0 compiled cores; expected 1"),
     ],
 )
 def test_a_wheel_that_is_not_the_package_is_refused(
@@ -136,9 +135,9 @@ def test_a_step_that_fails_says_what_it_printed(tmp_path: Path) -> None:
 
 
 def test_a_step_does_not_see_what_would_change_the_build(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("PYTHONPATH", "CC", "DISKCACHE_LIKE_NATIVE"):
+    for name in ("PYTHONPATH", "CC", "LDSHARED"):
         monkeypatch.setenv(name, "0")
-    program = "import os; print(*[os.environ.get(name) for name in ('PYTHONPATH', 'CC', 'DISKCACHE_LIKE_NATIVE')])"
+    program = "import os; print(*[os.environ.get(name) for name in ('PYTHONPATH', 'CC', 'LDSHARED')])"
     assert dist.run("-c", program).split() == ["None", "None", "None"]
     assert dist.run("-c", program, variables=dist.NO_COMPILER).split() == ["None", "/bin/false", "None"]
 
@@ -157,7 +156,7 @@ def test_the_smoke_test_refuses_the_sources() -> None:
 
 
 def test_the_smoke_test_passes_a_package_that_works(tmp_path: Path) -> None:
-    smoke.check_helper()
+    smoke.check_core()
     smoke.check_processes(tmp_path / "cache")
     smoke.check_memoize(tmp_path / "cache")
     smoke.check_commands(tmp_path / "cache")
@@ -178,16 +177,10 @@ def test_interpreters_of_one_process_share_a_cache(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_the_smoke_test_notices_a_helper_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "load", lambda: None)
-    with pytest.raises(smoke.SmokeError, match="the C helper is not loaded"):
-        smoke.check_helper()
-
-
 def test_the_smoke_test_notices_a_slow_checksum(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checksum, "SOURCE", "zlib")
     with pytest.raises(smoke.SmokeError, match="checksums are computed by zlib; expected zlib_ng"):
-        smoke.check_helper()
+        smoke.check_core()
 
 
 def test_the_smoke_test_notices_an_installation_that_is_slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,7 +260,6 @@ def test_a_build_that_fails_says_what_to_install(monkeypatch: pytest.MonkeyPatch
     ("name", "value", "message"),
     [
         ("HEADERS", Path("/nowhere/Python.h"), "without /nowhere/Python.h; on Debian: apt-get install python3-dev"),
-        ("IS_TOO_OLD", True, "needs Python 3.14 or newer where that has no global lock"),
     ],
 )
 def test_what_cannot_be_built_is_refused_before_anything_is_downloaded(

@@ -18,7 +18,6 @@ from ..support.project import ROOT
 # Optional dependencies, and parts of the standard library that are slow to import and needed by few callers.
 IMPORTED_LATE = {
     "asyncio",
-    "cffi",
     "cryptography",
     "django",
     "multiprocessing",
@@ -48,7 +47,7 @@ def test_version_is_written_once() -> None:
 def test_hard_dependencies_are_few() -> None:
     requirements = importlib.metadata.requires("diskcache-like") or []
     hard = [requirement for requirement in requirements if "extra ==" not in requirement]
-    assert [re.match(r"[\w-]+", requirement)[0] for requirement in hard] == ["cffi", "msgpack", "zlib-ng"]  # type: ignore[index]
+    assert [re.match(r"[\w-]+", requirement)[0] for requirement in hard] == ["msgpack", "zlib-ng"]  # type: ignore[index]
 
 
 def test_types_are_shipped() -> None:

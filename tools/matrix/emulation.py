@@ -1,7 +1,7 @@
 """Debian's Python for ARM64, run by qemu on another CPU.
 
 Only what is compiled for ARM64 is emulated: pip and the C compiler run as they are. qemu passes loads and stores on to
-the CPU it runs on, so on x86-64 this shows what the package does on ARM64, and whether the C helper is right about
+the CPU it runs on, so on x86-64 this shows what the package does on ARM64, and whether the core in C is right about
 words and futexes, but not what happens when a CPU reorders loads and stores.
 """
 
@@ -32,7 +32,7 @@ PROGRAMS = {
 PLATFORMS = [f"manylinux_2_{minor}_aarch64" for minor in range(36, 16, -1)] + ["manylinux2014_aarch64"]
 HANDLERS = Path("/proc/sys/fs/binfmt_misc")  # what the kernel starts programs of other CPUs with
 HANDLER = Path("/usr/lib/binfmt.d/qemu-aarch64.conf")
-BUILDER = ROOT / "diskcache_like" / "coherence" / "native_build.py"
+CORE = ROOT / "diskcache_like" / "coherence"
 SECONDS = 900
 # What qemu answers otherwise than the kernel whose calls it passes on.
 FORKS_FROM_C = (
@@ -100,11 +100,18 @@ def environment(python: Interpreter) -> Environment:
         stamp.write_text(repr(wanted))
     # Always, as its source may be newer. Its name says which CPU it is for, unlike that of an editable install.
     headers = SYSROOT / "usr" / "include"
-    os.environ["CPATH"] = f"{headers}:{headers / 'python3.11'}"
-    try:
-        _must([own, BUILDER], "the C helper could not be compiled")
-    finally:
-        del os.environ["CPATH"]
+    target = CORE / "_native.cpython-311-aarch64-linux-gnu.so"
+    options: list[str | Path] = [
+        "-std=c11",
+        "-O2",
+        "-fPIC",
+        "-shared",
+        f"-I{headers}",
+        f"-I{headers / 'python3.11'}",
+        "-o",
+        target,
+    ]
+    _must(["aarch64-linux-gnu-gcc", *options, CORE / "_native.c", CORE / "_ring.c"], "the core could not be compiled")
     return Environment(own, (), patience=4)
 
 

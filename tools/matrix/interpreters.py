@@ -103,7 +103,7 @@ def environment(interpreter: Interpreter) -> Environment:
     if made.get("key") != key:
         _run([interpreter.path, "-m", "venv", "--clear", str(folder)])
         made = {"key": key, "missing": _install(python, wanted)}
-    # Always: the compiled helper may be older than its source, or not be there any more.
+    # Always: the compiled core may be older than its source, or not be there any more.
     _pip(python, "--no-deps", "--no-build-isolation", "--editable", str(ROOT))
     stamp.write_text(json.dumps(made))
     return Environment(python, tuple(made["missing"]))

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
-from ...coherence.atomics import Implementation
 from ...coherence.control_files import check_control_file
 from ...encoding.keys import is_prime
 from ...errors import DirectoryError, ForeignDatabase, SettingError, file_error
@@ -64,7 +63,6 @@ class Config:
     identity: dict[str, Any]  # for a database that is made now
     timeout: float
     clock: Callable[[], float]
-    implementation: Implementation
     slots: int = 1 << 16
     recover: bool = True  # set a corrupt database aside and go on empty, instead of raising
     shared: bool = False  # files may belong to, and be written by, others

@@ -15,10 +15,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-from ...coherence.atomics import Implementation, Words, strongly_ordered
 from ...coherence.generations import UNCOUNTED, GenerationFile, Header
 from ...coherence.ring import LEAST_CAPACITY, Mark, Ring
-from ...errors import CorruptDatabase, SettingError
+from ...errors import CorruptDatabase
 from ...policies import policy_named
 from ...settings import DEFAULT_SETTINGS
 from ...system import paths
@@ -137,11 +136,6 @@ def _open_with(directory: str, config: Config, holding: Holding, generations: Ge
     raise CorruptDatabase(f"{directory!r}: three databases in a row could not be opened")
 
 
-def _words_of(config: Config) -> Implementation:
-    """Return how generations are accessed; without a hot layer they are still written for the other processes."""
-    return "python" if config.implementation == "off" else config.implementation
-
-
 def refuse_foreign(directory: str, named: str) -> None:
     """Raise ForeignDatabase for a database of another make, before anything is written into its directory.
 
@@ -165,7 +159,7 @@ def _existing(directory: str, config: Config) -> GenerationFile | None:
 
     Nor may the tick be behind the last settled write: iteration would end before what was written since.
     """
-    found = GenerationFile.open_existing(os.path.join(directory, GENERATIONS), _words_of(config), shared=config.shared)
+    found = GenerationFile.open_existing(os.path.join(directory, GENERATIONS), shared=config.shared)
     if found is None:
         return None
     header = found.header
@@ -185,8 +179,7 @@ def open_ring(directory: str, config: Config, holding: Holding, opened: Opened) 
 
     A handle that does not append to it, by its settings, reads what others have appended. The words of a ring are
     believed if they were made on this boot, in this file, for this database, and say of what waits what its mark says;
-    else what it has is taken over as far as the mark proves it. Raises SettingError where the CPU does not order what
-    reading it needs.
+    else what it has is taken over as far as the mark proves it.
     """
     generations, settings = opened.generations, opened.settings
     header = generations.header
@@ -197,7 +190,7 @@ def open_ring(directory: str, config: Config, holding: Holding, opened: Opened) 
         return None, number
     slots, capacity = len(generations.slots), settings["write_buffer"] or LEAST_CAPACITY
     ring = Ring.open(path, slots, capacity, config.shared, may_grow=False) if exists else None
-    if ring is not None and _is_believed(ring, number, opened) and strongly_ordered():
+    if ring is not None and _is_believed(ring, number, opened):
         return ring, number
     if ring is not None:
         ring.close()
@@ -210,7 +203,7 @@ def open_ring(directory: str, config: Config, holding: Holding, opened: Opened) 
             ring = _begun(ring, path, config, opened)
         if ring is None:
             header[Header.BUFFER] = NO_RING
-        return _if_readable(ring, header, directory), header[Header.BUFFER]
+        return ring, header[Header.BUFFER]
 
 
 def _is_believed(ring: Ring, number: int, opened: Opened) -> bool:
@@ -284,23 +277,7 @@ def appends(settings: dict[str, Any]) -> bool:
         and settings["sqlite_synchronous"] < FULL
         and settings["sqlite_journal_mode"] == "wal"
         and not policy_named(settings["eviction_policy"]).marks_frequency  # counts uses from the write on, in the row
-        and strongly_ordered()
     )
-
-
-def _if_readable(ring: Ring | None, header: Words, directory: str) -> Ring | None:
-    """Return the ring if this CPU and interpreter can read it; else do without one if nothing waits there."""
-    if ring is None or strongly_ordered():
-        return ring
-    waits = ring.waiting()
-    ring.close()
-    if waits:
-        raise SettingError(
-            f"{directory!r} has a write buffer with writes that this machine or interpreter cannot read; call flush()"
-            " where they were written, or open it there with write_buffer=0"
-        )
-    header[Header.BUFFER] = NO_RING
-    return None
 
 
 def _read_verified(connection: sqlite3.Connection, path: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -324,7 +301,6 @@ def _made_or_repaired(directory: str, config: Config) -> GenerationFile:
         generations = GenerationFile.create(
             os.path.join(directory, GENERATIONS),
             config.slots,
-            _words_of(config),
             tick=max(last + 1, time.time_ns() // 1000),  # the clock may have been ahead once, or be behind now
             epoch=epoch,
             shared=config.shared,

@@ -12,8 +12,7 @@ import os
 from itertools import product
 from typing import Any, NamedTuple
 
-from ...coherence.atomics import Words
-from ...coherence.generations import NEVER, GenerationFile, Header
+from ...coherence.generations import NEVER, GenerationFile, Header, Words
 from ...coherence.ring import LEAST_CAPACITY, Mark, Ring
 from ...crypto.keyring import is_whole
 from ...disk.serializers import SERIALIZERS

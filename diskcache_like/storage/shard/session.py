@@ -8,13 +8,10 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from ...coherence import native
-from ...coherence.appender import Appender
-from ...coherence.atomics import Words
 from ...coherence.byte_locks import ByteLocks
-from ...coherence.generations import MAX_WORD, GenerationFile, Header, prime_below
+from ...coherence.generations import MAX_WORD, GenerationFile, Header, Words, prime_below
 from ...coherence.ring import Ring, Written
 from ...coherence.write_lock import WriteLock
 from ...crypto.keyring import Sealer
@@ -59,6 +56,14 @@ Result = TypeVar("Result")
 
 NO_NUMBER = -1  # equal to no number of a write buffer
 NOT_OPEN = -1  # equal to no process token, and not to the 0 that a wiped page shows
+
+
+class Appender(NamedTuple):
+    """Append to the ring of a shard as it is open with this lock and ring, in one call that takes the lock itself."""
+
+    lock: WriteLock
+    ring: Ring
+    append: Callable[..., int]
 
 
 class ShardSession:
@@ -135,7 +140,7 @@ class ShardSession:
         self.pool = ReaderPool(self.path, self.settings, self.config.timeout, first_reader)
         self.connection.attach(self.path, self.settings, self.config.timeout, self.pool, self.lock)
         self.appends = self.ring is not None and opener.appends(self.settings)
-        self.lock.attach(self.header, native.load())  # so that waiters can be woken, where the helper is there
+        self.lock.attach(generations.header)  # so that waiters can be woken
         self.buffer, self.epoch = buffer, epoch  # last: another thread that sees them uses all of the above
 
     def _open_files(self, lock: WriteLock, waited: WriteLock | None) -> tuple[opener.Opened, Ring | None, int]:

@@ -615,7 +615,7 @@ def test_a_configuration_is_looked_at_once() -> None:
 @pytest.mark.parametrize("shards", [1, 3])
 @pytest.mark.parametrize("weights", [EVERYDAY, WHOLE], ids=["everyday", "whole"])
 def test_the_model_says_what_a_cache_does(tmp_path: Path, shards: int, weights: Weights) -> None:
-    with opened(tmp_path, Handle("slots", "python", True), shards) as cache:
+    with opened(tmp_path, Handle("slots", True), shards) as cache:
         for seed in range(40):
             cache.clear()
             found, draw = alone(cache, random.Random(seed), weights)
@@ -631,7 +631,7 @@ def alone(cache: Cache, source: random.Random, weights: Weights) -> tuple[list[R
 
 
 def test_an_exception_is_an_answer(tmp_path: Path) -> None:
-    with opened(tmp_path, Handle("slots", "python", True), 1) as cache:
+    with opened(tmp_path, Handle("slots", True), 1) as cache:
         ((_, first, _), (_, second, _)) = play(cache, [("incr", "k", "text", 0), ("get", "k")])
     assert isinstance(first, Raised)
     assert "TypeError" in first.error

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from diskcache_like.coherence import _native
 from prove.linearizability.caches import WHOLE, Draw, unspoiled
 from prove.linearizability.clients import Handle
 from prove.linearizability.histories import PENDING, Call, Recorded
@@ -48,7 +49,7 @@ def test_a_note_that_was_cut_off_was_not_made(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("step", "told"), [(0, 0), (1, 0), (2, 1), (3, 2), (4, 3), (9, 4)])
 def test_a_fuse_tells_once_at_its_step_or_when_there_are_no_more(step: int, told: int) -> None:
     seen: list[list[int]] = []
-    words = [0, 0]
+    words = _native.Words(bytearray(16), 0, 2)
     fuse = Fuse(lambda: seen.append([*words]), lambda: None)
     stepped = Stepped(words, fuse)
     stepped[0] = 5
@@ -95,7 +96,7 @@ def test_one_or_two_of_those_who_take_part_are_killed_in_calls_of_theirs() -> No
 
 @pytest.mark.parametrize("step", [1, 2, 3, 4])
 def test_a_client_is_killed_at_a_change_of_a_generation_and_the_others_go_on(tmp_path: Path, step: int) -> None:
-    handle = Handle("slots", "python", hot=True, slow=True)
+    handle = Handle("slots", hot=True, slow=True)
     calls: list[Call] = [("set", "k", 1, ()), ("set", "l", 2, ()), ("set", "m", 3, ())]
     roles = {
         0: Role(handle, 1, (0, 2), {0: ([("set", "k", 0, ())], calls)}, End(0, 1, step)),

@@ -21,7 +21,7 @@ from tests.support.workers import PATIENCE
 
 @pytest.mark.parametrize("shards", [1, 3])
 def test_a_face_answers_one_task_as_the_model_does(tmp_path: Path, shards: int) -> None:
-    with opened(tmp_path, Handle("slots", "python", True), shards) as cache:
+    with opened(tmp_path, Handle("slots", True), shards) as cache:
         for seed in range(20):
             cache.clear()
             draw = DrawLooked(random.Random(seed), "x", WHOLE, LENGTH)

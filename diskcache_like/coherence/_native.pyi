@@ -1,0 +1,127 @@
+"""The C core: words in mapped memory, the ring of a write buffer, and appends that take the write lock themselves."""
+
+from collections.abc import Callable, Iterator
+from typing import Final, Self, TypeAlias, final
+
+from _typeshed import ReadableBuffer, WriteableBuffer
+
+# Indices of words of a generation file's header, which generations.py explains.
+EPOCH: Final[int]
+BUFFER: Final[int]
+TICK: Final[int]
+WRITTEN: Final[int]
+VOLUME_DUE: Final[int]
+SETTLED: Final[int]
+CROSS_SHARD: Final[int]
+WAKE: Final[int]
+WAITERS: Final[int]
+FAIRNESS_CLAIM: Final[int]
+LIMIT: Final[int]
+
+# Indices of words of a ring's first page, which ring.py explains.
+RESERVED: Final[int]
+LAST: Final[int]
+HEAD: Final[int]
+FLUSHED: Final[int]
+FLUSHED_LAST: Final[int]
+FLOOR: Final[int]
+
+LONGEST_WALK: Final[int]
+HEADER_SIZE: Final[int]
+
+# The fields of a `Written` (ring.py).
+Fields: TypeAlias = tuple[int, int, bytes, bytes | None, float | None, float | None, str | None, bytes | None, bool]
+
+# What the records of one key come to: the number of the write that made the entry, that of the last one, the hash, what
+# the last one wrote (a record alone, or the fields of a row; None for a removal), and whether any was a removal.
+Net: TypeAlias = tuple[int, int, int, bytes | Fields | None, bool]
+
+class Words:
+    """64-bit unsigned words in a buffer, `length` of them from the word `first` on.
+
+    A load is an acquire that no earlier load follows, and a store a release that no later load or store precedes.
+    Raises IndexError for a word that is not there, negative indices included.
+    """
+
+    def __new__(cls, buffer: WriteableBuffer, first: int, length: int, /) -> Self: ...
+    def __getitem__(self, index: int, /) -> int: ...
+    def __setitem__(self, index: int, value: int, /) -> None: ...
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[int]: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+    def add(self, index: int, amount: int, /) -> int:
+        """Add to a word in one atomic step; return what it was."""
+
+    def fill(self, value: int, /) -> None:
+        """Set every word, each atomically; 65,536 words take about 20 µs."""
+
+    def wait(self, index: int, expected: int, timeout_us: int, /) -> int:
+        """Sleep until `wake`, if the low half of the word is `expected`; return 0, or an errno (ENOSYS: no futex)."""
+
+    def wake(self, index: int, waiters: int, /) -> int:
+        """Wake as many of those who sleep on a word; return 0, or an errno."""
+
+@final
+class Ring:
+    """The ring in a mapped file: words in the first `page` bytes, then content, then the table of `slots` words."""
+
+    def __new__(cls, buffer: WriteableBuffer, page: int, capacity: int, slots: int, prime: int, /) -> Ring: ...
+    def find(self, home: int, stored: bytes, /) -> Fields | bool | None:
+        """Return the newest write of a key, None if the database has it, False for damage."""
+
+    def has(self, home: int, /) -> bool:
+        """Tell whether there may be a record of a key with this hash; in a closed ring there may."""
+
+    def close(self) -> None:
+        """Let `find` find nothing any more; the memory stays mapped as long as this object is in use."""
+
+    def is_closed(self) -> bool:
+        """Tell whether `close` has begun."""
+
+    def is_sound(self) -> bool:
+        """Tell whether the offsets in the words can be true beside each other; the lock is held."""
+
+    def append(self, tick: int, home: int, stored: bytes, v: bytes | None, /, *columns: object) -> bool:
+        """Append the record of a `Written`; return False if everything has to be flushed first. The lock is held."""
+
+    def mend(self) -> None:
+        """Finish what a writer died in; the lock is held."""
+
+    def take_over(self, offset: int, last: int, /) -> tuple[int, int]:
+        """Let the table lead to what follows a place in the chain, as far as it is whole; return where that ends."""
+
+    def newest_tick(self) -> int:
+        """Return the highest number of the writes that wait, 0 if nothing does; the lock is held."""
+
+    def gather(self, most: int, /) -> tuple[dict[bytes | int, Net], int, int] | None:
+        """Return what waiting records come to, of `most` keys, with the place where they end; None for damage."""
+
+@final
+class Shard:
+    """What an append has to know of a shard as it is open now."""
+
+    def __new__(
+        cls,
+        lock: int,
+        header: Words,
+        slots: Words,
+        slot_prime: int,
+        ring: Ring,
+        limit: int,
+        tick_limit: int,
+        due_limit: int,
+        bound: int,
+        longest: int,
+        /,
+    ) -> Shard: ...
+    def append(self, expected: int, home: int, stored: bytes, v: bytes | None, /, *columns: object) -> int:
+        """Append a record under the write lock; return the slot's new generation, or 0, with nothing done.
+
+        `expected`: the generation that the slot must have, 0 for any. The caller keeps other threads out.
+        """
+
+def watch_steps(watcher: Callable[[str], object] | None, /) -> None:
+    """For tests: have this called after each change of memory that others map, with what was changed."""
+
+def crc32(content: ReadableBuffer, /) -> int:
+    """Return the CRC-32 of the content, as zlib does."""

@@ -1,0 +1,116 @@
+"""Read the ring of a write buffer as its file has it, and have writers die between any two changes of it."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import signal
+from collections.abc import Callable, Iterator
+from struct import Struct
+from typing import NamedTuple
+from zlib import crc32
+
+from diskcache_like.coherence import _native
+from diskcache_like.coherence._native import Words
+from diskcache_like.coherence.ring import PAGE, Ring
+
+SMALLEST = _native.HEADER_SIZE  # bytes of a record
+WHOLE = "whole header"  # the step with which a record happens
+HEADER = Struct("<QqQQIBBxxIiiddIII")
+
+
+class Header(NamedTuple):
+    """What stands before the content of a record."""
+
+    offset: int
+    tick: int
+    h: int
+    previous: int
+    key_size: int
+    walk: int
+    kind: int
+    v_size: int
+    original_size: int
+    tags_size: int
+    expire: float
+    fresh: float
+    body_check: int
+    last: int
+    check: int
+
+    @property
+    def body_size(self) -> int:
+        """Return the bytes behind the header."""
+        return self.key_size + self.v_size + max(self.original_size, 0) + max(self.tags_size, 0)
+
+    @property
+    def size(self) -> int:
+        """Return the bytes to the next record."""
+        return SMALLEST + self.body_size + 7 & ~7
+
+
+def content_of(ring: Ring) -> mmap.mmap:
+    """Return the bytes of the whole file."""
+    assert ring._mapping is not None
+    return ring._mapping
+
+
+def table_of(ring: Ring) -> Words:
+    """Return the table: the offset of the newest record of each slot."""
+    return Words(content_of(ring), (PAGE + ring.capacity) // 8, ring.slots)
+
+
+def place_of(ring: Ring, offset: int) -> int:
+    """Return where in the file what has an offset lies."""
+    return PAGE + offset % ring.capacity
+
+
+def record_at(ring: Ring, offset: int) -> tuple[Header | None, bytes]:
+    """Return header and content of the record at an offset; None if there is none."""
+    content, at = content_of(ring), place_of(ring, offset)
+    found = content[at : at + SMALLEST]
+    if len(found) == SMALLEST and found[:8] == offset.to_bytes(8, "little"):
+        header = Header(*HEADER.unpack(found))
+        if crc32(found[:-4]) == header.check:
+            return header, content[at + SMALLEST : at + SMALLEST + header.body_size]
+    return None, b""
+
+
+def records(ring: Ring, offset: int, last: int) -> Iterator[tuple[Header, bytes]]:
+    """Yield header and content of the records from an offset on, as far as the chain holds."""
+    limit = offset + ring.capacity
+    while True:
+        header, body = record_at(ring, offset)
+        if header is None:
+            header, body = record_at(ring, (offset // ring.capacity + 1) * ring.capacity)
+        if header is None or header.last != last or header.offset + header.size > limit:
+            return
+        yield header, body
+        offset, last = header.offset + header.size, header.check
+
+
+def dies_at(step: int | str, work: Callable[[], object]) -> bool:
+    """Do some work in a child that is killed at a step, by number or name, of what changes a ring; tell whether it was.
+
+    The memory of rings is shared with the child.
+    """
+    child = os.fork()
+    if not child:
+        taken = 0
+
+        def count(name: str) -> None:
+            nonlocal taken
+            taken += 1
+            if step in (taken, name):
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        status = 1
+        try:
+            _native.watch_steps(count)
+            work()
+            status = 0
+        finally:
+            os._exit(status)
+    status = os.waitpid(child, 0)[1]
+    assert status in (0, signal.SIGKILL)
+    return status != 0
