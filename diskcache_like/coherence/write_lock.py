@@ -25,7 +25,7 @@ from typing import Final
 from ..errors import DirectoryError, NotOwner, Timeout, TransactionError
 from ..system.blocking import may_block
 from ..system.signals import reraise_signal, suppress
-from ._native import Words
+from . import _native
 from .control_files import allocate, extend, open_control_file
 from .generations import Header
 
@@ -125,11 +125,11 @@ class WriteLock:
         self.recoveries = 0  # how often `abort_interrupted` released it for a call that an exception ended too early
         self._quiescer = 0  # the thread that keeps the others away while it forks
         self.torn = False  # abandoned in the child of a process in which another thread held it
-        self._header: Words | None = None
+        self._header: _native.Words | None = None
         self._descriptor = open_control_file(self.path, create=True, shared=shared)
         _open_locks.add(self)
 
-    def attach(self, header: Words) -> None:
+    def attach(self, header: _native.Words) -> None:
         """Use the words of a generation file's header from now on.
 
         This comes after the construction because the generation file is made under this lock. `close` drops the header.
@@ -486,7 +486,7 @@ class WriteLock:
         self._sleep(min(seconds, LONGEST_PAUSE))
         return False
 
-    def _wake(self, header: Words) -> None:
+    def _wake(self, header: _native.Words) -> None:
         header[_WAITERS] = 0
         header.add(_WAKE, 1)
         header.wake(_WAKE, 1)
@@ -498,7 +498,7 @@ class WriteLock:
     # a hint that can only delay: of two claims at once, one is lost until the next pause; the claim of a killed process
     # runs out; and a value left by damage, or by the clock of another time namespace, counts only if it ends soon.
 
-    def _queue_behind_claim(self, header: Words, timeout: float | None) -> _Wait:
+    def _queue_behind_claim(self, header: _native.Words, timeout: float | None) -> _Wait:
         """Sleep while another process's claim stands, before taking any part of the lock; return the wait."""
         wait = _Wait(self._clock(), timeout)
         now, end = wait.started, min(wait.deadline, wait.started + PATIENCE)

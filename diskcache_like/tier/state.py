@@ -25,7 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from ..coherence._native import Words
+from ..coherence import _native
 from ..coherence.control_files import allocate, extend, open_control_file
 from ..encoding.record import VERSION_SIZE
 from ..errors import DirectoryError
@@ -106,9 +106,9 @@ class _Mapped(NamedTuple):
     """The parts of the mapped file. It is unmapped when nobody has any of them."""
 
     name: memoryview
-    header: Words
-    words: Words
-    cells: Words
+    header: _native.Words
+    words: _native.Words
+    cells: _native.Words
 
 
 class TierState:
@@ -132,7 +132,7 @@ class TierState:
             os.close(descriptor)
         parts = ((0, HEADER), (HEADER, SLOTS), (HEADER + SLOTS, SIZE // 8 - HEADER - SLOTS))
         name = memoryview(mapping)[8 * NAME : 8 * HEADER]
-        mapped = _Mapped(name, *(Words(mapping, first, length) for first, length in parts))
+        mapped = _Mapped(name, *(_native.Words(mapping, first, length) for first, length in parts))
         _begin(mapped, file)
         self._mapped = mapped
         return mapped
@@ -142,17 +142,17 @@ class TierState:
         self._mapped = None
 
     @property
-    def header(self) -> Words:
+    def header(self) -> _native.Words:
         """Return the words of the header."""
         return (self._mapped or self._open()).header
 
     @property
-    def words(self) -> Words:
+    def words(self) -> _native.Words:
         """Return the words of the slots."""
         return (self._mapped or self._open()).words
 
     @property
-    def _cells(self) -> Words:
+    def _cells(self) -> _native.Words:
         return (self._mapped or self._open()).cells
 
     @property
