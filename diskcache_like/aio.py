@@ -31,8 +31,7 @@ class AsyncCache(Face):
     Arguments as for `Cache`, and `max_threads`: how many threads readers, writers and functions that compute may each
     have, 4 by default; `executor`: where all of them run instead. `async with` opens it in a thread and closes it;
     without that its first use opens it, and blocks. `cache.aio` is that of an open cache. A cancelled call has happened
-    or has not when CancelledError is raised; a timeout is the cache's. Runs under asyncio and trio. Raises what `Cache`
-    raises.
+    or has not when CancelledError is raised; a timeout is the cache's. Raises what `Cache` raises.
     """
 
     _KIND: type[Cache] = Cache

@@ -186,11 +186,7 @@ def _called(hop: Hop, function: Callable[[], T]) -> T:
 
 async def _done(future: Future[Any], shielded: bool = False) -> None:
     """Return when a call has ended; `shielded`: however often the task is cancelled meanwhile."""
-    try:
-        loop = asyncio.get_running_loop()
-    except RuntimeError:
-        await _done_in_trio(future, shielded)
-        return
+    loop = asyncio.get_running_loop()
     waiter = loop.create_future()
 
     def wake() -> None:
@@ -208,17 +204,3 @@ async def _done(future: Future[Any], shielded: bool = False) -> None:
         except asyncio.CancelledError:
             if not shielded:
                 raise
-
-
-async def _done_in_trio(future: Future[Any], shielded: bool) -> None:
-    import trio  # it is running
-
-    token, event = trio.lowlevel.current_trio_token(), trio.Event()
-
-    def tell(_: object) -> None:
-        with suppress(trio.RunFinishedError):
-            token.run_sync_soon(event.set)
-
-    future.add_done_callback(tell)
-    with trio.CancelScope(shield=shielded):
-        await event.wait()

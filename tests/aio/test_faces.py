@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import pytest
-import trio
 import uvloop
 
-from diskcache_like import AsyncCache, AsyncFanoutCache, Cache, Deque, FanoutCache, Index, Lock, Timeout, aio
+from diskcache_like import AsyncCache, AsyncFanoutCache, Cache, Deque, FanoutCache, Index, Timeout, aio
 from diskcache_like.coherence.generations import Header
 from diskcache_like.entries.atomic_key import AtomicKey
 from diskcache_like.operations import computing, rules
@@ -35,7 +34,7 @@ from diskcache_like.system.threads import Threads
 from tools import async_stub
 
 from ..support.awaited import awaited
-from ..support.cache_kinds import Clock, Opener, few, one
+from ..support.cache_kinds import few, one
 from ..support.workers import PATIENCE
 
 T = TypeVar("T")
@@ -875,125 +874,8 @@ def test_uvloop(cache: Cache) -> None:
     uvloop.run(main())
 
 
-@one
-def test_trio(cache: Cache) -> None:
-    found: list[object] = []
-
-    async def main() -> None:
-        face = cache.aio
-        await face.set("large", LARGE)
-        cache._hot.clear()
-        assert await face.get("large") == LARGE
-        async with face.transact():
-            await face.set("k", 1)
-            assert await face.get("k") == 1
-        assert await face.get_or_set("computed", fetch) == "fetched"
-        async with Lock(cache, "lock"):
-            found.append([key async for key in face])
-        with held(cache), trio.move_on_after(0.01) as scope:
-            await face.set("late", 1)
-        assert scope.cancelled_caught
-        assert await face.get("late") is None
-        await face.set("late", 2)
-
-    trio.run(main)
-    assert found == [["large", "k", "computed", "lock"]]
-
-
 async def fetch() -> str:
     return "fetched"
-
-
-@one
-def test_stale_values_and_timeouts_under_trio(open_cache: Opener, clock: Clock) -> None:
-    face = open_cache().aio
-    calls: list[None] = []
-
-    async def main() -> None:
-        released, ended = trio.Event(), trio.Event()
-
-        async def work() -> int:
-            calls.append(None)
-            if len(calls) in (2, 3):
-                await released.wait()
-            ended.set()
-            return len(calls)
-
-        async def get(**options: Any) -> int:
-            found: int = await face.get_or_set("key", work, 10, stale_while_revalidate=10, stale_if_error=99, **options)
-            return found
-
-        assert await get() == 1
-        clock.advance(15)
-        assert [await get(), await get()] == [1, 1], "one of them renews it behind"
-        ended = trio.Event()
-        released.set()
-        await ended.wait()
-        while await face.get("key") is None:
-            await trio.lowlevel.checkpoint()
-        assert await get() == 2
-        clock.advance(25)
-        released = trio.Event()
-        assert await get(soft_timeout=0.01) == 2
-        released.set()
-        while await face.get("key") is None:
-            await trio.lowlevel.checkpoint()
-        assert await get() == 3
-
-    trio.run(main)
-    assert len(calls) == 3
-
-
-@one
-def test_a_computation_under_trio_ends_with_the_last_who_waits(cache: Cache) -> None:
-    calls: list[str] = []
-
-    async def work() -> str:
-        calls.append("began")
-        if len(calls) > 1:
-            return "done"
-        try:
-            await trio.Event().wait()
-        finally:
-            calls.append("cancelled")
-        raise AssertionError("nothing sets that event")
-
-    async def get() -> str:
-        return await cache.aio.get_or_set("key", work)
-
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            for _ in range(3):
-                nursery.start_soon(get)
-            while sum(job.waiters for job in computing._jobs.values()) < 3:
-                await trio.lowlevel.checkpoint()
-            nursery.cancel_scope.cancel()
-        assert calls == ["began", "cancelled"]
-        assert await get() == "done"
-
-    trio.run(main)
-    assert not computing._jobs
-
-
-@one
-def test_what_fails_in_the_background_is_told_under_trio(
-    open_cache: Opener, clock: Clock, caplog: pytest.LogCaptureFixture
-) -> None:
-    face = open_cache().aio
-
-    async def fail() -> str:
-        raise LookupError("no answer")
-
-    async def main() -> None:
-        await face.set("key", 1)
-        await face.get_or_set("stale", fetch, 10, stale_while_revalidate=10)
-        clock.advance(15)
-        assert await face.get_or_set("stale", fail, 10, stale_while_revalidate=10) == "fetched"
-        while not caplog.records:
-            await trio.lowlevel.checkpoint()
-
-    trio.run(main)
-    assert "no answer" in caplog.text
 
 
 @one

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 
 import pytest
-import trio
 
 from diskcache_like import Cache, LeaseLost, Lock, NotOwner, RLock, TransactionError, barrier, throttle
 
@@ -181,28 +180,6 @@ def another_writer(cache: Cache) -> Iterator[None]:
     finally:
         may_end.set()
         writer.join(PATIENCE)
-
-
-@one
-@each_lock
-def test_a_release_that_trio_cancels_is_made_all_the_same(cache: Cache, make: Maker) -> None:
-    lock = make(cache, "lock")
-
-    async def main() -> None:
-        await lock.aacquire()
-        with ExitStack() as writes, trio.CancelScope() as scope:
-            writes.enter_context(another_writer(cache))
-
-            def cancel() -> None:
-                scope.cancel()
-                writes.close()
-
-            trio.lowlevel.current_trio_token().run_sync_soon(cancel)
-            await lock.arelease()
-        assert scope.cancelled_caught
-
-    trio.run(main)
-    assert "lock" not in cache
 
 
 @one
