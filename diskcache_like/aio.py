@@ -4,16 +4,34 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import AsyncIterator, Callable, Coroutine
+import os
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from concurrent.futures import Executor
 from contextlib import AbstractAsyncContextManager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, Self, TypeVar, Unpack, cast, overload
 
 from .cache import Cache
+from .disk.contract import Disk
+from .entries.options import Arguments
 from .fanout import FanoutCache
 from .operations.call_keys import decorated
-from .operations.faces import Face, face_of
+from .operations.computed import Options
+from .operations.faces import (
+    Awaited,
+    Face,
+    Method,
+    called_as,
+    in_bulk,
+    iterates,
+    like,
+    reads,
+    reads_in_bulk,
+    transacts,
+    writes,
+)
+from .operations.memoize import Memoized
+from .operations.rules import Lifetime
 from .persistent import Deque, Index
 from .system.blocking import WouldBlock, block
 from .system.threads import MAX_THREADS, Threads, in_new_thread
@@ -23,140 +41,9 @@ if TYPE_CHECKING:
 
 CALLS_ON_LOOPS = True  # for `may_block`
 
-
-@face_of(Cache)
-class AsyncCache(Face):
-    """A cache for coroutines: the operations of `Cache`, awaited, none of which blocks the event loop.
-
-    Arguments as for `Cache`, and `max_threads`: how many threads readers, writers and functions that compute may each
-    have, 4 by default; `executor`: where all of them run instead. `async with` opens it in a thread and closes it;
-    without that its first use opens it, and blocks. `cache.aio` is that of an open cache. A cancelled call has happened
-    or has not when CancelledError is raised; a timeout is the cache's. Raises what `Cache` raises.
-    """
-
-    _KIND: type[Cache] = Cache
-
-    def __init__(
-        self, *args: Any, max_threads: int = MAX_THREADS, executor: Executor | None = None, **settings: Any
-    ) -> None:
-        self._opened = partial(self._KIND, *args, **settings)
-        self._max_threads, self._executor = max_threads, executor
-
-    def __getattr__(self, name: str) -> Any:
-        if name not in ("_sync", "_threads", "_transactions", "_writes_slowly", "_get"):
-            hint = "; the cache behind it has: use .sync" if hasattr(self._KIND, name) else ""
-            raise AttributeError(f"{type(self).__name__} has no {name!r}{hint}", name=name, obj=self)
-        self._take(block(self._opened))  # used before `async with` has opened it
-        return getattr(self, name)
-
-    def _adopt(self, sync: Any) -> None:
-        super()._adopt(sync)
-        self._get = sync.get
-
-    def _take(self, cache: Cache) -> None:
-        self._adopt(cache)
-        self._threads.max_threads = self._max_threads
-        self._threads.executor = self._executor
-
-    def __reduce__(self) -> Any:
-        return type(self).of, (self._sync,)
-
-    async def __aenter__(self) -> Self:
-        if "_sync" not in vars(self):
-            self._take(await in_new_thread(self._opened))
-        return self
-
-    @classmethod
-    def of(cls, cache: Cache) -> Self:
-        """Return the face of an open cache."""
-        face = cls.__new__(cls)
-        face._adopt(cache)
-        return face
-
-    async def get(
-        self,
-        key: Any,
-        default: Any = None,
-        read: bool = False,
-        expire_time: bool = False,
-        tag: bool = False,
-        retry: bool = False,
-        *,
-        mmap: bool | None = None,
-    ) -> Any:
-        """Do what `Cache.get` does."""  # the hot path: a method that the table makes takes half as long again
-        if not self._transactions:
-            try:
-                return self._get(key, default, read, expire_time, tag, retry, mmap=mmap)
-            except WouldBlock:
-                pass
-        return await self._read(partial(self._get, key, default, read, expire_time, tag, retry, mmap=mmap))
-
-    @property
-    def remote(self) -> Tier:
-        """Return the server's side of a cache with `remote=`; see `Cache.remote`."""
-        found: Tier = self._sync.remote
-        return found
-
-    def namespace(self, name: str) -> Self:
-        """Return the face of a namespace; see `Cache.namespace`."""
-        return type(self).of(self._sync.namespace(name))
-
-    def get_or_set(self, key: Any, compute: Callable[..., Any], *args: Any, **options: Any) -> Coroutine[Any, Any, Any]:
-        """Do what `Cache.get_or_set` does; a function that is no coroutine function is called in a thread."""
-        found: Coroutine[Any, Any, Any] = self._sync.get_or_set(key, self._awaitable(compute), *args, **options)
-        return found
-
-    def memoize(self, *args: Any, **options: Any) -> Callable[[Callable[..., Any]], Any]:
-        """Do what `Cache.memoize` does; a function that is no coroutine function becomes one, called in a thread."""
-        decorate = self._sync.memoize(*args, **options)
-        return lambda function: decorate(self._awaitable(function))
-
-    def _awaitable(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        if not callable(function) or inspect.iscoroutinefunction(function):
-            return function
-        threads = self._threads
-
-        @functools.wraps(function)
-        async def called(*args: Any, **kwargs: Any) -> Any:
-            found = await threads.run(partial(function, *args, **kwargs))
-            return await found if inspect.isawaitable(found) else found  # of a lambda, say, that calls such a function
-
-        decorated.add(called)
-        return called
-
-    def open(self, *args: Any, **kwargs: Any) -> AbstractAsyncContextManager[AsyncStream]:
-        """Open the bytes of a key as a stream, as `Cache.open` does; `async with`, then `await` its methods."""
-        return AsyncStream(self._threads, partial(self._sync.open, *args, **kwargs))
-
-
-@face_of(FanoutCache)
-class AsyncFanoutCache(AsyncCache):
-    """A `FanoutCache` for coroutines; arguments as for `FanoutCache` and `AsyncCache`."""
-
-    _KIND = FanoutCache
-
-    async def cache(self, *args: Any, **settings: Any) -> AsyncCache:
-        """Return the face of a named cache; see `FanoutCache.cache`."""
-        return AsyncCache.of(await self._threads.call(partial(self._sync.cache, *args, **settings)))
-
-    async def deque(self, *args: Any, **settings: Any) -> AsyncDeque:
-        """Return the face of a named deque; see `FanoutCache.deque`."""
-        return AsyncDeque(await self._threads.call(partial(self._sync.deque, *args, **settings)))
-
-    async def index(self, name: str) -> AsyncIndex:
-        """Return the face of a named index; see `FanoutCache.index`."""
-        return AsyncIndex(await self._threads.call(partial(self._sync.index, name)))
-
-
-@face_of(Deque)
-class AsyncDeque(Face):
-    """A deque for coroutines: `deque.aio`."""
-
-
-@face_of(Index)
-class AsyncIndex(Face):
-    """An index for coroutines: `index.aio`."""
+P = ParamSpec("P")
+R = TypeVar("R")
+S = TypeVar("S")
 
 
 class AsyncStream:
@@ -187,3 +74,291 @@ class AsyncStream:
 
     async def __aexit__(self, *error: object) -> None:
         await self._threads.call(partial(self._stream.__exit__, *error), self._stream.writable())
+
+
+class Memoizing(Protocol):
+    """What `AsyncCache.memoize` returns."""
+
+    @overload
+    def __call__(self, function: Callable[P, Coroutine[Any, Any, R]]) -> Memoized[P, Coroutine[Any, Any, R]]: ...
+    @overload
+    def __call__(self, function: Callable[P, R]) -> Memoized[P, Coroutine[Any, Any, R]]: ...
+
+
+def _gets(method: Method[S, P, R]) -> Awaited[P, R]:
+    """Return the hot path; what `reads` returns takes half as long again."""
+
+    async def get(
+        self: AsyncCache,
+        key: Any,
+        default: Any = None,
+        read: bool = False,
+        expire_time: bool = False,
+        tag: bool = False,
+        retry: bool = False,
+        *,
+        mmap: bool | None = None,
+    ) -> Any:
+        if not self._transactions:
+            try:
+                return self._get(key, default, read, expire_time, tag, retry, mmap=mmap)
+            except WouldBlock:
+                pass
+        again = partial(self._get, key, default, read, expire_time, tag, retry, mmap=mmap)
+        return await self._threads.attempt(again, False)
+
+    awaited: Awaited[P, R] = called_as(method, get)
+    return awaited
+
+
+def _opens(method: Method[S, P, Any]) -> Callable[Concatenate[Any, P], AbstractAsyncContextManager[AsyncStream]]:
+    def open(self: AsyncCache, *args: Any, **kwargs: Any) -> AsyncStream:
+        """Open the bytes of a key as a stream, as `Cache.open` does; `async with`, then `await` its methods."""
+        return AsyncStream(self._threads, partial(self._sync.open, *args, **kwargs))
+
+    return like(method)(open)
+
+
+class AsyncCache(Face[Cache]):
+    """A cache for coroutines: the operations of `Cache`, awaited, none of which blocks the event loop.
+
+    Arguments as for `Cache`, and `max_threads`: how many threads readers, writers and functions that compute may each
+    have, 4 by default; `executor`: where all of them run instead. `async with` opens it in a thread and closes it;
+    without that its first use opens it, and blocks. `cache.aio` is that of an open cache. A cancelled call has happened
+    or has not when CancelledError is raised; a timeout is the cache's. Raises what `Cache` raises.
+    """
+
+    _KIND: type[Cache] = Cache
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str] | None = None,
+        timeout: float = 60,
+        disk: type[Disk] = Disk,
+        *,
+        max_threads: int = MAX_THREADS,
+        executor: Executor | None = None,
+        **settings: Unpack[Arguments],
+    ) -> None:
+        self._open_later(max_threads, executor, directory, timeout, disk, **settings)
+
+    def _open_later(self, max_threads: int, executor: Executor | None, *args: Any, **settings: Any) -> None:
+        self._opened = partial(self._KIND, *args, **settings)
+        self._max_threads, self._executor = max_threads, executor
+
+    if not TYPE_CHECKING:  # or type checkers would accept every name
+
+        def __getattr__(self, name: str) -> Any:
+            if name not in ("_sync", "_threads", "_transactions", "_writes_slowly", "_get"):
+                hint = "; the cache behind it has: use .sync" if hasattr(self._KIND, name) else ""
+                raise AttributeError(f"{type(self).__name__} has no {name!r}{hint}", name=name, obj=self)
+            self._take(block(self._opened))  # used before `async with` has opened it
+            return getattr(self, name)
+
+    def _adopt(self, sync: Any) -> None:
+        super()._adopt(sync)
+        self._get = sync.get
+
+    def _take(self, cache: Cache) -> None:
+        self._adopt(cache)
+        self._threads.max_threads = self._max_threads
+        self._threads.executor = self._executor
+
+    def __reduce__(self) -> Any:
+        return type(self).of, (self._sync,)
+
+    async def __aenter__(self) -> Self:
+        if "_sync" not in vars(self):
+            self._take(await in_new_thread(self._opened))
+        return self
+
+    get = _gets(Cache.get)
+    read = reads(Cache.read)
+    get_entry = reads(Cache.get_entry)
+    getitem = reads(Cache.__getitem__)
+    contains = reads(Cache.__contains__)
+    set = writes(Cache.set)
+    setitem = writes(Cache.__setitem__)
+    add = writes(Cache.add)
+    incr = writes(Cache.incr)
+    decr = writes(Cache.decr)
+    touch = writes(Cache.touch)
+    retag = writes(Cache.retag)
+    pop = writes(Cache.pop)
+    delete = writes(Cache.delete)
+    delitem = writes(Cache.__delitem__)
+    push = writes(Cache.push)
+    pull = writes(Cache.pull)
+    peek = writes(Cache.peek)
+    peekitem = writes(Cache.peekitem)
+    get_many = writes(Cache.get_many)
+    set_many = writes(Cache.set_many)
+    delete_many = in_bulk(Cache.delete_many)
+    clear = in_bulk(Cache.clear)
+    evict = in_bulk(Cache.evict)
+    expire = in_bulk(Cache.expire)
+    cull = in_bulk(Cache.cull)
+    flush = in_bulk(Cache.flush)
+    check = in_bulk(Cache.check)
+    stats = in_bulk(Cache.stats)
+    reset = in_bulk(Cache.reset)
+    rotate = in_bulk(Cache.rotate)
+    train = in_bulk(Cache.train)
+    copy_to = in_bulk(Cache.copy_to)
+    create_tag_index = in_bulk(Cache.create_tag_index)
+    drop_tag_index = in_bulk(Cache.drop_tag_index)
+    count = reads_in_bulk(Cache.count)
+    tags = reads_in_bulk(Cache.tags)
+    volume = reads_in_bulk(Cache.volume)
+    length = reads_in_bulk(Cache.__len__)
+    keys = iterates(Cache.keys)
+    values = iterates(Cache.values)
+    items = iterates(Cache.items)
+    iterkeys = iterates(Cache.iterkeys)
+    iterqueue = iterates(Cache.iterqueue)
+    transact = transacts(Cache.transact)
+    open = _opens(Cache.open)
+
+    @property
+    def remote(self) -> Tier:
+        """Return the server's side of a cache with `remote=`; see `Cache.remote`."""
+        found: Tier = self._sync.remote
+        return found
+
+    def namespace(self, name: str) -> Self:
+        """Return the face of a namespace; see `Cache.namespace`."""
+        return type(self).of(self._sync.namespace(name))
+
+    @overload
+    def get_or_set(
+        self,
+        key: Any,
+        compute: Callable[..., Coroutine[Any, Any, R]],
+        expire: Lifetime | Callable[[R], Any] | None = ...,
+        *,
+        tag: Any = ...,
+        tags: Iterable[Any] | Callable[[R], Iterable[Any]] | None = ...,
+        **options: Unpack[Options],
+    ) -> Coroutine[Any, Any, R]: ...
+    @overload
+    def get_or_set(
+        self,
+        key: Any,
+        compute: Callable[..., R],
+        expire: Lifetime | Callable[[R], Any] | None = ...,
+        *,
+        tag: Any = ...,
+        tags: Iterable[Any] | Callable[[R], Iterable[Any]] | None = ...,
+        **options: Unpack[Options],
+    ) -> Coroutine[Any, Any, R]: ...
+    def get_or_set(self, key: Any, compute: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        """Do what `Cache.get_or_set` does; a function that is no coroutine function is called in a thread."""
+        return self._sync.get_or_set(key, self._awaitable(compute), *args, **options)
+
+    @like(Cache.memoize)
+    def memoize(self, *args: Any, **options: Any) -> Memoizing:
+        """Do what `Cache.memoize` does; a function that is no coroutine function becomes one, called in a thread."""
+        decorate = self._sync.memoize(*args, **options)
+        return cast("Memoizing", lambda function: decorate(self._awaitable(function)))
+
+    def _awaitable(self, function: Any) -> Any:
+        if not callable(function) or inspect.iscoroutinefunction(function):
+            return function
+        threads = self._threads
+
+        @functools.wraps(function)
+        async def called(*args: Any, **kwargs: Any) -> Any:
+            found = await threads.run(partial(function, *args, **kwargs))
+            return await found if inspect.isawaitable(found) else found  # of a lambda, say, that calls such a function
+
+        decorated.add(called)
+        return called
+
+
+class AsyncDeque(Face[Deque]):
+    """A deque for coroutines: `deque.aio`."""
+
+    getitem = reads(Deque.__getitem__)
+    contains = reads(Deque.__contains__)
+    peekleft = reads(Deque.peekleft)
+    setitem = writes(Deque.__setitem__)
+    delitem = writes(Deque.__delitem__)
+    pop = writes(Deque.pop)
+    peek = writes(Deque.peek)
+    popleft = writes(Deque.popleft)
+    append = writes(Deque.append)
+    appendleft = writes(Deque.appendleft)
+    extend = writes(Deque.extend)
+    extendleft = writes(Deque.extendleft)
+    insert = in_bulk(Deque.insert)
+    remove = in_bulk(Deque.remove)
+    rotate = in_bulk(Deque.rotate)
+    reverse = in_bulk(Deque.reverse)
+    clear = in_bulk(Deque.clear)
+    count = reads_in_bulk(Deque.count)
+    index = reads_in_bulk(Deque.index)
+    length = reads_in_bulk(Deque.__len__)
+    transact = transacts(Deque.transact)
+
+
+class AsyncIndex(Face[Index]):
+    """An index for coroutines: `index.aio`."""
+
+    get = reads(Index.get)
+    getitem = reads(Index.__getitem__)
+    contains = reads(Index.__contains__)
+    setitem = writes(Index.__setitem__)
+    delitem = writes(Index.__delitem__)
+    setdefault = writes(Index.setdefault)
+    pop = writes(Index.pop)
+    popitem = writes(Index.popitem)
+    peekitem = writes(Index.peekitem)
+    push = writes(Index.push)
+    pull = writes(Index.pull)
+    update = in_bulk(Index.update)
+    clear = in_bulk(Index.clear)
+    length = reads_in_bulk(Index.__len__)
+    keys = iterates(Index.keys)
+    values = iterates(Index.values)
+    items = iterates(Index.items)
+    transact = transacts(Index.transact)
+
+
+class AsyncFanoutCache(AsyncCache):
+    """A `FanoutCache` for coroutines; arguments as for `FanoutCache` and `AsyncCache`."""
+
+    _KIND = FanoutCache
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str] | None = None,
+        shards: int = 8,
+        timeout: float = 0.010,
+        disk: type[Disk] = Disk,
+        *,
+        max_threads: int = MAX_THREADS,
+        executor: Executor | None = None,
+        **settings: Unpack[Arguments],
+    ) -> None:
+        self._open_later(max_threads, executor, directory, shards, timeout, disk, **settings)
+
+    @property
+    def sync(self) -> FanoutCache:
+        """Return the cache behind this face; both use one handle."""
+        found: FanoutCache = self._sync
+        return found
+
+    @like(FanoutCache.cache)
+    async def cache(self, *args: Any, **settings: Any) -> AsyncCache:
+        """Return the face of a named cache; see `FanoutCache.cache`."""
+        return AsyncCache.of(await self._threads.call(partial(self._sync.cache, *args, **settings)))
+
+    @like(FanoutCache.deque)
+    async def deque(self, *args: Any, **settings: Any) -> AsyncDeque:
+        """Return the face of a named deque; see `FanoutCache.deque`."""
+        return AsyncDeque(await self._threads.call(partial(self._sync.deque, *args, **settings)))
+
+    @like(FanoutCache.index)
+    async def index(self, name: str) -> AsyncIndex:
+        """Return the face of a named index; see `FanoutCache.index`."""
+        return AsyncIndex(await self._threads.call(partial(self._sync.index, name)))

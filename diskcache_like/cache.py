@@ -32,7 +32,7 @@ from .entries.row_codec import Expiry, Location, RowCodec, discard, with_expiry,
 from .entries.session import Opening, Session
 from .errors import CacheError, DirectoryError, Timeout, TransactionError, ValueTooLarge, named
 from .misuse import NoOthers, several, unexpected
-from .operations import namespaces
+from .operations import awaited, namespaces
 from .operations.administration import Administration
 from .operations.computed import Computed
 from .operations.iteration import Iteration
@@ -787,9 +787,8 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
     @property
     def aio(self) -> AsyncCache:
         """Return this cache for coroutines: the same operations, awaited; see `AsyncCache`."""
-        from .aio import AsyncCache  # late: it needs asyncio, which takes long to import
-
-        return AsyncCache.of(self)
+        found: AsyncCache = awaited.face("AsyncCache", self)
+        return found
 
     # -- the handle -----------------------------------------------------------------------------------------------
 

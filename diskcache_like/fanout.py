@@ -18,6 +18,7 @@ from .entries.options import Arguments
 from .entries.rotation import children_of
 from .entries.session import Opening
 from .errors import SecretError, SettingError, Timeout
+from .operations import awaited
 from .persistent import Deque, DurableCache, Index
 from .storage.opening.directory import refuse_link
 from .storage.shards import close_each
@@ -58,9 +59,8 @@ class FanoutCache(Cache):
     @property
     def aio(self) -> AsyncFanoutCache:
         """Return this cache for coroutines; see `AsyncFanoutCache`."""
-        from .aio import AsyncFanoutCache  # late: it needs asyncio, which takes long to import
-
-        return AsyncFanoutCache.of(self)
+        found: AsyncFanoutCache = awaited.face("AsyncFanoutCache", self)
+        return found
 
     def __getstate__(self) -> Any:
         """Return the positional arguments to make a handle like this one; a subclass may add those of its own."""

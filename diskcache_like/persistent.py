@@ -26,6 +26,7 @@ from .entries.options import Arguments
 from .entries.session import Opening
 from .errors import DiskFull
 from .misuse import Spelled
+from .operations import awaited
 from .operations.memoize import Memoized, P, R
 from .operations.queues import Side
 from .operations.views import Items, Keys, Values
@@ -136,9 +137,8 @@ class Deque(_InCache, abc.MutableSequence[Any]):
     @property
     def aio(self) -> AsyncDeque:
         """Return this deque for coroutines; see `AsyncDeque`."""
-        from .aio import AsyncDeque  # late: it needs asyncio, which takes long to import
-
-        return AsyncDeque(self)
+        found: AsyncDeque = awaited.face("AsyncDeque", self)
+        return found
 
     # -- the ends -------------------------------------------------------------------------------------------------
 
@@ -365,9 +365,8 @@ class Index(_InCache, abc.MutableMapping[Any, Any]):
     @property
     def aio(self) -> AsyncIndex:
         """Return this index for coroutines; see `AsyncIndex`."""
-        from .aio import AsyncIndex  # late: it needs asyncio, which takes long to import
-
-        return AsyncIndex(self)
+        found: AsyncIndex = awaited.face("AsyncIndex", self)
+        return found
 
     def __getitem__(self, key: Any) -> Any:
         return self._cache[key]

@@ -8,6 +8,6 @@
 - `inspection`: what the command line tells of a cache and no operation does
 - `portable`: entries as bytes that another cache can take
 - `settings_in_force`: settings as attributes; `views`: keys, values and items
-- `faces`: the same operations, awaited
+- `faces`: how operations become awaited ones; `awaited`: the door to the classes that have them
 - `parts`: what the operations work with
 """

@@ -1,18 +1,19 @@
-"""The asynchronous face: the operations of a cache, a deque or an index for coroutines, by the same names.
+"""What the asynchronous classes are made of (`aio`): what they have in common, and how an operation becomes awaited.
 
-Nothing is spelled again. The tables say which methods there are and how each is called: on the event loop where that
-does not block it (`system/blocking`), else in a thread. The face has the handle, and so the memory, of what is behind.
+An operation is called on the event loop where that does not block it (`system/blocking`), else in a thread. A face has
+the handle, and so the memory, of what is behind it. Type checkers see the parameters, the overloads and the result of
+the operation that is awaited.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from functools import partial
 from operator import attrgetter
-from typing import Any, NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, NoReturn, ParamSpec, Self, TypeVar
 
 from ..encoding.values import is_small
 from ..misuse import Spelled
@@ -23,50 +24,40 @@ CALLS_ON_LOOPS = True  # for `may_block`
 
 PAGE = 100  # items that an iterator takes from a thread at once
 
+P = ParamSpec("P")
 T = TypeVar("T")
-
-# Called on the loop, since they read one entry. In a thread if its value is in a file.
-READS = ("get", "read", "get_entry", "peekleft")
-# Called on the loop if the arguments are small. In a thread if others hold the lock, or upkeep is due: each is one
-# transaction, which is rolled back then, or calls `may_block` before the first of several.
-WRITES = (
-    *("set", "add", "incr", "decr", "touch", "retag", "pop", "delete", "push", "pull", "peek", "peekitem"),
-    *("get_many", "set_many", "append", "appendleft", "popleft", "setdefault", "popitem"),
-    *("extend", "extendleft"),
-)
-# Called in a thread: they are about many entries, or could not begin anew, since they are several transactions.
-BULK = (
-    *("delete_many", "update"),
-    *("clear", "evict", "expire", "cull", "flush", "check", "stats", "reset", "rotate", "train", "copy_to"),
-    *("create_tag_index", "drop_tag_index", "insert", "remove", "reverse"),
-)
-# The same, but they wait for the lock only to flush the write buffer.
-BULK_READS = ("count", "index", "tags", "volume")
-ITERATORS = ("keys", "values", "items", "iterkeys", "iterqueue")
-# What a program writes as an operator has a name here: that of the function in the module `operator`.
-OPERATORS = {
-    "getitem": ("__getitem__", READS),
-    "contains": ("__contains__", READS),
-    "setitem": ("__setitem__", WRITES),
-    "delitem": ("__delitem__", WRITES),
-    "length": ("__len__", BULK_READS),
-}
+S = TypeVar("S")
+Method = Callable[Concatenate[S, P], T]
+Awaited = Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]
 
 
 def _refused(what: str, instead: str) -> Callable[..., NoReturn]:
-    def refuse(self: Face, *_: Any) -> NoReturn:
+    def refuse(self: Face[Any], *_: Any) -> NoReturn:
         raise TypeError(f"{type(self).__name__} has no {what}, since that cannot be awaited: {instead}")
 
     return refuse
 
 
-class Face(Spelled):
-    """What all faces have."""
+class Face(Spelled, Generic[T]):
+    """What all faces have; each is one of a `T`."""
 
     _ASSIGNED = dict.fromkeys(DEFAULT_SETTINGS, "assign to .sync.{name}, or await reset()")
 
-    def __init__(self, sync: Any) -> None:
+    def __init__(self, sync: T) -> None:
         self._adopt(sync)
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        for name, made in vars(cls).items():
+            if hasattr(made, "__wrapped__"):  # an operator has another name here
+                made.__name__, made.__qualname__ = name, f"{cls.__name__}.{name}"
+
+    @classmethod
+    def of(cls, sync: T) -> Self:
+        """Return the face of what is open."""
+        face = cls.__new__(cls)
+        face._adopt(sync)
+        return face
 
     def _adopt(self, sync: Any) -> None:
         self._sync = sync
@@ -76,9 +67,10 @@ class Face(Spelled):
         self._writes_slowly = session.writes_slowly
 
     @property
-    def sync(self) -> Any:
-        """Return the synchronous cache behind this one; both use one handle."""
-        return self._sync
+    def sync(self) -> T:
+        """Return what is behind this face, the synchronous one; both use one handle."""
+        found: T = self._sync
+        return found
 
     @property
     def directory(self) -> str:
@@ -86,34 +78,24 @@ class Face(Spelled):
         directory: str = self._sync.directory
         return directory
 
-    def _read(self, function: Callable[[], T]) -> Awaitable[T]:
-        return self._threads.attempt(function, False)
-
-    def transact(self, *args: Any, **kwargs: Any) -> AbstractAsyncContextManager[None]:
-        """Make the body one transaction of the running task, as `Cache.transact` does; it has a thread of its own.
-
-        While it lasts, other tasks may read; those that write wait. Do not await in the body what another task writes.
-        A cancelled body is rolled back.
-        """
-        return OwnThread(self._threads, partial(self._sync.transact, *args, **kwargs))
-
     def __aiter__(self) -> AsyncIterator[Any]:
         return self._pages(lambda: iter(self._sync))
 
-    async def _pages(self, begin: Callable[[], Iterable[T]]) -> AsyncIterator[T]:
+    async def _pages(self, begin: Callable[[], Iterable[Any]]) -> AsyncIterator[Any]:
         """Yield what an iterator yields, a page at a time from a thread."""
         call = self._threads.call
-        items: Iterator[T] = await call(lambda: iter(begin()), False)
+        items: Iterator[Any] = await call(lambda: iter(begin()), False)
         while page := await call(lambda: list(itertools.islice(items, PAGE)), False):
             for item in page:
                 yield item
 
-    __getitem__ = _refused("subscripts", "await getitem(...)")
-    __setitem__ = _refused("subscripts", "await setitem(...)")
-    __delitem__ = _refused("subscripts", "await delitem(...)")
-    __contains__ = _refused("`in`", "await contains(...)")
-    __len__ = _refused("len()", "await length()")
-    __iter__ = _refused("plain iteration", "async for ... in")
+    if not TYPE_CHECKING:  # or type checkers would accept them
+        __getitem__ = _refused("subscripts", "await getitem(...)")
+        __setitem__ = _refused("subscripts", "await setitem(...)")
+        __delitem__ = _refused("subscripts", "await delitem(...)")
+        __contains__ = _refused("`in`", "await contains(...)")
+        __len__ = _refused("len()", "await length()")
+        __iter__ = _refused("plain iteration", "async for ... in")
 
     def __bool__(self) -> bool:
         return True
@@ -135,68 +117,88 @@ class Face(Spelled):
         return f"{self._sync!r}.aio"
 
 
-def _reading(name: str) -> Callable[..., Any]:
-    method = attrgetter(name)
-
-    async def call(self: Face, *args: Any, **kwargs: Any) -> Any:
-        return await self._read(partial(method(self._sync), *args, **kwargs))
-
-    return call
+def called_as(method: Callable[..., Any], made: Callable[..., Any]) -> Any:
+    """Return a function with the name, the documentation and the parameters of a method."""
+    return functools.wraps(method)(made)
 
 
-def _writing(name: str) -> Callable[..., Any]:
-    method = attrgetter(name)
+def reads(method: Method[S, P, T]) -> Awaited[P, T]:
+    """Return a read of one entry: called on the loop, or in a thread if its value is in a file."""
+    named = attrgetter(method.__name__)
 
-    async def call(self: Face, *args: Any, **kwargs: Any) -> Any:
-        function = partial(method(self._sync), *args, **kwargs)
+    async def call(self: Face[Any], *args: Any, **kwargs: Any) -> Any:
+        return await self._threads.attempt(partial(named(self._sync), *args, **kwargs), False)
+
+    awaited: Awaited[P, T] = called_as(method, call)
+    return awaited
+
+
+def writes(method: Method[S, P, T]) -> Awaited[P, T]:
+    """Return a write: called on the loop if its arguments are small, nobody else holds the lock and no upkeep is due.
+
+    Else it is called in a thread. It is one transaction, which is rolled back then, or calls `may_block` before the
+    first of several.
+    """
+    named = attrgetter(method.__name__)
+
+    async def call(self: Face[Any], *args: Any, **kwargs: Any) -> Any:
+        function = partial(named(self._sync), *args, **kwargs)
         threads = self._threads
         if self._writes_slowly() or not (is_small(args) and is_small(kwargs)):
             return await threads.call(function)
         return await threads.attempt(function)
 
-    return call
+    awaited: Awaited[P, T] = called_as(method, call)
+    return awaited
 
 
-def _in_bulk(name: str, waits: bool = True) -> Callable[..., Any]:
-    method = attrgetter(name)
+def in_bulk(method: Method[S, P, T], waits: bool = True) -> Awaited[P, T]:
+    """Return what is called in a thread: it is about many entries, or is several transactions and cannot begin anew."""
+    named = attrgetter(method.__name__)
 
-    async def call(self: Face, *args: Any, **kwargs: Any) -> Any:
-        return await self._threads.call(partial(method(self._sync), *args, **kwargs), waits)
+    async def call(self: Face[Any], *args: Any, **kwargs: Any) -> Any:
+        return await self._threads.call(partial(named(self._sync), *args, **kwargs), waits)
 
-    return call
-
-
-def _iterating(name: str) -> Callable[..., Any]:
-    method = attrgetter(name)
-
-    def iterate(self: Face, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
-        return self._pages(partial(method(self._sync), *args, **kwargs))
-
-    return iterate
+    awaited: Awaited[P, T] = called_as(method, call)
+    return awaited
 
 
-_MAKERS: dict[tuple[str, ...], Callable[[str], Callable[..., Any]]] = {
-    READS: _reading,
-    WRITES: _writing,
-    BULK: _in_bulk,
-    BULK_READS: partial(_in_bulk, waits=False),
-    ITERATORS: _iterating,
-}
+def reads_in_bulk(method: Method[S, P, T]) -> Awaited[P, T]:
+    """Return what is called in a thread of readers: it waits for the lock only to flush the write buffer."""
+    return in_bulk(method, False)
 
 
-def face_of(sync: type) -> Callable[[type[T]], type[T]]:
-    """Return a decorator that gives a face the methods of a class."""
+def iterates(method: Method[S, P, Iterable[T]]) -> Callable[Concatenate[Any, P], AsyncIterator[T]]:
+    """Return what yields, in pages from a thread, what a method yields."""
+    named = attrgetter(method.__name__)
 
-    def decorate(face: type[T]) -> type[T]:
-        named = {name: (name, kind) for kind in _MAKERS for name in kind} | OPERATORS
-        for name, (method, kind) in named.items():
-            original = getattr(sync, method, None)
-            if original is None or name in vars(face):
-                continue
-            made = _MAKERS[kind](method)
-            functools.update_wrapper(made, original)
-            made.__name__, made.__qualname__ = name, f"{face.__name__}.{name}"
-            setattr(face, name, made)
-        return face
+    def iterate(self: Face[Any], *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+        return self._pages(partial(named(self._sync), *args, **kwargs))
+
+    iterator: Callable[Concatenate[Any, P], AsyncIterator[T]] = called_as(method, iterate)
+    return iterator
+
+
+def transacts(
+    method: Method[S, P, AbstractContextManager[Any]],
+) -> Callable[Concatenate[Any, P], AbstractAsyncContextManager[None]]:
+    """Return what makes the body one transaction of the running task."""
+
+    def transact(self: Face[Any], *args: Any, **kwargs: Any) -> OwnThread:
+        """Make the body one transaction of the running task, as `Cache.transact` does; it has a thread of its own.
+
+        While it lasts, other tasks may read; those that write wait. Do not await in the body what another task writes.
+        A cancelled body is rolled back.
+        """
+        return OwnThread(self._threads, partial(self._sync.transact, *args, **kwargs))
+
+    return like(method)(transact)
+
+
+def like(method: Method[S, P, Any]) -> Callable[[Callable[..., T]], Callable[Concatenate[Any, P], T]]:
+    """Return a decorator that says that a function has the parameters of a method."""
+
+    def decorate(made: Callable[..., T]) -> Callable[Concatenate[Any, P], T]:
+        return functools.update_wrapper(made, method, assigned=("__annotations__",))
 
     return decorate

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import asyncio
 import contextlib
 import gc
@@ -31,7 +30,6 @@ from diskcache_like.system import threads
 from diskcache_like.system.blocking import WouldBlock
 from diskcache_like.system.tasks import has_ended
 from diskcache_like.system.threads import Threads
-from tools import async_stub
 
 from ..support.awaited import awaited
 from ..support.cache_kinds import few, one
@@ -110,11 +108,6 @@ async def waiting(cache: Cache) -> None:
 
 
 # -- what there is ----------------------------------------------------------------------------------------------------
-
-
-def test_the_stub_is_made_from_the_signatures_of_the_other_classes() -> None:
-    written = async_stub.STUB.read_text()
-    assert ast.dump(ast.parse(written)) == ast.dump(ast.parse(async_stub.stub())), "run python -m tools.async_stub"
 
 
 @pytest.mark.parametrize(

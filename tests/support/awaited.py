@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Self, cast
 
 from diskcache_like import Cache
-from diskcache_like.operations.faces import OPERATORS, Face
+from diskcache_like.operations.faces import Face
 
 
 class OneTask:
@@ -114,7 +114,13 @@ def _operator(name: str) -> Callable[..., Any]:
     return call
 
 
-for _name, (_method, _) in OPERATORS.items():
+for _name, _method in (
+    ("getitem", "__getitem__"),
+    ("contains", "__contains__"),
+    ("setitem", "__setitem__"),
+    ("delitem", "__delitem__"),
+    ("length", "__len__"),
+):
     setattr(Awaited, _method, _operator(_name))
 
 
