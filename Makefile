@@ -20,7 +20,7 @@ PEERS := $(VENV)/.installed-to-compare
 SOURCES := $(wildcard pyproject.toml setup.py setup.cfg tools/build_backend.py diskcache_like/coherence/*.[ch])
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types imports unit prove prove-short django third-party matrix fuzz fuzz-coverage docs dist wheels format bench bench-codecs bench-dictionaries bench-frames bench-quick bench-peers compare objectives install clean venv-module bench-async bench-django bench-overview bench-machines
+.PHONY: help demo test lint types imports unit prove prove-short django third-party matrix fuzz fuzz-coverage docs dist wheels format bench bench-codecs bench-frames bench-quick bench-peers compare objectives install clean venv-module bench-async bench-django bench-overview bench-machines
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-18s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -106,9 +106,6 @@ bench-peers: $(PEERS)  ## measure beside Memcached, Redis and other stores; inst
 
 bench-frames: $(DEV)  ## measure frames and tables against msgpack of their rows, and pickle
 	$(BIN)/python -m benchmarks.codecs.frames $(ARGS)
-
-bench-dictionaries: $(DEV)  ## show what trained dictionaries save on small values, and what any codec could
-	$(BIN)/python -m benchmarks.codecs.dictionaries $(ARGS)
 
 bench-codecs: $(DEV)  ## measure every serializer with every compressor (ARGS="--out DIRECTORY")
 	$(BIN)/python -m benchmarks.codecs $(ARGS)

@@ -16,7 +16,6 @@ from .cache import Cache, Entry
 from .disk.contract import UNKNOWN, Disk
 from .disk.json_disk import JSONDisk
 from .encoding.classes import register
-from .entries.dictionaries import Training
 from .entries.loading import ENOVAL
 from .errors import (
     AlreadyImported,
@@ -26,7 +25,6 @@ from .errors import (
     CorruptDatabase,
     CorruptDatabaseWarning,
     DecodeError,
-    DictionaryError,
     DirectoryError,
     DiskCacheDirectory,
     DiskFull,
@@ -53,7 +51,6 @@ from .errors import (
     StorageError,
     TagError,
     Timeout,
-    TrainingError,
     TransactionError,
     UnknownFileWarning,
     UnreadableFileWarning,
@@ -97,7 +94,6 @@ __all__ = [
     "CorruptDatabaseWarning",
     "DecodeError",
     "Deque",
-    "DictionaryError",
     "DirectoryError",
     "Disk",
     "DiskCacheDirectory",
@@ -133,8 +129,6 @@ __all__ = [
     "StoredError",
     "TagError",
     "Timeout",
-    "Training",
-    "TrainingError",
     "TransactionError",
     "UnknownFileWarning",
     "UnreadableFileWarning",

@@ -203,7 +203,6 @@ class AsyncCache(Face[Cache]):
     stats = in_bulk(Cache.stats)
     reset = in_bulk(Cache.reset)
     rotate = in_bulk(Cache.rotate)
-    train = in_bulk(Cache.train)
     copy_to = in_bulk(Cache.copy_to)
     create_tag_index = in_bulk(Cache.create_tag_index)
     drop_tag_index = in_bulk(Cache.drop_tag_index)

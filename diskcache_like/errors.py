@@ -105,14 +105,6 @@ class SignatureError(DecodeError):
     """An entry that must be authenticated is not, or was authenticated with a different secret."""
 
 
-class DictionaryError(DecodeError):
-    """The compression dictionary of an entry is missing or damaged; the entry itself is intact."""
-
-
-class TrainingError(CacheError, ValueError):
-    """A compression dictionary cannot be trained: the cache cannot use one, or has too few entries."""
-
-
 class SecretError(CacheError, ValueError):
     """The cache was created with a different secret, or it needs one and none was given."""
 

@@ -1,6 +1,6 @@
 """Feed the decoders what nobody wrote: mutated payloads, random bytes, hand-made structures.
 
-Those of serializers, compressors, dictionaries, records, keys, arrays and tables of other libraries, and of what is
+Those of serializers, compressors, records, keys, arrays and tables of other libraries, and of what is
 sealed, of which nothing may be taken but what was sealed.
 
     make fuzz SECONDS=600
@@ -44,10 +44,9 @@ from diskcache_like.crypto.aead import (
 from diskcache_like.disk.codec import Codec
 from diskcache_like.disk.serializers import new_serializer
 from diskcache_like.encoding.classes import registry_of
-from diskcache_like.encoding.compressors import PayloadCompressor, make_dictionary, new_compressor
+from diskcache_like.encoding.compressors import PayloadCompressor, new_compressor
 from diskcache_like.encoding.keys import decode_key, encode_key
 from diskcache_like.encoding.record import MODE_ARRAY, MODE_ARROW, Metadata, Record, pack, pack_simple, unpack
-from diskcache_like.encoding.values import encode_value
 from diskcache_like.errors import DecodeError
 from tests.support.sample_arrays import (
     look_at,
@@ -83,23 +82,10 @@ class Target(NamedTuple):
     seeds: list[bytes]
 
 
-class _One:
-    """A dictionary that everybody has."""
-
-    def __init__(self, content: bytes | None = None) -> None:
-        self.content = content or make_dictionary(4096, [encode_value(value) for value in ANSWERS], 1)
-
-    def current(self) -> int:
-        return 1
-
-    def find(self, version: int) -> bytes | None:
-        return self.content if version == 1 else None
-
-
 def codec(serializer: str, compressor: str, limit: int = LIMIT) -> Codec:
-    """Return a codec with the sample classes, a dictionary where there are any, and a low limit."""
+    """Return a codec with the sample classes and a low limit."""
     made = new_serializer(serializer, [registry.COLUMNAR_TYPES, registry_of(CLASSES)])
-    packer = new_compressor(compressor, None, _One() if compressor == "zstd" else None)
+    packer = new_compressor(compressor, None)
     return Codec(made, None if packer is None else PayloadCompressor(packer, 16, limit))
 
 
@@ -119,7 +105,7 @@ def targets() -> list[Target]:
     found.append(Target("record", lambda blob: unpack(STORED, blob), records))
     keys: list[Any] = ["text", 5, (1, ("a", 2.5)), frozenset({1, 2}), b"bytes", 1 << 80]
     found.append(Target("key", decode_key, [encode_key(key) for key in keys]))
-    return [*found, *_library_targets(), *_sealed_targets(), _dictionary_target()]
+    return [*found, *_library_targets(), *_sealed_targets()]
 
 
 def _library_targets() -> list[Target]:
@@ -214,19 +200,6 @@ def _authentic(decode: Callable[[bytes], object], seeds: list[bytes]) -> Callabl
         return value
 
     return checked
-
-
-def _dictionary_target() -> Target:
-    """Return the reading of a value with a dictionary that somebody else has written."""
-    whole = _One()
-    payload = codec("msgpack", "zstd").encode(ANSWERS[0])
-
-    def read(content: bytes) -> object:
-        given = new_compressor("zstd", None, _One(content))
-        assert given is not None
-        return PayloadCompressor(given, 16, LIMIT).unpack(payload)
-
-    return Target("dictionary", read, [whole.content])
 
 
 def mutated(dice: random.Random, seeds: list[bytes]) -> bytes:

@@ -103,15 +103,11 @@ def knee(candidates: Sequence[Candidate]) -> Candidate:
 
 
 def _default(subject: Subject) -> bool:
-    return subject.serializer == "msgpack" and not subject.trained
-
-
-def _default_or_trained(subject: Subject) -> bool:
     return subject.serializer == "msgpack"
 
 
 def _default_or_json(subject: Subject) -> bool:
-    return subject.serializer in ("msgpack", "json") and not subject.trained
+    return subject.serializer in ("msgpack", "json")
 
 
 def _readable(subject: Subject) -> bool:
@@ -153,14 +149,6 @@ RULES = (
         COMPRESSIBLE,
         TO_1MB,
         _default,
-        smallest,
-    ),
-    Rule(
-        "many small values that resemble each other",
-        "smallest payloads of records of 500 B and 1 KB; within 1 %, the fastest",
-        ("records",),
-        ("500B", "1KB"),
-        _default_or_trained,
         smallest,
     ),
     Rule(

@@ -90,14 +90,13 @@ def decrypt(cipher: AESGCM, sealed: bytes, start: int, associated: bytes) -> byt
 class DataKey:
     """The ciphers of one epoch."""
 
-    __slots__ = ("_file", "_name", "_record", "_record_head", "_setting", "decrypt", "epoch", "plain_head")
+    __slots__ = ("_file", "_name", "_record", "_record_head", "decrypt", "epoch", "plain_head")
 
     def __init__(self, epoch: bytes, key: bytes) -> None:
         self.epoch = epoch
         self._record = new_cipher(hkdf_expand(key, b"record"))
         self.decrypt = self._record.decrypt
         self._name = new_cipher(hkdf_expand(key, b"key"))
-        self._setting = new_cipher(hkdf_expand(key, b"setting"))
         self._file = hkdf_expand(key, b"file")
         self.plain_head = bytes((SEALED_PLAIN,)) + epoch
         self._record_head = bytes((SEALED,)) + epoch
@@ -126,14 +125,6 @@ class DataKey:
         plain = decrypt(self._name, sealed, EPOCH_SIZE, self.epoch + stored)
         end = _LENGTH.size + _LENGTH.unpack_from(plain)[0]
         return plain[_LENGTH.size : end], plain[end:] or None
-
-    def seal_setting(self, name: bytes, content: bytes) -> bytes:
-        """Return the sealed form of content that is stored beside the settings under a name."""
-        return self.epoch + encrypt(self._setting, content, self.epoch + name)
-
-    def open_setting(self, name: bytes, sealed: bytes) -> bytes:
-        """Return what was sealed under that name."""
-        return decrypt(self._setting, sealed, EPOCH_SIZE, self.epoch + name)
 
     def new_file(self) -> tuple[str, AESGCM]:
         """Return the name of a new value file and the cipher for its content."""

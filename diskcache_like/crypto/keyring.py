@@ -361,14 +361,6 @@ class Sealer:
         """Return a sealed key, from which iteration can rebuild the key."""
         return self.current().seal_key(stored, canonical, original)
 
-    def seal_setting(self, name: str, content: bytes) -> bytes:
-        """Return the sealed form of content that is stored beside the settings under a name."""
-        return self.current().seal_setting(name.encode(), content)
-
-    def open_setting(self, name: str, sealed: object) -> bytes:
-        """Return the content that `seal_setting` sealed under that name; raise DecodeError for anything else."""
-        return self.key_of(epoch_of_key(sealed)).open_setting(name.encode(), sealed)  # type: ignore[arg-type]
-
     def open_key(self, stored: bytes, sealed: object) -> tuple[bytes, bytes | None]:
         """Return canonical bytes and original key; raise SignatureError if they do not belong to this stored key."""
         canonical, original = self.key_of(epoch_of_key(sealed)).open_key(stored, sealed)  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ from typing import Any
 from msgpack import packb
 
 from ..columnar.registry import COLUMNAR_TYPES, Packed, Tables, as_extension
-from ..encoding.compressors import COMPRESSED, DictionarySource, PayloadCompressor, new_compressor
+from ..encoding.compressors import COMPRESSED, PayloadCompressor, new_compressor
 from ..encoding.pickling import PicklePolicy
 from ..errors import SettingError
 from .serializers import Extensions, Msgpack, Serializer, new_serializer
@@ -47,25 +47,13 @@ class Codec:
             return self.pack(self.serializer.payload(packed))
         return self.pack(packb(as_extension(packed)))
 
-    def pack(self, data: bytes, use_dictionary: bool = True) -> bytes:
-        """Return the payload that the compressor makes of any bytes.
+    def pack(self, data: bytes) -> bytes:
+        """Return the payload that the compressor makes of any bytes."""
+        return data if self._compressor is None else self._compressor.pack(data)
 
-        `use_dictionary` must be False for a pickle: its signature does not cover the dictionary.
-        """
-        return data if self._compressor is None else self._compressor.pack(data, use_dictionary)
-
-    def unpack(self, payload: bytes, use_dictionary: bool = True) -> bytes:
+    def unpack(self, payload: bytes) -> bytes:
         """Return the bytes that a payload was made from; raise DecodeError for anything else."""
-        return payload if self._compressor is None else self._compressor.unpack(payload, use_dictionary)
-
-    def dictionary_of(self, head: bytes) -> int:
-        """Return the version of a payload's dictionary, from the payload's first bytes; 0 for none."""
-        return 0 if self._compressor is None else self._compressor.dictionary_of(head)
-
-    def with_dictionary(self, version: int, content: bytes) -> Codec:
-        """Return a copy of this codec with another dictionary."""
-        assert self._compressor is not None
-        return Codec(self.serializer, self._compressor.with_dictionary(version, content))
+        return payload if self._compressor is None else self._compressor.unpack(payload)
 
     def is_compressed(self, payload: bytes) -> bool:
         """Tell whether a payload of this codec is compressed."""
@@ -82,7 +70,6 @@ def new_codec(
     settings: Mapping[str, Any],
     policy: PicklePolicy,
     extensions: Sequence[Extensions] = (),
-    dictionaries: DictionarySource | None = None,
 ) -> Codec:
     """Return the codec of a serializer and a compressor, given by name, under a cache's settings and pickle policy.
 
@@ -91,5 +78,5 @@ def new_codec(
     if serializer == "pickle" and policy == "never":
         raise SettingError("serializer='pickle' needs pickle='signed' or 'trusted', but pickle='never' is in force")
     made = new_serializer(serializer, (COLUMNAR_TYPES, *extensions))
-    inner = new_compressor(compressor, settings["compress_level"], dictionaries)
+    inner = new_compressor(compressor, settings["compress_level"])
     return Codec(made, None if inner is None else PayloadCompressor(inner, settings["compress_min_size"]))

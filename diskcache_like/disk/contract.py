@@ -41,7 +41,6 @@ __all__ = [
 ]
 
 _QUEUE_KEYS = keys.QueueKey, keys.PrefixedQueueKey
-HEAD_SIZE = 32  # bytes at the start of a value file that tell how it is compressed
 
 
 class Constant(tuple[str]):
@@ -334,25 +333,10 @@ class Disk(Payloads, ValueFiles):
         return self._write(mode, (content,), key, UNKNOWN)
 
     def carried(self, record: Record) -> Record:
-        """Return a verified record as other machines can read it: without a file, and without a dictionary."""
-        content = record.payload if record.file is None else self._verified_content(record)
-        if self.dictionary_of(record):
-            with_dictionary = record.mode != MODE_PICKLE
-            content = self._value_codec.pack(self._value_codec.unpack(content, with_dictionary), use_dictionary=False)
-        return record if content is record.payload else record._replace(payload=content, file=None, size=0)
-
-    def dictionary_of(self, record: Record) -> int:
-        """Return the version of an entry's compression dictionary, 0 for none."""
-        head = record.payload
-        if record.file is not None:
-            try:
-                with self._content(record) as reader:
-                    head = reader.read(HEAD_SIZE)
-            except (FileNotFoundError, DecodeError):
-                return 0
-        return (
-            0 if record.mode == MODE_BINARY or record.mode in registry.MODES else self._value_codec.dictionary_of(head)
-        )
+        """Return a verified record as other machines can read it: without a file."""
+        if record.file is None:
+            return record
+        return record._replace(payload=self._verified_content(record), file=None, size=0)
 
     def _load_columnar(self, record: Record, maps: bool) -> Loaded:
         """Return an array or table from a value file in its own format."""

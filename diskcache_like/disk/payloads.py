@@ -74,7 +74,7 @@ class Payloads:
                     " an enum, a named tuple, or of attrs or pydantic, or open the cache with pickle='signed' or a Disk"
                     " of your own"
                 ) from None
-            return MODE_PICKLE, codec.pack(dumps_pickle(value, self.pickle_protocol), use_dictionary=False)
+            return MODE_PICKLE, codec.pack(dumps_pickle(value, self.pickle_protocol))
 
     def _bytes_payload(self, value: bytes) -> tuple[int, bytes]:
         """Return mode and payload for bytes; without the compressor's mark if a file will hold them as they are."""
@@ -93,7 +93,7 @@ class Payloads:
         raise DecodeError(f"record has mode {mode}, which this codec does not write")
 
     def _load_pickle(self, payload: bytes) -> Any:
-        return loads_pickle(self._value_codec.unpack(payload, use_dictionary=False))
+        return loads_pickle(self._value_codec.unpack(payload))
 
     def _loaded(self, mode: int, payload: bytes, read: bool) -> Loaded:
         if mode == MODE_RAW:

@@ -4,7 +4,7 @@ A cache that compresses writes one byte before each payload: `STORED` if the pay
 short or does not shrink, else `COMPRESSED`. Nothing else in an entry says how to read it. What follows `COMPRESSED`:
 
     zlib    a raw deflate stream
-    zstd    one frame without the magic number, with the size of its content and the number of its dictionary, if any
+    zstd    one frame without the magic number, with the size of its content
     lz4     the size of the content, 4 bytes little-endian, and one block
 
 A context serves one thread at a time, so each compressor keeps a list of contexts for threads to take from.
@@ -13,10 +13,9 @@ A context serves one thread at a time, so each compressor keeps a list of contex
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
-from ..errors import DecodeError, DictionaryError, SettingError, TrainingError, missing_dependency
+from ..errors import DecodeError, SettingError, missing_dependency
 from ..system.signals import reraise_signal
 
 STORED: Final = b"\x00"
@@ -27,9 +26,6 @@ LEVELS: Final[dict[str, tuple[int, int]]] = {"zlib": (0, 9), "zstd": (-5, 19), "
 """The lowest and highest `compress_level` of each compressor."""
 COMPRESSORS: Final = ("none", *LEVELS)
 _DEFAULT_LEVELS: Final = {"zlib": 1, "zstd": 3, "lz4": 0}
-DICTIONARY_REACH: Final = 1 << 14
-"""The longest data, in bytes, that is compressed with a dictionary; longer data gains nothing from one."""
-_EXPANDERS: Final = 16  # dictionaries whose contexts for reading, about as large as themselves, are kept
 _POOLED_SIZE: Final = 1 << 20  # a context keeps its tables, which take up to 100 MB for longer data at high levels
 _ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
 _ZSTD_HEADER: Final = 18  # bytes that the header of a frame has at most
@@ -39,11 +35,11 @@ _LZ4_RATIO: Final = 255  # no block expands to more than this many times its len
 class Compressor(Protocol):
     """What a codec needs from a compressor."""
 
-    def compress(self, data: bytes, use_dictionary: bool) -> bytes:
+    def compress(self, data: bytes) -> bytes:
         """Return the compressed form of `data`."""
         ...
 
-    def expand(self, data: memoryview, limit: int, use_dictionary: bool) -> bytes:
+    def expand(self, data: memoryview, limit: int) -> bytes:
         """Return what was compressed; raise if `data` is anything else, or expands to more than `limit` bytes."""
         ...
 
@@ -54,11 +50,11 @@ class Zlib:
     def __init__(self, level: int) -> None:
         self._level = level
 
-    def compress(self, data: bytes, use_dictionary: bool = False) -> bytes:
+    def compress(self, data: bytes) -> bytes:
         """Return a raw deflate stream, without a checksum, because the record has one."""
         return zlib.compress(data, self._level, -zlib.MAX_WBITS)
 
-    def expand(self, data: memoryview, limit: int, use_dictionary: bool = False) -> bytes:
+    def expand(self, data: memoryview, limit: int) -> bytes:
         """Return the content of the stream, never allocating more than `limit` bytes for it."""
         stream = zlib.decompressobj(-zlib.MAX_WBITS)
         content = stream.decompress(data, limit + 1)
@@ -82,12 +78,12 @@ class Lz4:
         else:
             self._options = {"mode": "fast", "acceleration": 1 - level}
 
-    def compress(self, data: bytes, use_dictionary: bool = False) -> bytes:
+    def compress(self, data: bytes) -> bytes:
         """Return the size of `data` and its block."""
         block: bytes = self._compress(data, store_size=False, **self._options)
         return len(data).to_bytes(4, "little") + block
 
-    def expand(self, data: memoryview, limit: int, use_dictionary: bool = False) -> bytes:
+    def expand(self, data: memoryview, limit: int) -> bytes:
         """Return the content of the block; its stated size is allocated only if it is plausible."""
         size = int.from_bytes(data[:4], "little")
         if len(data) < 5 or size > min(limit, _LZ4_RATIO * len(data)):
@@ -98,135 +94,49 @@ class Lz4:
         return content
 
 
-class DictionarySource(Protocol):
-    """What a compressor needs to find its dictionaries."""
-
-    def current(self) -> int:
-        """Return the version to compress with, 0 for none."""
-        ...
-
-    def find(self, version: int) -> bytes | None:
-        """Return the dictionary of a version, or None if it is missing or damaged."""
-        ...
-
-
 class Zstd:
-    """Compress with Zstandard, and short data with the current dictionary if there is one."""
+    """Compress with Zstandard."""
 
-    def __init__(self, level: int, dictionaries: DictionarySource | None = None) -> None:
-        self._zstd = _zstandard()
-        self._level = level
-        self._dictionaries = dictionaries
-        self._compressors: dict[int, list[Any]] = {}
-        self._expanders: dict[int, list[Any]] = {}
-
-    def compress(self, data: bytes, use_dictionary: bool = False) -> bytes:
-        """Return a frame, made with the current dictionary if that is allowed and the data is short."""
-        if self._dictionaries is None or not use_dictionary or len(data) > DICTIONARY_REACH:
-            return self.compress_with(0, data)
-        return self.compress_with(self._dictionaries.current(), data)
-
-    def compress_with(self, version: int, data: bytes) -> bytes:
-        """Return a frame made with the dictionary of that version, 0 for none."""
-        pool = self._compressors.get(version)
-        if pool is None:
-            if len(self._compressors) > 1:  # a replaced dictionary is not used again
-                self._compressors.clear()
-            pool = self._compressors.setdefault(version, [])
+    def __init__(self, level: int) -> None:
         try:
-            context = pool.pop()
+            import zstandard
+        except ImportError as error:
+            raise missing_dependency("zstandard", "zstd", "compressor='zstd'") from error
+        self._zstd = zstandard
+        self._level = level
+        self._compressors: list[Any] = []
+        self._expanders: list[Any] = []
+
+    def compress(self, data: bytes) -> bytes:
+        """Return a frame."""
+        try:
+            context = self._compressors.pop()
         except IndexError:
-            context = self._compressor(version)
+            context = self._compressor()
         frame: bytes = context.compress(data)
         if len(data) <= _POOLED_SIZE:
-            pool.append(context)
+            self._compressors.append(context)
         return frame
 
-    def expand(self, data: memoryview, limit: int, use_dictionary: bool = False) -> bytes:
+    def expand(self, data: memoryview, limit: int) -> bytes:
         """Return the content of a frame, at most `limit` bytes; refuse a frame that does not state its size."""
-        head = self._header(data)
+        head = self._zstd.get_frame_parameters(_ZSTD_MAGIC + bytes(data[:_ZSTD_HEADER]))
         if not 0 < head.content_size <= limit:  # an unknown size is given as the largest number
             raise DecodeError(f"a compressed value states no size, or one that is not from 1 to {limit} bytes")
-        if head.dict_id and not use_dictionary:
-            raise DecodeError("a compressed pickle names a dictionary, but pickles are compressed without one")
-        pool = self._expanders.get(head.dict_id)
-        if pool is None:
-            if len(self._expanders) >= _EXPANDERS:  # most versions have no entries left
-                self._expanders.clear()
-            pool = self._expanders.setdefault(head.dict_id, [])
         try:
-            context = pool.pop()
+            context = self._expanders.pop()
         except IndexError:
-            context = self._expander(head.dict_id)
+            context = self._zstd.ZstdDecompressor(format=self._zstd.FORMAT_ZSTD1_MAGICLESS)
         content: bytes = context.decompress(data, allow_extra_data=False)
-        pool.append(context)
+        self._expanders.append(context)
         return content
 
-    def with_source(self, dictionaries: DictionarySource) -> Zstd:
-        """Return a compressor of the same level with other dictionaries."""
-        return Zstd(self._level, dictionaries)
-
-    def dictionary_of(self, head: memoryview) -> int:
-        """Return the version of a frame's dictionary, from the frame's first bytes; 0 for none."""
-        return int(self._header(head).dict_id)
-
-    def _header(self, data: memoryview) -> Any:
-        return self._zstd.get_frame_parameters(_ZSTD_MAGIC + bytes(data[:_ZSTD_HEADER]))
-
-    def _compressor(self, version: int) -> Any:
+    def _compressor(self) -> Any:
         zstd = self._zstd
         parameters = zstd.ZstdCompressionParameters.from_level(
-            self._level,
-            format=zstd.FORMAT_ZSTD1_MAGICLESS,
-            write_content_size=True,
-            write_dict_id=True,
-            write_checksum=False,
+            self._level, format=zstd.FORMAT_ZSTD1_MAGICLESS, write_content_size=True, write_checksum=False
         )
-        return zstd.ZstdCompressor(dict_data=self._dictionary(version), compression_params=parameters)
-
-    def _expander(self, version: int) -> Any:
-        dictionary = self._dictionary(version)
-        return self._zstd.ZstdDecompressor(dict_data=dictionary, format=self._zstd.FORMAT_ZSTD1_MAGICLESS)
-
-    def _dictionary(self, version: int) -> Any:
-        if version == 0:
-            return None
-        content = None if self._dictionaries is None else self._dictionaries.find(version)
-        if content is None:
-            raise DictionaryError(f"the compression dictionary {version} is missing or damaged; restore the database")
-        return self._zstd.ZstdCompressionDict(content)
-
-
-def _zstandard() -> Any:
-    try:
-        import zstandard
-    except ImportError as error:
-        raise missing_dependency("zstandard", "zstd", "compressor='zstd'") from error
-    return zstandard
-
-
-def make_dictionary(size: int, samples: Sequence[bytes], version: int) -> bytes:
-    """Train a dictionary of about `size` bytes for data like the samples; raise TrainingError if they are too few."""
-    zstd = _zstandard()
-    try:
-        content: bytes = zstd.train_dictionary(size, list(samples), d=6, steps=8, dict_id=version).as_bytes()
-    except zstd.ZstdError as error:
-        raise TrainingError(f"no dictionary can be trained from {len(samples)} entries: {error}") from error
-    return content
-
-
-class _SingleDictionary:
-    """A single dictionary that is not stored anywhere yet."""
-
-    def __init__(self, version: int, content: bytes) -> None:
-        self._version = version
-        self._content = content
-
-    def current(self) -> int:
-        return self._version
-
-    def find(self, version: int) -> bytes | None:
-        return self._content if version == self._version else None
+        return zstd.ZstdCompressor(compression_params=parameters)
 
 
 class PayloadCompressor:
@@ -237,16 +147,16 @@ class PayloadCompressor:
         self.min_size = min_size
         self._limit = limit
 
-    def pack(self, data: bytes, use_dictionary: bool = True) -> bytes:
+    def pack(self, data: bytes) -> bytes:
         """Return `data` with its mark, and compressed if that saves an eighth of it."""
         size = len(data)
         if self.min_size <= size <= self._limit:
-            compressed = self._compressor.compress(data, use_dictionary)
+            compressed = self._compressor.compress(data)
             if len(compressed) < size - (size >> 3):
                 return COMPRESSED + compressed
         return STORED + data
 
-    def unpack(self, payload: bytes, use_dictionary: bool = True) -> bytes:
+    def unpack(self, payload: bytes) -> bytes:
         """Return what `pack` was given; raise DecodeError, and no other error, for anything that it did not make."""
         mark = payload[:1]
         if mark == STORED:
@@ -254,32 +164,15 @@ class PayloadCompressor:
         if mark != COMPRESSED:
             raise DecodeError("a payload is marked neither as compressed nor as stored as it is")
         try:
-            return self._compressor.expand(memoryview(payload)[1:], self._limit, use_dictionary)
+            return self._compressor.expand(memoryview(payload)[1:], self._limit)
         except (DecodeError, MemoryError):
             raise
         except Exception as error:
             reraise_signal(error)
             raise DecodeError(f"a compressed value of {len(payload)} bytes cannot be expanded: {error}") from error
 
-    def dictionary_of(self, head: bytes) -> int:
-        """Return the version of a payload's dictionary, from the payload's first bytes; 0 for none."""
-        if head[:1] != COMPRESSED or not isinstance(self._compressor, Zstd):
-            return 0
-        try:
-            return self._compressor.dictionary_of(memoryview(head)[1:])
-        except Exception as error:
-            reraise_signal(error)
-            return 0  # it is not a frame, and no dictionary would make it readable
 
-    def with_dictionary(self, version: int, content: bytes) -> PayloadCompressor:
-        """Return a copy of this with another dictionary."""
-        assert isinstance(self._compressor, Zstd)
-        return PayloadCompressor(
-            self._compressor.with_source(_SingleDictionary(version, content)), self.min_size, self._limit
-        )
-
-
-def new_compressor(name: str, level: int | None, dictionaries: DictionarySource | None = None) -> Compressor | None:
+def new_compressor(name: str, level: int | None) -> Compressor | None:
     """Return the compressor called `name`, None for "none"; raise SettingError for an unknown name or level."""
     if name not in COMPRESSORS:
         raise SettingError(f"compressor is {name!r}, expected one of {', '.join(map(repr, COMPRESSORS))}")
@@ -290,5 +183,5 @@ def new_compressor(name: str, level: int | None, dictionaries: DictionarySource 
     if not low <= effective <= high:
         raise SettingError(f"compress_level is {level}, expected {low} to {high} for compressor={name!r}")
     if name == "zstd":
-        return Zstd(effective, dictionaries)
+        return Zstd(effective)
     return Zlib(effective) if name == "zlib" else Lz4(effective)

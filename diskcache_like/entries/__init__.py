@@ -5,6 +5,6 @@
 - `loading`: read an entry, and decide whether it may be kept hot
 - `hot`: the hot layer: lookup, SIEVE, and what hits and misses leave behind
 - `atomic_key`: changing an entry in one step, sleeping and waking on one key, for recipes
-- `encryption`, `rotation`: keys attached to a cache, and changed; `dictionaries`: compression dictionaries
+- `encryption`, `rotation`: keys attached to a cache, and changed
 - `metrics`: what one handle counts
 """

@@ -16,7 +16,7 @@ from ..disk.contract import NOT_KEPT, Constant
 from ..disk.value_files import Stored
 from ..encoding import keys, values
 from ..encoding.record import MODE_RAW, RESIDUE, SIMPLE_HEAD, Metadata, Record
-from ..errors import DecodeError, DictionaryError, DirectoryError, SignatureError
+from ..errors import DecodeError, DirectoryError, SignatureError
 from . import encryption
 from .hot import NEGATIVE_HIT, PLAIN_TYPES, HotLayer
 from .row_codec import Location, RowCodec, with_metadata
@@ -198,7 +198,7 @@ class Loader:
     ) -> tuple[Any, Record] | Literal[Removable.EXPIRED] | None:
         """Return value and record of a row found by its order; EXPIRED if it has expired or is damaged, to be removed.
 
-        None for one that another user, secret, policy or dictionary may still read: the caller skips it, and it stays.
+        None for one that another user, secret or policy may still read: the caller skips it, and it stays.
         """
         stored, _, store = location
         try:
@@ -208,7 +208,7 @@ class Loader:
             self._rows.report_lost_file(key)
         except DecodeError as error:
             self._rows.report_corrupt(error, key)
-            if isinstance(error, SignatureError | DictionaryError):
+            if isinstance(error, SignatureError):
                 return None
         except DirectoryError as error:
             self._rows.report_unreadable(error, key)

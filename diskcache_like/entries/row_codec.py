@@ -277,12 +277,6 @@ class RowCodec:
             store.disk.verify_file(record)
         return record
 
-    def records(self, store: Store) -> Iterator[Record]:
-        """Yield the records of a shard that this handle can verify, including expired ones."""
-        for stored, blob in store.reader.blobs():
-            with contextlib.suppress(DecodeError):
-                yield self.unpacked(store, stored, blob)
-
     # -- what cannot be trusted -----------------------------------------------------------------------------------
 
     def report_corrupt(self, error: DecodeError, key: Any) -> None:

@@ -23,7 +23,6 @@ from ..storage.opening.identity import IDENTITY_DEFAULTS, Config
 from ..storage.shards import ShardSet
 from ..storage.store import Store
 from . import encryption
-from .dictionaries import ShardDictionaries
 from .metrics import Metrics
 from .options import Options, check_arguments, resolved
 
@@ -189,32 +188,15 @@ class Session:
     def codec_of(self, store: Store, changed: Mapping[str, Any]) -> Codec:
         """Return the codec that a shard was made with, under the settings in force and those in `changed`."""
         named = {name: store.session.identity[name] for name in IDENTITY_DEFAULTS}
-        return self._new_codec(named, {**store.session.settings, **changed}, self._dictionaries.get(store))
+        return self._new_codec(named, {**store.session.settings, **changed})
 
-    def _new_codec(
-        self, named: Mapping[str, str], settings: Mapping[str, Any], dictionaries: ShardDictionaries | None = None
-    ) -> Codec:
-        return new_codec(
-            **named,
-            settings=settings,
-            policy=self.pickle_policy,
-            extensions=(self.classes,),
-            dictionaries=dictionaries,
-        )
+    def _new_codec(self, named: Mapping[str, str], settings: Mapping[str, Any]) -> Codec:
+        return new_codec(**named, settings=settings, policy=self.pickle_policy, extensions=(self.classes,))
 
     def _set_codecs(self) -> None:
-        signer = self.secret.signer if self.signs_all and self.sealer is None else None  # sealed ones need no tag
-        own = [store for store in self.shards.stores if store.disk.own_values]
-        self._dictionaries = {
-            store: ShardDictionaries(store, signer) for store in own if store.session.identity["compressor"] == "zstd"
-        }
-        for store in own:
-            store.disk.value_codec = self.codec_of(store, {})
-
-    @property
-    def dictionaries(self) -> list[ShardDictionaries]:
-        """Return the compression dictionaries of each shard; none where the compressor takes none."""
-        return list(self._dictionaries.values())
+        for store in self.shards.stores:
+            if store.disk.own_values:
+                store.disk.value_codec = self.codec_of(store, {})
 
     def apply(self, name: str, value: Any) -> None:
         """Make a setting effective in the disks, the codecs and the counts of hits."""

@@ -8,7 +8,6 @@ from typing import Any
 
 from ..disk import file_io
 from ..entries import rotation
-from ..entries.dictionaries import Training, train
 from ..entries.loading import ENOVAL
 from ..errors import ExpiryError, SettingError
 from ..policies import policy_named
@@ -120,14 +119,6 @@ class Administration(Tagging, SettingsInForce):
         100 entries. Waits for the write lock without limit. Raises SettingError for a cache that is not encrypted.
         """
         rotation.rotate(self._session, new_secret, progress)
-
-    def train(self, size: int = 64 << 10, retry: bool = False) -> Training:
-        """Make a compression dictionary of about `size` bytes from the present entries, for those written later.
-
-        Older dictionaries stay until no entry needs them. Reads every entry once. Raises TrainingError if there are too
-        few entries, `size` is out of range or the compressor is not 'zstd', and Timeout.
-        """
-        return train(self._session.dictionaries, self._rows.records, size, self._wait_for_all(retry))
 
     def create_tag_index(self) -> None:
         """Set `tag_index` to 1, for programs made for DiskCache. It has no effect: tags are always indexed."""

@@ -5,6 +5,6 @@
 - `writer`: upsert, remove and compute; `placement`: where a key's row lies
 - `write_buffer`: small writes appended to a ring, and flushed from there to the database
 - `shard_settings`: settings in force and stored
-- `check`, `rekeying`, `dictionaries`: whole stores checked, sealed anew, and their compression dictionaries
+- `check`, `rekeying`: whole stores checked, and sealed anew
 - `shard/`: what is open of a shard; `opening/`: its files; `upkeep/`: maintenance by writes; `sqlite/`: connections
 """

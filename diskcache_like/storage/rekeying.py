@@ -8,7 +8,6 @@ from typing import Any
 from ..crypto.aead import epoch_of, epoch_of_key
 from ..crypto.keyring import MasterKey, Sealer
 from ..errors import DecodeError, SecretError, TransactionError
-from . import dictionaries
 from .shard.row import Row
 from .sqlite import statements as sql
 from .store import Store
@@ -42,9 +41,6 @@ def finish(store: Store, sealer: Sealer, epoch: bytes, new: MasterKey) -> None:
     """Leave only the new secret and the new data key."""
     with store.locked(None):
         _refuse_overtaken(store, sealer, epoch)
-        with store.transactions.batch():
-            store.transactions.end_step()  # what follows are writes of their own
-            dictionaries.seal_again(store)
         store.writer.buffer.wipe()
         store.data_keys.change_keyring(sealer, sealer.keyring.opened_by_one(new), new)
 

@@ -40,7 +40,6 @@ from tests.support.crash_scenarios import (
     MARKING_ALL,
     NEW,
     OLD,
-    SAMPLES,
     SYNCING,
     UPKEEP,
     cut_off,
@@ -209,7 +208,8 @@ def judge_taking_over(death: Death) -> Steps:
 def judge_rotation(death: Death) -> Steps:
     """See that one of the two secrets opens everything, and that the rotation can be finished."""
     directory, kind = death.directory / str(death.at), death.deed.kind
-    values = {**dict(itertools.islice(SAMPLES.items(), 5)), "large": LARGE}
+    values: dict[Any, Any] = {("sample", number): ["a sample", number] for number in range(5)}
+    values["large"] = LARGE
     with opened(death.directory / "template", kind, secret=OLD) as cache:
         cache.set_many(values)
     steps = death.happen()
@@ -230,28 +230,6 @@ def judge_rotation(death: Death) -> Steps:
         assert cache.get_many(values) == values
         assert cache.get("written") == secrets[-1]
         mend(cache)
-    return steps
-
-
-def judge_training(death: Death) -> Steps:
-    """See that everything can be read, with whichever dictionaries there are, and another one be made."""
-    directory, kind = death.directory, death.deed.kind
-    expected = next(iter(SAMPLES.values()))
-    with opened(directory, kind, compressor="zstd") as hot:
-        hot.set_many(SAMPLES)
-        hot.train(1 << 10)
-        hot.set_many(dict(itertools.islice(SAMPLES.items(), 32)))
-        assert hot.get_many(SAMPLES) == SAMPLES
-        steps = death.happen()
-        assert hot.get("k") in ((None, expected) if steps is None else (expected,))
-        with opened(directory, kind, strict=True, timeout=0) as again:
-            assert again.get_many(SAMPLES) == hot.get_many(SAMPLES) == SAMPLES
-            assert again.set("k", expected)
-            again.train(1 << 10)
-            again.set_many(SAMPLES)
-            assert again.get_many(SAMPLES) == hot.get_many(SAMPLES) == SAMPLES
-            assert hot.get("k") == expected
-            mend(again)
     return steps
 
 
@@ -337,7 +315,6 @@ APPENDING = [
 ]
 LENGTHY = [
     *(Deed("rotate", kind, judge_rotation) for kind in ("sealed", "sealed fanout")),
-    *(Deed("train", kind, judge_training) for kind in ("one", "fanout", "sealed")),
     Deed("migrate", "one", judge_migration),
 ]
 
@@ -413,9 +390,8 @@ def everywhere(trial: Trial, deeds: Sequence[Deed], only: str = "") -> None:
 
 def lengthy(trial: Trial) -> None:
     """Die at every step of what takes many transactions."""
-    for package in ("zstandard", "diskcache"):
-        if importlib.util.find_spec(package) is None:
-            raise CannotRun(f"{package} is not installed, to train or to migrate from: pip install {package}")
+    if importlib.util.find_spec("diskcache") is None:
+        raise CannotRun("diskcache is not installed, to migrate from: pip install diskcache")
     everywhere(trial, LENGTHY)
 
 
@@ -480,7 +456,7 @@ PROOFS: dict[str, Proof] = {
     ),
     "crash-lengthy": Proof(
         3,
-        "the same in rotate(), train() and a migration, which are then resumed",
+        "the same in rotate() and a migration, which are then resumed",
         lengthy,
         1.5,
         bulk=2.5,

@@ -326,7 +326,7 @@ def prove_control(trial: Trial) -> None:
             trial.each(items, partial(try_place, trial, Workbench(place)), "bytes")
 
 
-FILES = "of a small cache's files (plain, signed, encrypted, compressed with a dictionary, FanoutCache, with -wal)"
+FILES = "of a small cache's files (plain, signed, encrypted, compressed, FanoutCache, with -wal)"
 PROOFS: dict[str, Proof] = {
     "flipped-bytes": Proof(
         3, f"a bit flipped in every byte {FILES}; read, written, mended", prove_closed, 2.0, bulk=12.0, parallel=True

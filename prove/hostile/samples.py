@@ -42,7 +42,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "signed": {"secret": SECRET},
     "sealed": {"secret": SECRET, "encrypt": True},
-    "packed": {"compressor": "zstd", "compress_min_size": 32},  # with a dictionary
+    "packed": {"compressor": "zstd", "compress_min_size": 32},
     "fanout": {"shards": 2},
     "buffered": {"write_buffer": LEAST_CAPACITY},
 }
@@ -185,7 +185,7 @@ def make(name: str, place: Path, live: bool = False) -> Sample:
     with the_same_names(name):
         cache = new(directory, options)
         try:
-            fill(cache, VALUES, METADATA, OLDER, trained="compressor" in options)
+            fill(cache, VALUES, METADATA, OLDER)
             found, entries = files_of(directory), entries_of(cache)
         finally:
             cache.close()
@@ -211,14 +211,8 @@ def fill(
     values: Mapping[Any, Any],
     metadata: Mapping[Any, tuple[Any, Any, Any]],
     older: Mapping[Any, Any],
-    trained: bool = False,
 ) -> None:
     """Store what is in a sample, having stored what is `older`."""
-    if trained:
-        training = {number: f"a word and word {number} and another word" for number in range(64)}
-        cache.set_many(training)
-        cache.train(1 << 10)
-        cache.delete_many(training)
     put_all(cache, older, {})
     put_all(cache, values, metadata)
     cache.push(ITEM, prefix=PREFIX)

@@ -98,7 +98,7 @@ def history(name: str, place: Path) -> History:
             cache = new(directory, options) if values is FORMER else found[0].open(directory)
             with cache:
                 if values is FORMER:
-                    fill(cache, *_parted(values), {}, trained="compressor" in options)
+                    fill(cache, *_parted(values), {})
                 else:
                     del cache["removed"]
                     put_all(cache, *_parted(values))
@@ -117,7 +117,7 @@ def twin(name: str, place: Path) -> tuple[Sample, Sample]:
     with the_same_names(directory.name):
         with new(directory, options) as cache:
             values, metadata = _parted(ELSEWHERE)
-            fill(cache, values, metadata, {}, trained="compressor" in options)
+            fill(cache, values, metadata, {})
             live, entries = files_of(directory), entries_of(cache, values)
         return Sample(name, options, files_of(directory), entries), Sample(name, options, live, entries)
 
@@ -317,7 +317,7 @@ def prove_control(trial: Trial) -> None:
 PROOFS: dict[str, Proof] = {
     "swapped-files": Proof(
         3,
-        "any file of a small cache (plain, signed, encrypted, compressed with a dictionary, FanoutCache, with -wal)"
+        "any file of a small cache (plain, signed, encrypted, compressed, FanoutCache, with -wal)"
         " replaced by another cache's, by its older copy, by another file of the cache, at rest and in use",
         prove,
         bulk=2.0,

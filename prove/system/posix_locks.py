@@ -19,7 +19,7 @@ from unittest import mock
 from diskcache_like import Cache
 from diskcache_like.errors import CorruptDatabaseWarning, SecretError
 from tests.support.audit_hooks import Openings
-from tests.support.crash_scenarios import DEED_WRITES, NEW, SAMPLES
+from tests.support.crash_scenarios import DEED_WRITES, NEW
 from tests.support.inspection import cache_descriptors
 from tests.support.integrity import FLAVOURS, SECRET, opened
 from tests.support.sample_writes import FAR, LARGE, Write
@@ -80,10 +80,6 @@ def _use_all(flavour: str, directory: Path, draw: random.Random) -> None:
         if "encrypt" in FLAVOURS[flavour]:
             cache.rotate(NEW)
             cache.rotate(SECRET)
-    if "compressor" in FLAVOURS[flavour]:
-        with opened(directory / "trained", flavour, compressor="zstd") as cache:
-            cache.set_many(SAMPLES)
-            cache.train(1 << 10)
 
 
 def _quarantine(flavour: str, directory: Path) -> None:

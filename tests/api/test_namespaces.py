@@ -75,7 +75,7 @@ OF_ITS_OWN = {
 }
 OF_THE_CACHE = {
     *("aio", "check", "close", "create_tag_index", "directory", "disk", "drop_tag_index", "flush", "metrics", "remote"),
-    *("reset", "rotate", "sync", "timeout", "train", "transact"),
+    *("reset", "rotate", "sync", "timeout", "transact"),
     *("cache", "deque", "index"),  # of a FanoutCache, which have names of their own
     *(name for name in dir(SettingsInForce) if not name.startswith("_")),
 }

@@ -344,7 +344,6 @@ COUNTS = (
     "INTERNAL",
     "GROWTH",
     "RESERVATION",
-    "DICTIONARY",
 )
 LIMITS: dict[str, Any] = {"size_limit": 1 << 18, "statistics": True, "hot_size_limit": 0}
 

@@ -215,6 +215,14 @@ def test_a_database_of_an_older_version(directory: Path) -> None:
     assert database_of(directory) == before
 
 
+def test_a_cache_with_compression_dictionaries_is_of_an_older_version(directory: Path) -> None:
+    plant(directory, "INSERT INTO setting VALUES ('dictionary.1', x'00')")
+    before = database_of(directory)
+    with pytest.raises(OlderFormat, match=r"cache\.db.*compression dictionaries.*: delete the directory, or export"):
+        Cache(directory)
+    assert database_of(directory) == before
+
+
 @pytest.mark.parametrize(
     "pragma", ["user_version = 0", "user_version = -1", "application_id = 0", "application_id = 7"]
 )

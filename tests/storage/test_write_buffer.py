@@ -1830,7 +1830,6 @@ def test_whoever_is_killed_as_a_clear_forgets_what_waited_has_cleared_it(tmp_pat
 
 
 def test_values_are_compressed_while_others_wait(tmp_path: Path) -> None:
-    """Which dictionaries there are is looked up under the lock, and flushes nothing."""
     with ExitStack() as stack:
         caches = [stack.enter_context(Cache(tmp_path, compressor="zstd", **SMALL)) for _ in range(5)]
         for count, cache in enumerate(caches):

@@ -17,7 +17,6 @@ from typing import Any, NoReturn
 from diskcache_like import Cache
 from diskcache_like.coherence import generations
 from diskcache_like.coherence.ring import Word
-from diskcache_like.entries import dictionaries
 from diskcache_like.errors import CorruptDatabaseWarning
 from diskcache_like.migration import copy
 from diskcache_like.migration.copy import Migration
@@ -401,25 +400,6 @@ def do_rotate(directory: Path, kind: str, dying: Death) -> list[str]:
     cache = opened(copy, kind, secret=OLD)
     dying.counts = True
     cache.rotate(NEW)
-    dying.counts = False
-    cache.close()
-    return dying.steps
-
-
-SAMPLES: dict[Any, Any] = {
-    ("sample", number): {"kind": "sample", "number": number, "words": "much the same in all of them"}
-    for number in range(64)
-}
-
-
-@deed("train")
-def do_train(directory: Path, kind: str, dying: Death) -> list[str]:
-    """Make a dictionary, with one before it to retire, and write with it."""
-    cache = opened(directory, kind)
-    dictionaries.GRACE = -1.0  # type: ignore[misc]
-    dying.counts = True
-    cache.train(1 << 10)
-    cache.set("k", next(iter(SAMPLES.values())))
     dying.counts = False
     cache.close()
     return dying.steps

@@ -16,6 +16,7 @@ from diskcache_like import ENOVAL, Cache, DiskFull, FanoutCache, RemoteWarning, 
 from diskcache_like.coherence.generations import NEVER
 from diskcache_like.encoding.made_keys import PINNED
 from diskcache_like.encoding.tags import index_name
+from diskcache_like.storage.sqlite.statements import PAGE_ROWS
 from diskcache_like.tier.behind import SLICE, Behind, Sender, is_unsent
 
 from ..support.cache_kinds import NEEDS_CIPHER, QUICK, SECRET
@@ -242,7 +243,8 @@ def test_what_waited_when_the_mode_was_changed_is_sent(
 
 def records(cache: Cache) -> list[Any]:
     """Return the records on this machine."""
-    return [record for store in cache._shards.stores for record in cache._rows.records(store)]
+    found = [(store, rows) for store in cache._shards.stores for rows in store.reader.pages(PAGE_ROWS, 100)]
+    return [cache._rows.unpacked(store, row[1], row[11]) for store, rows in found for row in rows]
 
 
 @pytest.mark.parametrize("write", ["through", "invalidate"])

@@ -363,19 +363,6 @@ def test_pickled_objects_arrive(machines: Machines) -> None:
         assert there[number] == value
 
 
-def test_dictionaries_of_a_compressor_stay_on_their_machine(machines: Machines) -> None:
-    pytest.importorskip("zstandard")
-    here, there = machines.pair(compressor="zstd", compress_min_size=64)
-    documents = [
-        {"number": number, "text": "the same words again and again " * 3, "of": number * 7} for number in range(300)
-    ]
-    here.set_many({document["number"]: document for document in documents})
-    here.train(4096)
-    here.set_many({document["number"]: document for document in documents})
-    assert there.get_many(range(300)) == {document["number"]: document for document in documents}
-    assert there.check() == []
-
-
 def test_a_value_larger_than_the_limit_stays_here(machines: Machines) -> None:
     here, there = machines.pair(max_value=1000)
     there["k"] = "small"

@@ -14,7 +14,7 @@ from typing import Any
 
 from ...coherence.control_files import check_control_file
 from ...encoding.keys import is_prime
-from ...errors import DirectoryError, ForeignDatabase, SettingError, file_error
+from ...errors import DirectoryError, ForeignDatabase, OlderFormat, SettingError, file_error
 from ...settings import HANDLE_ONLY, MAX_SHARDS, checked_all
 from ...system import paths
 from ..sqlite import schema
@@ -45,7 +45,7 @@ FINGERPRINTS = 1 << 61
 MODULUS_RANGE = (1 << 20, 1 << 61)
 _RANGES = {"modulus": MODULUS_RANGE, "shards": (1, MAX_SHARDS), "displaced": (0, 1), "sealed": (0, 1 << 62)}
 _OPTIONAL = frozenset({"shards", "displaced", "sealed"})
-_BESIDE = ("dictionary.", "joint.", "buffer.")  # what begins so lies beside the settings
+_BESIDE = ("joint.", "buffer.")  # what begins so lies beside the settings
 # What `Header.CROSS_SHARD` says of a shard: its part of a cross-shard transaction may be missing, or its last commit be
 # seen late; or its header is new, so that only its database can tell.
 COMMITTING, UNKNOWN_STATE = 1, 2
@@ -158,6 +158,7 @@ def read_settings(connection: sqlite3.Connection, path: str) -> tuple[dict[str, 
                 identity[name] = value
             elif isinstance(name, str) and name not in HANDLE_ONLY and not name.startswith(_BESIDE):
                 settings[name] = value
+    _refuse_dictionaries(seen, path)
     for name, (low, high) in _RANGES.items():
         if not low <= identity.get(name, low if name in _OPTIONAL else -1) <= high:
             raise ForeignDatabase(f"{path!r}: setting {name!r} is missing or out of range; the cache is not opened")
@@ -167,6 +168,15 @@ def read_settings(connection: sqlite3.Connection, path: str) -> tuple[dict[str, 
         return identity, checked_all(settings)
     except SettingError as error:
         raise ForeignDatabase(f"{path!r} holds a setting that no cache writes, and is not opened: {error}") from error
+
+
+def _refuse_dictionaries(names: set[object], path: str) -> None:
+    """Refuse a cache with compression dictionaries: without them its entries would read as missing, one by one."""
+    if any(isinstance(name, str) and name.startswith("dictionary.") for name in names):
+        raise OlderFormat(
+            f"{path!r} has compression dictionaries, which this version of diskcache_like does not read: delete the"
+            " directory, or export it with the version that wrote it and import that"
+        )
 
 
 @contextlib.contextmanager

@@ -167,10 +167,10 @@ def _mark_of_waiting(directory: str, config: Config, header: Words, wanted: Next
     """Return the mark with which the next database takes over what waits in the write buffer; None for nothing.
 
     What waits is newer than any row, and each record is complete. But nobody could read or find it in a cache with
-    other data keys, without the dictionaries, or with another modulus.
+    other data keys, or with another modulus.
     """
     path = os.path.join(directory, BUFFER)
-    is_readable = "keyring" not in wanted.identity and not header[Header.DICTIONARY]
+    is_readable = "keyring" not in wanted.identity
     is_placed = header[Header.MODULUS] == wanted.identity.get("modulus")
     if not (is_readable and is_placed and paths.mode_of(path, follow=False)):
         return None

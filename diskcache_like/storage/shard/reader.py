@@ -30,7 +30,7 @@ _EPOCH, _TICK, _BUFFER = Header.EPOCH, Header.TICK, Header.BUFFER  # for the hot
 # cannot be written.
 _WITHOUT_FLUSH = frozenset(
     {sql.SELECT_V, sql.SELECT_MANY, sql.SELECT_PROBES, sql.SELECT_VERSIONED, sql.SELECT_UNTIL, sql.SELECT_WHOLE}
-    | {sql.SELECT_SETTING, sql.SELECT_DICTIONARY_NAMES, sql.PAGE_COUNT, sql.FREE_PAGES, sql.FILE_TOTALS, sql.KNOWN_FILE}
+    | {sql.SELECT_SETTING, sql.PAGE_COUNT, sql.FREE_PAGES, sql.FILE_TOTALS, sql.KNOWN_FILE}
 )
 
 
@@ -249,12 +249,6 @@ class Reader:
         """Yield (place, stored key, original key, record) of the rows at some places, in their order."""
         for batch in sql.batches(places):
             yield from sorted(self._select_placed(sql.SELECT_RECORDS, batch), key=itemgetter(0))
-
-    def blobs(self) -> Iterator[tuple[Any, Any]]:
-        """Yield (stored key, record) of every row, page by page, in no useful order."""
-        for page in self.pages(sql.PAGE_KEYS_AND_RECORDS, PAGE_OF_ENTRIES):
-            for _, stored, blob in page:
-                yield stored, blob
 
     def queue_end(self, queue: bytes, last: bool, skip: int = 0) -> tuple[bytes, int, int, bytes] | None:
         """Return (stored key, number, place, record) at one end of a queue, behind `skip` others."""

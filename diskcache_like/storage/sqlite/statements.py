@@ -82,7 +82,6 @@ SELECT_FILES = f"SELECT file FROM entry WHERE file IS NOT NULL AND h IN ({', '.j
 SELECT_KEYS = f"SELECT h, k, spelling FROM entry WHERE h IN ({', '.join('?' * MANY)})"  # noqa: S608 - made of constants
 PAGE_ROWS = """SELECT h, k, seq, expire, fresh, tags, size, file, spelling, queue, num, v FROM entry
     WHERE h > ? ORDER BY h LIMIT ?"""
-PAGE_KEYS_AND_RECORDS = "SELECT h, k, v FROM entry WHERE h > ? ORDER BY h LIMIT ?"
 FIRST = _walk("SELECT h, k, spelling, v FROM entry ORDER BY seq LIMIT 1 OFFSET ?")
 LAST = _walk("SELECT h, k, spelling, v FROM entry ORDER BY seq DESC LIMIT 1 OFFSET ?")
 LAST_WRITE = _walk("""SELECT coalesce(max(max(version, seq)), 0) FROM entry
@@ -165,11 +164,9 @@ SELECT_TRASHED = "SELECT file, size, at FROM trash WHERE file = ?"
 RESTORE_TRASH = "INSERT INTO trash (file, size, at) VALUES (?, ?, ?) ON CONFLICT (file) DO NOTHING"
 FALSELY_TRASHED = _walk("SELECT file FROM trash WHERE file IN (SELECT file FROM entry WHERE file IS NOT NULL)")
 KNOWN_FILE = "SELECT 1 FROM entry WHERE file = ? UNION ALL SELECT 1 FROM trash WHERE file = ? LIMIT 1"
-# Dictionaries are large, and read when an entry needs one; redo logs are for those who roll a transaction forward.
+# Redo logs are large, and for those who roll a transaction forward.
 # The name of every row, so that a reader notices pages without end.
-SELECT_SETTINGS = """SELECT name, CASE WHEN name NOT BETWEEN 'dictionary.' AND 'dictionary/'
-    AND name NOT BETWEEN 'joint.' AND 'joint/' THEN value END FROM setting"""
-SELECT_DICTIONARY_NAMES = _walk("SELECT name FROM setting WHERE name BETWEEN 'dictionary.' AND 'dictionary/'")
+SELECT_SETTINGS = "SELECT name, CASE WHEN name NOT BETWEEN 'joint.' AND 'joint/' THEN value END FROM setting"
 DROP_REDO_LOG = "DELETE FROM setting WHERE name BETWEEN 'joint.redo.' AND 'joint.redo/'"
 SELECT_SETTING = "SELECT value FROM setting WHERE name = ?"
 SET_SETTING = "INSERT INTO setting (name, value) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value"

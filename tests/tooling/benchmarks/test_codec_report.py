@@ -22,12 +22,13 @@ from benchmarks.codecs.subjects import COMPRESSORS, SERIALIZERS, Opened, Subject
 from benchmarks.codecs.values import KINDS, SIZES, plain_size, samples
 from benchmarks.measure import Costs
 from benchmarks.subjects import BenchmarkError
+from diskcache_like.operations.inspection import records_of
 
 from ...support.project import ROOT
 
 SVG = "{http://www.w3.org/2000/svg}"
 MSGPACK, JSON, PICKLE = (Subject(name, "none") for name in ("msgpack", "json", "pickle"))
-ZLIB, ZSTD, TRAINED = Subject("msgpack", "zlib", 6), Subject("msgpack", "zstd", 3), Subject("msgpack", "zstd", 3, True)
+ZLIB, ZSTD = Subject("msgpack", "zlib", 6), Subject("msgpack", "zstd", 3)
 SMALL_JSON = Subject("json", "zstd", 3)
 TINY = ("--seconds", "0.001", "--repeats", "2", "--size", "50B")
 BEGIN, END = page.marks(report.CHOICE)
@@ -55,19 +56,18 @@ def invented(numbers: dict[Subject, tuple[float, float]]) -> Matrix:
     for kind in KINDS:
         for size in SIZES:
             for subject, (time, share) in numbers.items():
-                if subject.takes(kind, size):
-                    matrix.cells.append(cell(subject, kind, size, time, share))
+                matrix.cells.append(cell(subject, kind, size, time, share))
     return matrix
 
 
 @pytest.fixture
 def matrix() -> Matrix:
-    numbers = {MSGPACK: (10.0, 1.0), ZLIB: (200.0, 0.3), ZSTD: (30.0, 0.35), TRAINED: (25.0, 0.1)}
+    numbers = {MSGPACK: (10.0, 1.0), ZLIB: (200.0, 0.3), ZSTD: (30.0, 0.35)}
     return invented({**numbers, JSON: (8.0, 1.1), SMALL_JSON: (12.0, 0.32), PICKLE: (1.0, 0.01)})
 
 
 def chosen(matrix: Matrix) -> dict[str, Subject]:
-    short = {"balance, values that JSON can represent": "json", "many small values that resemble each other": "many"}
+    short = {"balance, values that JSON can represent": "json"}
     return {
         short.get(one.rule.goal, one.rule.goal).partition(",")[0]: one.chosen.subject for one in recommendations(matrix)
     }
@@ -136,25 +136,10 @@ class TestSubjects:
         value = {"word": "again " * 100}
         mode, payload = opened.encode(value)
         opened.cache["key"] = value
-        (record,) = opened.cache._rows.records(opened.cache._shards.stores[0])
+        ((_, record),) = records_of(opened.cache, ["key"])
         assert (record.mode, record.payload) == (mode, payload)
         assert opened.decoder()(opened.encoder()(value)[:2]) == value
         opened.cache.close()
-
-    def test_a_dictionary_makes_small_records_smaller(self, tmp_path: Path) -> None:
-        pytest.importorskip("zstandard")
-        sizes = []
-        for number, subject in enumerate((ZSTD, TRAINED)):
-            opened = Opened(subject, tmp_path / str(number))
-            sizes.append(sum(len(opened.encode(value)[1]) for value in samples("records", 500)))
-            opened.cache.close()
-        assert sizes[1] < sizes[0] * 0.7
-
-    def test_a_dictionary_of_no_use_is_no_subject(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        pytest.importorskip("zstandard")
-        monkeypatch.setattr("benchmarks.codecs.subjects.records", lambda dice, size: dice.randbytes(size))
-        with pytest.raises(BenchmarkError, match="makes none of them smaller"):
-            Opened(TRAINED, tmp_path)
 
     def test_a_missing_package_is_named_with_the_command_that_installs_it(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -216,7 +201,6 @@ class TestChoice:
             "balance": ZSTD,
             "json": SMALL_JSON,
             "size": ZLIB,
-            "many": TRAINED,
             "interchange": JSON,
             "floats": ZLIB,
         }
@@ -256,7 +240,7 @@ class TestChoice:
 
     def test_a_rule_whose_values_were_not_all_measured_chooses_nothing(self, matrix: Matrix) -> None:
         matrix.cells = [one for one in matrix.cells if (one.kind, one.size) != ("text", "100KB")]
-        assert set(chosen(matrix)) == {"speed", "json", "many", "interchange", "floats"}
+        assert set(chosen(matrix)) == {"speed", "json", "interchange", "floats"}
         assert "No rule found all" in report.recommendation_table(Matrix({}, {})).text()
 
     def test_no_kind_outweighs_another(self) -> None:
@@ -281,8 +265,7 @@ class TestReport:
     def test_the_recommendation_says_how_to_open_the_cache(self, matrix: Matrix) -> None:
         text = report.recommendation_table(matrix).markdown()
         assert "| size | msgpack + zlib 6 | `Cache(directory, compressor='zlib', compress_level=6)` | 20.00x" in text
-        assert "`Cache(directory, compressor='zstd', compress_level=3)`, and `train()`" in text
-        assert report.rules_text(matrix).count("\n- ") == 6
+        assert report.rules_text(matrix).count("\n- ") == 5
 
     def test_a_record_comes_back_as_it_was(self, matrix: Matrix, tmp_path: Path) -> None:
         matrix.save(tmp_path / "run.json")
@@ -376,7 +359,7 @@ class TestPage:
         assert text.endswith(f"{page.marks(report.NUMBERS)[1]}\n\nAfter.\n")
         first_part, _, second_part = text.partition(f"{END}\n\nBetween.\n\n")
         assert "| size | msgpack + zlib 6 |" in first_part
-        assert first_part.count("\n- ") == 7
+        assert first_part.count("\n- ") == 6
         assert "images/codecs/share.svg" in second_part
         linked = set(re.findall(r"\]\(([^)]+)\)", text))
         assert {file.relative_to(tmp_path).as_posix() for file in first if file != path} == linked
@@ -400,7 +383,7 @@ class TestPage:
         matrix.cells.append(cell(other, "records", "1KB", 1, 1))
         shown = [row[0] for row in report.compact_table(matrix).rows]
         assert other.label not in shown
-        assert {JSON.label, PICKLE.label, ZLIB.label, TRAINED.label} <= set(shown)
+        assert {JSON.label, PICKLE.label, ZLIB.label} <= set(shown)
 
 
 class TestCommand:
