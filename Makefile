@@ -26,7 +26,7 @@ help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-18s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 demo: $(RUN)  ## see the cache work on the standard library of this Python (ARGS="DIRECTORY --processes N --limit N")
-	$(BIN)/python -m diskcache_like demo $(ARGS)
+	$(BIN)/python -m tools.demo $(ARGS)
 
 # The checks that run in one process come first, two at a time. Where make can, it keeps the output of each together.
 test: $(PEERS)  ## run everything that CI runs
@@ -142,7 +142,7 @@ venv-module:
 $(RUN): $(SOURCES) | $(BIN)/python
 	@echo "installing diskcache_like into $(VENV)"
 	@rm -f $(HELPERS)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[progress]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
 	@touch $@
 
 # Installs a superset of what the demo needs, so it settles that stamp as well.

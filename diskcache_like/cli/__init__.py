@@ -4,7 +4,7 @@
 - `entries`: `get`, `set`, `touch`, `retag`, `delete`, `keys`, `evict` and `sizes`
 - `whole`: `stats`, `watch`, `check`, `reset`, `expire`, `cull` and `clear`
 - `transfer`: `export`, `import` and `copy`
-- `migrate`, `demo`: the commands of that name
+- `migrate`: the command of that name
 - `arguments`: what arguments may be
 - `opening`: opening a cache that is there, also one that can only be read
 - `terminal`: what is printed: text, JSON, tables and progress bars

@@ -6,15 +6,15 @@ import argparse
 import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from .. import __version__
 from ..encoding.checksum import SOURCE
 from ..errors import CacheError, missing_dependency
 from ..storage.sqlite.connection import SQLITE_VERSION
-from . import demo, entries, transfer, whole
-from .arguments import positive
+from . import entries, transfer, whole
 from .opening import add_opening
 from .terminal import shown
 
@@ -33,8 +33,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 0 if it succeeded, 1 if it found something, 2 if it failed."""
     _set_up_streams()
     options = parser().parse_args(arguments)
+    return ended(partial(options.command, options), getattr(options, "directory", None))
+
+
+def ended(command: Callable[[], int], directory: str | None) -> int:
+    """Run a command, about a directory if one is given, to its end, and return its exit code; tell what went wrong."""
     try:
-        code = int(options.command(options))
+        code = command()
         sys.stdout.flush()
         return code
     except BrokenPipeError:
@@ -45,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("interrupted", file=sys.stderr)
         return 130
     except (CacheError, OSError) as error:
-        print(shown(f"diskcache-like: {error_line(error, getattr(options, 'directory', None))}"), file=sys.stderr)
+        print(shown(f"diskcache-like: {error_line(error, directory)}"), file=sys.stderr)
         return 2
 
 
@@ -78,20 +83,10 @@ def parser() -> argparse.ArgumentParser:
     entries.add(commands, common)
     transfer.add(commands, common)
     add_migrate(commands)
-    add_demo(commands)
     script = commands.add_parser("completion", help="print a script that completes commands in a shell")
     script.add_argument("shell", choices=SHELLS)
     script.set_defaults(command=completion)
     return top
-
-
-def add_demo(commands: Any) -> None:
-    """Add the command `demo`."""
-    show = commands.add_parser("demo", help="see the cache at work on Python's standard library")
-    show.add_argument("directory", nargs="?", help="keep the cache here (default: a temporary directory)")
-    show.add_argument("--processes", type=positive, metavar="N", help="how many processes share the cache")
-    show.add_argument("--limit", type=positive, metavar="N", help="measure only the first N modules")
-    show.set_defaults(command=lambda options: demo.run(options.directory, options.processes, options.limit))
 
 
 def add_migrate(commands: Any) -> None:

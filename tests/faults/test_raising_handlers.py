@@ -392,7 +392,7 @@ def test_a_call_in_the_answer_to_an_alarm_is_not_interrupted_by_it(tmp_path: Pat
 BROAD = {"Exception", "OSError", "TimeoutError"}
 ASKS = {"reraise_signal", "file_error", "_cannot_lock"}  # whether a handler raised it
 FORGETFUL = {"os.walk", *(f"os.path.{name}" for name in ("exists", "lexists", "isdir", "isfile", "islink"))}
-COMMANDS = {"main.py", "demo.py", "terminal.py"}  # whose processes are their own
+COMMANDS = {"main.py", "terminal.py"}  # whose processes are their own
 
 
 def named(node: ast.AST) -> set[str]:

@@ -226,7 +226,7 @@ def test_another_user_who_cannot_write_looks(shell: Shell, cache: Cache, tmp_pat
             os.chown(path, 65534, 65534)
             path.chmod(0o500 if path.is_dir() else 0o400)
         program = (
-            "import os, sys, encodings.ascii, multiprocessing; from diskcache_like.cli import main, migrate;"
+            "import os, sys, encodings.ascii, locale, multiprocessing; from diskcache_like.cli import main, migrate;"
             f" os.setgroups([]); os.setgid(65534); os.setuid(65534); sys.exit(main.main(['keys', {str(public / 'cache')!r}]))"
         )
         done = subprocess.run(

@@ -1,4 +1,4 @@
-"""The command `demo`: measure Python's standard library in several processes that share one cache, three times."""
+"""Measure Python's standard library in several processes that share one cache, three times."""
 
 from __future__ import annotations
 
@@ -22,10 +22,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TypeAlias
 
-from ..cache import Cache
-from .terminal import Pass, Progress, Tally, Usage, print_coherence, print_modules, print_passes
-
-RUNS_CALLERS_CODE = True  # for `interrupts_a_call` of system/signal_safe.py
+from diskcache_like import Cache
+from diskcache_like.cli.terminal import Progress
+from tools.demo.report import Pass, Tally, Usage, print_coherence, print_modules, print_passes
 
 # What is cached about a module: lines, functions, imports, branches, name and length of its longest function; or, if
 # the file does not parse, why not.
@@ -156,7 +155,7 @@ class Crew:
     def run(self, name: str, total: int) -> Pass:
         """Have every process make one pass, and return the combined result."""
         tally, busy = Tally(), list(self._members)
-        with Progress(name, total) as progress:
+        with Progress(name, total, "look-ups") as progress:
             start = time.perf_counter()
             for pipe in busy:
                 self._send(pipe, "go")
