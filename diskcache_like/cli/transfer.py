@@ -7,14 +7,14 @@ import itertools
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from base64 import b64decode, b64encode
+from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, BinaryIO
 
 from ..cache import Cache
 from ..encoding.json import Json
-from ..encoding.keys import PrefixedQueueKey, QueueKey
 from ..encoding.values import NotSerializable
 from ..entries.rotation import children_of
 from ..errors import DecodeError, SettingError, ValueEncodeError, named
@@ -27,11 +27,8 @@ from .terminal import print_json, shown
 
 RUNS_CALLERS_CODE = True  # for `interrupts_a_call` of system/signal_safe.py
 
-MAGIC = b"diskcache_like export 1\n"
-LENGTH = 4  # bytes of the length before each entry, big endian
-LONGEST = (1 << 32) - 1
-PIECE = 1 << 20  # bytes read at once
 FIELDS = ("key", "value", "expire_time", "tags")
+PACKED = "packed"  # the only field of an entry that JSON does not say exactly: its portable bytes, in base64
 CARRIED = (
     "size_limit",
     "cull_limit",
@@ -51,12 +48,12 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         "export",
         parents=[common],
         help="write all entries to a file",
-        description="Write the live entries with expiry and tags, in order of insertion: as JSON lines, or as msgpack,"
-        " which holds every value; what had to be pickled is signed with the secret of the cache. The file is not"
-        " encrypted, and is made for this user alone. What cannot be written is left out and listed.",
+        description="Write the live entries with expiry and tags, in order of insertion, as JSON lines. What JSON does"
+        " not say exactly is packed, for `import` alone to read; what had to be pickled is signed with the secret of"
+        " the cache. The file is not encrypted, and is made for this user alone. What cannot be written is left out and"
+        " listed.",
         epilog="exit status: 0 everything was written, 1 something was left out, 2 it failed",
     )
-    out.add_argument("--format", choices=("json", "msgpack"), default="json", help="default: json")
     out.add_argument("-o", "--output", metavar="FILE", help="default: the standard output")
     out.set_defaults(command=export)
 
@@ -64,7 +61,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         "import",
         parents=[common],
         help="store the entries of an exported file",
-        description="Store the entries of a file that `export` wrote, in either format. The cache is made if it is not"
+        description="Store the entries of a file that `export` wrote. The cache is made if it is not"
         " there. Entries that have expired are left out. A pickle in the file is refused if it was not signed with the"
         " secret of this cache.",
     )
@@ -98,20 +95,18 @@ def export(options: argparse.Namespace) -> int:
         file: BinaryIO = sys.stdout.buffer
         if options.output is not None:
             file = stack.enter_context(open(options.output, "wb", opener=_private))
-        if options.format == "msgpack":
-            file.write(MAGIC)
-        frame = _json_line if options.format == "json" else partial(_msgpack_frame, Portable(cache))
+        portable = Portable(cache)
         for key, _ in records_of(cache, cache):
             entry = cache.get_entry(key)
             if entry is None:
                 continue  # gone meanwhile, or counted below
             try:
-                data = frame((key, entry.value, entry.expire_time, entry.tags))
-            except (NotSerializable, ValueEncodeError) as reason:
+                line = _line((key, entry.value, entry.expire_time, entry.tags), portable)
+            except ValueEncodeError as reason:
                 left_out += 1
                 print(shown(f"left out {named(key)}: {reason}"), file=sys.stderr)
                 continue
-            file.write(data)
+            file.write(line + b"\n")
             written += 1
         unreadable = _unreadable(cache)
     if unreadable:
@@ -130,26 +125,12 @@ def _unreadable(cache: Cache) -> int:
     return found.damaged + found.unauthenticated + found.missing_files
 
 
-def _json_line(item: Item) -> bytes:
+def _line(item: Item, portable: Portable) -> bytes:
     key, value, expire_time, tags = item
-    _refuse_key(key)
-    return Json().encode(dict(zip(FIELDS, (key, value, expire_time, list(tags)), strict=True))) + b"\n"
-
-
-def _refuse_key(key: Any) -> None:
-    """Raise NotSerializable, which names the key as the cause, if JSON cannot express it."""
     try:
-        Json().encode(key)
-    except (NotSerializable, ValueEncodeError) as error:
-        kind = "of a queue" if isinstance(key, QueueKey | PrefixedQueueKey) else f"of type {type(key).__name__}"
-        raise NotSerializable(f"JSON cannot express a key {kind}; `--format msgpack` can") from error
-
-
-def _msgpack_frame(portable: Portable, item: Item) -> bytes:
-    data = portable.pack(item)
-    if len(data) > LONGEST:
-        raise NotSerializable("it is larger than 4 GiB")
-    return len(data).to_bytes(LENGTH, "big") + data
+        return Json().encode(dict(zip(FIELDS, (key, value, expire_time, list(tags)), strict=True)))
+    except (NotSerializable, ValueEncodeError):
+        return Json().encode({PACKED: b64encode(portable.pack(item)).decode("ascii")})
 
 
 # -- import -----------------------------------------------------------------------------------------------------------
@@ -163,8 +144,7 @@ def import_(options: argparse.Namespace) -> int:
         if options.input is not None:
             file = stack.enter_context(open(options.input, "rb"))
         first = file.readline()
-        if first != MAGIC:
-            _refuse_other_file(first, options.input)  # before a cache is made for it
+        _refuse_other_file(first, options.input)  # before a cache is made for it
         cache = stack.enter_context(opened(options, options.directory))
         for key, value, expire_time, tags in _items(file, first, Portable(cache)):
             left = None if expire_time is None else expire_time - time.time()
@@ -185,37 +165,33 @@ def import_(options: argparse.Namespace) -> int:
 def _refuse_other_file(first: bytes, name: str | None) -> None:
     """Raise DecodeError for a first line that `export` did not write."""
     try:
-        _json_item(first)
+        if first:
+            _fields(first)
     except DecodeError as error:
         where = "the standard input" if name is None else repr(name)
         raise DecodeError(f"{where} is not what `export` writes; its first line: {error}") from error
 
 
 def _items(file: BinaryIO, first: bytes, portable: Portable) -> Iterator[Item]:
-    """Yield the entries of a file after its first line; raise DecodeError for one that is malformed."""
-    lines = itertools.chain([first], iter(file.readline, None))
-    for number in itertools.count(1):
-        read = partial(_msgpack_item, file, portable) if first == MAGIC else partial(_json_item, next(lines))
-        item = _checked(number, read)
-        if item is None:
-            return
-        yield item
+    """Yield the entries of a file whose first line was read; raise DecodeError for one that is malformed."""
+    for number, line in enumerate(itertools.chain([first] if first else [], file), 1):
+        try:
+            yield _item(_fields(line), portable)
+        except DecodeError as error:
+            before = "; those before it are stored" if number > 1 else ""
+            raise DecodeError(f"entry {number} of the file: {error}{before}") from error
 
 
-def _checked(number: int, read: Callable[[], Item | None]) -> Item | None:
-    try:
-        return read()
-    except DecodeError as error:
-        before = "; those before it are stored" if number > 1 else ""
-        raise DecodeError(f"entry {number} of the file: {error}{before}") from error
-
-
-def _json_item(line: bytes) -> Item | None:
-    if not line:
-        return None
+def _fields(line: bytes) -> dict[str, Any]:
     found = Json().decode(line)
-    if not isinstance(found, dict) or set(found) != set(FIELDS):
+    if not isinstance(found, dict) or set(found) not in (set(FIELDS), {PACKED}):
         raise DecodeError(f"expected an object with {', '.join(FIELDS)}")
+    return found
+
+
+def _item(found: dict[str, Any], portable: Portable) -> Item:
+    if PACKED in found:
+        return _unpacked(found[PACKED], portable)
     key, value, expire_time, tags = (found[name] for name in FIELDS)
     if isinstance(expire_time, bool) or not isinstance(expire_time, int | float | None):
         raise DecodeError(f"expire_time is {expire_time!r}, expected seconds since 1970 or null")
@@ -224,17 +200,12 @@ def _json_item(line: bytes) -> Item | None:
     return key, value, expire_time, tuple(tags)
 
 
-def _msgpack_item(file: BinaryIO, portable: Portable) -> Item | None:
-    head = file.read(LENGTH)
-    if not head:
-        return None
-    data = bytearray()
-    # In pieces: the length may claim more than there is, or than there is memory for.
-    while (left := int.from_bytes(head, "big") - len(data)) > 0 and (piece := file.read(min(left, PIECE))):
-        data += piece
-    if len(head) < LENGTH or left:
-        raise DecodeError("the file ends within it")
-    return portable.unpack(bytes(data))
+def _unpacked(text: Any, portable: Portable) -> Item:
+    try:
+        data = b64decode(text, validate=True)
+    except (TypeError, ValueError) as error:
+        raise DecodeError(f"{PACKED} is no text in base64: {error}") from error
+    return portable.unpack(data)
 
 
 # -- copy -------------------------------------------------------------------------------------------------------------

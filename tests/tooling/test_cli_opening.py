@@ -96,7 +96,7 @@ LOOKS = (
     ["get", "user:1"],
     ["sizes"],
     ["check"],
-    ["export", "--format", "msgpack", "--output", "/dev/null"],
+    ["export", "--output", "/dev/null"],
 )
 
 
