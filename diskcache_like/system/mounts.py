@@ -12,18 +12,6 @@ MOUNTS: Final = "/proc/self/mountinfo"
 DESCRIPTORS: Final = "/proc/self/fdinfo"
 
 _ESCAPE: Final = re.compile(rb"\\([0-7]{3})")  # of blanks and backslashes in the table of mounts
-_STATFS_SIZE: Final = 256  # bytes; more than any Linux writes
-_KINDS: Final = {
-    0x00C36400: "ceph",
-    0x01021997: "9p",
-    0x0BD00BD0: "lustre",
-    0x517B: "smb",
-    0x5346414F: "afs",
-    0x65735546: "fuse",
-    0x6969: "nfs",
-    0xFE534D42: "smb3",
-    0xFF534D42: "cifs",
-}
 
 
 class Mount(NamedTuple):
@@ -37,8 +25,7 @@ def mount_of(path: str) -> Mount | None:
     """Return the mount that a directory is on, or will be on once it is made.
 
     None for a disk of this machine, which one look tells, and if the system does not say. The kernel names the mount of
-    an open directory, so neither links nor mounts over mounts can mislead. Without `/proc`, statfs tells the kind of
-    the more usual network file systems.
+    an open directory, so neither links nor mounts over mounts can mislead.
     """
     try:
         descriptor = _open_nearest(path)
@@ -48,7 +35,7 @@ def mount_of(path: str) -> Mount | None:
     try:
         if os.major(os.fstat(descriptor).st_dev):  # a block device; all else has numbers of major 0
             return None
-        return _listed(descriptor) or _by_magic(descriptor, path)
+        return _listed(descriptor)
     finally:
         os.close(descriptor)
 
@@ -84,17 +71,3 @@ def _listed(descriptor: int) -> Mount | None:
 def _content(path: str) -> bytes:
     with open(path, "rb", buffering=0) as file:
         return file.read()
-
-
-def _by_magic(descriptor: int, path: str) -> Mount | None:
-    """Ask statfs, which Python lacks, for the number of a kind of file system."""
-    import ctypes  # slow to import, and hardly ever needed
-
-    found = ctypes.create_string_buffer(_STATFS_SIZE)
-    try:
-        failed = ctypes.CDLL(None).fstatfs(descriptor, found)
-    except (OSError, AttributeError) as error:  # such as a system whose C library has another name for it
-        reraise_signal(error)
-        return None
-    kind = None if failed else _KINDS.get(ctypes.c_ulong.from_buffer(found).value & 0xFFFFFFFF)
-    return None if kind is None else Mount(kind, path)

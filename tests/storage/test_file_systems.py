@@ -108,22 +108,10 @@ def test_the_option_is_checked(given: Any, tmp_path: Path) -> None:
         Cache(tmp_path / "cache", allow_filesystem=given)
 
 
-def test_without_a_table_of_mounts_the_number_of_the_file_system_tells(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(mounts, "MOUNTS", str(tmp_path / "nothing"))
+@pytest.mark.parametrize("missing", ["MOUNTS", "DESCRIPTORS"])
+def test_what_cannot_be_known_is_not_refused(missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "major", lambda _: 0)
-    assert mount_of(str(tmp_path)) is None
-    magic = int(subprocess.check_output(["stat", "--file-system", "--format=%t", tmp_path]), 16)
-    monkeypatch.setitem(mounts._KINDS, magic, "9p")
-    assert mount_of(str(tmp_path)) == Mount("9p", str(tmp_path))
-    with pytest.raises(DirectoryError, match="type 9p"):
-        Cache(tmp_path / "cache")
-
-
-def test_what_cannot_be_known_is_not_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "major", lambda _: 0)
-    monkeypatch.setattr(mounts, "DESCRIPTORS", str(tmp_path / "nothing"))
+    monkeypatch.setattr(mounts, missing, str(tmp_path / "nothing"))
     Cache(tmp_path / "cache").close()
     (tmp_path / "file").touch()
     assert mount_of(str(tmp_path / "file")) is None
