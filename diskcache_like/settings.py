@@ -9,34 +9,21 @@ from __future__ import annotations
 import math
 import pickle
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypedDict
+from typing import Any, Generic, Protocol, Self, TypedDict, TypeVar, overload
 
 from .errors import SettingError
-from .misuse import hint, place
+from .misuse import Spelled, hint, place
 from .policies import policy_named
 
-KIB, MIB = 1 << 10, 1 << 20
-MAX_SHARDS = 999
+T = TypeVar("T")
 
-DEFAULT_SETTINGS: dict[str, Any] = {
-    "statistics": 0,
-    "tag_index": 0,
-    "eviction_policy": "least-recently-stored",
-    "size_limit": 1 << 30,
-    "cull_limit": 10,
-    "durability": "system",
-    "hot_size_limit": 64 * MIB,
-    "write_buffer": 1 << 20,
-    "sqlite_auto_vacuum": 2,  # incremental; full makes deletes 2.7 times slower
-    "sqlite_cache_size": 1 << 13,  # pages of 2 KiB
-    "sqlite_journal_mode": "wal",
-    "sqlite_mmap_size": 0,  # memory-mapped reads turn a transient I/O error into a signal, and were no faster
-    "sqlite_synchronous": 1,
-    "compress_level": None,  # the compressor's own
-    "compress_min_size": 128,
-    "disk_min_file_size": 32 * KIB,
-    "disk_pickle_protocol": pickle.HIGHEST_PROTOCOL,
-}
+MAX_SHARDS = 999
+_NONE: Any = object()  # the default of a setting that only some caches have
+_AT_FIRST = "it is decided when the cache is made"
+OPTIONAL_SETTINGS = frozenset({"deque_maxlen"})  # stored only by the classes that need them
+HANDLE_ONLY = frozenset({"hot_size_limit"})  # never stored, because they concern this process's memory
+DURABILITY = {"process": 0, "system": 1, "power": 2}  # value of PRAGMA synchronous
+DURABILITY_NAMES = {number: name for name, number in DURABILITY.items()}
 
 
 class Settings(TypedDict, total=False):
@@ -61,12 +48,6 @@ class Settings(TypedDict, total=False):
     disk_pickle_protocol: int
     disk_compress_level: int  # of JSONDisk
     deque_maxlen: int | None
-
-
-OPTIONAL_SETTINGS = frozenset({"deque_maxlen"})  # stored only by the classes that need them
-HANDLE_ONLY = frozenset({"hot_size_limit"})  # never stored, because they concern this process's memory
-DURABILITY = {"process": 0, "system": 1, "power": 2}  # value of PRAGMA synchronous
-DURABILITY_NAMES = {number: name for name, number in DURABILITY.items()}
 
 
 def _integer(low: int, high: int) -> Callable[[str, object], int]:
@@ -103,33 +84,92 @@ def _level(name: str, value: object) -> int | None:
     return None if value is None else _integer(-64, 19)(name, value)
 
 
-_CHECKS: dict[str, Callable[[str, object], Any]] = {
-    "statistics": _integer(0, 1),
-    "tag_index": _integer(0, 1),
-    "eviction_policy": _policy,
-    "size_limit": _integer(0, 1 << 62),
-    "cull_limit": _integer(0, 1 << 31),
-    "durability": _choice(*DURABILITY),
-    "hot_size_limit": _integer(0, 1 << 50),
-    "write_buffer": _integer(0, 1 << 30),
-    "sqlite_auto_vacuum": _integer(0, 2),
-    "sqlite_cache_size": _integer(-(1 << 31), 1 << 31),
-    "sqlite_journal_mode": _choice("wal", "delete"),
-    "sqlite_mmap_size": _integer(0, 1 << 46),
-    "sqlite_synchronous": _integer(0, 2),
-    "compress_level": _level,
-    "compress_min_size": _integer(0, 1 << 30),
-    "disk_min_file_size": _integer(0, 1 << 40),
-    "disk_pickle_protocol": _integer(0, pickle.HIGHEST_PROTOCOL),
-    "deque_maxlen": _length,
-}
+def _disk_setting(name: str, value: object) -> object:
+    """Accept the plain values that an argument of a Disk subclass may have."""
+    plain = value is None or isinstance(value, bool | int | float | str)
+    if not plain or (isinstance(value, float) and math.isnan(value)):
+        raise SettingError(f"{name} is {value!r}, expected None, a number or a string")
+    return value
+
+
+class _Configured(Protocol):
+    @property
+    def _session(self) -> Any: ...
+
+    def reset(self, key: str, value: Any = ..., update: bool = ...) -> Any: ...
+
+
+class Setting(Generic[T]):
+    """A setting with its default and its check; as an attribute of a cache it is what is in force in that handle.
+
+    To assign it is `reset` with `update=False`. `fixed`: why it cannot be assigned.
+    """
+
+    def __init__(self, check: Callable[[str, object], Any], default: Any = _NONE, fixed: str = "") -> None:
+        self.check, self.default, self._fixed = check, default, fixed
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    @overload
+    def __get__(self, cache: None, owner: type) -> Self: ...
+    @overload
+    def __get__(self, cache: _Configured, owner: type) -> T: ...
+    def __get__(self, cache: _Configured | None, owner: type) -> Self | T:
+        if cache is None:
+            return self
+        try:
+            value: T = cache._session.settings[self._name]
+        except KeyError:  # one that only some caches have
+            raise AttributeError(f"{cache!r} has no setting {self._name!r}", name=self._name, obj=cache) from None
+        return value
+
+    def __set__(self, cache: _Configured, value: T) -> None:
+        if self._fixed:
+            raise SettingError(f"{self._name} of {cache!r} cannot be assigned: {self._fixed}")
+        cache.reset(self._name, value, update=False)
+
+
+class SettingsInForce(Spelled):
+    """The settings in force in a handle, which are read and assigned as its attributes.
+
+    An assigned setting is checked, takes effect in this handle at once, and lasts as long as the handle; only `reset`
+    stores one. Raises SettingError for a value that the setting cannot have, and for a setting that decides how a
+    cache is made. Waits for the write lock without limit.
+    """
+
+    statistics = Setting[int](_integer(0, 1), 0)
+    tag_index = Setting[int](_integer(0, 1), 0, "call create_tag_index() or drop_tag_index()")
+    eviction_policy = Setting[str](_policy, "least-recently-stored")
+    size_limit = Setting[int](_integer(0, 1 << 62), 1 << 30)
+    cull_limit = Setting[int](_integer(0, 1 << 31), 10)
+    durability = Setting[str](_choice(*DURABILITY), "system")
+    hot_size_limit = Setting[int](_integer(0, 1 << 50), 64 << 20)
+    write_buffer = Setting[int](_integer(0, 1 << 30), 1 << 20)
+    # Incremental; full makes deletes 2.7 times slower.
+    sqlite_auto_vacuum = Setting[int](_integer(0, 2), 2, _AT_FIRST)
+    sqlite_cache_size = Setting[int](_integer(-(1 << 31), 1 << 31), 1 << 13)  # pages of 2 KiB
+    sqlite_journal_mode = Setting[str](_choice("wal", "delete"), "wal", _AT_FIRST)
+    # Memory-mapped reads turn a transient I/O error into a signal, and were no faster.
+    sqlite_mmap_size = Setting[int](_integer(0, 1 << 46), 0)
+    sqlite_synchronous = Setting[int](_integer(0, 2), 1)
+    compress_level = Setting[int | None](_level, None)  # the compressor's own
+    compress_min_size = Setting[int](_integer(0, 1 << 30), 128)
+    disk_min_file_size = Setting[int](_integer(0, 1 << 40), 32 << 10)
+    disk_pickle_protocol = Setting[int](_integer(0, pickle.HIGHEST_PROTOCOL), pickle.HIGHEST_PROTOCOL)
+    disk_compress_level = Setting[int](_disk_setting)  # of JSONDisk
+    deque_maxlen = Setting[int | None](_length, fixed="assign the maxlen of the Deque, which drops what is too much")
+
+
+_SETTINGS = {name: each for name, each in vars(SettingsInForce).items() if isinstance(each, Setting)}
+DEFAULT_SETTINGS: dict[str, Any] = {name: each.default for name, each in _SETTINGS.items() if each.default is not _NONE}
+SettingsInForce._ASSIGNED = dict.fromkeys(DEFAULT_SETTINGS, "did you mean the setting {name!r}?")
 
 
 def checked(name: str, value: object) -> Any:
     """Return the setting's value in its stored form, or raise a SettingError that says what was expected."""
-    check = _CHECKS.get(name)
-    if check is not None:
-        return check(name, value)
+    if name in _SETTINGS:
+        return _SETTINGS[name].check(name, value)
     if name.startswith("disk_"):
         return _disk_setting(name, value)
     raise SettingError(unknown(name))
@@ -137,22 +177,14 @@ def checked(name: str, value: object) -> Any:
 
 def is_setting(name: object) -> bool:
     """Tell whether there is a setting of this name; one of a Disk may have any name that begins with ``disk_``."""
-    return isinstance(name, str) and (name in _CHECKS or name.startswith("disk_"))
+    return isinstance(name, str) and (name in _SETTINGS or name.startswith("disk_"))
 
 
 def unknown(name: object, others: Iterable[str] = ()) -> str:
     """Say that no setting is called `name`, nor any of the `others` that are accepted; name the nearest, and all."""
-    names = [*others, *_CHECKS]
+    names = [*others, *_SETTINGS]
     belongs = f": {where};" if (where := place(name)) else hint(name, ["directory", "timeout", *names]) or ","
     return f"unknown setting {name!r}{belongs} expected one of {', '.join(names)} or, for arguments of the disk, disk_*"
-
-
-def _disk_setting(name: str, value: object) -> object:
-    """Accept the plain values that an argument of a Disk subclass may have."""
-    plain = value is None or isinstance(value, bool | int | float | str)
-    if not plain or (isinstance(value, float) and math.isnan(value)):
-        raise SettingError(f"{name} is {value!r}, expected None, a number or a string")
-    return value
 
 
 def checked_all(settings: Mapping[str, object]) -> dict[str, Any]:

@@ -7,7 +7,7 @@
 - `administration`: operations on a cache as a whole: clear, evict, check, stats, reset, rotate
 - `inspection`: what the command line tells of a cache and no operation does
 - `portable`: entries as bytes that another cache can take
-- `settings_in_force`: settings as attributes; `views`: keys, values and items
+- `views`: keys, values and items
 - `faces`: how operations become awaited ones; `awaited`: the door to the classes that have them
 - `parts`: what the operations work with
 """

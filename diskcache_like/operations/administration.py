@@ -11,10 +11,9 @@ from ..entries import rotation
 from ..entries.loading import ENOVAL
 from ..errors import ExpiryError, SettingError
 from ..policies import policy_named
-from ..settings import HANDLE_ONLY, checked, checked_all, is_setting, unknown
+from ..settings import HANDLE_ONLY, SettingsInForce, checked, checked_all, is_setting, unknown
 from ..storage.check import check_whole
 from ..storage.shards import new_disk
-from .settings_in_force import SettingsInForce
 from .tagging import Tagging
 
 MOMENTS = 1e300  # seconds; a moment farther away is a mistake

@@ -23,7 +23,7 @@ from diskcache_like.coherence.generations import Header
 from diskcache_like.entries.atomic_key import AtomicKey
 from diskcache_like.operations import computing, rules
 from diskcache_like.operations.flights import Flight
-from diskcache_like.operations.settings_in_force import SettingsInForce
+from diskcache_like.settings import SettingsInForce
 from diskcache_like.storage.opening.mutex import mutex
 from diskcache_like.storage.store import Store
 from diskcache_like.system import threads

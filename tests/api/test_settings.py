@@ -31,8 +31,7 @@ from diskcache_like import (
     SettingError,
 )
 from diskcache_like.entries.options import Arguments, Options
-from diskcache_like.operations.settings_in_force import InForce, SettingsInForce
-from diskcache_like.settings import Settings
+from diskcache_like.settings import Setting, Settings, SettingsInForce
 
 from ..support.cache_kinds import NEEDS_CIPHER, SECRET, Clock, Kind, Opener, few, one, only
 
@@ -616,7 +615,7 @@ def test_a_setting_is_what_the_transaction_round_one_that_was_rolled_back_made_i
 
 def test_every_setting_is_an_attribute() -> None:
     """An assignment to anything else would be ignored."""
-    assert {name for name in DEFAULT_SETTINGS if not isinstance(vars(SettingsInForce).get(name), InForce)} == set()
+    assert {name for name in DEFAULT_SETTINGS if not isinstance(vars(SettingsInForce).get(name), Setting)} == set()
 
 
 def test_the_write_buffer_can_be_switched_off_and_on_by_an_assignment(tmp_path: Path) -> None:
