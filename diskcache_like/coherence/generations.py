@@ -84,9 +84,6 @@ class Header:
     # Several processes may write this word and MODULUS without a lock: they have all verified the same database, so
     # they write the same values.
     FINGERPRINT: Final = 11
-    # Changes with every change to the compression dictionaries. Write lock. Readers compare it before they compress;
-    # one that looked just before the change uses an older dictionary, which is kept for that case.
-    DICTIONARY: Final = 9
     # Changes before and after every change of the keyring; 0 where nothing is encrypted. Write lock, except the first
     # time. Whoever seals compares it under that lock. It is here rather than in the database because a look costs
     # nothing here.
