@@ -90,10 +90,10 @@ bench-overview: $(PEERS)  ## draw the one picture: get, set, delete beside four 
 	$(BIN)/python -m benchmarks.overview $(ARGS)
 
 bench-async: $(PEERS)  ## measure awaited calls beside other caches for asyncio, in 2 minutes (ARGS="--docs docs/benchmarks.md")
-	$(BIN)/python -m benchmarks.awaited $(ARGS)
+	$(BIN)/python -m benchmarks.part awaited $(ARGS)
 
 bench-machines: $(PEERS)  ## measure two machines that share a Redis server beside its other clients (ARGS="--docs docs/benchmarks.md")
-	$(BIN)/python -m benchmarks.machines $(ARGS)
+	$(BIN)/python -m benchmarks.part machines $(ARGS)
 
 bench-django: $(PEERS)  ## serve a Django page under gunicorn from four caches, in 3 minutes (ARGS="--docs README.md")
 	$(BIN)/python -m benchmarks.django_page $(ARGS)
@@ -153,7 +153,7 @@ $(DEV): $(SOURCES) | $(BIN)/python
 	@touch $(RUN) $@
 
 # What cannot be installed is named and left out; CI then fails for want of a server, and says so.
-$(PEERS): benchmarks/install.py | $(DEV)
+$(PEERS): benchmarks/peers/install.py | $(DEV)
 	@echo "installing the stores that the benchmarks and their tests compare with"
-	@$(BIN)/python -m benchmarks.install
+	@$(BIN)/python -m benchmarks.peers.install
 	@touch $@

@@ -1,7 +1,6 @@
-"""Benchmarks of diskcache_like against its peers; nothing here is imported by the package.
+"""Benchmarks of diskcache_like and its peers; the package itself imports nothing from here.
 
-Subjects say what is measured, workloads with what, measure how; each section module answers one question, budgets
-hold the answers that the design promises, and report prints them. `python -m benchmarks.quick` runs them all,
-`benchmarks.objectives` fails if a budget is missed, and `benchmarks.compare` measures two revisions of the package
-against each other.
+`peers` opens other stores behind a few methods, `workloads` holds what is called and how it is measured, each workload
+once, and `report` makes tables, plots and parts of pages of what was found. `budgets` is what the design promises. The
+modules beside them are the commands.
 """

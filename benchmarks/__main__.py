@@ -1,6 +1,6 @@
 """Measure percentiles against Memcached, Redis and every peer that is installed, and plot them: `python -m benchmarks`.
 
-Unless scenarios or subjects are chosen, the tables of `benchmarks.awaited` and `benchmarks.machines` come last.
+Unless scenarios or subjects are chosen, the tables of the parts `awaited` and `machines` come last.
 
 Exit status: 0 good; 2 the command line is wrong; 3 one of our own subjects failed or gave wrong values; 130
 interrupted. What another subject failed with is printed below its tables and is no failure of the run.
@@ -9,65 +9,63 @@ interrupted. What another subject failed with is printed below its tables and is
 from __future__ import annotations
 
 import argparse
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 
-from benchmarks import awaited, catalogue, machines
-from benchmarks.command import FAILED, GOOD, explained, positive, progress, refuse_lost, run_as_command, seconds
-from benchmarks.harness import Amounts, Harness, steps_of
+from benchmarks.command import FAILED, GOOD, add_amounts, follow, parser, progress, run_as_command
 from benchmarks.measure import awake, measure_costs
-from benchmarks.page import belongs
-from benchmarks.plots import draw
-from benchmarks.record import Record
-from benchmarks.report import machine_facts
-from benchmarks.scenarios import SCENARIOS
-from benchmarks.subjects import OURS, BenchmarkError, named
-from benchmarks.tables import machine_text, scenario_tables
+from benchmarks.part import PARTS, measured
+from benchmarks.peers.catalogue import SUBJECTS
+from benchmarks.peers.spec import OURS, BenchmarkError, named
+from benchmarks.report.machine import machine_facts
+from benchmarks.report.plots import draw
+from benchmarks.report.record import Record
+from benchmarks.report.results import belongs
+from benchmarks.report.tables import machine_text, scenario_tables
+from benchmarks.workloads.harness import Amounts, Harness, steps_of
+from benchmarks.workloads.scenarios import SCENARIOS
 from benchmarks.workspace import workspace
 
-NUMBERS = {
+AMOUNTS = {
     "repeats": "repetitions of each trial",
     "operations": "most calls of a process in a pass",
     "processes": "most processes at once",
     "largest": "most entries of the growth scenario; 10_000_000 takes minutes and gigabytes more",
+    "seconds": "most seconds of a pass",
 }
 
 
-def parser() -> argparse.ArgumentParser:
+def options() -> argparse.ArgumentParser:
     """Describe the command line."""
-    made = argparse.ArgumentParser("python -m benchmarks", description=(__doc__ or "").partition("\n")[0])
+    made = parser("benchmarks", __doc__, "directory", "out")
     add = made.add_argument
     add("--scenario", metavar="NAME", action="append", help="measure only this scenario (may be repeated)")
     add("--subject", metavar="NAME", action="append", help="measure only this subject (may be repeated)")
     add("--list", action="store_true", help="list scenarios and subjects, and measure nothing")
-    for name, meaning in NUMBERS.items():
-        add(f"--{name}", type=positive, default=getattr(Amounts(), name), help=f"{meaning} (%(default)s)")
-    add("--seconds", type=seconds, default=Amounts().seconds, help="most seconds of a pass (%(default)s)")
-    add("--directory", type=Path, default=Path(tempfile.gettempdir()), help="where stores are made (%(default)s)")
-    add("--out", type=Path, default=Path("build/benchmarks"), help="where record and plots go (%(default)s)")
+    add_amounts(made, Amounts(), AMOUNTS)
     return made
 
 
 def listing() -> str:
     """Say what can be asked for."""
     scenarios = [f"  {name:<12} {one.facts.title}. {one.facts.question}" for name, one in SCENARIOS.items()]
-    subjects = [f"  {name:<20} {one.label}" for name, one in catalogue.SUBJECTS.items()]
+    subjects = [f"  {name:<20} {one.label}" for name, one in SUBJECTS.items()]
     return "\n".join(["scenarios", *scenarios, "", "subjects", *subjects])
 
 
 def measure(asked: argparse.Namespace) -> int:
     """Run what the command line asks for; what was measured is kept also if the run is interrupted."""
+    if asked.list:
+        print(listing())
+        return GOOD
+    amounts = Amounts(**{name: getattr(asked, name) for name in AMOUNTS})
     scenarios = named("scenario", asked.scenario or SCENARIOS, SCENARIOS)
-    subjects = named("subject", asked.subject or catalogue.SUBJECTS, catalogue.SUBJECTS)
+    subjects = named("subject", asked.subject or SUBJECTS, SUBJECTS)
     for name, scenario in scenarios.items() if asked.scenario else ():
-        steps = steps_of(scenario, Amounts(processes=asked.processes, largest=asked.largest))
-        there = dict.fromkeys(each for step in steps for each in scenario.subjects_at(step))
+        there = dict.fromkeys(each for step in steps_of(scenario, amounts) for each in scenario.subjects_at(step))
         if not subjects.keys() & there.keys():
             raise BenchmarkError(f"none of the chosen subjects is measured in {name!r}. It has: {', '.join(there)}")
-    amounts = Amounts(**{name: getattr(asked, name) for name in Amounts.__dataclass_fields__})
     asked.out.mkdir(parents=True, exist_ok=True)
     path = asked.out / "record.json"
     with workspace(asked.directory) as space, awake(), progress({"bench": 1}) as show:
@@ -85,8 +83,8 @@ def measure(asked: argparse.Namespace) -> int:
                     print(table.text(), flush=True)
         finally:
             record.save(path)
-        parts = () if asked.scenario or asked.subject else (awaited, machines)
-        problems = [problem for part in parts for problem in part.PART.measured(space, costs).problems]
+        parts = () if asked.scenario or asked.subject else PARTS
+        problems = [problem for part in parts for problem in measured(part, space, costs).problems]
     drawn = draw(record, asked.out, chosen=partial(belongs, record))
     print(f"{len(drawn)} plots drawn beside {path}; all of them: python -m benchmarks.render {path}")
     return judged(record, problems)
@@ -94,7 +92,7 @@ def measure(asked: argparse.Namespace) -> int:
 
 def judged(record: Record, problems: Sequence[str] = ()) -> int:
     """Return the exit status: our own subjects may neither fail nor answer wrongly, nor a part have `problems`."""
-    ours = {name for name in record.subjects if catalogue.SUBJECTS[name].spec.module == OURS.module}
+    ours = {name for name in record.subjects if SUBJECTS[name].spec.module == OURS.module}
     failed = (one for one in record.absences if one.failed and one.subject in ours)
     bad = [*problems, *(f"{one.scenario}, {one.subject}: {one.reason}" for one in failed)]
     for trial in record.trials:
@@ -108,13 +106,7 @@ def judged(record: Record, problems: Sequence[str] = ()) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, and explain what prevents it."""
-    made = parser()
-    asked = made.parse_args(arguments)
-    if asked.list:
-        print(listing())
-        return GOOD
-    refuse_lost(made, asked.directory)
-    return explained(made, lambda: measure(asked), BenchmarkError)
+    return follow(options(), arguments, measure, BenchmarkError)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,13 @@
-"""What the design promises: the rows of its table of budgets, and two ways to judge what was measured.
+"""What the design promises: the rows of its table of budgets, and how what was measured is judged.
 
-`judge` goes by the median alone, for a look. `assess` goes by the interval that the true median lies in, for a check
-that must not fail by chance.
+A row is met or missed only if the whole interval that the true median lies in says so, so that none fails by chance.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks.intervals import median_interval
@@ -45,7 +44,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one row came to; `low` to `high` is the range of the repetitions, or with a coverage their interval."""
+    """What one row came to; `low` to `high` is the interval of the median, with its coverage."""
 
     budget: Budget
     value: float | None
@@ -113,23 +112,14 @@ BUDGETS = (
 )
 
 
-def judge(measured: Mapping[str, Sequence[float]], budgets: Sequence[Budget] = BUDGETS) -> list[Outcome]:
-    """Return the outcome of every row: the median of its repetitions against `must` and `aim`."""
-    return [_outcome(budget, measured.get(budget.key, ())) for budget in budgets]
-
-
-def _outcome(budget: Budget, values: Sequence[float]) -> Outcome:
-    if not values:
-        return Outcome(budget, None, None, None, UNMEASURED)
-    value = statistics.median(values)
-    met = MUST if budget.keeps(value, budget.must) else MISSED
-    verdict = AIM if budget.keeps(value, budget.aim) else met
-    return Outcome(budget, value, min(values), max(values), verdict)
-
-
 def assess(measured: Mapping[str, Sequence[float]], budgets: Sequence[Budget] = BUDGETS) -> list[Outcome]:
-    """Return the outcome of every row: the confidence interval of its median against `must` and `aim`."""
+    """Return the outcome of every row."""
     return [_assessment(budget, measured.get(budget.key, ())) for budget in budgets]
+
+
+def of_sections(names: Collection[str]) -> list[Budget]:
+    """Return the rows that some sections measure."""
+    return [budget for budget in BUDGETS if budget.section in names]
 
 
 def _assessment(budget: Budget, values: Sequence[float]) -> Outcome:

@@ -1,19 +1,30 @@
-"""What the commands of the benchmarks share: numbers, a progress bar, and an end by signal that tidies up."""
+"""What the commands of the benchmarks share: options, a progress bar, and an end by signal that tidies up."""
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import json
 import signal
 import sys
-from collections.abc import Callable, Collection, Iterator
+import tempfile
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from benchmarks.subjects import BenchmarkError
+from benchmarks import page
+from benchmarks.peers.spec import BenchmarkError
 
-GOOD, UNUSABLE, FAILED, INTERRUPTED = 0, 2, 3, 130
+GOOD, MISSED_ONE, UNUSABLE, FAILED, INTERRUPTED = 0, 1, 2, 3, 130
+PLACES = {
+    "directory": ("DIRECTORY", "where stores are made (%(default)s)", Path(tempfile.gettempdir())),
+    "out": ("DIRECTORY", "where records and pictures go (%(default)s)", Path("build/benchmarks")),
+    "json": ("FILE", "write everything that was measured to FILE", None),
+    "report": ("FILE", "write the report to FILE as Markdown", None),
+    "docs": ("PAGE.md", "put what was found into the marked places of this page", None),
+}
+WRITTEN = ("json", "report")  # files, whose directory must be there
 
 
 def positive(text: str) -> int:
@@ -33,6 +44,70 @@ def seconds(text: str) -> float:
     if not 0 < number < 1e6:
         raise argparse.ArgumentTypeError(f"expected a positive number of seconds, not {text!r}")
     return number
+
+
+def parser(name: str, about: str | None, *places: str) -> argparse.ArgumentParser:
+    """Return the parser of `python -m NAME`, described by its module's docstring, with some of `PLACES`."""
+    first = (about or "").partition("\n")[0].partition(": `")[0]
+    made = argparse.ArgumentParser(f"python -m {name}", description=first)
+    for place in places:
+        shown, meaning, default = PLACES[place]
+        made.add_argument(f"--{place}", type=Path, metavar=shown, default=default, help=meaning)
+    return made
+
+
+def add_amounts(made: argparse.ArgumentParser, amounts: object, meanings: Mapping[str, str]) -> None:
+    """Add an option for each of some fields of a dataclass, whose values are the defaults."""
+    for name, meaning in meanings.items():
+        usual = getattr(amounts, name)
+        kind = seconds if isinstance(usual, float) else positive
+        made.add_argument(f"--{name}", type=kind, default=usual, help=f"{meaning} (%(default)s)")
+
+
+def add_only(made: argparse.ArgumentParser, what: str, names: Collection[str]) -> None:
+    """Let a command run some of its parts only."""
+    made.add_argument(
+        "--only",
+        metavar=what.upper(),
+        choices=list(names),
+        action="append",
+        help=f"only this {what} (may be repeated): {', '.join(names)}",
+    )
+
+
+def follow(
+    made: argparse.ArgumentParser,
+    arguments: Sequence[str] | None,
+    work: Callable[[argparse.Namespace], int],
+    unusable: type[BenchmarkError],
+    *marks: str,
+) -> int:
+    """Read the command line, do the work and return the exit status, having said in one line what prevented it.
+
+    What would be lost for want of a directory, or of one of the `marks` in a page, is refused before anything is
+    measured. `unusable`: errors that are about what was asked for; others mean that a measurement failed.
+    """
+    asked = made.parse_args(arguments)
+    program = made.prog.removeprefix("python -m ")
+    files = [path.parent for name in WRITTEN if (path := getattr(asked, name, None))]
+    for needed in (getattr(asked, "directory", Path()), *files):
+        if not needed.is_dir():
+            made.error(f"no such directory: {needed}")
+    try:
+        if getattr(asked, "docs", None):
+            for mark in marks:
+                page.marked(asked.docs, mark)
+    except BenchmarkError as error:
+        print(f"{program}: {error}", file=sys.stderr)
+        return UNUSABLE
+    try:
+        return work(asked)
+    except BenchmarkError as error:
+        print(f"{program}: {error}", file=sys.stderr)
+        return UNUSABLE if isinstance(error, unusable) else FAILED
+    except KeyboardInterrupt:
+        print(f"{program}: interrupted", file=sys.stderr)
+        return INTERRUPTED
 
 
 @contextmanager
@@ -59,38 +134,14 @@ def progress(weights: dict[str, int]) -> Iterator[Callable[[str], Callable[[str,
         yield show
 
 
-def explained(parser: argparse.ArgumentParser, work: Callable[[], int], unusable: type[BenchmarkError]) -> int:
-    """Run a command and return its exit status, having said in one line what prevented it or that it was interrupted.
-
-    `unusable`: errors that are about what was asked for; others mean that a measurement failed.
-    """
-    program = parser.prog.removeprefix("python -m ")
-    try:
-        return work()
-    except BenchmarkError as error:
-        print(f"{program}: {error}", file=sys.stderr)
-        return UNUSABLE if isinstance(error, unusable) else FAILED
-    except KeyboardInterrupt:
-        print(f"{program}: interrupted", file=sys.stderr)
-        return INTERRUPTED
+def print_facts(facts: Mapping[str, str]) -> None:
+    """Print what is known about the machine and the run."""
+    print(*(f"{name}: {fact}" for name, fact in facts.items()), "", sep="\n", flush=True)
 
 
-def add_only(parser: argparse.ArgumentParser, what: str, names: Collection[str]) -> None:
-    """Let a command run some of its parts only."""
-    parser.add_argument(
-        "--only",
-        metavar=what.upper(),
-        choices=list(names),
-        action="append",
-        help=f"only this {what} (may be repeated): {', '.join(names)}",
-    )
-
-
-def refuse_lost(parser: argparse.ArgumentParser, directory: Path, *files: Path | None) -> None:
-    """End with an error now, rather than after minutes, if a directory that is to be written to is not there."""
-    for needed in (directory, *(path.parent for path in files if path)):
-        if not needed.is_dir():
-            parser.error(f"no such directory: {needed}")
+def write_json(path: Path, everything: Mapping[str, Any]) -> None:
+    """Write what was measured."""
+    path.write_text(json.dumps(everything, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def _stop(*_: object) -> None:

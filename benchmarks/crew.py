@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any, Literal, Self, TypeVar
 
-from benchmarks.subjects import BenchmarkError
+from benchmarks.peers.spec import BenchmarkError
 from benchmarks.workspace import signals_held
 
 Argument = TypeVar("Argument")
@@ -61,37 +61,31 @@ class Crew:
     def __init__(self, size: int, method: Literal["spawn", "fork"] = "spawn") -> None:
         self._context: Any = multiprocessing.get_context(method)
         self._size = size
-        self._processes: list[BaseProcess] = []
-        self._pipes: list[Connection] = []
+        self._workers: list[tuple[BaseProcess, Connection]] = []
 
     def __enter__(self) -> Self:
         try:
             # Workers inherit the blocked signals: Ctrl-C is for the parent alone, which then ends them.
             with signals_held():
                 for _ in range(self._size):
-                    self._hire()
+                    ours, theirs = self._context.Pipe()
+                    process = self._context.Process(target=_work, args=(theirs, os.getpid()), daemon=True)
+                    process.start()
+                    theirs.close()
+                    self._workers.append((process, ours))
         except BaseException:
             self.__exit__()
             raise
         return self
 
-    def __exit__(self, *_: object) -> None:
-        for pipe in self._pipes:
+    def __exit__(self, *exception: object) -> None:
+        for _, pipe in self._workers:
             pipe.close()
-        for process in self._processes:
+        for process, _ in self._workers:
             process.kill()
             process.join(PATIENCE)
             if process.exitcode is not None:
                 process.close()
-
-    def _hire(self) -> None:
-        """Start one worker."""
-        ours, theirs = self._context.Pipe()
-        process: BaseProcess = self._context.Process(target=_work, args=(theirs, os.getpid()), daemon=True)
-        process.start()
-        theirs.close()
-        self._processes.append(process)
-        self._pipes.append(ours)
 
     def run(
         self, job: Callable[[Gate, Argument], Result], arguments: Sequence[Argument], patience: float | None = None
@@ -101,19 +95,23 @@ class Crew:
         Raise a worker's BenchmarkError as it is, and WorkerError if a worker fails otherwise or dies, or if none has
         had anything to say for `patience` seconds.
         """
-        for pipe, argument in zip(self._pipes, arguments, strict=True):
+        pipes = [pipe for _, pipe in self._workers]
+        for pipe, argument in zip(pipes, arguments, strict=True):
             pipe.send((job, argument))
         told: dict[int, tuple[str, Any]] = {}
         while busy := [number for number in range(self._size) if number not in told or told[number][0] == WAITING]:
             listening = [number for number in busy if number not in told]
             if listening:
-                ready = connection.wait([self._pipes[number] for number in listening], patience)
+                ready = connection.wait([pipes[number] for number in listening], patience)
                 if not ready:
                     raise WorkerError(f"no worker has answered for {patience:.0f} s")
-                told |= {number: self._hear(number) for number in listening if self._pipes[number] in ready}
-            else:
-                self._open(busy, len(busy) == self._size)
-                told = {number: word for number, word in told.items() if number not in busy}
+                told |= {number: self._hear(number) for number in listening if pipes[number] in ready}
+                continue
+            # They go on together, or give up if some have ended without coming to the gate.
+            start = time.perf_counter_ns() + NOTICE if len(busy) == self._size else None
+            for number in busy:
+                pipes[number].send(start)
+                del told[number]
         failures = [answer for word, answer in told.values() if word == FAILED and answer]
         if failures:
             raise failures[0] if isinstance(failures[0], BenchmarkError) else WorkerError(failures[0])
@@ -121,24 +119,22 @@ class Crew:
 
     def _hear(self, number: int) -> tuple[str, Any]:
         """Receive what one worker has to say; one that died has failed."""
+        process, pipe = self._workers[number]
         try:
-            word, answer = self._pipes[number].recv()
+            word, answer = pipe.recv()
         except (EOFError, ConnectionError):
-            self._processes[number].join(PATIENCE)
-            return FAILED, f"worker {number} died with exit code {self._processes[number].exitcode}"
+            process.join(PATIENCE)
+            return FAILED, f"worker {number} died with exit code {process.exitcode}"
         return str(word), answer
-
-    def _open(self, waiting: Sequence[int], complete: bool) -> None:
-        """Let the waiting workers go on together, or give up if some have ended without coming to the gate."""
-        start = time.perf_counter_ns() + NOTICE if complete else None
-        for number in waiting:
-            self._pipes[number].send(start)
 
 
 def _work(pipe: Connection, parent: int) -> None:
     """Do jobs until the pipe closes."""
     signal.pthread_sigmask(signal.SIG_SETMASK, {signal.SIGINT})
-    _die_with(parent)
+    if sys.platform == "linux":  # this process ends with its parent, which may be killed without a chance to say so
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
     while True:
         try:
             job, argument = pipe.recv()
@@ -154,11 +150,3 @@ def _work(pipe: Connection, parent: int) -> None:
         except Exception:
             answer = (FAILED, traceback.format_exc())
         pipe.send(answer)
-
-
-def _die_with(parent: int) -> None:
-    """Ask the kernel to end this process with its parent, which may be killed without a chance to say so."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)

@@ -6,6 +6,7 @@ Django's CACHES.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from typing import Any
@@ -39,6 +40,14 @@ def configure(cache: dict[str, Any]) -> None:
     django.setup()
 
 
+@functools.cache
+def template() -> Any:
+    """Return the page's template, compiled once in each process."""
+    from django.template import engines
+
+    return engines["django"].from_string(TEMPLATE)
+
+
 def page(request: Any) -> Any:
     """Answer with the page; it counts the visits of the session, and those of everybody."""
     from django.core.cache import cache
@@ -52,20 +61,9 @@ def page(request: Any) -> Any:
         "visits": visits,
         "counter": cache.incr("counter"),
     }
-    return HttpResponse(_template().render(words))
+    return HttpResponse(template().render(words))
 
 
-def _template() -> Any:
-    """Return the page's template, compiled once in each process."""
-    from django.template import engines
-
-    global _compiled
-    if _compiled is None:
-        _compiled = engines["django"].from_string(TEMPLATE)
-    return _compiled
-
-
-_compiled: Any = None
 urlpatterns: list[Any] = []
 application: Any = None
 

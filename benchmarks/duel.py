@@ -9,20 +9,20 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.crew import Gate
-from benchmarks.measure import clock
-from benchmarks.subjects import OURS, BenchmarkError, Subject, feature, load_items
-from benchmarks.workloads import SEED, items_of, keys_of, value_of
+from benchmarks.measure import clock, time_once
+from benchmarks.peers.spec import OURS, BenchmarkError, load_items
+from benchmarks.workloads.values import SEED, items_of, keys_of, names, value_of
 
 ENTRIES = 1_000
 HOT_KEYS = 100
 BATCH = 100
-COUNTER = "counter"
 
 
 @dataclass(frozen=True)
@@ -44,71 +44,78 @@ class Block:
 
 
 class Bench:
-    """The caches of one worker, and the times of blocks of calls on them, in nanoseconds."""
+    """The caches of one worker; its methods return the nanoseconds of `count` calls of one kind."""
 
     def __init__(self, side: Side) -> None:
         self.side = side
         self.keys = keys_of(ENTRIES)
-        self.hot = OURS.open(side.caches / "hot")
-        self._cold: Subject | None = None
-        self._memoized: Callable[[int], int] | None = None
-        self._is_listed = False
+        self.hot: Any = OURS.open(side.caches / "hot")
 
-    @property
-    def cold(self) -> Subject:
+    @cached_property
+    def cold(self) -> Any:
         """Return a cache without hot layer, opened when it is needed first."""
-        if self._cold is None:
-            self._cold = OURS.having(hot_size_limit=0).open(self.side.caches / "cold")
-            load_items(self._cold, items_of(self.keys))
-        return self._cold
+        made = OURS.having(hot_size_limit=0).open(self.side.caches / "cold")
+        load_items(made, items_of(self.keys))
+        return made
 
-    def hot_get(self, draw: random.Random, count: int) -> int:
-        keys = draw.sample(self.keys, HOT_KEYS)
-        time_each(self.hot.get, keys)
-        return time_each(self.hot.get, (keys * -(-count // HOT_KEYS))[:count])
+    @cached_property
+    def memoized(self) -> Callable[[int], int]:
+        made: Callable[[int], int] = self.hot.memoize()(square)
+        return made
 
-    def cold_get(self, draw: random.Random, count: int) -> int:
-        return time_each(self.cold.get, draw.choices(self.keys, k=count))
+    @cached_property
+    def listed(self) -> Callable[..., Any]:
+        """Return `keys`, a tag of a hundred entries being there, and ten times as many entries with another one."""
+        for number, key in enumerate(keys_of(10 * HOT_KEYS, "listed")):
+            self.hot.set(key, value_of(key), tags=["large"] if number % 10 else ["large", "small"])
+        keys: Callable[..., Any] = self.hot.keys
+        return keys
 
-    def set_new(self, draw: random.Random, count: int) -> int:
+    def warm(self, function: Callable[[Any], Any], arguments: Sequence[Any], count: int) -> int:
+        """Call with each argument once, untimed, then with all of them again and again."""
+        time_each(function, arguments)
+        return time_each(function, (list(arguments) * -(-count // len(arguments)))[:count])
+
+    def put(self, draw: random.Random, count: int) -> int:
+        """Overwrite random entries."""
+        return time_pairs(self.hot.set, draw.choices(self.keys, k=count), count)
+
+    def put_with(self, draw: random.Random, count: int, **options: Any) -> int:
+        """Overwrite random ones of few entries that have the same options."""
+        keys, put = keys_of(HOT_KEYS, f"with {' '.join(options)}"), partial(self.hot.set, **options)
+        time_pairs(put, keys)
+        return time_pairs(put, draw.choices(keys, k=count), count)
+
+    def put_new(self, put: Callable[[Any, Any], Any], count: int) -> int:
+        """Store new entries, and remove them, in one transaction where there are any."""
         keys = keys_of(count, "new")
-        elapsed = time_pairs(self.hot.set, [(key, value_of(key)) for key in keys])
-        self._remove(keys)
+        elapsed = time_pairs(put, keys)
+        self.remove(keys)
         return elapsed
 
-    def set(self, draw: random.Random, count: int) -> int:
-        return time_pairs(self.hot.set, [(key, value_of(key, count)) for key in draw.choices(self.keys, k=count)])
+    def remove(self, keys: Sequence[str]) -> None:
+        with getattr(self.hot, "transact", nullcontext)():
+            time_each(self.hot.delete, keys)
 
-    def set_tagged(self, draw: random.Random, count: int) -> int:
-        return self._set_with(draw, count, "tagged", tag="tag")
+    def remove_old(self, count: int) -> int:
+        keys = keys_of(count, "old")
+        load_items(self.hot, items_of(keys))
+        return time_each(self.hot.delete, keys)
 
-    def set_tags(self, draw: random.Random, count: int) -> int:
-        return self._set_with(draw, count, "with tags", tags=[f"tag {number}" for number in range(8)])
+    def evict(self, count: int) -> int:
+        """Remove so many entries by their tag, of ten times as many with others."""
+        keys = keys_of(10 * count, "evicted")
+        for number, key in enumerate(keys):
+            self.hot.set(key, value_of(key), tag=number % 10)
+        elapsed, removed = time_once(lambda: self.hot.evict(7))
+        if removed != count:
+            raise BenchmarkError(f"evict removed {removed} of {count} entries")
+        self.remove(keys)
+        return elapsed
 
-    def set_untagged(self, draw: random.Random, count: int) -> int:
-        """Do what the two above do, without tags."""
-        return self._set_with(draw, count, "untagged")
-
-    def _set_with(self, draw: random.Random, count: int, prefix: str, **options: Any) -> int:
-        keys = keys_of(HOT_KEYS, prefix)
-        put = partial(feature(self.hot, "set"), **options)
-        time_pairs(put, [(key, value_of(key)) for key in keys])
-        return time_pairs(put, [(key, value_of(key, count)) for key in draw.choices(keys, k=count)])
-
-    def keys_of_small(self, draw: random.Random, count: int) -> int:
-        """List what a tag of a hundred entries has, of which there are ten times as many with another one."""
-        return self._list_small(count, tags=["small"])
-
-    def keys_of_both(self, draw: random.Random, count: int) -> int:
-        """List what has that tag and the other one."""
-        return self._list_small(count, tags=["small", "large"], match="all")
-
-    def _list_small(self, count: int, **options: Any) -> int:
-        keys, put = feature(self.hot, "keys"), feature(self.hot, "set")
-        if not self._is_listed:
-            for number, key in enumerate(keys_of(10 * HOT_KEYS, "listed")):
-                put(key, value_of(key), tags=["large"] if number % 10 else ["large", "small"])
-            self._is_listed = True
+    def list_small(self, count: int, **options: Any) -> int:
+        """List a hundred entries by their tags."""
+        keys = self.listed
         start = clock()
         for _ in range(count):
             found = list(keys(**options))
@@ -117,61 +124,18 @@ class Bench:
             raise BenchmarkError(f"keys({options}) lists {len(found)} of {HOT_KEYS} entries")
         return elapsed
 
-    def evict(self, draw: random.Random, count: int) -> int:
-        """Remove so many entries by their tag, of ten times as many with others."""
-        put = feature(self.hot, "set")
-        keys = keys_of(10 * count, "evicted")
-        for number, key in enumerate(keys):
-            put(key, value_of(key), tag=number % 10)
-        start = clock()
-        removed = feature(self.hot, "evict")(7)
-        elapsed = clock() - start
-        if removed != count:
-            raise BenchmarkError(f"evict removed {removed} of {count} entries")
-        self._remove(keys)
-        return elapsed
-
-    def delete(self, draw: random.Random, count: int) -> int:
-        keys = keys_of(count, "old")
-        load_items(self.hot, items_of(keys))
-        return time_each(self.hot.delete, keys)
-
-    def incr(self, draw: random.Random, count: int) -> int:
-        return time_each(feature(self.hot, "incr"), [COUNTER] * count)
-
-    def add(self, draw: random.Random, count: int) -> int:
-        keys = keys_of(count, "added")
-        elapsed = time_pairs(feature(self.hot, "add"), [(key, value_of(key)) for key in keys])
-        self._remove(keys)
-        return elapsed
-
-    def push_pull(self, draw: random.Random, count: int) -> int:
-        push, pull = feature(self.hot, "push"), feature(self.hot, "pull")
-        value = value_of("queue")
+    def push_pull(self, count: int) -> int:
+        push, pull, value = self.hot.push, self.hot.pull, value_of("queue")
         start = clock()
         for _ in range(count):
             push(value)
             pull()
         return clock() - start
 
-    def get_many(self, draw: random.Random, count: int) -> int:
-        return time_each(feature(self.cold, "get_many"), [draw.sample(self.keys, BATCH) for _ in range(count)])
-
-    def set_many(self, draw: random.Random, count: int) -> int:
-        batches = [{key: value_of(key, count) for key in draw.sample(self.keys, BATCH)} for _ in range(count)]
-        return time_each(feature(self.hot, "set_many"), batches)
-
-    def memoize(self, draw: random.Random, count: int) -> int:
-        if self._memoized is None:
-            self._memoized = feature(self.hot, "memoize")()(square)
-        assert self._memoized is not None
-        time_each(self._memoized, range(HOT_KEYS))
-        return time_each(self._memoized, draw.choices(range(HOT_KEYS), k=count))
-
-    def open(self, draw: random.Random, count: int) -> int:
+    def open(self, keys: Sequence[str]) -> int:
         """Open and read one key, closing untimed; the cache is open elsewhere, as it mostly is."""
         elapsed = 0
-        for key in draw.choices(self.keys, k=count):
+        for key in keys:
             start = clock()
             subject = OURS.open(self.side.caches / "hot")
             found = subject.get(key)
@@ -180,56 +144,77 @@ class Bench:
             check(key, found)
         return elapsed
 
-    def contended_set(self, draw: random.Random, count: int) -> int:
-        return self.set(draw, count)
+    def batches(self, draw: random.Random, count: int) -> list[list[str]]:
+        return [draw.sample(self.keys, BATCH) for _ in range(count)]
 
-    def contended_get(self, draw: random.Random, count: int) -> int:
+    def read_beside_writer(self, draw: random.Random, count: int) -> int:
         """Read, but for the first worker, which writes a tenth as much meanwhile."""
         if self.side.number == 0:
-            return self.set(draw, -(-count // 10))
+            return self.put(draw, -(-count // 10))
         return time_each(self.hot.get, draw.choices(self.keys[:HOT_KEYS], k=count))
 
-    def _remove(self, keys: Sequence[str]) -> None:
-        """Delete what a block has added, in one transaction where there are any."""
-        transact = getattr(self.hot, "transact", None)
-        if transact is None:
-            time_each(self.hot.delete, keys)
-        else:
-            with transact():
-                time_each(self.hot.delete, keys)
+
+def square(number: int) -> int:
+    """Be memoized."""
+    return number * number
+
+
+def time_each(function: Callable[[Any], Any], arguments: Sequence[Any]) -> int:
+    """Time one call per argument, all together."""
+    start = clock()
+    for argument in arguments:
+        function(argument)
+    return clock() - start
+
+
+def time_pairs(function: Callable[[Any, Any], Any], keys: Sequence[str], version: int = 0) -> int:
+    """Time one call per key with a value of that version, all together."""
+    arguments = [(key, value_of(key, version)) for key in keys]
+    start = clock()
+    for one, other in arguments:
+        function(one, other)
+    return clock() - start
 
 
 @dataclass(frozen=True)
 class Call:
     """A kind of call to compare: how a block of it is measured, the methods it needs, and whether by many at once."""
 
-    measure: Callable[[Bench, random.Random, int], int]
     label: str
+    measure: Callable[[Bench, random.Random, int], int]
     needs: tuple[str, ...] = ()
     contended: bool = False
 
 
+EIGHT = [f"tag {number}" for number in range(8)]
+BOTH: dict[str, Any] = {"tags": ["small", "large"], "match": "all"}
 CALLS = {
-    "hot-get": Call(Bench.hot_get, "hot get"),
-    "cold-get": Call(Bench.cold_get, "cold get"),
-    "set-new": Call(Bench.set_new, "set, new key"),
-    "set": Call(Bench.set, "set, overwriting"),
-    "set-untagged": Call(Bench.set_untagged, "set, overwriting, few keys"),
-    "set-tagged": Call(Bench.set_tagged, "the same with one tag"),
-    "set-tags": Call(Bench.set_tags, "the same with eight tags", ("retag",)),
-    "keys-small": Call(Bench.keys_of_small, "keys of a tag", ("retag",)),
-    "keys-both": Call(Bench.keys_of_both, "keys of that and a larger tag", ("retag",)),
-    "evict": Call(Bench.evict, "evict, per entry", ("evict",)),
-    "delete": Call(Bench.delete, "delete"),
-    "incr": Call(Bench.incr, "incr", ("incr",)),
-    "add": Call(Bench.add, "add, new key", ("add",)),
-    "push-pull": Call(Bench.push_pull, "push and pull", ("push", "pull")),
-    "get-many": Call(Bench.get_many, f"get_many of {BATCH}, cold", ("get_many",)),
-    "set-many": Call(Bench.set_many, f"set_many of {BATCH}", ("set_many",)),
-    "memoize": Call(Bench.memoize, "memoize, hit", ("memoize",)),
-    "open": Call(Bench.open, "open and get"),
-    "contended-set": Call(Bench.contended_set, "set, contended", contended=True),
-    "contended-get": Call(Bench.contended_get, "get while one sets", contended=True),
+    "hot-get": Call("hot get", lambda b, draw, n: b.warm(b.hot.get, draw.sample(b.keys, HOT_KEYS), n)),
+    "cold-get": Call("cold get", lambda b, draw, n: time_each(b.cold.get, draw.choices(b.keys, k=n))),
+    "set-new": Call("set, new key", lambda b, draw, n: b.put_new(b.hot.set, n)),
+    "set": Call("set, overwriting", Bench.put),
+    "set-untagged": Call("set, overwriting, few keys", Bench.put_with),
+    "set-tagged": Call("the same with one tag", lambda b, draw, n: b.put_with(draw, n, tag="tag")),
+    "set-tags": Call("the same with eight tags", lambda b, draw, n: b.put_with(draw, n, tags=EIGHT), ("retag",)),
+    "keys-small": Call("keys of a tag", lambda b, draw, n: b.list_small(n, tags=["small"]), ("retag",)),
+    "keys-both": Call("keys of that and a larger tag", lambda b, draw, n: b.list_small(n, **BOTH), ("retag",)),
+    "evict": Call("evict, per entry", lambda b, draw, n: b.evict(n), ("evict",)),
+    "delete": Call("delete", lambda b, draw, n: b.remove_old(n)),
+    "incr": Call("incr", lambda b, draw, n: time_each(b.hot.incr, ["counter"] * n), ("incr",)),
+    "add": Call("add, new key", lambda b, draw, n: b.put_new(b.hot.add, n), ("add",)),
+    "push-pull": Call("push and pull", lambda b, draw, n: b.push_pull(n), ("push", "pull")),
+    "get-many": Call(
+        f"get_many of {BATCH}, cold", lambda b, draw, n: time_each(b.cold.get_many, b.batches(draw, n)), ("get_many",)
+    ),
+    "set-many": Call(
+        f"set_many of {BATCH}",
+        lambda b, draw, n: time_each(b.hot.set_many, [dict(items_of(some, n)) for some in b.batches(draw, n)]),
+        ("set_many",),
+    ),
+    "memoize": Call("memoize, hit", lambda b, draw, n: b.warm(b.memoized, range(HOT_KEYS), n), ("memoize",)),
+    "open": Call("open and get", lambda b, draw, n: b.open(draw.choices(b.keys, k=n))),
+    "contended-set": Call("set, contended", Bench.put, contended=True),
+    "contended-get": Call("get while one sets", Bench.read_beside_writer, contended=True),
 }
 
 
@@ -254,31 +239,10 @@ BOUNDS = (
 _benches: list[Bench] = []
 
 
-def square(number: int) -> int:
-    """Be memoized."""
-    return number * number
-
-
 def check(key: str, found: object) -> None:
     """Make sure that a hit was measured, not a miss."""
-    if not (isinstance(found, bytes) and found.startswith(key.encode())):
+    if not (isinstance(found, bytes) and names(key, found)):
         raise BenchmarkError(f"get({key!r}) returned {found!r}")
-
-
-def time_each(function: Callable[[Any], Any], arguments: Sequence[Any]) -> int:
-    """Time one call per argument, all together."""
-    start = clock()
-    for argument in arguments:
-        function(argument)
-    return clock() - start
-
-
-def time_pairs(function: Callable[[Any, Any], Any], arguments: Sequence[tuple[Any, Any]]) -> int:
-    """Time one call per pair of arguments, all together."""
-    start = clock()
-    for one, other in arguments:
-        function(one, other)
-    return clock() - start
 
 
 def take_side(gate: Gate, side: Side) -> list[str]:
@@ -296,22 +260,19 @@ def take_side(gate: Gate, side: Side) -> list[str]:
     gate.wait()
     if side.number:
         _benches.append(Bench(side))
-    return [name for name, call in CALLS.items() if not all(hasattr(_benches[0].hot, need) for need in call.needs)]
+    return [name for name, one in CALLS.items() if not all(hasattr(_benches[0].hot, need) for need in one.needs)]
 
 
 def measure_block(gate: Gate, block: Block) -> tuple[int, int]:
-    """Run one block alone and return when it began and ended, untimed parts left out."""
-    call = CALLS[block.call]
-    draw = random.Random(SEED + block.seed)
-    elapsed = call.measure(_benches[0], draw, block.count)
-    return 0, elapsed
+    """Run one block and return when it began and ended: alone, untimed parts left out, or with the rest of the crew.
 
-
-def measure_together(gate: Gate, block: Block) -> tuple[int, int]:
-    """Run one block at the same time as the rest of the crew; the clock is the same in all of them."""
-    bench = _benches[0]
+    The clock is the same in all processes.
+    """
+    one, bench = CALLS[block.call], _benches[0]
+    if not one.contended:
+        return 0, one.measure(bench, random.Random(SEED + block.seed), block.count)
     draw = random.Random(SEED + block.seed * 1_000 + bench.side.number)
     gate.wait()
     began = clock()
-    CALLS[block.call].measure(bench, draw, block.count)
+    one.measure(bench, draw, block.count)
     return began, clock()

@@ -16,13 +16,16 @@ import time
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
 clock = time.perf_counter_ns
 
 BLOCK = 100
-MILLI = {"p50": 500, "p90": 900, "p99": 990, "p999": 999}
+MILLION = 1_000_000
+# Shares of calls, as calls in a million that are slower: 50 % down to one in a million, on a logarithmic axis.
+CURVE: tuple[int, ...] = (1_000_000, 900_000, 750_000, 500_000, 250_000, 100_000, 50_000, 20_000, 10_000, 5_000, 2_000)
+CURVE += (1_000, 500, 200, 100, 50, 20, 10, 5, 2, 1, 0)
 
 
 @dataclass(frozen=True)
@@ -34,8 +37,11 @@ class Costs:
 
 
 @dataclass(frozen=True)
-class Summary:
-    """Percentiles of one set of samples, in nanoseconds per call."""
+class Calls:
+    """One kind of call in one repetition, in nanoseconds per call.
+
+    `curve` has what a share of `CURVE` is slower than, `total` the sum, and `tail` the mean of the slowest hundredth.
+    """
 
     count: int
     p50: float
@@ -43,11 +49,43 @@ class Summary:
     p99: float
     p999: float
     max: float
-    tail: float = 0  # mean of the slowest hundredth
+    curve: tuple[float, ...]
+    total: float
+    tail: float = 0.0
 
-    def as_dict(self) -> dict[str, float]:
-        """Return the fields by name."""
-        return asdict(self)
+    @classmethod
+    def of(cls, samples: Iterable[float], cost: float = 0) -> Self:
+        """Summarise samples, `cost` subtracted from each; no samples are all zeros."""
+        ordered = sorted(max(sample - cost, 0) for sample in samples)
+        if not ordered:
+            return cls(0, 0, 0, 0, 0, 0, (), 0)
+        p50, p90, p99, p999 = (percentile(ordered, milli) for milli in (500, 900, 990, 999))
+        curve = tuple(ordered[_rank(len(ordered), slower)] for slower in CURVE)
+        tail = statistics.fmean(ordered[-max(len(ordered) // 100, 1) :])
+        return cls(len(ordered), p50, p90, p99, p999, ordered[-1], curve, sum(ordered), tail)
+
+
+def _rank(count: int, slower: int) -> int:
+    """Return the index of the smallest of `count` ordered samples that at most `slower` in a million exceed."""
+    return max(-(-count * (MILLION - slower) // MILLION) - 1, 0)
+
+
+def percentile(ordered: Sequence[float], per_mille: int) -> float:
+    """Return the nearest-rank percentile: the smallest sample that `per_mille` of all samples do not exceed."""
+    if not ordered:
+        raise ValueError("no samples")
+    if not 0 <= per_mille <= 1000:
+        raise ValueError(f"per mille out of range: {per_mille}")
+    return ordered[max(-(-len(ordered) * per_mille // 1000), 1) - 1]
+
+
+IDLE = """
+import os, sys
+if hasattr(os, "SCHED_IDLE"):
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    while os.getppid() == int(sys.argv[1]):
+        pass
+"""
 
 
 @contextmanager
@@ -66,62 +104,27 @@ def awake() -> Iterator[None]:
             idler.wait()
 
 
-IDLE = """
-import os, sys
-if hasattr(os, "SCHED_IDLE"):
-    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    while os.getppid() == int(sys.argv[1]):
-        pass
-"""
-
-
-def percentile(ordered: Sequence[float], per_mille: int) -> float:
-    """Return the nearest-rank percentile: the smallest sample that `per_mille` of all samples do not exceed."""
-    if not ordered:
-        raise ValueError("no samples")
-    if not 0 <= per_mille <= 1000:
-        raise ValueError(f"per mille out of range: {per_mille}")
-    rank = -(-len(ordered) * per_mille // 1000)
-    return ordered[max(rank, 1) - 1]
-
-
-def summarise(samples: Iterable[float], cost: float = 0) -> Summary:
-    """Return the percentiles of `samples`, `cost` subtracted from each; no samples are all zeros."""
-    ordered = sorted(max(sample - cost, 0) for sample in samples)
-    if not ordered:
-        return Summary(0, 0, 0, 0, 0, 0)
-    picked = {name: percentile(ordered, milli) for name, milli in MILLI.items()}
-    slowest = ordered[-max(len(ordered) // 100, 1) :]
-    return Summary(len(ordered), **picked, max=ordered[-1], tail=statistics.fmean(slowest))
-
-
-def combine(summaries: Sequence[Summary]) -> Summary:
-    """Return one summary of several repetitions: medians of the percentiles, sum of counts, largest maximum."""
-    picked = {name: statistics.median(getattr(summary, name) for summary in summaries) for name in MILLI}
-    return Summary(sum(s.count for s in summaries), **picked, max=max(s.max for s in summaries))
-
-
 def measure_costs(rounds: int = 20_000) -> Costs:
     """Measure the clock and the loop the way `time_calls` and `time_blocks` use them."""
-    pairs = array("q")
-    for _ in range(rounds):
-        start = clock()
-        pairs.append(clock() - start)
-    pair = statistics.median(pairs)
-    block = [str(number) for number in range(BLOCK)]
-    loops = array("q")
-    for _ in range(max(rounds // BLOCK, 10)):
-        start = clock()
-        for _key in block:
-            pass
-        loops.append(clock() - start)
+    pair = statistics.median(time_calls(None, [()] * rounds))
+    loops = time_calls(_empty_loop, [(range(BLOCK),)] * max(rounds // BLOCK, 10))
     return Costs(pair, max(statistics.median(loops) - pair, 0) / BLOCK)
 
 
-def time_calls(function: Callable[..., Any], arguments: Iterable[tuple[Any, ...]]) -> array[int]:
-    """Time each call by itself; the samples still contain the clock."""
+def _empty_loop(block: Iterable[Any]) -> None:
+    for _ in block:
+        pass
+
+
+def time_calls(function: Callable[..., Any] | None, arguments: Iterable[tuple[Any, ...]]) -> array[int]:
+    """Time each call by itself, or no call at all; the samples still contain the clock."""
     samples = array("q")
     keep = samples.append
+    if function is None:
+        for _ in arguments:
+            start = clock()
+            keep(clock() - start)
+        return samples
     for args in arguments:
         start = clock()
         function(*args)

@@ -12,66 +12,44 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks import awaited, machines, page
-from benchmarks.budgets import AIM, BUDGETS, MISSED, MUST, UNCLEAR, UNMEASURED, Outcome, assess
-from benchmarks.command import FAILED, GOOD, add_only, explained, refuse_lost, run_as_command
+from benchmarks import page
+from benchmarks.budgets import AIM, MISSED, MUST, UNCLEAR, UNMEASURED, Outcome, assess, of_sections
+from benchmarks.command import (
+    FAILED,
+    GOOD,
+    MISSED_ONE,
+    add_only,
+    follow,
+    parser,
+    print_facts,
+    run_as_command,
+    write_json,
+)
 from benchmarks.measure import measure_costs
-from benchmarks.quick import FULL_WRITES, Record, measure_all, write_json
-from benchmarks.report import machine_facts, objectives_table
-from benchmarks.section import Options, Run
-from benchmarks.subjects import DISKCACHE, OURS, MissingSubject
+from benchmarks.peers.spec import DISKCACHE, OURS, MissingSubject
+from benchmarks.report.machine import in_short, machine_facts
+from benchmarks.report.text import objectives_table
+from benchmarks.workloads.section import Run
+from benchmarks.workloads.sections import SECTIONS, Record, measure_all
 from benchmarks.workspace import workspace
 
-MISSED_ONE = 1
 MARK = "objectives"
 SUMMARY = "GITHUB_STEP_SUMMARY"
 VERDICTS = (AIM, MUST, UNCLEAR, MISSED, UNMEASURED)
 
 
-@dataclass(frozen=True)
-class Effort:
-    """How much of a section is measured, and whether without the peer that none of its budgets is about."""
-
-    options: Options
-    alone: bool = False
-
-
-# An interval of 95 % needs six ratios; the workloads of classic, fanout and limit give one per repetition.
-EFFORTS = {
-    "operations": Effort(Options(repeats=6, operations=10_000)),
-    "policies": Effort(Options(repeats=5)),
-    "bulk": Effort(Options(repeats=6)),
-    "classic": Effort(Options(repeats=7, operations=8_000)),
-    "fanout": Effort(Options(repeats=7, operations=8_000)),
-    "encrypted": Effort(Options(repeats=15), alone=True),
-    "large": Effort(Options(repeats=15)),
-    "buffered": Effort(Options(repeats=15)),
-    "growth": Effort(Options(repeats=5, entries=1_000_000), alone=True),
-    "limit": Effort(Options(repeats=8, writes=FULL_WRITES), alone=True),
-    "awaited": Effort(awaited.OPTIONS, alone=True),
-    "machines": Effort(machines.OPTIONS, alone=True),
-    # Only single calls have budgets here, five rounds of them per repetition; the rest is as short as it can be.
-    "peers": Effort(Options(repeats=2, operations=200, processes=1)),
-}
-
-
-def parser() -> argparse.ArgumentParser:
+def options() -> argparse.ArgumentParser:
     """Describe the command line."""
-    made = argparse.ArgumentParser("python -m benchmarks.objectives", description=(__doc__ or "").partition("\n")[0])
-    add = made.add_argument
-    add_only(made, "section", EFFORTS)
-    add("--complete", action="store_true", help="fail also if an objective was not measured")
-    add("--strict", action="store_true", help="fail also if an objective is unclear or was not measured")
-    add("--directory", type=Path, default=Path(tempfile.gettempdir()), help="where caches are made (%(default)s)")
-    add("--report", type=Path, metavar="FILE", help="write the report to FILE as Markdown")
-    add("--docs", type=Path, metavar="PAGE.md", help="put the table into the marked place of this page")
-    add("--json", type=Path, metavar="FILE", help="write everything that was measured to FILE")
+    made = parser("benchmarks.objectives", __doc__, "directory", "report", "docs", "json")
+    add_only(made, "section", SECTIONS)
+    made.add_argument("--complete", action="store_true", help="fail also if an objective was not measured")
+    told = "fail also if an objective is unclear or was not measured"
+    made.add_argument("--strict", action="store_true", help=told)
     return made
 
 
@@ -93,40 +71,29 @@ def markdown(outcomes: Sequence[Outcome], facts: Mapping[str, str], remarks: Seq
 def filling(outcomes: Sequence[Outcome], facts: Mapping[str, str]) -> str:
     """Return what a page of documentation says; in a block of text no column is cut off, since it scrolls."""
     _, _, rest = objectives_table(outcomes).text().partition("\n\n")
-    machine = ", ".join(facts[name] for name in ("CPU", "kernel", "Python") if name in facts)
-    return f"```text\n{rest}```\n\n{tally(outcomes)}. {machine}, SQLite {facts['SQLite']}.\n"
+    return f"```text\n{rest}```\n\n{tally(outcomes)}. {in_short(facts)}, SQLite {facts['SQLite']}.\n"
 
 
 def remarks_on(record: Record, outcomes: Sequence[Outcome]) -> list[str]:
     """Name what was missed, what is unclear, what failed, and what could not be measured."""
     found = [f"{one.verdict}: {one.budget.label}" for one in outcomes if one.verdict in (MISSED, UNCLEAR)]
-    found += [f"section {name} FAILED: {failure}" for name, failure in record.failures.items()]
-    skipped = [str(line) for one in record.findings.values() for line in one.details.get("skipped", ())]
-    if any(one.verdict == UNMEASURED for one in outcomes):
-        found += skipped
-    return found
+    found += record.failed
+    return found + (record.skipped if any(one.verdict == UNMEASURED for one in outcomes) else [])
 
 
-def fatal(asked: argparse.Namespace) -> set[str]:
-    """Return the verdicts that fail the check."""
-    if asked.strict:
-        return {MISSED, UNCLEAR, UNMEASURED}
-    return {MISSED, UNMEASURED} if asked.complete else {MISSED}
-
-
-def status(record: Record, outcomes: Sequence[Outcome], fatal_verdicts: set[str]) -> int:
+def status(asked: argparse.Namespace, record: Record, outcomes: Sequence[Outcome]) -> int:
     """Return the exit status."""
+    fatal = {MISSED, *([UNCLEAR] if asked.strict else []), *([UNMEASURED] if asked.strict or asked.complete else [])}
     if record.failures:
         return FAILED
-    return MISSED_ONE if any(outcome.verdict in fatal_verdicts for outcome in outcomes) else GOOD
+    return MISSED_ONE if any(outcome.verdict in fatal for outcome in outcomes) else GOOD
 
 
 def publish(text: str, report: Path | None) -> None:
     """Write the Markdown where it was asked for, and append it to the summary of a CI that has one."""
     if report:
         report.write_text(text, encoding="utf-8")
-    summary = os.environ.get(SUMMARY)
-    if summary:
+    if summary := os.environ.get(SUMMARY):
         try:
             with Path(summary).open("a", encoding="utf-8") as file:
                 file.write(text)
@@ -136,37 +103,31 @@ def publish(text: str, report: Path | None) -> None:
 
 def check(asked: argparse.Namespace) -> int:
     """Measure what the command line asks for, and report."""
-    if asked.docs:
-        page.marked(asked.docs, MARK)
-    names = [name for name in EFFORTS if not asked.only or name in asked.only]
-    labels = f"{OURS.label} against {DISKCACHE.label}"
+    sections = {name: one for name, one in SECTIONS.items() if not asked.only or name in asked.only}
     with workspace(asked.directory) as space:
         costs = measure_costs()
-        facts = {"subjects": labels, **machine_facts(space.root.parent, costs)}
-        print(*(f"{name}: {fact}" for name, fact in facts.items()), "", sep="\n", flush=True)
-        efforts = {name: EFFORTS[name] for name in names}
+        facts = {"subjects": f"{OURS.label} against {DISKCACHE.label}", **machine_facts(space.root.parent, costs)}
+        print_facts(facts)
         record = measure_all(
-            {name: Run(OURS, DISKCACHE, one.options, costs, space, alone=one.alone) for name, one in efforts.items()}
+            {name: Run(OURS, DISKCACHE, one.effort, costs, space, alone=one.alone) for name, one in sections.items()}
         )
-    outcomes = assess(record.measured, [budget for budget in BUDGETS if budget.section in names])
+    outcomes = assess(record.measured, of_sections(sections))
     remarks = remarks_on(record, outcomes)
     took = ", ".join(f"{name} {seconds:.0f}" for name, seconds in record.seconds.items())
     facts["took"] = f"{sum(record.seconds.values()):.0f} s ({took})"
     if asked.json:
-        write_json(asked.json, facts, {name: asdict(one) for name, one in efforts.items()}, record, outcomes)
+        efforts = {name: {"options": asdict(one.effort), "alone": one.alone} for name, one in sections.items()}
+        write_json(asked.json, {"machine": facts, "options": efforts, **record.told(outcomes)})
     print(objectives_table(outcomes).text(), tally(outcomes), *remarks, f"took {facts['took']}", sep="\n")
     if asked.docs:
         page.put(asked.docs, MARK, filling(outcomes, facts))
     publish(markdown(outcomes, facts, remarks), asked.report)
-    return status(record, outcomes, fatal(asked))
+    return status(asked, record, outcomes)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Check the objectives, and explain what prevents it."""
-    made = parser()
-    asked = made.parse_args(arguments)
-    refuse_lost(made, asked.directory, asked.report, asked.json)
-    return explained(made, lambda: check(asked), MissingSubject)
+    return follow(options(), arguments, check, MissingSubject, MARK)
 
 
 if __name__ == "__main__":

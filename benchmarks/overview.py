@@ -9,42 +9,52 @@ Exit status: as `python -m benchmarks` has it.
 from __future__ import annotations
 
 import argparse
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
-from benchmarks import catalogue, page
 from benchmarks.__main__ import judged
-from benchmarks.command import GOOD, explained, positive, progress, refuse_lost, run_as_command, seconds
-from benchmarks.harness import Amounts, Harness
-from benchmarks.intervals import Spread
+from benchmarks.command import GOOD, add_amounts, follow, parser, progress, run_as_command
 from benchmarks.measure import awake, measure_costs
-from benchmarks.overview_picture import NAME, PERCENTILES, SIZES, TITLE, Grid, draw, explanation, grid
-from benchmarks.record import Record, ScenarioFacts, load
-from benchmarks.report import Table, machine_facts
-from benchmarks.scenarios import Scenario
-from benchmarks.scripts import Bytes, Mix
-from benchmarks.subjects import BenchmarkError
-from benchmarks.tables import machine_text
-from benchmarks.workloads import DELETE, GET, SET
+from benchmarks.peers.catalogue import SUBJECTS
+from benchmarks.peers.spec import BenchmarkError
+from benchmarks.report.machine import machine_facts
+from benchmarks.report.overview_picture import SIZES, TITLE, draw, publish, table
+from benchmarks.report.record import Record, ScenarioFacts, load
+from benchmarks.report.results import OVERVIEW
+from benchmarks.report.tables import machine_text
+from benchmarks.workloads.calls import DELETE, GET, SET, Mix
+from benchmarks.workloads.harness import Amounts, Harness
+from benchmarks.workloads.scenarios import Scenario
+from benchmarks.workloads.values import Bytes
 from benchmarks.workspace import workspace
 
-SUBJECTS = ("cache", "diskcache", "memcached", "redis", "lmdb")
+CHOSEN = ("cache", "diskcache", "memcached", "redis", "lmdb")
 SHARES = {GET: 80, SET: 15, DELETE: 5}
 KEYS = 50
-AMOUNTS = Amounts(repeats=7, operations=20_000, seconds=0.25, processes=8)
+USUAL = Amounts(repeats=7, operations=20_000, seconds=0.25, processes=8)
+AMOUNTS = {
+    "repeats": "repetitions of each trial",
+    "operations": "most calls of a process",
+    "seconds": "most seconds of a pass",
+    "processes": "processes at once",
+}
 
 
 def scenarios(processes: int) -> dict[str, Scenario]:
     """Return the calls of one process and those of several at once, each over the sizes of values."""
+
+    def all_of(count: int, step: int, most: int) -> int:
+        return count
+
     return {
         f"overview-{count}": Scenario(
             ScenarioFacts(f"80 % get, 15 % set, 5 % delete of {KEYS} keys, {count} process(es)", TITLE, "bytes"),
             lambda size: Mix(KEYS, SHARES, Bytes(size)),
-            SUBJECTS,
+            CHOSEN,
             steps=SIZES,
-            processes=lambda step, most, count=count: count,  # type: ignore[misc]
+            processes=partial(all_of, count),
         )
         for count in sorted({1, processes})
     }
@@ -52,69 +62,36 @@ def scenarios(processes: int) -> dict[str, Scenario]:
 
 def measure(amounts: Amounts, directory: Path) -> Record:
     """Measure every subject that is installed."""
-    chosen, subjects = scenarios(amounts.processes), {name: catalogue.SUBJECTS[name].facts for name in SUBJECTS}
+    chosen = scenarios(amounts.processes)
+    subjects = {name: SUBJECTS[name].facts for name in CHOSEN}
     with workspace(directory) as space, awake(), progress({"overview": 1}) as show:
         costs = measure_costs()
         facts = {name: one.facts for name, one in chosen.items()}
         record = Record(machine_facts(space.root.parent, costs), asdict(amounts), subjects, facts)
-        for _ in Harness(record, amounts, costs, space, show("overview")).run(chosen, SUBJECTS):
+        for _ in Harness(record, amounts, costs, space, show("overview")).run(chosen, CHOSEN):
             pass
     return record
 
 
-def told(spread: Spread | None) -> str:
-    """Write a ratio with its interval."""
-    return f"{spread.median:.2f}x ({spread.interval.low:.2f}..{spread.interval.high:.2f})" if spread else "-"
-
-
-def table(found: Grid, record: Record) -> Table:
-    """Return the ratios as text, with their intervals."""
-    made = Table(TITLE, ("bytes", "peer", "", *(f"{call}, {count}" for call, count in found.columns)), left=3)
-    for size, name in found.rows:
-        for percentile in PERCENTILES:
-            cells = [found.cells.get((size, name, *column), {}).get(percentile) for column in found.columns]
-            made.rows.append((f"{size:,}", record.label(name), percentile, *map(told, cells)))
-    made.notes += [explanation(record), "in brackets: interval of the median over the repetitions"]
-    made.notes += [f"{record.label(one.subject)} left out: {one.reason}" for one in record.absences]
-    return made
-
-
-def publish(record: Record, target: Path) -> None:
-    """Draw the picture beside a page, and put it into the page's marked place."""
-    page.marked(target, page.OVERVIEW)
-    images = page.IMAGES if target.parent.name == "docs" else Path("docs") / page.IMAGES
-    draw(record, target.parent / images)
-    text = f"![{TITLE}]({(images / NAME).as_posix()}.svg)\n\n{explanation(record)}\n"
-    page.put(target, page.OVERVIEW, text)
-
-
-def parser() -> argparse.ArgumentParser:
+def options() -> argparse.ArgumentParser:
     """Describe the command line."""
-    made = argparse.ArgumentParser("python -m benchmarks.overview", description=(__doc__ or "").partition(":")[0])
-    add = made.add_argument
-    add("--repeats", type=positive, default=AMOUNTS.repeats, help="repetitions of each trial (%(default)s)")
-    add("--operations", type=positive, default=AMOUNTS.operations, help="most calls of a process (%(default)s)")
-    add("--processes", type=positive, default=AMOUNTS.processes, help="processes at once (%(default)s)")
-    add("--seconds", type=seconds, default=AMOUNTS.seconds, help="most seconds of a pass (%(default)s)")
-    add("--directory", type=Path, default=Path(tempfile.gettempdir()), help="where stores are made (%(default)s)")
-    add("--out", type=Path, default=Path("build/benchmarks"), help="where record and picture go (%(default)s)")
-    add("--record", type=Path, metavar="FILE", help="measure nothing; draw what an earlier run recorded")
-    add("--docs", type=Path, metavar="PAGE.md", help="also put the picture into this page (may be README.md)")
+    made = parser("benchmarks.overview", __doc__, "directory", "out", "docs")
+    add_amounts(made, USUAL, AMOUNTS)
+    told = "measure nothing; draw what an earlier run recorded"
+    made.add_argument("--record", type=Path, metavar="FILE", help=told)
     return made
 
 
 def run(asked: argparse.Namespace) -> int:
     """Measure or read, print the ratios, and draw them."""
-    if asked.docs:
-        page.marked(asked.docs, page.OVERVIEW)
     asked.out.mkdir(parents=True, exist_ok=True)
     if asked.record:
         record, status = load(asked.record), GOOD
     else:
-        record = measure(Amounts(asked.repeats, asked.operations, asked.seconds, asked.processes), asked.directory)
-        record.save(asked.out / f"{NAME}.json")
+        record = measure(Amounts(**{name: getattr(asked, name) for name in AMOUNTS}), asked.directory)
+        record.save(asked.out / f"{OVERVIEW}.json")
         status = judged(record)
-    print(machine_text(record), table(grid(record), record).text(), sep="\n")
+    print(machine_text(record), table(record).text(), sep="\n")
     draw(record, asked.out)
     if asked.docs:
         publish(record, asked.docs)
@@ -123,10 +100,7 @@ def run(asked: argparse.Namespace) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, and explain what prevents it."""
-    made = parser()
-    asked = made.parse_args(arguments)
-    refuse_lost(made, asked.directory)
-    return explained(made, lambda: run(asked), BenchmarkError)
+    return follow(options(), arguments, run, BenchmarkError, OVERVIEW)
 
 
 if __name__ == "__main__":

@@ -1,63 +1,62 @@
-"""A section of the benchmark as a command of its own: `python -m benchmarks.NAME`."""
+"""Measure one section beside its peers, and fill its place of a page: `python -m benchmarks.part awaited`.
+
+Exit status: 0 good; 2 the command line is wrong; 3 what was measured tells nothing; 130 interrupted.
+"""
 
 from __future__ import annotations
 
 import argparse
-import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Sequence
 
 from benchmarks import page
-from benchmarks.budgets import BUDGETS, assess
-from benchmarks.command import FAILED, GOOD, explained, refuse_lost
+from benchmarks.budgets import assess, of_sections
+from benchmarks.command import FAILED, GOOD, follow, parser, run_as_command
 from benchmarks.measure import Costs, measure_costs
-from benchmarks.report import machine_facts, objectives_table
-from benchmarks.section import Findings, Options, Run
-from benchmarks.subjects import DISKCACHE, OURS, BenchmarkError
+from benchmarks.peers.spec import DISKCACHE, OURS, BenchmarkError
+from benchmarks.report.machine import in_short, machine_facts
+from benchmarks.report.text import objectives_table
+from benchmarks.workloads.section import Findings, Run
+from benchmarks.workloads.sections import SECTIONS
 from benchmarks.workspace import Workspace, workspace
 
+PARTS = ("awaited", "machines")  # which have peers of their own, and a place on the page
 
-@dataclass(frozen=True)
-class Part:
-    """A section, whose name is also that of its module, of its budgets, and of its place on a page."""
 
-    name: str
-    about: str | None  # the docstring of its module
-    options: Options
-    find: Callable[[Run], Findings]
+def options() -> argparse.ArgumentParser:
+    """Describe the command line."""
+    made = parser("benchmarks.part", __doc__, "directory", "docs")
+    made.add_argument("name", choices=PARTS, help="the section, which is also the name of the place on the page")
+    return made
 
-    def measured(self, space: Workspace, costs: Costs) -> Findings:
-        """Measure, and print the tables, the last of which says whether the demands are met."""
-        findings = self.find(Run(OURS, DISKCACHE, self.options, costs, space))
-        budgets = [budget for budget in BUDGETS if budget.section == self.name]
-        findings.tables.append(objectives_table(assess(findings.measured, budgets)))
-        for table in findings.tables:
-            print(table.text(), flush=True)
-        print(*findings.details["skipped"], *findings.problems, sep="\n")
-        return findings
 
-    def main(self, arguments: Sequence[str] | None = None) -> int:
-        """Measure, and explain what prevents it."""
-        made = argparse.ArgumentParser(
-            f"python -m benchmarks.{self.name}", description=(self.about or "").partition("\n")[0]
+def measured(name: str, space: Workspace, costs: Costs) -> Findings:
+    """Measure, and print the tables, the last of which says whether the demands are met."""
+    findings = SECTIONS[name].measure(Run(OURS, DISKCACHE, SECTIONS[name].effort, costs, space))
+    for table in (*findings.tables, objectives_table(assess(findings.measured, of_sections({name})))):
+        print(table.text(), flush=True)
+    print(*findings.details["skipped"], *findings.problems, sep="\n")
+    return findings
+
+
+def work(asked: argparse.Namespace) -> int:
+    """Measure, and put the tables into the page that was asked for."""
+    if asked.docs:
+        page.marked(asked.docs, asked.name)
+    with workspace(asked.directory) as space:
+        costs = measure_costs()
+        facts = machine_facts(space.root.parent, costs)
+        findings = measured(asked.name, space, costs)
+    if asked.docs:  # what is demanded stands among all objectives, from one run
+        page.put(
+            asked.docs, asked.name, "\n".join([*(one.markdown() for one in findings.tables), f"{in_short(facts)}.\n"])
         )
-        add = made.add_argument
-        add("--directory", type=Path, default=Path(tempfile.gettempdir()), help="where caches are made (%(default)s)")
-        add("--docs", type=Path, metavar="PAGE.md", help="put the tables into the marked place of this page")
-        asked = made.parse_args(arguments)
-        refuse_lost(made, asked.directory)
-        return explained(made, lambda: self._measure(asked.directory, asked.docs), BenchmarkError)
+    return FAILED if findings.problems else GOOD
 
-    def _measure(self, directory: Path, docs: Path | None) -> int:
-        if docs:
-            page.marked(docs, self.name)
-        with workspace(directory) as space:
-            costs = measure_costs()
-            facts = machine_facts(space.root.parent, costs)
-            findings = self.measured(space, costs)
-        if docs:
-            machine = ", ".join(facts[name] for name in ("CPU", "kernel", "Python") if name in facts)
-            shown = findings.tables[:-1]  # what is demanded stands among all objectives, from one run
-            page.put(docs, self.name, "\n".join([*(table.markdown() for table in shown), f"{machine}.\n"]))
-        return FAILED if findings.problems else GOOD
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, and explain what prevents it."""
+    return follow(options(), arguments, work, BenchmarkError)
+
+
+if __name__ == "__main__":
+    run_as_command(main)

@@ -1,8 +1,11 @@
-"""Revisions of the package: exported from the repository side by side, each with its helper compiled if both can."""
+"""Revisions of the package: exported from the repository side by side, each with its helper compiled if all can.
+
+A revision that has a `setup.py` is built by its `build_ext`, whatever that compiles and with what; an older one has a
+program in the package that compiles the helper in place.
+"""
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import signal
@@ -12,12 +15,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.subjects import BenchmarkError
+from benchmarks.peers.spec import BenchmarkError
 
 PACKAGE = "diskcache_like"
 WORKING_TREE = "."
+NEEDED = (PACKAGE, "setup.py", "setup.cfg", "pyproject.toml", "README.md", "tools")  # to build it
 BUILDER = Path(PACKAGE, "coherence", "native_build.py")
-HELPERS = "_native*.so"
+HELPERS = "**/*.so"
 
 
 class RevisionError(BenchmarkError):
@@ -26,7 +30,7 @@ class RevisionError(BenchmarkError):
 
 @dataclass(frozen=True)
 class Revision:
-    """One revision, exported: `directory` holds nothing but the package."""
+    """One revision, exported: `directory` holds the package and what builds it."""
 
     name: str
     label: str
@@ -52,7 +56,11 @@ def export(top: Path, name: str, directory: Path) -> Revision:
     else:
         commit = resolve(top, name)
         label = f"{name} ({_git(top, 'rev-parse', '--short', commit)})"
-        _check_out(top, commit, directory)
+        # Through an index of its own, which leaves the checkout's index and worktrees alone.
+        index = {"GIT_INDEX_FILE": str(directory / "index")}
+        _git(top, "read-tree", commit, **index)
+        files = _git(top, "ls-files", "-z", "--", *NEEDED, **index).split("\0")
+        _git(top, "checkout-index", f"--prefix={directory}/", "--", *filter(None, files), **index)
     if not (directory / PACKAGE / "__init__.py").is_file():
         raise RevisionError(f"revision {name!r} has no package {PACKAGE}/ at its top, so there is nothing to measure")
     return Revision(name, label, directory)
@@ -69,18 +77,9 @@ def resolve(top: Path, name: str) -> str:
         ) from error
 
 
-def _check_out(top: Path, commit: str, directory: Path) -> None:
-    """Write a commit's package through an index of its own, which leaves the checkout's index and worktrees alone."""
-    index = {"GIT_INDEX_FILE": str(directory / "index")}
-    if not _git(top, "ls-tree", commit, "--", PACKAGE):
-        return
-    _git(top, "read-tree", f"--prefix={PACKAGE}/", f"{commit}:{PACKAGE}", **index)
-    _git(top, "checkout-index", "--all", f"--prefix={directory}/", **index)
-
-
 def _copy_working_tree(top: Path, directory: Path) -> None:
     """Copy the tracked files as they are now, and new ones that are not ignored."""
-    names = _git(top, "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", PACKAGE)
+    names = _git(top, "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *NEEDED)
     for name in filter(None, names.split("\0")):
         source, target = top / name, directory / name
         if source.is_file():  # one that is deleted but still in the index is not
@@ -102,45 +101,32 @@ def _git(directory: Path, *arguments: str, **environment: str) -> str:
 
 def build_helpers(revisions: Sequence[Revision], scratch: Path) -> str:
     """Compile the helper of every revision, or of none if one of them fails, and say which."""
-    able = [revision for revision in revisions if (revision.directory / BUILDER).is_file()]
-    if not able:
+    commands = {one: found for one in revisions if (found := _build_command(one))}
+    if not commands:
         return "none: the revisions have no source for it"
-    if importlib.util.find_spec("cffi") is None:
-        return "none: cffi is not installed"
     scratch.mkdir()
-    for number, revision in enumerate(able):
-        twin = next((one for one in able[:number] if _same_helper(one, revision)), None)
-        reason = _copy_helper(twin, revision) if twin else _build(revision, scratch)
-        if reason:
-            for built in able:
-                _remove_helper(built)
-            return f"none: it cannot be compiled in {revision.name} ({reason})"
-    lacking = [revision.name for revision in revisions if revision not in able]
+    for one, command in commands.items():
+        if reason := _build(command, one.directory, scratch):
+            for built in (path for other in commands for path in other.directory.glob(HELPERS)):
+                built.unlink()
+            return f"none: it cannot be compiled in {one.name} ({reason})"
+    lacking = [one.name for one in revisions if one not in commands]
     return f"compiled; {' and '.join(lacking)} has no source for it" if lacking else "compiled for both"
 
 
-def _same_helper(one: Revision, other: Revision) -> bool:
-    return (one.directory / BUILDER).read_bytes() == (other.directory / BUILDER).read_bytes()
+def _build_command(revision: Revision) -> list[str]:
+    """Return what compiles a revision's helper in place, if it has one."""
+    if (revision.directory / "setup.py").is_file():
+        return [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"]
+    return [sys.executable, str(BUILDER)] if (revision.directory / BUILDER).is_file() else []
 
 
-def _copy_helper(source: Revision, target: Revision) -> str:
-    for built in (source.directory / BUILDER.parent).glob(HELPERS):
-        shutil.copyfile(built, target.directory / BUILDER.parent / built.name)
-    return ""
-
-
-def _remove_helper(revision: Revision) -> None:
-    for built in (revision.directory / BUILDER.parent).glob(HELPERS):
-        built.unlink()
-
-
-def _build(revision: Revision, scratch: Path) -> str:
-    """Compile one helper in place; return why not, if so."""
-    command = [sys.executable, str(revision.directory / BUILDER)]
+def _build(command: Sequence[str], directory: Path, scratch: Path) -> str:
+    """Compile in a directory; return why not, if so."""
     # A session of its own, and temporary files in ours: an interruption ends the compiler too and leaves nothing.
     with subprocess.Popen(
         command,
-        cwd=revision.directory,
+        cwd=directory,
         env={**os.environ, "TMPDIR": str(scratch)},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,

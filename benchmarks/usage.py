@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.subjects import BenchmarkError
+from benchmarks.peers.spec import BenchmarkError
 
 BLOCK = 512  # what st_blocks counts, whatever the file system
 FORGET_PEAK = "5"

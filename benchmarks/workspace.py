@@ -18,7 +18,7 @@ from pathlib import Path
 
 PREFIX = "diskcache_like-bench-"
 LOCK = "owner.lock"
-GRACE = 60.0
+GRACE = 60.0  # seconds that a directory without a lock gets to take one
 SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 
 
@@ -70,20 +70,14 @@ def sweep(parent: Path) -> None:
     """Remove the workspaces of runs that were killed."""
     for root in parent.glob(f"{PREFIX}*"):
         with suppress(OSError):
-            if root.stat().st_uid == os.getuid() and not root.is_symlink() and not _in_use(root):
-                shutil.rmtree(root, ignore_errors=True)
-
-
-def _in_use(root: Path) -> bool:
-    """Tell whether a run still owns `root`; a directory without a lock gets a minute to take one."""
-    try:
-        lock = os.open(root / LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except FileNotFoundError:
-        return time.time() - root.stat().st_mtime < GRACE
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(lock)
-    return time.time() - root.stat().st_mtime < GRACE
+            found = root.lstat()
+            is_young = time.time() - found.st_mtime < GRACE
+            if found.st_uid != os.getuid() or root.is_symlink() or is_young:
+                continue
+            with suppress(FileNotFoundError):
+                lock = os.open(root / LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails where a run still owns it
+                finally:
+                    os.close(lock)
+            shutil.rmtree(root, ignore_errors=True)

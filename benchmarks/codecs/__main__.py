@@ -14,14 +14,14 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from benchmarks.codecs import heatmap, report
-from benchmarks.codecs.matrix import Matrix, load
-from benchmarks.codecs.subjects import COMPRESSORS, SERIALIZERS, open_all, subjects
-from benchmarks.codecs.trial import places, run
-from benchmarks.codecs.values import KINDS, SIZES
-from benchmarks.command import FAILED, GOOD, explained, positive, progress, refuse_lost, run_as_command, seconds
+from benchmarks.codecs.matrix import Matrix, load, places
+from benchmarks.codecs.matrix import measure as measure_places
+from benchmarks.codecs.subjects import COMPRESSORS, SERIALIZERS, TRAINED_SIZES, TRAINING_SIZES, open_all, subjects
+from benchmarks.codecs.values import KINDS, SIZES, unit_apart
+from benchmarks.command import FAILED, GOOD, follow, parser, positive, progress, run_as_command, seconds
 from benchmarks.measure import measure_costs
-from benchmarks.report import machine_facts
-from benchmarks.subjects import BenchmarkError, named
+from benchmarks.peers.spec import BenchmarkError, named
+from benchmarks.report.machine import machine_facts
 from benchmarks.workspace import workspace
 
 SECONDS, REPEATS = 120.0, 6
@@ -29,19 +29,17 @@ PACKAGES = ("msgpack", "orjson", "lz4", "zstandard")
 CHOICES = {"serializer": SERIALIZERS, "compressor": COMPRESSORS, "kind": KINDS, "size": SIZES}
 
 
-def parser() -> argparse.ArgumentParser:
+def options() -> argparse.ArgumentParser:
     """Describe the command line."""
-    made = argparse.ArgumentParser("python -m benchmarks.codecs", description=(__doc__ or "").partition(":")[0] + ".")
+    made = parser("benchmarks.codecs", __doc__, "json", "docs")
     add = made.add_argument
     for name, known in CHOICES.items():
         add(f"--{name}", metavar="NAME", action="append", help=f"only this: {', '.join(known)} (may be repeated)")
     told = "how long to time calls, about, once all codecs are prepared, which takes a minute (%(default)s)"
     add("--seconds", type=seconds, default=SECONDS, help=told)
     add("--repeats", type=positive, default=REPEATS, help="repetitions, in each of which all take turns (%(default)s)")
-    add("--json", type=Path, metavar="FILE", help="where the numbers go")
     add("--read", type=Path, metavar="FILE", help="measure nothing; use the numbers that an earlier run wrote")
     add("--out", type=Path, metavar="DIRECTORY", help="where heat maps go, as PNG and SVG")
-    add("--docs", type=Path, metavar="PAGE.md", help="fill the recommendation of this page, heat maps beside it")
     return made
 
 
@@ -53,14 +51,13 @@ def measure(asked: argparse.Namespace) -> tuple[Matrix, list[str]]:
         facts = machine_facts(space.root.parent, costs)
         matrix = Matrix(
             {name: facts[name] for name in ("CPU", "load", "kernel", "Python", "clock")},
-            {"packages": packages(), "seconds": asked.seconds, "repetitions": asked.repeats},
+            {"packages": packages(), "seconds": asked.seconds, "repetitions": asked.repeats, "trained": trained()},
         )
-        wanted = list(subjects(chosen["serializer"], chosen["compressor"]))
-        opened, skipped = open_all(wanted, space.fresh)
-        matrix.skipped = {reason: [one.label for one in some] for reason, some in skipped.items()}
+        opened, matrix.skipped = open_all(list(subjects(chosen["serializer"], chosen["compressor"])), space.fresh)
         try:
             found, wrong = places(opened, chosen["kind"], chosen["size"], show("prepare"))
-            matrix.cells = run(found, asked.seconds, asked.repeats, costs, show("measure"))
+            measure_places(found, asked.seconds, asked.repeats, costs, show("measure"))
+            matrix.cells = [place.cell() for place in found]
         finally:
             for one in opened.values():
                 one.cache.close()
@@ -74,6 +71,12 @@ def packages() -> str:
         with suppress(PackageNotFoundError):
             found.append(f"{name} {version(name)}")
     return ", ".join(found)
+
+
+def trained() -> str:
+    """Say what a trained codec is measured on."""
+    ends = (unit_apart(size) for sizes in (TRAINING_SIZES, TRAINED_SIZES) for size in (sizes[0], sizes[-1]))
+    return "a dictionary made from other records of {} to {}, measured on records of {} to {}".format(*ends)
 
 
 def work(asked: argparse.Namespace) -> int:
@@ -96,10 +99,7 @@ def work(asked: argparse.Namespace) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, and explain what prevents it."""
-    made = parser()
-    asked = made.parse_args(arguments)
-    refuse_lost(made, Path(tempfile.gettempdir()), asked.json, asked.docs)
-    return explained(made, lambda: work(asked), BenchmarkError)
+    return follow(options(), arguments, work, BenchmarkError, report.CHOICE, report.NUMBERS)
 
 
 if __name__ == "__main__":

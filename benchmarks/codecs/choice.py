@@ -8,26 +8,27 @@ for values that are not data.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from benchmarks.codecs.matrix import Cell, Matrix, geometric_mean
+from benchmarks.codecs.matrix import Matrix, geometric_mean
 from benchmarks.codecs.subjects import Subject
 from benchmarks.intervals import Spread, ratio_spread
 
-PLAIN = Subject("msgpack", "none")
+PLAIN = Subject("msgpack")
 TIED_TIME, TIED_SHARE = 1.05, 1.01
-WORTH_SAVING = 1 / 8
-"""Of a payload; what compressing has to save for the cache to store the compressed form."""
+WORTH_SAVING = 1 / 8  # of a payload; what compressing has to save for the cache to store the compressed form
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One codec over the cells that a rule looks at."""
+    """One codec over the cells that a rule looks at.
+
+    `times` are nanoseconds of encoding and decoding 1,000 bytes of plain size, for each repetition.
+    """
 
     subject: Subject
     times: tuple[float, ...]
-    """Nanoseconds of encoding and decoding 1,000 bytes of plain size, for each repetition."""
     share: float
 
     @property
@@ -55,7 +56,6 @@ class Recommendation:
     rule: Rule
     chosen: Candidate
     time: Spread | None
-    share: float
 
 
 def fastest(candidates: Sequence[Candidate]) -> Candidate:
@@ -64,16 +64,15 @@ def fastest(candidates: Sequence[Candidate]) -> Candidate:
     return next(one for one in candidates if one.time <= limit)
 
 
-def smallest(candidates: Sequence[Candidate]) -> Candidate:
+def smallest(candidates: Sequence[Candidate], tied: float = TIED_SHARE) -> Candidate:
     """Return the one of smallest share; of those within 1 % of it the fastest."""
-    limit = min(one.share for one in candidates) * TIED_SHARE
+    limit = min(one.share for one in candidates) * tied
     return fastest([one for one in candidates if one.share <= limit])
 
 
 def worthwhile(candidates: Sequence[Candidate]) -> Candidate:
     """Return the fastest of those that no other one makes smaller by more than an eighth."""
-    limit = min(one.share for one in candidates) / (1 - WORTH_SAVING)
-    return fastest([one for one in candidates if one.share <= limit])
+    return smallest(candidates, 1 / (1 - WORTH_SAVING))
 
 
 def front(candidates: Sequence[Candidate]) -> list[Candidate]:
@@ -91,27 +90,17 @@ def knee(candidates: Sequence[Candidate]) -> Candidate:
     Both as logarithms, from 0 at the best of the front to 1 at the worst.
     """
     best = front(candidates)
-    if len(best) == 1:
-        return best[0]
     start, end = best[0], best[-1]
 
     def sacrifice(one: Candidate) -> float:
         time = math.log(one.time / start.time) / math.log(end.time / start.time)
         return time + math.log(one.share / end.share) / math.log(start.share / end.share)
 
-    return min(best, key=sacrifice)
+    return min(best, key=sacrifice) if len(best) > 1 else start
 
 
 def _default(subject: Subject) -> bool:
-    return subject.serializer == "msgpack"
-
-
-def _default_or_json(subject: Subject) -> bool:
-    return subject.serializer in ("msgpack", "json")
-
-
-def _readable(subject: Subject) -> bool:
-    return (subject.serializer, subject.compressor) == ("json", "none")
+    return subject.serializer == "msgpack" and not subject.trained
 
 
 COMPRESSIBLE, INCOMPRESSIBLE = ("records", "text"), ("floats", "bytes")
@@ -140,7 +129,7 @@ RULES = (
         "the same over records of 1 KB to 100 KB, with codecs of JSON as candidates",
         ("records",),
         TO_100KB,
-        _default_or_json,
+        lambda subject: subject.serializer in ("msgpack", "json") and not subject.trained,
         knee,
     ),
     Rule(
@@ -152,11 +141,19 @@ RULES = (
         smallest,
     ),
     Rule(
+        "many small values that resemble each other",
+        "smallest payloads of records of 500 B and 1 KB; within 1 %, the fastest",
+        ("records",),
+        ("500B", "1KB"),
+        lambda subject: subject.serializer == "msgpack",
+        smallest,
+    ),
+    Rule(
         "interchange",
         "payloads that any program reads: JSON, not compressed, since the compressed form is this package's own",
         COMPRESSIBLE,
         TO_10KB,
-        _readable,
+        lambda subject: (subject.serializer, subject.compressor) == ("json", "none"),
         fastest,
     ),
     Rule(
@@ -170,18 +167,13 @@ RULES = (
 )
 
 
-def recommendations(matrix: Matrix, rules: Iterable[Rule] = RULES) -> Iterator[Recommendation]:
+def recommendations(matrix: Matrix) -> Iterator[Recommendation]:
     """Yield what each rule chooses; one whose kinds and sizes were not all measured chooses nothing."""
-    for rule in rules:
-        found = candidates(matrix, rule)
-        if found:
-            chosen = rule.choose(found)
-            yield Recommendation(rule, chosen, *_against_plain(matrix, rule, chosen))
-
-
-def candidates(matrix: Matrix, rule: Rule) -> list[Candidate]:
-    """Return the codecs that a rule allows and that were measured on all that it looks at."""
-    return [one for subject in matrix.subjects if rule.allowed(subject) and (one := candidate(matrix, rule, subject))]
+    for rule in RULES:
+        found = {one: made for one in matrix.subjects if (made := candidate(matrix, rule, one))}
+        if allowed := [made for one, made in found.items() if rule.allowed(one)]:
+            chosen, plain = rule.choose(allowed), found.get(PLAIN)
+            yield Recommendation(rule, chosen, ratio_spread(chosen.times, plain.times) if plain else None)
 
 
 def candidate(matrix: Matrix, rule: Rule, subject: Subject) -> Candidate | None:
@@ -190,15 +182,5 @@ def candidate(matrix: Matrix, rule: Rule, subject: Subject) -> Candidate | None:
     own = [cell for cell in cells if cell.subject == subject]
     if len(own) < len(rule.kinds) * len(rule.sizes):
         return None
-    times = zip(*(_per_kilobyte(cell) for cell in own), strict=True)
+    times = zip(*([max(time, 1.0) / cell.plain * 1_000 for time in cell.both] for cell in own), strict=True)
     return Candidate(subject, tuple(geometric_mean(turn) for turn in times), geometric_mean(cell.share for cell in own))
-
-
-def _per_kilobyte(cell: Cell) -> list[float]:
-    return [max(time, 1.0) / cell.plain * 1_000 for time in cell.both]
-
-
-def _against_plain(matrix: Matrix, rule: Rule, chosen: Candidate) -> tuple[Spread | None, float]:
-    """Return the time as a multiple of the default's, if that was measured, and the share."""
-    plain = candidate(matrix, rule, PLAIN)
-    return (None if plain is None else ratio_spread(chosen.times, plain.times)), chosen.share

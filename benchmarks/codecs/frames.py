@@ -9,34 +9,33 @@ Exit status: 0 good; 2 the command line is wrong; 3 a value came back as another
 from __future__ import annotations
 
 import argparse
-import gc
+import importlib
 import random
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from benchmarks import page
+from benchmarks.codecs.matrix import Place, WrongValueError, alike
+from benchmarks.codecs.matrix import measure as measure_places
 from benchmarks.codecs.subjects import Opened, Subject
-from benchmarks.codecs.trial import Timing, WrongValueError, share_out
 from benchmarks.codecs.values import VOCABULARY
-from benchmarks.command import FAILED, GOOD, explained, positive, progress, refuse_lost, run_as_command, seconds
+from benchmarks.command import FAILED, GOOD, follow, parser, positive, progress, run_as_command, seconds
 from benchmarks.intervals import Spread, ratio_spread
-from benchmarks.measure import alternate, measure_costs
-from benchmarks.repetitions import confidence
-from benchmarks.report import Table, duration, machine_facts
-from benchmarks.subjects import BenchmarkError
-from benchmarks.tables import between
+from benchmarks.measure import measure_costs
+from benchmarks.peers.spec import BenchmarkError
+from benchmarks.report.machine import machine_facts
+from benchmarks.report.summaries import confidence
+from benchmarks.report.text import Table, between, duration
 from benchmarks.workspace import workspace
 
 SECONDS, REPEATS = 60.0, 9
 ROWS = (1_000, 10_000, 100_000)
 MARK = "frames"
-COMMAND = "python -m benchmarks.codecs.frames"
-RAW, MSGPACK, ARROW, PICKLE = "rows", "msgpack", "arrow", "pickle"
+RAW = "dictionaries"
+MAKERS = {"pandas": ("pandas", "DataFrame"), "polars": ("polars", "DataFrame"), "Arrow": ("pyarrow", "table")}
 
 
 def columns(rows: int) -> dict[str, list[Any]]:
@@ -51,72 +50,20 @@ def columns(rows: int) -> dict[str, list[Any]]:
     }
 
 
-def as_rows(data: dict[str, list[Any]]) -> list[dict[str, Any]]:
-    """Return the rows as dictionaries."""
-    return [dict(zip(data, row, strict=True)) for row in zip(*data.values(), strict=True)]
-
-
-def as_pandas(data: dict[str, list[Any]]) -> Any:
-    """Return a frame of pandas."""
-    import pandas as pd
-
-    return pd.DataFrame(data)
-
-
-def as_polars(data: dict[str, list[Any]]) -> Any:
-    """Return a frame of polars."""
-    import polars as pl
-
-    return pl.DataFrame(data)
-
-
-def as_arrow(data: dict[str, list[Any]]) -> Any:
-    """Return a table of Arrow."""
-    import pyarrow as pa
-
-    return pa.table(data)
-
-
-MAKERS: Mapping[str, Callable[[dict[str, list[Any]]], Any]] = MappingProxyType(
-    {RAW: as_rows, "pandas": as_pandas, "polars": as_polars, "Arrow": as_arrow}
-)
-WAYS = (
-    (RAW, MSGPACK),
-    *((kind, serializer) for kind in ("pandas", "polars", "Arrow") for serializer in (ARROW, PICKLE)),
-)
-"""What is encoded, with which serializer."""
-
-
-@dataclass
-class Place:
-    """One line of the table before it is measured."""
-
-    kind: str
-    serializer: str
-    size: int
-    encode: Timing
-    decode: Timing
-
-    @property
-    def both(self) -> list[float]:
-        """Return the time of encoding and decoding together, for each repetition."""
-        return [there + back for there, back in zip(self.encode.times, self.decode.times, strict=True)]
-
-
 def prepare(opened: Mapping[str, Opened], rows: int) -> list[Place]:
-    """Encode and decode everything once, compare, and return what is to be timed."""
-    data = columns(rows)
-    values = {kind: make(data) for kind, make in MAKERS.items()}
-    found = []
-    for kind, serializer in WAYS:
-        one, value = opened[serializer], values[kind]
-        stored = one.encode(value)
-        decode = one.decoder()
-        back = decode(stored)
-        if type(back) is not type(value) or not (back == value if kind == RAW else back.equals(value)):
-            raise WrongValueError(f"{kind} of {rows:,} rows came back as another value with {serializer}")
-        found.append(Place(kind, serializer, len(stored[1]), Timing(one.encoder(), [value]), Timing(decode, [stored])))
+    """Return what is to be timed of a table: its rows in msgpack, and every kind of frame as such and in pickle."""
+    data, size = columns(rows), f"{rows:,} rows"
+    raw = [dict(zip(data, row, strict=True)) for row in zip(*data.values(), strict=True)]
+    found = [Place(Subject("msgpack"), RAW, size, opened["msgpack"], [raw], alike)]
+    for kind, (module, name) in MAKERS.items():
+        frame = getattr(importlib.import_module(module), name)(data)
+        found += [Place(Subject(one), kind, size, opened[one], [frame], same_frame) for one in ("arrow", "pickle")]
     return found
+
+
+def same_frame(value: Any, back: Any) -> bool:
+    """Tell whether a frame came back as it was."""
+    return type(back) is type(value) and bool(value.equals(back))
 
 
 def measure(asked: argparse.Namespace) -> tuple[dict[int, list[Place]], dict[str, str]]:
@@ -124,39 +71,30 @@ def measure(asked: argparse.Namespace) -> tuple[dict[int, list[Place]], dict[str
     with workspace(Path(tempfile.gettempdir())) as space, progress({"measure": 1}) as show, ExitStack() as stack:
         costs = measure_costs()
         facts = machine_facts(space.root.parent, costs)
-        opened = {name: Opened(Subject(name, "none"), space.fresh(name)) for name in (MSGPACK, ARROW, PICKLE)}
+        opened = {name: Opened(Subject(name), space.fresh(name)) for name in ("msgpack", "arrow", "pickle")}
         for one in opened.values():
             stack.enter_context(closing(one.cache))
         found = {rows: prepare(opened, rows) for rows in asked.rows or ROWS}
-        timings = {
-            f"{rows} {number} {name}": getattr(place, name)
-            for rows, places in found.items()
-            for number, place in enumerate(places)
-            for name in ("encode", "decode")
-        }
-        share_out(list(timings.values()), asked.seconds * 1e9 / asked.repeats)
-        note = show("measure")
-        gc.freeze()  # what is held for the run is not looked through again and again while it decodes
-        try:
-            for step, (number, name) in enumerate(alternate(asked.repeats, list(timings))):
-                note(f"repetition {number + 1} of {asked.repeats}", step / (asked.repeats * len(timings)))
-                timings[name].measure(costs)
-        finally:
-            gc.unfreeze()
+        every = [place for places in found.values() for place in places]
+        measure_places(every, asked.seconds, asked.repeats, costs, show("measure"))
     return found, {name: facts[name] for name in ("CPU", "load", "Python")}
 
 
 def frames_table(found: Mapping[int, Sequence[Place]]) -> Table:
     """Show every way of storing every table."""
-    columns = ("rows", "of", "serializer", "encode", "decode", "size", "round trip", "interval")
-    table = Table("Frames and tables", columns, left=0)
+    table = Table(
+        "Frames and tables",
+        ("rows", "of", "serializer", "encode", "decode", "size", "round trip", "interval"),
+        left=0,
+    )
     for rows, places in found.items():
-        for place in places:
-            faster = ratio_spread(places[0].both, place.both)
+        both = [[sum(pair) for pair in zip(one.encode.times, one.decode.times, strict=True)] for one in places]
+        for place, mine in zip(places, both, strict=True):
+            faster = ratio_spread(both[0], mine)
             times = [duration(Spread.of(timing.times).median) for timing in (place.encode, place.decode)]
-            kind = "dictionaries" if place.kind == RAW else place.kind
             how = (f"{faster.median:.2f}x", between(faster, lambda value: f"{value:.2f}"))
-            table.rows.append((f"{rows:,}", kind, place.serializer, *times, f"{place.size / 1000:,.0f} KB", *how))
+            size = f"{place.stored / 1000:,.0f} KB"
+            table.rows.append((f"{rows:,}", place.kind, place.subject.serializer, *times, size, *how))
     some = next(iter(found.values()))[0]
     table.notes += [
         "round trip: how many times faster encoding and decoding are than msgpack of the rows as dictionaries,",
@@ -165,21 +103,18 @@ def frames_table(found: Mapping[int, Sequence[Place]]) -> Table:
     return table
 
 
-def parser() -> argparse.ArgumentParser:
+def options() -> argparse.ArgumentParser:
     """Describe the command line."""
-    made = argparse.ArgumentParser(COMMAND, description=(__doc__ or "").partition(":")[0] + ".")
+    made = parser("benchmarks.codecs.frames", __doc__, "docs")
     add = made.add_argument
     add("--rows", type=positive, action="append", help=f"of a table: {', '.join(map(str, ROWS))} (may be repeated)")
     add("--seconds", type=seconds, default=SECONDS, help="how long to measure, about (%(default)s)")
     add("--repeats", type=positive, default=REPEATS, help="repetitions, in each of which all take turns (%(default)s)")
-    add("--docs", type=Path, metavar="PAGE.md", help="put the table into this page")
     return made
 
 
 def work(asked: argparse.Namespace) -> int:
     """Measure, print the table, and put it into the page that was asked for."""
-    if asked.docs:
-        page.marked(asked.docs, MARK)
     try:
         found, facts = measure(asked)
     except WrongValueError as error:
@@ -197,10 +132,7 @@ def work(asked: argparse.Namespace) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, and explain what prevents it."""
-    made = parser()
-    asked = made.parse_args(arguments)
-    refuse_lost(made, Path(tempfile.gettempdir()), asked.docs)
-    return explained(made, lambda: work(asked), BenchmarkError)
+    return follow(options(), arguments, work, BenchmarkError, MARK)
 
 
 if __name__ == "__main__":

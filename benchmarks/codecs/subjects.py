@@ -2,39 +2,47 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from benchmarks.codecs.values import SIZES, records
+from benchmarks.peers.spec import BenchmarkError
 from diskcache_like import Cache
 from diskcache_like.errors import MissingDependency
 
+# Serializers for values of every kind here; "arrow" is for tables, which none of them is.
 SERIALIZERS: Mapping[str, str] = MappingProxyType(
     {"msgpack": "typed data", "json": "for other programs", "pickle": "any object"}
 )
-"""Serializers for values of every kind here; "arrow" is for tables, which none of them is."""
 COMPRESSORS: Mapping[str, tuple[int | None, ...]] = MappingProxyType(
     {"none": (None,), "lz4": (0, 9), "zlib": (1, 6, 9), "zstd": (-5, 1, 3, 9, 19)}
-)
-"""Levels of each compressor that are measured."""
+)  # with the levels that are measured
+TRAINED = ("msgpack", "json")  # serializers whose payloads a dictionary may be used for
+TRAINED_LEVEL = 3
+TRAINING_ENTRIES = 1_500
+TRAINING_SIZES = ("50B", "500B", "1KB")
+TRAINED_SIZES = (*TRAINING_SIZES, "10KB")
 NEVER_A_FILE = 1 << 30
 
 
 @dataclass(frozen=True)
 class Subject:
-    """One codec."""
+    """One codec; `trained`: with a dictionary made from records like those that are measured."""
 
     serializer: str
-    compressor: str
+    compressor: str = "none"
     level: int | None = None
+    trained: bool = False
 
     @property
     def label(self) -> str:
         """Return how it is shown."""
         compressor = "" if self.compressor == "none" else f" + {self.compressor} {self.level}"
-        return f"{self.serializer}{compressor}"
+        return f"{self.serializer}{compressor}{' trained' if self.trained else ''}"
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -44,6 +52,10 @@ class Subject:
             found |= {"compressor": self.compressor, "compress_level": self.level}
         return found
 
+    def takes(self, kind: str, size: str) -> bool:
+        """Tell whether it is measured on such values: a trained one only on what it was trained for."""
+        return not self.trained or (kind == "records" and size in TRAINED_SIZES)
+
 
 def subjects(serializers: Collection[str], compressors: Collection[str]) -> Iterator[Subject]:
     """Yield the codecs made of these, in the order in which they are shown."""
@@ -51,6 +63,8 @@ def subjects(serializers: Collection[str], compressors: Collection[str]) -> Iter
         for compressor in compressors:
             for level in COMPRESSORS[compressor]:
                 yield Subject(serializer, compressor, level)
+        if "zstd" in compressors and serializer in TRAINED:
+            yield Subject(serializer, "zstd", TRAINED_LEVEL, trained=True)
 
 
 class Opened:
@@ -68,33 +82,31 @@ class Opened:
             pickle="trusted",
             disk_min_file_size=NEVER_A_FILE,
         )
-        self._disk = self.cache.disk
+        if subject.trained:
+            self._train()
+        disk = self.cache.disk
+        self.encoder: Callable[[Any], Any] = lambda value: disk.encode(value, False, None)
+        self.decoder: Callable[[Any], Any] = lambda stored: disk.fetch(stored[0], None, stored[1], False)
 
-    def encode(self, value: Any) -> tuple[int, bytes]:
-        """Return the mode and the payload that the cache would store."""
-        mode, payload, _, _ = self._disk.encode(value, False, None)
-        return mode, payload
-
-    def encoder(self) -> Callable[[Any], Any]:
-        """Return the cache's own function that makes a payload of a value."""
-        disk = self._disk
-        return lambda value: disk.encode(value, False, None)
-
-    def decoder(self) -> Callable[[tuple[int, bytes]], Any]:
-        """Return the cache's own function that makes a value of what `encode` returned."""
-        disk = self._disk
-        return lambda stored: disk.fetch(stored[0], None, stored[1], False)
+    def _train(self) -> None:
+        """Fill the cache with records that are not measured, and let it make a dictionary of them."""
+        dice = random.Random("training")
+        with self.cache.transact():
+            for number in range(TRAINING_ENTRIES):
+                self.cache[number] = records(dice, SIZES[TRAINING_SIZES[number % len(TRAINING_SIZES)]])
+        if not self.cache.train().version:
+            raise BenchmarkError(f"a dictionary trained from {TRAINING_ENTRIES} records makes none of them smaller")
 
 
 def open_all(
     wanted: Collection[Subject], fresh: Callable[[str], Path]
-) -> tuple[dict[Subject, Opened], dict[str, list[Subject]]]:
-    """Open every subject; return those that open, and by reason the others, which need a package that is missing."""
+) -> tuple[dict[Subject, Opened], dict[str, list[str]]]:
+    """Open every subject; return those that open, and by reason the labels of others, for want of a package."""
     opened: dict[Subject, Opened] = {}
-    skipped: dict[str, list[Subject]] = {}
+    skipped: dict[str, list[str]] = {}
     for subject in wanted:
         try:
             opened[subject] = Opened(subject, fresh("codec"))
         except MissingDependency as error:
-            skipped.setdefault(str(error), []).append(subject)
+            skipped.setdefault(str(error), []).append(subject.label)
     return opened, skipped

@@ -88,10 +88,6 @@ def _grown(make: Callable[[], Any], size: int) -> list[Any]:
     return items
 
 
-def _word(dice: random.Random) -> str:
-    return "".join(dice.choice(CONSONANTS) + dice.choice(VOWELS) for _ in range(dice.choice((1, 2, 2, 3, 3, 4))))
-
-
 def _name(dice: random.Random) -> str:
     return f"{dice.choice(VOCABULARY).capitalize()} {dice.choice(VOCABULARY).capitalize()}"
 
@@ -101,12 +97,8 @@ def _day(dice: random.Random) -> str:
 
 
 def _order(dice: random.Random) -> dict[str, Any]:
-    return {
-        "sku": f"{dice.choice('ABCDEF')}-{dice.randrange(10**5):05}",
-        "quantity": dice.randrange(1, 9),
-        "price": round(dice.uniform(1, 500), 2),
-        "date": _day(dice),
-    }
+    sku = f"{dice.choice('ABCDEF')}-{dice.randrange(10**5):05}"
+    return {"sku": sku, "quantity": dice.randrange(1, 9), "price": round(dice.uniform(1, 500), 2), "date": _day(dice)}
 
 
 def _account(dice: random.Random) -> dict[str, Any]:
@@ -123,10 +115,12 @@ def _account(dice: random.Random) -> dict[str, Any]:
     }
 
 
-def _vocabulary() -> list[str]:
-    dice = random.Random("vocabulary")
-    return list(dict.fromkeys(_word(dice) for _ in range(6_000)))
+def _vocabulary(dice: random.Random) -> list[str]:
+    def word() -> str:
+        return "".join(dice.choice(CONSONANTS) + dice.choice(VOWELS) for _ in range(dice.choice((1, 2, 2, 3, 3, 4))))
+
+    return list(dict.fromkeys(word() for _ in range(6_000)))
 
 
-VOCABULARY = _vocabulary()
+VOCABULARY = _vocabulary(random.Random("vocabulary"))
 FREQUENCIES = list(accumulate(1 / (place + 1) ** ZIPF for place in range(len(VOCABULARY))))

@@ -24,7 +24,7 @@ from urllib.parse import quote
 
 import redis
 
-from benchmarks.servers import SERVERS, dying_with_us
+from benchmarks.peers.servers import SERVERS, dying_with_us
 from benchmarks.workspace import signals_held
 
 PATIENCE = 60.0  # seconds after which a test gives up on a server; no test waits for it to pass

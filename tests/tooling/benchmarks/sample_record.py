@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 
-from benchmarks.record import Absence, Calls, Record, ScenarioFacts, SubjectFacts, Trial
+from benchmarks.measure import Calls
+from benchmarks.report.record import Absence, Record, ScenarioFacts, SubjectFacts, Trial
 
 REPETITIONS = 5
 LABELS = {

@@ -18,8 +18,7 @@ from benchmarks import command, compare, duel, revisions
 from benchmarks.compare import BASE, BEYOND, FASTER, HEAD, SAME, SLOWER, UNCLEAR, WITHIN, Comparison
 from benchmarks.crew import Crew
 from benchmarks.duel import CALLS, Bound
-from benchmarks.intervals import median_interval
-from benchmarks.subjects import BenchmarkError
+from benchmarks.peers.spec import BenchmarkError
 
 from ...support.project import ROOT
 
@@ -96,22 +95,6 @@ def run(tmp_path: Path, base: str, head: str, *more: str) -> int:
         assert list(work.iterdir()) == []
 
 
-class TestInterval:
-    def test_the_ranks_are_those_of_the_tables(self) -> None:
-        assert median_interval(range(1, 41))[:2] == (14, 27)
-        assert median_interval(range(1, 10))[:2] == (2, 8)
-
-    def test_it_covers_what_it_says(self) -> None:
-        assert median_interval([3, 1, 2, 5, 4]) == (1, 5, 1 - 2 / 2**5)
-        assert median_interval(range(6))[2] == 1 - 2 / 2**6
-        assert all(median_interval(range(count))[2] >= 0.95 for count in range(6, 300))
-
-    def test_too_few_values(self) -> None:
-        assert median_interval([7]) == (7, 7, 0)
-        with pytest.raises(ValueError, match="at least one"):
-            median_interval([])
-
-
 class TestVerdict:
     @pytest.mark.parametrize(
         ("ratios", "verdict"),
@@ -127,7 +110,7 @@ class TestVerdict:
         ],
     )
     def test_only_a_whole_interval_beyond_the_threshold_counts(self, ratios: list[float], verdict: str) -> None:
-        assert Comparison("set", ratios).verdict(0.1) == verdict
+        assert Comparison(ratios).verdict(0.1) == verdict
 
     @pytest.mark.parametrize(
         ("ratios", "verdict"),
@@ -135,13 +118,13 @@ class TestVerdict:
     )
     def test_a_bound_fails_only_where_the_whole_interval_is_beyond_it(self, ratios: list[float], verdict: str) -> None:
         bound = Bound("set-tagged", "set-untagged", 1.25)
-        one = Comparison(str(bound), ratios)
+        one = Comparison(ratios)
         assert one.verdict_on(bound) == verdict
-        status = compare.SLOWER_FOUND if verdict == BEYOND else command.GOOD
+        status = command.MISSED_ONE if verdict == BEYOND else command.GOOD
         assert compare.conclude(compare.Result(bounds={bound: one}), 0.1) == status
 
     def test_both_blocks_of_a_repetition_make_one_ratio(self) -> None:
-        comparison = Comparison("set")
+        comparison = Comparison()
         comparison.add({BASE: [1, 3], HEAD: [2, 4]})
         assert comparison.ratios == [1.5]
         assert comparison.per_call == {BASE: [1, 3], HEAD: [2, 4]}
@@ -169,28 +152,29 @@ class TestRevisions:
         assert sorted(path.name for path in found.iterdir()) == ["__init__.py", "fresh.py"]
         assert "range" in (found / "__init__.py").read_text()
 
-    def test_a_helper_is_compiled_for_both_or_for_none(self, checkout: Path, tmp_path: Path) -> None:
-        pytest.importorskip("cffi")
-        builder = checkout / revisions.BUILDER
-        builder.parent.mkdir()
-        program = "import pathlib; pathlib.Path(__file__).with_name('_native.so').write_text('{}')"
-        builder.write_text(program.format("second"))
-        commit("second")
-        builder.write_text(program.format("third"))
-        commit("third")
-        builder.write_text("import sys; sys.exit('no compiler')")
+    def test_a_helper_is_compiled_in_each_revisions_own_way_for_both_or_for_none(
+        self, checkout: Path, tmp_path: Path
+    ) -> None:
+        program = "import pathlib; pathlib.Path({}, '_native.so').write_text('{}')"
+        (checkout / revisions.BUILDER).parent.mkdir()
+        (checkout / revisions.BUILDER).write_text(program.format("'diskcache_like', 'coherence'", "old"))
+        commit("old")
+        (checkout / "setup.py").write_text(program.format("'diskcache_like', 'coherence'", "new"))
+        commit("new")
+        (checkout / "setup.py").write_text("import sys; sys.exit('no compiler')")
         commit("broken")
-        names = ("first", "second", "third", "broken")
+        names = ("first", "old", "new", "broken")
         found = {name: revisions.export(checkout, name, tmp_path / name) for name in names}
 
         def build(*chosen: str) -> tuple[str, list[str]]:
             told = revisions.build_helpers([found[name] for name in chosen], tmp_path / "-".join(chosen))
-            built = [found[name].directory / revisions.BUILDER.with_name("_native.so") for name in chosen]
-            return told, [path.read_text() for path in built if path.exists()]
+            built = [path for name in chosen for path in found[name].directory.glob(revisions.HELPERS)]
+            return told, [path.read_text() for path in built]
 
-        assert build("second", "third") == ("compiled for both", ["second", "third"])
-        assert build("first", "second") == ("compiled; first has no source for it", ["second"])
-        assert build("second", "broken") == ("none: it cannot be compiled in broken (no compiler)", [])
+        assert build("old", "new") == ("compiled for both", ["old", "new"])
+        assert build("first", "new") == ("compiled; first has no source for it", ["new"])
+        assert build("old", "broken") == ("none: it cannot be compiled in broken (no compiler)", [])
+        assert build("first", "first") == ("none: the revisions have no source for it", [])
 
 
 class TestCompare:
@@ -202,7 +186,7 @@ class TestCompare:
         commit("second")
         written = tmp_path / "found.json"
         calls = ["--only", "set", "--only", "hot-get", "--json", str(written)]
-        assert run(tmp_path, "first", "second", *calls) == compare.SLOWER_FOUND
+        assert run(tmp_path, "first", "second", *calls) == command.MISSED_ONE
         shown = capsys.readouterr().out
         assert "SLOWER: set: HEAD takes" in shown
         found = json.loads(written.read_text())["calls"]
@@ -211,23 +195,20 @@ class TestCompare:
         assert (found["set"]["verdict"], len(found["set"]["ratios"])) == (SLOWER, 18)
         assert found["set"]["low"] > 1.1
 
-    def test_the_other_way_round_it_is_faster(
+    def test_the_other_way_round_it_is_faster_and_what_is_not_committed_counts(
         self, checkout: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         write(BUSY)
         assert run(tmp_path, ".", "first", "--only", "set") == command.GOOD
         assert FASTER in capsys.readouterr().out
-
-    def test_a_change_that_is_not_committed_counts(self, checkout: Path, tmp_path: Path) -> None:
-        write(BUSY)
-        assert run(tmp_path, "HEAD", ".", "--only", "set") == compare.SLOWER_FOUND
+        assert run(tmp_path, "HEAD", ".", "--only", "set") == command.MISSED_ONE
 
     def test_contended_calls_show_it_too(
         self, checkout: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         write(BUSY)
         calls = ["--only", "contended-set", "--processes", "2", "--repeats", "36", "--seconds", "1"]
-        assert run(tmp_path, "HEAD", ".", *calls) == compare.SLOWER_FOUND
+        assert run(tmp_path, "HEAD", ".", *calls) == command.MISSED_ONE
         assert "SLOWER: contended-set" in capsys.readouterr().out
 
     def test_a_call_that_takes_too_long_beside_another_one_fails(
@@ -238,7 +219,7 @@ class TestCompare:
         )
         calls = ["--only", "set-tagged", "--threshold", "900%", "--json", str(tmp_path / "found.json")]
         write(more=slow)
-        assert run(tmp_path, ".", ".", *calls) == compare.SLOWER_FOUND
+        assert run(tmp_path, ".", ".", *calls) == command.MISSED_ONE
         assert "BEYOND: set-tagged takes" in capsys.readouterr().out
         write(more=slow.replace("8_000", "2_000"))
         assert run(tmp_path, ".", ".", *calls) == command.GOOD
@@ -335,9 +316,8 @@ class TestCompare:
 def test_every_call_runs_on_the_package_itself(tmp_path: Path) -> None:
     with Crew(1) as crew:
         assert crew.run(duel.take_side, [duel.Side(ROOT, tmp_path / "caches", 0)]) == [[]]
-        for name, call in CALLS.items():
-            job = duel.measure_together if call.contended else duel.measure_block
-            ((began, ended),) = crew.run(job, [duel.Block(name, 1, 25)])
+        for name in CALLS:
+            ((began, ended),) = crew.run(duel.measure_block, [duel.Block(name, 1, 25)])
             assert ended > began, name
 
 

@@ -11,13 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import django_page
+from benchmarks import django_page, page
 from benchmarks.django_page import Amounts, Results, right
-from benchmarks.subjects import BenchmarkError
-from benchmarks.web_load import load
-from benchmarks.workspace import Workspace
-
-SHORT = Amounts(rounds=1, seconds=30, requests=12, clients=2, workers=2)
+from benchmarks.peers.spec import BenchmarkError
+from benchmarks.web_load import Load
 
 
 class Answer(http.server.BaseHTTPRequestHandler):
@@ -47,26 +44,21 @@ def server(tmp_path: Path) -> Iterator[Path]:
         thread.join()
 
 
-def test_a_load_ends_with_its_requests(server: Path) -> None:
-    found = load(server, 2, 10, 60, lambda body, number: body == b"hello")
-    assert len(found.times) == 10
-    assert found.rate > 0
-    assert min(found.times) > 0
+def test_a_load_ends_with_its_requests_or_its_time(server: Path) -> None:
+    load = Load(server, 2, 10, 60, lambda body, number: body == b"hello")
+    assert load.run() > 0
+    assert len(load.times) == 10
+    assert min(load.times) > 0
+    brief = Load(server, 1, 1_000_000, 1e-9, lambda body, number: True)
+    brief.run()
+    assert len(brief.times) == 1
 
 
-def test_a_load_ends_with_its_time(server: Path) -> None:
-    found = load(server, 1, 1_000_000, 1e-9, lambda body, number: True)
-    assert len(found.times) == 1
-
-
-def test_a_wrong_answer_is_an_error(server: Path) -> None:
+def test_a_wrong_answer_and_none_are_errors(server: Path) -> None:
     with pytest.raises(BenchmarkError, match="hello"):
-        load(server, 1, 10, 60, right)
-
-
-def test_nobody_there_is_an_error(tmp_path: Path) -> None:
+        Load(server, 1, 10, 60, right).run()
     with pytest.raises(BenchmarkError, match="FileNotFoundError"):
-        load(tmp_path / "nowhere", 1, 10, 60, right)
+        Load(server.with_name("nowhere"), 1, 10, 60, right).run()
 
 
 def test_a_page_is_right_with_all_its_fragments_and_the_visits_of_its_session() -> None:
@@ -78,24 +70,29 @@ def test_a_page_is_right_with_all_its_fragments_and_the_visits_of_its_session() 
 
 def test_a_short_run_serves_the_page_from_both_caches(tmp_path: Path) -> None:
     pytest.importorskip("gunicorn")
-    results = django_page.measure(SHORT, ["diskcache_like", "diskcache"], Workspace(tmp_path))
-    assert {name: [one["requests"] for one in rounds] for name, rounds in results.rounds.items()} == {
+    written, filled = tmp_path / "found.json", tmp_path / "page.md"
+    filled.write_text("{}\n{}\n".format(*page.marks(django_page.MARK)))
+    few = ["--rounds", "1", "--requests", "12", "--clients", "2", "--workers", "2"]
+    both = ["--backend", "diskcache_like", "--backend", "diskcache"]
+    files = ["--directory", str(tmp_path), "--json", str(written), "--docs", str(filled)]
+    assert django_page.main([*few, *both, *files]) == 0
+    found = json.loads(written.read_text())["rounds"]
+    assert {name: [one["requests"] for one in rounds] for name, rounds in found.items()} == {
         "diskcache_like": [12],
         "diskcache": [12],
     }
-    assert "requests/s" in django_page.table(results, SHORT).markdown()
+    assert "requests/s" in filled.read_text()
 
 
 def test_a_site_that_cannot_start_is_an_error_with_its_last_word(tmp_path: Path) -> None:
     pytest.importorskip("gunicorn")
     broken = {"BACKEND": "no.such.Backend", "LOCATION": str(tmp_path)}
-    with django_page.site(broken, tmp_path / "site", 1) as path, pytest.raises(BenchmarkError):
-        load(path, 1, 1, 10, right)
+    with pytest.raises(BenchmarkError), django_page.site(broken, tmp_path / "site", 1) as path:
+        Load(path, 1, 1, 10, right).run()
 
 
 def test_a_table_names_who_is_missing() -> None:
     one = {"requests": 10, "per_second": 123.4, "p50": 2e6, "p99": 9e6, "max": 1e7}
-    made = django_page.table(Results({"diskcache_like": [one]}, {"redis": "no redis-server here"}), SHORT).text()
+    made = django_page.table(Results({"diskcache_like": [one]}, {"redis": "no redis-server here"}), Amounts()).text()
     assert "diskcache_like         123  2.00 ms  9.00 ms" in made
     assert "Redis left out: no redis-server here" in made
-    json.dumps(one)

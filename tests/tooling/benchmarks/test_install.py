@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import install
+from benchmarks.peers import install
 
 
 def test_a_client_that_cannot_be_installed_is_named_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,17 +6,19 @@ import multiprocessing
 import os
 import select
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks import adapters, catalogue, subjects
-from benchmarks.catalogue import FEATURES, SUBJECTS, Available, available, known
-from benchmarks.scenarios import SCENARIOS
-from benchmarks.servers import running
-from benchmarks.subjects import (
+from benchmarks.peers import adapters
+from benchmarks.peers import spec as specs
+from benchmarks.peers.catalogue import SUBJECTS, Available, Candidate, available
+from benchmarks.peers.servers import SERVERS, running, version
+from benchmarks.peers.spec import (
+    OURS,
     BenchmarkError,
     MissingFeature,
     MissingSubject,
@@ -26,6 +28,7 @@ from benchmarks.subjects import (
     feature_or_none,
     load_items,
 )
+from benchmarks.workloads.scenarios import SCENARIOS
 from benchmarks.workspace import Workspace
 
 MEGABYTE = bytes(range(256)) * 4096
@@ -71,35 +74,46 @@ def opened(spec: Spec, tmp_path: Path) -> Iterator[Any]:
 TWINS = {name for name in SUBJECTS if name.startswith("fanout-")} - {"fanout-8-10ms"}
 
 
+# What a subject cannot do at all; `push` stands for the queue, `evict` for tags.
+LACKS = {
+    "diskcache-fanout-8": {"push"},
+    "diskcache-fanout-4-1s": {"push"},
+    "pysciqlop": {"push"},
+    "cachekit": {"incr", "push", "get_many", "set_many", "clear", "evict"},
+    "memcached": {"push", "evict", "memoize"},
+    "redis": {"evict", "memoize"},
+    "lmdb": {"push", "evict", "memoize"},
+    "sqlitedict": {"incr", "push", "get_many", "evict", "memoize"},
+    "django-file": {"push", "evict", "memoize"},
+    "django-memory": {"push", "evict", "memoize"},
+    "lru-cache": {"set", "delete", "incr", "push", "get_many", "evict"},
+    "cachebox": {"incr", "push", "get_many", "evict"},
+}
+FEATURES = {"incr", "push", "clear", "evict", "memoize"}
+
+
 def everyone(*features: str) -> pytest.MarkDecorator:
     """Run a test for each subject that offers all the features; twins take only the test of what all have to do."""
-    names = [name for name, one in SUBJECTS.items() if {*features} <= one.offers]
+    found = [name for name in SUBJECTS if not {*features} & LACKS.get(name, set())]
     whole = features == ("set", "delete")
-    return pytest.mark.parametrize("name", [name for name in names if whole or name not in TWINS])
+    return pytest.mark.parametrize("name", [name for name in found if whole or name not in TWINS])
 
 
-def test_the_catalogue_is_in_the_order_of_tables() -> None:
-    ours = ["cache", "cache-cold", "fanout-4-1s", "fanout-8-10ms"]
-    theirs = ["diskcache", "diskcache-fanout-8", "diskcache-fanout-4-1s", "diskcache-rs", "pysciqlop", "cachekit"]
-    theirs += ["memcached", "redis", "lmdb", "sqlitedict", "django-file", "django-memory", "lru-cache", "cachebox"]
-    assert list(SUBJECTS) == ours + theirs
+def test_every_subject_is_in_a_scenario_under_a_label_of_its_own() -> None:
+    measured = {name for one in SCENARIOS.values() for step in (*one.steps, 0) for name in one.subjects_at(step)}
+    assert set(SUBJECTS) == measured
     assert len({one.label for one in SUBJECTS.values()}) == len(SUBJECTS)
 
 
-def test_every_subject_is_in_a_scenario() -> None:
-    measured = {name for one in SCENARIOS.values() for step in (*one.steps, 0) for name in one.subjects_at(step)}
-    assert set(SUBJECTS) == measured
-
-
-def test_names_come_in_the_order_of_the_catalogue_and_once() -> None:
-    assert known(["redis", "cache", "redis"]) == ["cache", "redis"]
-
-
-def test_an_unknown_name_is_told_with_the_known_ones() -> None:
-    with pytest.raises(BenchmarkError, match=r"'memcache'; did you mean 'memcached'\? Known are: cache, .*cachebox"):
-        known(["cache", "memcache"])
-    with pytest.raises(BenchmarkError, match=r"'zzz'\. Known are"):
-        known(["zzz"])
+def test_a_missing_module_class_or_method_is_named(tmp_path: Path) -> None:
+    with pytest.raises(MissingSubject, match=r"cannot import no_such_module_.*install it with: pip install it"):
+        Spec("it", "no_such_module_", "pip install it").load()
+    with pytest.raises(MissingFeature, match="it has no Cache"):
+        Spec("it", "json", "").open(tmp_path)
+    with pytest.raises(MissingSubject, match="pip install one-that-is-missing"):
+        adapters.client("one_that_is_missing", "one-that-is-missing")
+    changed = OURS.having(a=1, b=2).having("FanoutCache", b=3)
+    assert (changed.kind, dict(changed.settings), OURS.settings) == ("FanoutCache", {"a": 1, "b": 3}, ())
 
 
 @everyone("set", "delete")
@@ -113,10 +127,6 @@ def test_it_keeps_what_is_set_until_it_is_deleted(opened: Any) -> None:
             assert type(opened.get(key)) is bytes
         opened.delete(key)
         assert opened.get(key) is None
-
-
-@everyone("set")
-def test_it_keeps_a_megabyte(opened: Any) -> None:
     opened.set("large", MEGABYTE)
     assert opened.get("large") == MEGABYTE
 
@@ -133,7 +143,7 @@ def test_one_key_as_text_and_as_bytes_is_not_mixed_up_with_another(opened: Any) 
 @everyone()
 def test_it_is_filled_in_batches(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for size in ("LOAD_MANY", "LOAD_BATCH"):
-        monkeypatch.setattr(subjects, size, 10)
+        monkeypatch.setattr(specs, size, 10)
     load_items(opened, ((f"key:{number}", b"%d" % number) for number in range(25)))
     assert [opened.get(f"key:{number}") for number in range(26)] == [*(b"%d" % number for number in range(25)), None]
 
@@ -145,14 +155,14 @@ def test_no_default_limit_on_entries_is_left(opened: Any) -> None:
 
 
 @everyone()
-def test_it_can_do_what_it_claims_and_nothing_else(name: str, opened: Any) -> None:
-    lacks = SUBJECTS[name].lacks
-    for one in FEATURES - {"set", "delete", "get_many", "set_many"}:
+def test_what_it_cannot_do_is_said(name: str, opened: Any) -> None:
+    lacks = LACKS.get(name, set())
+    for one in FEATURES:
         assert bool(feature_or_none(opened, one)) is (one not in lacks), one
     assert bool(feature_or_none(opened, "pull")) is ("push" not in lacks)
-    if lacks >= {"get_many"} or lacks >= {"set_many"}:
+    for one in {"get_many", "set_many"} & lacks:
         with pytest.raises(MissingFeature):
-            bulk(opened)
+            bulk(opened, one)
 
 
 @everyone("incr")
@@ -171,11 +181,11 @@ def test_it_queues(opened: Any) -> None:
 @everyone("get_many", "set_many")
 def test_it_reads_and_writes_many_at_once(opened: Any) -> None:
     items = {f"key:{number}": b"%d" % number for number in range(100)}
-    many = bulk(opened)
-    many.set_many(items)
-    assert many.get_many([*items, "missing"]) == items
-    many.set_many({"key:0": b"new"})
-    assert many.get_many(["key:0", "missing"]) == {"key:0": b"new"}
+    get_many, set_many = (bulk(opened, one) for one in ("get_many", "set_many"))
+    set_many(items)
+    assert get_many([*items, "missing"]) == items
+    set_many({"key:0": b"new"})
+    assert get_many(["key:0", "missing"]) == {"key:0": b"new"}
     assert opened.get("key:0") == b"new"
 
 
@@ -219,9 +229,9 @@ def test_it_keeps_objects(name: str, spec: Spec, tmp_path: Path) -> None:
             assert subject.get(key) == value
             assert type(subject.get(key)) is type(value)
         assert subject.get("missing") is None
-        if {"get_many", "set_many"} <= SUBJECTS[name].offers:
-            bulk(subject).set_many({"many": OBJECTS["records"]})
-            assert bulk(subject).get_many(["many", "missing"]) == {"many": OBJECTS["records"]}
+        if not {"get_many", "set_many"} & LACKS.get(name, set()):
+            bulk(subject, "set_many")({"many": OBJECTS["records"]})
+            assert bulk(subject, "get_many")(["many", "missing"]) == {"many": OBJECTS["records"]}
 
 
 def look(spec: Spec, directory: Path, found: Any) -> None:
@@ -277,7 +287,7 @@ class Broken:
 
 def test_what_cannot_be_measured_is_left_out_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for kind in (Absent, Broken):
-        candidate = catalogue.Candidate(Spec(kind.__name__, __name__, "", kind.__name__), kind.__name__)
+        candidate = Candidate(Spec(kind.__name__, __name__, "", kind.__name__), kind.__name__)
         monkeypatch.setitem(SUBJECTS, kind.__name__.lower(), candidate)
     with available(["cachebox", "lru-cache", "absent", "broken"], Workspace(tmp_path)) as found:
         assert "lru-cache" in found.specs
@@ -286,6 +296,22 @@ def test_what_cannot_be_measured_is_left_out_with_the_reason(tmp_path: Path, mon
     assert (absent.failed, broken.failed) == (False, True)
     assert broken.reason == "OSError: out of order"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_server_that_cannot_run_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert version("redis") == ""
+    with pytest.raises(MissingSubject, match="apt-get install memcached"), running("memcached", tmp_path / "server"):
+        pass
+    (tmp_path / "redis-server").write_text(f"#!{sys.executable}\nimport sys; print('v=7.0.15'); sys.exit(7)")
+    (tmp_path / "redis-server").chmod(0o700)
+    assert version("redis") == "7.0.15"
+    with pytest.raises(BenchmarkError, match="status 7"), running("redis", tmp_path / "server"):
+        pass
+    with pytest.raises(BenchmarkError, match="shorter path"), running("redis", tmp_path / ("long" * 30)):
+        pass
+    assert SERVERS["memcached"].arguments("socket", 64)[2:4] == ["-m", "64"]
+    assert "--maxmemory" not in SERVERS["redis"].arguments("socket", None)
 
 
 @pytest.mark.parametrize("name", ["memcached", "redis"])
@@ -324,7 +350,7 @@ class TestServers:
 
     def test_one_that_dies_is_told_and_does_not_disturb(self, limited: Any, capsys: pytest.CaptureFixture[str]) -> None:
         with running(limited.program.removesuffix("-server"), limited.socket.parent / "other") as server:
-            os.kill(server.pid, signal.SIGKILL)
+            os.kill(server.process.pid, signal.SIGKILL)
             server.process.wait()
             with pytest.raises(BenchmarkError, match="SIGKILL"):
                 server.usage()
@@ -344,7 +370,7 @@ class TestServers:
 
 def start_and_die(name: str, directory: Path, pids: Any) -> None:
     with running(name, directory) as server:
-        pids.put(server.pid)
+        pids.put(server.process.pid)
         os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import usage
-from benchmarks.subjects import BenchmarkError
+from benchmarks.peers.spec import BenchmarkError
 
 LARGE = 64 << 20
 

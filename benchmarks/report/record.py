@@ -1,0 +1,150 @@
+"""What a run found: plain data that is written as JSON, and read again to print tables and to draw plots.
+
+All times are nanoseconds unless a name says otherwise, all sizes bytes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from benchmarks.measure import CURVE, Calls
+from benchmarks.peers.spec import BenchmarkError
+
+FORMAT = 2
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One repetition of one scenario on one subject.
+
+    `misses` are by design, `timeouts` are calls that returned without having got a lock in time, whether a read that
+    looks like a miss or a write that did nothing; `unexpected` misses and `wrong` values make a subject's numbers
+    worthless. `peak_memory` is what the processes needed above what they had before opening the subject.
+    `step` is the axis of a scenario that has one: processes, bytes of a value, entries.
+    """
+
+    scenario: str
+    subject: str
+    repetition: int
+    processes: int
+    step: int
+    seconds: float
+    operations: int
+    calls: dict[str, Calls]
+    misses: int = 0
+    timeouts: int = 0
+    unexpected: int = 0
+    wrong: int = 0
+    cpu_seconds: float = 0.0
+    server_cpu_seconds: float = 0.0
+    peak_memory: int = 0
+    disk_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class SubjectFacts:
+    """How a subject is shown, and what has to be known when reading its numbers."""
+
+    label: str
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class ScenarioFacts:
+    """What a scenario asks, how its tables and plots are titled, and the unit of its `step`, if it has one."""
+
+    title: str
+    question: str
+    step: str = ""
+
+
+@dataclass(frozen=True)
+class Absence:
+    """A subject that was left out of a scenario, or of all (`scenario` empty), and why; `failed` if it broke down."""
+
+    subject: str
+    reason: str
+    scenario: str = ""
+    failed: bool = False
+
+
+@dataclass
+class Record:
+    """One whole run."""
+
+    machine: dict[str, str]
+    options: dict[str, Any]
+    subjects: dict[str, SubjectFacts]
+    scenarios: dict[str, ScenarioFacts]
+    trials: list[Trial] = field(default_factory=list)
+    absences: list[Absence] = field(default_factory=list)
+
+    def of(self, scenario: str, step: int | None = None) -> dict[str, list[Trial]]:
+        """Return the trials of a scenario (at one step) by subject, in the order of `subjects`."""
+        found: dict[str, list[Trial]] = {name: [] for name in self.subjects}
+        for trial in self.trials:
+            if trial.scenario == scenario and step in (None, trial.step):
+                found[trial.subject].append(trial)
+        return {name: trials for name, trials in found.items() if trials}
+
+    def steps(self, scenario: str) -> list[int]:
+        """Return the steps of a scenario that were measured, in order."""
+        return sorted({trial.step for trial in self.trials if trial.scenario == scenario})
+
+    def label(self, subject: str) -> str:
+        """Return how a subject is shown; one that was never measured goes by its own name."""
+        return self.subjects[subject].label if subject in self.subjects else subject
+
+    def save(self, path: Path) -> None:
+        """Write the run as JSON."""
+        save(path, FORMAT, self)
+
+
+def load(path: Path) -> Record:
+    """Read a run that `save` wrote; raise BenchmarkError for any other file."""
+    return read(path, FORMAT, _record)
+
+
+def save(path: Path, number: int, found: Any) -> None:
+    """Write a dataclass as JSON, with the number of its format."""
+    text = json.dumps({"format": number, **asdict(found)}, ensure_ascii=False, indent=1)
+    path.write_text(text + "\n", encoding="utf-8")
+
+
+def read(path: Path, number: int, made: Callable[[dict[str, Any]], Found]) -> Found:
+    """Read what was written in a format; raise BenchmarkError for any other file."""
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+        if told.pop("format") != number:
+            raise BenchmarkError(f"{path} was written by another version of the benchmarks; measure again")
+        return made(told)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BenchmarkError(f"{path} is not a record of a benchmark run: {error}") from error
+
+
+def _record(told: dict[str, Any]) -> Record:
+    record = Record(
+        told["machine"],
+        told["options"],
+        {name: SubjectFacts(**facts) for name, facts in told["subjects"].items()},
+        {name: ScenarioFacts(**facts) for name, facts in told["scenarios"].items()},
+        absences=[Absence(**one) for one in told["absences"]],
+    )
+    for one in told["trials"]:
+        trial = Trial(**{**one, "calls": {name: _calls(name, calls) for name, calls in one["calls"].items()}})
+        if trial.subject not in record.subjects or trial.scenario not in record.scenarios:
+            raise ValueError(f"a trial of {trial.subject!r} in {trial.scenario!r}, which the record does not describe")
+        record.trials.append(trial)
+    return record
+
+
+def _calls(name: str, told: dict[str, Any]) -> Calls:
+    made = Calls(**{**told, "curve": tuple(told["curve"])})
+    if len(made.curve) != (len(CURVE) if made.count else 0):
+        raise ValueError(f"{len(made.curve)} points on the curve of {name!r}, expected {len(CURVE)}")
+    return made
