@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 
-from benchmarks.command import FAILED, GOOD, add_amounts, follow, parser, progress, run_as_command
+from benchmarks.command import FAILED, GOOD, add_amounts, follows, parser, progress, run_as_command
 from benchmarks.measure import awake, measure_costs
 from benchmarks.part import PARTS, measured
 from benchmarks.peers.catalogue import SUBJECTS
@@ -37,7 +37,6 @@ AMOUNTS = {
 
 
 def options() -> argparse.ArgumentParser:
-    """Describe the command line."""
     made = parser("benchmarks", __doc__, "directory", "out")
     add = made.add_argument
     add("--scenario", metavar="NAME", action="append", help="measure only this scenario (may be repeated)")
@@ -104,9 +103,7 @@ def judged(record: Record, problems: Sequence[str] = ()) -> int:
     return FAILED if bad else GOOD
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, and explain what prevents it."""
-    return follow(options(), arguments, measure, BenchmarkError)
+main = follows(options, measure, BenchmarkError)
 
 
 if __name__ == "__main__":

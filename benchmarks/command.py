@@ -75,39 +75,41 @@ def add_only(made: argparse.ArgumentParser, what: str, names: Collection[str]) -
     )
 
 
-def follow(
-    made: argparse.ArgumentParser,
-    arguments: Sequence[str] | None,
+def follows(
+    options: Callable[[], argparse.ArgumentParser],
     work: Callable[[argparse.Namespace], int],
     unusable: type[BenchmarkError],
     *marks: str,
-) -> int:
-    """Read the command line, do the work and return the exit status, having said in one line what prevented it.
+) -> Callable[..., int]:
+    """Return the main function of a command, which takes arguments in place of the command line's, for tests.
 
-    What would be lost for want of a directory, or of one of the `marks` in a page, is refused before anything is
-    measured. `unusable`: errors that are about what was asked for; others mean that a measurement failed.
+    It does the work and returns the exit status, having said in one line what prevented it. What would be lost for want
+    of a directory, or of one of the `marks` in a page, is refused before anything is measured. `unusable`: errors that
+    are about what was asked for; others mean that a measurement failed.
     """
-    asked = made.parse_args(arguments)
-    program = made.prog.removeprefix("python -m ")
-    files = [path.parent for name in WRITTEN if (path := getattr(asked, name, None))]
-    for needed in (getattr(asked, "directory", Path()), *files):
-        if not needed.is_dir():
-            made.error(f"no such directory: {needed}")
-    try:
-        if getattr(asked, "docs", None):
-            for mark in marks:
+
+    def main(arguments: Sequence[str] | None = None) -> int:
+        made = options()
+        asked = made.parse_args(arguments)
+        program = made.prog.removeprefix("python -m ")
+        files = [path.parent for name in WRITTEN if (path := getattr(asked, name, None))]
+        for needed in (getattr(asked, "directory", Path()), *files):
+            if not needed.is_dir():
+                made.error(f"no such directory: {needed}")
+        begun = False
+        try:
+            for mark in marks if getattr(asked, "docs", None) else ():
                 page.marked(asked.docs, mark)
-    except BenchmarkError as error:
-        print(f"{program}: {error}", file=sys.stderr)
-        return UNUSABLE
-    try:
-        return work(asked)
-    except BenchmarkError as error:
-        print(f"{program}: {error}", file=sys.stderr)
-        return UNUSABLE if isinstance(error, unusable) else FAILED
-    except KeyboardInterrupt:
-        print(f"{program}: interrupted", file=sys.stderr)
-        return INTERRUPTED
+            begun = True
+            return work(asked)
+        except BenchmarkError as error:
+            print(f"{program}: {error}", file=sys.stderr)
+            return FAILED if begun and not isinstance(error, unusable) else UNUSABLE
+        except KeyboardInterrupt:
+            print(f"{program}: interrupted", file=sys.stderr)
+            return INTERRUPTED
+
+    return main
 
 
 @contextmanager

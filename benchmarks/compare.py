@@ -21,7 +21,7 @@ from benchmarks.command import (
     MISSED_ONE,
     add_amounts,
     add_only,
-    follow,
+    follows,
     parser,
     print_facts,
     progress,
@@ -119,7 +119,6 @@ def percentage(text: str) -> float:
 
 
 def options() -> argparse.ArgumentParser:
-    """Describe the command line."""
     made = parser("benchmarks.compare", __doc__, "directory", "json")
     add = made.add_argument
     add("base", metavar="BASE", help="a branch, tag or commit, or . for the working tree as it is")
@@ -303,9 +302,7 @@ def conclude(result: Result, threshold: float) -> int:
     return MISSED_ONE if bad else GOOD
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Compare, and explain what prevents it."""
-    return follow(options(), arguments, compare, RevisionError)
+main = follows(options, compare, RevisionError)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks import django_site, page
-from benchmarks.command import GOOD, add_amounts, follow, parser, print_facts, progress, run_as_command, write_json
+from benchmarks.command import GOOD, add_amounts, follows, parser, print_facts, progress, run_as_command, write_json
 from benchmarks.measure import alternate, measure_costs, percentile
 from benchmarks.peers.adapters import client
 from benchmarks.peers.catalogue import SUBJECTS
@@ -198,7 +198,6 @@ def table(results: Results, amounts: Amounts) -> Table:
 
 
 def options() -> argparse.ArgumentParser:
-    """Describe the command line."""
     made = parser("benchmarks.django_page", __doc__, "directory", "json", "docs")
     told = "only this backend (may be repeated)"
     made.add_argument("--backend", choices=list(BACKENDS), action="append", help=told)
@@ -223,9 +222,7 @@ def run(asked: argparse.Namespace) -> int:
     return GOOD
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, and explain what prevents it."""
-    return follow(options(), arguments, run, MissingSubject, MARK)
+main = follows(options, run, MissingSubject, MARK)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from benchmarks.command import (
     GOOD,
     MISSED_ONE,
     add_only,
-    follow,
+    follows,
     parser,
     print_facts,
     run_as_command,
@@ -44,7 +44,6 @@ VERDICTS = (AIM, MUST, UNCLEAR, MISSED, UNMEASURED)
 
 
 def options() -> argparse.ArgumentParser:
-    """Describe the command line."""
     made = parser("benchmarks.objectives", __doc__, "directory", "report", "docs", "json")
     add_only(made, "section", SECTIONS)
     made.add_argument("--complete", action="store_true", help="fail also if an objective was not measured")
@@ -125,9 +124,7 @@ def check(asked: argparse.Namespace) -> int:
     return status(asked, record, outcomes)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Check the objectives, and explain what prevents it."""
-    return follow(options(), arguments, check, MissingSubject, MARK)
+main = follows(options, check, MissingSubject, MARK)
 
 
 if __name__ == "__main__":

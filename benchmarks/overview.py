@@ -9,13 +9,12 @@ Exit status: as `python -m benchmarks` has it.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
 from benchmarks.__main__ import judged
-from benchmarks.command import GOOD, add_amounts, follow, parser, progress, run_as_command
+from benchmarks.command import GOOD, add_amounts, follows, parser, progress, run_as_command
 from benchmarks.measure import awake, measure_costs
 from benchmarks.peers.catalogue import SUBJECTS
 from benchmarks.peers.spec import BenchmarkError
@@ -74,7 +73,6 @@ def measure(amounts: Amounts, directory: Path) -> Record:
 
 
 def options() -> argparse.ArgumentParser:
-    """Describe the command line."""
     made = parser("benchmarks.overview", __doc__, "directory", "out", "docs")
     add_amounts(made, USUAL, AMOUNTS)
     told = "measure nothing; draw what an earlier run recorded"
@@ -98,9 +96,7 @@ def run(asked: argparse.Namespace) -> int:
     return status
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, and explain what prevents it."""
-    return follow(options(), arguments, run, BenchmarkError, OVERVIEW)
+main = follows(options, run, BenchmarkError, OVERVIEW)
 
 
 if __name__ == "__main__":

@@ -6,11 +6,10 @@ Exit status: 0 good; 2 the command line is wrong; 3 what was measured tells noth
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 
 from benchmarks import page
 from benchmarks.budgets import assess, of_sections
-from benchmarks.command import FAILED, GOOD, follow, parser, run_as_command
+from benchmarks.command import FAILED, GOOD, follows, parser, run_as_command
 from benchmarks.measure import Costs, measure_costs
 from benchmarks.peers.spec import DISKCACHE, OURS, BenchmarkError
 from benchmarks.report.machine import in_short, machine_facts
@@ -23,7 +22,6 @@ PARTS = ("awaited", "machines")  # which have peers of their own, and a place on
 
 
 def options() -> argparse.ArgumentParser:
-    """Describe the command line."""
     made = parser("benchmarks.part", __doc__, "directory", "docs")
     made.add_argument("name", choices=PARTS, help="the section, which is also the name of the place on the page")
     return made
@@ -53,9 +51,7 @@ def work(asked: argparse.Namespace) -> int:
     return FAILED if findings.problems else GOOD
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, and explain what prevents it."""
-    return follow(options(), arguments, work, BenchmarkError)
+main = follows(options, work, BenchmarkError)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ wrong; 3 a section failed; 130 interrupted.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from dataclasses import asdict
 
 from benchmarks.budgets import BUDGETS, MISSED, assess, of_sections
@@ -17,7 +16,7 @@ from benchmarks.command import (
     MISSED_ONE,
     add_amounts,
     add_only,
-    follow,
+    follows,
     parser,
     print_facts,
     run_as_command,
@@ -42,7 +41,6 @@ UNASKED = [name for name, section in SECTIONS.items() if section.unasked]
 
 
 def options() -> argparse.ArgumentParser:
-    """Describe the command line."""
     made = parser("benchmarks.quick", __doc__, "directory", "json")
     add = made.add_argument
     add_only(made, "section", SECTIONS)
@@ -78,9 +76,7 @@ def measure(asked: argparse.Namespace) -> int:
     return FAILED if record.failures else MISSED_ONE if asked.enforce and missed else GOOD
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, and explain what prevents it."""
-    return follow(options(), arguments, measure, MissingSubject)
+main = follows(options, measure, MissingSubject)
 
 
 if __name__ == "__main__":

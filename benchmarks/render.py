@@ -6,10 +6,9 @@ Exit status: 0 good; 2 the record cannot be read, matplotlib is not installed or
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.command import GOOD, follow, parser, run_as_command
+from benchmarks.command import GOOD, follows, parser, run_as_command
 from benchmarks.peers.spec import BenchmarkError
 from benchmarks.report.plots import FORMATS, draw
 from benchmarks.report.record import load
@@ -18,7 +17,6 @@ from benchmarks.report.tables import machine_text, scenario_tables
 
 
 def options() -> argparse.ArgumentParser:
-    """Describe the command line."""
     made = parser("benchmarks.render", __doc__, "docs")
     add = made.add_argument
     add("record", type=Path, metavar="RECORD.json", help="what a run of the benchmarks saved")
@@ -44,9 +42,7 @@ def render(asked: argparse.Namespace) -> int:
     return GOOD
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Render, and explain what prevents it."""
-    return follow(options(), arguments, render, BenchmarkError, RESULTS)
+main = follows(options, render, BenchmarkError, RESULTS)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import tempfile
 import zlib
-from collections.abc import Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -18,7 +17,7 @@ from benchmarks.codecs.matrix import Matrix, load, places
 from benchmarks.codecs.matrix import measure as measure_places
 from benchmarks.codecs.subjects import COMPRESSORS, SERIALIZERS, TRAINED_SIZES, TRAINING_SIZES, open_all, subjects
 from benchmarks.codecs.values import KINDS, SIZES, unit_apart
-from benchmarks.command import FAILED, GOOD, follow, parser, positive, progress, run_as_command, seconds
+from benchmarks.command import FAILED, GOOD, follows, parser, positive, progress, run_as_command, seconds
 from benchmarks.measure import measure_costs
 from benchmarks.peers.spec import BenchmarkError, named
 from benchmarks.report.machine import machine_facts
@@ -30,7 +29,6 @@ CHOICES = {"serializer": SERIALIZERS, "compressor": COMPRESSORS, "kind": KINDS, 
 
 
 def options() -> argparse.ArgumentParser:
-    """Describe the command line."""
     made = parser("benchmarks.codecs", __doc__, "json", "docs")
     add = made.add_argument
     for name, known in CHOICES.items():
@@ -97,9 +95,7 @@ def work(asked: argparse.Namespace) -> int:
     return FAILED if wrong else GOOD
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, and explain what prevents it."""
-    return follow(options(), arguments, work, BenchmarkError, report.CHOICE, report.NUMBERS)
+main = follows(options, work, BenchmarkError, report.CHOICE, report.NUMBERS)
 
 
 if __name__ == "__main__":

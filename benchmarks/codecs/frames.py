@@ -22,7 +22,7 @@ from benchmarks.codecs.matrix import Place, WrongValueError, alike
 from benchmarks.codecs.matrix import measure as measure_places
 from benchmarks.codecs.subjects import Opened, Subject
 from benchmarks.codecs.values import VOCABULARY
-from benchmarks.command import FAILED, GOOD, follow, parser, positive, progress, run_as_command, seconds
+from benchmarks.command import FAILED, GOOD, follows, parser, positive, progress, run_as_command, seconds
 from benchmarks.intervals import Spread, ratio_spread
 from benchmarks.measure import measure_costs
 from benchmarks.peers.spec import BenchmarkError
@@ -104,7 +104,6 @@ def frames_table(found: Mapping[int, Sequence[Place]]) -> Table:
 
 
 def options() -> argparse.ArgumentParser:
-    """Describe the command line."""
     made = parser("benchmarks.codecs.frames", __doc__, "docs")
     add = made.add_argument
     add("--rows", type=positive, action="append", help=f"of a table: {', '.join(map(str, ROWS))} (may be repeated)")
@@ -130,9 +129,7 @@ def work(asked: argparse.Namespace) -> int:
     return GOOD
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, and explain what prevents it."""
-    return follow(options(), arguments, work, BenchmarkError, MARK)
+main = follows(options, work, BenchmarkError, MARK)
 
 
 if __name__ == "__main__":

@@ -6,12 +6,11 @@ import random
 import statistics
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from benchmarks.crew import Crew, Gate
 from benchmarks.measure import ratios, time_once
-from benchmarks.peers.spec import BenchmarkError, Spec, Subject, feature, load_items
+from benchmarks.peers.spec import BenchmarkError, Subject, feature, load_items
 from benchmarks.report.text import Table, duration
 from benchmarks.workloads.section import Findings, Run, details, p50, rounds_table
 from benchmarks.workloads.singles import Single
@@ -21,30 +20,7 @@ SMALL = 10_000
 ROUNDS_PER_REPEAT = 3
 OPENS_PER_REPEAT = 5
 CALLS = ("get", "set", "delete")
-OPENING = {"fresh": "open + get, new process", "open": "open + get", "len": "len"}
-
-
-@dataclass(frozen=True)
-class Opening:
-    """What is opened, and the key that is read."""
-
-    spec: Spec
-    directory: Path
-    key: str
-
-    def open(self) -> Subject:
-        subject = self.spec.open(self.directory)
-        if subject.get(self.key) is None:
-            raise BenchmarkError(f"{self.spec.name} lost {self.key!r}")
-        return subject
-
-
-def open_once(_: Gate, plan: Opening) -> int:
-    """Time opening and one get in this process, imports left out."""
-    plan.spec.load()
-    elapsed, subject = time_once(plan.open)
-    subject.close()
-    return elapsed
+OPENING = {"open": "open + get", "len": "len"}
 
 
 def growth(run: Run) -> Findings:
@@ -65,25 +41,27 @@ def growth(run: Run) -> Findings:
 
 
 def _openings(run: Run, findings: Findings, places: dict[str, Path], keys: Sequence[str]) -> None:
-    """Time opening in a fresh process, opening again in this one, and `len`."""
+    """Time opening with one get, and `len`."""
     repeats = run.options.repeats
     found: dict[str, dict[str, list[float]]] = {role: {name: [] for name in OPENING} for role in places}
+
+    def opened(role: str, key: str) -> Subject:
+        subject = run.pair[role].open(places[role])
+        if subject.get(key) is None:
+            raise BenchmarkError(f"{run.pair[role].name} lost {key!r}")
+        return subject
+
     for number, role in run.turns(repeats, list(places), "opening, "):
-        plan = Opening(run.pair[role], places[role], keys[number * len(keys) // repeats])
-        with Crew(1) as crew:
-            found[role]["fresh"] += crew.run(open_once, [plan])
+        key = keys[number * len(keys) // repeats]
         for _ in range(OPENS_PER_REPEAT):
-            elapsed, subject = time_once(plan.open)
+            elapsed, subject = time_once(partial(opened, role, key))
             found[role]["open"].append(elapsed)
             found[role]["len"].append(time_once(feature(subject, "__len__"))[0])
             subject.close()
     table = Table(f"Opening a cache of {len(keys):,} entries", ("subject", *OPENING.values()))
     for role, times in found.items():
         table.rows.append((run.pair[role].label, *(duration(statistics.median(times[name])) for name in OPENING)))
-    table.notes.append(
-        f"medians of {repeats} new processes (modules imported already) and of "
-        f"{repeats * OPENS_PER_REPEAT} openings in one process (the budget's number)"
-    )
+    table.notes.append(f"medians of {repeats * OPENS_PER_REPEAT} openings in one process")
     findings.tables.append(table)
     findings.details["opening_ns"] = found
     for name in ("open", "len"):

@@ -19,7 +19,6 @@ from benchmarks.workloads.calls import READS, WRITES, Mix
 from benchmarks.workloads.harness import Amounts, Harness
 from benchmarks.workloads.scenarios import Scenario, always
 from benchmarks.workloads.section import Findings, Run
-from benchmarks.workloads.singles import others
 from benchmarks.workloads.values import Bytes
 
 ENDLESS = 600.0  # seconds; a pass ends with its script
@@ -106,15 +105,6 @@ def beside_lmdb(run: Run, findings: Findings) -> None:
     if find_spec("lmdb") is not None:
         pair = {**pair_of({"ours": run.ours}), "peer": SUBJECTS["lmdb"]}
         findings.measured["classic_lmdb"] = faster(classic_by(run, findings, run.options.processes, pair))
-
-
-def beside_peers(run: Run, findings: Findings) -> None:
-    """Measure one process and many beside every subject that is there."""
-    everyone = {**pair_of(run.pair), **{name: SUBJECTS[name] for name in others()}}
-    for processes in (1, run.options.processes):
-        # Every repetition opens handles of its own, and what is in one handle's memory only is not there.
-        chosen = {name: one for name, one in everyone.items() if one.shared or processes == 1}
-        classic_by(run, findings, processes, chosen)
 
 
 def large(run: Run) -> Findings:

@@ -11,7 +11,6 @@ from typing import Any
 
 from benchmarks.budgets import Outcome
 from benchmarks.command import progress
-from benchmarks.measure import awake
 from benchmarks.peers.spec import BenchmarkError, MissingSubject
 from benchmarks.workloads import awaited, machines, mixed, singles
 from benchmarks.workloads.encrypted import encrypted
@@ -43,14 +42,6 @@ def buffered(run: Run) -> Findings:
     return findings
 
 
-@awake()
-def peers(run: Run) -> Findings:
-    """Measure single calls of every subject that is there, then the classic workload."""
-    findings = singles.peers(run)
-    mixed.beside_peers(run, findings)
-    return findings
-
-
 # An interval of 95 % needs six ratios; the workloads of classic, fanout and limit give one per repetition.
 SECTIONS = {
     "classic": Section(mixed.classic, 30, Options(repeats=7, operations=8_000)),
@@ -65,8 +56,7 @@ SECTIONS = {
     "encrypted": Section(encrypted, 10, Options(repeats=15), unasked=False, alone=True),
     "awaited": Section(awaited.awaited, 90, awaited.OPTIONS, unasked=False, alone=True),
     "machines": Section(machines.machines, 60, machines.OPTIONS, unasked=False, alone=True),
-    # Only single calls have budgets here, five rounds of them per repetition; the rest is as short as it can be.
-    "peers": Section(peers, 60, Options(repeats=2, operations=200, processes=1), unasked=False),
+    "peers": Section(singles.peers, 20, Options(repeats=2), unasked=False),
 }
 
 

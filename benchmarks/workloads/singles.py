@@ -11,7 +11,7 @@ from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
-from benchmarks.measure import BLOCK, Costs, ratios, time_blocks, time_calls, time_keys, time_once
+from benchmarks.measure import BLOCK, Costs, awake, ratios, time_blocks, time_calls, time_keys, time_once
 from benchmarks.peers.catalogue import SUBJECTS, available
 from benchmarks.peers.spec import SPECS, BenchmarkError, Spec, Subject, feature, load_items
 from benchmarks.report.text import Table, duration
@@ -215,6 +215,7 @@ def others() -> list[str]:
     return [name for name, one in SUBJECTS.items() if one.spec.module not in pair and not one.fixed]
 
 
+@awake()
 def peers(run: Run) -> Findings:
     """Measure single calls of every subject that is there."""
     keys = keys_of(BLOCK)
