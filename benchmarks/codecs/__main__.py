@@ -15,8 +15,8 @@ from pathlib import Path
 from benchmarks.codecs import heatmap, report
 from benchmarks.codecs.matrix import Matrix, load, places
 from benchmarks.codecs.matrix import measure as measure_places
-from benchmarks.codecs.subjects import COMPRESSORS, SERIALIZERS, TRAINED_SIZES, TRAINING_SIZES, open_all, subjects
-from benchmarks.codecs.values import KINDS, SIZES, unit_apart
+from benchmarks.codecs.subjects import COMPRESSORS, SERIALIZERS, open_all, subjects
+from benchmarks.codecs.values import KINDS, SIZES
 from benchmarks.command import FAILED, GOOD, follows, parser, positive, progress, run_as_command, seconds
 from benchmarks.measure import measure_costs
 from benchmarks.peers.spec import BenchmarkError, named
@@ -49,7 +49,7 @@ def measure(asked: argparse.Namespace) -> tuple[Matrix, list[str]]:
         facts = machine_facts(space.root.parent, costs)
         matrix = Matrix(
             {name: facts[name] for name in ("CPU", "load", "kernel", "Python", "clock")},
-            {"packages": packages(), "seconds": asked.seconds, "repetitions": asked.repeats, "trained": trained()},
+            {"packages": packages(), "seconds": asked.seconds, "repetitions": asked.repeats},
         )
         opened, matrix.skipped = open_all(list(subjects(chosen["serializer"], chosen["compressor"])), space.fresh)
         try:
@@ -69,12 +69,6 @@ def packages() -> str:
         with suppress(PackageNotFoundError):
             found.append(f"{name} {version(name)}")
     return ", ".join(found)
-
-
-def trained() -> str:
-    """Say what a trained codec is measured on."""
-    ends = (unit_apart(size) for sizes in (TRAINING_SIZES, TRAINED_SIZES) for size in (sizes[0], sizes[-1]))
-    return "a dictionary made from other records of {} to {}, measured on records of {} to {}".format(*ends)
 
 
 def work(asked: argparse.Namespace) -> int:

@@ -100,7 +100,7 @@ def knee(candidates: Sequence[Candidate]) -> Candidate:
 
 
 def _default(subject: Subject) -> bool:
-    return subject.serializer == "msgpack" and not subject.trained
+    return subject.serializer == "msgpack"
 
 
 COMPRESSIBLE, INCOMPRESSIBLE = ("records", "text"), ("floats", "bytes")
@@ -129,7 +129,7 @@ RULES = (
         "the same over records of 1 KB to 100 KB, with codecs of JSON as candidates",
         ("records",),
         TO_100KB,
-        lambda subject: subject.serializer in ("msgpack", "json") and not subject.trained,
+        lambda subject: subject.serializer in ("msgpack", "json"),
         knee,
     ),
     Rule(
@@ -138,14 +138,6 @@ RULES = (
         COMPRESSIBLE,
         TO_1MB,
         _default,
-        smallest,
-    ),
-    Rule(
-        "many small values that resemble each other",
-        "smallest payloads of records of 500 B and 1 KB; within 1 %, the fastest",
-        ("records",),
-        ("500B", "1KB"),
-        lambda subject: subject.serializer == "msgpack",
         smallest,
     ),
     Rule(

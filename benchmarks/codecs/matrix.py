@@ -187,11 +187,10 @@ def places(
             note(f"{kind} of {size}, prepared", number / len(kinds))
             values = samples(kind, SIZES[size])
             for subject, one in opened.items():
-                if subject.takes(kind, size):
-                    try:
-                        found.append(Place(subject, kind, size, one, values))
-                    except WrongValueError as error:
-                        wrong.append(str(error))
+                try:
+                    found.append(Place(subject, kind, size, one, values))
+                except WrongValueError as error:
+                    wrong.append(str(error))
     return found, wrong
 
 

@@ -72,8 +72,7 @@ def rules_text(matrix: Matrix) -> str:
 def opened_with(one: Recommendation) -> str:
     """Write how a cache with a recommended codec is opened."""
     arguments = [f"{name}={value!r}" for name, value in one.chosen.subject.arguments.items()]
-    call = f"`Cache({', '.join(['directory', *arguments])})`"
-    return f"{call}, and `train()`" if one.chosen.subject.trained else call
+    return f"`Cache({', '.join(['directory', *arguments])})`"
 
 
 def percent(share: float) -> str:

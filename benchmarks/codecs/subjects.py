@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from benchmarks.codecs.values import SIZES, records
-from benchmarks.peers.spec import BenchmarkError
 from diskcache_like import Cache
 from diskcache_like.errors import MissingDependency
 
@@ -21,28 +18,22 @@ SERIALIZERS: Mapping[str, str] = MappingProxyType(
 COMPRESSORS: Mapping[str, tuple[int | None, ...]] = MappingProxyType(
     {"none": (None,), "lz4": (0, 9), "zlib": (1, 6, 9), "zstd": (-5, 1, 3, 9, 19)}
 )  # with the levels that are measured
-TRAINED = ("msgpack", "json")  # serializers whose payloads a dictionary may be used for
-TRAINED_LEVEL = 3
-TRAINING_ENTRIES = 1_500
-TRAINING_SIZES = ("50B", "500B", "1KB")
-TRAINED_SIZES = (*TRAINING_SIZES, "10KB")
 NEVER_A_FILE = 1 << 30
 
 
 @dataclass(frozen=True)
 class Subject:
-    """One codec; `trained`: with a dictionary made from records like those that are measured."""
+    """One codec."""
 
     serializer: str
     compressor: str = "none"
     level: int | None = None
-    trained: bool = False
 
     @property
     def label(self) -> str:
         """Return how it is shown."""
         compressor = "" if self.compressor == "none" else f" + {self.compressor} {self.level}"
-        return f"{self.serializer}{compressor}{' trained' if self.trained else ''}"
+        return f"{self.serializer}{compressor}"
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -52,10 +43,6 @@ class Subject:
             found |= {"compressor": self.compressor, "compress_level": self.level}
         return found
 
-    def takes(self, kind: str, size: str) -> bool:
-        """Tell whether it is measured on such values: a trained one only on what it was trained for."""
-        return not self.trained or (kind == "records" and size in TRAINED_SIZES)
-
 
 def subjects(serializers: Collection[str], compressors: Collection[str]) -> Iterator[Subject]:
     """Yield the codecs made of these, in the order in which they are shown."""
@@ -63,8 +50,6 @@ def subjects(serializers: Collection[str], compressors: Collection[str]) -> Iter
         for compressor in compressors:
             for level in COMPRESSORS[compressor]:
                 yield Subject(serializer, compressor, level)
-        if "zstd" in compressors and serializer in TRAINED:
-            yield Subject(serializer, "zstd", TRAINED_LEVEL, trained=True)
 
 
 class Opened:
@@ -82,20 +67,9 @@ class Opened:
             pickle="trusted",
             disk_min_file_size=NEVER_A_FILE,
         )
-        if subject.trained:
-            self._train()
         disk = self.cache.disk
         self.encoder: Callable[[Any], Any] = lambda value: disk.encode(value, False, None)
         self.decoder: Callable[[Any], Any] = lambda stored: disk.fetch(stored[0], None, stored[1], False)
-
-    def _train(self) -> None:
-        """Fill the cache with records that are not measured, and let it make a dictionary of them."""
-        dice = random.Random("training")
-        with self.cache.transact():
-            for number in range(TRAINING_ENTRIES):
-                self.cache[number] = records(dice, SIZES[TRAINING_SIZES[number % len(TRAINING_SIZES)]])
-        if not self.cache.train().version:
-            raise BenchmarkError(f"a dictionary trained from {TRAINING_ENTRIES} records makes none of them smaller")
 
 
 def open_all(

@@ -22,11 +22,12 @@ from benchmarks.codecs.subjects import COMPRESSORS, SERIALIZERS, Opened, Subject
 from benchmarks.codecs.values import KINDS, SIZES, plain_size, samples
 from benchmarks.peers.spec import BenchmarkError
 from diskcache_like import Disk
+from diskcache_like.operations.inspection import records_of
 
 from ...support.project import ROOT
 
 MSGPACK, JSON, PICKLE = (Subject(name) for name in ("msgpack", "json", "pickle"))
-ZLIB, ZSTD, TRAINED = Subject("msgpack", "zlib", 6), Subject("msgpack", "zstd", 3), Subject("msgpack", "zstd", 3, True)
+ZLIB, ZSTD = Subject("msgpack", "zlib", 6), Subject("msgpack", "zstd", 3)
 SMALL_JSON = Subject("json", "zstd", 3)
 TINY = ("--seconds", "0.001", "--repeats", "2", "--size", "50B")
 BEGIN, END = page.marks(report.CHOICE)
@@ -42,20 +43,19 @@ def invented(numbers: dict[Subject, tuple[float, float]]) -> Matrix:
     for kind in KINDS:
         for size, plain in SIZES.items():
             for subject, (time, share) in numbers.items():
-                if subject.takes(kind, size):
-                    times = tuple(time * plain / 1_000 / 2 * noise for noise in (1.0, 1.5, 0.9))
-                    matrix.cells.append(Cell(subject, kind, size, plain, plain * share, times, times))
+                times = tuple(time * plain / 1_000 / 2 * noise for noise in (1.0, 1.5, 0.9))
+                matrix.cells.append(Cell(subject, kind, size, plain, plain * share, times, times))
     return matrix
 
 
 @pytest.fixture
 def matrix() -> Matrix:
-    numbers = {MSGPACK: (10.0, 1.0), ZLIB: (200.0, 0.3), ZSTD: (30.0, 0.35), TRAINED: (25.0, 0.1)}
+    numbers = {MSGPACK: (10.0, 1.0), ZLIB: (200.0, 0.3), ZSTD: (30.0, 0.35)}
     return invented({**numbers, JSON: (8.0, 1.1), SMALL_JSON: (12.0, 0.32), PICKLE: (1.0, 0.01)})
 
 
 def chosen(matrix: Matrix) -> dict[str, Subject]:
-    short = {"balance, values that JSON can represent": "json", "many small values that resemble each other": "many"}
+    short = {"balance, values that JSON can represent": "json"}
     return {
         short.get(one.rule.goal, one.rule.goal).partition(",")[0]: one.chosen.subject for one in recommendations(matrix)
     }
@@ -76,24 +76,10 @@ class TestValues:
         value = {"word": "again " * 100}
         mode, payload = opened.encoder(value)[:2]
         opened.cache["key"] = value
-        (record,) = opened.cache._rows.records(opened.cache._shards.stores[0])
+        ((_, record),) = records_of(opened.cache, ["key"])
         assert (record.mode, record.payload) == (mode, payload)
         assert opened.decoder((mode, payload)) == value
         opened.cache.close()
-
-    def test_a_dictionary_makes_small_records_smaller_or_is_refused(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        pytest.importorskip("zstandard")
-        sizes = []
-        for number, subject in enumerate((ZSTD, TRAINED)):
-            opened = Opened(subject, tmp_path / str(number))
-            sizes.append(sum(len(opened.encoder(value)[1]) for value in samples("records", 500)))
-            opened.cache.close()
-        assert sizes[1] < sizes[0] * 0.7
-        monkeypatch.setattr("benchmarks.codecs.subjects.records", lambda dice, size: dice.randbytes(size))
-        with pytest.raises(BenchmarkError, match="makes none of them smaller"):
-            Opened(TRAINED, tmp_path / "random")
 
     def test_fast_calls_are_made_more_often_and_all_fit_the_budget(self) -> None:
         timings = [Timing(lambda one: one, [1]) for _ in range(3)]
@@ -111,7 +97,7 @@ def candidate(time: float, share: float, subject: Subject = MSGPACK) -> Candidat
 
 class TestChoice:
     def test_each_rule_chooses_by_the_numbers(self, matrix: Matrix) -> None:
-        whole = {"speed": MSGPACK, "balance": ZSTD, "json": SMALL_JSON, "size": ZLIB, "many": TRAINED}
+        whole = {"speed": MSGPACK, "balance": ZSTD, "json": SMALL_JSON, "size": ZLIB}
         assert chosen(matrix) == {**whole, "interchange": JSON, "floats": ZLIB}
         assert chosen(invented({PICKLE: (1.0, 0.1)})) == {}, "pickle is never chosen"
 
@@ -149,7 +135,7 @@ class TestChoice:
 
     def test_a_rule_whose_values_were_not_all_measured_chooses_nothing(self, matrix: Matrix) -> None:
         matrix.cells = [one for one in matrix.cells if (one.kind, one.size) != ("text", "100KB")]
-        assert set(chosen(matrix)) == {"speed", "json", "many", "interchange", "floats"}
+        assert set(chosen(matrix)) == {"speed", "json", "interchange", "floats"}
         assert "No rule found all" in report.recommendation_table(Matrix({}, {})).text()
 
 
@@ -163,7 +149,6 @@ class TestReport:
         assert len(shown) == len(KINDS) * len(SIZES) + 1
         text = last.markdown()
         assert "| size | msgpack + zlib 6 | `Cache(directory, compressor='zlib', compress_level=6)` | 20.00x" in text
-        assert "`Cache(directory, compressor='zstd', compress_level=3)`, and `train()`" in text
         one = Cell(ZLIB, "text", "1KB", 1_000, 300, (2_000.0,), (500.0,))
         assert (one.speed("encode"), one.speed("decode"), one.share) == (500, 2_000, 0.3)
 
@@ -225,7 +210,7 @@ class TestReport:
         assert text.endswith(f"{page.marks(report.NUMBERS)[1]}\n\nAfter.\n")
         first_part, _, second_part = text.partition(f"{END}\n\nBetween.\n\n")
         assert "| size | msgpack + zlib 6 |" in first_part
-        assert first_part.count("\n- ") == 7
+        assert first_part.count("\n- ") == 6
         assert "pip install 'diskcache-like[lz4]'" in second_part
         assert "zlib 6 | " not in second_part.partition("msgpack + zlib 6")[0], "of others, a choice of levels"
         linked = set(re.findall(r"\]\(([^)]+)\)", text))
