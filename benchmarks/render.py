@@ -34,7 +34,7 @@ def render(asked: argparse.Namespace) -> int:
         for table in scenario_tables(record, scenario):
             print(table.text(), flush=True)
     if asked.docs:
-        print(f"{len(fill(asked.docs, record))} plots and all tables put into {asked.docs}")
+        print(f"{len(fill(asked.docs, record))} plots and all tables put into {asked.docs.parent}")
     if asked.plots and (asked.out or not asked.docs):
         directory = asked.out or asked.record.with_name(f"{asked.record.stem}-plots")
         drawn = draw(record, directory, [name.strip() for name in asked.formats.split(",")])

@@ -13,7 +13,7 @@ author = "The diskcache_like developers"
 copyright = author
 version = release = diskcache_like.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton", "sphinx_design"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton"]
 exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = f"diskcache_like {version}"
@@ -23,7 +23,7 @@ html_css_files = ["pages.css"]
 
 # `[text](#some-heading)` works as it does on a forge.
 myst_heading_anchors = 4
-myst_enable_extensions = ["colon_fence", "deflist"]
+myst_enable_extensions = ["deflist"]
 
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True

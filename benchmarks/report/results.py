@@ -1,4 +1,7 @@
-"""A record as part of a page of documentation: a choice of the plots, all tables, and the facts about the machine."""
+"""A record as pages of documentation: one that says where it was measured, and one for each scenario.
+
+Results stand between two marks, so that the prose around them stays. The page of a scenario has its plots and tables.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +24,23 @@ SIZED = ("growth", "sizes", "eviction")
 
 
 def fill(target: Path, record: Record) -> list[Drawing]:
-    """Replace the results in a page by those of `record`, and the plots beside it; return the plots."""
+    """List the results of `record` in a page, write one for each scenario and draw the plots; return the plots."""
     page.marked(target, RESULTS)
-    images = target.parent / IMAGES
+    images = target.parent.parent / IMAGES
     drawn = draw(record, images, chosen=lambda drawing: belongs(record, drawing))
     kept = {f"{name}.{kind}" for name in (OVERVIEW, *(drawing.name for drawing in drawn)) for kind in FORMATS}
     for path in images.iterdir():
         if path.suffix[1:] in FORMATS and path.name not in kept:  # of an earlier record
             path.unlink()
-    page.put(target, RESULTS, results(record, drawn))
+    begin, end = page.marks(RESULTS)
+    for path in target.parent.glob("*.md"):
+        if path != target and begin in path.read_text(encoding="utf-8"):
+            path.unlink()
+    for scenario, facts in record.scenarios.items():
+        path = target.with_name(f"{scenario}.md")
+        path.write_text(f"# {facts.title}\n\n{facts.question}\n\n{begin}\n{end}\n", encoding="utf-8")
+        page.put(path, RESULTS, results(record, scenario, drawn))
+    page.put(target, RESULTS, contents(record))
     return drawn
 
 
@@ -46,18 +57,18 @@ def belongs(record: Record, drawing: Drawing) -> bool:
     return drawing.kind in (THROUGHPUT, COST)
 
 
-def results(record: Record, drawn: Sequence[Drawing]) -> str:
-    """Return the results as Markdown."""
-    lines = ["```text", machine_text(record).rstrip(), "```", ""]
-    for scenario, facts in record.scenarios.items():
-        lines += [f"### {facts.title}", "", facts.question, ""]
-        for drawing in drawn:
-            if drawing.scenario == scenario:
-                lines += [image(re.sub(r"[\[\]]", "", drawing.title), IMAGES / drawing.name), ""]
-        tables = "\n".join(table.text() for table in scenario_tables(record, scenario))
-        lines += ["<details>", f"<summary>Tables: {facts.title}</summary>", "", "```text", tables.rstrip(), "```", ""]
-        lines += ["</details>", ""]
-    return "\n".join(lines)
+def contents(record: Record) -> str:
+    """Return the facts about the machine, and a link to each scenario's page, as Markdown."""
+    links = [f"- [{facts.title}]({scenario}.md): {facts.question}" for scenario, facts in record.scenarios.items()]
+    return "\n".join(["```text", machine_text(record).rstrip(), "```", "", *links, ""])
+
+
+def results(record: Record, scenario: str, drawn: Sequence[Drawing]) -> str:
+    """Return a scenario's plots and tables as Markdown."""
+    of_it = [drawing for drawing in drawn if drawing.scenario == scenario]
+    images = [image(re.sub(r"[\[\]]", "", each.title), Path("..", IMAGES, each.name)) + "\n" for each in of_it]
+    tables = "\n".join(table.text() for table in scenario_tables(record, scenario))
+    return "\n".join([*images, "```text", tables.rstrip(), "```", ""])
 
 
 def image(title: str, place: Path) -> str:

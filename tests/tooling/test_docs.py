@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import diskcache_like
+from benchmarks.report.results import RESULTS
 from diskcache_like.cli.main import parser
 from diskcache_like.settings import DEFAULT_SETTINGS, OPTIONAL_SETTINGS
 
@@ -170,6 +171,39 @@ def test_reference_of_other_classes_lists_their_members() -> None:
     names = documented()
     for name in ("Averager", "BoundedSemaphore", "Deque", "Disk", "Index", "JSONDisk", "Lock", "RLock", "Memoized"):
         assert ":members:" in names[name], name
+
+
+LINK = re.compile(r"\]\(([^()\s#:]*)(?:#([^()\s]*))?\)")
+
+
+def anchors(page: Path) -> set[str]:
+    """Return what a link to a part of a page may name, as a forge makes it from the headings."""
+    prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.+)$", prose, re.MULTILINE)
+    named = re.findall(r"^\(([\w-]+)\)=$", prose, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings} | set(named)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    """Sphinx knows the pages below docs/ only, and not what a forge shows."""
+    for path, anchor in LINK.findall(page.read_text()):
+        target = page.parent / path if path else page
+        assert target.exists(), f"{name_of(page)}: {path}"
+        assert not anchor or anchor in anchors(target), f"{name_of(page)}: {path}#{anchor}"
+
+
+PLACE = re.compile(r"<!-- (\w+):begin -->\n(.*?)<!-- \1:end -->", re.DOTALL)
+
+
+def test_what_is_measured_once_reads_the_same_on_each_page() -> None:
+    found: dict[str, set[str]] = {}
+    for page in PAGES:
+        for name, text in PLACE.findall(page.read_text()):
+            if name != RESULTS:
+                found.setdefault(name, set()).add(text)
+    assert {"objectives", "awaited", "machines", "django", "proofs", "overview"} <= set(found)
+    assert [name for name, texts in found.items() if len(texts) > 1] == []
 
 
 PAGE_THAT_LIES = """

@@ -318,8 +318,11 @@ class TestRender:
 
 class TestPage:
     def test_results_are_filled_in_and_again_without_a_change(self, few: Record, tmp_path: Path) -> None:
-        path, images = tmp_path / "page.md", tmp_path / results.IMAGES
+        path, images = tmp_path / "results" / "index.md", tmp_path / results.IMAGES
+        path.parent.mkdir()
         path.write_text(PROSE)
+        path.with_name("old.md").write_text(f"# Old\n\n{BEGIN}\n{END}\n")
+        path.with_name("objectives.md").write_text("# Another command's")
         images.mkdir(parents=True)
         for name in ("old-bars.svg", "old-bars.png", "kept.txt"):
             (images / name).write_text("")
@@ -333,8 +336,10 @@ class TestPage:
         assert text.startswith(f"# Page\n\nBefore.\n\n{BEGIN}\n")
         assert text.endswith(f"{END}\n\nAfter.\n")
         assert "Imagined, 2 cores usable" in text
-        assert "the queue broke" in text
-        linked = set(re.findall(r"\]\(([^)]+)\)", text))
+        assert f"]({ALONE}.md): " in text
+        assert {one.name for one in path.parent.iterdir()} == {"index.md", "objectives.md", f"{ALONE}.md", "queue.md"}
+        assert "the queue broke" in path.with_name("queue.md").read_text()
+        linked = set(re.findall(r"\]\(\.\./([^)]+)\)", path.with_name(f"{ALONE}.md").read_text()))
         assert linked == {f"images/benchmarks/{ALONE}-hit-bars.{kind}" for kind in ("png", "svg")}
         assert {file.relative_to(tmp_path).as_posix() for file in images.iterdir()} == {
             *linked,
