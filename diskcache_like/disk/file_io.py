@@ -14,6 +14,8 @@ import stat
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
@@ -44,7 +46,6 @@ T = TypeVar("T")
 
 CHUNK = 1 << 20  # bytes read or written at a time, so that no value is in memory twice
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _UNNAMED = os.O_WRONLY | os.O_TMPFILE | os.O_CLOEXEC if hasattr(os, "O_TMPFILE") else None
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # NONBLOCK: a planted FIFO must not block a reader
 
@@ -132,23 +133,20 @@ def _parent_for_writing(root: str, parents: list[str]) -> int:
         raise UnsafeDirectory("is a link or a file where value files belong; remove it", path) from error
 
 
-def create(root: str, name: str) -> int:
-    """Create the value file `name` exclusively and return its descriptor, open for writing.
+def create(root: str, name: str) -> FileIO:
+    """Create the value file `name` exclusively and return it, open for writing.
 
-    Its mode is 0600, in a folder that a group may write 0660.
+    Its mode is 0600, in a folder that a group may write 0660. The file object owns the descriptor from the moment that
+    the system has made it: no signal handler runs in between, so an interrupted write leaves none open.
     """
     return _in_new_parent(root, name, _created)
 
 
-def _created(last: str, parent: int) -> int:
-    descriptor = os.open(last, _CREATE, PRIVATE_FILE, dir_fd=parent)
-    try:
-        if _is_shared(parent):
-            set_mode(descriptor, SHARED_FILE)
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
+def _created(last: str, parent: int) -> FileIO:
+    file = FileIO(last, "xb", opener=partial(os.open, mode=PRIVATE_FILE, dir_fd=parent))  # O_EXCL follows no link
+    if _is_shared(parent):
+        set_mode(file.fileno(), SHARED_FILE)
+    return file
 
 
 def _in_new_parent(root: str, name: str, step: Callable[[str, int], T]) -> T:
@@ -181,23 +179,24 @@ def write(root: str, name: str, chunks: Iterable[bytes], sync: bool) -> int:
     """
     may_block()
     path = os.path.join(root, name)
-    with translated_errors(path):
-        descriptor = create(root, name)
     try:
         size = 0
-        with open(descriptor, "wb", buffering=0) as writer:
+        with translated_errors(path):
+            writer = create(root, name)
+        with writer:
             for chunk in chunks:  # outside `translated_errors`: the chunks may come from a file of the caller
                 with translated_errors(path):
                     size += _write_all(writer.fileno(), chunk)
             with translated_errors(path):
                 if sync:
-                    sync_file(descriptor)
+                    sync_file(writer.fileno())
         with translated_errors(path):
             if sync:
                 _sync_parents(root, name)
-    except BaseException:
-        with suppress(OSError):  # the first error tells more; `check` reports a file that stays as unknown
-            remove(root, name)
+    except BaseException as error:
+        if getattr(error, "errno", None) != errno.EEXIST:  # else it is another entry's
+            with suppress(OSError):  # the first error tells more; `check` reports a file that stays as unknown
+                remove(root, name)
         raise
     return size
 
@@ -216,11 +215,13 @@ class NewFile:
         self.size = 0
         self._process = os.getpid()
         self._path = os.path.join(root, name)
+        self._owner: FileIO | None = None  # of the descriptor, where the file has a name
         with translated_errors(self._path):
             self._descriptor = _open_unnamed(root)
             self._is_named = self._descriptor < 0
             if self._is_named:
-                self._descriptor = create(root, name)
+                self._owner = create(root, name)
+                self._descriptor = self._owner.fileno()
 
     def write(self, piece: Buffer) -> None:
         """Append a piece; if there is no room, remove what was written of it and raise DiskFull."""
@@ -242,14 +243,19 @@ class NewFile:
                 self._is_named = True
             if sync:
                 _sync_parents(self._root, self.name)
+        self._close()
+
+    def _close(self) -> None:
         descriptor, self._descriptor = self._descriptor, -1
-        os.close(descriptor)
+        if self._owner is not None:
+            self._owner.close()
+        else:
+            os.close(descriptor)
 
     def discard(self) -> None:
         """Delete the file, unless it was finished."""
         if self._descriptor >= 0:
-            descriptor, self._descriptor = self._descriptor, -1
-            os.close(descriptor)
+            self._close()
             if self._is_named and self._process == os.getpid():  # the file belongs to the parent of a forked child
                 with suppress(OSError):  # `check` will report it as unknown
                     remove(self._root, self.name)

@@ -7,6 +7,7 @@ import zlib
 from typing import Any
 
 from ..errors import DecodeError, ValueEncodeError
+from ..system.signals import reraise_signal
 from .contract import UNKNOWN, Disk
 
 JSON_LIMIT = 1 << 30  # bytes that a JSON value may decompress to
@@ -58,4 +59,5 @@ def expand_json(data: Any) -> Any:
     except (zlib.error, ValueError, TypeError, RecursionError) as error:
         if isinstance(error, DecodeError):
             raise
+        reraise_signal(error)
         raise DecodeError(f"not compressed JSON: {error}") from error

@@ -94,6 +94,7 @@ def _encode(key: Any, room: int) -> bytes:
     try:
         return _ENCODERS[type(key)](key, _Walk(room))
     except RecursionError as exc:
+        reraise_signal(exc)
         raise KeyEncodeError(
             f"a key of type {_name_of(type(key))} is nested more than {KEY_DEPTH} deep or contains itself"
         ) from exc

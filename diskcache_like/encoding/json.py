@@ -18,6 +18,7 @@ from itertools import compress
 from typing import Any, Final
 
 from ..errors import DecodeError
+from ..system.signals import reraise_signal
 from .msgpack_reader import Buffer
 from .values import NotSerializable
 
@@ -56,6 +57,7 @@ class Json:
         except MemoryError:
             raise
         except (ValueError, RecursionError) as error:
+            reraise_signal(error)
             raise DecodeError(f"a stored value of {len(payload)} bytes is not JSON: {error}") from error
 
 

@@ -240,6 +240,7 @@ def _encode(value: Any, kind: type) -> bytes:
     except NotSerializable:
         raise
     except (ValueError, OverflowError, RecursionError) as exc:
+        reraise_signal(exc)
         raise _too_large(kind) from exc
 
 
@@ -256,6 +257,7 @@ def encode_with(
     except NotSerializable:
         raise
     except (ValueError, OverflowError, RecursionError) as exc:
+        reraise_signal(exc)
         raise _too_large(type(value)) from exc
 
 

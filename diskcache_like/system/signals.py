@@ -1,13 +1,18 @@
-"""Tell what a signal handler raised from an error of the call that it interrupted.
+"""Tell what a signal handler raised, or the depth of the caller's stack, from an error of the call itself.
 
 A handler runs between two instructions of any code. If it raises, as an alarm does that limits the time, its exception
-looks like an error of that code. The package may replace or ignore errors of its own calls, but never a handler's.
+looks like an error of that code. The package may replace or ignore errors of its own calls, but never a handler's. Nor
+is a value damaged or too deep because the program that reads or writes it has recursed almost to Python's limit.
 """
 
 from __future__ import annotations
 
 import contextlib
-from types import TracebackType
+import sys
+from types import FrameType, TracebackType
+from typing import Final
+
+ROOM: Final = 300  # frames that what the package encodes and decodes may need
 
 
 def is_from_signal_handler(error: BaseException) -> bool:
@@ -22,14 +27,23 @@ def is_from_signal_handler(error: BaseException) -> bool:
 
 
 def reraise_signal(error: BaseException) -> None:
-    """Raise the error again if a signal handler raised it, or raise the cause of the error that a handler raised."""
+    """Raise the error again if a signal handler raised it, or the caller's stack has no room; or its cause likewise."""
     cause: BaseException | None = error
     seen: list[BaseException] = []
     while cause is not None and not any(cause is before for before in seen):
-        if is_from_signal_handler(cause):
+        if is_from_signal_handler(cause) or (isinstance(cause, RecursionError) and not _has_room()):
             raise cause
         seen.append(cause)
         cause = cause.__cause__
+
+
+def _has_room() -> bool:
+    """Tell whether the caller's stack left room for the package."""
+    frame: FrameType | None = sys._getframe()
+    left = sys.getrecursionlimit()
+    while frame is not None:
+        frame, left = frame.f_back, left - 1
+    return left > ROOM
 
 
 class suppress(contextlib.suppress):  # noqa: N801 - named like the standard library's

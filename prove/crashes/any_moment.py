@@ -252,7 +252,7 @@ def fill_files_late() -> None:
             Path(path).write_bytes(content)
         content = b"".join(chunks)
         pending[:] = [(os.path.join(root, name), content)]
-        os.close(file_io.create(root, name))
+        file_io.create(root, name).close()
         return len(content)
 
     file_io.write = write

@@ -295,7 +295,7 @@ def test_what_another_user_makes_just_now_is_tried_again(public: Path, monkeypat
         os.setgroups([GROUP])
         os.seteuid(BEN.uid)
         monkeypatch.setattr(time, "sleep", lambda _: as_root(lambda: (root / "ab").chmod(0o2770)))
-        os.close(file_io.create(str(root), f"ab/{'e' * 30}.val"))
+        file_io.create(str(root), f"ab/{'e' * 30}.val").close()
         monkeypatch.setattr(time, "sleep", lambda _: as_root(lambda: (root / "cache.lock").chmod(0o660)))
         os.close(open_control_file(root / "cache.lock", create=True, shared=True))
 
