@@ -14,7 +14,7 @@ setup(
     ext_modules=[
         Extension(
             "diskcache_like.coherence._native",
-            [f"{FOLDER}/_native.c", f"{FOLDER}/_ring.c"],
+            [f"{FOLDER}/_native.c", f"{FOLDER}/_lock.c", f"{FOLDER}/_ring.c"],
             depends=[f"{FOLDER}/_native.h"],
             define_macros=[("Py_LIMITED_API", "0x030B0000")] if HAS_STABLE_ABI else [],
             py_limited_api=HAS_STABLE_ABI,

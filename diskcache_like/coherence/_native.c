@@ -1,15 +1,17 @@
-/* The core for Python: `Words`, `Ring` and `Shard`; _native.pyi says what each call takes and returns.
+/* The core for Python: `Words`, `Lock`, `Ring` and `Shard`; _native.pyi says what each call takes and returns.
 
-   Every call but `wait` keeps the GIL: it takes a microsecond or two, and nothing in it runs a signal handler. */
+   Every call but the two `wait` keeps the GIL: it takes a microsecond or two, and nothing in it runs a signal handler. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
 #include "_native.h"
 
+#include <errno.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /* Slots that Python's headers name only from 3.12 and 3.13 on. */
 #define SLOT_MULTIPLE_INTERPRETERS 3
@@ -33,12 +35,20 @@ typedef struct {
 
 typedef struct {
     PyObject_HEAD
-    PyObject *owners[3]; /* they keep mapped what `shard` points to */
+    dl_lock lock;
+    uint64_t own_words[DL_LIMIT];
+    PyObject *words; /* they keep mapped what `lock` points to */
+    long waiting;    /* threads */
+} Lock;
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *owners[4]; /* they keep mapped what `shard` points to */
     dl_shard shard;
 } Shard;
 
 typedef struct {
-    PyTypeObject *words, *ring, *shard;
+    PyTypeObject *words, *lock, *ring, *shard;
 } State;
 
 static PyObject *allocated(PyTypeObject *type)
@@ -216,6 +226,182 @@ static PyType_Slot words_slots[] = {
 
 static PyType_Spec words_spec = {
     "diskcache_like.coherence._native.Words", sizeof(Words), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, words_slots,
+};
+
+/* -- Lock -- */
+
+static PyObject *lock_new(PyTypeObject *type, PyObject *args, PyObject *named)
+{
+    int descriptor;
+    Lock *self;
+    (void)named;
+    if (!PyArg_ParseTuple(args, "i", &descriptor) || !(self = (Lock *)allocated(type)))
+        return NULL;
+    self->lock.descriptor = descriptor;
+    self->lock.words = self->own_words;
+    return (PyObject *)self;
+}
+
+static PyObject *lock_close(PyObject *self, PyObject *unlocks)
+{
+    Lock *lock = (Lock *)self;
+    dl_close(&lock->lock, unlocks == Py_True);
+    lock->lock.words = lock->own_words;
+    Py_CLEAR(lock->words);
+    Py_RETURN_NONE;
+}
+
+static void lock_dealloc(PyObject *self)
+{
+    Lock *lock = (Lock *)self;
+    if (lock->lock.descriptor >= 0)
+        close(lock->lock.descriptor); /* which also releases it */
+    Py_XDECREF(lock->words);
+    freed(self);
+}
+
+static PyObject *lock_attach(PyObject *self, PyObject *words)
+{
+    Lock *lock = (Lock *)self;
+    State *state = PyType_GetModuleState(Py_TYPE(self));
+    PyObject *before = lock->words;
+    if (!PyObject_TypeCheck(words, state->words) || ((Words *)words)->length <= DL_LIMIT) {
+        PyErr_SetString(PyExc_TypeError, "a lock is attached to the words of a header");
+        return NULL;
+    }
+    lock->words = Py_NewRef(words);
+    __atomic_store_n(&lock->lock.words, ((Words *)words)->words, __ATOMIC_RELEASE);
+    Py_XDECREF(before);
+    Py_RETURN_NONE;
+}
+
+static uint64_t me(void)
+{
+    return (uint64_t)PyThread_get_thread_ident();
+}
+
+static PyObject *outcome_of(enum dl_locked outcome)
+{
+    return outcome == DL_FAILED ? PyErr_SetFromErrno(PyExc_OSError) : PyLong_FromLong(outcome);
+}
+
+static PyObject *lock_try(PyObject *self, PyObject *ignores_claim)
+{
+    dl_lock *lock = &((Lock *)self)->lock;
+    if (ignores_claim != Py_True && dl_is_claimed(lock->words) && __atomic_load_n(&lock->owner, __ATOMIC_ACQUIRE) != me())
+        return PyLong_FromLong(DL_BUSY);
+    return outcome_of(dl_try_lock(lock, me()));
+}
+
+/* Run signal handlers, and ask whether to go on. */
+static int goes_on(PyObject *look)
+{
+    PyObject *result = PyErr_CheckSignals() < 0 ? NULL : PyObject_CallNoArgs(look);
+    Py_XDECREF(result);
+    return result != NULL;
+}
+
+static PyObject *lock_wait(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+    PyObject *seconds = count ? args[0] : NULL;
+    dl_lock *lock = &((Lock *)self)->lock;
+    PyObject *mapped = ((Lock *)self)->words; /* until the wait ends, though another thread may close the lock */
+    double timeout = !seconds || seconds == Py_None ? INFINITY : PyFloat_AsDouble(seconds);
+    dl_wait wait = {.words = lock->words, .started = dl_now(), .deadline = UINT64_MAX};
+    enum dl_locked outcome;
+    int error;
+    if (!takes("wait", count, 2) || (timeout == -1 && PyErr_Occurred()))
+        return NULL;
+    if (timeout < 1e12)
+        wait.deadline = wait.started + (timeout > 0 ? (uint64_t)(timeout * 1e6) : 0);
+    Py_XINCREF(mapped);
+    __atomic_fetch_add(&((Lock *)self)->waiting, 1, __ATOMIC_SEQ_CST);
+    do {
+        Py_BEGIN_ALLOW_THREADS
+        outcome = dl_wait_for_lock(lock, me(), &wait);
+        error = errno;
+        Py_END_ALLOW_THREADS
+    } while (outcome == DL_INTERRUPTED && goes_on(args[1]));
+    __atomic_fetch_sub(&((Lock *)self)->waiting, 1, __ATOMIC_SEQ_CST);
+    if (outcome == DL_INTERRUPTED)
+        dl_withdraw_claim(&wait);
+    Py_XDECREF(mapped);
+    errno = error;
+    return outcome == DL_INTERRUPTED ? NULL : outcome_of(outcome);
+}
+
+static PyObject *lock_release(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    dl_unlock(&((Lock *)self)->lock);
+    Py_RETURN_NONE;
+}
+
+static PyObject *lock_enter(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    return PyBool_FromLong(dl_enter(&((Lock *)self)->lock, me()));
+}
+
+static PyObject *lock_leave(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    dl_leave(&((Lock *)self)->lock);
+    Py_RETURN_NONE;
+}
+
+static PyObject *lock_owner(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    return PyLong_FromUnsignedLongLong(__atomic_load_n(&((Lock *)self)->lock.owner, __ATOMIC_ACQUIRE));
+}
+
+static PyObject *lock_is_mine(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    return PyBool_FromLong(__atomic_load_n(&((Lock *)self)->lock.owner, __ATOMIC_ACQUIRE) == me());
+}
+
+static PyObject *lock_fileno(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    return PyLong_FromLong(((Lock *)self)->lock.descriptor);
+}
+
+static PyObject *lock_contended(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    return PyBool_FromLong(dl_load(((Lock *)self)->lock.words + DL_WAITERS) != 0);
+}
+
+static PyObject *lock_waiting(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    return PyLong_FromLong(__atomic_load_n(&((Lock *)self)->waiting, __ATOMIC_SEQ_CST));
+}
+
+static PyMethodDef lock_methods[] = {
+    {"attach", lock_attach, METH_O, NULL},
+    {"close", lock_close, METH_O, NULL},
+    {"contended", lock_contended, METH_NOARGS, NULL},
+    {"enter", lock_enter, METH_NOARGS, NULL},
+    {"fileno", lock_fileno, METH_NOARGS, NULL},
+    {"is_mine", lock_is_mine, METH_NOARGS, NULL},
+    {"leave", lock_leave, METH_NOARGS, NULL},
+    {"owner", lock_owner, METH_NOARGS, NULL},
+    {"release", lock_release, METH_NOARGS, NULL},
+    {"try_acquire", lock_try, METH_O, NULL},
+    {"wait", (PyCFunction)(void (*)(void))lock_wait, METH_FASTCALL, NULL},
+    {"waiting", lock_waiting, METH_NOARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot lock_slots[] = {
+    {Py_tp_new, lock_new}, {Py_tp_dealloc, lock_dealloc}, {Py_tp_methods, lock_methods}, {0, NULL},
+};
+
+static PyType_Spec lock_spec = {
+    "diskcache_like.coherence._native.Lock", sizeof(Lock), 0, Py_TPFLAGS_DEFAULT, lock_slots,
 };
 
 /* -- records -- */
@@ -598,9 +784,10 @@ static PyObject *shard_new(PyTypeObject *type, PyObject *args, PyObject *named)
     Words *header, *slots;
     Ring *ring;
     unsigned long long prime, limit, tick_limit, due_limit, bound, longest;
-    int lock, index;
+    Lock *lock;
+    int index;
     (void)named;
-    if (!PyArg_ParseTuple(args, "iO!O!KO!KKKKK", &lock, state->words, &header, state->words, &slots, &prime,
+    if (!PyArg_ParseTuple(args, "O!O!O!KO!KKKKK", state->lock, &lock, state->words, &header, state->words, &slots, &prime,
                           state->ring, &ring, &limit, &tick_limit, &due_limit, &bound, &longest))
         return NULL;
     if (!prime || prime > (uint64_t)slots->length || header->length <= DL_LIMIT) {
@@ -612,7 +799,8 @@ static PyObject *shard_new(PyTypeObject *type, PyObject *args, PyObject *named)
     self->owners[0] = (PyObject *)header;
     self->owners[1] = (PyObject *)slots;
     self->owners[2] = (PyObject *)ring;
-    for (index = 0; index < 3; index++)
+    self->owners[3] = (PyObject *)lock;
+    for (index = 0; index < 4; index++)
         Py_INCREF(self->owners[index]);
     self->shard = (dl_shard){
         .header = header->words,
@@ -626,7 +814,7 @@ static PyObject *shard_new(PyTypeObject *type, PyObject *args, PyObject *named)
         .due_limit = due_limit,
         .bound = bound,
         .longest = longest,
-        .lock = lock,
+        .lock = &lock->lock,
     };
     return (PyObject *)self;
 }
@@ -634,7 +822,7 @@ static PyObject *shard_new(PyTypeObject *type, PyObject *args, PyObject *named)
 static void shard_dealloc(PyObject *self)
 {
     int index;
-    for (index = 0; index < 3; index++)
+    for (index = 0; index < 4; index++)
         Py_XDECREF(((Shard *)self)->owners[index]);
     freed(self);
 }
@@ -646,7 +834,7 @@ static PyObject *shard_append(PyObject *self, PyObject *const *args, Py_ssize_t 
     char *body;
     if (!takes("append", count, 9) || !is_word(args[0], &expected) || !(body = record_of(args + 1, &header)))
         return NULL;
-    stamp = dl_append(&((Shard *)self)->shard, &header, body, expected);
+    stamp = dl_append(&((Shard *)self)->shard, me(), &header, body, expected);
     PyMem_Free(body);
     return PyLong_FromUnsignedLongLong(stamp);
 }
@@ -722,7 +910,8 @@ static int executed(PyObject *module)
         {"VOLUME_DUE", DL_VOLUME_DUE}, {"SETTLED", DL_SETTLED}, {"CROSS_SHARD", DL_CROSS_SHARD}, {"WAKE", DL_WAKE},
         {"WAITERS", DL_WAITERS}, {"FAIRNESS_CLAIM", DL_CLAIM}, {"LIMIT", DL_LIMIT}, {"RESERVED", DL_RESERVED},
         {"LAST", DL_LAST}, {"HEAD", DL_HEAD}, {"FLUSHED", DL_FLUSHED}, {"FLUSHED_LAST", DL_FLUSHED_LAST},
-        {"FLOOR", DL_FLOOR}, {"LONGEST_WALK", DL_LONGEST_WALK}, {"HEADER_SIZE", sizeof(dl_header)},
+        {"FLOOR", DL_FLOOR}, {"TAKEN", DL_TAKEN}, {"BUSY", DL_BUSY}, {"HELD", DL_HELD},
+        {"LONGEST_WALK", DL_LONGEST_WALK}, {"HEADER_SIZE", sizeof(dl_header)},
     };
     State *state = PyModule_GetState(module);
     size_t index;
@@ -731,15 +920,17 @@ static int executed(PyObject *module)
         if (PyModule_AddIntConstant(module, constants[index].name, constants[index].number) < 0)
             return -1;
     state->words = added_type(module, &words_spec);
+    state->lock = added_type(module, &lock_spec);
     state->ring = added_type(module, &ring_spec);
     state->shard = added_type(module, &shard_spec);
-    return state->words && state->ring && state->shard ? 0 : -1;
+    return state->words && state->lock && state->ring && state->shard ? 0 : -1;
 }
 
 static void released(void *module)
 {
     State *state = PyModule_GetState(module);
     Py_CLEAR(state->words);
+    Py_CLEAR(state->lock);
     Py_CLEAR(state->ring);
     Py_CLEAR(state->shard);
 }

@@ -120,6 +120,33 @@ int dl_take_over(const dl_ring *ring, dl_place *place);
 enum dl_found dl_find(const dl_ring *ring, uint64_t home, const char *key, size_t key_size, dl_header *header,
                       char **body);
 
+/* -- the write lock -- */
+
+typedef struct {
+    int descriptor; /* that is locked; -1 once it is closed */
+    uint64_t owner; /* thread of this process that has the lock, or is just trying; 0 for none */
+    uint64_t *words; /* of a generation file's header, or, before there is one, of this process alone */
+} dl_lock;
+
+typedef struct {
+    uint64_t *words;             /* of the lock as it was when the wait began; the caller keeps them mapped */
+    uint64_t started, deadline; /* microseconds of the monotonic clock */
+    uint64_t claim, slice;      /* the claim that was made, 0 for none; microseconds of the next sleep */
+    int has_queued;
+} dl_wait;
+
+enum dl_locked { DL_TAKEN, DL_BUSY, DL_HELD, DL_FAILED, DL_INTERRUPTED };
+
+uint64_t dl_now(void);
+int dl_enter(dl_lock *lock, uint64_t me);
+void dl_leave(dl_lock *lock);
+int dl_is_claimed(const uint64_t *words);
+enum dl_locked dl_try_lock(dl_lock *lock, uint64_t me);
+enum dl_locked dl_wait_for_lock(dl_lock *lock, uint64_t me, dl_wait *wait);
+void dl_withdraw_claim(const dl_wait *wait);
+void dl_unlock(dl_lock *lock);
+void dl_close(dl_lock *lock, int unlocks);
+
 /* -- an append that takes the write lock itself -- */
 
 typedef struct {
@@ -129,10 +156,10 @@ typedef struct {
     uint64_t known_epoch, known_buffer, limit; /* of the handle */
     uint64_t tick_limit;
     uint64_t due_limit, bound, longest; /* bytes: written until upkeep, waiting in the ring, of a record */
-    int lock;                           /* descriptor */
+    dl_lock *lock;
 } dl_shard;
 
-uint64_t dl_append(const dl_shard *shard, dl_header *header, const char *body, uint64_t expected);
+uint64_t dl_append(const dl_shard *shard, uint64_t me, dl_header *header, const char *body, uint64_t expected);
 
 int dl_futex_wait(uint64_t *word, uint32_t expected, long timeout_us);
 int dl_futex_wake(uint64_t *word, int waiters);

@@ -26,6 +26,11 @@ FLUSHED: Final[int]
 FLUSHED_LAST: Final[int]
 FLOOR: Final[int]
 
+# What `Lock.try_acquire` and `Lock.wait` return.
+TAKEN: Final[int]
+BUSY: Final[int]
+HELD: Final[int]  # by the calling thread itself
+
 LONGEST_WALK: Final[int]
 HEADER_SIZE: Final[int]
 
@@ -60,6 +65,54 @@ class Words:
 
     def wake(self, index: int, waiters: int, /) -> int:
         """Wake as many of those who sleep on a word; return 0, or an errno."""
+
+@final
+class Lock:
+    """The write lock: one holder at a time, among the threads that share this object and among processes.
+
+    It owns the descriptor that it locks. A closed one raises OSError (EBADF) where the lock is wanted.
+    """
+
+    def __new__(cls, descriptor: int, /) -> Lock: ...
+    def attach(self, header: Words, /) -> None:
+        """Wait, wake and claim by the words of this header from now on, not by words of this object alone."""
+
+    def try_acquire(self, ignores_claim: bool, /) -> int:
+        """Take the lock if it is free, and no claim stands unless that is ignored; return TAKEN, BUSY or HELD."""
+
+    def wait(self, timeout: float | None, look: Callable[[], object], /) -> int:
+        """Wait for the lock without the GIL; return TAKEN, BUSY after `timeout` seconds, or HELD.
+
+        Signal handlers run meanwhile, and `look` is called now and then. What these raise ends the wait with nothing
+        held.
+        """
+
+    def release(self) -> None:
+        """Release the lock, and wake one waiter."""
+
+    def enter(self) -> bool:
+        """Keep the other threads of this process out, with no lock taken, if that can be done at once."""
+
+    def leave(self) -> None:
+        """End what `enter` began."""
+
+    def owner(self) -> int:
+        """Return the thread of this process that holds the lock or is just trying, 0 for none."""
+
+    def is_mine(self) -> bool:
+        """Tell whether that is the calling thread."""
+
+    def waiting(self) -> int:
+        """Return how many threads of this process wait."""
+
+    def contended(self) -> bool:
+        """Tell whether anybody has recently found the lock taken: a hint."""
+
+    def close(self, unlocks: bool, /) -> None:
+        """Close the descriptor. `unlocks`: also release a lock that a process shares by a fork."""
+
+    def fileno(self) -> int:
+        """Return the descriptor, -1 once it is closed."""
 
 @final
 class Ring:
@@ -102,7 +155,7 @@ class Shard:
 
     def __new__(
         cls,
-        lock: int,
+        lock: Lock,
         header: Words,
         slots: Words,
         slot_prime: int,
@@ -117,7 +170,7 @@ class Shard:
     def append(self, expected: int, home: int, stored: bytes, v: bytes | None, /, *columns: object) -> int:
         """Append a record under the write lock; return the slot's new generation, or 0, with nothing done.
 
-        `expected`: the generation that the slot must have, 0 for any. The caller keeps other threads out.
+        `expected`: the generation that the slot must have, 0 for any.
         """
 
 def watch_steps(watcher: Callable[[str], object] | None, /) -> None:

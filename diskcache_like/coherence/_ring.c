@@ -6,18 +6,10 @@
    Sizes and offsets come from a file that others may have damaged or planted: each is compared with the capacity
    before memory is touched, in a copy of the header that nobody changes meanwhile. */
 
-#define _GNU_SOURCE /* syscall */
 #include "_native.h"
 
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
-#include <unistd.h>
-#if defined(__linux__)
-#include <sys/syscall.h>
-#include <time.h>
-#endif
 
 void (*dl_on_step)(const char *changed);
 
@@ -355,68 +347,13 @@ static uint64_t append_locked(const dl_shard *shard, dl_header *header, const ch
 }
 
 /* Take the write lock if it is free, append a record, and release the lock; return the slot's new generation, or 0, with
-   nothing changed, wherever anything else is due. `expected`: the slot's generation if it has to be that one, else 0.
-   The caller keeps the other threads of this process out. */
-uint64_t dl_append(const dl_shard *shard, dl_header *header, const char *body, uint64_t expected)
+   nothing changed, wherever anything else is due. `expected`: the slot's generation if it has to be that one, else 0. */
+uint64_t dl_append(const dl_shard *shard, uint64_t me, dl_header *header, const char *body, uint64_t expected)
 {
     uint64_t stamp;
-    if (dl_body_size(header) > shard->longest || dl_load(shard->header + DL_CLAIM)
-        || flock(shard->lock, LOCK_EX | LOCK_NB))
+    if (dl_body_size(header) > shard->longest || dl_is_claimed(shard->header) || dl_try_lock(shard->lock, me) != DL_TAKEN)
         return 0;
     stamp = append_locked(shard, header, body, expected);
-    flock(shard->lock, LOCK_UN);
-    if (dl_load(shard->header + DL_WAITERS)) { /* as in write_lock.py, which says why nobody is missed */
-        dl_store(shard->header + DL_WAITERS, 0);
-        __atomic_fetch_add(shard->header + DL_WAKE, 1, __ATOMIC_SEQ_CST);
-        dl_futex_wake(shard->header + DL_WAKE, 1);
-    }
+    dl_unlock(shard->lock);
     return stamp;
 }
-
-/* -- sleeping until a word changes -- */
-
-#if defined(__linux__) && defined(SYS_futex)
-
-/* The kernel's numbers, which never change. The header that names them, <linux/futex.h>, does not come with musl. */
-#define FUTEX_WAIT 0
-#define FUTEX_WAKE 1
-
-/* The kernel compares 32 bits: the low half of the word, wherever the byte order places it. */
-static uint32_t *low_half(uint64_t *word)
-{
-#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
-    return (uint32_t *)word + 1;
-#else
-    return (uint32_t *)word;
-#endif
-}
-
-/* Not FUTEX_PRIVATE, because the word lies in a file that several processes map. Returns 0 or an errno value. */
-int dl_futex_wait(uint64_t *word, uint32_t expected, long timeout_us)
-{
-    struct timespec timeout;
-    timeout.tv_sec = timeout_us / 1000000;
-    timeout.tv_nsec = (timeout_us % 1000000) * 1000;
-    return syscall(SYS_futex, low_half(word), FUTEX_WAIT, expected, &timeout, NULL, 0) ? errno : 0;
-}
-
-int dl_futex_wake(uint64_t *word, int waiters)
-{
-    return syscall(SYS_futex, low_half(word), FUTEX_WAKE, waiters, NULL, NULL, 0) < 0 ? errno : 0;
-}
-
-#else
-
-int dl_futex_wait(uint64_t *word, uint32_t expected, long timeout_us)
-{
-    (void)word, (void)expected, (void)timeout_us;
-    return ENOSYS;
-}
-
-int dl_futex_wake(uint64_t *word, int waiters)
-{
-    (void)word, (void)waiters;
-    return ENOSYS;
-}
-
-#endif

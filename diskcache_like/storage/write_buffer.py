@@ -87,16 +87,10 @@ class WriteBuffer:
             return 0
         else:
             value, columns = row.v, _columns(row)
-        lock = session.lock
-        if not lock.enter_alone():
+        appender = session.appender
+        if appender is None or appender.lock is not session.lock or appender.ring is not session.ring:
             return 0
-        try:
-            appender = session.appender
-            if appender is None or appender.lock is not lock or appender.ring is not session.ring:
-                return 0
-            return appender.append(expected, h, stored, value, *columns)
-        finally:
-            lock.leave()
+        return appender.append(expected, h, stored, value, *columns)
 
     def takes(self, stored: bytes, row: Row | bytes | None) -> bool:
         """Tell whether a write can be appended: a small row without a file, None for a removal."""
@@ -161,7 +155,7 @@ class WriteBuffer:
         slots = generations.slots
         if not self._is_tight and session.disk.sealer is None and len(slots):  # none where they were closed just now
             shard = _native.Shard(
-                lock.fileno(),
+                lock.core,
                 generations.header,
                 slots,
                 session.slot_prime,

@@ -103,7 +103,7 @@ def held(cache: Cache, store: Store | None = None) -> Iterator[threading.Event]:
 
 async def waiting(cache: Cache) -> None:
     """Return when a thread of the face waits for the write lock of a shard."""
-    while not any(store.session.lock._waiting_threads for store in cache._shards.stores):  # noqa: ASYNC110
+    while not any(store.session.lock.core.waiting() for store in cache._shards.stores):  # noqa: ASYNC110
         await asyncio.sleep(0.001)
 
 

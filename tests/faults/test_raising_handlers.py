@@ -8,7 +8,6 @@ from __future__ import annotations
 import ast
 import contextlib
 import datetime as dt
-import fcntl
 import random
 import re
 import signal
@@ -26,7 +25,6 @@ import pytest
 
 import diskcache_like
 from diskcache_like import Cache, Deque, EmptyDirWarning, FanoutCache, UnknownFileWarning
-from diskcache_like.coherence import write_lock
 from diskcache_like.coherence.generations import GenerationFile
 from diskcache_like.coherence.write_lock import WriteLock
 from diskcache_like.errors import DecodeError, KeyEncodeError, TransactionError
@@ -469,23 +467,3 @@ def test_a_handler_that_writes_before_a_fork_does_not_end_the_rest(tmp_path: Pat
         finally:
             forking._after_in_parent()
         assert cache.set("key", 2)
-
-
-def test_a_release_that_is_interrupted_before_its_system_call_is_made_all_the_same(tmp_path: Path) -> None:
-    """An audit hook written in Python runs before the call, and a signal handler may run in it."""
-    mine, other = WriteLock(tmp_path / "lock"), WriteLock(tmp_path / "lock")
-    unlock, calls = fcntl.flock, iter([KeyboardInterrupt])
-
-    def audited(descriptor: int, operation: int) -> None:
-        for error in calls:
-            raise error
-        unlock(descriptor, operation)
-
-    mine.acquire(0)
-    with mock.patch.object(write_lock, "flock", audited), pytest.raises(KeyboardInterrupt):
-        mine.release()
-    other.acquire(0)
-    other.release()
-    mine.acquire(0)
-    mine.close()
-    other.close()

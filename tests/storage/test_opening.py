@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from diskcache_like import Cache
+from diskcache_like.coherence import write_lock
 from diskcache_like.coherence.write_lock import WriteLock
 from diskcache_like.errors import CacheError, CorruptDatabaseWarning, DirectoryError, Timeout, TransactionError
 from diskcache_like.storage.opening.identity import LOCK
@@ -27,13 +28,11 @@ BUFFERED: dict[str, Any] = {"write_buffer": 1 << 20}
 def waits(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Return an event that is set when a thread waits for a lock."""
     waits = threading.Event()
-    pause = WriteLock._pause
 
-    def note(lock: WriteLock, seconds: float, wake: int) -> bool:
+    def note() -> None:
         waits.set()
-        return pause(lock, seconds, wake)
 
-    monkeypatch.setattr(WriteLock, "_pause", note)
+    monkeypatch.setattr(write_lock, "may_block", note)
     return waits
 
 

@@ -1179,32 +1179,6 @@ def test_a_decision_on_what_has_changed_since_is_made_again(
     assert alone.pop("missing") is None
 
 
-def test_a_handler_that_raises_in_the_append_changes_nothing_of_another_holders(
-    alone: Cache, other: Cache, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    holder = session_of(other)
-    leave = WriteLock.leave
-
-    def interrupted(self: WriteLock) -> None:
-        monkeypatch.undo()
-        holder.lock.acquire()  # another process is next, and begins to remove everything
-        holder.generations.begin_all(holder.generations.next_tick())
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(WriteLock, "leave", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        alone["key"] = 1
-    tick = holder.header[Header.TICK]
-    assert holder.header[Header.UNSETTLED] == tick
-    assert {holder.slots[slot] for slot in range(len(holder.slots))} == {2 * tick + 1}
-    holder.generations.settle_all(tick)
-    holder.header[Header.SETTLED] = tick
-    holder.lock.release()
-    assert leave is WriteLock.leave
-    alone["key"] = 2
-    assert other["key"] == 2
-
-
 def test_threads_and_processes_append_together(tmp_path: Path) -> None:
     with Crew() as crew:
         workers = crew.start_many(2, count_in_threads, str(tmp_path / "cache"))

@@ -6,13 +6,16 @@ import mmap
 import os
 import signal
 from collections.abc import Callable, Iterator
+from itertools import accumulate
+from math import isnan
 from struct import Struct
 from typing import NamedTuple
 from zlib import crc32
 
 from diskcache_like.coherence import _native
 from diskcache_like.coherence._native import Words
-from diskcache_like.coherence.ring import PAGE, Ring
+from diskcache_like.coherence.generations import prime_below
+from diskcache_like.coherence.ring import PAGE, Ring, Word, Written
 
 SMALLEST = _native.HEADER_SIZE  # bytes of a record
 WHOLE = "whole header"  # the step with which a record happens
@@ -74,6 +77,40 @@ def record_at(ring: Ring, offset: int) -> tuple[Header | None, bytes]:
         if crc32(found[:-4]) == header.check:
             return header, content[at + SMALLEST : at + SMALLEST + header.body_size]
     return None, b""
+
+
+def find_unchecked(ring: Ring, h: int, stored: bytes) -> Written | None:
+    """Find the newest record of a key as `Ring.find` does, but compare no checksum."""
+    offset, content = table_of(ring)[h % prime_below(ring.slots)], content_of(ring)
+    while offset and offset >= ring.words[Word.FLOOR]:
+        at = place_of(ring, offset)
+        header = Header(*HEADER.unpack(content[at : at + SMALLEST]))
+        if header.h == h and header.key_size == len(stored):
+            body = content[at + SMALLEST : at + SMALLEST + header.body_size]
+            if body.startswith(stored):
+                return written_in(header, body)
+        offset = header.previous
+    return None
+
+
+def written_in(header: Header, body: bytes) -> Written:
+    """Return the write that a record is about."""
+    sizes = header.key_size, header.v_size, max(header.original_size, 0), max(header.tags_size, 0)
+    ends = list(accumulate(sizes))
+    stored, v, original, tags = (body[end - size : end] for end, size in zip(ends, sizes, strict=True))
+    if header.kind == 0:
+        return Written(header.tick, header.h, stored, None)
+    return Written(
+        header.tick,
+        header.h,
+        stored,
+        v,
+        None if isnan(header.expire) else header.expire,
+        None if isnan(header.fresh) else header.fresh,
+        None if header.tags_size < 0 else tags.decode("ascii"),
+        None if header.original_size < 0 else original,
+        header.kind == 1,
+    )
 
 
 def records(ring: Ring, offset: int, last: int) -> Iterator[tuple[Header, bytes]]:

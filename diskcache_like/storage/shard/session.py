@@ -396,7 +396,7 @@ class ShardSession:
 
         What is written goes into files then that no new handle sees.
         """
-        held = os.fstat(self.lock.fileno())
+        held = os.fstat(self.lock.core.fileno())
         try:
             found = os.stat(os.path.join(self.directory, LOCK))
         except OSError as error:

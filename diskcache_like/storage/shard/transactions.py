@@ -194,8 +194,7 @@ class Transactions:
             txn.stepping = False
             return
         try:
-            if lock.regain():  # else another process writes, and this one has not begun to
-                self._abort()
+            self._abort()
         finally:
             lock.abort_interrupted()
 
