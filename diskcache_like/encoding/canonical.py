@@ -6,7 +6,8 @@ stands for something else begins with a mark, an empty extension. The extension 
 Equal numbers share one form: an integer if possible, else a double, else a decimal, else a fraction, else a complex
 number. All NaNs are one key. A subclass that keeps the equality of its base is encoded as its base: a StrEnum as text,
 a namedtuple as a tuple, a defaultdict as a dict. Sets and dicts are sorted, but no OrderedDict is, since two of them in
-another order are not equal; as a key it equals no dict. Aware datetimes are encoded as instants.
+another order are not equal; as a key it equals no dict. Aware datetimes are encoded as instants. A dataclass or attrs
+object is encoded as its class and the fields that its `==` compares.
 Any other instance is encoded as its class and what pickle would store, so its bytes identify it but cannot rebuild it.
 """
 
@@ -348,12 +349,34 @@ def _enum(value: Enum, walk: _Walk) -> bytes:
     return _members(ENUM, (type(value), value.value if isinstance(value, Flag) else value.name), walk)
 
 
-def _dataclass(value: Any, walk: _Walk) -> bytes:
-    """Encode the fields that equality compares, and so no cached properties and the like."""
-    names = [field.name for field in dataclasses.fields(value) if field.compare]
-    return _members(
-        DATACLASS, (type(value), *chain.from_iterable((name, getattr(value, name)) for name in names)), walk
-    )
+def _compared_fields(kind: type[Any]) -> list[tuple[str, Callable[[Any], Any] | None]] | None:
+    """Return the fields that a class's `==` compares, and what each is turned into first; None if nothing tells.
+
+    The `==` of a dataclass or attrs class compares the fields of the class that it was generated for, and a subclass
+    may inherit it. What `attrs.cmp_using` compares has no form that equal values share, and is taken as it is.
+    """
+    owner: Any = next(each for each in kind.__mro__ if "__eq__" in vars(each))
+    if (params := vars(owner).get("__dataclass_params__")) is not None and params.eq:
+        return [(field.name, None) for field in dataclasses.fields(owner) if field.compare]
+    code = getattr(owner.__eq__, "__code__", None)
+    if "__attrs_attrs__" not in vars(owner) or not getattr(code, "co_filename", "").startswith("<attrs generated"):
+        return None
+    found = [(field.name, field.eq_key) for field in owner.__attrs_attrs__ if field.eq]
+    return [(name, None if hasattr(convert, "_requirements") else convert) for name, convert in found]
+
+
+def _fields(compared: list[tuple[str, Callable[[Any], Any] | None]], value: Any, walk: _Walk) -> bytes:
+    kind = type(value)
+    members: list[Any] = [kind]
+    try:
+        for name, convert in compared:
+            member = getattr(value, name)
+            members += name, member if convert is None else convert(member)
+    except (AttributeError, TypeError) as exc:
+        raise KeyEncodeError(
+            f"a key of type {_name_of(kind)} has a field {name!r} that its == cannot compare ({exc}); give it a value"
+        ) from exc
+    return _members(DATACLASS, members, walk)
 
 
 def _numpy(value: Any, walk: _Walk) -> bytes:
@@ -524,6 +547,5 @@ def _of_its_own(kind: type[Any]) -> _Encoder:
         return _named
     if issubclass(kind, PurePath) and kind.__eq__ is PurePath.__eq__:
         return _path
-    if dataclasses.is_dataclass(kind) and kind.__dataclass_params__.eq:  # type: ignore[attr-defined]
-        return _dataclass
-    return _instance
+    compared = _compared_fields(kind)
+    return _instance if compared is None else partial(_fields, compared)

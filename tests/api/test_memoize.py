@@ -22,6 +22,7 @@ import pytest
 from diskcache_like import Cache, ExpiryError, KeyEncodeError, memoize_stampede
 
 from ..support.cache_kinds import Clock, Opener, exact, few, one
+from ..support.sample_keys import Noted, Point
 
 LIMIT = 60.0  # seconds after which a test gives up on another process; no test waits for it to pass
 
@@ -196,6 +197,24 @@ def test_a_method_depends_on_its_instance(cache: Cache, calls: Counted) -> None:
     assert [two.by(5), three.by(5), two.by(5), Scaled((2,)).by(number=5)] == [10, 15, 10, 10]
     assert [two.doubled(4), Scaled.doubled(4)] == [8, 8]  # type: ignore[call-arg]  # mypy binds it to the instance
     assert len(calls) == 3
+
+
+@exact
+@pytest.mark.parametrize("of_class", [Noted, Point], ids=["attrs", "dataclass"])
+def test_fields_that_equality_leaves_out_are_kept_and_do_not_count(cache: Cache, calls: Counted, of_class: Any) -> None:
+    @cache.memoize()
+    def note(value: Any) -> Any:
+        calls(value)
+        return value
+
+    assert note(of_class("x", note="first")).note == "first"
+    assert note(of_class("x", note="second")).note == "first"
+    assert len(calls) == 1
+    note(of_class("y", note="first"))
+    assert len(calls) == 2
+    cache[of_class("x", note="third")] = of_class("z", note="fourth")
+    assert cache[of_class("x")].note == "fourth"
+    assert [key.note for key in cache if isinstance(key, of_class)] == ["third"]
 
 
 @exact

@@ -42,7 +42,9 @@ from ..support.sample_keys import (
     EQUAL,
     LONDON,
     TENTH,
+    Caseless,
     LoudText,
+    Noted,
     OddText,
     Plain,
     Point,
@@ -203,6 +205,12 @@ def test_what_has_no_stable_form_is_refused_by_name(key: Any, named: str) -> Non
     for nested in (key, ("a", key), {"a": [key]}):
         with pytest.raises(KeyEncodeError, match=named):
             encode_key(nested)
+
+
+def test_a_field_that_cannot_be_compared_is_named() -> None:
+    for key in (Caseless(5), object.__new__(Noted), object.__new__(Point)):  # type: ignore[arg-type]
+        with pytest.raises(KeyEncodeError, match=rf"{type(key).__name__} has a field '\w+' that its == cannot compare"):
+            encode_key(key)
 
 
 def test_open_files_and_local_things_are_refused() -> None:

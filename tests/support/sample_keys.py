@@ -17,6 +17,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 from uuid import UUID, SafeUUID
 
+import attrs
 from hypothesis import strategies as st
 
 from diskcache_like.encoding.keys import PrefixedQueueKey, QueueKey, queue_key
@@ -81,6 +82,46 @@ class Point:
     @functools.cached_property
     def size(self) -> float:
         return self.x
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Named(Point):
+    """Compared as the class that its `==` comes from compares: without the name."""
+
+    name: str = ""
+
+
+@attrs.frozen
+class Noted:
+    x: object
+    note: str = attrs.field(default="", eq=False)
+
+
+class Sticky(Noted):
+    __slots__ = ()
+
+
+@attrs.frozen(slots=False)
+class Caseless:
+    text: str = attrs.field(eq=str.lower)
+
+    @functools.cached_property
+    def size(self) -> int:
+        return len(self.text)
+
+
+@attrs.frozen
+class Judged:
+    """Says itself what is equal."""
+
+    x: object
+    note: str = attrs.field(default="", eq=False)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Judged) and (self.x, self.note) == (other.x, other.note)
+
+    def __hash__(self) -> int:
+        return hash((self.x, self.note))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -152,6 +193,10 @@ keys: st.SearchStrategy[Any] = st.recursive(
 
 
 EQUAL: list[tuple[Any, ...]] = [
+    (Named(1, note="a", name="b"), Named(1, note="c", name="d")),
+    (Noted("x", "a"), Noted("x", "b")),
+    (Sticky("x", "a"), Sticky("x", "b")),
+    (Caseless("Word"), Caseless("wORD")),
     (1, True, 1.0, Decimal(1), Decimal("1.000"), Decimal("0.1E+1"), Fraction(1), 1 + 0j, Level.ONE),
     (0, -0.0, False, Decimal("-0"), Decimal("0E-99"), complex(-0.0, -0.0)),
     (float("nan"), -float("nan"), Decimal("NaN"), Decimal("-sNaN5"), complex("nan")),
@@ -204,6 +249,7 @@ EQUAL: list[tuple[Any, ...]] = [
 
 DISTINCT: list[Any] = [
     *(group[0] for group in EQUAL),
+    *(Judged(1, "a"), Judged(1, "b"), Noted("y"), Caseless("words")),
     "1",
     b"1",
     [],
