@@ -31,7 +31,7 @@ from .entries.options import Arguments
 from .entries.row_codec import Expiry, Location, RowCodec, discard, with_expiry, with_metadata
 from .entries.session import Opening, Session
 from .errors import CacheError, DirectoryError, Timeout, TransactionError, ValueTooLarge, named
-from .misuse import NoOthers, several, unexpected
+from .misuse import NoOthers, in_pairs, several, unexpected, wrong
 from .operations import awaited, namespaces
 from .operations.administration import Administration
 from .operations.computed import Computed
@@ -516,7 +516,8 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
         stored = 0
         for batch in batches(pairs, SET_MANY_BATCH):
             try:
-                stored += self._set_batch(_with_metadata(batch, metadata), self._wait(retry))
+                entries = ((key, value, metadata) for key, value in in_pairs("items", batch))
+                stored += self._set_batch(entries, self._wait(retry))
             except Timeout as error:
                 return self._failed(stored + getattr(error, "count", 0))
         return stored
@@ -561,7 +562,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
         batch of 1,000 entries per shard is atomic, and waits for the write lock without limit. Raises DirectoryError if
         `target` has this cache's directory.
         """
-        target = without_face(target)
+        target = without_face(target, "target")
         if os.path.realpath(target.directory) == os.path.realpath(self.directory):
             raise DirectoryError(errno.EINVAL, "a cache cannot be copied to itself; give another one", self.directory)
         return sum(target._set_batch(self._items(batch), None) for batch in batches(self, SET_MANY_BATCH))
@@ -629,8 +630,10 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
         """Subtract `delta` from the number under `key` and return the difference; otherwise like `incr`."""
         return self.incr(key, -_countable(key, "delta", delta), default, retry)
 
-    def touch(self, key: Any, expire: Expiry | None = None, retry: bool = False) -> bool:
+    def touch(self, key: Any, expire: Expiry | None = None, retry: bool = False, **others: Unpack[NoOthers]) -> bool:
         """Give a live entry a new expiry (seconds from now, None for never); return whether there was one. Atomic."""
+        if others:
+            raise unexpected(Cache.touch, others)
         expiry = self._rows.expiry(expire)
 
         def touched(old: Metadata) -> Metadata:
@@ -846,11 +849,11 @@ def _countable(key: Any, name: str, number: Any) -> Any:
         ) from None
 
 
-def without_face(cache: Cache | AsyncCache) -> Cache:
+def without_face(cache: Cache | AsyncCache, name: str = "cache") -> Cache:
     """Return the cache itself, for what may be given its asynchronous face instead."""
     found = cache if isinstance(cache, Cache) else getattr(cache, "sync", None)
     if not isinstance(found, Cache):
-        raise TypeError(f"a cache is needed, not {type(cache).__name__}: {cache!r}")
+        raise wrong(name, cache, "a Cache, FanoutCache or namespace, or the `aio` of one")
     return found
 
 
@@ -869,15 +872,6 @@ def atomic_key(cache: Cache, key: Any) -> AtomicKey:
 def clock_of(cache: Cache) -> Callable[[], float]:
     """Return the clock that entries of the cache expire by."""
     return cache._clock
-
-
-def _with_metadata(pairs: Iterable[Any], metadata: Metadata) -> Iterator[tuple[Any, Any, Metadata]]:
-    for pair in pairs:
-        try:
-            key, value = pair
-        except (TypeError, ValueError):
-            raise TypeError(f"items has {named(pair):.80}, expected (key, value) pairs, or a mapping") from None
-        yield key, value, metadata
 
 
 def batches(items: Iterable[Any], size: int) -> Iterator[list[Any]]:

@@ -109,8 +109,9 @@ class FanoutCache(Cache):
 
     def _child(self, kind: str, name: str, make: Callable[[], C]) -> C:
         """Return a child, opening it the first time. If another thread was first, return its child."""
-        child: Any = self._children.get((kind, name))
-        if child is None:
+        given: Any = name
+        child: Any = self._children.get((kind, name)) if isinstance(given, str) else None
+        if child is None:  # or `make` refuses the name
             opened = make()
             # `setdefault` of a dictionary with such keys is one step, so all threads get the same child.
             child = self._children.setdefault((kind, name), opened)

@@ -1,13 +1,15 @@
-"""Misuse: what a caller meant who wrote an argument or a setting that does not exist, or one text for several."""
+"""Misuse: what a caller meant who wrote an argument or a setting that does not exist, or gave one of a wrong kind."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterable, Mapping
+import operator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar
 
 from .errors import SettingError, named
 
+F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
 # What other caches call things, behind what is called so here.
@@ -67,10 +69,45 @@ def unexpected(function: Callable[..., Any], given: Iterable[str], others: Itera
     return TypeError(f"{function.__name__} has no argument {name!r}{found} expected some of {', '.join(known)}")
 
 
-def several(name: str, given: Iterable[T], what: str) -> Iterable[T]:
-    """Return what is given; raise TypeError for one text, whose characters are not meant, and for no iterable."""
-    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
-        raise TypeError(f"{name} is {named(given):.80}, expected {what}")
+# What an argument has to be. Each of these returns it, or raises TypeError with its name and what is expected.
+
+
+def wrong(name: str, given: object, what: str) -> TypeError:
+    """Return the error for an argument that is not what is expected."""
+    return TypeError(f"{name} is {named(given):.80}, expected {what}")
+
+
+def several(name: str, given: Iterable[T], what: str, characters: bool = False) -> Iterable[T]:
+    """Return an iterable; one text is none, unless its `characters` may be meant."""
+    is_text = isinstance(given, str | bytes)
+    if (is_text and not characters) or not any(hasattr(type(given), way) for way in ("__iter__", "__getitem__")):
+        raise wrong(name, given, what)
+    return given
+
+
+def in_pairs(name: str, given: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
+    """Yield (key, value) pairs; for a member that is too short or long it raises ValueError, as `dict` does."""
+    for pair in given:
+        try:
+            key, value = pair
+        except (TypeError, ValueError) as error:
+            kind = ValueError if isinstance(error, ValueError) else TypeError
+            raise kind(f"{name} has {named(pair):.80}, expected (key, value) pairs, or a mapping") from None
+        yield key, value
+
+
+def whole(name: str, given: object, what: str = "a whole number") -> int:
+    """Return an integer."""
+    try:
+        return operator.index(given)  # type: ignore[arg-type]
+    except TypeError:
+        raise wrong(name, given, what) from None
+
+
+def called(name: str, given: F, what: str) -> F:
+    """Return what can be called."""
+    if not callable(given):
+        raise wrong(name, given, what)
     return given
 
 

@@ -19,13 +19,13 @@ from functools import partialmethod
 from itertools import islice, zip_longest
 from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 
-from .cache import Cache, batches
+from .cache import Cache, batches, without_face
 from .disk.contract import Constant, Disk
 from .entries.loading import ENOVAL
 from .entries.options import Arguments
 from .entries.session import Opening
 from .errors import DiskFull
-from .misuse import Spelled
+from .misuse import Spelled, in_pairs, several, whole
 from .operations import awaited
 from .operations.memoize import Memoized, P, R
 from .operations.queues import Side
@@ -117,7 +117,7 @@ class Deque(_InCache, abc.MutableSequence[Any]):
         """Return a deque in `cache`, which must hold nothing else and decides about damage and eviction."""
         _limit(maxlen)
         self = cls.__new__(cls)
-        self._set_up(cache, iterable, maxlen)
+        self._set_up(without_face(cache), iterable, maxlen)
         return self
 
     @property
@@ -161,6 +161,7 @@ class Deque(_InCache, abc.MutableSequence[Any]):
     def _add_all(self, iterable: Iterable[Any], side: Side, other: Side) -> None:
         if isinstance(iterable, Deque) and iterable.directory == self.directory:
             iterable = list(iterable)  # items dropped meanwhile count, items added do not
+        iterable = several("iterable", iterable, "values to add, such as a list", characters=True)
         size = BATCH if isinstance(iterable, Sized) else 1  # an iterator may wait between two values
         for values in batches(iterable, size):
             self._add(values, side, other)
@@ -203,7 +204,7 @@ class Deque(_InCache, abc.MutableSequence[Any]):
 
     def _find(self, index: Any, complaint: str = "deque index out of range") -> tuple[Any, Any]:
         """Return key and value of the item at a position. One statement finds and reads it, so it is atomic."""
-        number = operator.index(index)
+        number = whole("index", index, "the position of one item, a whole number; for several use itertools.islice")
         side: Side = "front" if number >= 0 else "back"
         for found in self._cache.iterqueue(side=side, skip=number if number >= 0 else -1 - number):
             return found
@@ -222,7 +223,7 @@ class Deque(_InCache, abc.MutableSequence[Any]):
 
     def insert(self, index: int, value: Any) -> None:
         """Put `value` in front of the item at `index`, moving the shorter side; a full deque raises IndexError."""
-        wanted = operator.index(index)
+        wanted = whole("index", index)
         with self.transact():
             length = len(self)
             if length >= self.maxlen:
@@ -246,9 +247,10 @@ class Deque(_InCache, abc.MutableSequence[Any]):
 
     def index(self, value: Any, start: int = 0, stop: int | None = None) -> int:
         """Return the position of the first item between two positions that equals `value`; ValueError if none does."""
-        length = len(self)
+        length, start = len(self), whole("start", start)
         first = max(start + length, 0) if start < 0 else start
-        end = length if stop is None else stop + length if stop < 0 else min(stop, length)
+        stop = length if stop is None else whole("stop", stop, "a whole number, or None")
+        end = stop + length if stop < 0 else min(stop, length)
         items = islice(self._cache.iterqueue(skip=first), max(end - first, 0))
         for position, (_, item) in enumerate(items, first):
             if item is value or item == value:
@@ -288,7 +290,7 @@ class Deque(_InCache, abc.MutableSequence[Any]):
 
     def rotate(self, steps: int = 1) -> None:
         """Move items from the back to the front, or the other way if `steps` is negative."""
-        wanted = operator.index(steps)
+        wanted = whole("steps", steps)
         with self.transact():
             length = len(self)
             right = wanted % length if length else 0
@@ -301,7 +303,7 @@ class Deque(_InCache, abc.MutableSequence[Any]):
         return self
 
     def __imul__(self, times: int) -> Self:
-        wanted = operator.index(times)
+        wanted = whole("times", times)
         with self.transact():
             items = list(self)
             if wanted <= 0:
@@ -358,7 +360,7 @@ class Index(_InCache, abc.MutableMapping[Any, Any]):
     def fromcache(cls, cache: Cache, *args: Any, **kwargs: Any) -> Self:
         """Return an index of all entries of `cache`, which decides about damage and eviction."""
         self = cls.__new__(cls)
-        self._cache = cache
+        self._cache = without_face(cache)
         self.update(*args, **kwargs)
         return self
 
@@ -402,12 +404,13 @@ class Index(_InCache, abc.MutableMapping[Any, Any]):
             elif hasattr(pairs, "keys"):
                 self._set_all(((key, pairs[key]) for key in pairs.keys()), BATCH)  # noqa: SIM118 - no mapping otherwise
             else:
+                several("other", pairs, "a mapping, or an iterable of (key, value) pairs")
                 self._set_all(pairs, BATCH if isinstance(pairs, Sized) else 1)
 
     def _set_all(self, pairs: Iterable[tuple[Any, Any]], size: int) -> None:
         for batch in batches(pairs, size):
             with self.transact():
-                for key, value in batch:
+                for key, value in in_pairs("other", batch):
                     self._cache[key] = value
 
     def pop(self, key: Any, default: Any = ENOVAL) -> Any:

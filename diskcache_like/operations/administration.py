@@ -88,6 +88,9 @@ class Administration(Tagging, SettingsInForce):
         `reset`: begin again at 0. A process adds its counts with its next write, at its own `stats` and on closing.
         Raises Timeout.
         """
+        given: Any = enable
+        if given not in (True, False):
+            raise SettingError(f"enable is {enable!r}, expected True or False: whether to count from now on")
         hits = misses = 0
         for store in self._shards.stores:
             for attempt in store.attempts():

@@ -11,7 +11,7 @@ from ..encoding.record import Metadata
 from ..entries.atomic_key import AtomicKey
 from ..entries.hot import NEGATIVE_HIT, PLAIN_TYPES, HotEntry
 from ..entries.loading import ENOVAL
-from ..misuse import unexpected
+from ..misuse import called, unexpected, wrong
 from ..system.signals import suppress
 from .call_keys import CallKeys, module_of
 from .computing import FAILURES, NOTHING, Computation, Replaces, take, take_async
@@ -98,7 +98,7 @@ class Computed(Tagging):
         wants the same key. The words of stale values are those of RFC 5861.
         """
         if not callable(compute):
-            raise TypeError(f"compute is {compute!r}, expected a function that returns the value")
+            raise wrong("compute", compute, "a function that returns the value")
         if options and not options.keys() <= Options.__annotations__.keys():
             raise unexpected(Computed.get_or_set, options, Options.__annotations__)
         is_coroutine = inspect.iscoroutinefunction(compute)
@@ -150,6 +150,8 @@ class Computed(Tagging):
                 f"name is {name!r} and typed is {typed!r}, expected text, and True or False; an expiry is given as"
                 " memoize(expire=...)"
             )
+        if not isinstance(key, str | None):
+            called("key", key, "a function of the call's arguments, or text that names them")
         call_keys = CallKeys(name, typed, ignore, key, version)
         return memoize(self, call_keys, rules_of(expire, tag, tags, {**options}))
 

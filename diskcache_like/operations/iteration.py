@@ -54,7 +54,7 @@ class Iteration(Tagging):
 
     def iterkeys(self, reverse: bool = False) -> Iterator[Any]:
         """Yield the keys, also expired ones, sorted (numbers, text, bytes, the rest); holds all of them in memory."""
-        yield from sorted(self._iterate(reverse=False), key=keys.sort_key, reverse=reverse)
+        yield from sorted(self._iterate(reverse=False), key=keys.sort_key, reverse=bool(reverse))
 
     @overload
     def keys(self) -> LiveKeys: ...

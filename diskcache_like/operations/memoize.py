@@ -12,6 +12,7 @@ from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, Self, Type
 
 from ..entries.loading import ENOVAL
 from ..entries.row_codec import Expiry
+from ..misuse import called
 from .call_keys import CallKey, CallKeys, decorated
 from .computing import Computation, Steps, take, take_async
 from .rules import Computing, Rules, StoredError, hidden_tag
@@ -268,6 +269,7 @@ def _check_function(function: Any) -> None:
     if isinstance(function, classmethod | staticmethod):
         kind = type(function).__name__
         raise TypeError(f"memoize got a {kind}: write @{kind} above it, so that it gets the function")
+    called("function", function, "a function to decorate")
 
 
 def _with_tags(function: Callable[..., Any], tags: Any) -> Callable[..., Any]:

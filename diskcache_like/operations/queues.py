@@ -7,7 +7,7 @@ ends without reading what lies between.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 from ..disk.contract import UNKNOWN
 from ..encoding import keys
@@ -17,6 +17,7 @@ from ..encoding.tags import pack_tags
 from ..entries.loading import EXPIRED
 from ..entries.row_codec import Expiry, Location, discard, with_metadata
 from ..errors import DecodeError, StorageError, Timeout, ValueTooLarge
+from ..misuse import NoOthers, unexpected, whole
 from ..storage.shard.reader import QUEUE_BOUND
 from ..storage.store import Store
 from .parts import Parts
@@ -41,6 +42,7 @@ class Queues(Parts):
         retry: bool = False,
         *,
         tags: Iterable[Any] | None = None,
+        **others: Unpack[NoOthers],
     ) -> Any:
         """Append `value` to one side of the queue called `prefix` and return its key. Atomic.
 
@@ -48,6 +50,8 @@ class Queues(Parts):
         ValueTooLarge if the value can never fit the size limit, and Timeout, instead of which a FanoutCache returns
         None.
         """
+        if others:
+            raise unexpected(Queues.push, others)
         rows = self._rows
         store = rows.queue_store(prefix)
         queue = rows.queue_column(prefix)
@@ -156,6 +160,9 @@ class Queues(Parts):
         First flushes the write buffer. Leaves out items that are removed meanwhile, or pushed behind the last one.
         One step finds and reads the first pair; skipping takes time in proportion, but reads no values.
         """
+        what = "how many pairs to leave out, 0 or more"
+        if whole("skip", skip, what) < 0:
+            raise ValueError(f"skip is {skip!r}, expected {what}")
         return self._iterate_queue(self._rows.queue_store(prefix), prefix, _is_back(side), min(skip, QUEUE_BOUND))
 
     def _iterate_queue(self, store: Store, prefix: str | None, last: bool, skip: int) -> Iterator[tuple[Any, Any]]:

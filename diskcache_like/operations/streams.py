@@ -6,7 +6,7 @@ import io
 import os
 import tempfile
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal, Self, overload
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, Self, Unpack, overload
 
 from ..disk.file_io import CHUNK
 from ..disk.value_files import Stored
@@ -14,6 +14,7 @@ from ..encoding.tags import pack_tags
 from ..entries.loading import ENOVAL
 from ..entries.row_codec import Expiry, discard
 from ..errors import DiskFull, named
+from ..misuse import NoOthers, unexpected
 from .parts import Parts
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class Streams(Parts):
         retry: bool = False,
         *,
         tags: Iterable[Any] | None = None,
+        **others: Unpack[NoOthers],
     ) -> BinaryIO | StreamWriter:
         """Open the bytes of `key` as a binary stream, for reading ("rb") or for writing ("wb").
 
@@ -59,6 +61,8 @@ class Streams(Parts):
         with-block, or if it is discarded or forgotten, it stores nothing and leaves nothing behind. Closing waits for
         the write lock as `set` does, or without limit in a cache that would give up silently (FanoutCache).
         """
+        if others:
+            raise unexpected(Streams.open, others)
         if mode in ("w", "wb"):
             self._rows.expiry(expire)  # raises for one that cannot be
             return StreamWriter(self, key, expire, pack_tags(tag, tags, key), retry)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
-from ..cache import Cache, atomic_key
+from ..cache import Cache, atomic_key, without_face
 from ..encoding.record import Metadata
 from ..entries.atomic_key import REMOVE, Decision
 from ..entries.loading import ENOVAL
 from ..entries.row_codec import Expiry
 from ..errors import foreign
+from ..misuse import NoOthers, unexpected, wrong
 
 _NO_SUM = (str, bytes, list, tuple, dict, set, type(None))  # what values cannot add up to; they may be arrays
 
@@ -21,8 +22,12 @@ class Averager:
     without limit.
     """
 
-    def __init__(self, cache: Cache, key: Any, expire: Expiry | None = None, tag: Any = None) -> None:
-        self._cache = cache
+    def __init__(
+        self, cache: Cache, key: Any, expire: Expiry | None = None, tag: Any = None, **others: Unpack[NoOthers]
+    ) -> None:
+        if others:
+            raise unexpected(Averager, others)
+        self._cache = without_face(cache)
         self._key = key
         self._expire = expire
         self._tag = tag
@@ -36,7 +41,11 @@ class Averager:
 
         def decide(found: Any, _: Metadata) -> Decision:
             total, count = self._sum(found)
-            return (total + value, count + 1), atomic.metadata(self._expire, self._tag)
+            try:
+                total = total + value
+            except TypeError:
+                raise wrong("value", value, "a number, or what can be added to those before") from None
+            return (total, count + 1), atomic.metadata(self._expire, self._tag)
 
         atomic.update(decide, None)
 

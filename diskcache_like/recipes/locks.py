@@ -14,7 +14,7 @@ import secrets
 import time
 from collections import Counter
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from ..cache import Cache, atomic_key, refuse_in_transaction_of_face, without_face
 from ..coherence.futex import pauses, slices
@@ -23,6 +23,7 @@ from ..entries.atomic_key import REMOVE, Decision
 from ..entries.loading import ENOVAL
 from ..entries.row_codec import Expiry, with_expiry
 from ..errors import CacheError, LeaseLost, NotOwner, Timeout, TransactionError, foreign
+from ..misuse import NoOthers, unexpected, wrong
 from ..system.signals import suppress
 from ..system.tasks import sleep
 from .owners import Owner, current_owner
@@ -41,7 +42,16 @@ class _Shared:
 
     _noun = "lock"
 
-    def __init__(self, cache: Cache | AsyncCache, key: Any, expire: Expiry | None = None, tag: Any = None) -> None:
+    def __init__(
+        self,
+        cache: Cache | AsyncCache,
+        key: Any,
+        expire: Expiry | None = None,
+        tag: Any = None,
+        **others: Unpack[NoOthers],
+    ) -> None:
+        if others:
+            raise unexpected(type(self), others)
         self._cache = without_face(cache)
         self._key = key
         self._expire = expire
@@ -100,20 +110,19 @@ class _Shared:
         It waits for `timeout` seconds at most, -1 for as long as it takes. With `blocking=False` it does what
         `try_acquire` does. Raises ValueError for another negative timeout, and for one with `blocking=False`.
         """
-        if timeout != -1 and (not blocking or not timeout >= 0):
+        deadline = None if timeout == -1 else _deadline(timeout)
+        if deadline is not None and (not blocking or not timeout >= 0):
             raise ValueError(
                 f"timeout is {timeout!r}, expected -1 to wait without limit, or seconds, 0 or more, if blocking"
             )
-        if not blocking:
-            return self.try_acquire()
-        return self._acquire(None if timeout == -1 else time.monotonic() + timeout)
+        return self._acquire(deadline) if blocking else self.try_acquire()
 
     def try_acquire(self, timeout: float = 0.0) -> bool:
         """Take the lock if that is possible within `timeout` seconds; return whether it was.
 
         It waits up to 0.1 s longer for those who write other entries, so that it seldom fails to get a free lock.
         """
-        return self._acquire(time.monotonic() + timeout)
+        return self._acquire(_deadline(timeout))
 
     def _acquire(self, deadline: float | None) -> bool:
         owner = current_owner()
@@ -287,6 +296,13 @@ def _tell(lost: NotOwner, error: BaseException | None) -> None:
     error.add_note(str(lost))
 
 
+def _deadline(timeout: float) -> float:
+    try:
+        return time.monotonic() + timeout
+    except TypeError:
+        raise wrong("timeout", timeout, "seconds") from None
+
+
 class Lock(_Shared):
     """A lock between threads, asyncio tasks and processes under one key of a cache.
 
@@ -376,9 +392,15 @@ class BoundedSemaphore(_Shared):
     _noun = "semaphore"
 
     def __init__(
-        self, cache: Cache | AsyncCache, key: Any, value: int = 1, expire: Expiry | None = None, tag: Any = None
+        self,
+        cache: Cache | AsyncCache,
+        key: Any,
+        value: int = 1,
+        expire: Expiry | None = None,
+        tag: Any = None,
+        **others: Unpack[NoOthers],
     ) -> None:
-        super().__init__(cache, key, expire, tag)
+        super().__init__(cache, key, expire, tag, **others)
         given: object = value
         if not isinstance(given, int) or given < 1:
             raise ValueError(

@@ -9,9 +9,10 @@ Chierichetti, K. Lowenstein: "Optimal Probabilistic Cache Stampede Prevention", 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, Unpack
 
-from ..cache import Cache
+from ..cache import Cache, without_face
+from ..misuse import NoOthers, unexpected
 from ..operations.memoize import Memoized
 from ..operations.rules import Lifetime
 
@@ -29,6 +30,7 @@ def memoize_stampede(
     ignore: Iterable[int | str] = (),
     *,
     version: Any = None,
+    **others: Unpack[NoOthers],
 ) -> Callable[[Callable[P, R]], Memoized[P, R]]:
     """Return a decorator like `Cache.memoize` under which a result is computed anew before it expires.
 
@@ -36,4 +38,7 @@ def memoize_stampede(
     `threading.excepthook` or the event loop's handler. Nobody waits for a computation that takes longer than both
     `expire` and a minute. Other arguments as for `Cache.memoize`.
     """
+    if others:
+        raise unexpected(memoize_stampede, others)
+    without_face(cache)  # raises for what is no cache; the face's own memoize takes coroutine functions
     return cache.memoize(name, typed, expire, tag, ignore, version=version, beta=beta)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from numbers import Real
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, cast
 
 from ..cache import Cache, atomic_key, refuse_in_transaction_of_face, without_face
 from ..coherence.futex import pauses
@@ -18,6 +18,7 @@ from ..entries.atomic_key import Decision
 from ..entries.loading import ENOVAL
 from ..entries.row_codec import Expiry
 from ..errors import Timeout, foreign
+from ..misuse import NoOthers, called, unexpected
 from ..operations.call_keys import function_name
 from ..system.tasks import sleep
 
@@ -98,6 +99,7 @@ def throttle(
     tag: Any = None,
     time_func: Callable[[], float] = time.time,
     sleep_func: Callable[[float], Any] = time.sleep,
+    **others: Unpack[NoOthers],
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Return a decorator that lets a function be called `count` times in `seconds` seconds, in all processes together.
 
@@ -107,6 +109,10 @@ def throttle(
     a `sleep_func` of their own, which may be one too. Raises ValueError unless `count` is 1 or more and `seconds` more
     than 0 and finite.
     """
+    if others:
+        raise unexpected(throttle, others)
+    called("time_func", time_func, "a function that returns seconds")
+    called("sleep_func", sleep_func, "a function that waits for the seconds that it gets")
     given: tuple[Any, Any] = count, seconds
     if not (all(isinstance(each, Real) for each in given) and count >= 1 and 0 < seconds < math.inf):
         raise ValueError(
@@ -114,6 +120,7 @@ def throttle(
         )
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        called("function", function, "a function to decorate")
         key = (function_name(function), "throttle") if name is None else name
         bucket = _Bucket(cache, key, expire, tag, (count, seconds))
 
@@ -146,6 +153,7 @@ def barrier(
     name: str | None = None,
     expire: Expiry | None = None,
     tag: Any = None,
+    **others: Unpack[NoOthers],
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Return a decorator that lets calls of a function run one after another, in all processes together.
 
@@ -153,8 +161,12 @@ def barrier(
     tag=...)`. `name`: key instead of one made from the function's name. With `expire`, a call that took longer raises
     LeaseLost at its end. For coroutine functions the lock must have `async with`, or TypeError is raised.
     """
+    if others:
+        raise unexpected(barrier, others)
+    called("lock_factory", lock_factory, "Lock, RLock, BoundedSemaphore or a function that makes a lock like them")
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        called("function", function, "a function to decorate")
         key = (function_name(function), "barrier") if name is None else name
         lock = lock_factory(cache, key, expire=expire, tag=tag)
 

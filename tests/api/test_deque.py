@@ -421,7 +421,7 @@ def test_a_deque_without_a_directory_has_one_of_its_own() -> None:
 def test_what_is_no_iterable_is_refused(tmp_path: Path, iterable: Any) -> None:
     items = Deque(directory=tmp_path / "deque")
     for use in (items.extend, items.extendleft, items.__iadd__):
-        with pytest.raises(TypeError, match="not iterable"):
+        with pytest.raises(TypeError, match=f"iterable is {iterable}, expected values to add"):
             use(iterable)
     with pytest.raises(TypeError):
         items.rotate(1.5)  # type: ignore[arg-type]
