@@ -21,6 +21,7 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 from ..encoding import keys
+from ..encoding.values import NotSerializable, encode_value
 from ..errors import KeyEncodeError
 from ..misuse import hint
 from .templates import key_template
@@ -217,6 +218,7 @@ def module_of(function: Callable[..., Any]) -> str:
 def _digest_code(code: types.CodeType, update: Callable[[bytes], None]) -> None:
     """Digest what a code object does, without its file and line numbers."""
     update(code.co_code)
+    update(code.co_exceptiontable)
     update(repr((code.co_names, code.co_varnames, code.co_freevars, code.co_flags)).encode())
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
@@ -248,18 +250,52 @@ def _digest_of(value: Any, met: list[Callable[..., Any]], how: str, function: Ca
         if number is not None:
             return f"function {number}".encode()
         return function_name(value, met, exact=not _is_found(value)).encode()
+    if isinstance(value, type):
+        return _digest_of_class(value, met, function)
     try:
-        return keys.encode_unbounded(value)
+        return keys.encode_unbounded(value) + _typed(value)
     except (KeyEncodeError, ValueError):
         pass
-    if isinstance(value, type):  # a nested one, whose name does not lead to it
-        methods = [(name, each) for name, each in sorted(vars(value).items()) if isinstance(each, types.FunctionType)]
-        told = (f" {name}:{function_name(each, met, exact=each not in met)}" for name, each in methods)
-        return f"{module_of(value)}.{value.__qualname__}{''.join(told)}".encode()
     raise TypeError(
         f"{full_name(function)} {how}, a {type(value).__qualname__}, which cannot be part of a key, so nothing tells it"
         " from other functions of its name: give it a name of its own with name=, or make its keys with key="
     )
+
+
+def _typed(value: Any) -> bytes:
+    """Return what tells a value from equal ones of another type or order, for which a function may act differently."""
+    try:
+        return encode_value(value)
+    except NotSerializable:
+        return b""
+
+
+# What each class has that says nothing of what it does, or says again what other attributes do.
+_OF_EVERY_CLASS = frozenset(
+    f"__{name}__"
+    for name in (
+        *("annotations", "annotations_cache", "classcell", "dataclass_fields", "dataclass_params", "dict", "doc"),
+        *("firstlineno", "match_args", "module", "qualname", "static_attributes", "weakref"),
+    )
+)
+
+
+def _digest_of_class(kind: type, met: list[Callable[..., Any]], function: Callable[..., Any]) -> bytes:
+    """Return bytes that identify a class: its name if that leads to it, else what it is made of."""
+    name = f"{module_of(kind)}.{kind.__qualname__}"
+    found: Any = sys.modules.get(kind.__module__)
+    for part in kind.__qualname__.split("."):
+        found = getattr(found, part, None)
+    if found is kind and name.partition(".")[0] != "__main__":
+        return name.encode()
+    parts = [name.encode(), *(_digest_of_class(base, met, function) for base in kind.__bases__)]
+    for attribute, value in sorted(vars(kind).items()):
+        if attribute not in _OF_EVERY_CLASS:
+            how = f"uses the class {kind.__qualname__}, which has {attribute!r}"
+            is_property = isinstance(value, property)
+            steps = (value.fget, value.fset, value.fdel) if is_property else (getattr(value, "__func__", value),)
+            parts += [attribute.encode(), *(_digest_of(step, met, how, function) for step in steps if step is not None)]
+    return _short_digest(b"\0".join(parts)).encode()
 
 
 def is_decorated(value: Any) -> bool:
@@ -280,7 +316,7 @@ def _owner(function: Callable[..., Any]) -> str:
     if owner is None or isinstance(owner, types.ModuleType):  # a function, of C in a module
         return ""
     if isinstance(owner, type):
-        return f" of {owner.__module__}.{owner.__qualname__}"
+        return f" of {_digest_of_class(owner, [], function).decode()}"
     return f" of {_short_digest(_digest_of(owner, [], 'is a method of this object', function))}"
 
 

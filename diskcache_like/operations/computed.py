@@ -180,7 +180,8 @@ class Computed(Tagging):
             if replaces is None:
                 return True
             if replaces is NOTHING:
-                return record is None or type(self._recorded(key)[0]) is StoredError
+                found = None if record is None else self._recorded(key)
+                return found is None or type(found[0]) is StoredError  # None where its value cannot be read, too
             version, until = replaces
             stored, h, store = self._rows.locate(key)
             found = store.version(h, stored)

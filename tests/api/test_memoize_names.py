@@ -219,3 +219,63 @@ def test_a_template_refuses_a_text_that_is_an_address(cache: Cache) -> None:
         with pytest.raises(TypeError, match="address"):
             cache.memoize(name="tagged", tags=[f"tag:{field}"])(lambda given: given.name)(Named("a"))
     assert cache.memoize(key="{given.name}")(lambda given: given.name)(Named("a")) == "a"
+
+
+def made_by_class(kind: str, factor: int) -> Callable[[int], int]:
+    class Factor:
+        value = factor
+
+        @property
+        def own(self) -> int:
+            return factor
+
+        @staticmethod
+        def still() -> int:
+            return factor
+
+        @classmethod
+        def of_class(cls, number: int) -> int:
+            return number * cls.value
+
+    class Heir(Factor):
+        pass
+
+    ways: dict[str, Callable[[int], int]] = {
+        "attribute": lambda number: number * Factor.value,
+        "property": lambda number: number * Factor().own,
+        "static": lambda number: number * Factor.still(),
+        "inherited": lambda number: number * Heir.value,
+        "class method": Factor.of_class,
+    }
+    return ways[kind]
+
+
+@one
+@pytest.mark.parametrize("what", ["attribute", "property", "static", "inherited", "class method"])
+def test_functions_that_differ_in_a_nested_class_do_not_share(cache: Cache, what: str) -> None:
+    assert [cache.memoize()(made_by_class(what, factor))(10) for factor in (2, 3, 2)] == [20, 30, 20]
+
+
+@one
+@pytest.mark.parametrize(
+    "values", [(1, True, 1.0), ({"a": 1, "b": 2}, {"b": 2, "a": 1}), ([1], [True]), ((0,), (0.0,))]
+)
+def test_closed_over_values_that_are_equal_but_not_alike_do_not_share(cache: Cache, values: tuple[Any, ...]) -> None:
+    def shown(value: Any) -> Callable[[], str]:
+        return lambda: repr(value)
+
+    assert [cache.memoize()(shown(value))() for value in values] == [repr(value) for value in values]
+
+
+@one
+def test_what_is_tried_is_part_of_a_function(cache: Cache) -> None:
+    def functions(source: str) -> Any:
+        names: dict[str, Any] = {"__name__": "__main__"}
+        exec(source, names)
+        return names["f"]
+
+    both = functions("def f(x):\n try: int(x); float(x)\n except ValueError: return 'caught'")
+    second = functions("def f(x):\n int(x)\n try: float(x)\n except ValueError: return 'caught'")
+    assert cache.memoize()(both)("x") == "caught"
+    with pytest.raises(ValueError, match="invalid literal"):
+        cache.memoize()(second)("x")

@@ -134,3 +134,14 @@ def test_what_is_wrong_with_the_call_is_still_an_error(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="on_error is 'ignore', expected 'warn' or 'raise'"):
             cache.memoize(on_error="ignore")  # type: ignore[arg-type]
         assert cache.metrics.not_kept == 0
+
+
+@WAYS
+def test_a_value_whose_file_is_lost_is_computed_and_stored_again(tmp_path: Path, way: Any) -> None:
+    large = bytes(100_000)
+    with Cache(tmp_path, hot_size_limit=0) as cache:
+        way(cache, lambda: large)
+        for path in tmp_path.rglob("*.val"):
+            path.unlink()
+        assert way(cache, lambda: large + b"2") == large + b"2"
+        assert way(cache, lambda: None) == large + b"2", "it is stored again"
