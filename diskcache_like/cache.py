@@ -121,6 +121,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
             self._hot = HotLayer(session.hot_limit, session.clock, session.metrics.counters)
         else:
             self._join(session.options.remote)
+        self._hot.by_bytes = not session.disk.own_keys
         self._loader = Loader(session, self._rows, self._hot)
         self._hot_get = self._hot.entries.get
         for name, value in session.settings.items():

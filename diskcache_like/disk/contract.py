@@ -94,7 +94,7 @@ class Disk(Payloads, ValueFiles):
         self.secret: Secret | None = None
         kind = type(self)
         self.own_values = kind.store is Disk.store and kind.fetch is Disk.fetch  # no subclass encodes values
-        self._own_keys = kind.put is Disk.put and kind.get is Disk.get
+        self.own_keys = kind.put is Disk.put and kind.get is Disk.get  # no subclass makes keys
         ValueFiles.__init__(self, directory)
         Payloads.__init__(self, min_file_size, pickle_protocol)
 
@@ -166,13 +166,13 @@ class Disk(Payloads, ValueFiles):
         """Return the fastest function that does what `stored_key` does."""
         if self.sealer is not None:
             return self.sealer.blinder(keys.encode_key)
-        return keys.encode_key if self._own_keys else self.stored_key
+        return keys.encode_key if self.own_keys else self.stored_key
 
     def stored_key(self, key: object) -> bytes:
         """Return the bytes under which the database holds `key`."""
         if self.sealer is not None:
             return self.sealer.blind_key(keys.encode_key(key))
-        if self._own_keys:
+        if self.own_keys:
             return keys.encode_key(key)
         if isinstance(key, (*_QUEUE_KEYS, keys.EncodedKey)):
             return keys.encode_key(key)  # `put` would take it for the equal int or str of a user
@@ -183,12 +183,12 @@ class Disk(Payloads, ValueFiles):
 
     def fixed_key(self, key: Any) -> Any:
         """Return a key that stays what it is, whatever becomes of this one, and that no other key is taken for."""
+        if not self.own_keys:
+            return keys.EncodedKey(self.stored_key(key))
         if keys.hashes_like_stored_key(key):
             return key
         if type(key) is keys.NamespacedKey:
             return keys.NamespacedKey(key.path, self.fixed_key(key.key))
-        if not self._own_keys:
-            return keys.EncodedKey(self.stored_key(key))
         stored = keys.encode_key(key)
         return keys.EncodedKey(stored, keys.original_key(key, stored))
 
@@ -199,7 +199,7 @@ class Disk(Payloads, ValueFiles):
             original = keys.original_key(key, canonical)
             kept = original if original is None or original[0] == 0 or self.pickle_policy != "never" else None
             return self.sealer.seal_key(stored, canonical, kept)
-        if not self._own_keys:
+        if not self.own_keys:
             return None
         original = keys.original_key(key, stored)
         if original is None or original[0] == 0 or self._trusts_keys():
@@ -214,7 +214,7 @@ class Disk(Payloads, ValueFiles):
             raise DecodeError("stored key and original key are not BLOBs")
         if self.sealer is not None:
             return self._key_of(*self.sealer.open_key(stored, original), authentic=True)
-        if not self._own_keys:
+        if not self.own_keys:
             path, inner = split_key(stored)
             pair = keys.decode_key(inner)
             if isinstance(pair, _QUEUE_KEYS):

@@ -106,6 +106,7 @@ class HotLayer:
         self._order: list[Hashable] = []
         self._hand = 0
         self._lock = threading.RLock()  # because such a lock knows its owner
+        self.by_bytes = False  # whether every key is kept by its stored bytes, since a subclass of Disk makes them
         _layers.add(self)
 
     # -- hits and misses ------------------------------------------------------------------------------------------
@@ -192,10 +193,10 @@ class HotLayer:
         value, decode = loaded
         cost = (OVERHEAD + len(stored) + size) | 63  # rounded, so that an entry often replaces one of equal cost
         slot = h % shard.slot_prime
-        if type(key) in PLAIN_TYPES:
+        if type(key) in PLAIN_TYPES and not self.by_bytes:
             kind = type(key)
         else:
-            if not keys.hashes_like_stored_key(key):
+            if self.by_bytes or not keys.hashes_like_stored_key(key):
                 key = keys.EncodedKey(stored)
             kind = keys.kind_of(key)
         marks = shard.uses, shard.header

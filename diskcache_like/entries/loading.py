@@ -52,7 +52,7 @@ class Loader:
         location = self._rows.locate(key)
         plain = not (read or expire_time or tag)
         hot = self._hot
-        if plain and type(key) not in PLAIN_TYPES and not keys.hashes_like_stored_key(key):
+        if plain and (hot.by_bytes or (type(key) not in PLAIN_TYPES and not keys.hashes_like_stored_key(key))):
             entry = hot.probe(keys.EncodedKey(location[0]))
             if entry is not None:
                 value = hot.hit(entry)

@@ -102,7 +102,7 @@ class Computed(Tagging):
         if options and not options.keys() <= Options.__annotations__.keys():
             raise unexpected(Computed.get_or_set, options, Options.__annotations__)
         is_coroutine = inspect.iscoroutinefunction(compute)
-        if type(key) not in PLAIN_TYPES:
+        if type(key) not in PLAIN_TYPES or self._hot.by_bytes:
             key = self._fixed(key)
         known = None
         if not is_coroutine and not options.get("beta"):
@@ -195,7 +195,8 @@ class Computed(Tagging):
 
     def _fixed(self, key: Any) -> Any:
         """Return a key that stays what it is, whatever becomes of this one, and that no other key is taken for."""
-        return key if type(key) in PLAIN_TYPES else self._session.disk.fixed_key(key)
+        disk = self._session.disk
+        return key if type(key) in PLAIN_TYPES and disk.own_keys else disk.fixed_key(key)
 
     def _hot_value(self, key: Any) -> Any:
         """Return the value of a fixed key if it is in memory and valid, else ENOVAL; count a hit, but no miss."""

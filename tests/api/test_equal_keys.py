@@ -17,7 +17,7 @@ import pydantic
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from diskcache_like import Cache, FanoutCache, Index
+from diskcache_like import Cache, Disk, FanoutCache, Index, JSONDisk
 
 from ..support.cache_kinds import few, one
 
@@ -232,3 +232,47 @@ def test_a_counter_is_a_number_that_the_next_incr_takes(cache: Cache) -> None:
         with pytest.raises(TypeError, match=f"delta for key 'rows' is a {type(refused).__name__}, expected an int"):
             cache.incr("rows", refused)  # type: ignore[arg-type]
         assert "rows" not in cache
+
+
+class Tenants(Disk):
+    """Keys of the tenant who asks."""
+
+    tenant = "a"
+
+    def put(self, key: Any) -> tuple[Any, bool]:
+        return tuple(super().put((self.tenant, key)))
+
+
+READS: list[Callable[[Cache, Any], Any]] = [
+    lambda cache, key: cache.get(key),
+    lambda cache, key: cache.get_many([key]).get(key),
+    lambda cache, key: cache.get_or_set(key, lambda: None),
+    lambda cache, key: cache.get(key, None) if key in cache else None,
+]
+
+
+@pytest.mark.parametrize("read", READS)
+def test_keys_that_a_disk_tells_apart_share_no_place(tmp_path: Path, read: Callable[[Cache, Any], Any]) -> None:
+    alike: list[list[Any]] = [[1, True, 1.0], [(1,), (True,)], [("a", 1), ("a", True), ("a", 1.0)]]
+    with Cache(tmp_path, disk=JSONDisk) as cache:
+        for keys in alike:
+            for key in keys:
+                cache[key] = repr(key)
+        for _ in range(2):
+            for keys in alike:
+                assert [read(cache, key) for key in keys] == [repr(key) for key in keys]
+
+
+@pytest.mark.parametrize("read", READS)
+def test_a_disk_whose_keys_depend_on_more_is_asked_each_time(
+    tmp_path: Path, read: Callable[[Cache, Any], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Cache(tmp_path, disk=Tenants) as cache:
+        cache["k"] = "of a"
+        assert [read(cache, "k") for _ in range(2)] == ["of a"] * 2
+        monkeypatch.setattr(Tenants, "tenant", "b")
+        assert read(cache, "k") is None
+        cache["k"] = "of b"
+        assert [read(cache, "k") for _ in range(2)] == ["of b"] * 2
+        monkeypatch.setattr(Tenants, "tenant", "a")
+        assert read(cache, "k") == "of a"
