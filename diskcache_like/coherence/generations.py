@@ -328,7 +328,7 @@ class GenerationFile:
         header[Header.READY] = _READY
 
 
-_EMPTY: Final = _native.Words(bytearray(), 0, 0)
+_EMPTY: Final = _native.Words(bytearray(8), 0, 0)
 
 
 def microseconds(expire: float) -> int:
