@@ -356,9 +356,9 @@ def _compared_fields(kind: type[Any]) -> list[tuple[str, Callable[[Any], Any] | 
     may inherit it. What `attrs.cmp_using` compares has no form that equal values share, and is taken as it is.
     """
     owner: Any = next(each for each in kind.__mro__ if "__eq__" in vars(each))
-    if (params := vars(owner).get("__dataclass_params__")) is not None and params.eq:
-        return [(field.name, None) for field in dataclasses.fields(owner) if field.compare]
     code = getattr(owner.__eq__, "__code__", None)
+    if "__dataclass_params__" in vars(owner) and getattr(code, "co_qualname", "").startswith("__create_fn__"):
+        return [(field.name, None) for field in dataclasses.fields(owner) if field.compare]
     if "__attrs_attrs__" not in vars(owner) or not getattr(code, "co_filename", "").startswith("<attrs generated"):
         return None
     found = [(field.name, field.eq_key) for field in owner.__attrs_attrs__ if field.eq]

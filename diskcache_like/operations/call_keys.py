@@ -77,7 +77,7 @@ class CallKeys(NamedTuple):
         except TypeError:
             if self.key is None:
                 raise
-            plain, owner, exact = f"{module_of(function)}.{function.__qualname__}", memoized, ""  # `key` tells all
+            plain, owner, exact = _name_and_code(function), memoized, ""  # `key` tells the rest
         refusal: TypeError | None = None
         if getattr(function, "__closure__", None) and not _is_nameless(function):
             try:
@@ -151,6 +151,14 @@ def function_name(
     if exact or _is_nameless(function):
         name += f":{_fingerprint(function, [] if met is None else met)}"
     return name
+
+
+def _name_and_code(function: Callable[..., Any]) -> str:
+    """Return the name of a function with a digest of its code alone."""
+    digest = blake2b(digest_size=16)
+    if (code := getattr(function, "__code__", None)) is not None:
+        _digest_code(code, digest.update)
+    return f"{module_of(function)}.{function.__qualname__}:{digest.hexdigest()}"
 
 
 def _is_nameless(function: Callable[..., Any]) -> bool:
@@ -338,7 +346,7 @@ def key_maker(
     mark = "__"  # begins every name that is not a parameter's; no parameter's name begins with it
     while any(parameter.startswith(mark) for parameter in signature.parameters):
         mark += "_"
-    namespace: dict[str, Any] = {f"{mark}type": type, f"{mark}types": _types_of}
+    namespace: dict[str, Any] = {f"{mark}type": _type_name, f"{mark}types": _types_of}
     heads, parts = _parameters(signature, ignored, namespace, mark)
     # Each parameter is one field, also *args and **kwargs; else an argument of one could look like one of the other.
     fields = "".join(f"{part}, " for _, part, _ in parts)
@@ -391,7 +399,7 @@ def _parameters(
             namespace[f"{mark}default_{name}"] = parameter.default
             heads.append(f"{name}={mark}default_{name}" if default else name)
             kept = kept and (position not in ignored or kind is parameter.KEYWORD_ONLY)
-            part = name, f"{mark}type({name}).__qualname__"
+            part = name, f"{mark}type({name})"
         parts += [(name, *part)] if kept else []
     return [*heads, "/"] if slash_due else heads, parts
 
@@ -409,8 +417,13 @@ def _named(ignored: frozenset[int | str]) -> Callable[[dict[str, Any]], tuple[tu
     return lambda kwargs: tuple(sorted((item for item in kwargs.items() if item[0] not in ignored), key=itemgetter(0)))
 
 
+def _type_name(value: Any) -> str:
+    kind = type(value)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{module_of(kind)}.{kind.__qualname__}"
+
+
 def _types_of(values: Iterable[Any]) -> tuple[str, ...]:
-    return tuple(type(value).__qualname__ for value in values)
+    return tuple(map(_type_name, values))
 
 
 def _any_signature(name: str, typed: bool, ignored: frozenset[int | str]) -> CallKey:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
@@ -276,3 +277,27 @@ def test_a_disk_whose_keys_depend_on_more_is_asked_each_time(
         assert [read(cache, "k") for _ in range(2)] == ["of b"] * 2
         monkeypatch.setattr(Tenants, "tenant", "a")
         assert read(cache, "k") == "of a"
+
+
+@dataclass
+class Counted:
+    """A dataclass with an `==` of its own."""
+
+    name: str
+
+    def __post_init__(self) -> None:
+        self.count = 0
+
+    def __eq__(self, other: object) -> bool:
+        return vars(self) == vars(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def test_an_eq_of_a_dataclass_own_decides_what_is_one_key(tmp_path: Path) -> None:
+    one_key, other = Counted("a"), Counted("a")
+    other.count = 5
+    with Cache(tmp_path) as cache:
+        cache[one_key] = 1
+        assert cache.get(other) is None
+        assert cache[Counted("a")] == 1

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import types
+from collections import namedtuple
 from collections.abc import Callable
 from typing import Any
 
@@ -279,3 +280,23 @@ def test_what_is_tried_is_part_of_a_function(cache: Cache) -> None:
     assert cache.memoize()(both)("x") == "caught"
     with pytest.raises(ValueError, match="invalid literal"):
         cache.memoize()(second)("x")
+
+
+@one
+def test_functions_that_close_over_what_is_no_key_are_told_apart_by_their_code(cache: Cache) -> None:
+    connection = threading.Lock()
+    memoize = cache.memoize(key=lambda number: number)
+    assert memoize(lambda number: (connection.locked(), number + 1))(1) == (False, 2)
+    assert memoize(lambda number: (connection.locked(), number + 2))(1) == (False, 3)
+
+
+@one
+def test_types_of_one_name_are_told_apart(cache: Cache) -> None:
+    kinds: list[Any] = [namedtuple("Point", "x") for _ in range(2)]  # noqa: PYI024
+    kinds[0].__module__, kinds[1].__module__ = "one", "another"
+
+    @cache.memoize(typed=True)
+    def module(point: Any, **others: Any) -> str:
+        return str(type(point).__module__)
+
+    assert [module(kind(1)) for kind in kinds] == ["one", "another"]
