@@ -44,6 +44,7 @@ class JSONDisk(Disk):
         try:
             text = json.dumps(value, sort_keys=sort_keys)
         except (TypeError, ValueError, RecursionError) as error:
+            reraise_signal(error)
             raise ValueEncodeError(f"JSON cannot express a {type(value).__qualname__}: {error}") from error
         return zlib.compress(text.encode(), self.compress_level)
 

@@ -19,20 +19,21 @@ from diskcache_like.encoding import made_keys
 from diskcache_like.encoding.made_keys import NamespacedKey, path_of
 from diskcache_like.settings import SettingsInForce
 
-from ..support.cache_kinds import QUICK, Clock, Opener, few, one
+from ..support.cache_kinds import QUICK, Clock, Kind, Opener, few, one
 from .test_checking import messages, tamper
 
 KEYS: list[Any] = ["text", "", 1, 2.5, None, "x" * 300, True]
 
 
-def test_each_has_its_own_keys(cache: Cache) -> None:
+def test_each_has_its_own_keys(cache: Cache, kind: Kind) -> None:
     users, pages = cache.namespace("users"), cache.namespace("pages")
     for number, key in enumerate(KEYS[:-1]):
         cache[key], users[key], pages[key] = number, -number, str(number)
     for number, key in enumerate(KEYS[:-1]):
         assert (cache[key], users[key], pages[key]) == (number, -number, str(number))
         assert users.get_entry(key).value == -number
-    assert users[1.0] == users[True] == users[1]
+    if not kind.json:  # whose JSON tells these apart
+        assert users[1.0] == users[True] == users[1]
     assert set(users) == set(KEYS[:-1])
     assert len(users) == len(pages) == len(KEYS) - 1
     assert len(cache) == 3 * len(users)

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 CACHE = ROOT / ".cache" / "matrix"
 PROJECT = ROOT / "pyproject.toml"
 NAMES = [f"3.{minor}{threading}" for minor in range(11, 20) for threading in ("", "t") if minor > 13 or not threading]
-EXTRAS = ("bench", "django", "json", "lz4", "progress", "test", "zstd")
+EXTRAS = ("bench", "django", "json", "lz4", "test", "zstd")
 BUILDER = "setuptools>=77"  # builds the package without isolation
 WHEELS = ("--only-binary", ":all:")  # compiling a library takes long, and rarely works where nobody offers a wheel
 MACHINE = platform.machine()

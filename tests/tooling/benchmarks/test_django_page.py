@@ -68,7 +68,7 @@ def test_a_page_is_right_with_all_its_fragments_and_the_visits_of_its_session() 
     assert not right(body.replace(b"<section>", b"", 1), 3)
 
 
-def test_a_short_run_serves_the_page_from_both_caches(tmp_path: Path) -> None:
+def test_short_run(tmp_path: Path) -> None:
     pytest.importorskip("gunicorn")
     written, filled = tmp_path / "found.json", tmp_path / "page.md"
     filled.write_text("{}\n{}\n".format(*page.marks(django_page.MARK)))
