@@ -25,7 +25,7 @@ from diskcache_like.coherence.ring import Ring, Word, Written
 from diskcache_like.encoding.made_keys import NamespacedKey, path_of
 from diskcache_like.entries.atomic_key import AtomicKey
 from tests.support.broken_writers import sabotage
-from tests.support.rings import record_at, table_of, written_in
+from tests.support.rings import record_at, table_of
 from tests.support.workers import Crew, Worker
 
 from ..proof import Proof, Trial
@@ -366,7 +366,7 @@ def _copied(self: Ring, h: int, stored: bytes) -> Written | None:
         if header is None:
             return None
         if body.startswith(stored) and header.h == h:
-            return written_in(header, body)
+            return Written(header.tick, h, stored, body[len(stored) :] if header.kind else None)
         offset = header.previous
     return None
 
