@@ -31,8 +31,6 @@ from .entries import session
 from .errors import AlreadyImported, CacheError, DiskCacheDirectory, SettingError
 from .system.signals import reraise_signal
 
-RUNS_CALLERS_CODE = True  # for `interrupts_a_call` of system/signal_safe.py
-
 __all__ = ["OldDirectory", "args_to_key", "install", "installed", "main", "uninstall"]
 
 Existing = Literal["raise", "migrate", "fresh"]

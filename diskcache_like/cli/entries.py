@@ -20,8 +20,6 @@ from .arguments import positive
 from .opening import add_namespace, existing, namespace_of, to_look_at
 from .terminal import as_json, as_text, print_json, print_removed, print_table, shown
 
-RUNS_CALLERS_CODE = True  # for `interrupts_a_call` of system/signal_safe.py
-
 KINDS: dict[str, Callable[[str], Any]] = {
     "text": str,
     "int": int,

@@ -18,8 +18,6 @@ from . import entries, transfer, whole
 from .opening import add_opening
 from .terminal import shown
 
-RUNS_CALLERS_CODE = True  # for `interrupts_a_call` of system/signal_safe.py
-
 # What messages advise a program to pass, and how the shell does it.
 IN_THE_SHELL = {
     "pass shared=True": "give --shared",

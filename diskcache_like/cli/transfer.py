@@ -25,8 +25,6 @@ from .arguments import positive, setting
 from .opening import opened, to_look_at
 from .terminal import print_json, shown
 
-RUNS_CALLERS_CODE = True  # for `interrupts_a_call` of system/signal_safe.py
-
 FIELDS = ("key", "value", "expire_time", "tags")
 PACKED = "packed"  # the only field of an entry that JSON does not say exactly: its portable bytes, in base64
 CARRIED = (

@@ -19,8 +19,6 @@ from .arguments import interval, positive, setting
 from .opening import WithoutRecovery, add_namespace, existing, is_shared, namespace_of, readable, to_look_at
 from .terminal import as_text, print_json, print_removed, shown
 
-RUNS_CALLERS_CODE = True  # for `interrupts_a_call` of system/signal_safe.py
-
 WATCHED = ("hits", "misses", "writes", "evictions")
 HEADER_EVERY = 20  # lines of `watch`
 NOT_COUNTED = "not counted: `diskcache-like reset DIRECTORY statistics 1` turns it on"

@@ -48,7 +48,7 @@ typedef struct {
 } Shard;
 
 typedef struct {
-    PyTypeObject *words, *lock, *ring, *shard;
+    PyTypeObject *words, *lock, *ring, *shard, *context;
 } State;
 
 static PyObject *allocated(PyTypeObject *type)
@@ -330,10 +330,16 @@ static PyObject *lock_wait(PyObject *self, PyObject *const *args, Py_ssize_t cou
     return outcome == DL_INTERRUPTED ? NULL : outcome_of(outcome);
 }
 
+static int is_mine(const dl_lock *lock)
+{
+    return __atomic_load_n(&lock->owner, __ATOMIC_ACQUIRE) == me();
+}
+
 static PyObject *lock_release(PyObject *self, PyObject *unused)
 {
     (void)unused;
-    dl_unlock(&((Lock *)self)->lock);
+    if (is_mine(&((Lock *)self)->lock))
+        dl_unlock(&((Lock *)self)->lock);
     Py_RETURN_NONE;
 }
 
@@ -359,7 +365,7 @@ static PyObject *lock_owner(PyObject *self, PyObject *unused)
 static PyObject *lock_is_mine(PyObject *self, PyObject *unused)
 {
     (void)unused;
-    return PyBool_FromLong(__atomic_load_n(&((Lock *)self)->lock.owner, __ATOMIC_ACQUIRE) == me());
+    return PyBool_FromLong(is_mine(&((Lock *)self)->lock));
 }
 
 static PyObject *lock_fileno(PyObject *self, PyObject *unused)
@@ -402,6 +408,110 @@ static PyType_Slot lock_slots[] = {
 
 static PyType_Spec lock_spec = {
     "diskcache_like.coherence._native.Lock", sizeof(Lock), 0, Py_TPFLAGS_DEFAULT, lock_slots,
+};
+
+/* -- the end of a hold, and of a with-block -- */
+
+static PyObject *attribute(PyObject *object, const char *name)
+{
+    PyObject *found = object ? PyObject_GetAttrString(object, name) : NULL;
+    if (!found)
+        PyErr_Clear();
+    return found;
+}
+
+/* End what SQLite has open, and put the transaction aside, for the next holder of the lock in this process. */
+static void roll_back(PyObject *connection)
+{
+    PyObject *txn = attribute(connection, "txn"), *raw = attribute(connection, "raw"), *result = NULL;
+    PyObject *is_open = raw && raw != Py_None ? attribute(raw, "in_transaction") : NULL;
+    if (txn && txn != Py_None
+        && (PyObject_SetAttrString(connection, "cut_off", txn) < 0 || PyObject_SetAttrString(connection, "txn", Py_None) < 0))
+        PyErr_Clear();
+    if (is_open == Py_True && !(result = PyObject_CallMethod(raw, "rollback", NULL))) {
+        PyErr_Clear(); /* as where the directory is gone; closing ends it, too, and the next write opens another */
+        result = PyObject_CallMethod(raw, "close", NULL);
+        if (PyObject_SetAttrString(connection, "raw", Py_None) < 0 || PyObject_SetAttrString(connection, "cursor", Py_None) < 0)
+            PyErr_Clear();
+    }
+    Py_XDECREF(result);
+    Py_XDECREF(is_open);
+    Py_XDECREF(raw);
+    Py_XDECREF(txn);
+}
+
+/* Roll back and release what the calling thread holds of open shards. No signal handler runs in here, so in a `finally`
+   it is done wherever a handler raises. A forked child has another token, and nothing of its own to end. */
+static PyObject *end(PyObject *module, PyObject *const *args, Py_ssize_t count)
+{
+    State *state = PyModule_GetState(module);
+    Py_ssize_t index;
+    if (!takes("end", count, 2))
+        return NULL;
+    for (index = 0; index < PyTuple_Size(args[0]); index++) {
+        PyObject *session = PyTuple_GetItem(args[0], index), *token = attribute(session, "token");
+        PyObject *lock = attribute(session, "lock"), *core = attribute(lock, "core");
+        if (core && PyObject_TypeCheck(core, state->lock) && token
+            && PyObject_RichCompareBool(token, args[1], Py_EQ) == 1 && is_mine(&((Lock *)core)->lock)) {
+            PyObject *connection = attribute(session, "connection");
+            roll_back(connection);
+            Py_XDECREF(connection);
+            dl_unlock(&((Lock *)core)->lock);
+        }
+        Py_XDECREF(core);
+        Py_XDECREF(lock);
+        Py_XDECREF(token);
+    }
+    PyErr_Clear();
+    Py_RETURN_NONE;
+}
+
+/* End a with-block by resuming the generator of the context. A Python function would run signal handlers before it had
+   resumed anything. */
+static PyObject *context_exit(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+    PyObject *generator, *yielded, *type, *error, *trace, *cause;
+    int ends = 0;
+    if (!takes("__exit__", count, 3) || !(generator = PyObject_GetAttrString(self, "generator")))
+        return NULL;
+    yielded = args[1] == Py_None ? PyIter_Next(generator) : PyObject_CallMethod(generator, "throw", "O", args[1]);
+    Py_DECREF(generator);
+    if (yielded) {
+        Py_DECREF(yielded);
+        PyErr_SetString(PyExc_RuntimeError, "the generator of a context yields once");
+        return NULL;
+    }
+    if (args[1] == Py_None)
+        return PyErr_Occurred() ? NULL : Py_NewRef(Py_False);
+    PyErr_Fetch(&type, &error, &trace);
+    PyErr_NormalizeException(&type, &error, &trace);
+    cause = PyException_GetCause(error);
+    if (error == args[1] || (cause == args[1] && PyErr_GivenExceptionMatches(cause, PyExc_StopIteration))) {
+        PyException_SetTraceback(args[1], args[2]);
+        ends = 1;
+    } else if (PyErr_GivenExceptionMatches(error, PyExc_StopIteration))
+        ends = 2;
+    Py_XDECREF(cause);
+    if (!ends) {
+        PyErr_Restore(type, error, trace);
+        return NULL;
+    }
+    Py_XDECREF(type);
+    Py_XDECREF(error);
+    Py_XDECREF(trace);
+    return PyBool_FromLong(ends == 2); /* whether the generator has dealt with the error */
+}
+
+static PyMethodDef context_methods[] = {
+    {"__exit__", (PyCFunction)(void (*)(void))context_exit, METH_FASTCALL, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot context_slots[] = {{Py_tp_methods, context_methods}, {0, NULL}};
+
+static PyType_Spec context_spec = {
+    "diskcache_like.coherence._native.Context", sizeof(PyObject), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
+    context_slots,
 };
 
 /* -- records -- */
@@ -888,6 +998,7 @@ static PyObject *watch_steps(PyObject *module, PyObject *given)
 
 static PyMethodDef functions[] = {
     {"crc32", crc32, METH_O, NULL},
+    {"end", (PyCFunction)(void (*)(void))end, METH_FASTCALL, NULL},
     {"watch_steps", watch_steps, METH_O, NULL},
     {NULL, NULL, 0, NULL},
 };
@@ -923,7 +1034,8 @@ static int executed(PyObject *module)
     state->lock = added_type(module, &lock_spec);
     state->ring = added_type(module, &ring_spec);
     state->shard = added_type(module, &shard_spec);
-    return state->words && state->lock && state->ring && state->shard ? 0 : -1;
+    state->context = added_type(module, &context_spec);
+    return state->words && state->lock && state->ring && state->shard && state->context ? 0 : -1;
 }
 
 static void released(void *module)
@@ -933,6 +1045,7 @@ static void released(void *module)
     Py_CLEAR(state->lock);
     Py_CLEAR(state->ring);
     Py_CLEAR(state->shard);
+    Py_CLEAR(state->context);
 }
 
 static PyModuleDef_Slot slots_of_3_11[] = {{Py_mod_exec, executed}, {0, NULL}};

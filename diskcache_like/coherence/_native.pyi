@@ -1,7 +1,8 @@
 """The C core: words in mapped memory, the ring of a write buffer, and appends that take the write lock themselves."""
 
-from collections.abc import Callable, Iterator
-from typing import Final, Self, TypeAlias, final
+from collections.abc import Callable, Generator, Iterator
+from types import TracebackType
+from typing import Any, Final, Self, TypeAlias, final
 
 from _typeshed import ReadableBuffer, WriteableBuffer
 
@@ -88,7 +89,7 @@ class Lock:
         """
 
     def release(self) -> None:
-        """Release the lock, and wake one waiter."""
+        """Release the lock and wake one waiter, if the calling thread holds it."""
 
     def enter(self) -> bool:
         """Keep the other threads of this process out, with no lock taken, if that can be done at once."""
@@ -178,3 +179,20 @@ def watch_steps(watcher: Callable[[str], object] | None, /) -> None:
 
 def crc32(content: ReadableBuffer, /) -> int:
     """Return the CRC-32 of the content, as zlib does."""
+
+class Context:
+    """The end of a context manager that has a generator."""
+
+    generator: Generator[Any]
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> bool:
+        """Resume the generator, or throw the error into it; tell whether it has dealt with the error."""
+
+def end(sessions: tuple[object, ...], token: int, /) -> None:
+    """Roll back and release what the calling thread holds of these open shards (`ShardSession`).
+
+    `token`: of this process; what another has opened is left alone. A transaction that was open is put aside, as
+    `cut_off` of its connection.
+    """

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from ..errors import DirectoryError, NotOwner, Timeout, TransactionError
+from ..errors import DirectoryError, Timeout, TransactionError
 from ..system.blocking import may_block
 from ..system.signals import reraise_signal, suppress
 from . import _native
@@ -33,13 +33,13 @@ class WriteLock:
     after `os.fork` that happens by itself; after a fork made from C somebody calls `abandon`.
     """
 
-    __slots__ = ("__weakref__", "_is_quiesced", "core", "path", "recoveries", "torn")
+    __slots__ = ("__weakref__", "_is_quiesced", "core", "path", "release", "torn")
 
     def __init__(self, path: str | os.PathLike[str], *, shared: bool = False) -> None:
         self.path = Path(path)
         self.core = _native.Lock(open_control_file(self.path, create=True, shared=shared))
+        self.release = self.core.release  # itself in C, so that a `finally` can rely on it
         self._is_quiesced = False  # a thread keeps the others away while it forks
-        self.recoveries = 0  # how often `abort_interrupted` released it for a call that an exception ended too early
         self.torn = False  # abandoned in the child of a process in which another thread held it
         _open_locks.add(self)
 
@@ -63,25 +63,15 @@ class WriteLock:
                 outcome = self.core.wait(timeout, may_block)  # whose caller may be cancelled meanwhile
         except OSError as error:
             raise self._cannot_lock(error) from error
+        if outcome == _native.HELD:
+            raise self._already_held()
         if outcome != _native.TAKEN:
-            raise (
-                self._already_held()
-                if outcome == _native.HELD
-                else Timeout(f"write lock {self.path} was not free within {timeout} s")
-            )
+            raise Timeout(f"write lock {self.path} was not free within {timeout} s")
 
-    def release(self) -> None:
-        """Release the lock and wake one waiter."""
-        if self.core.owner():
-            self.core.release()
-        elif not self.is_closed():  # as when a forked child unwinds a block of its parent's
-            raise NotOwner(f"{self.path} is not held")
-
-    def abort_interrupted(self) -> None:
-        """Release what the calling thread still holds after an exception ended its call."""
+    def refuse_holder(self) -> None:
+        """Raise TransactionError if the calling thread holds the lock: ask this before a `try` that releases it."""
         if self.core.is_mine():
-            self.recoveries += 1
-            self.core.release()
+            raise self._already_held()
 
     def locked_by_me(self) -> bool:
         """Tell whether the calling thread holds the lock."""
@@ -106,7 +96,7 @@ class WriteLock:
         """
         before()
         self.core.close(True)
-        self.close()
+        _open_locks.discard(self)
 
     def close(self) -> None:
         """Close the descriptor, which also releases the lock."""

@@ -26,8 +26,6 @@ from ..errors import KeyEncodeError
 from ..misuse import hint
 from .templates import key_template
 
-RUNS_CALLERS_CODE = True  # for `interrupts_a_call` of system/signal_safe.py
-
 LONG_KEY = 1024  # bytes of an encoded key from which on its digest is the key
 SHORT = LONG_KEY // 32  # characters of a text that cannot make a key of few parts long
 _LAYERS = 20  # decorators around a function, at most

@@ -46,8 +46,6 @@ from .call_keys import module_of
 from .flights import Flight, flight_key
 from .rules import ERROR_PAUSE, RENEWAL_PAUSE, Computing, Rules, StoredError
 
-RUNS_CALLERS_CODE = True  # for `interrupts_a_call` of system/signal_safe.py
-
 RENEWAL = "diskcache_like renewal"  # name of a thread that computes in the background
 # Why a cache may fail that serves a computation: not for an error of the caller's, nor for one that `strict` asks for.
 FAILURES = Timeout, DiskFull, DirectoryError, StorageError, RemoteError, ValueTooLarge, ValueEncodeError

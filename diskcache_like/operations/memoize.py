@@ -18,8 +18,6 @@ from .computing import Computation, Steps, take, take_async
 from .rules import Computing, Rules, StoredError, hidden_tag
 from .templates import template
 
-RUNS_CALLERS_CODE = True  # for `interrupts_a_call` of system/signal_safe.py
-
 P = ParamSpec("P")
 Q = ParamSpec("Q")
 R = TypeVar("R")

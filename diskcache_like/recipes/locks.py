@@ -31,7 +31,6 @@ from .owners import Owner, current_owner
 if TYPE_CHECKING:
     from ..aio import AsyncCache
 
-RUNS_CALLERS_CODE = True  # for `interrupts_a_call` of system/signal_safe.py
 
 WRITE = 0.1  # seconds that a try may last longer while others write something else
 REMEMBERED = 1000  # leases that ran out and still raise LeaseLost; the owners of older ones get a plain NotOwner

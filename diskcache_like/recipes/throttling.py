@@ -25,7 +25,6 @@ from ..system.tasks import sleep
 if TYPE_CHECKING:
     from ..aio import AsyncCache
 
-RUNS_CALLERS_CODE = True  # for `interrupts_a_call` of system/signal_safe.py
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -20,20 +20,22 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from functools import partial
 from hashlib import blake2b
 from operator import attrgetter
 from sqlite3 import IntegrityError
 from typing import Any, NamedTuple
 
+from ..coherence.contexts import end
 from ..coherence.generations import NEVER, UNCOUNTED, Header
 from ..encoding.values import decode_value, encode_value
-from ..errors import CacheError, CorruptDatabase, CorruptDatabaseWarning, DecodeError
+from ..errors import CacheError, CorruptDatabase, CorruptDatabaseWarning, DecodeError, DiskFull, StorageError
 from ..system.blocking import may_block
 from ..system.callers import warn
+from ..system.forks import token_word
 from .opening.identity import COMMITTING, LAST_TRANSACTION
 from .shard.ownership import HOME, Transaction
+from .shard.transactions import Transactions, left
 from .sqlite import statements as sql
 from .sqlite.connection import FRAME, FULL
 from .store import Store
@@ -60,23 +62,24 @@ class Part(NamedTuple):
 class RedoLog:
     """Commit transactions over the shards of one cache together, and roll forward those that were cut off."""
 
-    def __init__(self, stores: Sequence[Store]) -> None:
+    def __init__(self, directory: str, stores: Sequence[Store]) -> None:
+        self._directory = directory
         self._stores = stores
+        self._store_of = {store.transactions: store for store in stores}
         # The order in which transactions take their locks, so that no two can wait for each other.
         self._ordered = sorted(stores, key=attrgetter("directory"))
 
     # -- committing ---------------------------------------------------------------------------------------------------
 
-    def decide(self, stores: Sequence[Store]) -> list[Store]:
+    def decide(self, txns: Sequence[tuple[Transactions, Transaction]]) -> list[Transactions]:
         """Commit the first of the open transactions, with the redo log of the others, if several changed something.
 
-        Returns the stores that have a part, the one with the redo log first; none if one commit or none is enough. The
+        Returns the shards that have a part, the one with the redo log first; none if one commit or none is enough. The
         caller commits the others.
         """
-        for store in stores:
-            store.connection.verify_open()  # of all, before the first is committed
-        transactions = [(store, store.connection.txn) for store in stores]
-        parts = [(store, txn) for store, txn in transactions if txn is not None and (txn.homes or txn.names)]
+        for shard, txn in txns:
+            shard.connection.verify_whole(txn)  # of all, before the first is committed
+        parts = [(self._store_of[shard], txn) for shard, txn in txns if txn.homes or txn.names]
         if len(parts) < 2:
             return []
         parts.sort(key=lambda part: len(part[1].homes or ()), reverse=True)
@@ -91,16 +94,35 @@ class RedoLog:
             for _, other in parts:
                 other.decided = False
             raise
-        return [store for store, _ in parts]
+        return [store.transactions for store, _ in parts]
 
-    def forget(self, stores: Sequence[Store]) -> None:
+    def forget(self, decided: Sequence[Transactions]) -> None:
         """Remove the redo log after all parts are committed, still under all locks."""
         try:
-            _drop(stores[0])
+            _drop(self._store_of[decided[0]])
         except CacheError:
             return  # the transaction is committed; the next holder finds CROSS_SHARD set and tries again
-        for store in stores:
-            store.session.header[Header.CROSS_SHARD] = 0
+        for shard in decided:
+            shard.session.header[Header.CROSS_SHARD] = 0
+
+    def complete(self, error: BaseException) -> None:
+        """Complete a decided transaction that was cut off, and raise what cut it off unless that is a CacheError.
+
+        If it cannot be completed now, the error says what becomes of it.
+        """
+        try:
+            self.roll_forward(0)
+        except CacheError:
+            text = (
+                "a shard could not commit its part of a transaction whose other parts are committed; the transaction is"
+                f" completed when that shard is written again ({error})"
+            )
+            if isinstance(error, DiskFull):
+                raise DiskFull(text, self._directory) from error
+            if isinstance(error, CacheError):
+                raise StorageError(f"{self._directory!r}: {text}") from error
+        if not isinstance(error, CacheError):
+            raise error
 
     # -- rolling forward ----------------------------------------------------------------------------------------------
 
@@ -127,38 +149,35 @@ class RedoLog:
         return left(deadline)
 
     def _roll_forward(self, deadline: float | None) -> None:
-        due: list[Store] = []
-        try:
-            problems = self._complete_due(due, deadline)
-        except BaseException:
-            for store in due:
-                store.transactions.abort_interrupted()  # as `ShardSet` does at the end of a transaction
-            raise
+        held = [store for store in self._stores if store.session.lock.locked_by_me()]
+        sessions = tuple(store.session for store in self._stores if store not in held)
+        problems = None
+        while problems is None:
+            try:
+                problems = self._complete_due(deadline)
+            finally:
+                end(sessions, token_word[0])
         for problem in problems:
             warn(problem, CorruptDatabaseWarning)
 
-    def _complete_due(self, due: list[Store], deadline: float | None) -> list[str]:
-        """Complete what was cut off, with the locks of `due`, a list that is filled here; return what was wrong."""
-        is_whole = False
-        while not is_whole:
-            with ExitStack() as held:
-                due.clear()
-                for store in self._ordered:
-                    if store.session.present_header()[Header.CROSS_SHARD]:
-                        held.enter_context(store.transactions.locked_alone(left(deadline)))
-                        store.transactions.recover()
-                        due.append(store)
-                # While this waited for a lock, another transaction may have been cut off that concerns a shard passed
-                # over. Without the locks of `due`, nobody can begin or finish one that concerns them.
-                passed = [store for store in self._ordered if store not in due]
-                is_whole = not any(store.session.present_header()[Header.CROSS_SHARD] for store in passed)
-                problems = _complete_all(due) if is_whole else []
+    def _complete_due(self, deadline: float | None) -> list[str] | None:
+        """Take the locks, and complete what was cut off; return what was wrong, None if more has to be locked."""
+        due = []
+        for store in self._ordered:
+            if store.session.present_header()[Header.CROSS_SHARD]:
+                store.session.lock.refuse_holder()
+                store.transactions.take_alone(left(deadline))
+                store.transactions.recover()
+                due.append(store)
+        # While this waited for a lock, another transaction may have been cut off that concerns a shard passed over.
+        # Without the locks of `due`, nobody can begin or finish one that concerns them.
+        passed = [store for store in self._ordered if store not in due]
+        if any(store.session.present_header()[Header.CROSS_SHARD] for store in passed):
+            return None
+        problems = _complete_all(due)
+        for store in due:
+            store.transactions.settle()
         return problems
-
-
-def left(deadline: float | None) -> float | None:
-    """Return how many seconds are left until a deadline, 0 if none."""
-    return None if deadline is None else max(deadline - time.monotonic(), 0.0)
 
 
 # -- writing ----------------------------------------------------------------------------------------------------------
@@ -294,7 +313,7 @@ def _apply(store: Store, part: Part, identifier: bytes, piece: Callable[[int], b
     try:
         store.recovery.run(step)
     finally:
-        store.connection.note_inserted()
+        store.connection.inserted = None
 
 
 def _restore(store: Store, content: object) -> None:

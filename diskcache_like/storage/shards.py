@@ -9,7 +9,7 @@ import contextlib
 import errno
 import os
 import time
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -17,14 +17,13 @@ from typing import Any
 from ..coherence.write_lock import WriteLock
 from ..disk.contract import Disk
 from ..encoding.keys import new_modulus
-from ..errors import CacheError, DirectoryError, DiskFull, SecretError, SettingError, StorageError, too_few_descriptors
+from ..errors import CacheError, DirectoryError, SecretError, SettingError, too_few_descriptors
 from ..settings import DEFAULT_SETTINGS
-from ..system.signal_safe import signal_safe
 from .opening.directory import ensure_directory
 from .opening.identity import IDENTITY_DEFAULTS, INHERITED, LOCK, Config, cache_replaced
 from .opening.shard_layout import ShardLayout
-from .redo_log import RedoLog, left
-from .shard.ownership import Transaction
+from .redo_log import RedoLog
+from .shard.transactions import left, transaction
 from .sqlite.reader_pool import MAX_READERS
 from .store import Store
 
@@ -72,7 +71,7 @@ class ShardSet:
         except BaseException:
             self.close_soon()
             raise
-        self._redo_log = RedoLog(self.stores)
+        self._redo_log = RedoLog(directory, self.stores)
         if len(self.stores) > 1:
             self._join()
 
@@ -123,8 +122,8 @@ class ShardSet:
         if wanted == 1:
             return 1
         lock = WriteLock(os.path.join(self.directory, LOCK), shared=self._config.shared)
-        lock.acquire(self._config.timeout)
         try:
+            lock.acquire(self._config.timeout)
             layout = self._layout.stored()
             if layout is None:
                 layout = wanted
@@ -174,72 +173,8 @@ class ShardSet:
 
         Either all of its parts are committed or none, and nobody else commits in between.
         """
-        return self.stores[0].transaction(timeout) if len(self.stores) == 1 else self._cross_shard_transaction(timeout)
-
-    @signal_safe
-    def _cross_shard_transaction(self, timeout: float | None) -> Generator[None, None, None]:
-        decided: list[Store] = []
-        recoveries: list[int] = []
-        outer: list[tuple[Transaction, int]] = []
-        ends = False
-        deadline = None if timeout is None else time.monotonic() + timeout
-        try:
-            with contextlib.ExitStack() as locks:
-                # Always in the same order, so that no two can wait for each other.
-                held = [locks.enter_context(store.transactions.held(left(deadline))) for store in self.stores]
-                taken = [store for store, is_taken in zip(self.stores, held, strict=True) if is_taken]
-                recoveries += (store.session.lock.recoveries for store in self.stores)
-                nested = [store for store in self.stores if store not in taken]
-                outer += [(txn, txn.depth) for store in nested if (txn := store.connection.txn) is not None]
-                with contextlib.ExitStack() as bodies:
-                    for store in nested:
-                        bodies.enter_context(store.transactions.savepoint())
-                    txns = [bodies.enter_context(store.transactions.batch()) for store in taken]
-                    with _under_way(txns):
-                        yield
-                    ends = True
-                    if not any(store.session.inherited() for store in taken):
-                        decided = self._redo_log.decide(taken)
-                if decided:
-                    self._redo_log.forget(decided)
-                for store, txn in zip(taken, txns, strict=True):
-                    if txn.evicted:
-                        store.trash.empty_if_possible()
-        except BaseException as error:
-            for txn, depth in outer:  # what ended in one shard may not have ended in another
-                txn.break_below(-1 if ends else depth)
-            self._abort_interrupted(recoveries)
-            if not decided:
-                raise
-            self._complete(error)
-
-    def _abort_interrupted(self, recoveries: Sequence[int]) -> None:
-        """End what a signal handler interrupted within an ExitStack, which keeps it and the exception alive.
-
-        `recoveries` are those of each lock when all were taken; empty if not all were.
-        """
-        for store, before in zip(self.stores, recoveries, strict=False):
-            if before == store.session.lock.recoveries:
-                store.transactions.abort_interrupted()
-
-    def _complete(self, error: BaseException) -> None:
-        """Complete a decided transaction that was cut off, and raise what cut it off unless that is a CacheError.
-
-        If it cannot be completed now, the error says what becomes of it.
-        """
-        try:
-            self._redo_log.roll_forward(0)
-        except CacheError:
-            text = (
-                "a shard could not commit its part of a transaction whose other parts are committed; the transaction is"
-                f" completed when that shard is written again ({error})"
-            )
-            if isinstance(error, DiskFull):
-                raise DiskFull(text, self.directory) from error
-            if isinstance(error, CacheError):
-                raise StorageError(f"{self.directory!r}: {text}") from error
-        if not isinstance(error, CacheError):
-            raise error
+        log = self._redo_log if len(self.stores) > 1 else None
+        return transaction([store.transactions for store in self.stores], timeout, log)
 
     def close(self, timeout: float | None) -> None:
         """Close every store; wait for the locks of all together for `timeout` seconds."""
@@ -263,19 +198,6 @@ def close_each(steps: Iterable[Callable[[], object]]) -> None:
             with contextlib.suppress(CacheError):
                 step()
         raise
-
-
-@signal_safe
-def _under_way(txns: Sequence[Transaction]) -> Generator[None, None, None]:
-    """Let the calling task use the transactions while the body runs."""
-    for txn in txns:
-        txn.homes = set()
-        txn.entered, txn.stepping = True, False
-    try:
-        yield
-    finally:
-        for txn in txns:
-            txn.entered, txn.stepping = False, True
 
 
 def _share_identity(mine: dict[str, Any], other: dict[str, Any]) -> None:

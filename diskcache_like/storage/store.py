@@ -10,12 +10,14 @@ import os
 from collections.abc import Sequence
 
 from ..coherence import futex
+from ..coherence.contexts import end
 from ..coherence.generations import UNCOUNTED, Header, Words
 from ..disk import file_io
 from ..disk.contract import Disk
 from ..encoding import file_names
 from ..errors import DirectoryError, DiskFull, StorageError, Timeout, TransactionError
 from ..system.blocking import may_block
+from ..system.forks import token_word
 from .opening import opener
 from .opening.identity import Config
 from .shard.invalidation import Invalidation
@@ -111,9 +113,12 @@ class Store:
     def close(self, timeout: float | None = None) -> None:
         """Close every connection under the write lock, since the last one to close checkpoints."""
         session = self.session
-        if session.abandon_if_inherited() or not self.transactions.acquire_to_close(timeout):
+        if session.abandon_if_inherited():
             return
+        session.lock.refuse_holder()
         try:
+            if not self.transactions.take_to_close(timeout):
+                return
             if session.config.on_write is not None:
                 session.config.on_write(self.transactions.count_uses)
             is_flushed = False
@@ -129,9 +134,8 @@ class Store:
             if is_flushed:
                 session.header[_SETTLED] = session.header[_TICK]  # last, so that the next opening has nothing to mend
             session.close()
-        except BaseException:
-            self.transactions.abort_interrupted()
-            raise
+        finally:
+            end((session,), token_word[0])
 
     def close_soon(self) -> None:
         """Close if the lock is free now; else with the next opening in this process, or when the process ends.

@@ -341,7 +341,7 @@ class WriteBuffer:
         self._expects_present = there == len(rows)
         done = execute_many(sql.UPSERT_PLAIN, rows).rowcount
         if len(places) > there:
-            self._connection.note_inserted()
+            self._connection.inserted = None
         if done == len(rows) == len(places):
             self._invalidation.count(len(places) - there)
             return

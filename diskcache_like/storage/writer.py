@@ -10,12 +10,14 @@ from operator import itemgetter
 from typing import Any, Final, Literal
 from zlib import crc32
 
+from ..coherence.contexts import end
 from ..coherence.generations import MAX_WORD, NEVER, Header, microseconds
 from ..coherence.ring import Written
 from ..encoding import file_names
 from ..encoding.record import RESIDUE
 from ..errors import CorruptDatabase, DiskFull, StorageError
 from ..system import paths
+from ..system.forks import token_word
 from .placement import Placement
 from .shard.invalidation import WRITE_COST
 from .shard.ownership import HOME
@@ -74,6 +76,7 @@ class Writer:
         self._reader = reader
         self._transactions = transactions = maintenance.transactions
         self._session = session = transactions.session
+        self._sessions = (session,)
         self._connection = session.connection
         self._invalidation = invalidation = transactions.invalidation
         self._around, self._count = invalidation.around, invalidation.count
@@ -116,11 +119,7 @@ class Writer:
 
     def _append_alone(self, h: int, stored: bytes, row: Row | bytes | None, expected: int = 0) -> int:
         """Append to the write buffer in one call, if its slot has the `expected` generation; return 0 if not done."""
-        try:
-            return self.buffer.append_alone(h, stored, row, expected)
-        except BaseException:
-            self._transactions.abort_interrupted()
-            raise
+        return self.buffer.append_alone(h, stored, row, expected)
 
     def _stamp(self, h: int) -> int:
         """Return the slot's generation, 0 if it is odd or a transaction of this process is open."""
@@ -193,23 +192,28 @@ class Writer:
         After a damaged database or a full disk was mended it is called once more; `removed` is as for `Recovery.mend`.
         """
         transactions = self._transactions
+        txn = transactions.joined()
         try:
-            autocommit = transactions.acquire(timeout)
+            if txn is not None:
+                try:
+                    txn.stepping = True
+                    return step(False, arguments)
+                finally:
+                    txn.stepping = False
             try:
-                return step(autocommit, arguments)
+                transactions.take(timeout)
+                stamp = step(True, arguments)
+                transactions.settle()
             finally:
-                if autocommit:
-                    transactions.release()
-                else:
-                    transactions.end_step()
+                end(self._sessions, token_word[0])
         except (CorruptDatabase, DiskFull) as error:
             if again:
                 raise
             self._maintenance.recovery.mend(error, timeout, removed)
-        except BaseException:
-            transactions.abort_interrupted()
-            raise
-        return self._locked(step, arguments, timeout, removed, again=True)
+            return self._locked(step, arguments, timeout, removed, again=True)
+        if transactions.after_release is not None:
+            transactions.released()
+        return stamp
 
     # -- one row ------------------------------------------------------------------------------------------------------
 
@@ -244,6 +248,8 @@ class Writer:
         cursor = connection.cursor or connection.open_cursor()
         parameters = (tick, _blob(v), h, _blob(stored))
         inserted = connection.inserted
+        if inserted is None:
+            inserted = connection.last_inserted()
         if known or h == inserted:
             if cursor.execute(sql.UPDATE_RECORD, parameters).rowcount:
                 return True
@@ -293,7 +299,7 @@ class Writer:
         session, connection = self._session, self._connection
         self._maintenance.trash.expect()
         execute = connection.open().execute
-        inserted = connection.inserted
+        inserted = connection.last_inserted()
         same = place == inserted
         exists = same and execute(sql.SELECT_V, (place,)).fetchone() is not None
         rank, base = self._first_rank(place)
@@ -381,7 +387,7 @@ class Writer:
         new = len(places) - len(present(places))
         done = execute_many(sql.UPSERT_PLAIN, [(*one, one[0]) for one in parameters]).rowcount
         if new:
-            self._connection.note_inserted()
+            self._connection.inserted = None
         if done == len(parameters):
             self._count(new)
             return True

@@ -2,7 +2,6 @@
 
 - `callers`: warn about the line that called the package
 - `signals`: tell what a signal handler raised from an error of the interrupted call
-- `signal_safe`: contexts that clean up even if a signal handler raises
 - `forks`: notice cheaply that this process was forked
 - `boot`: which boot of the machine this is
 - `mounts`: on which kind of file system a path is

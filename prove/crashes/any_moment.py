@@ -220,26 +220,25 @@ def anywhen(trial: Trial, scenes: Sequence[Scene], least: int = LEAST) -> None:
 
 def commit_late() -> None:
     """Commit with every seventh write only."""
-    acquire, release, checkpoint = Transactions.acquire, Transactions.release, Checkpointer.checkpoint
+    take, settle, checkpoint = Transactions.take, Transactions.settle, Checkpointer.checkpoint
     writes = iter(range(1 << 60))
 
-    def acquired(self: Transactions, timeout: float | None, removes_expired: bool = True) -> bool:
-        locked = acquire(self, timeout, removes_expired)
-        connection = self._connection.open()
+    def taken(self: Transactions, timeout: float | None, removes_expired: bool = True) -> None:
+        take(self, timeout, removes_expired)
+        connection = self.connection.open()
         if not connection.in_transaction:
             connection.execute("BEGIN IMMEDIATE")
-        return locked
 
-    def released(self: Transactions) -> None:
+    def settled(self: Transactions) -> None:
         if next(writes) % 7 == 6:
-            self._connection.open().commit()
-        release(self)
+            self.connection.open().commit()
+        settle(self)
 
     def committed_first(self: Checkpointer, shrink: bool = False) -> None:
         self._connection.open().commit()
         checkpoint(self, shrink)
 
-    Transactions.acquire, Transactions.release = acquired, released  # type: ignore[method-assign]
+    Transactions.take, Transactions.settle = taken, settled  # type: ignore[method-assign]
     Checkpointer.checkpoint = committed_first  # type: ignore[method-assign]
 
 

@@ -410,7 +410,7 @@ def forgetful(trial: Trial) -> None:
 
 def undecided(trial: Trial) -> None:
     """Die between the commits of a transaction that has no redo log."""
-    RedoLog.decide = lambda self, stores: []  # type: ignore[method-assign]
+    RedoLog.decide = lambda self, txns: []  # type: ignore[method-assign]
     deeds = [deed for deed in WRITING if deed.name == "across shards" and deed.kind == "fanout"]
     with one_layout():  # so that each time it has the same steps
         everywhere(trial, deeds, "after COMMIT")

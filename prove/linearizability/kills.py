@@ -310,7 +310,7 @@ class Pairs(Draw):
 
 def keep_no_redo_log(_: Cache) -> None:
     """Commit a transaction over several shards shard by shard, with nothing that would complete it."""
-    RedoLog.decide = lambda self, stores: []  # type: ignore[method-assign]
+    RedoLog.decide = lambda self, txns: []  # type: ignore[method-assign]
 
 
 _WHO = "one or two of 4 to 8 processes killed in each history, mostly during an operation"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import signal
+import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -14,8 +15,9 @@ from typing import Any
 from unittest.mock import patch
 
 from diskcache_like import Cache
-from diskcache_like.coherence.write_lock import WriteLock
-from diskcache_like.storage.shard.transactions import Transactions
+from diskcache_like.coherence import contexts
+from diskcache_like.storage import writer
+from diskcache_like.storage.shard import transactions
 from tests.support.integrity import mend
 
 from ..children import BRIEF, KINDS, Stage, Words, opened, played, soundness
@@ -359,11 +361,12 @@ def at_any_time(trial: Trial) -> None:
 
 def forgetful(trial: Trial) -> None:
     """Do without what gives back what an interrupted call has kept."""
-    with (
-        patch.object(Transactions, "abort_interrupted", lambda transactions: None),
-        patch.object(WriteLock, "abort_interrupted", lambda lock: None),
-        patch.object(Transactions, "_is_left_over", lambda transactions: False),
-    ):
+
+    def unless_interrupted(sessions: tuple[object, ...], token: int) -> None:
+        if sys.exc_info()[0] is None:
+            contexts.end(sessions, token)
+
+    with patch.object(writer, "end", unless_interrupted), patch.object(transactions, "end", unless_interrupted):
         trial.each([("set", "Cache", number) for number in range(PARTS)], partial(part, trial), "parts of calls")
 
 

@@ -17,7 +17,7 @@ import pytest
 from diskcache_like.coherence import _native
 from diskcache_like.coherence.generations import GenerationFile
 from diskcache_like.coherence.write_lock import WriteLock
-from diskcache_like.errors import DirectoryError, NotOwner, Timeout, TransactionError, UnsafeDirectory
+from diskcache_like.errors import DirectoryError, Timeout, TransactionError, UnsafeDirectory
 
 LIMIT = 60.0  # seconds after which a test gives up on another process; no test waits for it to pass
 
@@ -140,11 +140,17 @@ def test_who_forks_keeps_other_threads_out_and_cannot_write_meanwhile(handle: Ha
     handle.lock.release()
 
 
-def test_releasing_what_is_not_held_is_an_error(handle: Handle) -> None:
-    with pytest.raises(NotOwner, match=r"cache\.lock"):
-        handle.lock.release()
-    handle.lock.acquire(0)
+def test_only_the_thread_that_holds_it_releases_it(handle: Handle) -> None:
     handle.lock.release()
+    handle.lock.acquire(0)
+    releasing = threading.Thread(target=handle.lock.release)
+    releasing.start()
+    releasing.join()
+    assert handle.lock.locked_by_me()
+    with pytest.raises(TransactionError):
+        handle.lock.refuse_holder()
+    handle.lock.release()
+    handle.lock.refuse_holder()
 
 
 def test_threads_exclude_each_other(handle: Handle) -> None:

@@ -368,7 +368,7 @@ def test_room_is_kept_for_removals_again_once_there_is_some(disk: Disk) -> None:
     with closing(full_of_rows(disk, 3_000)) as cache:
         held = (disk.path / "cache" / "cache.lock").stat
         lock = cache._shards.stores[0].session.lock
-        with cache._shards.stores[0].transactions.locked_alone(None):
+        with cache._shards.stores[0].transactions.locked(None):
             assert lock.drop_disk_reserve()
             assert not lock.drop_disk_reserve()
         assert held().st_blocks == 0

@@ -32,11 +32,10 @@ from diskcache_like.storage.shard import forking
 from diskcache_like.storage.shard.transactions import Transactions
 from diskcache_like.storage.sqlite import schema
 from diskcache_like.storage.sqlite.reader_pool import MAX_READERS
-from diskcache_like.system.signal_safe import _SignalSafe
 from diskcache_like.system.signals import is_from_signal_handler, reraise_signal, suppress
 from prove.children import KINDS, opened, played
 from prove.signals.raising_handlers import CALLS, interrupt_part
-from prove.signals.stepping import Alarm, Interrupted, Late, Stepper, interrupted, places_in
+from prove.signals.stepping import Alarm, Interrupted, Late, interrupted, places_in
 
 from ..support.cache_kinds import NEEDS_CIPHER, SECRET
 from ..support.sample_objects import Point
@@ -89,25 +88,6 @@ def test_a_lock_that_an_acquisition_took_is_given_back(tmp_path: Path) -> None:
     other.close()
 
 
-class _Ends(Stepper):
-    """Interrupt the beginning of the `number`-th end of a with-block, but that of the outermost one of the caller."""
-
-    def __init__(self, number: int, kind: type[BaseException]) -> None:
-        super().__init__(0, kind)
-        self._end = number
-        self._ends = self._outside = 0
-
-    def __call__(self, frame: FrameType, event: str, argument: Any) -> Any:
-        if frame.f_code is _SignalSafe.__exit__.__code__:
-            is_callers = frame.f_back is not None and frame.f_back.f_code.co_filename == __file__
-            self._outside += is_callers
-            self._ends += 1
-            is_outermost = is_callers and self._outside == 2  # outside of it, nothing is left to end it
-            if self._ends == self._end and not is_outermost:
-                self._number = self.places + 1
-        return super().__call__(frame, event, argument)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_whatever_a_transaction_holds_is_given_back_also_while_the_exception_lives(tmp_path: Path, kind: str) -> None:
     with opened(kind, tmp_path, timeout=5) as cache, opened(kind, tmp_path, timeout=0) as other:
@@ -118,17 +98,13 @@ def test_whatever_a_transaction_holds_is_given_back_also_while_the_exception_liv
                 cache.set("right", LARGE)
 
         change()
-        ended = 0
-        for number in range(1, 40):  # more than there are
-            error = interrupted(change, number, stepping=_Ends)
-            if error is None:
-                continue
-            ended += 1
+        places = places_in(change)
+        for number in range(1, places + 1, places // PLACES + 1):
+            error = interrupted(change, number)
             with other.transact(retry=False):  # a Timeout, if a lock is held
                 other.set("left", 2)
             assert cache.get("left") == 2
             del error
-        assert ended > 3
 
 
 def test_a_new_database_is_not_rolled_back_after_its_commit(tmp_path: Path) -> None:
@@ -145,7 +121,7 @@ def test_a_new_database_is_not_rolled_back_after_its_commit(tmp_path: Path) -> N
 
 
 def interrupt_leaving() -> mock._patch[mock.MagicMock]:
-    return mock.patch.object(Transactions, "release", side_effect=KeyboardInterrupt)
+    return mock.patch.object(Transactions, "settle", side_effect=KeyboardInterrupt)
 
 
 def test_an_interrupted_computation_gives_back_its_flight_also_while_the_exception_lives(tmp_path: Path) -> None:
@@ -187,14 +163,6 @@ def test_an_interrupted_transaction_leaves_neither_lock_nor_transaction(tmp_path
         assert cache["key"] == other["key"] == 2
         other.set("key", 3)
         assert cache["key"] == 3
-
-
-def test_a_lock_left_with_its_thread_is_taken_back_by_its_next_call(tmp_path: Path) -> None:
-    with Cache(tmp_path) as cache, Cache(tmp_path, timeout=0) as other:
-        cache._shards.stores[0].session.lock.acquire(0)
-        cache["key"] = 1
-        other.set("key", 2)
-        assert cache["key"] == 2
 
 
 def test_connections_that_were_lost_are_replaced(tmp_path: Path) -> None:
@@ -434,13 +402,13 @@ def test_a_handler_takes_no_lock_from_a_call_about_all_shards(tmp_path: Path) ->
         first, second = cache._shards.stores
         key = next(key for key in range(100) if cache._rows.locate(key)[2] is first)
         told: list[object] = []
-        acquire = Transactions.acquire
+        take = Transactions.take
 
-        def acquired(transactions: Transactions, timeout: float | None, removes_expired: bool = True) -> bool:
+        def taken(transactions: Transactions, timeout: float | None, removes_expired: bool = True) -> None:
             if transactions is second.transactions and not told:
                 told.append("interrupted")
                 signal.raise_signal(signal.SIGUSR1)
-            return acquire(transactions, timeout, removes_expired)
+            take(transactions, timeout, removes_expired)
 
         def write(*_: object) -> None:
             with pytest.raises(TransactionError):
@@ -449,7 +417,7 @@ def test_a_handler_takes_no_lock_from_a_call_about_all_shards(tmp_path: Path) ->
 
         before = signal.signal(signal.SIGUSR1, write)
         try:
-            with mock.patch.object(Transactions, "acquire", acquired), cache.transact():
+            with mock.patch.object(Transactions, "take", taken), cache.transact():
                 assert told == ["interrupted", "refused"]
                 assert first.session.lock.locked_by_me()
                 assert not other.set(key, "of another")

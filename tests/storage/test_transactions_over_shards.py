@@ -167,14 +167,15 @@ def test_a_transaction_cut_off_while_an_earlier_one_is_completed_is_whole_too(
 ) -> None:
     with opened(tmp_path, "fanout") as cache, opened(tmp_path, "fanout") as other:
         shard_transactions.prepare(cache)
-        waiting, locked_alone = threading.Event(), Transactions.locked_alone
+        waiting, take_alone = threading.Event(), Transactions.take_alone
 
-        def noted(transactions: Transactions, timeout: float | None) -> contextlib.AbstractContextManager[None]:
+        def noted(transactions: Transactions, timeout: float | None) -> None:
             waiting.set()
-            return locked_alone(transactions, timeout)
+            take_alone(transactions, timeout)
 
-        monkeypatch.setattr(Transactions, "locked_alone", noted)
-        monkeypatch.setattr(cache._shards, "_complete", lambda error: None)  # as if its process had been killed
+        monkeypatch.setattr(Transactions, "take_alone", noted)
+        # As if its process had been killed.
+        monkeypatch.setattr(cache._shards._redo_log, "complete", lambda error: None)
         Refused(monkeypatch, 1, 1, refused)
         completing = threading.Thread(target=other._shards._redo_log.roll_forward, args=(None,))
         with cache.transact():

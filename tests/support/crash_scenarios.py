@@ -10,7 +10,7 @@ import shutil
 import signal
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -23,7 +23,6 @@ from diskcache_like.migration.copy import Migration
 from diskcache_like.storage import redo_log, rekeying
 from diskcache_like.storage.redo_log import RedoLog
 from diskcache_like.storage.shard import invalidation
-from diskcache_like.storage.store import Store
 from diskcache_like.storage.upkeep import bulk_removal, checkpoints, trash
 
 from . import shard_transactions
@@ -325,8 +324,8 @@ def do_cut_off(directory: Path, kind: str, dying: Death) -> list[str]:
     redo_log.CHUNK_BYTES = 300
     decide = RedoLog.decide
 
-    def die_decided(self: RedoLog, stores: Sequence[Store]) -> list[Store]:
-        decide(self, stores)
+    def die_decided(self: RedoLog, txns: Any) -> Any:
+        decide(self, txns)
         dying.die()
 
     RedoLog.decide = die_decided  # type: ignore[method-assign]

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager
 from typing import TypeVar
 
+from ...coherence.contexts import context
 from ...coherence.write_lock import WriteLock
 from ...errors import DirectoryError, Timeout
 
@@ -44,26 +45,18 @@ class LockTaken(Exception):
         self.lock = lock
 
 
-class holding:  # noqa: N801 - used as a function
-    """Hold a write lock in a step of `under_mutex`; raise LockTaken, which ends the step, if it is not free.
-
-    This is not a generator: if a signal handler raised just after the lock was taken, a generator would release the
-    lock when it is collected, and by then another thread may hold it.
-    """
-
-    __slots__ = ("_lock",)
-
-    def __init__(self, lock: WriteLock) -> None:
-        self._lock = lock
-
-    def __enter__(self) -> None:
+@context
+def holding(lock: WriteLock) -> Generator[None, None, None]:
+    """Hold a write lock in a step of `under_mutex`; raise LockTaken, which ends the step, if it is not free."""
+    lock.refuse_holder()
+    try:
         try:
-            self._lock.acquire(0)
+            lock.acquire(0)
         except Timeout as error:
-            raise LockTaken(self._lock) from error
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
+            raise LockTaken(lock) from error
+        yield
+    finally:
+        lock.release()
 
 
 def under_mutex(step: Callable[[WriteLock | None], Result], timeout: float) -> Result:
@@ -78,14 +71,16 @@ def under_mutex(step: Callable[[WriteLock | None], Result], timeout: float) -> R
             return step(None)
     except LockTaken as taken:
         lock = taken.lock
+    lock.refuse_holder()
     try:
-        lock.acquire(timeout)
-    except DirectoryError:
-        if not lock.is_closed():
-            raise
-        return under_mutex(step, timeout)  # another thread has closed the shard meanwhile
-    try:
-        with mutex():
-            return step(lock)
+        try:
+            lock.acquire(timeout)
+        except DirectoryError:
+            if not lock.is_closed():
+                raise
+        else:
+            with mutex():
+                return step(lock)
     finally:
         lock.release()
+    return under_mutex(step, timeout)  # another thread has closed the shard meanwhile

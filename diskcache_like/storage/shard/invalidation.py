@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
+from ...coherence.contexts import context
 from ...coherence.generations import MAX_WORD, TICK_LIMIT, UNCOUNTED, Header
-from ...system.signal_safe import signal_safe
 from ..sqlite.connection import FAILURES, FRAME
 from .ownership import ALL_SLOTS, HOME
 from .session import ShardSession
@@ -53,8 +53,8 @@ class Invalidation:
                 return 0
             return 2 * tick + 2 if autocommit else 1
         except BaseException as error:
+            self._connection.inserted = None
             header[_COUNT] = UNCOUNTED  # whether the statement was committed is not known here
-            self._connection.note_inserted()
             if isinstance(error, FAILURES):
                 self._connection.fail(error)
             raise
@@ -64,7 +64,7 @@ class Invalidation:
             else:
                 self._connection.txn.touch(slot, h)  # type: ignore[union-attr]  # the transaction is ours
 
-    @signal_safe
+    @context
     def around_many(self, places: Sequence[int], autocommit: bool) -> Generator[None, None, None]:
         """Hold the slots of many places odd while the body commits; otherwise like `around`."""
         session, connection = self._session, self._connection
@@ -82,8 +82,8 @@ class Invalidation:
         try:
             yield
         except BaseException as error:  # as in `around`
+            connection.inserted = None
             session.header[_COUNT] = UNCOUNTED
-            connection.note_inserted()
             if isinstance(error, FAILURES):
                 connection.fail(error)
             raise

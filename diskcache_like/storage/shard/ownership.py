@@ -29,8 +29,7 @@ class Transaction:
     thread: object = field(default_factory=lambda: _thread.token)
     task: object = field(default_factory=current_task)
     slots: set[int] = field(default_factory=set)
-    depth: int = 1
-    ended: bool = False  # by another way than its own
+    depth: int = 1  # of the savepoint that is open, if it is more
     entered: bool = False  # its body is the user's, and is being run
     stepping: bool = False  # beginning, writing or ending: only a signal handler can come in between
     added: int = 0  # entries that the transaction adds to the count when it is committed
@@ -40,11 +39,6 @@ class Transaction:
     names: set[str] = field(default_factory=set)  # of the settings that it may have changed
     decided: bool = False  # another shard's part is committed, or about to be: this one is completed, not given up
     committed: bool = False
-    broken: bool = False  # a nested one is neither part of it nor undone, so nothing of it may be committed
-
-    def break_below(self, depth: int) -> None:
-        """Mark it broken if a nested one was entered at this depth and never ended."""
-        self.broken = self.broken or self.depth > depth
 
     def touch(self, slot: int, place: int) -> None:
         """Note that the entry at a place may change."""

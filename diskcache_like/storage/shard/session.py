@@ -329,13 +329,15 @@ class ShardSession:
 
     def _begin_anew(self, identity: dict[str, Any], look: Callable[[], CacheError | None]) -> None:
         """Go on with the next database if `look`, under the lock, says what is wrong with this one."""
-        self.lock.acquire(self.config.timeout)
+        lock = self.lock
+        lock.refuse_holder()
         try:
+            lock.acquire(self.config.timeout)
             if self.header[Header.EPOCH] == self.epoch and (problem := look()):
                 wanted = replacement.Next(self.epoch, self.settings, identity)
                 replacement.make_next(self.directory, self.config, self.generations, problem, wanted)
         finally:
-            self.lock.release()
+            lock.release()
         self.follow()
 
     def quiesce(self, quiesced: list[Resumable]) -> None:
@@ -368,7 +370,7 @@ class ShardSession:
             connections.append(connection.raw)
             idle = idle and not connection.in_transaction()
         connection.forget()
-        connection.txn = connection.at_end = None
+        connection.txn = connection.cut_off = connection.at_end = None
         self.token = NOT_OPEN
         if idle and not self.lock.torn:
             for inherited in connections:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from time import monotonic
 from typing import Any, Never
 
@@ -35,12 +34,14 @@ class WriterConnection:
     def __init__(self) -> None:
         self.path = ""
         self.txn: Transaction | None = None
+        self.cut_off: Transaction | None = None  # that a signal handler kept from its end; `_native.end` rolled it back
         # What is to be done, under the lock, once the transaction has ended one way or the other.
         self.at_end: Callable[[], None] | None = None
         self.cursor: sqlite3.Cursor | None = None  # for the statements that matter most; None while closed
-        # The rowid that this connection inserted last. SQLite tells an insert from an update by nothing else: after an
-        # upsert of `h` it is another than before exactly if `h` was inserted, unless it was `h` before.
-        self.inserted = 0
+        # The rowid that this connection inserted last. None: ask SQLite, for which failed statements and other tables
+        # count, too. SQLite tells an insert from an update by nothing else: after an upsert of `h` it is another than
+        # before exactly if `h` was inserted, unless it was `h` before.
+        self.inserted: int | None = None
         self.raw: sqlite3.Connection | None = None
         self._indexes: set[str] = set()  # optional indexes that are known to exist
         self._settings: dict[str, Any] = {}
@@ -56,7 +57,7 @@ class WriterConnection:
         self._settings, self._timeout = settings, timeout
         self._pool, self._lock = pool, lock
         self.forget()
-        self.at_end = None
+        self.at_end = self.cut_off = None
         self._flaw = None
         self._look_again = 0.0
 
@@ -77,8 +78,7 @@ class WriterConnection:
                 self.raw = connect_writer(self.path, self._settings, self._timeout)
         except FAILURES as error:
             self.fail(error, reads=True)
-        self.inserted = 0
-        self.cursor = None
+        self.inserted = self.cursor = None
         return self.raw
 
     def open_cursor(self) -> sqlite3.Cursor:
@@ -94,8 +94,7 @@ class WriterConnection:
 
     def forget(self) -> None:
         """Drop the connection without closing it: another thread, or the parent process, may be using it."""
-        self.raw = self.cursor = None
-        self.inserted = 0
+        self.raw = self.cursor = self.inserted = None
         self._indexes.clear()
 
     def in_transaction(self) -> bool:
@@ -158,12 +157,14 @@ class WriterConnection:
     def put_file_total(self, size: int) -> None:
         """Store how many bytes all value files have."""
         self.execute(sql.SET_FILES, (size,))
-        self.note_inserted()
+        self.inserted = None
 
-    def note_inserted(self) -> None:
-        """Ask SQLite which rowid it inserted last: it counts failed statements and other tables too."""
-        with suppress(sqlite3.Error):  # it reads no page, so this is a connection that can do nothing any more
-            self.inserted = self.open().execute(sql.LAST_INSERTED).fetchone()[0]
+    def last_inserted(self) -> int:
+        """Return the rowid that SQLite inserted last, and note it."""
+        inserted = self.inserted
+        if inserted is None:
+            self.inserted = inserted = int(self.select(sql.LAST_INSERTED)[0][0])
+        return inserted
 
     def begin(self, txn: Transaction) -> None:
         """Run BEGIN IMMEDIATE for a transaction."""
@@ -172,24 +173,31 @@ class WriterConnection:
 
     def commit(self, txn: Transaction) -> None:
         """Commit the open transaction; what is left for its end is to settle the slots."""
-        self.verify_open()
+        self.verify_whole(txn)
         self.execute("COMMIT")
         txn.committed = True
 
     def roll_back(self) -> None:
         """End SQLite's transaction, if there is one."""
-        self._indexes.clear()  # one may have been made in this transaction
+        self.rolled_back()
         raw = self.raw
-        if raw is None:
-            return
         try:
-            if raw.in_transaction:
+            if raw is not None and raw.in_transaction:
                 self.execute("ROLLBACK")
         except CacheError:  # as where the directory is gone; closing ends it too, and the next write opens another
             self.forget()
+            assert raw is not None
             raw.close()
-        else:
-            self.note_inserted()  # which a rollback does not change
+
+    def rolled_back(self) -> None:
+        """Forget what was known from within a transaction that is rolled back."""
+        self._indexes.clear()
+        self.inserted = None
+
+    def run_at_end(self) -> None:
+        """Do what was left for the end of the transaction."""
+        if self.at_end is not None:
+            self.at_end()
 
     def callers_transaction(self) -> Transaction | None:
         """Return the open transaction if reads of the calling task belong to it."""
@@ -206,15 +214,19 @@ class WriterConnection:
         txn = self.txn
         if txn is None or txn.committed or not txn.reads_here():  # another thread's is being committed, perhaps
             return
-        if txn.broken:
-            raise TransactionError(
-                f"{self.path!r}: a nested transaction was interrupted while it ended, so nothing of the whole one can "
-                "be stored; run it again"
-            )
         if not self.in_transaction():
             raise error or StorageError(
                 f"{self.path!r}: SQLite has rolled this transaction back after an earlier error, which was ignored; "
                 "nothing of it is stored, run it again"
+            )
+
+    def verify_whole(self, txn: Transaction, depth: int = 1) -> None:
+        """Raise if a transaction, or the nested one at this depth, must not be committed."""
+        self.verify_open()
+        if txn.depth != depth:
+            raise TransactionError(
+                f"{self.path!r}: a nested transaction was interrupted while it ended, so nothing of the one around it "
+                "can be stored; run it again"
             )
 
     def fail(self, error: Failure, reads: bool = False) -> Never:

@@ -16,6 +16,7 @@ import stat
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, Final
 
+from ...coherence.contexts import context
 from ...errors import (
     CacheError,
     CorruptDatabase,
@@ -27,7 +28,6 @@ from ...errors import (
     file_error,
 )
 from ...system import paths
-from ...system.signal_safe import signal_safe
 from ...system.signals import reraise_signal, suppress
 from . import statements as sql
 
@@ -212,7 +212,7 @@ def connect(path: str, settings: dict[str, Any], timeout: float, reader: bool = 
     return connection
 
 
-@signal_safe
+@context
 def closed_on_error(connection: sqlite3.Connection) -> Generator[None, None, None]:
     """Close the connection if the body raises."""
     try:

@@ -12,8 +12,8 @@ import re
 import sqlite3
 from collections.abc import Generator
 
+from ...coherence.contexts import context
 from ...errors import CorruptDatabase, DiskCacheDirectory, ForeignDatabase, NewerFormat, OlderFormat
-from ...system.signal_safe import signal_safe
 
 # Of a row: `seq` and `version` are the writes (ticks) that inserted it and that wrote its value last. `rank` is NULL as
 # long as `version` says when its turn to be evicted comes. `expire` is when it goes, `fresh` when it expires, where it
@@ -118,7 +118,7 @@ def create(connection: sqlite3.Connection, settings: dict[str, object]) -> None:
         connection.execute(f"PRAGMA user_version = {VERSION}")
 
 
-@signal_safe
+@context
 def _committed(connection: sqlite3.Connection) -> Generator[None, None, None]:
     """Commit what the body does, all of it or nothing."""
     connection.execute("BEGIN IMMEDIATE")

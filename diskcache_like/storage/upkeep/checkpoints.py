@@ -8,10 +8,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Generator
 
+from ...coherence.contexts import context
 from ...coherence.generations import Header
 from ...errors import DiskFull
 from ...system.paths import left_on_disk
-from ...system.signal_safe import signal_safe
 from ...system.signals import reraise_signal
 from ..shard.session import ShardSession
 from ..sqlite import schema
@@ -166,7 +166,7 @@ class Checkpointer:
         early = self.interval() // 2 if done < frames else 0
         header[Header.CHECKPOINTED] = max(header[Header.WRITTEN] - early, 0)
 
-    @signal_safe
+    @context
     def durably(self) -> Generator[None, None, None]:
         """Have what the body commits outlast a power loss, whatever the cache's durability; no transaction is open.
 
