@@ -14,6 +14,8 @@ from typing import Any, NoReturn
 from diskcache_like.coherence import _native, generations, ring
 from diskcache_like.coherence.write_lock import WriteLock
 from diskcache_like.disk import file_io
+from diskcache_like.storage import redo_log, store, writer
+from diskcache_like.storage.shard import transactions
 
 from .rings import WHOLE
 
@@ -141,7 +143,7 @@ def make_mortal(at: int, announce: Callable[[], object]) -> Death:
     for owner, name in (
         (file_io, "create"),
         (file_io, "remove"),
-        (WriteLock, "release"),
+        *((module, "end") for module in (redo_log, store, transactions, writer)),
         (WriteLock, "release_and_close"),
         (generations, "open_control_file"),
         (generations, "_allocate"),
