@@ -17,7 +17,7 @@ from functools import partial
 from operator import itemgetter
 
 from ..coherence import _native
-from ..coherence.generations import MAX_WORD, NEVER, TICK_LIMIT, Header, microseconds
+from ..coherence.generations import MAX_WORD, NEVER, TICK_LIMIT, Header
 from ..coherence.ring import Mark, Ring, Word, Written
 from ..errors import CorruptDatabaseWarning, DecodeError, DiskFull
 from ..system.blocking import may_block
@@ -26,7 +26,7 @@ from ..system.forks import token_word
 from ..system.signals import suppress
 from .opening.identity import BUFFER_MARK
 from .opening.opener import ROOM, mark_in, take_over
-from .placement import Placement
+from .rows import Plain, Rows
 from .shard.invalidation import WRITE_COST
 from .shard.ownership import HOME
 from .shard.row import Row
@@ -45,23 +45,17 @@ _BUFFER, _DISPLACED, _NEXT_EXPIRE = Header.BUFFER, Header.DISPLACED, Header.NEXT
 _WRITTEN = Header.WRITTEN
 _FILES, _SWEEP = Header.FILES, Header.SWEEP
 
-# Writes all columns of a row: its place, stored key, columns, and the numbers of its last write and of its first.
-WriteRow = Callable[[int, bytes, Row, int, int], None]
-
 
 class WriteBuffer:
     """Append to the ring of one shard, and flush what waits there; the write lock is held."""
 
-    def __init__(self, maintenance: Maintenance, placement: Placement, write_row: WriteRow) -> None:
+    def __init__(self, maintenance: Maintenance, rows: Rows) -> None:
         self._maintenance = maintenance
         self._transactions = maintenance.transactions
         self._session: ShardSession = maintenance.transactions.session
         self._connection = self._session.connection
-        self._placement = placement
-        self._write_columns = write_row
-        self._invalidation = maintenance.transactions.invalidation
+        self._rows = rows
         self._is_tight = False
-        self._expects_present = False  # most likely the next rows are there: then the cheaper UPDATE is tried alone
 
     # -- appending ----------------------------------------------------------------------------------------------------
 
@@ -207,9 +201,9 @@ class WriteBuffer:
                     while ring.waiting():
                         self._flush_batch(ring)
                 finally:
-                    if self._placement.has_deleted:  # and the ring must not show what was
+                    if self._rows.has_deleted:  # and the ring must not show what was
                         self._while_all_odd(ring.end_walks)
-                        self._placement.has_deleted = False
+                        self._rows.has_deleted = False
 
     def discard(self, shrink: bool = False) -> int:
         """Remove every entry, and forget what waits; return how many entries the database had.
@@ -305,72 +299,28 @@ class WriteBuffer:
         return net, mark
 
     def _write(self, net: dict[bytes | int, _native.Net]) -> None:
-        session = self._session
-        header = session.header
-        special = session.policy.marks_frequency or header[_DISPLACED]
-        plain: list[tuple[int, bytearray, int, bytearray, int]] = []
+        """Write what the records of each key come to."""
+        rows, plain = self._rows, list[Plain]()
         for key, (_, _, h, _, was_removed) in net.items():
-            if was_removed:
-                self._remove(h, key)
+            if was_removed and isinstance(key, bytes):
+                rows.delete(h, key)
+            elif was_removed:
+                rows.delete_all_of(h)
         for key, (seq, tick, h, what, _) in net.items():
             if what is None or isinstance(key, int):
                 continue
             if isinstance(what, bytes):
-                if not special:
-                    plain.append((tick, bytearray(what), h, bytearray(key), seq))
-                    continue
-                what = Written(tick, h, key, what)
+                plain.append((tick, bytearray(what), h, bytearray(key), seq))
             else:
-                what = Written._make(what)
-            if what.expire is not None:
-                header[_NEXT_EXPIRE] = min(header[_NEXT_EXPIRE], microseconds(what.expire))
-            self._write_row(what, seq)
-        if plain:
-            plain.sort(key=itemgetter(2))
-            self._write_plain(plain)
-
-    def _write_plain(self, rows: list[tuple[int, bytearray, int, bytearray, int]]) -> None:
-        """Write records alone, in order of their places."""
-        present, execute_many = self._placement.present, self._connection.execute_many
-        if self._expects_present:
-            self._expects_present = execute_many(sql.UPDATE_RECORD, [row[:4] for row in rows]).rowcount == len(rows)
-            if self._expects_present:
-                return
-        places = list(dict.fromkeys(row[2] for row in rows))
-        there = len(present(places))
-        self._expects_present = there == len(rows)
-        done = execute_many(sql.UPSERT_PLAIN, rows).rowcount
-        if len(places) > there:
-            self._connection.inserted = None
-        if done == len(rows) == len(places):
-            self._invalidation.count(len(places) - there)
-            return
-        self._invalidation.count(len(present(places)) - there)
-        for tick, v, h, stored, seq in rows:  # some place is another key's
-            self._write_row(Written(tick, h, bytes(stored), bytes(v)), seq)
-
-    def _write_row(self, what: Written, seq: int) -> None:
-        row = Row(what.v or b"", what.expire, what.fresh, what.tags, original_key=what.original_key)
-        place = self._placement.place(what.h, what.stored)
-        self._maintenance.trash.expect()
-        self._write_columns(place, what.stored, row, what.tick, seq)
-
-    def _remove(self, h: int, stored: bytes | int) -> None:
-        """Delete the row of a key; of all keys of a hash where damage hides which."""
-        self._maintenance.trash.expect()
-        if isinstance(stored, bytes):
-            place = self._placement.find_displaced(h, stored) if self._session.header[_DISPLACED] else h
-            deleted = self._connection.execute(sql.DELETE_OF, (place, bytearray(stored))).rowcount
-            if not deleted:
-                self._placement.remove_unsound(h, stored)
-        else:
-            session = self._session
-            slot, txn = h % session.slot_prime, self._connection.txn
-            session.generations.begin({slot}, session.generations.next_tick())  # no record said what is removed here
-            if txn is not None:
-                txn.touch(slot, h)
-            deleted = sum(self._connection.execute(sql.DELETE_H, (place,)).rowcount for place in range(h, h + 4))
-        self._invalidation.count(-deleted)
+                row = Written._make(what)
+                columns = Row(row.v or b"", row.expire, row.fresh, row.tags, original_key=row.original_key)
+                rows.put(h, key, columns, tick, seq=seq)
+        plain.sort(key=itemgetter(2))
+        session = self._session
+        is_special = session.policy.marks_frequency or session.header[_DISPLACED]
+        if plain and (is_special or not rows.put_many(plain)):
+            for tick, v, h, stored, seq in plain:
+                rows.put(h, bytes(stored), bytes(v), tick, seq=seq)
 
 
 # Expiry, freshness, tags, original key, and whether there is none of these.

@@ -6,36 +6,30 @@ import os
 from collections.abc import Callable, Sequence
 from enum import Enum
 from functools import partial
+from math import inf
 from operator import itemgetter
 from typing import Any, Final, Literal
 from zlib import crc32
 
 from ..coherence.contexts import end
-from ..coherence.generations import MAX_WORD, NEVER, Header, microseconds
+from ..coherence.generations import MAX_WORD, Header
 from ..coherence.ring import Written
 from ..encoding import file_names
 from ..encoding.record import RESIDUE
 from ..errors import CorruptDatabase, DiskFull, StorageError
 from ..system import paths
 from ..system.forks import token_word
-from .placement import Placement
+from .rows import Rows
 from .shard.invalidation import WRITE_COST
-from .shard.ownership import HOME
 from .shard.reader import Reader, own_or_other
 from .shard.row import Decide, Remove, Row, Touch
 from .sqlite import statements as sql
-from .sqlite.connection import PAGE_SIZE, corrupt
+from .sqlite.connection import PAGE_SIZE
 from .upkeep.checkpoints import is_due
 from .upkeep.maintenance import Maintenance
 from .write_buffer import WriteBuffer
 
-_TICK, _NEXT_EXPIRE, _FILES = Header.TICK, Header.NEXT_EXPIRE, Header.FILES  # for the hot paths
-_DISPLACED, _WRITTEN = Header.DISPLACED, Header.WRITTEN
-
-# A BLOB is bound as a bytearray: for bytes the sqlite3 module looks for an adapter each time, which costs several times
-# the copy (half a microsecond in Python 3.11).
-_blob = bytearray
-_ALONE = [0, None, None, None, None]  # of a row without file, original key and queue
+_TICK, _FILES, _WRITTEN = Header.TICK, Header.FILES, Header.WRITTEN  # for the hot paths
 
 # Runs a SELECT with parameters and returns its rows.
 Select = Callable[[str, Sequence[object]], list[Any]]
@@ -79,10 +73,10 @@ class Writer:
         self._sessions = (session,)
         self._connection = session.connection
         self._invalidation = invalidation = transactions.invalidation
-        self._around, self._count = invalidation.around, invalidation.count
-        self._placement = Placement(session, invalidation)
+        self._around = invalidation.around
+        self._rows = Rows(session, invalidation, maintenance.trash)
         self._data_keys = maintenance.data_keys
-        self.buffer = maintenance.buffer = WriteBuffer(maintenance, self._placement, self._write_row)
+        self.buffer = maintenance.buffer = WriteBuffer(maintenance, self._rows)
 
     def upsert(self, h: int, stored: bytes, row: Row | bytes, timeout: float | None, known: bool = False) -> int:
         """Store a row, or a record alone (bytes) for a row without further columns, in one autocommitted statement.
@@ -226,119 +220,40 @@ class Writer:
                 return self._append(h, stored, row)
             self.buffer.flush()
         header = session.header
-        plain = type(row) is bytes
-        size = len(row) if plain else self._announce(row)  # type: ignore[arg-type]
+        size = self._announce(row) if isinstance(row, Row) else len(row)
         header[_WRITTEN] = written = header[_WRITTEN] + WRITE_COST + size & MAX_WORD
         if is_due(session, written):
             self._maintenance.run(size)
-        if plain and not session.policy.marks_frequency and not header[_DISPLACED]:
-            return self._around(h, autocommit, self._store_record, (stored, row, known))
-        step = self._store_row if session.disk.sealer is None else self._store_sealed
-        return self._around(h, autocommit, step, (stored, Row(row) if plain else row, known))  # type: ignore[arg-type]
+        step = self._put if session.disk.sealer is None else self._put_sealed
+        return self._around(h, autocommit, step, (stored, row, known))
 
     def _append(self, h: int, stored: bytes, row: Row | bytes) -> int:
         if self._session.disk.sealer is not None:
-            row = self._data_keys.present_row(stored, Row(row) if type(row) is bytes else row)  # type: ignore[arg-type]
+            row = self._data_keys.present_row(stored, _columns_of(row))
         return self.buffer.write(h, stored, row)
 
-    def _store_record(self, h: int, tick: int, arguments: tuple[bytes, bytes, bool]) -> bool:
-        """Write a row that has nothing but a record."""
-        stored, v, known = arguments
-        connection = self._connection
-        cursor = connection.cursor or connection.open_cursor()
-        parameters = (tick, _blob(v), h, _blob(stored))
-        inserted = connection.inserted
-        if inserted is None:
-            inserted = connection.last_inserted()
-        if known or h == inserted:
-            if cursor.execute(sql.UPDATE_RECORD, parameters).rowcount:
-                return True
-            done = cursor.execute(sql.UPSERT_RECORD, (*parameters, tick))
-            added = True
-        else:
-            done = cursor.execute(sql.UPSERT_RECORD, (*parameters, tick))
-            added = done.lastrowid != inserted
-        if not done.rowcount:  # the place is another key's, or its row has more than a record
-            self._write_row(self._placement.place(h, stored), stored, Row(v), tick)
-        elif added:
-            connection.inserted = h
-            self._count(1)
-        return True
-
-    def _store_row(self, h: int, tick: int, arguments: tuple[bytes, Row, bool]) -> bool:
-        """Write all columns of a row."""
+    def _put(self, h: int, tick: int, arguments: tuple[bytes, Row | bytes, bool]) -> bool:
         stored, row, known = arguments
-        self._maintenance.trash.expect()  # for the file that the row may have had
-        place = self._placement.place(h, stored) if self._session.header[_DISPLACED] else h
-        if not (known and self._replace_value(place, stored, row, tick)):
-            self._write_row(place, stored, row, tick)
+        self._rows.put(h, stored, row, tick, known)
         return True
 
-    def _store_sealed(self, h: int, tick: int, arguments: tuple[bytes, Row, bool]) -> bool:
+    def _put_sealed(self, h: int, tick: int, arguments: tuple[bytes, Row | bytes, bool]) -> bool:
         """Write a row as the present data key seals it; if that made another value file, unlink the one not needed."""
-        stored, row, known = arguments
+        stored, given, known = arguments
+        row = _columns_of(given)
         present = self._data_keys.present_row(stored, row)
-        if present.file == row.file:
-            return self._store_row(h, tick, (stored, present, known))
         unneeded = present.file
         try:
-            self._store_row(h, tick, (stored, present, known))
+            self._rows.put(h, stored, present, tick, known)
             unneeded = row.file  # not before, since a second try needs it
         finally:
-            self._maintenance.unlink_unused([unneeded] if unneeded is not None else [])
+            if present.file != row.file and unneeded is not None:
+                self._maintenance.unlink_unused([unneeded])
         return True
 
-    def _write_row(
-        self, place: int, stored: bytes, row: Row, tick: int, seq: int | None = None, placed: bool = False
-    ) -> None:
-        """Write all columns of a row at a place.
-
-        `seq`: the write that made the entry, if it is new and that was not this one. `placed`: the place was looked for
-        already; if it is taken all the same, rows are not where they belong.
-        """
-        session, connection = self._session, self._connection
-        self._maintenance.trash.expect()
-        execute = connection.open().execute
-        inserted = connection.last_inserted()
-        same = place == inserted
-        exists = same and execute(sql.SELECT_V, (place,)).fetchone() is not None
-        rank, base = self._first_rank(place)
-        v, *columns = row
-        parameters = (place, _blob(stored), tick, rank, base, *columns, _blob(v), tick if seq is None else seq)
-        done = execute(sql.UPSERT, parameters)
-        if not done.rowcount:
-            if placed:
-                raise corrupt(f"{session.path!r}: a row is found at a place that is free", session.path)
-            self._write_row(self._placement.place(place & HOME, stored), stored, row, tick, seq, placed=True)
-        elif not exists if same else done.lastrowid != inserted:
-            connection.inserted = place
-            self._count(1)
-
-    def _first_rank(self, place: int) -> tuple[int | None, int]:
-        """Return the columns `rank` and `base` of a row that is stored now."""
-        session = self._session
-        by_uses = session.policy.marks_frequency
-        return None, session.uses[(place & HOME) % session.slot_prime] & NEVER if by_uses else 0
-
-    def _replace_value(self, place: int, stored: bytes, row: Row, tick: int) -> bool:
-        """Replace record and expiry of a row whose other columns stay as they are; return False if they do not."""
-        v, expire, fresh, tags, *others = row
-        if others != _ALONE or self._session.policy.marks_frequency:
-            return False
-        connection = self._connection
-        execute = (connection.cursor or connection.open_cursor()).execute
-        if expire is None:
-            return execute(sql.UPDATE_LASTING, (tick, _blob(v), place, _blob(stored), tags)).rowcount == 1
-        parameters = (tick, _blob(v), expire, fresh, place, _blob(stored), tags)
-        return execute(sql.UPDATE_EXPIRING, parameters).rowcount == 1
-
     def _announce(self, row: Row) -> int:
-        """Note in the header, before the commit, that files or expiries may exist; return the row's bytes."""
+        """Note in the header, before the commit, that files may exist; return the row's bytes."""
         session = self._session
-        if row.expire is not None:
-            due = microseconds(row.expire)
-            if due < session.header[_NEXT_EXPIRE]:
-                session.header[_NEXT_EXPIRE] = due
         if row.file is not None:
             name = file_names.from_column(row.file)
             if not paths.mode_of(os.path.join(session.directory, name)):
@@ -358,42 +273,23 @@ class Writer:
     def _upsert_many(self, _: bool, rows: Sequence[tuple[int, bytes, Row | bytes]]) -> int:
         session = self._session
         plain = [(h, stored, row) for h, stored, row in rows if type(row) is bytes]
-        special = len(plain) < len(rows) or session.policy.marks_frequency or session.header[_DISPLACED]
+        special = len(plain) < len(rows) or session.policy.marks_frequency or session.header[Header.DISPLACED]
         if special or not self._upsert_plain(plain):
             for h, stored, row in rows:
                 self._upsert(False, (h, stored, row, False))
         return 1
 
     def _upsert_plain(self, rows: Sequence[tuple[int, bytes, bytes]]) -> bool:
-        """Store rows with one prepared statement; return False when a place belongs to another key."""
+        """Store records alone with one prepared statement; return False when a place belongs to another key."""
         incoming = sum(len(v) for _, _, v in rows)
         self._maintenance.before_write(incoming + len(rows) * PAGE_SIZE, incoming)
         session = self._session
         with self._invalidation.around_many([h for h, _, _ in rows], autocommit=False):
             first = session.generations.next_tick()
             session.header[_TICK] = first + len(rows) - 1
-            parameters = [(first + i, _blob(v), h, _blob(stored)) for i, (h, stored, v) in enumerate(rows)]
+            parameters = [(first + i, bytearray(v), h, bytearray(k), first + i) for i, (h, k, v) in enumerate(rows)]
             parameters.sort(key=itemgetter(2))  # stable: of equal keys the last one stays the last
-            return self._write_sorted(parameters)
-
-    def _write_sorted(self, parameters: list[tuple[int, bytearray, int, bytearray]]) -> bool:
-        """Do `_upsert_plain` for rows in order of their places, which share pages."""
-        present, execute_many = self._placement.present, self._connection.execute_many
-        places = list(dict.fromkeys(h for _, _, h, _ in parameters))
-        first = places[: sql.MANY]
-        all_there = len(present(first)) == len(first)  # then most likely the rest is there too
-        if all_there and execute_many(sql.UPDATE_RECORD, parameters).rowcount == len(parameters):
-            return True
-        new = len(places) - len(present(places))
-        done = execute_many(sql.UPSERT_PLAIN, [(*one, one[0]) for one in parameters]).rowcount
-        if new:
-            self._connection.inserted = None
-        if done == len(parameters):
-            self._count(new)
-            return True
-        # Another key's place: what was written stays within this transaction, and is written again with probing.
-        self._count(len(present(places)) - (len(places) - new))
-        return False
+            return self._rows.put_many(parameters)
 
     # -- removal ------------------------------------------------------------------------------------------------------
 
@@ -405,9 +301,8 @@ class Writer:
             if removed is not None:
                 return removed
             self.buffer.flush()
-        place = self._placement.find_displaced(h, stored) if self._session.header[_DISPLACED] else h
         self._maintenance.before_write(WRITE_COST, 0)
-        return self._around(h, autocommit, self._delete, (stored, place))
+        return self._around(h, autocommit, self._delete, (stored, self._session.config.clock()))
 
     def _remove_buffered(self, h: int, stored: bytes) -> int | None:
         """Do what `_remove` does where there is a write buffer; return None if that takes the database."""
@@ -421,83 +316,54 @@ class Writer:
         generation = self.buffer.write(h, stored, None)  # what has expired goes, too, but counts as missing
         return generation if self._is_ahead(until) else 0
 
-    def _delete(self, h: int, _: int, arguments: tuple[bytes, int]) -> bool:
-        """Delete a live entry; return False if there was none."""
-        stored, place = arguments
-        session, connection = self._session, self._connection
-        cursor = connection.cursor or connection.open_cursor()
-        self._maintenance.trash.expect()
-        if not cursor.execute(sql.DELETE, (place, _blob(stored), session.config.clock())).rowcount:
-            self._placement.remove_unsound(h, stored)
-            return False
-        self._count(-1)
-        return True
+    def _delete(self, h: int, _: int, arguments: tuple[bytes, float]) -> bool:
+        return self._rows.delete(h, *arguments)
 
     # -- a decision on an entry ---------------------------------------------------------------------------------------
 
     def _compute(self, autocommit: bool, arguments: tuple[int, bytes, Decide]) -> int:
+        """Do what `compute` does, under the lock."""
         h, stored, decide = arguments
-        session = self._session
-        if autocommit and session.ring is not None:
-            found = session.buffered(h, stored)
-            rows = [] if found is not None else self._connection.select(sql.SELECT_PROBES, (h, h + 3))
-            v, is_other_there = own_or_other(rows, stored)
-            if not is_other_there:
-                return self._compute_buffered((h, stored, decide), v if found is None else found.v)
-            self.buffer.flush()  # so that `find` may remove what is in the way
-        place, v = self._placement.find(h, stored, autocommit)
-        change = decide(v)
-        if change is None:
-            return 1
-        if type(change) is bytes or type(change) is Row:
-            return self._upsert(autocommit, (h, stored, change, v is not None))
-        return self._change_recovering(h, place, change, autocommit)  # type: ignore[arg-type]
-
-    def _compute_buffered(self, arguments: tuple[int, bytes, Decide], v: bytes | None) -> int:
-        """Do what `_compute` does where there is a write buffer; `v`: the record, wherever it is."""
-        h, stored, decide = arguments
+        v = self._record(h, stored, autocommit)
         change = decide(v)
         if change is None:
             return 1
         if isinstance(change, bytes | Row):
-            return self._upsert(True, (h, stored, change, v is not None))
-        if isinstance(change, Remove) and v is not None and self.buffer.takes(stored, None):
-            return self.buffer.write(h, stored, None)
-        self.buffer.flush()
-        place, v = self._placement.find(h, stored, True)
-        if v is None:
-            return 1  # the fifth key of this hash was flushed, too, and has taken its place; or it is damaged
-        return self._change_recovering(h, place, change, True)
-
-    def _change_recovering(self, h: int, place: int, change: Touch | Remove, autocommit: bool) -> int:
-        """Do what `_change` does; a removal finds room on a full disk."""
+            return self._upsert(autocommit, (h, stored, change, v is not None))
+        if autocommit and self._session.ring is not None:
+            if isinstance(change, Remove) and v is not None and self.buffer.takes(stored, None):
+                return self.buffer.write(h, stored, None)
+            self.buffer.flush()
+        step = partial(self._change, autocommit, h, stored, change)
         if autocommit and isinstance(change, Remove):
-            step = partial(self._change, autocommit, h, place, change)
             return self._maintenance.recovery.run(step, removes=True)
-        return self._change(autocommit, h, place, change)
+        return step()
 
-    def _change(self, autocommit: bool, h: int, place: int, change: Touch | Remove) -> int:
-        """Give the entry at `place` another expiry, or remove it."""
+    def _record(self, h: int, stored: bytes, autocommit: bool) -> bytes | None:
+        """Return the record of a key, wherever it is."""
+        if autocommit and self._session.ring is not None:
+            found = self._session.buffered(h, stored)
+            if found is not None:
+                return found.v
+            v, is_other_there = own_or_other(self._connection.select(sql.SELECT_PROBES, (h, h + 3)), stored)
+            if not is_other_there:
+                return v
+            self.buffer.flush()  # so that `find` may remove what is in the way
+        return self._rows.find(h, stored, autocommit)
+
+    def _change(self, autocommit: bool, h: int, stored: bytes, change: Touch | Remove) -> int:
+        """Give an entry other metadata, or remove it."""
         if autocommit:
             self._maintenance.run_if_due(removes=type(change) is Remove)
         self._invalidation.note_written(2 * WRITE_COST)
-        if type(change) is Touch:
-            return self._around(h, autocommit, self._touch, (place, change))
-        return self._around(h, autocommit, self._delete_place, (place,))
-
-    def _touch(self, _: int, __: int, arguments: tuple[int, Touch]) -> bool:
-        place, change = arguments
+        if isinstance(change, Remove):
+            return self._around(h, autocommit, self._delete, (stored, -inf)) or 1
         self._data_keys.reserve_seals()
-        if change.expire is not None:
-            header = self._session.header
-            header[_NEXT_EXPIRE] = min(header[_NEXT_EXPIRE], microseconds(change.expire))
-        execute = self._connection.open().execute
-        execute(sql.UPDATE_METADATA, (change.expire, change.fresh, change.tags, change.v, place))
-        if change.unpins:
-            execute(sql.RANK_UNPINNED, (*self._first_rank(place), place))
-        return True
+        return self._around(h, autocommit, self._touch, (stored, change)) or 1
 
-    def _delete_place(self, _: int, __: int, arguments: tuple[int]) -> bool:
-        self._maintenance.trash.expect()
-        self._count(-self._connection.open().execute(sql.DELETE_H, arguments).rowcount)
-        return True
+    def _touch(self, h: int, _: int, arguments: tuple[bytes, Touch]) -> bool:
+        return self._rows.touch(h, *arguments)
+
+
+def _columns_of(row: Row | bytes) -> Row:
+    return row if isinstance(row, Row) else Row(row)

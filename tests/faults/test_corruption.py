@@ -21,7 +21,7 @@ from diskcache_like.coherence.generations import Header
 from diskcache_like.entries.session import Opening
 from diskcache_like.errors import CorruptDatabase, CorruptDatabaseWarning, ForeignDatabase
 from diskcache_like.storage import check
-from diskcache_like.storage.placement import Placement
+from diskcache_like.storage.rows import Rows
 
 from ..support.cache_kinds import NEEDS_CIPHER, SECRET
 from ..support.tampering import (
@@ -460,7 +460,7 @@ def test_a_write_whose_place_is_free_and_taken_at_once_ends(
         # does not.
         taken = cache._rows.locate("a")[1]
         with monkeypatch.context() as patch:
-            patch.setattr(Placement, "place", lambda placement, h, stored: taken)
+            patch.setattr(Rows, "_place", lambda rows, h, stored: taken)
             cache._shards.stores[0].session.header[Header.DISPLACED] = 1
             with pytest.raises(CorruptDatabase, match=r"cache\.db"):
                 cache["new"] = 1

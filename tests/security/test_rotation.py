@@ -16,7 +16,7 @@ from diskcache_like import Cache, FanoutCache, SecretError, SettingError
 from diskcache_like.crypto.keyring import Sealer
 from diskcache_like.encoding.record import Record
 from diskcache_like.errors import DiskFull, KeyringError, TransactionError
-from diskcache_like.storage import rekeying, writer
+from diskcache_like.storage import rekeying, rows
 
 from ..support.crash_scenarios import NEW, OLD, nurse, victims
 from ..support.integrity import mend, opened
@@ -394,12 +394,12 @@ def test_a_value_file_that_is_sealed_again_survives_a_write_that_is_refused_once
 ) -> None:
     with Cache(tmp_path, secret=OLD, **SEALED) as cache, Cache(tmp_path, secret=OLD) as other:
         (store,) = cache._shards.stores
-        upsert, bind, refusals = store.upsert, writer._blob, iter([DiskFull("no room", store.path)])
+        upsert, bind, refusals = store.upsert, rows._blob, iter([DiskFull("no room", store.path)])
 
         def late(*args: Any, **kwargs: Any) -> int:
             monkeypatch.setattr(store, "upsert", upsert)
             other.rotate(OLD)
-            monkeypatch.setattr(writer, "_blob", refused)
+            monkeypatch.setattr(rows, "_blob", refused)
             return upsert(*args, **kwargs)
 
         def refused(content: bytes) -> bytearray:

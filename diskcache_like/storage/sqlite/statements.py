@@ -52,7 +52,7 @@ UPDATE_LASTING = f"""UPDATE entry SET version = ?, rank = NULL, v = ?
     WHERE h = ? AND k = ? AND expire IS NULL AND {_ALONE}"""  # noqa: S608 - made of constants
 UPDATE_EXPIRING = f"""UPDATE entry SET version = ?, rank = NULL, v = ?, expire = ?, fresh = ?
     WHERE h = ? AND k = ? AND {_ALONE}"""  # noqa: S608 - made of constants
-UPDATE_METADATA = "UPDATE entry SET expire = ?, fresh = ?, tags = ?, v = ? WHERE h = ?"
+UPDATE_METADATA = "UPDATE entry SET expire = ?, fresh = ?, tags = ?, v = ? WHERE h = ? AND k = ?"
 DELETE = "DELETE FROM entry WHERE h = ? AND k = ? AND (expire IS NULL OR coalesce(fresh, expire) > ?)"
 # SQLite sorts text and BLOBs after every number, so such a time is never over, here as in _LIVE.
 SELECT_UNTIL = """SELECT k = ?,
@@ -60,7 +60,6 @@ SELECT_UNTIL = """SELECT k = ?,
     FROM entry WHERE h BETWEEN ? AND ? LIMIT 4"""
 SELECT_WHOLE = "SELECT k = ?, v, file, queue FROM entry WHERE h BETWEEN ? AND ? LIMIT 4"
 DELETE_H = "DELETE FROM entry WHERE h = ?"
-DELETE_OF = "DELETE FROM entry WHERE h = ? AND k = ?"
 CHANGE_NOTHING = "DELETE FROM entry WHERE 0"  # refused, as every change is, by a connection that can only read
 SELECT_FILE = """SELECT file FROM (SELECT k, file FROM entry WHERE h BETWEEN ? AND ? LIMIT 4)
     WHERE k = ? AND file IS NOT NULL"""

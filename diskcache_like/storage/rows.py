@@ -1,0 +1,264 @@
+"""The rows of one shard: where a key's row lies, and every way in which the row of one key is changed.
+
+A row lies at its key's hash, or in one of the three places after it where other keys have the same hash. The write lock
+is held, and the slots of what changes are odd (`Invalidation`) or, while the write buffer is flushed, do not matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+from typing import Any
+
+from ..coherence.generations import NEVER, Header, microseconds
+from ..encoding.record import unpack
+from ..errors import DecodeError, SignatureError
+from .shard.invalidation import Invalidation
+from .shard.ownership import HOME
+from .shard.row import Row, Touch
+from .shard.session import ShardSession
+from .sqlite import statements as sql
+from .sqlite.connection import corrupt
+from .upkeep.trash import Trash
+
+_DISPLACED, _NEXT_EXPIRE = Header.DISPLACED, Header.NEXT_EXPIRE  # for the hot paths
+
+# A BLOB is bound as a bytearray: for bytes the sqlite3 module looks for an adapter each time, which costs several times
+# the copy (half a microsecond in Python 3.11).
+_blob = bytearray
+_ALONE = [0, None, None, None, None]  # of a row without file, original key and queue
+
+Plain = tuple[int, bytearray, int, bytearray, int]  # of a record alone: tick, record, hash, stored key, first tick
+
+
+class Rows:
+    """Find and change the rows of keys through the writing connection."""
+
+    def __init__(self, session: ShardSession, invalidation: Invalidation, trash: Trash) -> None:
+        self._session = session
+        self._connection = session.connection
+        self._invalidation = invalidation
+        self._trash = trash
+        self.has_deleted = False  # within a transaction, what was in the way; the write buffer resets it
+        self._expects_present = False  # most likely the next rows are there: then the cheaper UPDATE is tried alone
+
+    # -- changing -----------------------------------------------------------------------------------------------------
+
+    def put(
+        self, h: int, stored: bytes, row: Row | bytes, tick: int, known: bool = False, seq: int | None = None
+    ) -> None:
+        """Write a row, or one that has nothing but a record.
+
+        `known`: the key most likely has a row, so the cheaper UPDATE is tried first. `seq`: the write that made the
+        entry, if it is new and that was not this one.
+        """
+        session = self._session
+        seq = tick if seq is None else seq
+        displaced = session.header[_DISPLACED]
+        if type(row) is bytes:
+            is_special = displaced or session.policy.marks_frequency
+            if not is_special and self._put_record(h, stored, row, tick, seq, known):
+                return
+            row = Row(row)
+        assert isinstance(row, Row)
+        if row.expire is not None:
+            session.header[_NEXT_EXPIRE] = min(session.header[_NEXT_EXPIRE], microseconds(row.expire))
+        self._trash.expect()  # for the file that the row may have had
+        place = self._place(h, stored) if displaced else h
+        if not (known and self._replace_value(place, stored, row, tick)):
+            self._put_columns(place, stored, row, tick, seq)
+
+    def _put_record(self, h: int, stored: bytes, v: bytes, tick: int, seq: int, known: bool) -> bool:
+        """Write a record alone; return False if the place is another key's, or its row has more than a record."""
+        connection = self._connection
+        cursor = connection.cursor or connection.open_cursor()
+        parameters = (tick, _blob(v), h, _blob(stored))
+        inserted = connection.inserted
+        if inserted is None:
+            inserted = connection.last_inserted()
+        added = known or h == inserted
+        if added and cursor.execute(sql.UPDATE_RECORD, parameters).rowcount:
+            return True
+        done = cursor.execute(sql.UPSERT_RECORD, (*parameters, seq))
+        if not done.rowcount:
+            return False
+        if added or done.lastrowid != inserted:
+            connection.inserted = h
+            self._invalidation.count(1)
+        return True
+
+    def _replace_value(self, place: int, stored: bytes, row: Row, tick: int) -> bool:
+        """Replace record and expiry of a row whose other columns stay as they are; return False if they do not."""
+        v, expire, fresh, tags, *others = row
+        if others != _ALONE or self._session.policy.marks_frequency:
+            return False
+        connection = self._connection
+        execute = (connection.cursor or connection.open_cursor()).execute
+        if expire is None:
+            return execute(sql.UPDATE_LASTING, (tick, _blob(v), place, _blob(stored), tags)).rowcount == 1
+        parameters = (tick, _blob(v), expire, fresh, place, _blob(stored), tags)
+        return execute(sql.UPDATE_EXPIRING, parameters).rowcount == 1
+
+    def _put_columns(self, place: int, stored: bytes, row: Row, tick: int, seq: int, placed: bool = False) -> None:
+        """Write all columns of a row at a place.
+
+        `placed`: the place was looked for already; if it is taken all the same, rows are not where they belong.
+        """
+        session, connection = self._session, self._connection
+        execute = connection.open().execute
+        inserted = connection.last_inserted()
+        same = place == inserted
+        exists = same and execute(sql.SELECT_V, (place,)).fetchone() is not None
+        v, *columns = row
+        done = execute(sql.UPSERT, (place, _blob(stored), tick, *self._first_rank(place), *columns, _blob(v), seq))
+        if not done.rowcount:
+            if placed:
+                raise corrupt(f"{session.path!r}: a row is found at a place that is free", session.path)
+            self._put_columns(self._place(place & HOME, stored), stored, row, tick, seq, placed=True)
+        elif not exists if same else done.lastrowid != inserted:
+            connection.inserted = place
+            self._invalidation.count(1)
+
+    def _first_rank(self, place: int) -> tuple[int | None, int]:
+        """Return the columns `rank` and `base` of a row that is stored now."""
+        session = self._session
+        by_uses = session.policy.marks_frequency
+        return None, session.uses[(place & HOME) % session.slot_prime] & NEVER if by_uses else 0
+
+    def put_many(self, rows: Sequence[Plain]) -> bool:
+        """Write records alone, in order of their places, which share pages; of equal keys the last one stays.
+
+        Returns False if some place is another key's: the caller writes each by itself then, in the same transaction.
+        """
+        present, execute_many = self.present, self._connection.execute_many
+        if self._expects_present:
+            self._expects_present = execute_many(sql.UPDATE_RECORD, [row[:4] for row in rows]).rowcount == len(rows)
+            if self._expects_present:
+                return True
+        places = list(dict.fromkeys(row[2] for row in rows))
+        there = len(present(places))
+        self._expects_present = there == len(places)
+        done = execute_many(sql.UPSERT_PLAIN, rows).rowcount
+        if there < len(places):
+            self._connection.inserted = None
+        is_done = done == len(rows)
+        self._invalidation.count((len(places) if is_done else len(present(places))) - there)
+        return is_done
+
+    def touch(self, h: int, stored: bytes, change: Touch) -> bool:
+        """Give a row other metadata; return False if the key has none."""
+        if change.expire is not None:
+            header = self._session.header
+            header[_NEXT_EXPIRE] = min(header[_NEXT_EXPIRE], microseconds(change.expire))
+        execute, place = self._connection.open().execute, self._found_place(h, stored)
+        done = execute(sql.UPDATE_METADATA, (change.expire, change.fresh, change.tags, change.v, place, _blob(stored)))
+        if change.unpins:
+            execute(sql.RANK_UNPINNED, (*self._first_rank(place), place))
+        return done.rowcount > 0
+
+    def delete(self, h: int, stored: bytes, now: float = -inf) -> bool:
+        """Delete the row of a key; return False if it has none that is live at a moment, and delete one that is not."""
+        connection = self._connection
+        cursor = connection.cursor or connection.open_cursor()
+        self._trash.expect()
+        if not cursor.execute(sql.DELETE, (self._found_place(h, stored), _blob(stored), now)).rowcount:
+            self._remove_unsound(h, stored)
+            return False
+        self._invalidation.count(-1)
+        return True
+
+    def delete_all_of(self, h: int) -> None:
+        """Delete the rows of all keys with a hash, where damage hides which of them is meant."""
+        session, txn = self._session, self._connection.txn
+        slot = h % session.slot_prime
+        session.generations.begin({slot}, session.generations.next_tick())  # no record said what is removed here
+        if txn is not None:
+            txn.touch(slot, h)
+        self._trash.expect()
+        execute = self._connection.execute
+        self._invalidation.count(-sum(execute(sql.DELETE_H, (place,)).rowcount for place in range(h, h + 4)))
+
+    # -- finding ------------------------------------------------------------------------------------------------------
+
+    def find(self, h: int, stored: bytes, autocommit: bool) -> bytes | None:
+        """Return the record of a key; remove rows in its way that belong to no key."""
+        rows = self._probes(h)
+        for _, key, v in rows:
+            if key == stored:
+                return v  # type: ignore[no-any-return]
+        if rows:
+            with self._invalidation.around_many([h], autocommit):
+                self._sound(rows)
+        return None
+
+    def present(self, places: Sequence[int]) -> set[int]:
+        """Return those of the places that hold an entry."""
+        select = self._connection.select
+        return {h for batch in sql.batches(places) for (h,) in select(sql.SELECT_PRESENT, batch)}
+
+    def _probes(self, h: int) -> list[Any]:
+        return self._connection.select(sql.SELECT_PROBES, (h, h + 3))
+
+    def _found_place(self, h: int, stored: bytes) -> int:
+        """Return the place of a key; its hash if it has no row."""
+        if not self._session.header[_DISPLACED]:
+            return h
+        return next((place for place, key, _ in self._probes(h) if key == stored), h)
+
+    def _place(self, h: int, stored: bytes) -> int:
+        """Return where the key lives or may live, evicting the first place if all four are taken; the slot is odd."""
+        taken: dict[int, bytes] = {place: key for place, key, _ in self._sound(self._probes(h))}
+        for place, key in taken.items():
+            if key == stored:
+                return place
+        for place in range(h, h + 4):
+            if place not in taken:
+                if place != h:  # stored each time: an earlier note may have been rolled back
+                    self._connection.put_setting("displaced", 1)
+                    # Before the upsert commits: readers look at all places from now on.
+                    self._session.header[_DISPLACED] = 1
+                return place
+        self._delete(h)
+        return h
+
+    def _remove_unsound(self, h: int, stored: bytes) -> None:
+        """Remove what a deletion of a live entry left, which is expired or damaged; the slot is odd.
+
+        A damaged column may call an entry expired whose record does not.
+        """
+        for place, key, _ in self._sound(self._probes(h)):
+            if key == stored:
+                self._delete(place)
+
+    def _sound(self, rows: list[Any]) -> list[Any]:
+        """Return the rows whose record belongs to their key, after removing the others; the slot is odd.
+
+        If the key was changed on disk, a reader, who asks for the place alone, still finds the entry, but no write for
+        its key would replace or remove it.
+        """
+        wrong = [h for h, key, v in rows if not self._belongs(key, v)]
+        for h in wrong:
+            self._delete(h)
+        return [row for row in rows if row[0] not in wrong]
+
+    def _delete(self, place: int) -> None:
+        txn = self._connection.txn
+        if txn is not None:  # where the write buffer is flushed the slot is not odd yet
+            slot = (place & HOME) % self._session.slot_prime
+            self._session.generations.begin([slot], self._session.header[Header.TICK])
+            txn.touch(slot, place)
+            self.has_deleted = True
+        self._invalidation.count(-self._connection.execute(sql.DELETE_H, (place,)).rowcount)
+
+    def _belongs(self, key: bytes, v: bytes) -> bool:
+        disk = self._session.disk
+        try:
+            if disk.sealer is not None:
+                disk.sealer.open(key, v)
+            else:
+                unpack(key, v, disk.secret.verifier if disk.authenticates and disk.secret is not None else None)
+        except SignatureError:
+            return not disk.authenticates  # with another secret than the cache's it may be sound
+        except DecodeError:
+            return False
+        return True
