@@ -440,19 +440,21 @@ static void roll_back(PyObject *connection)
     Py_XDECREF(txn);
 }
 
-/* Roll back and release what the calling thread holds of open shards. No signal handler runs in here, so in a `finally`
-   it is done wherever a handler raises. A forked child has another token, and nothing of its own to end. */
+/* Roll back and release what a thread holds of open shards. No signal handler runs in here, so in a `finally` it is done
+   wherever a handler raises. A forked child has another token, and nothing of its own to end. */
 static PyObject *end(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
     State *state = PyModule_GetState(module);
     Py_ssize_t index;
-    if (!takes("end", count, 2))
+    uint64_t owner = me();
+    if (count == 3 ? !is_word(args[2], &owner) : !takes("end", count, 2))
         return NULL;
     for (index = 0; index < PyTuple_Size(args[0]); index++) {
         PyObject *session = PyTuple_GetItem(args[0], index), *token = attribute(session, "token");
         PyObject *lock = attribute(session, "lock"), *core = attribute(lock, "core");
         if (core && PyObject_TypeCheck(core, state->lock) && token
-            && PyObject_RichCompareBool(token, args[1], Py_EQ) == 1 && is_mine(&((Lock *)core)->lock)) {
+            && PyObject_RichCompareBool(token, args[1], Py_EQ) == 1
+            && __atomic_load_n(&((Lock *)core)->lock.owner, __ATOMIC_ACQUIRE) == owner) {
             PyObject *connection = attribute(session, "connection");
             roll_back(connection);
             Py_XDECREF(connection);

@@ -190,8 +190,8 @@ class Context:
     ) -> bool:
         """Resume the generator, or throw the error into it; tell whether it has dealt with the error."""
 
-def end(sessions: tuple[object, ...], token: int, /) -> None:
-    """Roll back and release what the calling thread holds of these open shards (`ShardSession`).
+def end(sessions: tuple[object, ...], token: int, thread: int = ..., /) -> None:
+    """Roll back and release what a thread, mostly the calling one, holds of these open shards (`ShardSession`).
 
     `token`: of this process; what another has opened is left alone. A transaction that was open is put aside, as
     `cut_off` of its connection.

@@ -362,9 +362,9 @@ def at_any_time(trial: Trial) -> None:
 def forgetful(trial: Trial) -> None:
     """Do without what gives back what an interrupted call has kept."""
 
-    def unless_interrupted(sessions: tuple[object, ...], token: int) -> None:
+    def unless_interrupted(*given: Any) -> None:
         if sys.exc_info()[0] is None:
-            contexts.end(sessions, token)
+            contexts.end(*given)
 
     with patch.object(writer, "end", unless_interrupted), patch.object(transactions, "end", unless_interrupted):
         trial.each([("set", "Cache", number) for number in range(PARTS)], partial(part, trial), "parts of calls")

@@ -14,6 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, suppress
+from threading import get_ident
 from typing import Protocol
 
 from ...coherence.contexts import context, end
@@ -382,6 +383,7 @@ def transaction(
     each other. On any exception the innermost transaction is rolled back; a corrupt database is quarantined after that.
     """
     deadline = None if timeout is None else time.monotonic() + timeout
+    thread = get_ident()  # it may end in another one, as where a framework resumes a generator
     outer = [(shard, shard.joined()) for shard in shards]
     taken = [shard for shard, txn in outer if txn is None]
     sessions = tuple(shard.session for shard in taken)
@@ -398,7 +400,7 @@ def transaction(
             parts.roll_back(error)
             raise
         finally:
-            end(sessions, token_word[0])
+            end(sessions, token_word[0], thread)
     except BaseException as error:
         if isinstance(error, CorruptDatabase):
             for shard in taken:
