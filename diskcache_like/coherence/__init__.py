@@ -2,6 +2,7 @@
 
 - `generations`: the generation file, by which processes tell each other that an entry may have changed
 - `write_lock`: one writer at a time, among threads and processes
+- `contexts`: how a hold of that lock, and a with-block, ends wherever a signal handler raises
 - `byte_locks`: who is computing a key; each lock ends with its process
 - `ring`: small writes that the database does not have yet
 - `futex`: sleep until a word changes, and wake those who sleep
