@@ -417,7 +417,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
                 return False
             entry = self._hot.probe(key) if type(key) in PLAIN_TYPES else None
             known = entry is not None and entry[5] is not NEGATIVE_HIT
-            stamp = store.upsert(h, stored, row, None if retry else self._session.timeout, known)
+            stamp = store.put(h, stored, row, None if retry else self._session.timeout, known)
         except BaseException:
             discard(store, encoded)
             return self._failed(False)
@@ -437,11 +437,11 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
         metadata: Metadata,
         retry: bool,
         condition: Callable[[Record | None], bool],
-        pure: bool = False,
+        early: bool = False,
     ) -> bool:
         """Do what `_store_if` does, and return False for a value that can never fit, or where a Timeout is no error."""
         try:
-            return self._store_if(key, value, read, metadata, self._wait(retry), condition, pure)
+            return self._store_if(key, value, read, metadata, self._wait(retry), condition, early)
         except ValueTooLarge:
             return False
         except BaseException:
@@ -455,11 +455,11 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
         metadata: Metadata,
         wait: float | None,
         condition: Callable[[Record | None], bool],
-        pure: bool = False,
+        early: bool = False,
     ) -> bool:
         """Store `value` if the condition holds for the live record of `key`; return whether it was stored. Atomic.
 
-        `wait`: seconds to wait for the lock, None for no limit. `pure`: as `Store.compute` has it.
+        `wait`: seconds to wait for the lock, None for no limit. `early`: as `Store.compute` has it.
         """
         rows = self._rows
         stored, h, store = location = rows.locate(key)
@@ -476,7 +476,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
             row = rows.row(key, location, encoded, metadata)
             if rows.is_oversize(row):
                 raise rows.too_large(key)
-            stamp = store.compute(h, stored, decide, wait, pure)
+            stamp = store.update(h, stored, decide, wait, early)
         except BaseException:
             discard(store, encoded)
             raise
@@ -544,7 +544,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
             for store, wanted in groups.items():
                 for attempt in store.attempts():
                     with attempt, store.transaction(wait):
-                        store.upsert_many(wanted)
+                        store.put_many(wanted)
                 written = [pair for pair in written if pair[0] is not store]
                 count += len(wanted)
         except BaseException as error:
@@ -593,7 +593,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
         if not read and self._tier is None and key in self:  # with a server, that alone knows
             return False
         metadata = self._rows.metadata(expire, pack_tags(tag, tags, key))
-        return self._set_if(key, value, read, metadata, retry, lambda record: record is None, pure=True)
+        return self._set_if(key, value, read, metadata, retry, lambda record: record is None, early=True)
 
     def incr(self, key: Any, delta: int = 1, default: int | None = 0, retry: bool = False) -> Any:
         """Add `delta` to the number under `key` and return the sum. Atomic; expiry and tags stay.
@@ -671,7 +671,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
             return touch
 
         try:
-            store.compute(h, stored, decide, self._wait(retry), pure=True)
+            store.update(h, stored, decide, self._wait(retry), early=True)
         except Timeout:
             return self._failed(False)
         return changed
@@ -723,7 +723,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
             return change
 
         try:
-            store.compute(h, stored, decide, self._wait(retry), pure=True)
+            store.update(h, stored, decide, self._wait(retry), early=True)
         except Timeout:
             return self._failed(missing)
         return result

@@ -65,7 +65,7 @@ class AtomicKey:
     def sleep(self, generation: int, seconds: float) -> None:
         """Sleep until the entry may have changed since `generation`, `seconds` at most."""
         _, h, store = self._found()
-        store.sleep_on(h, generation, seconds)
+        store.sleep(h, generation, seconds)
 
     def wake(self) -> None:
         """Wake the sleepers; call it after a change."""
@@ -120,7 +120,7 @@ def update(rows: RowCodec, loader: Loader, place: tuple[Any, Location], decide: 
         return row(key, location, encoded, decision[1])
 
     try:
-        stamp = store.compute(h, stored, change, wait, pure=True)
+        stamp = store.update(h, stored, change, wait, early=True)
     except BaseException:
         discard(store, encoded)
         raise

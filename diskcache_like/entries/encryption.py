@@ -50,7 +50,7 @@ def _sealers(stores: Sequence[Store], master: MasterKey) -> list[Sealer]:
     entries that were sealed with a key which the other shard lacks are then missing. If no keyring is left, the cache
     begins anew, provided that the caller asked for encryption.
     """
-    config = stores[0].session.config
+    config = stores[0].config
     found = [_sealer_or_problem(store, master) for store in stores]
     sound = next((each.keyring for each in found if isinstance(each, Sealer)), None)
     if sound is None and config.recover and config.encrypt:
@@ -77,7 +77,7 @@ def _mended(store: Store, master: MasterKey, problem: KeyringError, keyring: Key
     """Give a shard the keyring of another one and return its sealer; raise `problem` if there is none to give."""
     if keyring is None:
         raise KeyringError(f"{problem}; put back a copy of the directory, or open it with encrypt=True to begin anew")
-    store.data_keys.replace_keyring(keyring, store.session.config.timeout)
+    store.replace_keyring(keyring, store.config.timeout)
     sealer = _sealer(store, master)
     # Last: if warnings are errors, the next opening finds the shard mended.
     warn(f"{problem}: it goes on with the keyring of another shard", CorruptDatabaseWarning)
@@ -89,14 +89,14 @@ def _begun_anew(stores: Sequence[Store], master: MasterKey) -> list[Sealer]:
     sealers: list[Sealer] = []
     keyring = Keyring.new(master)
     for store in stores:
-        store.session.quarantine_keys(keyring.sealed(), partial(_keyring_problem, store, master))
+        store.quarantine_keys(keyring.sealed(), partial(_keyring_problem, store, master))
         sealers.append(_sealer(store, master))
         keyring = sealers[0].keyring  # another one, if another process was first
     return sealers
 
 
 def _sealer(store: Store, master: MasterKey) -> Sealer:
-    return Sealer(master, store.directory, store.data_keys.keyring, store.data_keys.version)
+    return Sealer(master, store.directory, store.keyring, store.keyring_version)
 
 
 def sealed_row(disk: Disk, key: Any, stored: bytes, record: Record) -> Row:

@@ -116,12 +116,12 @@ class Loader:
         stored, h, store = location
         for _ in range(ATTEMPTS):
             stamp = store.session.slots[store.session.slot_of(h)]
-            blob, version = store.find_versioned(h, stored)
+            blob, version = store.read_versioned(h, stored)
             found = self.load_checked(key, location, (stamp, blob), stale=stale)
             if found is None:
                 return None
             # A value in a file may be that of a later row, if the file that the first one names was gone.
-            if found[1].file is None or store.find_versioned(h, stored)[1] == version:
+            if found[1].file is None or store.read_versioned(h, stored)[1] == version:
                 return *found, version
         return None
 

@@ -125,7 +125,7 @@ class RowCodec:
         try:
             return store.disk.encode(value, read, key)
         except DiskFull:
-            if read or not store.recovery.reclaim_when_locked(self._session.timeout, for_file=True):
+            if read or not store.make_room(self._session.timeout):
                 raise
         return store.disk.encode(value, read, key)
 
@@ -230,12 +230,12 @@ class RowCodec:
         """
         stored, h, store = location
         if blob is None:
-            return self.verified_own(key, location, store.find(h, stored)) if store.displaced else None
+            return self.verified_own(key, location, store.read_versioned(h, stored)[0]) if store.displaced else None
         try:
             return self.unpacked(store, stored, blob)
         except DecodeError:
             # Either damage, or the row belongs to another key with the same hash.
-            return self.verified_own(key, location, store.find(h, stored))
+            return self.verified_own(key, location, store.read_versioned(h, stored)[0])
 
     def verified_own(self, key: Any, location: Location, blob: bytes | None) -> Record | None:
         """Return the record in `blob`, which is known to be the key's, so that a failure means damage."""

@@ -118,7 +118,7 @@ class Session:
             disk.secret = self.secret
             disk.authenticates = self.signs_all
             disk.sync = self.settings["durability"] == "power"
-        if "keyring" in stores[0].session.identity:
+        if "keyring" in stores[0].identity:
             self.sealer = encryption.attach(stores, self.master(), self.directory)
         self.disk = stores[0].disk
         self._set_codecs()
@@ -128,7 +128,7 @@ class Session:
     @property
     def settings(self) -> dict[str, Any]:
         """Return the settings in force."""
-        return self.shards.stores[0].session.settings
+        return self.shards.stores[0].settings
 
     @functools.cached_property
     def threads(self) -> Threads:
@@ -146,7 +146,7 @@ class Session:
     def writes_slowly(self) -> bool:
         """Tell whether a write may take long now: it is synced to the disk, or others had to wait for a lock lately."""
         now = time.monotonic()
-        if any(store.session.lock.contended() for store in self.shards.stores):
+        if any(store.contended() for store in self.shards.stores):
             self._contended_until = now + LATELY  # a hint for the next writes: any thread may set it
         return now < self._contended_until or self.settings["durability"] == "power"
 
@@ -187,8 +187,8 @@ class Session:
 
     def codec_of(self, store: Store, changed: Mapping[str, Any]) -> Codec:
         """Return the codec that a shard was made with, under the settings in force and those in `changed`."""
-        named = {name: store.session.identity[name] for name in IDENTITY_DEFAULTS}
-        return self._new_codec(named, {**store.session.settings, **changed})
+        named = {name: store.identity[name] for name in IDENTITY_DEFAULTS}
+        return self._new_codec(named, {**store.settings, **changed})
 
     def _new_codec(self, named: Mapping[str, str], settings: Mapping[str, Any]) -> Codec:
         return new_codec(**named, settings=settings, policy=self.pickle_policy, extensions=(self.classes,))
@@ -204,7 +204,7 @@ class Session:
         if name == "statistics":
             for store in stores:
                 # Of the metrics only: the stores outlive a cache dropped without `close`, and must not keep it alive.
-                store.session.config.on_write = self.metrics.flush if value else None
+                store.config.on_write = self.metrics.flush if value else None
         elif name == "durability":
             for store in stores:
                 store.disk.sync = value == "power"
@@ -214,4 +214,4 @@ class Session:
             for store in stores:
                 setattr(store.disk, name[5:], value)
         evicts = policy_named(self.settings["eviction_policy"]).evicts and self.settings["cull_limit"] > 0
-        self.value_limit = stores[0].session.limit if evicts else math.inf  # bytes that one value may have
+        self.value_limit = stores[0].limit if evicts else math.inf  # bytes that one value may have

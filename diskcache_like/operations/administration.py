@@ -94,11 +94,10 @@ class Administration(Tagging, SettingsInForce):
         hits = misses = 0
         for store in self._shards.stores:
             for attempt in store.attempts():
-                with attempt, store.locked(self._session.timeout):
-                    if store is self._shards.stores[0]:
-                        self._session.metrics.flush(store.transactions.count_uses)
-                    one, other = store.use_counts(reset)
-                    hits, misses = hits + one, misses + other
+                with attempt:
+                    flush = self._session.metrics.flush if store is self._shards.stores[0] else None
+                    counts = store.use_counts(self._session.timeout, reset, flush)
+            hits, misses = hits + counts[0], misses + counts[1]
         self.reset("statistics", int(enable))
         return hits, misses
 
@@ -140,15 +139,15 @@ class Administration(Tagging, SettingsInForce):
             raise SettingError(unknown(key))
         session, first, own = self._session, self._shards.stores[0], not update
         if value is ENOVAL:
-            value, update, own = first.settings.stored(key), False, False
+            value, update, own = first.stored_setting(key), False, False
         else:
-            new_disk(type(session.disk), session.directory, {**first.session.settings, key: checked(key, value)})
+            new_disk(type(session.disk), session.directory, {**first.settings, key: checked(key, value)})
             session.codec_of(first, {key: checked(key, value)})  # raises for a level that the compressor does not have
         changed = checked_all({key: value})  # durability and sqlite_synchronous go together
         for name, effective in changed.items():
-            if update or effective != first.session.settings.get(name):
+            if update or effective != first.settings.get(name):
                 for store in self._shards.stores:
-                    store.settings.change(name, effective, update, None, self._apply)
+                    store.change_setting(name, effective, update, None, self._apply)
             if own or name in HANDLE_ONLY:
                 session.given[name] = effective  # also after it is closed and opens again
             elif not update:

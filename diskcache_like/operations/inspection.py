@@ -29,7 +29,7 @@ def work_of(cache: Parts) -> tuple[int, int]:
 
 def identity_of(cache: Parts) -> tuple[int, dict[str, Any]]:
     """Return the number of shards, and the options that make another cache with the same codec and encryption."""
-    session, identity = cache._session, cache._shards.stores[0].session.identity
+    session, identity = cache._session, cache._shards.stores[0].identity
     options: dict[str, Any] = {"disk": type(session.disk)}
     if session.disk.own_values:
         options = {name: identity[name] for name in ("serializer", "compressor")}

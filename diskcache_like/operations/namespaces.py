@@ -97,7 +97,7 @@ class Namespace:
         """Return the number of entries, including expired ones that are not removed yet."""
         cache = self._around
         name = index_name(self._within.within, cache._rows.blind)
-        return sum(store.reader.count_tagged(name) for store in cache._shards.stores)
+        return sum(store.count_tagged(name) for store in cache._shards.stores)
 
     # -- the handle ---------------------------------------------------------------------------------------------------
 

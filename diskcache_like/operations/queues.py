@@ -66,7 +66,7 @@ class Queues(Parts):
                     row = rows.row(key, location, encoded, metadata)
                     if rows.is_oversize(row):
                         raise ValueTooLarge(f"value for queue {prefix!r} is larger than size_limit allows")
-                    store.upsert(h, stored, row, None)
+                    store.put(h, stored, row, None)
         except BaseException:
             discard(store, encoded)
             return self._failed(None)
@@ -74,7 +74,7 @@ class Queues(Parts):
 
     def _next_place(self, store: Store, prefix: str | None, queue: bytes, last: bool) -> tuple[Any, Location]:
         """Return key and location of the next item on one side of a queue; what damage hides from the index stays."""
-        found = store.reader.queue_end(queue, last)
+        found = store.queue_end(queue, last)
         step = 1 if last else -1
         number = QUEUE_START if found is None else found[1] + step
         while abs(number) <= QUEUE_BOUND:
@@ -134,7 +134,7 @@ class Queues(Parts):
         """
         queue = self._rows.queue_column(prefix)
         skip = 0
-        while (found := store.reader.queue_end(queue, last, skip)) is not None:
+        while (found := store.queue_end(queue, last, skip)) is not None:
             stored, number, h, blob = found
             key = keys.queue_key(prefix, number)
             item = self._loader.candidate(key, (stored, h, store), blob)
@@ -168,9 +168,9 @@ class Queues(Parts):
     def _iterate_queue(self, store: Store, prefix: str | None, last: bool, skip: int) -> Iterator[tuple[Any, Any]]:
         queue = self._rows.queue_column(prefix)
         low, high = -QUEUE_BOUND, QUEUE_BOUND
-        rows = store.reader.queue_page(queue, last, low, high, 1, skip)
+        rows = store.queue_page(queue, last, low, high, 1, skip)
         if rows:
-            end = store.reader.queue_end(queue, not last)
+            end = store.queue_end(queue, not last)
             number = rows[0][2] if end is None else end[1]  # None where all has been removed since
             low, high = (number, high) if last else (low, number)
         while rows:
@@ -183,7 +183,7 @@ class Queues(Parts):
                 if found is not None:
                     yield key, found[0]
             low, high = (low, number - 1) if last else (number + 1, high)
-            rows = store.reader.queue_page(queue, last, low, high, QUEUE_PAGE)
+            rows = store.queue_page(queue, last, low, high, QUEUE_PAGE)
 
     def peekitem(self, last: bool = True, expire_time: bool = False, tag: bool = False, retry: bool = False) -> Any:
         """Return the (key, value) inserted last, or first; raise KeyError if the cache is empty.
@@ -202,7 +202,7 @@ class Queues(Parts):
     def _end_items(self, store: Store, last: bool) -> Iterator[tuple[Any, tuple[Any, Record]]]:
         """Yield key, value and record from one end, removing expired entries on the way, without damaged ones."""
         skip = 0
-        while (found := store.reader.end(last, skip)) is not None:
+        while (found := store.end(last, skip)) is not None:
             h, stored, original, blob = found
             skip += 1
             with self._rows.reporting(stored):

@@ -86,7 +86,7 @@ class Streams(Parts):
             row = rows.row(writer.key, location, encoded, rows.metadata(writer.expire, writer.tags))
             if rows.is_oversize(row):
                 raise rows.too_large(writer.key)
-            store.upsert(h, stored, row, self._wait_for_all(writer.retry))
+            store.put(h, stored, row, self._wait_for_all(writer.retry))
         except BaseException:
             discard(store, encoded)
             raise
@@ -144,7 +144,7 @@ class StreamWriter(io.BufferedIOBase):
             try:
                 self._file.write(piece)
             except DiskFull:
-                if not self._store.recovery.reclaim_when_locked(self._cache._session.timeout, for_file=True):
+                if not self._store.make_room(self._cache._session.timeout):
                     raise
                 self._file.write(piece)
 

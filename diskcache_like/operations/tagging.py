@@ -128,7 +128,7 @@ class Tagging(Parts):
     def _remove_tagged(self, store: Store, selection: Selection, wait: float | None) -> int:
         names, within = self._names(selection)
         if selection.match == "all":
-            first, *others = store.reader.smallest_first([*names, *within])
+            first, *others = store.smallest_first([*names, *within])
             return self._remove_named(store, first, others, wait)
         removed = 0
         for name in names:
@@ -165,7 +165,7 @@ class Tagging(Parts):
                     with attempt, store.transaction(wait):
                         ended: set[int] = set()
                         for found in batch:
-                            store.compute(found.place & ~3, found.stored, partial(decide, found, ended), wait)
+                            store.update(found.place & ~3, found.stored, partial(decide, found, ended), wait)
             except Timeout as error:
                 error.count = evicted  # type: ignore[attr-defined]
                 raise
@@ -214,9 +214,9 @@ class Tagging(Parts):
         blind, within = self._rows.blind, self._within
         if within is None:
             # In an encrypted cache nothing tells the names of hidden tags from others.
-            places = iter(store.reader.tagged_places("" if blind else f"{HIDDEN:02x}*"))
+            places = iter(store.tagged_places("" if blind else f"{HIDDEN:02x}*"))
         else:
-            places = store.reader.tagged(index_name(within.within, blind), ())
+            places = store.tagged(index_name(within.within, blind), ())
         while page := list(itertools.islice(places, PAGE)):
             for _, _, _, record in self._live_at(store, page):
                 if within is None or within.within in split_tags(record.metadata.tags):
@@ -252,11 +252,11 @@ class Tagging(Parts):
         """Yield the places that the index offers, in order."""
         names, within = self._names(selection)
         if not names:
-            return store.reader.tagged(within[0], (), position) if within else store.reader.places(position)
+            return store.tagged(within[0], (), position) if within else store.places(position)
         if selection.match == "all":
-            first, *others = store.reader.smallest_first([*names, *within])
-            return store.reader.tagged(first, others, position)
-        merged = heapq.merge(*(store.reader.tagged(name, within, position) for name in names))
+            first, *others = store.smallest_first([*names, *within])
+            return store.tagged(first, others, position)
+        merged = heapq.merge(*(store.tagged(name, within, position) for name in names))
         return (place for place, _ in itertools.groupby(merged))
 
     def _names(self, selection: Selection) -> tuple[list[str], list[str]]:
@@ -279,7 +279,7 @@ class Tagging(Parts):
     def _live_at(self, store: Store, places: Sequence[int]) -> Iterator[tuple[int, bytes, bytes | None, Record]]:
         """Yield (place, stored key, original key, record) of live entries."""
         rows = self._rows
-        for h, stored, original, blob in store.reader.rows_at(places):
+        for h, stored, original, blob in store.rows_at(places):
             try:
                 rows.check_place(h, stored)
                 record = rows.unpacked(store, stored, blob)

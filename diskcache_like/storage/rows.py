@@ -215,7 +215,7 @@ class Rows:
             if place not in taken:
                 if place != h:  # stored each time: an earlier note may have been rolled back
                     self._connection.put_setting("displaced", 1)
-                    # Before the upsert commits: readers look at all places from now on.
+                    # Before the row is committed: readers look at all places from now on.
                     self._session.header[_DISPLACED] = 1
                 return place
         self._delete(h)

@@ -88,7 +88,7 @@ class ShardSet:
             with contextlib.suppress(CacheError):
                 self._redo_log.roll_forward(_PATIENCE)
         for store in self.stores:
-            store.settings.set_shards(len(self.stores))
+            store.set_shards(len(self.stores))
 
     def _open(self, wanted: int, asked: dict[str, Any]) -> list[Store]:
         layout = self._layout.stored()

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 from ..coherence import futex
 from ..coherence.contexts import end
@@ -45,6 +47,9 @@ LOOKS = 64  # for a moment between two writes; as long as a few writes take
 _TICK, _COUNT, _SETTLED = Header.TICK, Header.COUNT, Header.SETTLED
 
 
+Flush = Callable[[Callable[[int, int], None]], None]
+
+
 class Store:
     """Read and write one shard."""
 
@@ -65,20 +70,32 @@ class Store:
         self.evictor = Evictor(self.remover, self.quota)
         self.data_keys = DataKeys(transactions, reader, self.checkpointer)
         self.maintenance = transactions.upkeep = Maintenance(self.evictor, self.data_keys)
-        self.settings = ShardSettings(reader, self.maintenance)
+        shard_settings = ShardSettings(reader, self.maintenance)
         self.writer = writer = Writer(self.maintenance, reader)
         reader.flush = self._flush_for_reading
         bulk = BulkRemoval(self.maintenance)
-        # What is called most, without a step in between.
-        self.read, self.read_many, self.find, self.select = reader.read, reader.read_many, reader.find, reader.select
-        self.find_versioned = reader.find_versioned
-        self.scan, self.refers_to = reader.scan, reader.refers_to
-        self.upsert, self.upsert_many = writer.upsert, writer.upsert_many
-        self.remove, self.compute = writer.remove, writer.compute
+        # Bind the methods of the parts directly, to save a call.
+        self.read, self.read_many, self.read_versioned = reader.read, reader.read_many, reader.read_versioned
+        self.select, self.scan, self.refers_to, self.end = reader.select, reader.scan, reader.refers_to, reader.end
+        self.places, self.rows_at, self.tagged = reader.places, reader.rows_at, reader.tagged
+        self.tagged_places, self.count_tagged = reader.tagged_places, reader.count_tagged
+        self.smallest_first, self.queue_end, self.queue_page = (
+            reader.smallest_first,
+            reader.queue_end,
+            reader.queue_page,
+        )
+        self.put, self.put_many = writer.put, writer.put_many
+        self.remove, self.update = writer.remove, writer.update
         self.transaction, self.locked = transactions.transaction, transactions.locked
         self.attempts = self.recovery.attempts
         self.remove_selected, self.cull = bulk.remove, bulk.cull
         self.remove_places = self.remover.delete_in_transaction
+        self.make_room = partial(self.recovery.reclaim_when_locked, for_file=True)
+        self.stored_setting, self.change_setting = shard_settings.stored, shard_settings.change
+        self.set_shards = shard_settings.set_shards
+        self.keyring, self.keyring_version = self.data_keys.keyring, self.data_keys.version
+        self.replace_keyring, self.quarantine_keys = self.data_keys.replace_keyring, session.quarantine_keys
+        self.config = config
 
     def encode_with(self, disk: Disk) -> None:
         """Encode this shard's keys and values with a disk from now on."""
@@ -88,6 +105,25 @@ class Store:
     def path(self) -> str:
         """Return the path of the database in use."""
         return self.session.path
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Return what the cache is for good."""
+        return self.session.identity
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Return the settings in force."""
+        return self.session.settings
+
+    @property
+    def limit(self) -> int:
+        """Return the bytes that this shard may use."""
+        return self.session.limit
+
+    def contended(self) -> bool:
+        """Tell whether somebody had to wait for the write lock lately."""
+        return self.session.lock.contended()
 
     @property
     def displaced(self) -> bool:
@@ -208,7 +244,7 @@ class Store:
         self.session.ready()
         return self.session.slots[self.session.slot_of(h)]
 
-    def sleep_on(self, h: int, stamp: int, seconds: float) -> None:
+    def sleep(self, h: int, stamp: int, seconds: float) -> None:
         """Sleep until `wake` is called for `h`, but not if its slot is no longer `stamp`, and `seconds` at most."""
         futex.sleep(self.session.slots, self.session.slot_of(h), stamp, seconds)
 
@@ -269,12 +305,15 @@ class Store:
         header = self.session.present_header()
         return header[Header.TICK] - header[Header.INTERNAL], header[Header.EVICTED]
 
-    def use_counts(self, reset: bool) -> tuple[int, int]:
-        """Return (hits, misses) as all processes have noted them; the write lock is held."""
-        header = self.session.header
-        result = header[Header.HITS], header[Header.MISSES]
-        if reset:
-            header[Header.HITS] = header[Header.MISSES] = 0
+    def use_counts(self, timeout: float | None, reset: bool, flush: Flush | None) -> tuple[int, int]:
+        """Return (hits, misses) of all processes; `flush` gives those of this one to a function that adds them."""
+        with self.locked(timeout):
+            if flush is not None:
+                flush(self.transactions.count_uses)
+            header = self.session.header
+            result = header[Header.HITS], header[Header.MISSES]
+            if reset:
+                header[Header.HITS] = header[Header.MISSES] = 0
         return result
 
 

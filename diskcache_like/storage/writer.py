@@ -78,7 +78,7 @@ class Writer:
         self._data_keys = maintenance.data_keys
         self.buffer = maintenance.buffer = WriteBuffer(maintenance, self._rows)
 
-    def upsert(self, h: int, stored: bytes, row: Row | bytes, timeout: float | None, known: bool = False) -> int:
+    def put(self, h: int, stored: bytes, row: Row | bytes, timeout: float | None, known: bool = False) -> int:
         """Store a row, or a record alone (bytes) for a row without further columns, in one autocommitted statement.
 
         `known`: the key most likely has an entry, so the cheaper UPDATE is tried first.
@@ -97,13 +97,13 @@ class Writer:
                 return stamp
         return self._locked(self._remove, (h, stored), timeout, (h, stored))
 
-    def compute(self, h: int, stored: bytes, decide: Decide, timeout: float | None, pure: bool = False) -> int:
+    def update(self, h: int, stored: bytes, decide: Decide, timeout: float | None, early: bool = False) -> int:
         """Read the entry, let `decide` say what becomes of it, and write that, under one hold of the write lock.
 
-        `decide` gets the record or None; None leaves the entry as it is. It must not use the cache. `pure`: it has no
+        `decide` gets the record or None; None leaves the entry as it is. It must not use the cache. `early`: it has no
         effect and looks at nothing but the record, so it may be asked before the lock is taken, and then once more.
         """
-        stamp = self._compute_alone(h, stored, decide) if pure and self._session.appender is not None else 0
+        stamp = self._compute_alone(h, stored, decide) if early and self._session.appender is not None else 0
         return stamp or self._locked(self._compute, (h, stored, decide), timeout)
 
     # -- without the lock until the record is appended ----------------------------------------------------------------
@@ -212,7 +212,7 @@ class Writer:
     # -- one row ------------------------------------------------------------------------------------------------------
 
     def _upsert(self, autocommit: bool, arguments: tuple[int, bytes, Row | bytes, bool]) -> int:
-        """Do what `upsert` does, under the lock."""
+        """Do what `put` does, under the lock."""
         h, stored, row, known = arguments
         session = self._session
         if autocommit and session.ring is not None:
@@ -266,7 +266,7 @@ class Writer:
 
     # -- many rows ----------------------------------------------------------------------------------------------------
 
-    def upsert_many(self, rows: Sequence[tuple[int, bytes, Row | bytes]]) -> None:
+    def put_many(self, rows: Sequence[tuple[int, bytes, Row | bytes]]) -> None:
         """Store rows (place, stored key, row) within the caller's transaction; of equal keys the last one stays."""
         self._locked(self._upsert_many, rows, 0, again=True)
 

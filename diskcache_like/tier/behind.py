@@ -134,7 +134,7 @@ class Here:
             return marked
 
         try:
-            self._local.compute(place.home, place.stored, decide, timeout)
+            self._local.update(place.home, place.stored, decide, timeout)
         finally:
             if is_change:
                 self._store.changed(place)
@@ -233,7 +233,7 @@ class Behind(Here):
                 return REMOVE
             return self._rows.changed(location, record, sent(record.metadata))
 
-        self._local.compute(place.home, place.stored, decide, None)
+        self._local.update(place.home, place.stored, decide, None)
         self._store.changed(place)
 
 

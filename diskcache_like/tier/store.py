@@ -232,7 +232,7 @@ class TieredStore:
         """Do what `read` does."""
         return self.read(place)
 
-    def find_versioned(self, place: Place, _: bytes) -> tuple[Record | None, int]:
+    def read_versioned(self, place: Place, _: bytes) -> tuple[Record | None, int]:
         """Return the record of a place and its version; 0 for one that nobody has confirmed."""
         record = self.read(place)
         return record, 0 if place.stamp is None else self._as_number(place, record)
@@ -265,7 +265,7 @@ class TieredStore:
 
     def _copy(self, place: Place) -> Record | None:
         """Return the record of the copy on this machine, and note which write has stored it."""
-        blob, place.tick = self._local.find_versioned(place.home, place.stored)
+        blob, place.tick = self._local.read_versioned(place.home, place.stored)
         return self._rows.verified_own(place.key, (place.stored, place.home, self._local), blob)
 
     def counts(self, place: Place, record: Record | None) -> bool:
@@ -397,7 +397,7 @@ class TieredStore:
                 raise self._rows.too_large(place.key)
             if isinstance(row, Row) and row == Row(row.v):
                 row = row.v  # a row of nothing else is written faster
-            self._local.upsert(place.home, place.stored, row, self.timeout if only_in_file else 0)
+            self._local.put(place.home, place.stored, row, self.timeout if only_in_file else 0)
         except (Timeout, DiskFull, ValueTooLarge):
             if file is not None:
                 discard(self._local, encoded)
@@ -416,7 +416,7 @@ class TieredStore:
             return REMOVE if blob is not None and self._local.version(place.home, place.stored) == place.tick else None
 
         with contextlib.suppress(Timeout, DiskFull):  # it does not count, whether it is there or not
-            self._local.compute(place.home, place.stored, decide, 0)
+            self._local.update(place.home, place.stored, decide, 0)
 
     def _write_copies(self, copies: list[tuple[Place, Row | bytes, Record, bytes]]) -> None:
         """Store here what is being written to the server.
@@ -439,16 +439,16 @@ class TieredStore:
         versioned = Metadata(version=version) if metadata == NO_METADATA else metadata._replace(version=version)
         v = self._rows.repacked(location, record._replace(metadata=versioned))
         copy = row._replace(v=v) if isinstance(row, Row) else v
-        self._local.upsert(place.home, place.stored, copy, self.timeout)
+        self._local.put(place.home, place.stored, copy, self.timeout)
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
-    def upsert(self, place: Place, stored: bytes, row: Row | bytes, timeout: float | None, known: bool = False) -> int:
+    def put(self, place: Place, stored: bytes, row: Row | bytes, timeout: float | None, known: bool = False) -> int:
         """Store a row on the server, then here."""
-        self.upsert_many([(place, stored, row)])
+        self.put_many([(place, stored, row)])
         return 1
 
-    def upsert_many(self, rows: Sequence[tuple[Any, bytes, Row | bytes]]) -> None:
+    def put_many(self, rows: Sequence[tuple[Any, bytes, Row | bytes]]) -> None:
         """Store rows on the server in one round trip, then here."""
         may_block()
         if self.here is not None:
@@ -511,7 +511,7 @@ class TieredStore:
             self._remove_copy(place)
         return sum(was_there for was_there, _ in outcomes)
 
-    def compute(self, place: Place, stored: bytes, decide: Decide, timeout: float | None, pure: bool = False) -> int:
+    def update(self, place: Place, stored: bytes, decide: Decide, timeout: float | None, early: bool = False) -> int:
         """Let `decide` say what becomes of an entry, and write that if the entry is still what it was decided on.
 
         The first decision is on the copy here, whatever that is worth: the server compares its version. If it is to
@@ -606,7 +606,7 @@ class TieredStore:
             return changed if copy is not None and copy.metadata.version == before else None
 
         with contextlib.suppress(Timeout, DiskFull):
-            self._local.compute(place.home, place.stored, decide, self._tier.timeout)
+            self._local.update(place.home, place.stored, decide, self._tier.timeout)
 
     @contextlib.contextmanager
     def deciding(self, place: Place, record: Record | None) -> Iterator[None]:
@@ -625,7 +625,7 @@ class TieredStore:
         if record is None:
             return 0
         if record.metadata.version == OURS:
-            return self._local.find_versioned(place.home, place.stored)[1]
+            return self._local.read_versioned(place.home, place.stored)[1]
         return int.from_bytes(record.metadata.version, "big")
 
     def changed(self, place: Place) -> None:
@@ -657,7 +657,7 @@ class TieredStore:
         """Return the word to sleep on."""
         return self._state.words[place.index]
 
-    def sleep_on(self, place: Place, stamp: int, seconds: float) -> None:
+    def sleep(self, place: Place, stamp: int, seconds: float) -> None:
         """Sleep until the entry may have changed, on any machine."""
         futex.sleep(self._state.words, place.index, stamp, seconds)
 

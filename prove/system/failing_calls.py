@@ -124,15 +124,15 @@ def _refuse_all(trial: Trial, call: Call, error: int) -> None:
 
 def _swallow_commits(trial: Trial) -> None:
     """Take a write that was refused for made."""
-    real = Writer.upsert
+    real = Writer.put
 
-    def upsert(*arguments: Any, **more: Any) -> int:
+    def put(*arguments: Any, **more: Any) -> int:
         try:
             return real(*arguments, **more)
         except (DiskFull, StorageError):
             return 1
 
-    with mock.patch.object(Writer, "upsert", upsert), _steady():
+    with mock.patch.object(Writer, "put", put), _steady():
         _refuse_all(trial, Call.WRITE, errno.ENOSPC)
 
 

@@ -620,14 +620,14 @@ def test_a_cancelled_write_that_has_begun_is_awaited(cache: Cache, monkeypatch: 
     cache.push("first")  # which measures the volume
     began, may_end = threading.Event(), threading.Event()
     store = cache._shards.stores[0]
-    upsert = store.upsert
+    put = store.put
 
     def slow(*arguments: Any) -> int:
         began.set()
         assert may_end.wait(PATIENCE)
-        return upsert(*arguments)
+        return put(*arguments)
 
-    monkeypatch.setattr(store, "upsert", slow)
+    monkeypatch.setattr(store, "put", slow)
 
     async def main() -> None:
         writing = asyncio.create_task(cache.aio.set("k", LARGE))

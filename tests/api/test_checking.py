@@ -239,13 +239,13 @@ def test_no_write_is_acknowledged_whose_file_a_check_took_for_nobodys(
     cache, other = open_cache(), open_cache()
     cache["key"] = "before"
     store = cache._shards.stores[0]
-    upsert = store.upsert
+    put = store.put
 
     def interrupted(*arguments: Any) -> int:
         assert "unknown file" in messages(other, fix=True)[0]
-        return upsert(*arguments)
+        return put(*arguments)
 
-    monkeypatch.setattr(store, "upsert", interrupted)
+    monkeypatch.setattr(store, "put", interrupted)
     with pytest.raises(StorageError, match="check removed"):
         cache["key"] = BIG
     assert cache["key"] == "before"

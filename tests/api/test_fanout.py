@@ -401,7 +401,7 @@ def test_what_was_reserved_under_a_larger_limit_evicts_nothing(tmp_path: Path, c
         for store in stores:
             store.quota.reserve(store.volume(), limit // 2)
         for store in stores[:changed]:
-            store.settings.change("size_limit", limit // 4, False, None, lambda *_: None)
+            store.change_setting("size_limit", limit // 4, False, None, lambda *_: None)
         assert (sum(store.quota.reserved() for store in stores[1:]) > limit // 4) is (changed == 1)
         with locked_elsewhere(stores[1:]):
             cache[of_shard(cache, 0, 51)[50]] = "new"

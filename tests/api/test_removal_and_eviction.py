@@ -111,7 +111,7 @@ def test_emptying_the_table_leaves_nothing_and_all_that_is_no_entry(
 def database_of(cache: Cache) -> tuple[set[Any], set[Any]]:
     """Return the schema, and the rows beside the entries."""
     (store,) = cache._shards.stores
-    select = store.reader.select
+    select = store.select
     return set(select("SELECT name, sql FROM sqlite_master")), set(select("SELECT name, value FROM setting"))
 
 

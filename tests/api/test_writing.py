@@ -359,13 +359,13 @@ def test_what_is_hot_is_updated_in_place(tmp_path: Path, key: Any, monkeypatch: 
     with Cache(tmp_path) as cache:
         (store,) = cache._shards.stores
         known: list[bool] = []
-        upsert = store.upsert
+        put = store.put
 
         def noted(*arguments: Any) -> int:
             known.append(arguments[4])
-            return upsert(*arguments)
+            return put(*arguments)
 
-        monkeypatch.setattr(store, "upsert", noted)
+        monkeypatch.setattr(store, "put", noted)
         cache[key] = 1
         cache[key] = 2
         assert cache[key] == 2

@@ -492,10 +492,10 @@ def test_a_sleeper_leaves_a_closed_store_alone(cache: Cache, monkeypatch: pytest
     stamp = store.session.slots[store.session.slot_of(h)]
     cache.close()
     store.wake(h)
-    store.sleep_on(h, stamp, 0.01)
+    store.sleep(h, stamp, 0.01)
     assert slept == [0.01]
     cache["key"] = 1
-    store.sleep_on(h, stamp, FOREVER)  # changed since: the kernel does not let us sleep
+    store.sleep(h, stamp, FOREVER)  # changed since: the kernel does not let us sleep
 
 
 @one

@@ -422,7 +422,7 @@ def test_a_handle_is_of_no_use_where_its_shard_got_the_keyring_of_one_that_has_b
     with Cache(tmp_path, **SEALED) as cache:
         cache["key"] = "value"
         (store,) = cache._shards.stores
-        store.data_keys.replace_keyring(Keyring.new(cache._session.master()), None)
+        store.replace_keyring(Keyring.new(cache._session.master()), None)
         for _ in range(2):
             with pytest.raises(KeyringError, match="open it again"):
                 cache["key"] = "other"
@@ -924,7 +924,7 @@ def test_a_cache_that_has_had_thousands_of_data_keys_goes_on(tmp_path: Path) -> 
         first = keyring.epoch[0] ^ 1
         others = [(bytes((first, 0, *divmod(number, 256))), os.urandom(32)) for number in range(1 << 12)]
         keyring = keyring._replace(data=(*keyring.data, *others)).with_new_key()
-        cache._shards.stores[0].data_keys.replace_keyring(keyring, None)
+        cache._shards.stores[0].replace_keyring(keyring, None)
         cache["last"] = 2
     with Cache(tmp_path, **SEALED) as cache:
         assert cache.get_many(["first", "last"]) == {"first": 1, "last": 2}

@@ -115,7 +115,7 @@ def test_a_push_beyond_the_last_number_of_a_queue_is_refused(tmp_path: Path, num
         stored, h, store = cache._rows.locate(key)
         row = cache._rows.row(key, (stored, h, store), cache._rows.encode(store, "evil", False, key), Metadata())
         with store.transaction(None):
-            store.upsert(h, stored, row, None)
+            store.put(h, stored, row, None)
         with pytest.raises(StorageError, match="no numbers left"):
             cache.push("more", side=side)
         assert cache.pull() == (key, "evil")

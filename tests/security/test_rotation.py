@@ -343,7 +343,7 @@ def test_what_was_sealed_just_before_a_rotation_is_sealed_again(
     with Cache(tmp_path, secret=OLD, **SEALED) as writer, Cache(tmp_path, secret=OLD) as other:
         fill(writer)
         (store,) = writer._shards.stores
-        upsert = store.upsert
+        put = store.put
 
         def late(*args: Any, **kwargs: Any) -> int:
             monkeypatch.undo()
@@ -352,10 +352,10 @@ def test_what_was_sealed_just_before_a_rotation_is_sealed_again(
                 other.rotate(NEW, failing_at(1))
             if in_transaction:
                 with store.transaction(None):
-                    return upsert(*args, **kwargs)
-            return upsert(*args, **kwargs)
+                    return put(*args, **kwargs)
+            return put(*args, **kwargs)
 
-        monkeypatch.setattr(store, "upsert", late)
+        monkeypatch.setattr(store, "put", late)
         writer["key 1"] = value
         (pending,) = other._shards.stores
         assert pending.disk.sealer is not None
@@ -377,13 +377,13 @@ def test_a_write_that_a_rotation_overtook_is_read_by_everybody(
     options = {**SEALED, "secret": OLD, "disk_min_file_size": 16}
     with Cache(tmp_path, **options) as writer, Cache(tmp_path, **options) as other:
         (store,) = writer._shards.stores
-        upsert = store.upsert
+        put = store.put
 
         def late(*args: Any, **kwargs: Any) -> int:
             other.rotate(OLD)  # to another data key
-            return upsert(*args, **kwargs)
+            return put(*args, **kwargs)
 
-        monkeypatch.setattr(store, "upsert", late)
+        monkeypatch.setattr(store, "put", late)
         writer["key"] = bytes(size)
         assert other["key"] == bytes(size)
         assert writer["key"] == bytes(size)
@@ -394,20 +394,20 @@ def test_a_value_file_that_is_sealed_again_survives_a_write_that_is_refused_once
 ) -> None:
     with Cache(tmp_path, secret=OLD, **SEALED) as cache, Cache(tmp_path, secret=OLD) as other:
         (store,) = cache._shards.stores
-        upsert, bind, refusals = store.upsert, rows._blob, iter([DiskFull("no room", store.path)])
+        put, bind, refusals = store.put, rows._blob, iter([DiskFull("no room", store.path)])
 
         def late(*args: Any, **kwargs: Any) -> int:
-            monkeypatch.setattr(store, "upsert", upsert)
+            monkeypatch.setattr(store, "put", put)
             other.rotate(OLD)
             monkeypatch.setattr(rows, "_blob", refused)
-            return upsert(*args, **kwargs)
+            return put(*args, **kwargs)
 
         def refused(content: bytes) -> bytearray:
             for error in refusals:
                 raise error
             return bind(content)
 
-        monkeypatch.setattr(store, "upsert", late)
+        monkeypatch.setattr(store, "put", late)
         cache["key"] = LARGE
         assert next(refusals, None) is None
         assert other["key"] == LARGE

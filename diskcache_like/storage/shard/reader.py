@@ -151,7 +151,7 @@ class Reader:
         found = self.buffered(h, stored)
         return found.v if found is not None else own_or_other(self.select(sql.SELECT_PROBES, (h, h + 3)), stored)[0]
 
-    def find_versioned(self, h: int, stored: bytes) -> tuple[bytes | None, int]:
+    def read_versioned(self, h: int, stored: bytes) -> tuple[bytes | None, int]:
         """Return the record of the key and the version of its row; None and 0 for no row."""
         found = self.buffered(h, stored)
         if found is not None:

@@ -39,7 +39,7 @@ class WriterConnection:
         self.at_end: Callable[[], None] | None = None
         self.cursor: sqlite3.Cursor | None = None  # for the statements that matter most; None while closed
         # The rowid that this connection inserted last. None: ask SQLite, for which failed statements and other tables
-        # count, too. SQLite tells an insert from an update by nothing else: after an upsert of `h` it is another than
+        # count, too. SQLite tells an insert from an update by nothing else: after an UPSERT of `h` it is another than
         # before exactly if `h` was inserted, unless it was `h` before.
         self.inserted: int | None = None
         self.raw: sqlite3.Connection | None = None
