@@ -76,7 +76,8 @@ class Writer:
         self._around = invalidation.around
         self._rows = Rows(session, invalidation, maintenance.trash)
         self._data_keys = maintenance.data_keys
-        self.buffer = maintenance.buffer = WriteBuffer(maintenance, self._rows)
+        self.buffer = maintenance.buffer = buffer = WriteBuffer(maintenance, self._rows)
+        self._append_alone = buffer.append_alone
 
     def put(self, h: int, stored: bytes, row: Row | bytes, timeout: float | None, known: bool = False) -> int:
         """Store a row, or a record alone (bytes) for a row without further columns, in one autocommitted statement.
@@ -110,10 +111,6 @@ class Writer:
     #
     # What is read between two looks at one even generation is the newest entry (docs/coherence.md), and the second look
     # is that of the C helper under the lock. So what was decided on it holds when the record is appended.
-
-    def _append_alone(self, h: int, stored: bytes, row: Row | bytes | None, expected: int = 0) -> int:
-        """Append to the write buffer in one call, if its slot has the `expected` generation; return 0 if not done."""
-        return self.buffer.append_alone(h, stored, row, expected)
 
     def _stamp(self, h: int) -> int:
         """Return the slot's generation, 0 if it is odd or a transaction of this process is open."""
