@@ -14,9 +14,9 @@ MEMORY := $(shell grep -q ' /dev/shm .*noexec' /proc/mounts || \
 BIN := $(VENV)/bin
 RUN := $(VENV)/.installed-to-run
 DEV := $(VENV)/.installed-to-develop
-HELPERS := diskcache_like/coherence/_native*.so
+CORES := diskcache_like/coherence/_native*.so
 PEERS := $(VENV)/.installed-to-compare
-# A change in any of these means the editable install, and the compiled helper in it, is stale.
+# A change in any of these means the editable install, and the compiled core in it, is stale.
 SOURCES := $(wildcard pyproject.toml setup.py setup.cfg tools/build_backend.py diskcache_like/coherence/*.[ch])
 
 .DEFAULT_GOAL := help
@@ -120,7 +120,7 @@ install: $(DEV)  ## make .venv with everything needed to work on the project
 
 clean:  ## remove .venv and everything built
 	rm -rf $(VENV) build dist docs/_build .cache .tox .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
-	rm -rf *.egg-info $(HELPERS) diskcache_like/coherence/_native*.o
+	rm -rf *.egg-info $(CORES) diskcache_like/coherence/_native*.o
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
@@ -138,17 +138,17 @@ venv-module:
 	    echo "$(PYTHON) cannot make $(VENV); install its venv module: sudo apt-get install python3-venv" >&2; exit 1; \
 	fi
 
-# An older helper under a name that comes first would be loaded instead of the new one.
+# An older core under a name that comes first would be loaded instead of the new one.
 $(RUN): $(SOURCES) | $(BIN)/python
 	@echo "installing diskcache_like into $(VENV)"
-	@rm -f $(HELPERS)
+	@rm -f $(CORES)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
 	@touch $@
 
 # Installs a superset of what the demo needs, so it settles that stamp as well.
 $(DEV): $(SOURCES) | $(BIN)/python
 	@echo "installing diskcache_like and the tools to work on it into $(VENV)"
-	@rm -f $(HELPERS)
+	@rm -f $(CORES)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $(RUN) $@
 

@@ -112,7 +112,7 @@ class Writer:
     # -- without the lock until the record is appended ----------------------------------------------------------------
     #
     # What is read between two looks at one even generation is the newest entry (docs/coherence.md), and the second look
-    # is that of the C helper under the lock. So what was decided on it holds when the record is appended.
+    # is that of the C core under the lock. So what was decided on it holds when the record is appended.
 
     def _append_alone(self, h: int, stored: bytes, row: Row | bytes | None, expected: int = 0) -> int:
         """Append to the write buffer in one call, if its slot has the `expected` generation; return 0 if not done."""
