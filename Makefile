@@ -20,7 +20,7 @@ PEERS := $(VENV)/.installed-to-compare
 SOURCES := $(wildcard pyproject.toml setup.py setup.cfg tools/build_backend.py diskcache_like/coherence/*.[ch])
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types imports unit prove prove-short django third-party matrix fuzz fuzz-coverage docs dist wheels format bench bench-codecs bench-frames bench-quick bench-peers compare objectives install clean venv-module bench-async bench-django bench-overview bench-machines
+.PHONY: help demo test lint types imports sanitize unit prove prove-short django third-party matrix fuzz fuzz-coverage docs dist wheels format bench bench-codecs bench-frames bench-quick bench-peers compare objectives install clean venv-module bench-async bench-django bench-overview bench-machines
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-18s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -31,7 +31,7 @@ demo: $(RUN)  ## see the cache work on the standard library of this Python (ARGS
 # The checks that run in one process come first, two at a time. Where make can, it keeps the output of each together.
 test: $(PEERS)  ## run everything that CI runs
 	@$(MAKE) --no-print-directory --jobs 2 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target) \
-	    lint types imports docs dist django
+	    lint types imports sanitize docs dist django
 	@$(MAKE) --no-print-directory unit prove-short
 
 lint: $(DEV)  ## check style and formatting
@@ -43,6 +43,9 @@ types: $(DEV)  ## check types
 
 imports: $(DEV)  ## check that imports point down
 	$(BIN)/lint-imports --no-logo
+
+sanitize: $(DEV)  ## run the tests of the core in C, compiled with AddressSanitizer and UBSan (ARGS="tests/coherence")
+	$(if $(TMPDIR),,$(MEMORY)) $(BIN)/python -m tools.sanitize $(ARGS)
 
 unit: $(PEERS)  ## run the tests (ARGS="-k name")
 	$(if $(TMPDIR),,$(MEMORY)) $(BIN)/python -m pytest --numprocesses auto --dist worksteal $(ARGS)

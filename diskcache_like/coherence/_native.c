@@ -514,6 +514,7 @@ static PyObject *ring_new(PyTypeObject *type, PyObject *args, PyObject *named)
     PyObject *source;
     Py_ssize_t page;
     unsigned long long capacity, slots, prime;
+    uint64_t size;
     Ring *self;
     (void)named;
     if (!PyArg_ParseTuple(args, "OnKKK", &source, &page, &capacity, &slots, &prime)
@@ -523,9 +524,11 @@ static PyObject *ring_new(PyTypeObject *type, PyObject *args, PyObject *named)
         Py_DECREF(self);
         return NULL;
     }
-    if (page < 8 * DL_FLOOR || page % 8 || capacity % 8 || !capacity || capacity > DL_FARTHEST || slots > DL_FARTHEST
-        || !prime || prime > slots || (uint64_t)self->buffer.len < (uint64_t)page + capacity + 8 * slots) {
-        PyErr_SetString(PyExc_ValueError, "the ring lies outside of the buffer");
+    size = (uint64_t)self->buffer.len;
+    if (page <= 8 * DL_FLOOR || page % 8 || capacity % 8 || !capacity || !prime || prime > slots || (uint64_t)page > size
+        || capacity > size - (uint64_t)page || slots > (size - (uint64_t)page - capacity) / 8
+        || (uintptr_t)self->buffer.buf % 8) {
+        PyErr_SetString(PyExc_ValueError, "the ring lies outside of the buffer, or across words of the memory");
         Py_DECREF(self);
         return NULL;
     }

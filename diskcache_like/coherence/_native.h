@@ -1,4 +1,4 @@
-/* What the core of the coherence layer knows: mapped words, the ring of the write buffer, and appends to it.
+/* What the core of the coherence layer knows: mapped words, the ring of the write buffer, the write lock, and appends.
 
    No Python in here: `_native.c` gives it to Python. */
 
