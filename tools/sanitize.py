@@ -20,14 +20,15 @@ PACKAGE = "diskcache_like"
 COMPILER = "gcc"
 WATCHED = "-fsanitize=address,undefined"
 OPTIONS = f"{WATCHED} -fno-sanitize-recover=all -fno-omit-frame-pointer -O1 -g"
+# Under a minute; `make sanitize ARGS="tests/coherence tests/storage/test_write_buffer.py"` takes longer.
 TESTS = (
     "tests/coherence/test_generations.py",
     "tests/coherence/test_hostile_rings.py",
+    "tests/coherence/test_newest_writes.py",
     "tests/coherence/test_ring.py",
     "tests/coherence/test_shared_words.py",
     "tests/coherence/test_write_lock.py",
     "tests/coherence/test_write_lock_waiting.py",
-    "tests/storage/test_write_buffer.py",
 )
 FOUND = "heap-buffer-overflow"
 CONTROL = """
