@@ -14,13 +14,13 @@ MEMORY := $(shell grep -q ' /dev/shm .*noexec' /proc/mounts || \
 BIN := $(VENV)/bin
 RUN := $(VENV)/.installed-to-run
 DEV := $(VENV)/.installed-to-develop
-HELPERS := diskcache_like/coherence/_native*.so
+CORES := diskcache_like/coherence/_native*.so
 PEERS := $(VENV)/.installed-to-compare
-# A change in any of these means the editable install, and the compiled helper in it, is stale.
+# A change in any of these means the editable install, and the compiled core in it, is stale.
 SOURCES := $(wildcard pyproject.toml setup.py setup.cfg tools/build_backend.py diskcache_like/coherence/*.[ch])
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types imports unit prove prove-short django third-party matrix fuzz fuzz-coverage docs dist wheels format bench bench-codecs bench-frames bench-quick bench-peers compare objectives install clean venv-module bench-async bench-django bench-overview bench-machines
+.PHONY: help demo test lint types imports sanitize unit prove prove-short django third-party matrix fuzz fuzz-coverage docs dist wheels format bench bench-codecs bench-frames bench-quick bench-peers compare objectives install clean venv-module bench-async bench-django bench-overview bench-machines
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-18s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -31,7 +31,7 @@ demo: $(RUN)  ## see the cache work on the standard library of this Python (ARGS
 # The checks that run in one process come first, two at a time. Where make can, it keeps the output of each together.
 test: $(PEERS)  ## run everything that CI runs
 	@$(MAKE) --no-print-directory --jobs 2 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target) \
-	    lint types imports docs dist django
+	    lint types imports sanitize docs dist django
 	@$(MAKE) --no-print-directory unit prove-short
 
 lint: $(DEV)  ## check style and formatting
@@ -43,6 +43,9 @@ types: $(DEV)  ## check types
 
 imports: $(DEV)  ## check that imports point down
 	$(BIN)/lint-imports --no-logo
+
+sanitize: $(DEV)  ## run the tests of the core in C, compiled with AddressSanitizer and UBSan (ARGS="tests/coherence")
+	$(if $(TMPDIR),,$(MEMORY)) $(BIN)/python -m tools.sanitize $(ARGS)
 
 unit: $(PEERS)  ## run the tests (ARGS="-k name")
 	$(if $(TMPDIR),,$(MEMORY)) $(BIN)/python -m pytest --numprocesses auto --dist worksteal $(ARGS)
@@ -120,7 +123,7 @@ install: $(DEV)  ## make .venv with everything needed to work on the project
 
 clean:  ## remove .venv and everything built
 	rm -rf $(VENV) build dist docs/_build .cache .tox .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
-	rm -rf *.egg-info $(HELPERS) diskcache_like/coherence/_native*.o
+	rm -rf *.egg-info $(CORES) diskcache_like/coherence/_native*.o
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
@@ -138,17 +141,17 @@ venv-module:
 	    echo "$(PYTHON) cannot make $(VENV); install its venv module: sudo apt-get install python3-venv" >&2; exit 1; \
 	fi
 
-# An older helper under a name that comes first would be loaded instead of the new one.
+# An older core under a name that comes first would be loaded instead of the new one.
 $(RUN): $(SOURCES) | $(BIN)/python
 	@echo "installing diskcache_like into $(VENV)"
-	@rm -f $(HELPERS)
+	@rm -f $(CORES)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
 	@touch $@
 
 # Installs a superset of what the demo needs, so it settles that stamp as well.
 $(DEV): $(SOURCES) | $(BIN)/python
 	@echo "installing diskcache_like and the tools to work on it into $(VENV)"
-	@rm -f $(HELPERS)
+	@rm -f $(CORES)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $(RUN) $@
 

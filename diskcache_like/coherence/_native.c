@@ -1,4 +1,4 @@
-/* The core for Python: `Words`, `Lock`, `Ring` and `Shard`; _native.pyi says what each call takes and returns.
+/* The core for Python: `Words`, `Lock`, `Context`, `Ring` and `Shard`; _native.pyi says what each call takes and returns.
 
    Every call but the two `wait` keeps the GIL: it takes a microsecond or two, and nothing in it runs a signal handler. */
 
@@ -37,7 +37,7 @@ typedef struct {
     PyObject_HEAD
     dl_lock lock;
     uint64_t own_words[DL_LIMIT];
-    PyObject *words; /* they keep mapped what `lock` points to */
+    PyObject *words; /* a header's, which keep mapped what `lock` points to; NULL before there is one */
     long waiting;    /* threads */
 } Lock;
 
@@ -626,6 +626,7 @@ static PyObject *ring_new(PyTypeObject *type, PyObject *args, PyObject *named)
     PyObject *source;
     Py_ssize_t page;
     unsigned long long capacity, slots, prime;
+    uint64_t size;
     Ring *self;
     (void)named;
     if (!PyArg_ParseTuple(args, "OnKKK", &source, &page, &capacity, &slots, &prime)
@@ -635,9 +636,11 @@ static PyObject *ring_new(PyTypeObject *type, PyObject *args, PyObject *named)
         Py_DECREF(self);
         return NULL;
     }
-    if (page < 8 * DL_FLOOR || page % 8 || capacity % 8 || !capacity || capacity > DL_FARTHEST || slots > DL_FARTHEST
-        || !prime || prime > slots || (uint64_t)self->buffer.len < (uint64_t)page + capacity + 8 * slots) {
-        PyErr_SetString(PyExc_ValueError, "the ring lies outside of the buffer");
+    size = (uint64_t)self->buffer.len;
+    if (page <= 8 * DL_FLOOR || page % 8 || capacity % 8 || !capacity || !prime || prime > slots || (uint64_t)page > size
+        || capacity > size - (uint64_t)page || slots > (size - (uint64_t)page - capacity) / 8
+        || (uintptr_t)self->buffer.buf % 8) {
+        PyErr_SetString(PyExc_ValueError, "the ring lies outside of the buffer, or across words of the memory");
         Py_DECREF(self);
         return NULL;
     }
@@ -726,14 +729,6 @@ static PyObject *ring_append(PyObject *self, PyObject *const *args, Py_ssize_t c
     return PyBool_FromLong(has_room);
 }
 
-static PyObject *ring_mend(PyObject *self, PyObject *unused)
-{
-    (void)unused;
-    if (!dl_mend(&((Ring *)self)->ring))
-        return PyErr_NoMemory();
-    Py_RETURN_NONE;
-}
-
 static int is_place(PyObject *const *args, dl_place *place)
 {
     uint64_t last;
@@ -741,6 +736,16 @@ static int is_place(PyObject *const *args, dl_place *place)
         return 0;
     place->last = (uint32_t)last;
     return 1;
+}
+
+static PyObject *ring_mend(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+    dl_place flushed;
+    if (!takes("mend", count, 2) || !is_place(args, &flushed))
+        return NULL;
+    if (!dl_mend(&((Ring *)self)->ring, &flushed))
+        return PyErr_NoMemory();
+    Py_RETURN_NONE;
 }
 
 static PyObject *ring_take_over(PyObject *self, PyObject *const *args, Py_ssize_t count)
@@ -873,7 +878,7 @@ static PyMethodDef ring_methods[] = {
     {"has", ring_has, METH_O, NULL},
     {"is_closed", ring_is_closed, METH_NOARGS, NULL},
     {"is_sound", ring_is_sound, METH_NOARGS, NULL},
-    {"mend", ring_mend, METH_NOARGS, NULL},
+    {"mend", (PyCFunction)(void (*)(void))ring_mend, METH_FASTCALL, NULL},
     {"newest_tick", ring_newest_tick, METH_NOARGS, NULL},
     {"take_over", (PyCFunction)(void (*)(void))ring_take_over, METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL},
@@ -966,18 +971,6 @@ static PyType_Spec shard_spec = {
 
 /* -- the module -- */
 
-static PyObject *crc32(PyObject *module, PyObject *content)
-{
-    Py_buffer buffer;
-    uint32_t check;
-    (void)module;
-    if (PyObject_GetBuffer(content, &buffer, PyBUF_SIMPLE) < 0)
-        return NULL;
-    check = dl_crc32(buffer.buf, (size_t)buffer.len);
-    PyBuffer_Release(&buffer);
-    return PyLong_FromUnsignedLong(check);
-}
-
 static PyObject *watcher; /* of tests */
 
 static void on_step(const char *changed)
@@ -999,7 +992,6 @@ static PyObject *watch_steps(PyObject *module, PyObject *given)
 }
 
 static PyMethodDef functions[] = {
-    {"crc32", crc32, METH_O, NULL},
     {"end", (PyCFunction)(void (*)(void))end, METH_FASTCALL, NULL},
     {"watch_steps", watch_steps, METH_O, NULL},
     {NULL, NULL, 0, NULL},
@@ -1024,7 +1016,7 @@ static int executed(PyObject *module)
         {"WAITERS", DL_WAITERS}, {"FAIRNESS_CLAIM", DL_CLAIM}, {"LIMIT", DL_LIMIT}, {"RESERVED", DL_RESERVED},
         {"LAST", DL_LAST}, {"HEAD", DL_HEAD}, {"FLUSHED", DL_FLUSHED}, {"FLUSHED_LAST", DL_FLUSHED_LAST},
         {"FLOOR", DL_FLOOR}, {"TAKEN", DL_TAKEN}, {"BUSY", DL_BUSY}, {"HELD", DL_HELD},
-        {"LONGEST_WALK", DL_LONGEST_WALK}, {"HEADER_SIZE", sizeof(dl_header)},
+        {"LONGEST_WALK", DL_LONGEST_WALK}, {"HEADER_SIZE", sizeof(dl_header)}, {"FARTHEST", DL_FARTHEST},
     };
     State *state = PyModule_GetState(module);
     size_t index;

@@ -1,6 +1,6 @@
-/* What the core of the coherence layer knows: mapped words, the ring of the write buffer, and appends to it.
+/* What the core of the coherence layer knows: mapped words, the ring of the write buffer, the write lock, and appends.
 
-   No Python in here: `_native.c` gives it to Python, `_ring.c` is built with sanitizers by the tests. */
+   No Python in here: `_native.c` gives it to Python. */
 
 #ifndef DISKCACHE_LIKE_NATIVE_H
 #define DISKCACHE_LIKE_NATIVE_H
@@ -115,7 +115,7 @@ enum dl_found dl_next(const dl_ring *ring, uint64_t limit, dl_place *place, dl_h
 int dl_is_sound(const dl_ring *ring);
 int dl_plan(const dl_ring *ring, dl_header *header, const char *body);
 void dl_write(const dl_ring *ring, dl_header *header, const char *body);
-int dl_mend(const dl_ring *ring);
+int dl_mend(const dl_ring *ring, const dl_place *flushed);
 int dl_take_over(const dl_ring *ring, dl_place *place);
 enum dl_found dl_find(const dl_ring *ring, uint64_t home, const char *key, size_t key_size, dl_header *header,
                       char **body);
@@ -137,6 +137,8 @@ typedef struct {
 
 enum dl_locked { DL_TAKEN, DL_BUSY, DL_HELD, DL_FAILED, DL_INTERRUPTED };
 
+int dl_futex_wait(uint64_t *word, uint32_t expected, long timeout_us);
+int dl_futex_wake(uint64_t *word, int waiters);
 uint64_t dl_now(void);
 int dl_enter(dl_lock *lock, uint64_t me);
 void dl_leave(dl_lock *lock);
@@ -160,9 +162,6 @@ typedef struct {
 } dl_shard;
 
 uint64_t dl_append(const dl_shard *shard, uint64_t me, dl_header *header, const char *body, uint64_t expected);
-
-int dl_futex_wait(uint64_t *word, uint32_t expected, long timeout_us);
-int dl_futex_wake(uint64_t *word, int waiters);
 
 /* Called after each change of memory that others map, so that tests can stop a writer between any two; else NULL. */
 extern void (*dl_on_step)(const char *changed);

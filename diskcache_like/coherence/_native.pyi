@@ -1,10 +1,10 @@
-"""The C core: words in mapped memory, the ring of a write buffer, and appends that take the write lock themselves."""
+"""The C core: words in mapped memory, the write lock, the ring of a write buffer, and appends in a single call."""
 
 from collections.abc import Callable, Generator, Iterator
 from types import TracebackType
 from typing import Any, Final, Self, TypeAlias, final
 
-from _typeshed import ReadableBuffer, WriteableBuffer
+from _typeshed import WriteableBuffer
 
 # Indices of words of a generation file's header, which generations.py explains.
 EPOCH: Final[int]
@@ -34,6 +34,7 @@ HELD: Final[int]  # by the calling thread itself
 
 LONGEST_WALK: Final[int]
 HEADER_SIZE: Final[int]
+FARTHEST: Final[int]  # offset that no ring comes to; what is beyond is damage
 
 # The fields of a `Written` (ring.py).
 Fields: TypeAlias = tuple[int, int, bytes, bytes | None, float | None, float | None, str | None, bytes | None, bool]
@@ -65,7 +66,7 @@ class Words:
         """Sleep until `wake`, if the low half of the word is `expected`; return 0, or an errno (ENOSYS: no futex)."""
 
     def wake(self, index: int, waiters: int, /) -> int:
-        """Wake as many of those who sleep on a word; return 0, or an errno."""
+        """Wake up to `waiters` of the sleepers; return 0, or an errno."""
 
 @final
 class Lock:
@@ -138,8 +139,8 @@ class Ring:
     def append(self, tick: int, home: int, stored: bytes, v: bytes | None, /, *columns: object) -> bool:
         """Append the record of a `Written`; return False if everything has to be flushed first. The lock is held."""
 
-    def mend(self) -> None:
-        """Finish what a writer died in; the lock is held."""
+    def mend(self, offset: int, last: int, /) -> None:
+        """Finish what a writer died in; everything up to this place is flushed, and the lock is held."""
 
     def take_over(self, offset: int, last: int, /) -> tuple[int, int]:
         """Let the table lead to what follows a place in the chain, as far as it is whole; return where that ends."""
@@ -176,9 +177,6 @@ class Shard:
 
 def watch_steps(watcher: Callable[[str], object] | None, /) -> None:
     """For tests: have this called after each change of memory that others map, with what was changed."""
-
-def crc32(content: ReadableBuffer, /) -> int:
-    """Return the CRC-32 of the content, as zlib does."""
 
 class Context:
     """The end of a context manager that has a generator."""

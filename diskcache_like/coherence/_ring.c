@@ -192,21 +192,16 @@ void dl_write(const dl_ring *ring, dl_header *header, const char *body)
 
 /* Finish the append or flush that a writer died in. Damaged content does not end the chain: it costs its key alone,
    since the next record follows the header. Return 0 for want of memory, with nothing changed. */
-int dl_mend(const dl_ring *ring)
+int dl_mend(const dl_ring *ring, const dl_place *flushed)
 {
     uint64_t *words = ring->words, *newest = calloc(ring->table_prime, sizeof *newest), slot;
-    uint64_t flushed = dl_load(words + DL_FLUSHED), before = dl_load(words + DL_HEAD), limit;
-    uint64_t flushed_last = dl_load(words + DL_FLUSHED_LAST), ahead = (flushed_last - flushed) & 0xFFFFFFFFu;
-    dl_place place, next;
+    uint64_t before = dl_load(words + DL_HEAD), limit = flushed->offset + ring->capacity;
+    dl_place place = *flushed, next = place;
     dl_header header;
     const char *body;
     int is_whole;
     if (!newest)
         return 0;
-    if (before >= flushed && ahead <= before - flushed)
-        flushed += ahead; /* the writer died between FLUSHED_LAST and FLUSHED */
-    place = next = (dl_place){flushed, (uint32_t)(flushed_last >> 32)};
-    limit = flushed + ring->capacity;
     while (dl_next(ring, limit, &next, &header, &body)) {
         if (next.offset > before && !dl_has_whole_body(&header, body))
             break; /* a power loss left that, no writer */
@@ -216,7 +211,7 @@ int dl_mend(const dl_ring *ring)
     is_whole = place.offset >= before;
     if (!is_whole)
         place.offset = before; /* a damaged header ends the chain before it */
-    dl_store(words + DL_FLUSHED, flushed);
+    dl_store(words + DL_FLUSHED, flushed->offset);
     step("FLUSHED");
     for (slot = 0; slot < ring->table_prime; slot++) {
         uint64_t now = dl_load(ring->table + slot);

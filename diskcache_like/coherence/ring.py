@@ -45,7 +45,6 @@ PAGE: Final = 4096
 LEAST_CAPACITY: int = 1 << 14
 MOST_CAPACITY: Final = 1 << 30  # what the setting allows
 
-_FARTHEST: Final = 1 << 62  # offset that no ring comes to; what is beyond is damage
 _MAGIC: Final = int.from_bytes(b"dcl-buf\1", "big")
 _LOW: Final = (1 << 32) - 1
 _MARK: Final = Struct("<QQI")
@@ -97,20 +96,13 @@ class Mark(NamedTuple):
     def of(cls, content: object) -> Mark | None:
         """Return what is stored; None for anything else."""
         mark = cls(*_MARK.unpack(content)) if type(content) is bytes and len(content) == _MARK.size else None
-        return mark if mark is not None and mark.flushed < _FARTHEST else None
+        return mark if mark is not None and mark.flushed < _native.FARTHEST else None
 
 
 class Ring:
     """Map the ring of one shard."""
 
-    __slots__ = (
-        "_mapping",
-        "capacity",
-        "core",
-        "file",
-        "slots",
-        "words",
-    )
+    __slots__ = ("_mapping", "capacity", "core", "file", "slots", "words")
 
     def __init__(self, mapping: mmap.mmap, capacity: int, slots: int, file: int) -> None:
         self._mapping: mmap.mmap | None = mapping
@@ -256,7 +248,8 @@ class Ring:
 
         Damaged content does not end the chain: it costs its key alone, since the next record follows the header.
         """
-        self.core.mend()
+        mark = self.flushed_mark()
+        self.core.mend(mark.flushed, mark.last)
 
     def waiting(self) -> int:
         """Return the bytes that are not flushed yet."""

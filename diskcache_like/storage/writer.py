@@ -110,7 +110,7 @@ class Writer:
     # -- without the lock until the record is appended ----------------------------------------------------------------
     #
     # What is read between two looks at one even generation is the newest entry (docs/coherence.md), and the second look
-    # is that of the C helper under the lock. So what was decided on it holds when the record is appended.
+    # is that of the C core under the lock. So what was decided on it holds when the record is appended.
 
     def _stamp(self, h: int) -> int:
         """Return the slot's generation, 0 if it is odd or a transaction of this process is open."""

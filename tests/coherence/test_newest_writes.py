@@ -13,7 +13,6 @@ import pytest
 from diskcache_like import Cache
 from diskcache_like.encoding.keys import encode_key
 
-# Only where words are read without the helper does a cache have a write buffer.
 LARGE = 1 << 16  # bytes of a value that the write buffer does not take
 
 

@@ -19,7 +19,7 @@ from diskcache_like.coherence import ring as ring_module
 from diskcache_like.coherence._native import LONGEST_WALK
 from diskcache_like.coherence.ring import PAGE, Mark, Ring, Word, Written
 
-from ..support.rings import SMALLEST, content_of, dies_at, table_of
+from ..support.rings import SMALLEST, content_of, dies_at, record_at, table_of
 
 SLOTS = 16
 CAPACITY = 1 << 14
@@ -116,6 +116,15 @@ def test_all_columns_of_a_row_come_back(ring: Ring) -> None:
     assert mark.flushed == ring.words[Word.HEAD]
 
 
+def test_checksums_are_those_of_zlib(ring: Ring) -> None:
+    for size in (*range(40), 9999):
+        at = ring.words[Word.HEAD]
+        assert ring.append(Written(1, 0, b"", os.urandom(size)))
+        header, body = record_at(ring, at)  # None if the checksum of the header is another
+        assert header is not None
+        assert (len(body), header.body_check) == (size, crc32(body))
+
+
 def test_what_several_writes_of_a_key_come_to(ring: Ring) -> None:
     for tick, v in enumerate((b"1", b"2", None, b"3", b"4"), start=1):
         assert ring.append(Written(tick, 0, b"key", v))
@@ -189,6 +198,20 @@ def test_a_writer_that_dies_has_written_its_record_or_nothing(tmp_path: Path, be
     assert not has_died
     assert outcomes == sorted(outcomes)
     assert set(outcomes) == {True, False}
+
+
+def test_a_flush_that_died_between_its_two_words_is_finished(ring: Ring) -> None:
+    for tick, key in enumerate((b"a", b"b", b"c")):
+        assert ring.append(Written(tick, 0, key, b"v"))
+    flushed = ring.words[Word.FLUSHED]
+    _, mark = ring.gather(1)
+    assert mark is not None
+    ring.flushed(mark)
+    ring.words[Word.FLUSHED] = flushed
+    ring.mend()
+    assert ring.is_sound()
+    assert ring.append(Written(3, 0, b"d", b"v"))
+    assert [*ring.gather(10)[0]] == [b"b", b"c", b"d"]
 
 
 def dies_appending(ring: Ring, step: int) -> bool:

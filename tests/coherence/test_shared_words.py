@@ -8,12 +8,11 @@ import os
 import subprocess
 import sys
 import threading
-import zlib
 from pathlib import Path
 
 import pytest
 
-from diskcache_like.coherence import _native, futex
+from diskcache_like.coherence import futex
 from diskcache_like.coherence._native import Words
 from diskcache_like.system import forks
 from diskcache_like.system.forks import ForkGuard
@@ -136,12 +135,6 @@ def test_where_the_system_wakes_nobody_a_sleeper_pauses(monkeypatch: pytest.Monk
     monkeypatch.setattr("time.sleep", paused.append)
     futex.sleep(Unwaited(bytearray(8), 0, 1), 0, 0, 10)
     assert paused == [futex.LONGEST_PAUSE]
-
-
-def test_the_checksum_is_that_of_zlib() -> None:
-    for size in (*range(40), 1000, 100_001):
-        content = os.urandom(size)
-        assert _native.crc32(content) == zlib.crc32(content)
 
 
 @pytest.fixture(params=["wiped", "not wiped"])

@@ -40,6 +40,7 @@ from diskcache_like.coherence.ring import PAGE, Mark, Ring, Word
 from diskcache_like.coherence.write_lock import WriteLock
 from diskcache_like.storage import write_buffer
 from diskcache_like.storage.opening import opener, replacement
+from diskcache_like.storage.rows import Rows
 from diskcache_like.storage.shard.session import ShardSession
 from diskcache_like.storage.shard.writer_connection import WriterConnection
 from diskcache_like.storage.sqlite import statements
@@ -1359,7 +1360,7 @@ def test_a_failure_of_sqlite_is_told_as_one_of_the_package(cache: Cache, monkeyp
         raise sqlite3.DatabaseError("database disk image is malformed")
 
     with monkeypatch.context() as patch:
-        patch.setattr(write_buffer.WriteBuffer, "_write_row", fail)
+        patch.setattr(Rows, "put", fail)
         with pytest.raises(StorageError):
             cache.flush()
         cache.close()

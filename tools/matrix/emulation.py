@@ -111,7 +111,7 @@ def environment(python: Interpreter) -> Environment:
         "-o",
         target,
     ]
-    _must(["aarch64-linux-gnu-gcc", *options, CORE / "_native.c", CORE / "_ring.c"], "the core could not be compiled")
+    _must(["aarch64-linux-gnu-gcc", *options, *CORE.glob("*.c")], "the core could not be compiled")
     return Environment(own, (), patience=4)
 
 
