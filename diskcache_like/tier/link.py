@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from ..errors import RemoteError
 from ..remote import Remote
 from ..system.blocking import may_block
-from .scripts import DELETE, ELSEWHERE, READ, RECORD, TAGS_START, VERSION_START, WRITE, Script
+from .scripts import READ, TAGS_START, VERSION_START, Script
 from .server import Call, Server, Unreachable, nothing
 from .state import TierState
 from .wire import NAME_SIZE, Wire
@@ -38,7 +38,7 @@ class Reply(NamedTuple):
 
 
 class Link:
-    """Ask the server. Each method raises RemoteError if it refuses, or, but for `attempt`, if there is no answer."""
+    """Ask the server. Each method raises RemoteError, which is Unreachable if there is no answer."""
 
     def __init__(self, remote: Remote, wire: Wire, state: TierState, clock: Callable[[], float]) -> None:
         self.remote = remote
@@ -47,13 +47,20 @@ class Link:
         self.state = state
         self._clock = clock
 
-    def attempt(self, ask: Callable[[], T], repeats: bool = True) -> T:
-        """Ask, again if that may help, and return the answer; raise Unreachable if there is none in time.
+    def ask(self, ask: Callable[[], T], repeats: bool = True) -> T:
+        """Ask, again if that may help, and return the answer.
 
         What does not bear repetition (`repeats` is false) is asked again only if it was not sent: a write whose answer
         was lost may have been done, and read and overwritten by others.
         """
         may_block()
+        try:
+            return self._attempts(ask, repeats)
+        except Unreachable as error:
+            reason = f"no answer from the server of namespace {self.remote.namespace!r}: {error}"
+            raise Unreachable(reason, error.sent) from error
+
+    def _attempts(self, ask: Callable[[], T], repeats: bool) -> T:
         state = self.state
         if not state.may_ask():
             state.count("refused")
@@ -79,79 +86,40 @@ class Link:
                 return answer
         raise AssertionError("the last attempt returns or raises")
 
-    def surely(self, ask: Callable[[], T], repeats: bool = True) -> T:
-        """Do what `attempt` does, but raise RemoteError."""
-        try:
-            return self.attempt(ask, repeats)
-        except Unreachable as error:
-            raise RemoteError(f"no answer from the server of namespace {self.remote.namespace!r}: {error}") from error
-
-    def run(self, script: Script, calls: Sequence[Call], meanwhile: Callable[[], None] = nothing) -> list[Any]:
-        """Run a script that changes something, for each call; `meanwhile` is called while the server is at it."""
-        return self.surely(lambda: self.server.run(script, calls, meanwhile), repeats=False)
-
-    def read(self, wanted: Sequence[tuple[bytes, bytes]]) -> list[Reply]:
-        """Return what the server says of each (digest, version that is here or nothing), in one round trip."""
-        calls = [(self.wire.entry_name(digest), (version, self.wire.tags)) for digest, version in wanted]
+    def read(self, calls: Sequence[Call]) -> list[Reply]:
+        """Return what the server says of each entry, in one round trip."""
         asked = self._clock()
-        return [_reply(answer, asked) for answer in self.surely(lambda: self.server.run(READ, calls))]
+        return [_reply(answer, asked) for answer in self.ask(lambda: self.server.run(READ, calls))]
 
-    def write(
-        self, writes: Sequence[tuple[bytes, tuple[bytes, ...]]], meanwhile: Callable[[], None] = nothing
+    def change(
+        self, script: Script, calls: Sequence[Call], meanwhile: Callable[[], None] = nothing
     ) -> list[Reply | None]:
-        """Write each (digest, arguments of `write_arguments`); None for what is done, the present entry for a conflict.
+        """Write or remove each entry; return None for what is done, else what is there.
 
-        After a RemoteError it is not known what became of the writes.
+        `meanwhile` is called while the server is at it. After a RemoteError it is not known what became of it.
         """
         asked = self._clock()
-        answers = self.run(
-            WRITE, [(self.wire.entry_name(digest), arguments) for digest, arguments in writes], meanwhile
-        )
+        answers = self.ask(lambda: self.server.run(script, calls, meanwhile), repeats=False)
         return [None if answer == 1 else _reply(answer, asked) for answer in answers]
 
-    def write_arguments(
-        self, expected: bytes, version: bytes, left: float | None, content: bytes | None, tags: list[bytes]
-    ) -> tuple[bytes, ...]:
-        """Return the arguments of one write; `left`: seconds that the entry lives; `content`: None if it stays here."""
-        milliseconds = b"" if left is None or left > 1e12 else b"%d" % max(int(left * 1000), 1)
-        kind = ELSEWHERE if content is None else RECORD
-        return expected, version, milliseconds, kind, content or b"", self.wire.tags, version[:8], *tags
-
-    def delete(self, removals: Sequence[tuple[bytes, bytes]]) -> list[tuple[bool, Reply | None]]:
-        """Remove each (digest, expected version or nothing); return whether there was an entry.
-
-        A reply comes with it if the entry does not have the expected version, and is still there.
-        """
-        asked = self._clock()
-        answers = self.run(
-            DELETE, [(self.wire.entry_name(digest), (expected, self.wire.tags)) for digest, expected in removals]
-        )
-        return [
-            (answer == 1, None) if isinstance(answer, int) else (False, _reply(answer, asked)) for answer in answers
-        ]
-
-    def evict(self, digests: list[bytes]) -> None:
-        """Remove everything that has one of some tags."""
-        self.surely(lambda: self.unlink(self.wire.tag_names(digests)))
-
     def unlink(self, names: Sequence[bytes]) -> None:
-        """Remove names, by one attempt; raise Unreachable if there is no answer."""
-        self.server.ask(b"UNLINK", *names)
+        """Remove names."""
+        self.ask(lambda: self.server.ask(b"UNLINK", *names))
 
     def clear(self) -> None:
         """Remove everything that was there when this began."""
-        self.surely(self._clear)
+        self.ask(self._clear)
 
     def _clear(self) -> None:
         """Remove every name of a length that begins with the prefix: other namespaces may begin with it, too."""
         escaped = [b"\\%c" % byte if byte in b"*?[]\\^-" else b"%c" % byte for byte in self.wire.prefix]
         pattern = b"".join(escaped) + b"?" * NAME_SIZE
-        self.unlink([self.wire.probe])  # a replica, which may have none of the names, refuses that
+        self.server.ask(b"UNLINK", self.wire.probe)  # a replica, which may have none of the names, refuses that
         cursor = b"0"
         while True:
             cursor, names = self.server.ask(b"SCAN", cursor, b"MATCH", pattern, b"COUNT", b"%d" % SCANNED)
             if names:
-                self.unlink(names)
+                self.server.ask(b"UNLINK", *names)
             if int(cursor) == 0:
                 return
 

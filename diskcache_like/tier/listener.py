@@ -103,9 +103,9 @@ class Listener:
         self.start()
         link = self._link
         try:
-            if link.attempt(lambda: link.server.run(TAKE, [(name, (owner, self._lease_time))])) != [1]:
+            if link.ask(lambda: link.server.run(TAKE, [(name, (owner, self._lease_time))])) != [1]:
                 return False
-        except (Unreachable, CacheError):
+        except CacheError:
             return True
         self._leases[name] = owner
         return True
@@ -114,8 +114,8 @@ class Listener:
         """Give a lease back."""
         owner = self._leases.pop(name, None)
         if owner is not None:
-            with contextlib.suppress(Unreachable, CacheError):
-                self._link.attempt(lambda: self._link.server.run(DROP, [(name, (owner,))]))
+            with contextlib.suppress(CacheError):
+                self._link.ask(lambda: self._link.server.run(DROP, [(name, (owner,))]))
 
     @property
     def _lease_time(self) -> bytes:
@@ -124,7 +124,7 @@ class Listener:
     def _renew_leases(self) -> None:
         calls = [(name, (owner, self._lease_time)) for name, owner in list(self._leases.items())]
         if calls:
-            with contextlib.suppress(Unreachable, CacheError):
+            with contextlib.suppress(CacheError):
                 self._link.server.run(RENEW, calls)
 
     # -- the thread ---------------------------------------------------------------------------------------------------

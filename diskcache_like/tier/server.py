@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import select
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -25,14 +24,13 @@ PIECE_SIZE: Final = 1 << 18  # bytes after which another one begins
 _PUSHED: Final = object()  # stands for a message that has been read where an answer was looked for
 
 Call = tuple[bytes, tuple[bytes, ...]]  # of a script: the name of a key, and arguments
-Connection = tuple[Any, Callable[[int], list[Any]]]  # of redis-py, and what tells if something has come on it
 
 
 def nothing() -> None:
     """Do nothing while the server is at it."""
 
 
-class Unreachable(Exception):
+class Unreachable(RemoteError):
     """The server cannot be had now: no connection, no answer in time, or one that says so.
 
     `sent`: a request may have been sent, so what became of it is not known.
@@ -47,12 +45,12 @@ class _Connections(NamedTuple):
     """The connections of one process: those that are idle, and places for requests."""
 
     process: int
-    idle: list[Connection]  # single steps on a list are atomic
+    idle: list[Any]  # single steps on a list are atomic
     places: SimpleQueue[None]
 
 
 class Server:
-    """Ask Redis 6 or newer, or Valkey. Each method raises Unreachable or RemoteError.
+    """Ask Redis 6 or newer, or Valkey. What makes no sense to ask again raises RemoteError, the rest Unreachable.
 
     Connections belong to the process that made them: a forked child begins with none. The number of places bounds the
     requests in flight; a request that gets none within its timeout counts as one without an answer.
@@ -99,23 +97,15 @@ class Server:
         return self._checked(answer)
 
     def subscribe(self, prefix: bytes) -> Subscription:
-        """Hear of every change of names with a prefix, from when this returns.
-
-        By RESP3, in which messages and answers come on one connection and keep their order.
-        """
-        connection = self._source.connection_class(**{**self._options, "protocol": 3})
-        try:
-            with self._translated():
-                return Subscription(connection, self._translated, prefix)
-        except BaseException:
-            connection.disconnect()
-            raise
+        """Hear of every change of names with a prefix, from when this returns."""
+        # By RESP3 messages and answers come on one connection, and keep their order.
+        return Subscription(self._source.connection_class(**{**self._options, "protocol": 3}), prefix)
 
     def close(self) -> None:
         """Close the idle connections; one in use is closed when it is given back to nobody."""
         made, self._made = self._made, _Connections(-1, [], SimpleQueue())
         if made.process == process_token():
-            for connection, _ in made.idle:
+            for connection in made.idle:
                 connection.disconnect()
 
     # -- connections --------------------------------------------------------------------------------------------------
@@ -137,47 +127,41 @@ class Server:
             connections.places.get(timeout=self._timeout)
         except Empty:
             raise Unreachable(f"{self._most} requests are under way, which is max_requests", sent=False) from None
-        connection, sent = None, False
+        connection = None
         try:
-            connected = self._connected(connections.idle)
-            connection, _ = connected
-            sent = True
+            connection = self._connected(connections.idle)
             connection.send_packed_command((_packed(commands),), check_health=False)
             meanwhile()
             answers = [self._answer(connection, alone=len(commands) == 1) for _ in commands]
-            connections.idle.append(connected)
+            connections.idle.append(connection)
             connection = None
             return answers
         except Exception as error:
             reraise_signal(error)
-            raise self._as_ours(error, sent) from error
+            raise self._as_ours(error, sent=connection is not None) from error
         finally:
             if connection is not None:  # an answer may be under way that nobody will read
                 connection.disconnect()
             connections.places.put(None)
 
-    def _connected(self, idle: list[Connection]) -> Connection:
+    def _connected(self, idle: list[Any]) -> Any:
         """Return an idle connection that the server has not closed, or a new one."""
         while idle:
             try:
-                connection, has_news = found = idle.pop()
+                connection = idle.pop()
             except IndexError:  # another thread has taken it
                 break
-            if not has_news(0):
-                return found
             with contextlib.suppress(self._errors.ConnectionError):
-                if not connection.can_read(0):  # it was nothing for us, such as a renewed key of TLS
-                    return found
+                if not connection.can_read(0):
+                    return connection
             connection.disconnect()
         connection = self._source.connection_class(**self._options)
         try:
             connection.connect()
-            news = select.poll()
-            news.register(connection._sock, select.POLLIN)
         except BaseException:
             connection.disconnect()
             raise
-        return connection, news.poll
+        return connection
 
     def _answer(self, connection: Any, alone: bool) -> Any:
         try:
@@ -187,26 +171,15 @@ class Server:
                 raise Unreachable(str(error), sent=not alone) from error
             return error
 
-    # -- errors -------------------------------------------------------------------------------------------------------
-
     def _checked(self, answer: Any) -> Any:
         if isinstance(answer, Exception):
-            with self._translated():
-                raise answer
+            raise self._as_ours(answer, sent=True) from answer
         return answer
-
-    @contextlib.contextmanager
-    def _translated(self) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:
-            reraise_signal(error)
-            raise self._as_ours(error, sent=True) from error
 
     def _as_ours(self, error: Exception, sent: bool) -> Exception:
         """Return the error of ours for one of redis-py's, and any other as it is."""
         errors = self._errors
-        if isinstance(error, CacheError | Unreachable):  # of what was done meanwhile
+        if isinstance(error, CacheError):  # of what was done meanwhile, among others
             return error
         if isinstance(error, errors.ConnectionError | errors.TimeoutError | errors.ReadOnlyError | OSError):
             return Unreachable(str(error), sent)
@@ -214,19 +187,22 @@ class Server:
 
 
 class Subscription:
-    """One connection with client tracking in broadcasting mode. Each method may raise Unreachable."""
+    """One connection with client tracking in broadcasting mode; what goes wrong with it raises errors of redis-py."""
 
-    def __init__(self, connection: Any, translated: Any, prefix: bytes) -> None:
+    def __init__(self, connection: Any, prefix: bytes) -> None:
         self._connection = connection
-        self._translated = translated
         self._probe = prefix + b"probe"  # a name that is never there
         self._news: list[Any] = []
-        connection.connect()
-        # The parser swallows what a handler raises, so this one only notes the message.
-        connection._get_parser().set_invalidation_push_handler(self._pushed)
-        connection.send_command("CLIENT", "TRACKING", "ON", "BCAST", "PREFIX", prefix, check_health=False)
-        while connection.read_response(push_request=True) is _PUSHED:
-            pass
+        try:
+            connection.connect()
+            # The parser swallows what a handler raises, so this one only notes the message.
+            connection._get_parser().set_invalidation_push_handler(self._pushed)
+            connection.send_command("CLIENT", "TRACKING", "ON", "BCAST", "PREFIX", prefix, check_health=False)
+            while connection.read_response(push_request=True) is _PUSHED:
+                pass
+        except BaseException:
+            connection.disconnect()
+            raise
 
     def _pushed(self, message: Any) -> object:
         self._news.append(message[1])
@@ -237,8 +213,7 @@ class Subscription:
 
         A replica, and a server that is busy with a script, refuse that.
         """
-        with self._translated():
-            self._connection.send_command("DEL", self._probe, check_health=False)
+        self._connection.send_command("DEL", self._probe, check_health=False)
 
     def heard(self, seconds: float) -> tuple[list[bytes], bool, bool]:
         """Wait for news: names that have changed, whether all may have, and whether a probe was answered.
@@ -247,15 +222,14 @@ class Subscription:
         """
         deadline = time.monotonic() + seconds
         answered = False
-        with self._translated():
-            while (
-                not answered
-                and len(self._news) < GATHERED
-                and self._connection.can_read(max(deadline - time.monotonic(), 0.0))
-            ):
-                # An integer, and nothing else, answers a probe: other messages than changes may come in between.
-                answered = type(self._connection.read_response(push_request=True, disable_decoding=True)) is int
-                deadline = 0.0
+        while (
+            not answered
+            and len(self._news) < GATHERED
+            and self._connection.can_read(max(deadline - time.monotonic(), 0.0))
+        ):
+            # An integer, and nothing else, answers a probe: other messages than changes may come in between.
+            answered = type(self._connection.read_response(push_request=True, disable_decoding=True)) is int
+            deadline = 0.0
         news, self._news = self._news, []
         names = [name for message in news if isinstance(message, list) for name in message if isinstance(name, bytes)]
         return names, None in news, answered

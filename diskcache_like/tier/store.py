@@ -24,6 +24,8 @@ from ..system.blocking import may_block
 from ..system.signals import suppress
 from .copies import OURS, Copies
 from .link import ABSENT, Reply
+from .scripts import DELETE, ELSEWHERE, RECORD, WRITE
+from .server import Call
 from .state import Word, fresh
 from .tier import Tier
 from .words import Place, SharedWords
@@ -44,7 +46,7 @@ class _Write(NamedTuple):
     place: Place
     record: Record
     version: bytes  # of the copy
-    request: tuple[bytes, tuple[bytes, ...]]
+    call: Call
 
 
 class TieredStore:
@@ -105,7 +107,7 @@ class TieredStore:
 
     def _ask(self, asked: list[_Asked], found: dict[Place, Record]) -> None:
         try:
-            replies = self._link.read([(each.place.digest, self._copies.version_of(each.copy)) for each in asked])
+            replies = self._link.read([self._call(each.place, self._copies.version_of(each.copy)) for each in asked])
         except RemoteError as error:
             for each in asked:
                 self._without_answer(each.place, each.copy, found, error)
@@ -154,9 +156,12 @@ class TieredStore:
         version = self._state.machine if content is None else fresh()
         until = record.metadata.remove_at
         left = None if until is None else until - self._rows.clock()
-        digests = self._tier.wire.tag_digests(record.metadata.tags)
-        arguments = self._link.write_arguments(expected, version, left, content, digests)
-        return _Write(place, record, OURS if content is None else version, (place.digest, arguments))
+        milliseconds = b"" if left is None or left > 1e12 else b"%d" % max(int(left * 1000), 1)
+        kind, content = (ELSEWHERE, b"") if content is None else (RECORD, content)
+        wire = self._tier.wire
+        tags = wire.tags, version[:8], *wire.tag_digests(record.metadata.tags)
+        call = wire.entry_name(place.digest), (expected, version, milliseconds, kind, content, *tags)
+        return _Write(place, record, OURS if kind == ELSEWHERE else version, call)
 
     def _travelling(self, place: Place, record: Record) -> bytes | None:
         """Return a record as it travels; None for one whose value stays on this machine."""
@@ -180,7 +185,8 @@ class TieredStore:
             else:
                 self._copies.write(*copy)  # nobody else has it, so an error is to be raised before anybody is told
         try:
-            return self._link.write([write.request for write, _ in writes], partial(self._copies.write_all, copies))
+            calls = [write.call for write, _ in writes]
+            return self._link.change(WRITE, calls, partial(self._copies.write_all, copies))
         finally:  # also if what became of it is not known
             for write, _ in writes:
                 self._state.change(write.place.index)
@@ -196,13 +202,17 @@ class TieredStore:
         for place in places:
             self._copies.find(place)
         try:
-            outcomes = self._link.delete([(place.digest, b"") for place in places])
+            found = self._link.change(DELETE, [self._call(place) for place in places])
         finally:
             for place in places:
                 self._state.change(place.index)
         for place in places:
             self._copies.remove(place)
-        return sum(was_there for was_there, _ in outcomes)
+        return found.count(None)
+
+    def _call(self, place: Place, version: bytes = b"") -> Call:
+        """Return the call that reads or removes an entry of this version, or of any."""
+        return self._tier.wire.entry_name(place.digest), (version, self._tier.wire.tags)
 
     # -- changes that depend on the entry -----------------------------------------------------------------------------
 
@@ -248,7 +258,7 @@ class TieredStore:
         What cannot be trusted there counts as no entry, and is replaced.
         """
         version = self._copies.version_of(copy)
-        (reply,) = self._link.read([(place.digest, version)])
+        (reply,) = self._link.read([self._call(place, version)])
         if reply.same:
             return copy, version
         return self._copies.take_over(place, copy, reply), reply.version or ABSENT
@@ -266,17 +276,16 @@ class TieredStore:
             self._state.change(place.index)
 
     def _touch(self, write: _Write) -> Reply | None:
-        (reply,) = self._link.write([write.request])
+        (reply,) = self._link.change(WRITE, [write.call])
         if reply is None:
             self._copies.touch(write.place, write.record, write.version)
         return reply
 
     def _remove_if(self, place: Place, expected: bytes) -> Reply | None:
-        ((removed, reply),) = self._link.delete([(place.digest, expected)])
-        if not removed:
-            return Reply() if reply is None else reply  # somebody else has removed it: `decide` has to know
-        self._copies.remove(place)
-        return None
+        (reply,) = self._link.change(DELETE, [self._call(place, expected)])
+        if reply is None:
+            self._copies.remove(place)
+        return reply  # also if somebody else has removed it, which `decide` has to know
 
     # -- what is atomic on the server, not here -----------------------------------------------------------------------
 

@@ -74,9 +74,7 @@ class Tier:
         try:  # once; if there is no answer, the cache works without, and goes on trying
             self.link.unlink([self.wire.probe])
         except Unreachable as error:
-            warn(
-                f"no answer from the server of namespace {remote.namespace!r}: {error}; going on without", RemoteWarning
-            )
+            warn(f"{error}; going on without it", RemoteWarning)
         self.listener.start()
 
     def lease_ends(self) -> float:
@@ -98,7 +96,7 @@ class Tier:
         """Remove everything with one of some encoded tags, of a namespace if `within` is its tag, on every machine."""
         digests = self.wire.evicted_digests(tags, within)
         try:
-            self.link.evict(digests)
+            self.link.unlink(self.wire.tag_names(digests))
         finally:
             self.state.change_tags([index_of(digest) for digest in digests])
 
