@@ -176,14 +176,14 @@ class Copies:
 
     def write_all(self, copies: list[tuple[Place, Row | bytes, Record, bytes]]) -> None:
         """Do so for several, once, though the request may be made again; what cannot be stored is read from there."""
-        while copies:
-            place, row, record, version = copies.pop()
+        for place, row, record, version in copies:
             try:
                 self.write(place, row, record, version)
             except (Timeout, DiskFull):
                 self._state.count("local_failures")
                 if record.file is not None:
                     discard(self._local, (record.mode, record.payload, record.file, record.size))
+        copies.clear()
 
     def touch(self, place: Place, record: Record, version: bytes) -> None:
         """Give the copy other metadata, unless somebody here has written since it was looked at."""

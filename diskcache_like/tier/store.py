@@ -77,9 +77,7 @@ class TieredStore:
         """Return the record of a place: that of the copy here if it counts, else as the server says."""
         return self.read_many([(place, stored)]).get(place)
 
-    def find(self, place: Place, stored: bytes) -> Record | None:
-        """Do what `read` does."""
-        return self.read(place, stored)
+    find = read
 
     def find_versioned(self, place: Place, stored: bytes) -> tuple[Record | None, int]:
         """Return the record of a place and its version; 0 for one that nobody has confirmed."""
@@ -268,24 +266,21 @@ class TieredStore:
         if isinstance(change, Row | bytes):
             (reply,) = self._store([(self._to_write(place, change, expected), change)])
             return reply
+        if change is REMOVE and expected == ABSENT:
+            return None
         try:
             if isinstance(change, Touch):
-                return self._touch(self._to_write(place, change, expected))
-            return None if expected == ABSENT else self._remove_if(place, expected)
+                write = self._to_write(place, change, expected)
+                (reply,) = self._link.change(WRITE, [write.call])
+                if reply is None:
+                    self._copies.touch(place, write.record, write.version)
+            else:
+                (reply,) = self._link.change(DELETE, [self._call(place, expected)])
+                if reply is None:
+                    self._copies.remove(place)
         finally:
             self._state.change(place.index)
-
-    def _touch(self, write: _Write) -> Reply | None:
-        (reply,) = self._link.change(WRITE, [write.call])
-        if reply is None:
-            self._copies.touch(write.place, write.record, write.version)
         return reply
-
-    def _remove_if(self, place: Place, expected: bytes) -> Reply | None:
-        (reply,) = self._link.change(DELETE, [self._call(place, expected)])
-        if reply is None:
-            self._copies.remove(place)
-        return reply  # also if somebody else has removed it, which `decide` has to know
 
     # -- what is atomic on the server, not here -----------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from ..coherence.generations import Words
 from ..entries.hot import HotLayer
@@ -61,13 +61,23 @@ class SharedWords:
 
 
 class _WordsOfTags:
-    """The words of an entry with tags, as those of a hot entry: one number, which changes with any of them."""
+    """The words of an entry with tags, as an open shard has its slots: one number, which changes with any of them."""
 
     __slots__ = ("_indices", "_state")
+    slot_prime = SLOTS
+    uses = _USES
+    header = _HEADER
 
     def __init__(self, state: TierState, indices: frozenset[int]) -> None:
         self._state = state
         self._indices = indices
+
+    @property
+    def session(self) -> _WordsOfTags:
+        """Return what has the slots."""
+        return self
+
+    slots = session
 
     def __getitem__(self, _: int, /) -> int:
         return self._state.stamp(self._indices)
@@ -77,21 +87,6 @@ class _WordsOfTags:
 
     def __len__(self) -> int:
         return SLOTS
-
-
-class _Shard(NamedTuple):
-    """What a hot entry with tags is kept under."""
-
-    slots: Words
-    uses: Words = _USES
-    header: Words = _HEADER
-    slot_prime: int = SLOTS
-
-
-class _Origin(NamedTuple):
-    """What leads to that, as a store does."""
-
-    session: _Shard
 
 
 class TierHotLayer(HotLayer):
@@ -119,5 +114,5 @@ class TierHotLayer(HotLayer):
         if expire is not None:
             until = min(until, boot_seconds() + expire - self._cache_clock())
         if len(place.indices) > 1:
-            store = _Origin(_Shard(_WordsOfTags(self._state, place.indices)))
+            store = _WordsOfTags(self._state, place.indices)
         super().keep(key, (place.stored, place, store), place.stamp, until, loaded, size)

@@ -23,6 +23,7 @@ from diskcache_like import (
     SettingError,
 )
 from diskcache_like.tier import state
+from diskcache_like.tier.server import address_of
 from diskcache_like.tier.state import Word, boottime
 
 from ..support.flaky_proxy import FlakyProxy
@@ -289,6 +290,19 @@ def test_a_client_object_is_taken_whatever_it_decodes(machines: Machines, server
     until(lambda: is_up(here), "it is heard of")
     assert machines.open("b")["k"] == b"\xff\x00"
     client.close()
+
+
+def test_each_server_has_a_state_of_its_own_and_no_password_in_its_name() -> None:
+    sentinel: Any = redis.Sentinel([("127.0.0.1", 1)])  # type: ignore[no-untyped-call]
+    servers = [
+        *("redis://:hidden@one:1/0", "redis://:hidden@one:2/0", "redis://:hidden@one:1/1", "unix:///socket"),
+        *(redis.Redis(port=port, db=db, password="hidden") for port in (1, 2) for db in (0, 1)),
+        *(sentinel.master_for(service, db=db, password="hidden") for service in ("a", "b") for db in (0, 1)),
+    ]
+    names = [address_of(server) for server in servers]
+    assert len(set(names)) == len(servers)
+    assert not any("hidden" in name for name in names)
+    assert address_of("redis://:another@one:1/0") == names[0]
 
 
 def test_tls(tmp_path: Path) -> None:
