@@ -12,7 +12,7 @@ import pytest
 
 from diskcache_like import Cache, RemoteError, Timeout
 from diskcache_like.tier import state
-from diskcache_like.tier.scripts import WRITE
+from diskcache_like.tier.scripts import DELETE, WRITE
 from diskcache_like.tier.server import Unreachable
 from diskcache_like.tier.state import Word, boottime
 
@@ -118,6 +118,29 @@ def test_increments_of_one_machine_are_atomic(machines: Machines) -> None:
         for done in [pool.submit(_count_to_fifty, c) for c in caches]:
             done.result()
     assert caches[0].get("k") == 200
+
+
+@pytest.mark.parametrize("change", ["delete", "pop", "touch"])
+def test_a_value_that_stays_here_outlives_a_change_of_the_one_before(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    """Both have one version on the server, so only their rows tell them apart."""
+    here, same = (machines.open("a", max_value=0) for _ in range(2))
+    here["k"] = "old"
+    assert here["k"] == "old"
+    server = here.remote.link.server
+    run = server.run
+
+    def overtaken(script: Any, *arguments: Any) -> Any:
+        answers = run(script, *arguments)
+        if script in (WRITE, DELETE):
+            same["k"] = "new"
+        return answers
+
+    monkeypatch.setattr(server, "run", overtaken)
+    assert getattr(here, change)("k")
+    monkeypatch.undo()
+    assert same["k"] == here["k"] == "new"
 
 
 def test_a_value_that_stays_here_is_not_lost_in_silence(machines: Machines) -> None:
