@@ -143,9 +143,17 @@ class TieredStore:
         return 1
 
     def upsert_many(self, rows: Sequence[tuple[Any, bytes, Row | bytes]]) -> None:
-        """Store rows on the server in one round trip, then here."""
+        """Store rows on the server in one round trip, and here; raise RemoteError, Timeout or DiskFull."""
         may_block()
-        self._store([(self._to_write(place, row, b""), row) for place, _, row in rows])
+        writes = [(self._to_write(place, row, b""), row) for place, _, row in rows]
+        for write, row in writes:
+            if write.version == OURS:  # nobody else has it, so it is stored before anybody is told
+                self._copies.write(write.place, row, write.record, OURS)
+        try:
+            self._send(writes)
+        finally:  # also if what became of it is not known
+            for write, _ in writes:
+                self._state.change(write.place.index)
 
     def _to_write(self, place: Place, change: Row | Touch | bytes, expected: bytes) -> _Write:
         """Return what the server is to store if the entry has the `expected` version; empty for any."""
@@ -170,24 +178,18 @@ class TieredStore:
             return None
         return self._tier.wire.pack(place.canonical, self.disk.carried(record))
 
-    def _store(self, writes: Sequence[tuple[_Write, Row | bytes]]) -> list[Reply | None]:
-        """Store rows on the server and here; return, for each, the entry that was in the way, or None if it is stored.
+    def _send(self, writes: Sequence[tuple[_Write, Row | Touch | bytes]]) -> list[Reply | None]:
+        """Store entries on the server; return, for each, the one that is in the way, or None if it is stored.
 
-        A copy does not count before the server has confirmed it, so it may be stored before the server answers.
+        A copy of a whole row does not count before the server has confirmed it, so it is stored before that answers.
         """
-        copies = []
-        for write, row in writes:
-            copy = write.place, row, write.record, write.version
-            if write.version != OURS:
-                copies.append(copy)
-            else:
-                self._copies.write(*copy)  # nobody else has it, so an error is to be raised before anybody is told
-        try:
-            calls = [write.call for write, _ in writes]
-            return self._link.change(WRITE, calls, partial(self._copies.write_all, copies))
-        finally:  # also if what became of it is not known
-            for write, _ in writes:
-                self._state.change(write.place.index)
+        copies = [
+            (write.place, row, write.record, write.version)
+            for write, row in writes
+            if write.version != OURS and not isinstance(row, Touch)
+        ]
+        calls = [write.call for write, _ in writes]
+        return self._link.change(WRITE, calls, partial(self._copies.write_all, copies))
 
     def remove(self, place: Place, stored: bytes, timeout: float | None, seen: int = 0) -> int:
         """Remove an entry from the server, then here; return 0 if there was none, whatever was `seen` here."""
@@ -263,24 +265,23 @@ class TieredStore:
 
     def _try(self, place: Place, expected: bytes, change: Change) -> Reply | None:
         """Make a change if the entry still has the expected version; else return what is there."""
-        if isinstance(change, Row | bytes):
-            (reply,) = self._store([(self._to_write(place, change, expected), change)])
-            return reply
         if change is REMOVE and expected == ABSENT:
             return None
         try:
-            if isinstance(change, Touch):
-                write = self._to_write(place, change, expected)
-                (reply,) = self._link.change(WRITE, [write.call])
-                if reply is None:
-                    self._copies.touch(place, write.record, write.version)
-            else:
+            if not isinstance(change, Row | Touch | bytes):
                 (reply,) = self._link.change(DELETE, [self._call(place, expected)])
                 if reply is None:
                     self._copies.remove(place)
-        finally:
+                return reply
+            write = self._to_write(place, change, expected)
+            (reply,) = self._send([(write, change)])
+            if reply is None and isinstance(change, Touch):
+                self._copies.touch(place, write.record, write.version)
+            elif reply is None and write.version == OURS:  # not before: what is refused must never be read
+                self._copies.write(place, cast("Row | bytes", change), write.record, OURS)
+            return reply
+        finally:  # last, so that nothing from before counts
             self._state.change(place.index)
-        return reply
 
     # -- what is atomic on the server, not here -----------------------------------------------------------------------
 

@@ -143,6 +143,28 @@ def test_a_value_that_stays_here_outlives_a_change_of_the_one_before(
     assert same["k"] == here["k"] == "new"
 
 
+def test_a_change_that_is_refused_is_never_read(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
+    here, same = (machines.open("a", max_value=0, hot_size_limit=0) for _ in range(2))
+    there = machines.open("b")
+    here["k"] = "old"
+    version = here.get_entry("k").version
+    assert same["k"] == "old"
+    server = here.remote.link.server
+    run = server.run
+    read: list[Any] = []
+
+    def overtaken(script: Any, *arguments: Any) -> Any:
+        if script is WRITE:
+            read.append(same.get("k"))
+            there["k"] = "theirs"
+        return run(script, *arguments)
+
+    monkeypatch.setattr(server, "run", overtaken)
+    assert here.set("k", "refused", if_version=version) is False
+    assert read == ["old"]
+    assert same["k"] == "theirs"
+
+
 def test_a_value_that_stays_here_is_not_lost_in_silence(machines: Machines) -> None:
     here = machines.open("a", max_value=0, timeout=10)
     here.remote.timeout = 0.01
