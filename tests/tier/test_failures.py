@@ -114,11 +114,6 @@ def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         Cache(tmp_path, remote=Remote("redis://localhost", namespace=NAMESPACE, secret=SECRET))
 
 
-def test_a_cache_without_remote_says_so(tmp_path: Path) -> None:
-    with Cache(tmp_path) as cache, pytest.raises(Exception, match="without remote="):
-        _ = cache.remote
-
-
 def test_nothing_of_a_server_is_imported_without_it() -> None:
     import subprocess
 
@@ -232,14 +227,6 @@ def test_a_sum_is_added_once_or_it_is_said_that_nobody_knows(machines: Machines,
             unknown += 1
     assert known <= there.get("n") <= known + unknown
     assert known
-
-
-def test_an_entry_is_popped_by_one(machines: Machines) -> None:
-    here, there = machines.pair()
-    for number in range(50):
-        here[number] = number
-    popped = [cache.pop(number) for number in range(50) for cache in (here, there)]
-    assert sorted(each for each in popped if each is not None) == list(range(50))
 
 
 def test_a_server_that_was_restarted_is_found_again_and_empty(machines: Machines, server: RedisServer) -> None:
