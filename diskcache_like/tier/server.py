@@ -151,7 +151,7 @@ class Server:
                 connection = idle.pop()
             except IndexError:  # another thread has taken it
                 break
-            with contextlib.suppress(self._errors.ConnectionError):
+            with contextlib.suppress(self._errors.ConnectionError, self._errors.TimeoutError):
                 if not connection.can_read(0):
                     return connection
             connection.disconnect()
