@@ -129,8 +129,8 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
 
     def _join(self, remote: Remote) -> None:
         """Share entries with other machines."""
-        from .tier.state import boot_seconds  # late: few need it
-        from .tier.tier import parts_of, stop_soon
+        from .tier.rows import parts_of  # late: few need it
+        from .tier.state import boot_seconds
 
         try:
             self._tier, self._rows, self._hot = parts_of(remote, self._session)
@@ -138,7 +138,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
             self._shards.close_soon()
             raise
         self._hot_clock = boot_seconds
-        weakref.finalize(self, stop_soon, self._tier.threads)
+        weakref.finalize(self, self._tier.listener.stop)
 
     @property
     def remote(self) -> Tier:

@@ -152,6 +152,10 @@ class RowCodec:
             return encryption.sealed_row(store.disk, key, stored, record)
         return self._open_row(stored, record, original)
 
+    def signs(self, mode: int) -> bool:
+        """Tell whether a row whose value has this mode is authenticated on this machine, if it is not sealed."""
+        return self._signs_all or (mode == MODE_PICKLE and self._signs_pickles)
+
     def _open_row(
         self,
         stored: bytes,
@@ -162,8 +166,7 @@ class RowCodec:
     ) -> Row:
         """Return the row of an entry that is not sealed."""
         mode, _, metadata, file, size, _ = record
-        signed = self._signs_all or (mode == MODE_PICKLE and self._signs_pickles)
-        if signed:
+        if self.signs(mode):
             v = pack(stored, record, self._session.secret.signer)
         else:
             v = (pack if metadata is NO_METADATA else pack_full)(stored, record)

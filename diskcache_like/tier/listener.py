@@ -21,6 +21,7 @@ from typing import Final
 from ..coherence import futex
 from ..coherence.control_files import open_control_file
 from ..errors import CacheError
+from ..system.forks import process_token
 from ..system.signals import reraise_signal
 from .link import Link
 from .scripts import DROP, RENEW, TAKE
@@ -42,31 +43,55 @@ class Listener:
     def __init__(self, link: Link, shared: bool) -> None:
         self._link = link
         self._shared = shared
+        self._begins = threading.Lock()  # guards that one thread is made
+        self._process = -1  # in which the thread runs
+        self._thread: threading.Thread | None = None
         self._stopped = threading.Event()
         self._descriptor: int | None = None
         self._subscription: Subscription | None = None
         self._leases: dict[bytes, bytes] = {}  # name and owner; single steps on a dictionary are atomic
         staleness = link.remote.max_staleness
         self.period = LONGEST_PERIOD if not staleness else min(max(staleness / 3, SHORTEST_PERIOD), LONGEST_PERIOD)
-        self._thread = threading.Thread(target=self._run, name="diskcache_like listener", daemon=True)
         _listeners.add(self)
 
     def start(self) -> None:
-        """Begin to listen, or to wait for that."""
-        self._thread.start()
+        """Let the thread run in this process, if it does not yet: after a fork and after `stop` it begins anew."""
+        if self._process == process_token():
+            return
+        with self._begins:
+            if self._process != process_token():
+                self._join()  # the lock on the file is one thread's
+                self._stopped = threading.Event()
+                thread = threading.Thread(
+                    target=self._run, args=(self._stopped,), name="diskcache_like listener", daemon=True
+                )
+                self._thread, self._process = thread, process_token()
+                thread.start()
 
-    def stop(self, wait: bool) -> None:
-        """Listen no more; another handle takes over."""
+    def stop(self) -> None:
+        """Listen no more; another handle takes over. This takes no lock, since the garbage collector may call it."""
+        self._process = -1
         self._stopped.set()  # before the look at the subscription: one that is made later is not followed
         subscription = self._subscription
         if subscription is not None:
             subscription.interrupt()
-        if wait and self._thread.is_alive() and self._thread is not threading.current_thread():
-            self._thread.join(self._link.remote.timeout + 1)
+
+    def close(self) -> None:
+        """Do what `stop` does, and wait for the end."""
+        with self._begins:
+            self.stop()
+            self._join()
+
+    def _join(self) -> None:
+        thread, remote = self._thread, self._link.remote
+        if thread is not None and thread.is_alive() and thread is not threading.current_thread():
+            thread.join(remote.timeout + remote.connect_timeout + 1)
 
     def abandon(self) -> None:
-        """In a forked child: close the copy of the lock, which would live on with it."""
-        self._stopped.set()
+        """In a forked child: leave the thread's things, and close the copy of the lock, which would live on with it."""
+        self._begins, self._stopped = threading.Lock(), threading.Event()  # others may have held them
+        self._subscription = None
+        self._leases.clear()
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)
@@ -75,11 +100,12 @@ class Listener:
 
     def take(self, name: bytes, owner: bytes) -> bool:
         """Take the lease of a name, which is renewed until it is dropped; True as well if the server cannot say."""
+        self.start()
         link = self._link
         try:
-            if link.attempt(lambda: link.server.run(TAKE, [(name, (owner, b"%d" % self._lease_time))])) != [1]:
+            if link.ask(lambda: link.server.run(TAKE, [(name, (owner, self._lease_time))])) != [1]:
                 return False
-        except (Unreachable, CacheError):
+        except CacheError:
             return True
         self._leases[name] = owner
         return True
@@ -88,41 +114,41 @@ class Listener:
         """Give a lease back."""
         owner = self._leases.pop(name, None)
         if owner is not None:
-            with contextlib.suppress(Unreachable, CacheError):
-                self._link.attempt(lambda: self._link.server.run(DROP, [(name, (owner,))]))
+            with contextlib.suppress(CacheError):
+                self._link.ask(lambda: self._link.server.run(DROP, [(name, (owner,))]))
 
     @property
-    def _lease_time(self) -> int:
-        return max(int(self._link.remote.lease * 1000), 1)
+    def _lease_time(self) -> bytes:
+        return b"%d" % max(int(self._link.remote.lease * 1000), 1)
 
     def _renew_leases(self) -> None:
-        calls = [(name, (owner, b"%d" % self._lease_time)) for name, owner in list(self._leases.items())]
+        calls = [(name, (owner, self._lease_time)) for name, owner in list(self._leases.items())]
         if calls:
-            with contextlib.suppress(Unreachable, CacheError):
+            with contextlib.suppress(CacheError):
                 self._link.server.run(RENEW, calls)
 
     # -- the thread ---------------------------------------------------------------------------------------------------
 
-    def _run(self) -> None:
+    def _run(self, stopped: threading.Event) -> None:
         pause = FIRST_PAUSE
+        lease = self._link.remote.lease
         try:
-            while not self._stopped.is_set():
+            while not stopped.is_set():
+                self._renew_leases()
                 if self._link.remote.max_staleness is None or not self._is_elected():
-                    self._renew_leases()
-                    self._stopped.wait(min(self.period, self._link.remote.lease / 3))
+                    stopped.wait(min(self.period, lease / 3))
                     continue
                 began = boottime()
-                self._renew_leases()
                 try:
-                    self._listen()
+                    self._listen(stopped)
                 except Exception as error:  # whatever the server has sent: a listener does not end by it
                     reraise_signal(error)
-                    if not self._stopped.is_set():
+                    if not stopped.is_set():
                         self._link.state.count("errors")
                 if boottime() - began > LONGEST_PAUSE * 1e9:
                     pause = FIRST_PAUSE
-                self._stopped.wait(random.uniform(0, pause))  # full jitter
-                pause = min(2 * pause, LONGEST_PAUSE, self._link.remote.lease / 3)
+                stopped.wait(random.uniform(0, pause))  # full jitter
+                pause = min(2 * pause, LONGEST_PAUSE, lease / 3)
         finally:
             descriptor, self._descriptor = self._descriptor, None
             if descriptor is not None:
@@ -145,24 +171,24 @@ class Listener:
         self._descriptor = descriptor
         return True
 
-    def _listen(self) -> None:
+    def _listen(self, stopped: threading.Event) -> None:
         link, state = self._link, self._link.state
         subscription = self._subscription = link.server.subscribe(link.wire.prefix)
         try:
             state.change_all()  # after tracking is on, and before the first lease
             state.count("connections")
-            link.succeeded()
-            self._follow(subscription)
+            state.succeeded()
+            self._follow(subscription, stopped)
         finally:
             self._subscription = None
             subscription.close()
 
-    def _follow(self, subscription: Subscription) -> None:
+    def _follow(self, subscription: Subscription, stopped: threading.Event) -> None:
         """Apply changes and probe until this is stopped; raise Unreachable if an answer does not come in time."""
         state, period = self._link.state, int(self.period * 1e9)
         patience = int(self._link.remote.timeout * 1e9)
         sent, due, renew = 0, 0, 0
-        while not self._stopped.is_set():
+        while not stopped.is_set():
             now = boottime()
             if not sent and now >= due:
                 sent = now  # before it is sent: the answer vouches for this moment

@@ -1,40 +1,36 @@
-"""Redis and Valkey, by redis-py: connections, requests in one round trip, and the connection that hears of changes."""
+"""Redis and Valkey, by redis-py: requests in one round trip, and the connection that hears of changes."""
 
 from __future__ import annotations
 
 import contextlib
-import select
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from itertools import chain
 from queue import Empty, SimpleQueue
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 from ..errors import CacheError, RemoteError, SettingError, missing_dependency
 from ..remote import Remote
 from ..system.forks import process_token
 from ..system.signals import reraise_signal, suppress
-from .scripts import TAGS_START, VERSION_START, Script
+from .scripts import Script
 
-SENTINEL: Final = "redis+sentinel"
-SCANNED: Final = 1000  # names that one step of a scan looks at
 GATHERED: Final = 1000  # messages that are read before those are applied
 PIECE: Final = 200  # calls of a script in one round trip
 PIECE_SIZE: Final = 1 << 18  # bytes after which another one begins
 _PUSHED: Final = object()  # stands for a message that has been read where an answer was looked for
 
-
 Call = tuple[bytes, tuple[bytes, ...]]  # of a script: the name of a key, and arguments
 
 
-def _nothing() -> None:
-    pass
+def nothing() -> None:
+    """Do nothing while the server is at it."""
 
 
-class Unreachable(Exception):
+class Unreachable(RemoteError):
     """The server cannot be had now: no connection, no answer in time, or one that says so.
 
     `sent`: a request may have been sent, so what became of it is not known.
@@ -45,88 +41,74 @@ class Unreachable(Exception):
         self.sent = sent
 
 
-class Reply(NamedTuple):
-    """What the server says of an entry: `same` version, or its content (None for none) and milliseconds left."""
-
-    same: bool = False
-    content: bytes | None = None
-    left: int = -1
-    asked: float = 0.0  # when, by the cache's clock
-
-    @property
-    def version(self) -> bytes:
-        """Return the version of the content; empty for none."""
-        return b"" if self.content is None else self.content[VERSION_START:TAGS_START]
-
-
-class Server(Protocol):
-    """What the tier needs of an engine. Each call raises Unreachable or RemoteError, and may be repeated."""
-
-    def run(self, script: Script, calls: Sequence[Call], meanwhile: Callable[[], None] = ...) -> list[Any]:
-        """Run a script for each call and return the results; call `meanwhile`, once, while the server is at it."""
-
-    def unlink(self, names: Sequence[bytes]) -> None:
-        """Remove names."""
-
-    def clear(self, prefix: bytes, length: int) -> None:
-        """Remove every name of a prefix and `length` bytes more that was there when this began."""
-
-    def subscribe(self, prefix: bytes) -> Subscription:
-        """Hear of every change of names with a prefix, from when this returns."""
-
-    def close(self) -> None:
-        """Close every connection."""
-
-
-class Subscription(Protocol):
-    """A connection on which the server tells of changes. Each call may raise Unreachable."""
-
-    def probe(self) -> None:
-        """Ask whether the server takes writes; the answer comes behind every change that it acknowledged before."""
-
-    def heard(self, seconds: float) -> tuple[list[bytes], bool, bool]:
-        """Wait for news: names that have changed, whether all may have, and whether a probe was answered."""
-
-    def interrupt(self) -> None:
-        """Let `heard` raise Unreachable at once, from another thread."""
-
-    def close(self) -> None:
-        """Hear of nothing more."""
-
-
-def import_redis() -> Any:
-    """Return redis-py."""
-    try:
-        import redis
-    except ImportError as error:
-        raise missing_dependency("redis", "redis", "remote=") from error
-    return redis
-
-
-Connection = tuple[Any, Callable[[int], list[Any]]]  # of redis-py, and what tells if something has come on it
-
-
 class _Connections(NamedTuple):
-    """The connections of one process: those that are idle, and places for requests. A forked child makes its own."""
+    """The connections of one process: those that are idle, and places for requests."""
 
     process: int
-    idle: list[Connection]  # single steps on a list are atomic
+    idle: list[Any]  # single steps on a list are atomic
     places: SimpleQueue[None]
 
 
-class RedisServer:
-    """Redis 6 or newer, or Valkey.
+class Server:
+    """Ask Redis 6 or newer, or Valkey. What makes no sense to ask again raises RemoteError, the rest Unreachable.
 
     Connections belong to the process that made them: a forked child begins with none. The number of places bounds the
     requests in flight; a request that gets none within its timeout counts as one without an answer.
     """
 
     def __init__(self, remote: Remote) -> None:
-        self._redis = import_redis()
+        try:
+            import redis
+        except ImportError as error:
+            raise missing_dependency("redis", "redis", "remote=") from error
+        self._errors: Any = redis.exceptions
         self._timeout = remote.timeout
-        self._pool = _pool(self._redis, remote)
         self._most = remote.max_requests
+        self._source = _source(redis, remote.server)
+        self._options = {
+            **self._source.connection_kwargs,
+            "socket_timeout": remote.timeout,
+            "socket_connect_timeout": remote.connect_timeout,
+            "retry": None,
+            "decode_responses": False,
+        }
         self._made = _Connections(-1, [], SimpleQueue())
+
+    def run(self, script: Script, calls: Sequence[Call], meanwhile: Callable[[], None] = nothing) -> list[Any]:
+        """Run a script for each call and return the results; one that the server has forgotten is sent whole.
+
+        `meanwhile` is called once, while the server is at it.
+        """
+        answers: list[Any] = []
+        for piece in _pieces(calls):
+            commands = [(b"EVALSHA", script.digest, b"1", name, *arguments) for name, arguments in piece]
+            found, meanwhile = self._ask(commands, meanwhile), nothing
+            missed = [at for at, answer in enumerate(found) if isinstance(answer, self._errors.NoScriptError)]
+            if missed:
+                commands = [(b"EVAL", script.text, b"1", piece[at][0], *piece[at][1]) for at in missed]
+                for at, answer in zip(missed, self._ask(commands), strict=True):
+                    found[at] = answer
+            answers += found
+        return [self._checked(answer) for answer in answers]
+
+    def ask(self, *command: bytes) -> Any:
+        """Return the answer to one command."""
+        (answer,) = self._ask([command])
+        return self._checked(answer)
+
+    def subscribe(self, prefix: bytes) -> Subscription:
+        """Hear of every change of names with a prefix, from when this returns."""
+        # By RESP3 messages and answers come on one connection, and keep their order.
+        return Subscription(self._source.connection_class(**{**self._options, "protocol": 3}), prefix)
+
+    def close(self) -> None:
+        """Close the idle connections; one in use is closed when it is given back to nobody."""
+        made, self._made = self._made, _Connections(-1, [], SimpleQueue())
+        if made.process == process_token():
+            for connection in made.idle:
+                connection.disconnect()
+
+    # -- connections --------------------------------------------------------------------------------------------------
 
     def _connections(self) -> _Connections:
         """Return the connections of this process."""
@@ -138,184 +120,122 @@ class RedisServer:
             self._made = found
         return found
 
-    @contextlib.contextmanager
-    def _translated(self) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:
-            reraise_signal(error)
-            raise self._as_ours(error, sent=True) from error
-
-    def _as_ours(self, error: Exception, sent: bool) -> Exception:
-        """Return the error of ours for one of redis-py's, and any other as it is."""
-        errors = self._redis.exceptions
-        if isinstance(error, CacheError | Unreachable):  # of what was done meanwhile
-            return error
-        if isinstance(error, errors.ConnectionError | errors.TimeoutError | errors.ReadOnlyError | OSError):
-            return Unreachable(str(error), sent)
-        return RemoteError(f"the server refused a request: {error}") if isinstance(error, errors.RedisError) else error
-
-    def _ask(self, commands: Sequence[Sequence[bytes]], meanwhile: Callable[[], None] = _nothing) -> list[Any]:
+    def _ask(self, commands: Sequence[Sequence[bytes]], meanwhile: Callable[[], None] = nothing) -> list[Any]:
         """Send commands in one round trip and return their answers; an error stands in the place of one."""
         connections = self._connections()
         try:
             connections.places.get(timeout=self._timeout)
         except Empty:
             raise Unreachable(f"{self._most} requests are under way, which is max_requests", sent=False) from None
-        connection, sent = None, False
+        connection = None
         try:
-            connected = self._connected(connections.idle)
-            connection, _ = connected
-            sent = True
+            connection = self._connected(connections.idle)
             connection.send_packed_command((_packed(commands),), check_health=False)
             meanwhile()
             answers = [self._answer(connection, alone=len(commands) == 1) for _ in commands]
-            connections.idle.append(connected)
+            connections.idle.append(connection)
             connection = None
             return answers
         except Exception as error:
             reraise_signal(error)
-            raise self._as_ours(error, sent) from error
+            raise self._as_ours(error, sent=connection is not None) from error
         finally:
             if connection is not None:  # an answer may be under way that nobody will read
                 connection.disconnect()
             connections.places.put(None)
 
-    def _connected(self, idle: list[Connection]) -> Connection:
+    def _connected(self, idle: list[Any]) -> Any:
         """Return an idle connection that the server has not closed, or a new one."""
         while idle:
             try:
-                connection, has_news = found = idle.pop()
+                connection = idle.pop()
             except IndexError:  # another thread has taken it
                 break
-            if not has_news(0):
-                return found
-            with contextlib.suppress(self._redis.exceptions.ConnectionError):
-                if not connection.can_read(0):  # it was nothing for us, such as a renewed key of TLS
-                    return found
+            with contextlib.suppress(self._errors.ConnectionError, self._errors.TimeoutError):
+                if not connection.can_read(0):
+                    return connection
             connection.disconnect()
-        connection = self._pool.connection_class(**self._pool.connection_kwargs)  # the pool would count lost ones
+        connection = self._source.connection_class(**self._options)
         try:
             connection.connect()
-            news = select.poll()
-            news.register(connection._sock, select.POLLIN)
         except BaseException:
             connection.disconnect()
             raise
-        return connection, news.poll
+        return connection
 
     def _answer(self, connection: Any, alone: bool) -> Any:
         try:
             return connection.read_response(disable_decoding=True)
-        except self._redis.exceptions.ResponseError as error:
+        except self._errors.ResponseError as error:
             if "READONLY" in str(error):  # a replica now, perhaps said from within a script: find the primary anew
                 raise Unreachable(str(error), sent=not alone) from error
             return error
 
-    def _ask_one(self, *command: bytes) -> Any:
-        (answer,) = self._ask([command])
-        return self._checked(answer)
-
     def _checked(self, answer: Any) -> Any:
         if isinstance(answer, Exception):
-            with self._translated():
-                raise answer
+            raise self._as_ours(answer, sent=True) from answer
         return answer
 
-    def run(self, script: Script, calls: Sequence[Call], meanwhile: Callable[[], None] = _nothing) -> list[Any]:
-        """Run a script for each call, some in one round trip; one that the server has forgotten is sent whole."""
-        answers: list[Any] = []
-        unknown = self._redis.exceptions.NoScriptError
-        for piece in _pieces(calls):
-            commands = [(b"EVALSHA", script.digest, b"1", name, *arguments) for name, arguments in piece]
-            found, meanwhile = self._ask(commands, meanwhile), _nothing
-            missed = [at for at, answer in enumerate(found) if isinstance(answer, unknown)]
-            if missed:
-                commands = [(b"EVAL", script.text, b"1", piece[at][0], *piece[at][1]) for at in missed]
-                for at, answer in zip(missed, self._ask(commands), strict=True):
-                    found[at] = answer
-            answers += found
-        return [self._checked(answer) for answer in answers]
+    def _as_ours(self, error: Exception, sent: bool) -> Exception:
+        """Return the error of ours for one of redis-py's, and any other as it is."""
+        errors = self._errors
+        if isinstance(error, CacheError):  # of what was done meanwhile, among others
+            return error
+        if isinstance(error, errors.ConnectionError | errors.TimeoutError | errors.ReadOnlyError | OSError):
+            return Unreachable(str(error), sent)
+        return RemoteError(f"the server refused a request: {error}") if isinstance(error, errors.RedisError) else error
 
-    def unlink(self, names: Sequence[bytes]) -> None:
-        """Remove names."""
-        self._ask_one(b"UNLINK", *names)
 
-    def clear(self, prefix: bytes, length: int) -> None:
-        """Remove every name of a prefix and so many bytes more, in steps."""
-        pattern = b"".join(b"\\" + bytes((byte,)) if byte in b"*?[]\\^-" else bytes((byte,)) for byte in prefix)
-        pattern += b"?" * length
-        self.unlink([prefix + b"probe"])  # a replica, which may have none of the names, refuses that
-        cursor = b"0"
-        while True:
-            cursor, names = self._ask_one(b"SCAN", cursor, b"MATCH", pattern, b"COUNT", b"%d" % SCANNED)
-            if names:
-                self.unlink(names)
-            if int(cursor) == 0:
-                return
+class Subscription:
+    """One connection with client tracking in broadcasting mode; what goes wrong with it raises errors of redis-py."""
 
-    def subscribe(self, prefix: bytes) -> RedisSubscription:
-        """Open a connection by RESP3, on which messages and answers keep their order, and track a prefix."""
-        options = {**self._pool.connection_kwargs, "protocol": 3}
-        connection = self._pool.connection_class(**options)
+    def __init__(self, connection: Any, prefix: bytes) -> None:
+        self._connection = connection
+        self._probe = prefix + b"probe"  # a name that is never there
+        self._news: list[Any] = []
         try:
-            with self._translated():
-                return RedisSubscription(connection, self._translated, prefix)
+            connection.connect()
+            # The parser swallows what a handler raises, so this one only notes the message.
+            connection._get_parser().set_invalidation_push_handler(self._pushed)
+            connection.send_command("CLIENT", "TRACKING", "ON", "BCAST", "PREFIX", prefix, check_health=False)
+            while connection.read_response(push_request=True) is _PUSHED:
+                pass
         except BaseException:
             connection.disconnect()
             raise
-
-    def close(self) -> None:
-        """Close the idle connections; one in use is closed when it is given back to nobody."""
-        made, self._made = self._made, _Connections(-1, [], SimpleQueue())
-        if made.process == process_token():
-            for connection, _ in made.idle:
-                connection.disconnect()
-
-
-class RedisSubscription:
-    """One connection with client tracking in broadcasting mode."""
-
-    def __init__(self, connection: Any, translated: Any, prefix: bytes) -> None:
-        self._connection = connection
-        self._translated = translated
-        self._probe = prefix + b"probe"  # a name that is never there
-        self._news: list[Any] = []
-        connection.connect()
-        # The parser swallows what a handler raises, so this one only notes the message.
-        connection._get_parser().set_invalidation_push_handler(self._pushed)
-        connection.send_command("CLIENT", "TRACKING", "ON", "BCAST", "PREFIX", prefix, check_health=False)
-        while connection.read_response(push_request=True) is _PUSHED:
-            pass
 
     def _pushed(self, message: Any) -> object:
         self._news.append(message[1])
         return _PUSHED
 
     def probe(self) -> None:
-        """Remove a name that is not there: a replica, and a server that is busy with a script, refuse that."""
-        with self._translated():
-            self._connection.send_command("DEL", self._probe, check_health=False)
+        """Remove a name that is not there; the answer comes behind every change that was acknowledged before.
+
+        A replica, and a server that is busy with a script, refuse that.
+        """
+        self._connection.send_command("DEL", self._probe, check_health=False)
 
     def heard(self, seconds: float) -> tuple[list[bytes], bool, bool]:
-        """Read what has come, in order; a message behind the answer to a probe waits for the next call."""
+        """Wait for news: names that have changed, whether all may have, and whether a probe was answered.
+
+        What has come is read in order; a message behind the answer to a probe waits for the next call.
+        """
         deadline = time.monotonic() + seconds
         answered = False
-        with self._translated():
-            while (
-                not answered
-                and len(self._news) < GATHERED
-                and self._connection.can_read(max(deadline - time.monotonic(), 0.0))
-            ):
-                # An integer, and nothing else, answers a probe: other messages than changes may come in between.
-                answered = type(self._connection.read_response(push_request=True, disable_decoding=True)) is int
-                deadline = 0.0
+        while (
+            not answered
+            and len(self._news) < GATHERED
+            and self._connection.can_read(max(deadline - time.monotonic(), 0.0))
+        ):
+            # An integer, and nothing else, answers a probe: other messages than changes may come in between.
+            answered = type(self._connection.read_response(push_request=True, disable_decoding=True)) is int
+            deadline = 0.0
         news, self._news = self._news, []
         names = [name for message in news if isinstance(message, list) for name in message if isinstance(name, bytes)]
         return names, None in news, answered
 
     def interrupt(self) -> None:
-        """Shut the connection down, which ends a wait for what it brings."""
+        """Shut the connection down, from another thread, which ends a wait for what it brings."""
         with suppress(OSError, AttributeError):  # it is closed
             self._connection._sock.shutdown(socket.SHUT_RDWR)
 
@@ -329,10 +249,31 @@ def address_of(server: Any) -> str:
     if isinstance(server, str):
         parts = urlsplit(server)
         return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
-    if hasattr(server, "subscribe"):
-        return type(server).__qualname__
-    options = getattr(getattr(server, "connection_pool", None), "connection_kwargs", {})
-    return repr([options.get(name) for name in ("host", "port", "path", "db")])
+    pool = getattr(server, "connection_pool", None)
+    options = getattr(pool, "connection_kwargs", {})
+    service = getattr(pool, "service_name", None)  # of a client that asks sentinels
+    return repr([options.get(name) for name in ("host", "port", "path", "db")] + ([service] if service else []))
+
+
+def _source(redis: Any, server: Any) -> Any:
+    """Return the pool whose class and arguments of connections are used; the connections themselves are kept here."""
+    if not isinstance(server, str):
+        pool = getattr(server, "connection_pool", None)
+        if not hasattr(pool, "connection_class") or not hasattr(pool, "connection_kwargs"):
+            raise SettingError(f"server is {server!r}, expected an address or a client of redis-py")
+        return pool
+    scheme = server.partition("://")[0]
+    if scheme == "redis+cluster":
+        raise SettingError("redis+cluster: is not offered, since tags need keys of several slots in one step")
+    if scheme == "redis+sentinel":
+        raise SettingError(
+            "redis+sentinel: is not offered as an address; a client of redis-py asks the sentinels: "
+            "Remote(server=redis.Sentinel([(host, 26379), ...]).master_for(service), ...)"
+        )
+    try:
+        return redis.ConnectionPool.from_url(server)
+    except ValueError as error:
+        raise SettingError(f"the server's address is none of redis://, rediss://, unix://: {error}") from None
 
 
 def _packed(commands: Sequence[Sequence[bytes]]) -> bytes:
@@ -352,9 +293,6 @@ def _form(words: int) -> bytes:
 
 def _pieces(calls: Sequence[Call]) -> Iterator[Sequence[Call]]:
     """Yield calls in pieces that one round trip can carry within the timeout of a request."""
-    if len(calls) == 1:
-        yield calls
-        return
     start = size = 0
     for at, (_, arguments) in enumerate(calls):
         if at - start == PIECE or (size > PIECE_SIZE and at > start):
@@ -363,47 +301,3 @@ def _pieces(calls: Sequence[Call]) -> Iterator[Sequence[Call]]:
         size += sum(map(len, arguments))
     if start < len(calls):
         yield calls[start:]
-
-
-def _pool(redis: Any, remote: Remote) -> Any:
-    """Return the pool that makes connections, which are kept elsewhere."""
-    options: dict[str, Any] = {
-        "socket_timeout": remote.timeout,
-        "socket_connect_timeout": remote.connect_timeout,
-        "retry": None,
-        "decode_responses": False,
-    }
-    server = remote.server
-    if not isinstance(server, str):
-        pool = getattr(server, "connection_pool", None)
-        if pool is None or not hasattr(pool, "make_connection"):
-            raise SettingError(f"server is {server!r}, expected an address or a client of redis-py")
-        return type(pool)(pool.connection_class, **{**pool.connection_kwargs, **options})
-    scheme = server.partition("://")[0]
-    if scheme == "redis+cluster":
-        raise SettingError("redis+cluster: is not offered, since tags need keys of several slots in one step")
-    try:
-        if scheme == SENTINEL:
-            return _sentinel_pool(server, options)
-        return redis.ConnectionPool.from_url(server, **options)
-    except ValueError as error:
-        known = f"redis://, rediss://, unix:// or {SENTINEL}://"
-        raise SettingError(f"the server's address is not one of {known}: {error}") from None
-
-
-def _sentinel_pool(address: str, options: dict[str, Any]) -> Any:
-    """Return the pool of a primary that sentinels name: redis+sentinel://user:password@host:port,host/service/db."""
-    from redis.sentinel import Sentinel, SentinelConnectionPool
-
-    parts = urlsplit(address)
-    hosts = parts.netloc.rpartition("@")[2]
-    service, _, db = parts.path.strip("/").partition("/")
-    if not hosts or not service:
-        raise SettingError(
-            f"the server's address needs hosts and a service, as in {SENTINEL}://host:26379,host2/service"
-        )
-    pairs = [(host, int(port or 26379)) for host, _, port in (each.partition(":") for each in hosts.split(","))]
-    times = {name: options[name] for name in ("socket_timeout", "socket_connect_timeout")}
-    extra = {"username": parts.username, "password": parts.password, "db": int(db or 0)}
-    sentinel = Sentinel(pairs, sentinel_kwargs=times)  # type: ignore[no-untyped-call]
-    return SentinelConnectionPool(service, sentinel, **{**options, **extra})  # type: ignore[no-untyped-call]

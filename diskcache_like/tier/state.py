@@ -30,35 +30,32 @@ from ..coherence.control_files import allocate, extend, open_control_file
 from ..encoding.record import VERSION_SIZE
 from ..errors import DirectoryError
 from ..system.boot import boot_id
-from ..system.forks import process_token
 
 SLOTS: Final = 1 << 16
 HEADER: Final = 512  # words, one page
 SIZE: Final = 8 * (HEADER + SLOTS + 4 * SLOTS)
-
-_MAGIC: Final = 0x31304552_4D4C4344  # 'DCLMRE01'
-_CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-_MIX: Final = 0x9E3779B97F4A7C15
-_DRAWN: Final = 256  # versions at a time
-_MASK: Final = (1 << 64) - 1
-
+NAME: Final = 128  # word at which the name of the namespace begins: a byte for its length, then its bytes
+FAILURES: Final = 5  # requests in a row without an answer, after which nobody on this machine asks
+PAUSE: Final = 5_000_000_000  # nanoseconds, for this long
 ABSENT: Final = 0  # as the version in a cell: the server has no such entry
 
-
-NAME: Final = 128  # word at which the name of the namespace begins: a byte for its length, then its bytes
+_MAGIC: Final = 0x32304552_4D4C4344  # 'DCLMRE02'
+_CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+_MIX: Final = 0x9E3779B97F4A7C15
+_MASK: Final = (1 << 64) - 1
 
 
 class Word:
     """Indices of the words of the header."""
 
-    MAGIC, BOOT, FILE, LEASE, TAGS, FAILURES, OPEN_UNTIL, MACHINE = range(8)
+    MAGIC, BOOT, FILE, LEASE, TAGS, FAILURES, ASK_AGAIN, MACHINE = range(8)
     # MACHINE and the next: a number of this directory's own
     COUNTERS = 16  # where the counters begin
 
 
 COUNTERS: Final = (
-    *("requests", "errors", "retries", "refused", "breaker_opened", "stale_served", "unverifiable", "too_large"),
-    *("invalidations", "connections", "probes", "local_failures", "sent_later", "dropped", "conflicts", "confirmed"),
+    *("requests", "errors", "retries", "refused", "stale_served", "unverifiable", "too_large"),
+    *("invalidations", "connections", "probes", "local_failures", "conflicts", "confirmed"),
 )
 
 _COUNTER_AT: Final = {name: Word.COUNTERS + at for at, name in enumerate(COUNTERS)}
@@ -73,33 +70,14 @@ boot_seconds: Final[Callable[[], float]] = partial(time.clock_gettime, _CLOCK)
 """Return what `boottime` does, in seconds; each hit calls it, and a function in Python would take 25 ns longer."""
 
 
-class _Fresh:
-    """Random bytes, drawn many at a time. A forked child draws its own: two processes must never use the same."""
-
-    __slots__ = ("_drawn", "_process")
-
-    def __init__(self) -> None:
-        self._process = -1
-        self._drawn: list[bytes] = []
-
-    def version(self) -> bytes:
-        """Return 16 random bytes."""
-        if self._process != process_token():
-            self._drawn, self._process = [], process_token()
-        try:
-            return self._drawn.pop()  # a single step on a list is atomic
-        except IndexError:
-            drawn = os.urandom(VERSION_SIZE * _DRAWN)
-            self._drawn = [drawn[at : at + VERSION_SIZE] for at in range(VERSION_SIZE, len(drawn), VERSION_SIZE)]
-            return drawn[:VERSION_SIZE]
-
-
-fresh = _Fresh().version
+def fresh() -> bytes:
+    """Return a version that no entry has had."""
+    return os.urandom(VERSION_SIZE)
 
 
 def unique() -> int:
     """Return an even number that has never been in any word."""
-    return int.from_bytes(fresh()[:8], "little") & (_MASK - 1) or 2
+    return int.from_bytes(os.urandom(8), "little") & (_MASK - 1) or 2
 
 
 class _Mapped(NamedTuple):
@@ -215,10 +193,32 @@ class TierState:
         sent = self.header[Word.LEASE]
         return 0.0 if not sent or sent > boottime() else (sent + max_staleness) / 1e9
 
-    def is_open(self) -> bool:
-        """Tell whether the breaker is open: requests are refused after errors."""
-        until = self.header[Word.OPEN_UNTIL]
-        return bool(until) and boottime() < until
+    # -- requests -----------------------------------------------------------------------------------------------------
+
+    def may_ask(self) -> bool:
+        """Tell whether the server may be asked now; if a pause is over, one who asks finds out for the others."""
+        until, now = self.header[Word.ASK_AGAIN], boottime()
+        if now < until <= now + PAUSE:
+            return False
+        if until:
+            self.header[Word.ASK_AGAIN] = now + PAUSE
+        return True
+
+    def is_pausing(self) -> bool:
+        """Tell whether nobody asks the server for now."""
+        return boottime() < self.header[Word.ASK_AGAIN]
+
+    def failed(self) -> None:
+        """Count a request without an answer; after several in a row, nobody asks for a while."""
+        self.count("errors")
+        failures = self.header[Word.FAILURES] = min(self.header[Word.FAILURES], FAILURES) + 1
+        if failures >= FAILURES:
+            self.header[Word.ASK_AGAIN] = boottime() + PAUSE
+
+    def succeeded(self) -> None:
+        """Note that the server has answered."""
+        if self.header[Word.FAILURES] or self.header[Word.ASK_AGAIN]:
+            self.header[Word.FAILURES] = self.header[Word.ASK_AGAIN] = 0
 
     # -- what a person may know ----------------------------------------------------------------------------------------
 
@@ -251,15 +251,13 @@ def _guard(digest: int, version: int, stamp: int) -> int:
 def _begin(mapped: _Mapped, file: int) -> None:
     """Void what an earlier boot has left, or what was copied; two processes that do so at once do the same."""
     header, boot = mapped.header, boot_id()
-    if header[Word.FILE] != file:  # a copy of a directory is another one
-        header[Word.MACHINE] = header[Word.LEASE] = 0
-        header[Word.FILE] = file
-    if header[Word.MAGIC] != _MAGIC or header[Word.BOOT] != boot or not boot:
-        header[Word.LEASE] = 0
-        header[Word.FAILURES] = header[Word.OPEN_UNTIL] = 0
-        header[Word.TAGS] = unique()
-        mapped.words.fill(unique())
-        header[Word.BOOT] = boot
-        header[Word.MAGIC] = _MAGIC
-    if not header[Word.MACHINE]:
+    if header[Word.FILE] != file:  # a copy of a directory is another machine's
         header[Word.MACHINE + 1], header[Word.MACHINE] = unique(), unique()
+    # Without a number of the boot nothing from before is believed.
+    if header[Word.MAGIC] == _MAGIC and header[Word.FILE] == file and header[Word.BOOT] == boot and boot:
+        return
+    header[Word.LEASE] = header[Word.FAILURES] = header[Word.ASK_AGAIN] = 0
+    header[Word.TAGS] = unique()
+    mapped.words.fill(unique())
+    header[Word.BOOT], header[Word.FILE] = boot, file
+    header[Word.MAGIC] = _MAGIC

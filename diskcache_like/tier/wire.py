@@ -37,6 +37,7 @@ class Wire:
         space = namespace.encode("utf-8", "surrogatepass")
         self.prefix = b"dl:" + space + b":"
         self.tags = self.prefix + b"t"
+        self.probe = self.prefix + b"probe"  # a name that is never there
         self._binding = blake2b(format.encode(), digest_size=DIGEST_SIZE, key=b"dcl remote").digest() + space + b"\0"
         key = b"" if secret is None else blake2b(secret + space, person=b"dcl names").digest()
         self._entries = blake2b(key=key, digest_size=DIGEST_SIZE, person=b"dcl entry")

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from diskcache_like import Cache, Remote, RemoteError, RemoteWarning, Timeout
-from diskcache_like.tier import link
+from diskcache_like.tier import link, state
+from diskcache_like.tier.copies import Copies
 from diskcache_like.tier.listener import Listener
 from diskcache_like.tier.scripts import READ, script
-from diskcache_like.tier.server import RedisSubscription
+from diskcache_like.tier.server import Subscription
 from diskcache_like.tier.state import TierState, Word, boottime
-from diskcache_like.tier.store import TieredStore
 from diskcache_like.tier.tier import Tier as Link
 
 from ..proof import Proof
@@ -25,15 +25,16 @@ from .machines import SharedServer, flawed
 PROMISE = 8  # of docs/reliability.md
 NAMESPACE = "prove"
 SECRET = "a secret of several machines"
-BREAKER_OPEN = 0.2  # seconds; with the default, a case would end before its requests go on
+PAUSE = 200_000_000  # nanoseconds; with the default, a case would end before its requests go on
 LISTENER_LOCK = "cache.remote-*"  # the files in a cache's directory whose lock makes a process the one that listens
 
 
 @contextmanager
 def opened(place: Place) -> Iterator[Tier]:
     """Open a cache with the tier."""
+    vars(state)["PAUSE"] = PAUSE
     settings = place.settings._asdict()  # named as the arguments are
-    remote = Remote(place.url, namespace=NAMESPACE, secret=SECRET, breaker_open=BREAKER_OPEN, **settings)
+    remote = Remote(place.url, namespace=NAMESPACE, secret=SECRET, **settings)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RemoteWarning)  # the server may be away just now
         cache = Cache(place.directory, durability="process", remote=remote)
@@ -64,12 +65,12 @@ TIER = Product(opened, outcome, listener)
 # By the names in FLAWS: what spoils the tier in a process before it opens anything.
 def note_late() -> None:
     """Note the words of an entry when the server has answered."""
-    note = TieredStore._note
+    note = Copies.note
 
-    def late(self: TieredStore, place: Any, record: Any, word: int, tags: int) -> None:
+    def late(self: Copies, place: Any, record: Any, word: int, tags: int) -> None:
         note(self, place, record, self._state.words[place.index], self._state.header[Word.TAGS])
 
-    TieredStore._note = late  # type: ignore[method-assign]
+    Copies.note = late  # type: ignore[method-assign]
 
 
 def vouch_late() -> None:
@@ -86,10 +87,10 @@ def need_no_lease() -> None:
 def ping() -> None:
     """Ask for a sign of life only, which any node gives, and read from any node."""
 
-    def probe(self: RedisSubscription) -> None:
+    def probe(self: Subscription) -> None:
         self._connection.send_command("PING", check_health=False)
 
-    RedisSubscription.probe = probe  # type: ignore[method-assign]
+    Subscription.probe = probe  # type: ignore[method-assign]
     vars(link)["READ"] = script(READ.text.decode().replace("redis.call('DEL', prefix .. 'probe')", ""))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import redis
@@ -161,9 +160,7 @@ def test_a_sentinel_promotes_the_replica_when_the_primary_is_dead() -> None:
         old.kill()
         new = watched.successor_of(old)
         assert new.ask("SET", "key", "value")
-        host, port = watched.url.split("/")[2].split(":")
-        sentinel: Any = redis.Sentinel([(host, int(port))])  # type: ignore[no-untyped-call]
-        with sentinel.sentinels[0], sentinel.master_for("primary") as client:
+        with watched.client() as client:
             assert client.get("key") == b"value"
 
 

@@ -327,10 +327,11 @@ class Watched:
     sentinel: RedisServer
     servers: tuple[RedisServer, RedisServer]
 
-    @property
-    def url(self) -> str:
-        """Return the address of the sentinel, with the name that it has for the primary."""
-        return f"redis+sentinel://127.0.0.1:{self.sentinel.port}/{SERVICE}/0"
+    def client(self) -> redis.Redis:
+        """Return a client that asks the sentinel for the primary."""
+        sentinel: Any = redis.Sentinel([("127.0.0.1", self.sentinel.port)])  # type: ignore[no-untyped-call]
+        client: redis.Redis = sentinel.master_for(SERVICE)
+        return client
 
     @property
     def primary(self) -> RedisServer:

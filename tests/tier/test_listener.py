@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from typing import Any
 
 import pytest
@@ -164,6 +165,7 @@ def test_a_forked_child_hears_for_itself(machines: Machines, server: RedisServer
     if not child:
         try:
             ok = here["k"] == 1 and here.set("forked", 2)
+            ok = ok and "diskcache_like listener" in [thread.name for thread in threading.enumerate()]
             here.close()
             os.write(writer, b"ok" if ok else b"no")
         finally:
@@ -213,6 +215,10 @@ def test_a_cache_without_it_on_the_same_directory_changes_nothing_for_others(mac
     here._hot.clear()
     assert here["n"] == 1
     assert there["n"] == 1
+    with Cache(machines.place("a")) as plain:
+        plain["m"] = plain["o"] = 7
+    assert here.get("m") is None
+    assert here.incr("o") == 1  # no decision is made on what never came by way of the server
 
 
 def test_the_command_line_tells_of_servers(machines: Machines, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,6 @@ import datetime
 import decimal
 import io
 import math
-import pickle
 import re
 import threading
 import uuid
@@ -769,13 +768,6 @@ def test_an_index_and_a_deque_are_of_one_machine(machines: Machines) -> None:
         made.close()
     assert child.remote.remote.namespace == "shop/cache/c"
     child.close()
-
-
-def test_a_handle_that_was_pickled_works_and_its_pickle_has_no_secret(machines: Machines) -> None:
-    here = machines.open("a")
-    content = pickle.dumps(here)
-    assert SECRET.encode() not in content
-    here["k"] = 1
 
 
 def test_a_file_is_read_to_its_end(machines: Machines) -> None:

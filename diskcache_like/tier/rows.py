@@ -1,0 +1,74 @@
+"""The row codec of a cache with `remote=`, which gives each key its place on the server."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from ..encoding import keys
+from ..encoding.record import Record
+from ..entries.row_codec import Location, RowCodec
+from ..entries.session import Session
+from ..errors import SettingError, refused_with_remote
+from ..remote import Remote
+from ..storage.store import Store
+from .state import SLOTS
+from .store import TieredStore
+from .tier import Tier
+from .words import Place, TierHotLayer
+
+_QUEUE_KEYS: Final = keys.QueueKey, keys.PrefixedQueueKey
+
+
+class TieredRows(RowCodec):
+    """Rows whose keys have places of the server's, and whose records may come from there, verified."""
+
+    keeps_versions = True
+
+    def __init__(self, session: Session, tier: Tier) -> None:
+        super().__init__(session)
+        self._digest = tier.wire.digest
+        self._tiered = {store: TieredStore(store, self, tier) for store in session.shards.stores}
+
+    @property
+    def stores(self) -> Sequence[Any]:
+        """Return what reads and writes the shards."""
+        return list(self._tiered.values())
+
+    def local(self, key: Any) -> Location:
+        """Return where the key lives on this machine."""
+        return super().locate(key)
+
+    def locate(self, key: Any) -> Any:
+        """Return the stored key, its place, and the store that it lives in."""
+        if isinstance(key, _QUEUE_KEYS):
+            raise refused_with_remote("a queue")
+        stored, home, store = super().locate(key)
+        canonical = stored if self._sealer is None else keys.encode_key(key)
+        digest = self._digest(canonical)
+        place = Place(int.from_bytes(digest[:8], "big"))
+        place.stored, place.digest, place.canonical, place.key, place.home = stored, digest, canonical, key, home
+        place.index = index = place % SLOTS  # `index_of(digest)`
+        place.indices = frozenset((index,))
+        return stored, place, self._tiered[store]
+
+    def queue_store(self, prefix: str | None) -> Store:
+        """Refuse: a queue's order is one index of one database."""
+        raise refused_with_remote("a queue")
+
+    def verified(self, key: Any, location: Any, blob: Any) -> Record | None:
+        """Return a record that was verified already, or do what `RowCodec.verified` does."""
+        return blob if type(blob) is Record or blob is None else super().verified(key, location, blob)
+
+    def verified_own(self, key: Any, location: Any, blob: Any) -> Record | None:
+        """Return a record that was verified already, or do what `RowCodec.verified_own` does."""
+        return blob if type(blob) is Record or blob is None else super().verified_own(key, location, blob)
+
+
+def parts_of(remote: Any, session: Session) -> tuple[Tier, TieredRows, TierHotLayer]:
+    """Return the tier of a cache, its row codec and its hot layer."""
+    if not isinstance(remote, Remote):
+        raise SettingError(f"remote is {remote!r}, expected a Remote")
+    tier = Tier(remote, session)
+    hot = TierHotLayer(tier.state, tier.lease_ends, session.clock, session.hot_limit, session.metrics.counters)
+    return tier, TieredRows(session, tier), hot

@@ -1,0 +1,118 @@
+"""Where the hot layer of a cache with `remote=` looks: the words of entries on a server, in place of generations.
+
+The number of a key comes from the name of its entry on the server, and is the same on every machine, so that its slot
+among the words can be told from the server's messages.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from typing import Any, Final
+
+from ..coherence.generations import Words
+from ..entries.hot import HotLayer
+from .state import SLOTS, TierState, boot_seconds
+
+# Hits leave no marks for the database's eviction, since its slots are others: what they write goes nowhere.
+_USES: Final[Words] = memoryview(array("Q", bytes(8 * SLOTS)))
+_HEADER: Final[Words] = memoryview(array("Q", [1] * 512))  # a tick that never changes
+
+
+class Place(int):
+    """The place of a key: a number made from the name of its entry, with what else a request needs."""
+
+    stored: bytes
+    digest: bytes
+    canonical: bytes
+    key: Any
+    home: int  # the place in this machine's database
+    index: int  # of the word of the entry
+    # What was found last: the words that it depends on, and their stamp, None if it must not be kept.
+    indices: frozenset[int]
+    stamp: int | None = None
+    tick: int = 0  # the version of the row here when it was looked at
+
+    @property
+    def number(self) -> int:
+        """Return the part of the digest that a cell has."""
+        return int.from_bytes(self.digest[8:], "big")
+
+
+class SharedWords:
+    """The words of all machines' entries, which a hit or a load looks at as at the slots of an open shard."""
+
+    slot_prime = SLOTS
+    uses = _USES
+    header = _HEADER
+
+    def __init__(self, state: TierState, ready: Callable[[], None]) -> None:
+        self._state = state
+        self.ready = ready  # opens the shard that has the copies
+
+    @property
+    def slots(self) -> Words:
+        """Return the words."""
+        return self._state.words
+
+    def slot_of(self, h: int) -> int:
+        """Return the index of the word of a place."""
+        return h % SLOTS
+
+
+class _WordsOfTags:
+    """The words of an entry with tags, as an open shard has its slots: one number, which changes with any of them."""
+
+    __slots__ = ("_indices", "_state")
+    slot_prime = SLOTS
+    uses = _USES
+    header = _HEADER
+
+    def __init__(self, state: TierState, indices: frozenset[int]) -> None:
+        self._state = state
+        self._indices = indices
+
+    @property
+    def session(self) -> _WordsOfTags:
+        """Return what has the slots."""
+        return self
+
+    slots = session
+
+    def __getitem__(self, _: int, /) -> int:
+        return self._state.stamp(self._indices)
+
+    def __setitem__(self, _: int, __: int, /) -> None:
+        raise TypeError("these words are only read")
+
+    def __len__(self) -> int:
+        return SLOTS
+
+
+class TierHotLayer(HotLayer):
+    """A hot layer whose entries count until the lease ends, by a clock that goes on while the machine is suspended."""
+
+    def __init__(
+        self,
+        state: TierState,
+        lease_ends: Callable[[], float],
+        clock: Callable[[], float],
+        limit: int,
+        counters: list[int],
+    ) -> None:
+        super().__init__(limit, boot_seconds, counters)
+        self._state = state
+        self._lease_ends = lease_ends
+        self._cache_clock = clock
+
+    def keep(self, key: Any, location: Any, stamp: int, expire: float | None, loaded: Any, size: int) -> None:
+        """Keep what was found at a place, if its stamp could be told, until it expires or the lease ends."""
+        _, place, store = location
+        if type(place) is not Place or place.stamp is None:
+            return
+        until = self._lease_ends()
+        if expire is not None:
+            until = min(until, boot_seconds() + expire - self._cache_clock())
+        if len(place.indices) > 1:
+            store = _WordsOfTags(self._state, place.indices)
+        super().keep(key, (place.stored, place, store), place.stamp, until, loaded, size)
