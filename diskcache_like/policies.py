@@ -2,38 +2,65 @@
 
 Every entry has a `rank`, and the entry with the lowest rank goes first. The policy decides what the rank is: twice the
 tick at the last store; the same at the last use, plus one, so that a use lies between two writes; or the number of
-uses and, where that is equal, the tick at the last store. An entry with the tag PINNED is not evicted, and has the
-highest rank there is.
+uses and, where that is equal, the tick at the last store. A hit leaves a mark in the word of the key's slot, and an
+entry gets its true rank when it would have to go.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final
 
 from .errors import SettingError
 
+NO_MARKS, RECENCY, FREQUENCY = 0, 1, 3  # what a hit leaves: nothing, twice the tick plus one, or one more
+MOST: Final = 2**63 - 2  # the highest rank
+USE: Final = 43  # bits below a use in a rank: of entries that were used equally often, the one stored first goes first
 
-class Policy(NamedTuple):
-    """One eviction policy, and what a hit must record for it."""
 
-    name: str
-    evicts: bool  # whether live entries are ever removed to make room
-    marks_recency: bool  # a hit stores the tick in the shared use word of the key's slot
-    marks_frequency: bool  # a hit adds one to the shared use word of the key's slot
+class Policy:
+    """Evict entries in the order in which they were stored last, or none."""
+
+    marks = NO_MARKS
+
+    def __init__(self, name: str, evicts: bool = True) -> None:
+        self.name = name
+        self.evicts = evicts  # whether live entries are ever removed to make room
 
     @property
-    def marks(self) -> bool:
-        """Tell whether hits are recorded at all."""
-        return self.marks_recency or self.marks_frequency
+    def counts_uses(self) -> bool:
+        """Tell whether a row has to say how many uses were counted when it was stored."""
+        return self.marks == FREQUENCY
+
+    def rank_now(self, rank: int, base: int, mark: int) -> tuple[int, int] | None:
+        """Return the columns `rank` and `base` that an entry should have; None if it has them.
+
+        `mark`: what the hits on its slot have left.
+        """
+        return None
+
+
+class _LeastRecentlyUsed(Policy):
+    marks = RECENCY
+
+    def rank_now(self, rank: int, base: int, mark: int) -> tuple[int, int] | None:
+        return (min(mark, MOST), 0) if mark > rank else None
+
+
+class _LeastFrequentlyUsed(Policy):
+    marks = FREQUENCY
+
+    def rank_now(self, rank: int, base: int, mark: int) -> tuple[int, int] | None:
+        mark = min(mark, MOST)
+        return (min(rank + (mark - base << USE), MOST), mark) if mark > base else None
 
 
 EVICTION_POLICY: dict[str, Policy] = {
     policy.name: policy
     for policy in (
-        Policy("none", False, False, False),
-        Policy("least-recently-stored", True, False, False),
-        Policy("least-recently-used", True, True, False),
-        Policy("least-frequently-used", True, False, True),
+        Policy("none", evicts=False),
+        Policy("least-recently-stored"),
+        _LeastRecentlyUsed("least-recently-used"),
+        _LeastFrequentlyUsed("least-frequently-used"),
     )
 }
 

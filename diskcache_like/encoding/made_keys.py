@@ -21,7 +21,6 @@ PATH_LIMIT: Final = 200  # bytes of all names of a path
 WITHIN: Final = START + b"\x00"  # begins the tag of the entries in a namespace,
 BELOW: Final = START + b"\x01"  # and that of those in the namespaces that it contains
 OF_NAMESPACES: Final = (WITHIN, BELOW)
-PINNED: Final = START + b"\x03pinned"  # the tag of an entry that is not evicted
 _known: weakref.WeakValueDictionary[tuple[str, ...], Path] = weakref.WeakValueDictionary()
 
 

@@ -2,7 +2,7 @@
 
 A record keeps the encoded tags in sorted order, each behind a byte with its length, so equal sets of tags are equal
 bytes. The index has a row for each of them, under its name there: the encoded tag in hexadecimal digits, which SQL can
-take out of a list. In an encrypted cache it is that of a keyed digest, but for PINNED.
+take out of a list. In an encrypted cache it is that of a keyed digest.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from ..errors import DecodeError, KeyEncodeError, TagError, named
 from .keys import decode_key, encode_key, sort_key
-from .made_keys import HIDDEN, PINNED, Path
+from .made_keys import HIDDEN, Path
 
 TAG_LIMIT: Final = 255  # bytes of an encoded tag
 MOST_TAGS: Final = 64  # of one entry
@@ -136,15 +136,9 @@ def without_hidden(packed: bytes, path: Path) -> bytes:
     return join_hidden(set(split_tags(packed)) - path.tags)
 
 
-def is_pinned(packed: bytes) -> bool:
-    """Tell whether an entry with these tags is pinned: it is not evicted."""
-    return PINNED in split_tags(packed) if packed else False
-
-
 def index_name(encoded: bytes, blind: Callable[[bytes], bytes] | None = None) -> str:
     """Return the name of an encoded tag in the index; `blind`: makes the keyed digest of an encrypted cache."""
-    # Eviction, which has no keys, looks for the name of PINNED; it tells nothing of what the entry is.
-    return (encoded if blind is None or encoded == PINNED else blind(encoded)).hex()
+    return (encoded if blind is None else blind(encoded)).hex()
 
 
 def tags_column(packed: bytes, blind: Callable[[bytes], bytes] | None = None) -> str | None:

@@ -14,14 +14,14 @@ from typing import Any, Final, Protocol
 
 from ..coherence.generations import MAX_WORD, Header, Words
 from ..encoding import keys
-from ..policies import Policy
+from ..policies import FREQUENCY, NO_MARKS, RECENCY, Policy
 
 OVERHEAD = 350  # bytes that an entry costs beside key and value: objects, dictionary slot, order
 FRACTION = 64  # no value above limit / FRACTION is admitted
 
-# What a hit notes beside SIEVE's mark: nothing, the time for LRU, a hit for the statistics, a use for LFU, or several.
-# `Cache.get` writes these numbers out: looking up a name costs it more than what it then does.
-NO_MARKS, RECENCY, COUNTED, FREQUENCY, SEVERAL = range(5)
+# What a hit notes beside SIEVE's mark and that of a policy: a hit for the statistics, or several. `Cache.get` writes
+# these numbers out: looking up a name costs it more than what it then does.
+COUNTED, SEVERAL = 2, 4
 
 PLAIN_TYPES = frozenset({str, bytes, int})  # exact types: such a key is its own hot key, such a value is immutable
 
@@ -161,7 +161,7 @@ class HotLayer:
 
     def mark_for(self, policy: Policy) -> None:
         """Make hits leave the marks that an eviction policy needs."""
-        self._marks = RECENCY if policy.marks_recency else FREQUENCY if policy.marks_frequency else NO_MARKS
+        self._marks = policy.marks
         self._set_tracks()
 
     def count(self, wanted: bool) -> None:

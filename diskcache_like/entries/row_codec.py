@@ -26,7 +26,7 @@ from ..encoding.record import (
     pack_full,
     unpack,
 )
-from ..encoding.tags import is_pinned, tag_or_tags, tags_column, tags_of, with_hidden
+from ..encoding.tags import tag_or_tags, tags_column, tags_of, with_hidden
 from ..errors import (
     CacheError,
     DecodeError,
@@ -198,8 +198,7 @@ class RowCodec:
         if metadata.version and not self.keeps_versions:
             metadata = without_version(metadata)
         v = self.repacked(location, record._replace(metadata=metadata))
-        unpins = is_pinned(record.metadata.tags) and not is_pinned(metadata.tags)
-        return Touch(v, *Row.expiries(metadata), tags_column(metadata.tags, self.blind), unpins)
+        return Touch(v, *Row.expiries(metadata), tags_column(metadata.tags, self.blind))
 
     def is_oversize(self, row: bytes | Row) -> bool:
         """Tell whether the value alone would exceed the size limit of its shard."""

@@ -56,7 +56,7 @@ class Rows:
         seq = tick if seq is None else seq
         displaced = session.header[_DISPLACED]
         if type(row) is bytes:
-            is_special = displaced or session.policy.marks_frequency
+            is_special = displaced or session.policy.counts_uses
             if not is_special and self._put_record(h, stored, row, tick, seq, known):
                 return
             row = Row(row)
@@ -90,7 +90,7 @@ class Rows:
     def _replace_value(self, place: int, stored: bytes, row: Row, tick: int) -> bool:
         """Replace record and expiry of a row whose other columns stay as they are; return False if they do not."""
         v, expire, fresh, tags, *others = row
-        if others != _ALONE or self._session.policy.marks_frequency:
+        if others != _ALONE or self._session.policy.counts_uses:
             return False
         connection = self._connection
         execute = (connection.cursor or connection.open_cursor()).execute
@@ -122,7 +122,7 @@ class Rows:
     def _first_rank(self, place: int) -> tuple[int | None, int]:
         """Return the columns `rank` and `base` of a row that is stored now."""
         session = self._session
-        by_uses = session.policy.marks_frequency
+        by_uses = session.policy.counts_uses
         return None, session.uses[(place & HOME) % session.slot_prime] & NEVER if by_uses else 0
 
     def put_many(self, rows: Sequence[Plain]) -> bool:
@@ -151,10 +151,8 @@ class Rows:
             header = self._session.header
             header[_NEXT_EXPIRE] = min(header[_NEXT_EXPIRE], microseconds(change.expire))
         execute, place = self._connection.open().execute, self._found_place(h, stored)
-        done = execute(sql.UPDATE_METADATA, (change.expire, change.fresh, change.tags, change.v, place, _blob(stored)))
-        if change.unpins:
-            execute(sql.RANK_UNPINNED, (*self._first_rank(place), place))
-        return done.rowcount > 0
+        parameters = (change.expire, change.fresh, change.tags, change.v, place, _blob(stored))
+        return execute(sql.UPDATE_METADATA, parameters).rowcount > 0
 
     def delete(self, h: int, stored: bytes, now: float = -inf) -> bool:
         """Delete the row of a key; return False if it has none that is live at a moment, and delete one that is not."""

@@ -317,7 +317,7 @@ class WriteBuffer:
                 rows.put(h, key, columns, tick, seq=seq)
         plain.sort(key=itemgetter(2))
         session = self._session
-        is_special = session.policy.marks_frequency or session.header[_DISPLACED]
+        is_special = session.policy.counts_uses or session.header[_DISPLACED]
         if plain and (is_special or not rows.put_many(plain)):
             for tick, v, h, stored, seq in plain:
                 rows.put(h, bytes(stored), bytes(v), tick, seq=seq)

@@ -270,7 +270,7 @@ class Writer:
     def _upsert_many(self, _: bool, rows: Sequence[tuple[int, bytes, Row | bytes]]) -> int:
         session = self._session
         plain = [(h, stored, row) for h, stored, row in rows if type(row) is bytes]
-        special = len(plain) < len(rows) or session.policy.marks_frequency or session.header[Header.DISPLACED]
+        special = len(plain) < len(rows) or session.policy.counts_uses or session.header[Header.DISPLACED]
         if special or not self._upsert_plain(plain):
             for h, stored, row in rows:
                 self._upsert(False, (h, stored, row, False))

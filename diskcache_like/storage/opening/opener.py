@@ -276,7 +276,7 @@ def appends(settings: dict[str, Any]) -> bool:
         settings["write_buffer"]
         and settings["sqlite_synchronous"] < FULL
         and settings["sqlite_journal_mode"] == "wal"
-        and not policy_named(settings["eviction_policy"]).marks_frequency  # counts uses from the write on, in the row
+        and not policy_named(settings["eviction_policy"]).counts_uses  # counts uses from the write on, in the row
     )
 
 

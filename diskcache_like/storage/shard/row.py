@@ -42,7 +42,6 @@ class Touch(NamedTuple):
     expire: float | None
     fresh: float | None
     tags: str | None
-    unpins: bool = False  # the entry was pinned, so it was not evicted, and no longer is
 
 
 Change = bytes | Row | Touch | Remove | None

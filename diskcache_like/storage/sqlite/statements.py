@@ -7,9 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ...coherence.generations import NEVER
-from ...encoding.made_keys import PINNED
-from ...encoding.tags import index_name
 from .schema import each_name
 
 # What reads all of a table or an index, or as much of it as does not fit a condition. If an index is missing that may
@@ -128,11 +125,8 @@ DELETE_ALL = "DELETE FROM entry"
 UNTAG_ALL = "DELETE FROM tagged"
 TRASH_ALL = _walk("INSERT OR IGNORE INTO trash SELECT file, size, NULL FROM entry WHERE file IS NOT NULL")
 QUICK_CHECK = _walk("PRAGMA quick_check(1)")
-_PINNED = f"(tags IS NOT NULL AND instr(' ' || tags || ' ', ' {index_name(PINNED)} '))"
-SELECT_VICTIMS = _walk(f"""SELECT h, CAST(coalesce(rank, 2 * version, 0) AS INTEGER),
-    CAST(coalesce(base, 0) AS INTEGER), {_PINNED} FROM entry ORDER BY coalesce(rank, 2 * version) LIMIT ?""")  # noqa: S608 - made of constants
-SELECT_EVICTABLE = _walk(f"SELECT h FROM entry WHERE NOT {_PINNED} ORDER BY coalesce(rank, 2 * version) LIMIT ?")  # noqa: S608 - made of constants
-RANK_UNPINNED = f"UPDATE entry SET rank = ?, base = ? WHERE h = ? AND rank = {NEVER}"  # noqa: S608 - made of constants
+SELECT_VICTIMS = _walk("""SELECT h, CAST(coalesce(rank, 2 * version, 0) AS INTEGER),
+    CAST(coalesce(base, 0) AS INTEGER) FROM entry ORDER BY coalesce(rank, 2 * version) LIMIT ?""")
 UPDATE_RANK = "UPDATE entry SET rank = ?, base = ? WHERE h = ?"
 RESET_RANKS = "UPDATE entry SET rank = NULL, base = 0"
 

@@ -8,18 +8,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 
-from ...coherence.generations import MAX_WORD, NEVER, Header
+from ...coherence.generations import MAX_WORD, Header
 from ...errors import CacheError, DiskFull
 from ...system.signals import suppress
+from ..shard.ownership import HOME
 from ..shard.reader import places_of
 from ..sqlite import schema
 from ..sqlite import statements as sql
 from .checkpoints import CHECKPOINT_BYTES
 from .quota import Quota
 from .removal import BATCH, Remover
-
-MOST = NEVER - 1  # the highest rank of an entry that is not pinned
-USE = 43  # bits below a use in a rank: of entries that were used equally often, the one stored first goes first
 
 
 class Evictor:
@@ -173,18 +171,17 @@ class Evictor:
     def victims(self, excess: int) -> list[int]:
         """Return the places of the entries of lowest rank whose removal should free about `excess` bytes.
 
-        A pinned entry gets the highest rank, so that it is passed over once. A full disk has room for neither an index
-        nor new ranks: the stored ranks have to do.
+        A full disk has room for neither an index nor new ranks: the stored ranks have to do.
         """
         self._ensure_rank_index()
         count = self.remover.known_count()
         if not count:
             return []
         average = max(self.remover.live_volume() // count, 1)
-        wanted = size = min(max(excess // average + 1, 1), BATCH, max(count // 2, 1))
+        wanted = min(max(excess // average + 1, 1), BATCH, max(count // 2, 1))
         for _ in range(count // wanted + 2):  # each round gives an entry its true rank, so this ends
-            rows = self._connection.select(sql.SELECT_VICTIMS, (size,))
-            places_of(rows, self._session.path)
+            rows = self._connection.select(sql.SELECT_VICTIMS, (wanted,))
+            places = places_of(rows, self._session.path)
             ranked, evictable = self._second_look(rows)
             try:
                 if ranked:  # values do not change, so no slot is marked
@@ -194,29 +191,19 @@ class Evictor:
                 self._connection.verify_open(error)
                 break
             if evictable or not ranked:
-                return evictable[:wanted]
-            size = BATCH if all(rank == NEVER for rank, _, _ in ranked) else wanted  # many may be pinned
-        return self.remover.select(sql.SELECT_EVICTABLE, (), wanted)
+                return evictable
+        return places
 
-    def _second_look(self, rows: Sequence[tuple[int, int, int, int]]) -> tuple[list[tuple[int, int, int]], list[int]]:
-        """Split candidates into those that need another rank, with it, and those to remove; leave out those that stay.
-
-        A rank is written anew if the entry was used since it was written, or is pinned.
-        """
+    def _second_look(self, rows: Sequence[tuple[int, int, int]]) -> tuple[list[tuple[int, int, int]], list[int]]:
+        """Split candidates into those that were used since their rank was written, with their new one, and the rest."""
         session = self._session
-        policy = session.policy
         ranked, evictable = [], []
-        for h, rank, base, pinned in rows:
-            mark = min(session.uses[(h & ~3) % session.slot_prime], MOST)
-            if pinned:
-                if rank < NEVER:
-                    ranked.append((NEVER, 0, h))
-            elif policy.marks_recency and mark > rank:
-                ranked.append((mark, 0, h))
-            elif policy.marks_frequency and mark > base:
-                ranked.append((min(rank + (mark - base << USE), MOST), mark, h))
-            else:
+        for h, rank, base in rows:
+            now = session.policy.rank_now(rank, base, session.uses[(h & HOME) % session.slot_prime])
+            if now is None:
                 evictable.append(h)
+            else:
+                ranked.append((*now, h))
         return ranked, evictable
 
     def _ensure_rank_index(self) -> None:
