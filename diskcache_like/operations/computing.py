@@ -42,8 +42,8 @@ from ..errors import (
 from ..system.callers import warn
 from ..system.signals import reraise_signal, suppress
 from ..system.tasks import current_loop, has_ended, sleep, spawn, wait_for_end
-from .call_keys import module_of
 from .flights import Flight, flight_key
+from .identities import plain_name
 from .rules import ERROR_PAUSE, RENEWAL_PAUSE, Computing, Rules, StoredError
 
 RUNS_CALLERS_CODE = True  # for `interrupts_a_call` of system/signal_safe.py
@@ -720,7 +720,7 @@ class Computation:
     def _raise(self, stored: StoredError) -> None:
         """Raise the error that was stored, if it is one of those that may be."""
         for kind in _with_subclasses(self.rules.cache_errors):
-            if _name_of(kind) == stored.kind and isinstance(stored.arguments, list | tuple):
+            if plain_name(kind) == stored.kind and isinstance(stored.arguments, list | tuple):
                 self.hits += 1
                 raise _remade(kind, tuple(stored.arguments))
 
@@ -754,11 +754,7 @@ def _stored(error: Exception) -> StoredError:
         arguments = error.args
     except NotSerializable:
         arguments = (str(error),)
-    return StoredError(_name_of(type(error)), arguments)
-
-
-def _name_of(kind: type[Exception]) -> str:
-    return f"{module_of(kind)}.{kind.__qualname__}"
+    return StoredError(plain_name(type(error)), arguments)
 
 
 def _remade(kind: type[Exception], arguments: tuple[Any, ...]) -> Exception:
