@@ -149,11 +149,14 @@ class ValueFiles:
         assert record.file is not None
         return file_io.open_read(self._directory, record.file) if self.sealer is None else self.sealed_file(record)
 
-    def new_file(self) -> NewValue:
-        """Begin a value file that is written piece by piece, for a value that is a byte string."""
+    def new_file(self, name: str) -> NewValue:
+        """Begin a value file of this name that is written piece by piece, for a value that is a byte string.
+
+        In an encrypted cache it is named after its key instead.
+        """
         if self.sealer is not None:
             return _SealedValue(self._directory, self.sealer)
-        return NewValue(file_io.NewFile(self._directory, file_names.new_name()), self._strong(MODE_BINARY))
+        return NewValue(file_io.NewFile(self._directory, name), self._strong(MODE_BINARY))
 
     def _digest_of(self, filename: str, strong: bool) -> bytes:
         with file_io.open_read(self._directory, filename) as reader:
