@@ -15,6 +15,7 @@ import types
 import weakref
 from collections.abc import Callable, Iterable
 from hashlib import blake2b
+from itertools import chain
 from typing import Any
 
 from ..encoding import keys
@@ -238,16 +239,25 @@ class Digester:
         try:
             encoded = keys.encode_unbounded(value, named)
         except (KeyEncodeError, ValueError):
-            kind = type(value).__qualname__
-            raise Untold(f"{full_name(whose)} {how}, a {kind}, which cannot be part of a key") from None
+            kind = type(value)
+            if kind not in (tuple, list, dict):
+                text = f"{full_name(whose)} {how}, a {kind.__qualname__}, which cannot be part of a key"
+                raise Untold(text) from None
+            return self._number(value) or self._of_members(value, whose, how)
         told = (self._of_named(undecorated(each)) for each in sorted(named, key=full_name))
         return b"".join((encoded, *told, _typed(value)))
 
+    def _of_members(self, value: Any, whose: Any, how: str) -> bytes:
+        self._met.append(value)
+        members = chain.from_iterable(value.items()) if isinstance(value, dict) else value
+        return _digest([type(value).__name__.encode(), *(self.of(each, whose, how) for each in members)]).encode()
+
     def _of_named(self, value: Any) -> bytes:
-        number = next((number for number, each in enumerate(self._met) if each is value), None)
-        if number is not None:
-            return f"function {number}".encode()
-        return self.name(value, exact=not self._has_name(value)).encode()
+        return self._number(value) or self.name(value, exact=not self._has_name(value)).encode()
+
+    def _number(self, value: Any) -> bytes:
+        """Return the number of what was met before, nothing for anything else."""
+        return next((f"met {number}".encode() for number, each in enumerate(self._met) if each is value), b"")
 
 
 def _typed(value: Any) -> bytes:

@@ -56,6 +56,12 @@ def scaled(factor: int) -> Callable[[int], int]:
     return lambda number: inner(number)
 
 
+def picked(factor: int) -> Callable[[int], int]:
+    """Return a function that closes over a table of functions."""
+    choices = {"by": [lambda number: number * factor]}
+    return lambda number: choices["by"][0](number)
+
+
 class Connection:
     """Something that cannot be part of a key."""
 
@@ -71,7 +77,7 @@ def through(connection: Connection) -> Callable[[int], int]:
 
 
 @few
-@pytest.mark.parametrize("make", [times, scaled])
+@pytest.mark.parametrize("make", [times, scaled, picked])
 def test_functions_that_differ_in_what_they_close_over_share_nothing(open_cache: Opener, make: Any) -> None:
     for _ in range(2):
         with open_cache() as cache:
@@ -174,7 +180,7 @@ class Lazy(abc.ABC):
     def made(self): return 5 * {factor}
     def __call__(self): return self.made
 
-@attrs.frozen
+@attrs.define
 class Made:
     x: int = attrs.field(default={factor}, validator=attrs.validators.instance_of(int))
     def __call__(self): return self.x * 5
