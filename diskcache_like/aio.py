@@ -15,7 +15,6 @@ from .cache import Cache
 from .disk.contract import Disk
 from .entries.options import Arguments
 from .fanout import FanoutCache
-from .operations.call_keys import decorated
 from .operations.computed import Options
 from .operations.faces import (
     Awaited,
@@ -30,6 +29,7 @@ from .operations.faces import (
     transacts,
     writes,
 )
+from .operations.identities import decorated
 from .operations.memoize import Memoized
 from .operations.rules import Lifetime
 from .persistent import Deque, Index

@@ -325,7 +325,9 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
                 return entry[5] is not NEGATIVE_HIT
         location = self._rows.locate(key)
         record = self._rows.verified(key, location, location[2].read(location[1], location[0]))
-        return record is not None and self._rows.is_live(record)
+        if record is None or not self._rows.is_live(record):
+            return False
+        return location[2].disk.has_file(record) or self._recorded(key) is not None  # which may be a later row by now
 
     def get_entry(self, key: Any, default: Any = None, *, stale: bool = False) -> Any:
         """Return the `Entry` of `key`, its value with its metadata, or `default` if it is missing or expired.
@@ -468,8 +470,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
 
         def decide(blob: bytes | None) -> Change:
             nonlocal is_met
-            record = rows.verified_own(key, location, blob)
-            is_met = condition(record if record is not None and rows.is_live(record) else None)
+            is_met = condition(rows.live_own(key, location, blob))
             return row if is_met else None
 
         try:
@@ -663,8 +664,8 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
         def decide(blob: bytes | None) -> Change:
             nonlocal changed
             changed = False  # this may be the second try, and the entry may be gone since the first
-            record = rows.verified_own(key, location, blob)
-            if record is None or not rows.is_live(record):
+            record = rows.live_own(key, location, blob)
+            if record is None:
                 return None
             touch = rows.changed(location, record, change(record.metadata))
             changed = True

@@ -124,7 +124,7 @@ _HOMES = {
     "entries.loading": "ENOVAL",
     "errors": "EmptyDirWarning Timeout UnknownFileWarning",
     "disk.json_disk": "JSONDisk",
-    "operations.call_keys": "full_name",
+    "operations.identities": "full_name",
     "persistent": "Deque Index",
     "policies": "EVICTION_POLICY",
     "recipes": _RECIPES,

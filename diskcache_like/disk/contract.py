@@ -3,7 +3,8 @@
 `Disk` is the public extension point with the contract of DiskCache 5: `put`, `get`, `store`, `fetch`, `hash`,
 `filename`, `remove`, and settings named ``disk_*`` as arguments. By default values go through the data-only codec
 (`Payloads`), and large ones into files (`ValueFiles`). A cache calls `encode`, `load`, `stored_key` and `user_key`;
-these call the methods of the contract only if a subclass has overridden them.
+these call the methods of the contract only if a subclass has overridden them, and then each time: what such a `fetch`
+makes of a value is never kept in memory.
 """
 
 from __future__ import annotations
@@ -119,7 +120,7 @@ class Disk(Payloads, ValueFiles):
     # -- the contract ---------------------------------------------------------------------------------------------
 
     def hash(self, key: object) -> int:
-        """Return a hash of `key` that is the same in every process."""
+        """Return a hash of `key` that is the same in every process; for callers, since no cache asks for it."""
         return zlib.crc32(self.stored_key(key))
 
     def put(self, key: Any) -> tuple[Any, bool]:
@@ -356,7 +357,7 @@ class Disk(Payloads, ValueFiles):
             else:
                 self._verified_reader(record).close()
                 value = self.fetch(record.mode, record.file, None, read)
-            return value, value if not read and values.is_immutable(value) else NOT_KEPT, None
+            return value, NOT_KEPT, None
 
         def decode(payload: bytes) -> Any:
             return self.fetch(record.mode, None, values.decode_value(payload), False)

@@ -6,6 +6,7 @@ In an encrypted cache each value file is sealed with a key of its own.
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Iterable, Iterator
 from hashlib import blake2b
 from io import RawIOBase
@@ -17,6 +18,7 @@ from ..encoding import file_names
 from ..encoding.checksum import crc32
 from ..encoding.record import MODE_BINARY, MODE_PICKLE, Record
 from ..errors import DecodeError, SignatureError
+from ..system.paths import mode_of
 from . import file_io
 
 DIGEST_SIZE = 32  # bytes of the BLAKE2b over a file whose record is authenticated; the record's tag covers the digest
@@ -147,11 +149,14 @@ class ValueFiles:
         assert record.file is not None
         return file_io.open_read(self._directory, record.file) if self.sealer is None else self.sealed_file(record)
 
-    def new_file(self) -> NewValue:
-        """Begin a value file that is written piece by piece, for a value that is a byte string."""
+    def new_file(self, name: str) -> NewValue:
+        """Begin a value file of this name that is written piece by piece, for a value that is a byte string.
+
+        In an encrypted cache it is named after its key instead.
+        """
         if self.sealer is not None:
             return _SealedValue(self._directory, self.sealer)
-        return NewValue(file_io.NewFile(self._directory, file_names.new_name()), self._strong(MODE_BINARY))
+        return NewValue(file_io.NewFile(self._directory, name), self._strong(MODE_BINARY))
 
     def _digest_of(self, filename: str, strong: bool) -> bytes:
         with file_io.open_read(self._directory, filename) as reader:
@@ -203,6 +208,10 @@ class ValueFiles:
         content = file_io.read(self._directory, self._name(record), record.size)
         self._compare(record, (content,))
         return content
+
+    def has_file(self, record: Record) -> bool:
+        """Tell whether the record has its value file, or needs none."""
+        return record.file is None or mode_of(os.path.join(self._directory, record.file)) != 0
 
     def verify_file(self, record: Record) -> None:
         """Raise FileNotFoundError or DecodeError if the record's value file is missing or was changed."""

@@ -86,14 +86,17 @@ def encode_key(key: Any) -> bytes:
     return data
 
 
-def encode_unbounded(key: Any) -> bytes:
-    """Encode a key that may be longer than a stored key, for example to take a digest of it."""
-    return _encode(key, _LONG_KEY_MEMBERS)
+def encode_unbounded(key: Any, named: list[Any] | None = None) -> bytes:
+    """Encode a key that may be longer than a stored key, for example to take a digest of it.
+
+    `named`: gets each function and class that is encoded as its name.
+    """
+    return _encode(key, _LONG_KEY_MEMBERS, named)
 
 
-def _encode(key: Any, room: int) -> bytes:
+def _encode(key: Any, room: int, named: list[Any] | None = None) -> bytes:
     try:
-        return _ENCODERS[type(key)](key, _Walk(room))
+        return _ENCODERS[type(key)](key, _Walk(room, named))
     except RecursionError as exc:
         reraise_signal(exc)
         raise KeyEncodeError(
@@ -104,11 +107,12 @@ def _encode(key: Any, room: int) -> bytes:
 class _Walk:
     """One encoding with its bounds: how deep it is, and how many members it may still have."""
 
-    __slots__ = ("depth", "room")
+    __slots__ = ("depth", "named", "room")
 
-    def __init__(self, room: int) -> None:
+    def __init__(self, room: int, named: list[Any] | None) -> None:
         self.depth = 0
         self.room = room
+        self.named = named
 
     def encode(self, values: Iterable[Any]) -> list[bytes]:
         """Encode the members of one container."""
@@ -332,6 +336,8 @@ def _named(value: Any, walk: _Walk) -> bytes:
             f"{value!r} has no stable form as a key: {module}:{name} does not lead to it (lambdas, nested functions and"
             f" classes, and wrapped functions have no name of their own); use its name or another plain value instead"
         )
+    if walk.named is not None:
+        walk.named.append(value)
     return _extension(NAME, f"{module}:{name}".encode("utf-8", "surrogatepass"))
 
 
@@ -436,6 +442,8 @@ def _instance(value: Any, walk: _Walk) -> bytes:
     """Encode an instance as the call that would rebuild it."""
     reduced = _reduce(value)
     if isinstance(reduced, str):  # the name of a global
+        if walk.named is not None:
+            walk.named.append(value if hasattr(value, "__qualname__") else type(value))
         return _extension(NAME, f"{getattr(value, '__module__', type(value).__module__)}:{reduced}".encode())
     function, arguments, state, items, pairs, setter = (*reduced, *(None,) * 6)[:6]
     parts = walk.encode((function, arguments, state, setter))

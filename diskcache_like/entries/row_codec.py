@@ -249,6 +249,16 @@ class RowCodec:
             self.report_corrupt(error, key)
             return None
 
+    def live_own(self, key: Any, location: Location, blob: bytes | None) -> Record | None:
+        """Return what `verified_own` does if the entry has not expired and has its value file, or needs none."""
+        record = self.verified_own(key, location, blob)
+        if record is None or not self.is_live(record):
+            return None
+        if not location[2].disk.has_file(record):
+            self.report_lost_file(key)
+            return None
+        return record
+
     def unpacked(self, store: Store, stored: bytes, blob: bytes) -> Record:
         """Verify the record in `blob` and return it; raise DecodeError for damage."""
         if not self._signs_all:

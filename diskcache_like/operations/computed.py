@@ -13,8 +13,9 @@ from ..entries.hot import NEGATIVE_HIT, PLAIN_TYPES, HotEntry
 from ..entries.loading import ENOVAL
 from ..misuse import called, unexpected, wrong
 from ..system.signals import suppress
-from .call_keys import CallKeys, module_of
+from .call_keys import CallKeys
 from .computing import FAILURES, NOTHING, Computation, Replaces, take, take_async
+from .identities import plain_name
 from .memoize import Memoized, memoize
 from .rules import Breaker, Computing, Lifetime, Rules, StoredError
 from .tagging import Selection, Tagging
@@ -195,8 +196,7 @@ class Computed(Tagging):
 
     def _fixed(self, key: Any) -> Any:
         """Return a key that stays what it is, whatever becomes of this one, and that no other key is taken for."""
-        disk = self._session.disk
-        return key if type(key) in PLAIN_TYPES and disk.own_keys else disk.fixed_key(key)
+        return self._session.disk.fixed_key(key)
 
     def _hot_value(self, key: Any) -> Any:
         """Return the value of a fixed key if it is in memory and valid, else ENOVAL; count a hit, but no miss."""
@@ -241,7 +241,7 @@ def _scope(compute: Callable[..., Any]) -> str:
     """Return the name of a function, under which its concurrent calls and its errors are counted."""
     while isinstance(compute, functools.partial):
         compute = compute.func
-    return f"{module_of(compute)}.{getattr(compute, '__qualname__', type(compute).__qualname__)}"
+    return plain_name(compute if hasattr(compute, "__qualname__") else type(compute))
 
 
 def _with_context(compute: Callable[..., Any]) -> tuple[Callable[[Computing], Any], bool]:

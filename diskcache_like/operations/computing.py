@@ -42,8 +42,8 @@ from ..errors import (
 from ..system.callers import warn
 from ..system.signals import reraise_signal, suppress
 from ..system.tasks import current_loop, has_ended, sleep, spawn, wait_for_end
-from .call_keys import module_of
 from .flights import Flight, flight_key
+from .identities import plain_name
 from .rules import ERROR_PAUSE, RENEWAL_PAUSE, Computing, Rules, StoredError
 
 RENEWAL = "diskcache_like renewal"  # name of a thread that computes in the background
@@ -213,20 +213,11 @@ class Rest(NamedTuple):
         await self.waiting.wait(sleep(min(self.most, self.pause)))
 
 
-class Outcome(NamedTuple):
-    """What steps came to, as a done future tells it, which takes longer to make."""
-
-    value: Any
-
-    def result(self) -> Any:
-        """Return the value."""
-        return self.value
-
-
 class Within(NamedTuple):
     """Take steps elsewhere and return their outcome, which has `result()`, if they end within some seconds; else None.
 
     They go on to their end in any case, unless they are taken in an event loop and all who wait for them are cancelled.
+    A thread that would wait without an end gets the steps back, to take them itself.
     """
 
     name: Any
@@ -234,9 +225,9 @@ class Within(NamedTuple):
     seconds: float
 
     def run(self) -> Any:
-        """Take them in a thread, or in this one if there is no end to that."""
+        """Take them in a thread, or return them."""
         if self.seconds == math.inf:
-            return Outcome(_take(self.steps))
+            return self.steps
         outcome: Future[Any] = Future()
         _start(self.steps, outcome)
         return outcome if wait([outcome], min(self.seconds, threading.TIMEOUT_MAX)).done else None
@@ -281,29 +272,22 @@ def _start(steps: Steps, outcome: Future[Any] | None) -> None:
 
 def _take_into(steps: Steps, outcome: Future[Any] | None) -> None:
     try:
-        value = _take(steps)
+        value = take(steps)
     except BaseException as error:
         if outcome is None:
             raise
-        outcome.set_exception(error)
+        outcome.set_exception(Stopped(error) if isinstance(error, StopIteration) else error)
     else:
         if outcome is not None:
             outcome.set_result(value)
 
 
 def take(steps: Steps) -> Any:
-    """Take all steps in this thread, and return what they come to."""
-    try:
-        return _take(steps)
-    except Stopped as error:
-        raise error.args[0] from None
-
-
-def _take(steps: Steps) -> Any:
-    """Do what `take` does, but leave `Stopped` as it is, since a generator may call this.
+    """Take all steps in this thread, and return what they come to.
 
     A signal handler may raise between two steps, or in the very step that was to free a flight. If the steps end
-    with an exception, this frees once more what they took.
+    with an exception, this frees once more what they took. Few frames are between the caller and the user's function,
+    so that a recursive function can go deep.
     """
     begun: dict[Flight, Do] = {}
     around = _under_way.get()
@@ -320,11 +304,13 @@ def _take(steps: Steps) -> Any:
                     step = steps.send(found)
         except StopIteration as end:
             return end.value
-    except BaseException:
+    except BaseException as error:
         _end(steps)
         for flight in begun:
             flight.finish()
         _under_way.set(around)
+        if type(error) is Stopped:
+            raise error.args[0] from None
         raise
 
 
@@ -524,6 +510,8 @@ class Computation:
             if inspect.getgeneratorstate(job) == inspect.GEN_CREATED:  # no thread could start
                 yield self._try(flight.finish)
             raise
+        if outcome is job:
+            return (yield from job)
         if outcome is not None:
             return outcome.result()
         if usable is not None:
@@ -718,7 +706,7 @@ class Computation:
     def _raise(self, stored: StoredError) -> None:
         """Raise the error that was stored, if it is one of those that may be."""
         for kind in _with_subclasses(self.rules.cache_errors):
-            if _name_of(kind) == stored.kind and isinstance(stored.arguments, list | tuple):
+            if plain_name(kind) == stored.kind and isinstance(stored.arguments, list | tuple):
                 self.hits += 1
                 raise _remade(kind, tuple(stored.arguments))
 
@@ -752,11 +740,7 @@ def _stored(error: Exception) -> StoredError:
         arguments = error.args
     except NotSerializable:
         arguments = (str(error),)
-    return StoredError(_name_of(type(error)), arguments)
-
-
-def _name_of(kind: type[Exception]) -> str:
-    return f"{module_of(kind)}.{kind.__qualname__}"
+    return StoredError(plain_name(type(error)), arguments)
 
 
 def _remade(kind: type[Exception], arguments: tuple[Any, ...]) -> Exception:

@@ -13,8 +13,9 @@ from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, Self, Type
 from ..entries.loading import ENOVAL
 from ..entries.row_codec import Expiry
 from ..misuse import called
-from .call_keys import CallKey, CallKeys, decorated
+from .call_keys import CallKey, CallKeys
 from .computing import Computation, Steps, take, take_async
+from .identities import decorated
 from .rules import Computing, Rules, StoredError, hidden_tag
 from .templates import template
 

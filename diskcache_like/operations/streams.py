@@ -129,7 +129,8 @@ class StreamWriter(io.BufferedIOBase):
             elif self._size < self._store.disk.min_file_size:
                 self._start += piece
             else:
-                self._file = self._store.disk.new_file()
+                disk = self._store.disk
+                self._file = disk.new_file(disk.filename(self.key)[0])
                 self._append(self._start)
                 self._append(piece)
                 self._start = bytearray()

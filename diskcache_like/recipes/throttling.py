@@ -19,7 +19,7 @@ from ..entries.loading import ENOVAL
 from ..entries.row_codec import Expiry
 from ..errors import Timeout, foreign
 from ..misuse import NoOthers, called, unexpected
-from ..operations.call_keys import function_name
+from ..operations.identities import function_name
 from ..system.tasks import sleep
 
 if TYPE_CHECKING:

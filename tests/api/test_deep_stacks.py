@@ -6,12 +6,15 @@ import contextlib
 import datetime
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from diskcache_like import Cache, JSONDisk
+
+from ..support.cache_kinds import few
 
 VALUES: dict[str, Any] = {"k": {"a": [1, [2, [3, 4]]]}, "s": "text", "d": ["x"] * 500}
 
@@ -65,3 +68,24 @@ def test_a_key_or_value_is_not_called_too_deep_for_want_of_stack(tmp_path: Path)
             deep = (deep,)
         with pytest.raises(TypeError, match="nested"):
             cache.set(deep, 1)
+
+
+@few
+@pytest.mark.parametrize("options", [{}, {"expire": 60, "stale_if_error": 60}, {"tag": "fib:{n}"}], ids=str)
+def test_a_recursive_function_may_call_itself_150_times(cache: Cache, options: dict[str, Any]) -> None:
+    @cache.memoize(**options)
+    def fib(n: int) -> int:
+        return n if n < 2 else fib(n - 1) + fib(n - 2)
+
+    def get_or_set(n: int) -> int:
+        compute = lambda: n if n < 2 else get_or_set(n - 1) + get_or_set(n - 2)  # noqa: E731 - one frame
+        return int(cache.get_or_set(n, compute, **({} if "tag" in options else options)))
+
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(1000)  # Python's own
+    try:
+        with ThreadPoolExecutor(1) as pool:  # whose stack is empty
+            assert pool.submit(fib, 150).result() == 9969216677189303386214405760200
+            assert pool.submit(get_or_set, 100).result() == 354224848179261915075
+    finally:
+        sys.setrecursionlimit(limit)

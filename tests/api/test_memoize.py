@@ -9,7 +9,6 @@ import inspect
 import subprocess
 import sys
 import threading
-import types
 from collections.abc import Callable
 from datetime import timedelta
 from decimal import Decimal
@@ -484,23 +483,6 @@ def test_many_and_long_arguments_are_told_apart(cache: Cache) -> None:
             assert memoized(*[text] * 8) == wide(*[text] * 8)
             assert work(text, text) == 2
     assert memoized.cache_info().misses == 3 * len(texts)
-
-
-@few
-def test_named_functions_keep_their_keys_across_edits_and_lambdas_do_not(
-    cache: Cache, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    module = types.ModuleType("a_module_of_this_test")
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-
-    def define(text: str) -> Any:
-        exec(text, vars(module))
-        return cache.memoize()(module.work)
-
-    assert define("def work(x): return x")(1) == 1
-    assert define("def work(x): return -x")(1) == 1, "its name says that it is the same"
-    assert define("work = lambda x: x")(1) == 1
-    assert define("work = lambda x: -x")(1) == -1
 
 
 @few

@@ -10,6 +10,7 @@ import threading
 import types
 from collections import namedtuple
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ import pandas as pd
 import pytest
 
 from diskcache_like import Cache
+from diskcache_like.errors import KeyEncodeError
 
 from ..support.cache_kinds import Opener, few, one
 
@@ -54,6 +56,12 @@ def scaled(factor: int) -> Callable[[int], int]:
     return lambda number: inner(number)
 
 
+def picked(factor: int) -> Callable[[int], int]:
+    """Return a function that closes over a table of functions."""
+    choices = {"by": [lambda number: number * factor]}
+    return lambda number: choices["by"][0](number)
+
+
 class Connection:
     """Something that cannot be part of a key."""
 
@@ -69,7 +77,7 @@ def through(connection: Connection) -> Callable[[int], int]:
 
 
 @few
-@pytest.mark.parametrize("make", [times, scaled])
+@pytest.mark.parametrize("make", [times, scaled, picked])
 def test_functions_that_differ_in_what_they_close_over_share_nothing(open_cache: Opener, make: Any) -> None:
     for _ in range(2):
         with open_cache() as cache:
@@ -142,6 +150,159 @@ def test_a_notebook_has_keys_of_its_own(cache: Cache, monkeypatch: pytest.Monkey
     first, second, again = cell("number * 2"), cell("number * 3"), cell("number * 2")
     assert [first(5), second(5), again(5)] == [10, 15, 10]
     assert again.cache_info().hits == 1
+
+
+ARGUMENTS = """
+import abc, dataclasses, enum, functools, typing
+import attrs, pydantic
+from diskcache_like import Cache
+
+@dataclasses.dataclass
+class Point:
+    x: int
+    def __call__(self): return self.x * {factor}
+
+class Points(typing.NamedTuple):
+    x: int
+    def __call__(self): return self.x * {factor}
+
+class Colour(enum.Enum):
+    RED = {factor}
+    def __call__(self): return self.value * 5
+
+class Plain:
+    @functools.cache
+    def made(self): return 5 * {factor}
+    def __call__(self): return self.made()
+
+class Lazy(abc.ABC):
+    @functools.cached_property
+    def made(self): return 5 * {factor}
+    def __call__(self): return self.made
+
+@attrs.define
+class Made:
+    x: int = attrs.field(default={factor}, validator=attrs.validators.instance_of(int))
+    def __call__(self): return self.x * 5
+
+class Model(pydantic.BaseModel):
+    x: int
+    def __call__(self): return self.x * {factor}
+
+def function(): return 5 * {factor}
+
+class Still:
+    @staticmethod
+    def __new__(cls): return 5 * {factor}
+
+with Cache({directory!r}) as cache:
+    call = cache.memoize(name="call", typed={typed})(lambda value: value())
+    print(*(call(value) for value in [{value}]), call.cache_info().hits)
+"""
+VALUES = ["Point(5)", "Points(5)", "Colour.RED", "Plain()", "Lazy()", "Made()", "Model(x=5)", "function", "Still"]
+
+
+def run_script(path: Path, code: str) -> str:
+    path.write_text(code)
+    return subprocess.run([sys.executable, path], check=True, capture_output=True, text=True).stdout.strip()
+
+
+@one
+def test_named_functions_keep_their_keys_across_edits_and_lambdas_do_not(cache: Cache, tmp_path: Path) -> None:
+    def edited(definition: str) -> str:
+        opened = f"from diskcache_like import Cache\ncache = Cache({cache.directory!r})"
+        return run_script(tmp_path / "edited.py", f"{opened}\n{definition}\nprint(cache.memoize()(work)(1))")
+
+    assert edited("def work(x): return x") == "1"
+    assert edited("def work(x): return -x") == "1", "its name says that it is the same"
+    assert edited("work = lambda x: x") == "1"
+    assert edited("work = lambda x: -x") == "-1"
+
+
+@one
+@pytest.mark.parametrize("value", VALUES)
+def test_scripts_share_no_results_of_arguments_that_they_define(cache: Cache, tmp_path: Path, value: str) -> None:
+    def run(name: str, factor: int) -> str:
+        code = ARGUMENTS.format(directory=cache.directory, factor=factor, value=value, typed="Points" in value)
+        return run_script(tmp_path / name, code)
+
+    assert [run("a.py", 2), run("b.py", 3), run("a.py", 2)] == ["10 0", "15 0", "10 1"]
+
+
+@one
+@pytest.mark.parametrize("value", VALUES)
+def test_a_notebook_shares_no_results_of_arguments_that_it_defined_again(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    notebook = types.ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", notebook)
+    call: Any = cache.memoize(name="call", typed=True)(lambda value: value())
+
+    def cell(factor: int) -> Any:
+        definitions = ARGUMENTS.partition("\nwith ")[0].format(factor=factor)
+        exec(definitions, vars(notebook))
+        return call(eval(value, vars(notebook)))
+
+    assert [cell(2), cell(3), cell(2)] == [10, 15, 10]
+    assert call.cache_info()[:2] == (1, 2)
+
+
+@one
+def test_an_argument_that_nothing_tells_apart_is_refused(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    notebook: Any = types.ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", notebook)
+    exec("import threading\nclass Busy:\n lock = threading.Lock()", vars(notebook))
+    call = cache.memoize(name="call")(lambda first, value: 1)
+    wanted = r"'value' of call cannot be part of a key: __main__.Busy has 'lock', a lock, .*ignore=\{'value'\}"
+    with pytest.raises(KeyEncodeError, match=wanted):
+        call(1, notebook.Busy())
+    assert cache.memoize(name="call", ignore={"value"})(lambda first, value: 1)(1, notebook.Busy()) == 1
+
+
+@pytest.fixture
+def module(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return a module that can be imported by its name, which no other test uses."""
+    made = types.ModuleType(request.node.name)
+    monkeypatch.setitem(sys.modules, made.__name__, made)
+    return made
+
+
+@one
+def test_a_function_that_is_defined_again_shares_nothing_with_the_first(cache: Cache, module: Any) -> None:
+    def define(code: str) -> Any:
+        exec(f"def load(number): return {code}", vars(module))
+        return cache.memoize()(module.load)
+
+    first = define("number * 2")
+    assert first(5) == 10
+    second = define("number * 3")
+    assert [second(5), first(5), second(5), first(5)] == [15, 10, 15, 10]
+    again = define("number * 2")
+    assert [again(5), again.__cache_key__(5)] == [10, first.__cache_key__(5)], "a reload that changed nothing"
+    assert first.__cache_key__(5)[0] == f"{module.__name__}.load"
+
+
+@one
+def test_what_was_defined_again_is_told_apart_where_it_is_closed_over_or_given(cache: Cache, module: Any) -> None:
+    def define(factor: int) -> Any:
+        exec(f"class Factor:\n value = {factor}\ndef times(number): return number * {factor}", vars(module))
+        factors, times = module.Factor, module.times
+        return cache.memoize()(lambda number: (times(number), number * factors.value))
+
+    by_argument = cache.memoize(name="call")(lambda given, number: given(number))
+    by_type = cache.memoize(name="typed", typed=True, key=None)(lambda given: given.value)
+    for factor in (2, 3):
+        assert define(factor)(5) == (5 * factor, 5 * factor)
+        assert by_argument(module.times, 5) == 5 * factor
+        assert by_type(module.Factor()) == factor
+
+
+@one
+def test_a_function_and_its_wrapper_may_both_be_memoized(cache: Cache, module: Any) -> None:
+    exec("import functools\ndef load(number): return number * 2\nplain = load", vars(module))
+    exec("@functools.wraps(plain)\ndef load(number): return plain(number) + 1", vars(module))
+    wrapped, plain = cache.memoize()(module.load), cache.memoize()(module.plain)
+    assert [wrapped(5), plain(5), wrapped(5), plain(5)] == [11, 10, 11, 10]
 
 
 @few

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from diskcache_like import Cache, FanoutCache
+from diskcache_like import Cache, FanoutCache, Index
 from diskcache_like.coherence.generations import MAX_WORD, Header
 from diskcache_like.errors import CorruptDatabaseWarning, DecodeError
 
@@ -119,6 +119,44 @@ def test_a_value_file_that_is_not_as_written(tmp_path: Path, how: str, value: ob
         assert cache["b"] == value
         cache["a"] = value
         assert cache["a"] == value
+
+
+WAYS_TO_FILL: dict[str, Callable[[Cache], object]] = {
+    "add": lambda cache: cache.add("key", 1),
+    "set": lambda cache: cache.set("key", 1, if_version=None),
+    "incr": lambda cache: cache.incr("key"),
+    "setdefault": lambda cache: Index.fromcache(cache).setdefault("key", 1),
+    "get_or_set": lambda cache: cache.get_or_set("key", lambda: 1),
+    "memoize": lambda cache: cache.memoize(name="f")(lambda: 1)(),
+}
+
+
+@pytest.mark.parametrize("hot", [0, 1 << 20])
+@pytest.mark.parametrize("way", WAYS_TO_FILL)
+def test_an_entry_whose_value_file_is_gone_is_missing_for_every_way_to_fill_it(
+    tmp_path: Path, way: str, hot: int
+) -> None:
+    with closing(Cache(tmp_path / "cache", hot_size_limit=hot, **QUICK)) as cache:
+        key = "key" if way != "memoize" else cache.memoize(name="f")(lambda: 1).__cache_key__()
+        cache[key] = b"x" * 50_000
+        (path,) = value_files(tmp_path / "cache")
+        path.unlink()
+        with closing(Cache(tmp_path / "cache", hot_size_limit=hot, **QUICK)) as other:
+            assert [key in other, other.touch(key, 60), other.get(key)] == [False, False, None]
+            assert WAYS_TO_FILL[way](other) in (True, 1)
+            assert [key in other, other.get(key), cache.get(key)] == [True, 1, 1]
+
+
+def test_an_inline_value_is_looked_for_in_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with closing(Cache(tmp_path / "cache", hot_size_limit=0, **QUICK)) as cache:
+        cache["key"] = 1
+        monkeypatch.setattr("diskcache_like.disk.value_files.mode_of", None)
+        assert ["key" in cache, cache.add("key", 2), cache.add("other", 2), cache.touch("key")] == [
+            True,
+            False,
+            True,
+            True,
+        ]
 
 
 def test_a_damaged_value_file_can_be_replaced_and_deleted(tmp_path: Path) -> None:

@@ -221,13 +221,19 @@ def test_a_file_object_is_not_read_twice(disk: Disk) -> None:
 def test_opening_on_a_full_disk(disk: Disk, make: Callable[..., Cache]) -> None:
     with closing(make(disk.path / "old", **OPTIONS)) as cache:
         cache["a"] = FILE
-    for left in (0, 5_000, 20_000):
+        cache.set_many({number: ROW for number in range(20)})
+    for left in (0, 5_000, 20_000) * 5:  # closing gives back what opening took, else the last could not open
         disk.empty()
         disk.fill(left)
-        for name in ("old", "new"):
-            with pytest.raises(DiskFull) as caught:
-                make(disk.path / name, **OPTIONS)
-            assert_full(caught.value, disk)
+        with closing(make(disk.path / "old", **OPTIONS)) as cache:
+            assert [cache["a"], *(cache[number] for number in range(20)), len(cache)] == [FILE, *[ROW] * 20, 21]
+        disk.fill(left)
+        with pytest.raises(DiskFull) as caught:
+            make(disk.path / "new", **OPTIONS)
+        assert_full(caught.value, disk)
+    with closing(make(disk.path / "old", **OPTIONS)) as cache:
+        assert [cache.delete(number) for number in range(20)] == [True] * 20
+        assert len(cache) == 1
     disk.empty()
     for name in ("old", "new"):
         with closing(make(disk.path / name, **OPTIONS)) as cache:
@@ -235,6 +241,19 @@ def test_opening_on_a_full_disk(disk: Disk, make: Callable[..., Cache]) -> None:
             cache["b"] = FILE
             assert cache["b"] == FILE
             assert cache.check() == []
+
+
+def test_opening_where_others_took_all_room_says_so(disk: Disk) -> None:
+    with closing(Cache(disk.path / "cache", **OPTIONS)) as cache:
+        cache["a"] = 1
+    os.truncate(disk.path / "cache" / "cache.lock", 0)
+    disk.fill()
+    with pytest.raises(DiskFull, match="no room to open the cache, which takes 32 KiB") as caught:
+        Cache(disk.path / "cache", **OPTIONS)
+    assert_full(caught.value, disk)
+    disk.empty()
+    with closing(Cache(disk.path / "cache", **OPTIONS)) as cache:
+        assert cache["a"] == 1
 
 
 def test_closing_on_a_full_disk(disk: Disk) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from diskcache_like import Cache, Disk, FanoutCache
+from diskcache_like import UNKNOWN, Cache, Disk, FanoutCache
+
+from ..support.tampering import value_files
 
 SECRET = "banned"
 
@@ -115,6 +118,43 @@ def test_a_disk_that_refuses_refuses_what_is_hot(make: Any) -> None:
     for _ in range(2):
         with pytest.raises(Refused):
             cache.get("key")
+
+
+class Turns(Disk):
+    """Says how often it was asked for a value."""
+
+    asked = 0
+
+    def fetch(self, mode: int, filename: str | None, value: Any, read: bool) -> Any:
+        self.asked += 1
+        return super().fetch(mode, filename, value, read), self.asked
+
+
+@pytest.mark.parametrize("size", [3, 50_000])
+@pytest.mark.parametrize("value", [str.encode, str, list], ids=["bytes", "text", "list"])
+def test_a_disk_that_changes_its_mind_is_asked_each_time(make: Any, value: Any, size: int) -> None:
+    cache = make(Turns)
+    cache["key"] = stored = value("x" * size)
+    assert [cache["key"], cache.get("key"), cache.get_many(["key"])["key"]] == [(stored, turn) for turn in (1, 2, 3)]
+    assert cache.get_or_set("key", lambda: "not called") == (stored, 4)
+
+
+class Names(Disk):
+    """Names value files by itself."""
+
+    def filename(self, key: Any = UNKNOWN, value: Any = UNKNOWN) -> tuple[str, str]:
+        name = f"named-{key}.val"
+        return name, f"{self._directory}/{name}"
+
+
+def test_a_disk_names_every_value_file(make: Any) -> None:
+    cache = make(Names)
+    cache["set"] = b"x" * 50_000
+    with cache.open("open", "wb") as stream:
+        stream.write(b"x" * 50_000)
+    cache.set("read", io.BytesIO(b"x" * 50_000), read=True)
+    assert {path.name for path in value_files(Path(cache.directory))} == {f"named-{key}.val" for key in cache}
+    assert [len(cache[key]) for key in cache] == [50_000] * 3
 
 
 def test_keys_are_what_the_disk_makes_of_them(make: Any) -> None:

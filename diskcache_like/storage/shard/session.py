@@ -21,6 +21,7 @@ from ...errors import (
     CorruptDatabase,
     DecodeError,
     DirectoryError,
+    DiskFull,
     KeyringError,
     TransactionError,
     file_error,
@@ -57,6 +58,8 @@ Result = TypeVar("Result")
 NO_NUMBER = -1  # equal to no number of a write buffer
 NOT_OPEN = -1  # equal to no process token, and not to the 0 that a wiped page shows
 
+SHARED_MEMORY = 32 << 10  # bytes of the -shm file, which SQLite makes for the first connection to a database
+
 
 class Appender(NamedTuple):
     """Append to the ring of a shard as it is open with this lock and ring, in one call that takes the lock itself."""
@@ -90,6 +93,7 @@ class ShardSession:
         self.buffer = 0  # its number
         self.appends = False  # whether this handle's small writes go there
         self._byte_locks: ByteLocks | None = None
+        self._borrowed = 0  # bytes of the disk reserve that opening took on a full disk
         self.epoch = 0
         self.looked = 0  # at how many bytes written it was last seen that the directory is there
         self.path = ""
@@ -147,7 +151,14 @@ class ShardSession:
         """Return the database in use, and the ring of its write buffer with the number that it has."""
         hold = partial(holding, lock) if waited is None else nullcontext
         while True:
-            opened = opener.open_shard(self.directory, self.config, hold)
+            try:
+                opened = opener.open_shard(self.directory, self.config, hold)
+            except DiskFull as error:
+                with hold():
+                    if not self._borrow(lock):
+                        text = f"no room to open the cache, which takes {SHARED_MEMORY >> 10} KiB; what is stored stays"
+                        raise DiskFull(text, self.directory) from error
+                continue
             try:
                 self._refuse_another(opened)
                 found = opener.open_ring(self.directory, self.config, hold, opened)
@@ -157,6 +168,23 @@ class ShardSession:
                 _close_files(opened)
                 raise
             _close_files(opened)  # the database was replaced just now
+
+    def _borrow(self, lock: WriteLock) -> bool:
+        """Free that part of the disk reserve which an open database takes; if it was in vain, undo that.
+
+        The lock is held. Returns whether to try again.
+        """
+        if self._borrowed:
+            self._give_back(lock)
+            return False
+        reserve = lock.disk_reserve()
+        self._borrowed = min(SHARED_MEMORY, reserve)
+        return lock.drop_disk_reserve(reserve - self._borrowed)
+
+    def _give_back(self, lock: WriteLock) -> None:
+        if self._borrowed:
+            lock.keep_disk_reserve(lock.disk_reserve() + self._borrowed)
+            self._borrowed = 0
 
     def _refuse_another(self, opened: opener.Opened) -> None:
         """Raise where the database is not one of the cache that this handle was opened on, and do not keep it open.
@@ -221,6 +249,7 @@ class ShardSession:
         try:
             self._close_byte_locks()
             self._close_connections()
+            self._give_back(lock)
             self.appender = None
             self.header = self.slots = self.uses = CLOSED  # a reader on its way finds odd slots and another epoch
             lock.release_and_close(self._note_closed)
@@ -372,6 +401,7 @@ class ShardSession:
         connection.forget()
         connection.txn = connection.cut_off = connection.at_end = None
         self.token = NOT_OPEN
+        self._borrowed = 0  # the parent gives it back
         if idle and not self.lock.torn:
             for inherited in connections:
                 inherited.close()
