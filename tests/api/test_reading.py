@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 
 from diskcache_like import Cache, Entry
-from diskcache_like.entries.hot import COUNTED, FREQUENCY, NO_MARKS, RECENCY
+from diskcache_like.entries.hot import COUNTED
+from diskcache_like.policies import FREQUENCY, NO_MARKS, RECENCY
 from diskcache_like.storage.shard.ownership import Transaction
 from diskcache_like.storage.shard.writer_connection import WriterConnection
 
