@@ -121,18 +121,6 @@ def test_after_a_check_that_mends_nobody_misses_what_damage_had_hidden(open_cach
     assert other.get("key") == cache.get("key") == 1
 
 
-@one
-def test_a_file_that_an_entry_has_is_taken_out_of_the_trash(open_cache: Opener) -> None:
-    cache = open_cache()
-    cache["big"] = BIG
-    tamper(cache, "INSERT INTO trash (file, size) SELECT file, size FROM entry")
-    with open_cache() as cache:
-        assert any("in the trash" in message for message in messages(cache))
-        messages(cache, fix=True)
-        assert messages(cache) == []
-        assert cache["big"] == BIG
-
-
 @pytest.mark.parametrize("mends", [False, True], ids=["used", "used and checked"])
 @one
 def test_a_file_that_an_entry_has_is_never_unlinked(
@@ -182,34 +170,6 @@ def write_with_upkeep(cache: Cache) -> None:
     cache["small"] = 1
 
 
-@one
-def test_columns_that_contradict_their_record_are_found(cache: Cache) -> None:
-    for number, change in enumerate(
-        ("expire = 1e9", "tags = x'a3746167'", "fresh = 1", "size = 5", "file = x'" + "00" * 16 + "'")
-    ):
-        cache[f"key {number}"] = "value"
-        tamper(cache, f"UPDATE entry SET {change}")
-        cache.reset("cull_limit", 0, update=False)
-        assert [message.partition(": ")[2] for message in messages(cache, fix=True)][:1] == [
-            "columns do not say what the record says"
-        ]
-        assert messages(cache, fix=True) == messages(cache) == []
-        assert len(cache) == 0
-
-
-@one
-def test_wrong_totals_are_found_and_mended(cache: Cache) -> None:
-    cache["key"] = BIG
-    tamper(cache, "UPDATE totals SET files = files + 1000")
-    assert "total says" in messages(cache)[0]
-    messages(cache, fix=True)
-    assert len(cache) == 1
-    cache._shards.stores[0].session.header[25] += 5
-    assert "count says 6 entries, there are 1" in messages(cache, fix=True)[0]
-    assert messages(cache) == []
-    assert len(cache) == 1
-
-
 @only(lambda kind: kind.name in ("plain", "fanout-3"))
 def test_check_runs_beside_writers_and_harms_none(open_cache: Opener) -> None:
     cache, other = open_cache(), open_cache()
@@ -249,17 +209,6 @@ def test_no_write_is_acknowledged_whose_file_a_check_took_for_nobodys(
     with pytest.raises(StorageError, match="check removed"):
         cache["key"] = BIG
     assert cache["key"] == "before"
-
-
-def test_volume_follows_what_is_stored(cache: Cache) -> None:
-    empty = cache.volume()
-    assert empty > 0
-    cache.set_many({f"key {number}": os.urandom(25_000).hex() for number in range(40)})
-    full = cache.volume()
-    assert full - empty > 1_000_000
-    cache.clear()
-    cache.check(fix=True)
-    assert cache.volume() < empty + 100_000
 
 
 def test_the_tag_index_of_diskcache_changes_no_answer(open_cache: Opener) -> None:

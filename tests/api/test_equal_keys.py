@@ -18,7 +18,7 @@ import pydantic
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from diskcache_like import Cache, Disk, FanoutCache, Index, JSONDisk
+from diskcache_like import Cache, Disk, FanoutCache, JSONDisk
 
 from ..support.cache_kinds import few, one
 
@@ -106,16 +106,6 @@ def test_a_memoized_function_takes_no_argument_for_an_equal_one(cache: Cache, od
         for argument in (odd, plain):
             assert kind(argument) == type(argument).__name__
             assert kind(argument, "more") == type(argument).__name__
-
-
-def test_an_index_takes_no_key_for_an_equal_one(tmp_path: Path) -> None:
-    index = Index(str(tmp_path))
-    stamp = pd.Timestamp(MOMENT)
-    index[stamp] = "stamp"
-    assert index.get(MOMENT) is None
-    assert index[stamp] == "stamp"
-    assert index.setdefault(MOMENT, "moment") == "moment"
-    assert [index[stamp], index[MOMENT], len(index)] == ["stamp", "moment", 2]
 
 
 keys = st.recursive(

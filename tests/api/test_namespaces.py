@@ -44,31 +44,6 @@ def test_each_has_its_own_keys(cache: Cache, kind: Kind) -> None:
     assert messages(cache) == []
 
 
-def test_every_operation_on_keys(cache: Cache) -> None:
-    space = cache.namespace("space")
-    assert space.add("a", 1, tags=["t"])
-    assert not space.add("a", 2)
-    assert space.incr("a", 5) == 6
-    assert space.decr("a") == 5
-    assert space.touch("a", 100)
-    assert space.retag("a", add=["u"])
-    assert space.get("a", expire_time=True, tag=True)[2] == ("t", "u")
-    assert space.set_many({"b": 2, "c": 3}, tags=["t"]) == 2
-    assert space.get_many(["a", "b", "nothing"]) == {"a": 5, "b": 2}
-    assert dict(space) == dict(space.items()) == {"a": 5, "b": 2, "c": 3}
-    assert sorted(space.iterkeys()) == sorted(space.keys()) == sorted(reversed(space)) == ["a", "b", "c"]
-    assert sorted(space.values()) == [2, 3, 5]
-    assert space.pop("b") == 2
-    assert space.delete_many(["b", "c"]) == 1
-    assert space.set("a", 9, if_version=space.get_entry("a").version)
-    assert not space.set("a", 9, if_version=None)
-    assert list(cache) == [NamespacedKey(path_of(("space",)), "a")]
-    assert cache[next(iter(cache))] == 9
-    with space.transact():
-        space["d"] = 1
-    assert space["d"] == 1
-
-
 # What each public name of a cache means in a namespace, besides the operations whose first parameter is a key, or keys,
 # or items. Whoever adds one decides.
 OF_ITS_OWN = {
@@ -175,18 +150,6 @@ def test_a_page_begins_behind_a_key(cache: Cache) -> None:
     keys = list(space)
     assert sorted(keys) == list(range(50))
     assert list(space.keys(after=keys[19])) == keys[20:]
-
-
-def test_expired_ones_are_in_no_answer(cache: Cache, clock: Clock) -> None:
-    cache.reset("cull_limit", 0, update=False)
-    space = cache.namespace("space")
-    space.set("key", 1, expire=1)
-    clock.advance(1)
-    assert list(space) == []
-    assert "key" not in space
-    assert space.count() == 0
-    assert cache.expire() == 1
-    assert len(space) == 0
 
 
 @few

@@ -5,14 +5,13 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from diskcache_like import Cache, FanoutCache, KeyEncodeError, TagError
-from diskcache_like.operations.tagging import Selection, TagUsage
+from diskcache_like import Cache, KeyEncodeError, TagError
+from diskcache_like.operations.tagging import Selection
 from diskcache_like.storage.shard.reader import Reader
 
 from ..support.cache_kinds import Clock, Opener, few, one
@@ -37,8 +36,10 @@ def test_every_write_takes_tags(cache: Cache) -> None:
     cache.add("added", 1, tags=["a", "b"])
     cache.set_many({"one": 1, "two": 2}, tags=["a", "b"])
     cache.push("item", tags=["a", "b"])
-    assert cache.count(tags=["a", "b"], match="all") == 4
-    assert cache.evict("b") == 4
+    with cache.open("stream", "wb", tags=["a", "b"]) as stream:
+        stream.write(b"bytes")
+    assert cache.count(tags=["a", "b"], match="all") == 5
+    assert cache.evict("b") == 5
     assert len(cache) == 0
 
 
@@ -66,13 +67,6 @@ def test_any_and_all_against_sets(cache: Cache) -> None:
     assert messages(cache) == []
 
 
-@few
-def test_a_stream_takes_tags(cache: Cache) -> None:
-    with cache.open("stream", "wb", tags=["a", "b"]) as stream:
-        stream.write(b"bytes")
-    assert cache.get_entry("stream").tags == ("a", "b")
-
-
 def test_retag(cache: Cache, clock: Clock) -> None:
     cache.set("key", [1], expire=10, tags=["a", "b"])
     before = cache.get_entry("key")
@@ -86,16 +80,6 @@ def test_retag(cache: Cache, clock: Clock) -> None:
     clock.advance(10)
     assert not cache.retag("key", add=["a"])
     assert messages(cache) == []
-
-
-def test_what_is_not_a_write_of_the_value_keeps_the_tags(cache: Cache) -> None:
-    cache.set("number", 1, tags=["a", "b"])
-    cache.incr("number", 5)
-    cache.touch("number", 100)
-    cache.incr("number")
-    assert cache.get("number", tag=True) == (7, ("a", "b"))
-    cache.set("number", 0)
-    assert cache.evict(tags=["a", "b"]) == 0
 
 
 @pytest.mark.parametrize("window", [0, 100])
@@ -204,20 +188,6 @@ def test_limits(cache: Cache) -> None:
     assert messages(cache) == []
 
 
-@few
-def test_a_transaction_that_is_rolled_back_takes_its_tags_along(cache: Cache) -> None:
-    cache.set("key", 1, tags=["a"])
-    with pytest.raises(ZeroDivisionError), cache.transact():
-        cache.set("key", 2, tags=["b"])
-        cache.set("other", 2, tags=["b"])
-        assert cache.evict("a") == 0
-        assert sorted(cache.keys(tags=["b"])) == ["key", "other"]
-        raise ZeroDivisionError
-    assert list(cache.keys(tags=["a"])) == ["key"]
-    assert list(cache.keys(tags=["b"])) == []
-    assert messages(cache) == []
-
-
 @one
 def test_an_index_that_was_damaged_is_found_and_mended(cache: Cache) -> None:
     cache.set("key", 1, tags=["a", "b"])
@@ -286,16 +256,6 @@ def test_all_reads_no_more_than_the_smaller_tag(tmp_path: Path) -> None:
         names = [b"\xa5large".hex(), b"\xa5small".hex()]
         assert reader.smallest_first(names) == names[::-1]
         assert sorted(cache.keys(tags=["large", "small"], match="all")) == [-5, -4, -3, -2, -1]
-
-
-@pytest.mark.parametrize("make", [Cache, partial(FanoutCache, shards=3)], ids=["cache", "fanout"])
-def test_two_handles_see_each_others_tags(tmp_path: Path, make: Callable[..., Cache]) -> None:
-    with make(tmp_path) as one_, make(tmp_path) as other:
-        one_.set("key", 1, tags=["a", "b"])
-        assert other.evict(tags=["a", "b"], match="all") == 1
-        assert "key" not in one_
-        assert other.tags() == []
-        assert isinstance(one_.set("key", 1, tag="c") and other.tags()[0], TagUsage)
 
 
 @few
