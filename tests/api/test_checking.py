@@ -121,6 +121,18 @@ def test_after_a_check_that_mends_nobody_misses_what_damage_had_hidden(open_cach
     assert other.get("key") == cache.get("key") == 1
 
 
+@one
+def test_a_file_that_an_entry_has_is_taken_out_of_the_trash(open_cache: Opener) -> None:
+    cache = open_cache()
+    cache["big"] = BIG
+    tamper(cache, "INSERT INTO trash (file, size) SELECT file, size FROM entry")
+    with open_cache() as cache:
+        assert any("in the trash" in message for message in messages(cache))
+        messages(cache, fix=True)
+        assert messages(cache) == []
+        assert cache["big"] == BIG
+
+
 @pytest.mark.parametrize("mends", [False, True], ids=["used", "used and checked"])
 @one
 def test_a_file_that_an_entry_has_is_never_unlinked(

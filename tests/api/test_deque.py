@@ -1,4 +1,4 @@
-"""Deque: a sequence on disk, compared with `collections.deque`, over reopening and between processes."""
+"""Deque: a sequence on disk, compared with `collections.deque`; between processes: prove/linearizability."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from diskcache_like import Cache, Deque, SettingError
 from diskcache_like.errors import ValueEncodeError
 
 from ..support.statement_hooks import is_change, watch
-from ..support.workers import Crew, Link, ready
 from .test_deque_and_index import CACHES, discard
 
 
@@ -41,7 +40,7 @@ def again(items: Deque) -> Deque:
 # -- what a deque does ------------------------------------------------------------------------------------------------
 
 
-def test_what_is_no_position_and_no_number_is_refused(items: Deque) -> None:
+def test_what_is_no_position_is_refused(items: Deque) -> None:
     items.extend([1, 2])
     uses: list[Callable[[Any], Any]] = [items.__getitem__, items.__delitem__, lambda at: items.__setitem__(at, 0)]
     for use in uses:
@@ -51,13 +50,8 @@ def test_what_is_no_position_and_no_number_is_refused(items: Deque) -> None:
         for wrong in (1.0, "1", None, slice(0, 1)):
             with pytest.raises(TypeError):
                 use(wrong)
-    with pytest.raises(TypeError):
-        items *= 1.5  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="'absent' is not in the deque"):
-        items.remove("absent")
     assert list(items) == [1, 2]
     items.clear()
-    items *= 1 << 40
     for empty in (items.pop, items.popleft, items.peek, items.peekleft):
         with pytest.raises(IndexError, match="empty deque"):
             empty()
@@ -105,6 +99,34 @@ def test_a_collection_is_added_whole_or_not_at_all(items: Deque) -> None:
     with pytest.raises(ValueEncodeError):
         items.append(lambda: None)
     assert list(items) == ["first"]
+
+
+def test_multiplied_in_place(items: Deque) -> None:
+    items.extend([1, 2])
+    items *= 1
+    assert list(items) == [1, 2]
+    items *= 3
+    assert list(items) == [1, 2] * 3
+    with pytest.raises(TypeError):
+        items *= 1.5  # type: ignore[arg-type]
+    items *= -1
+    assert list(items) == []
+    items *= 1 << 40
+    assert list(items) == []
+
+
+def test_remove_index_count(items: Deque) -> None:
+    items.extend([1, 2, 1.0, "1", None, 2])
+    assert (items.count(1), items.count(2), items.count(3)) == (2, 2, 0)
+    assert (items.index(2), items.index(2, 2), items.index(None, -2), items.index(1, 1, -1)) == (1, 5, 4, 2)
+    for bounds in [(2, 2, 5), (3,), (1, 3), (2, -4, -1)]:
+        with pytest.raises(ValueError, match="not in the deque"):
+            items.index(*bounds)
+    items.remove(1)
+    items.remove(2)
+    assert list(items) == [1.0, "1", None, 2]
+    with pytest.raises(ValueError, match="'absent' is not in the deque"):
+        items.remove("absent")
 
 
 def test_values_are_copies(items: Deque) -> None:
@@ -250,97 +272,6 @@ def test_what_is_no_iterable_is_refused(tmp_path: Path, iterable: Any) -> None:
     with pytest.raises(TypeError):
         items.insert("1", 1)  # type: ignore[arg-type]
     assert len(items) == 0
-    items.cache.close()
-
-
-# -- several processes ------------------------------------------------------------------------------------------------
-
-EACH = 150
-
-
-def worker_turns(link: Link, number: int, directory: Path) -> tuple[list[Any], int]:
-    """Add and take items at both ends, and return what was taken, and how often the limit was seen broken."""
-    items = Deque(directory=directory)
-    taken, broken = [], 0
-    ready(link)
-    for turn in range(EACH):
-        (items.append if turn % 2 else items.appendleft)((number, turn))
-        broken += len(items) > items.maxlen
-        if turn % 3 == 0:
-            taken.append(items.pop() if turn % 2 else items.popleft())
-    items.cache.close()
-    return taken, broken
-
-
-def test_no_item_is_lost_or_taken_twice(tmp_path: Path) -> None:
-    with Crew() as crew:
-        workers = crew.start_many(3, worker_turns, tmp_path / "deque")
-        crew.together(workers)
-        results = crew.results(workers)
-    items = Deque(directory=tmp_path / "deque")
-    found = [*items, *(item for taken, _ in results for item in taken)]
-    assert sorted(found) == [(number, turn) for number in range(3) for turn in range(EACH)]
-    items.cache.close()
-
-
-def test_nobody_sees_more_than_the_limit(tmp_path: Path) -> None:
-    Deque(range(5), tmp_path / "deque", 5).cache.close()
-    with Crew() as crew:
-        workers = crew.start_many(3, worker_turns, tmp_path / "deque")
-        crew.together(workers)
-        assert [broken for _, broken in crew.results(workers)] == [0] * 3
-    items = Deque(directory=tmp_path / "deque")
-    assert (items.maxlen, len(items) <= 5) == (5, True)
-    items.cache.close()
-
-
-def worker_edits(link: Link, number: int, directory: Path) -> None:
-    """Remove, replace or insert items by their position."""
-    items = Deque(directory=directory)
-    ready(link)
-    for _ in range(EACH):
-        if number < 2:
-            del items[0]
-        elif number == 2:
-            items[0] = "replaced"
-        else:
-            items.insert(1, "inserted")
-    items.cache.close()
-
-
-def test_positions_hold_between_processes(tmp_path: Path) -> None:
-    Deque(range(3 * EACH), tmp_path / "deque").cache.close()
-    with Crew() as crew:
-        workers = crew.start_many(4, worker_edits, tmp_path / "deque")
-        crew.together(workers)
-        crew.results(workers)
-    items = Deque(directory=tmp_path / "deque")
-    assert len(items) == 2 * EACH, "two deleted, one inserted, and no item was brought back"
-    items.cache.close()
-
-
-def worker_rotates(link: Link, number: int, directory: Path) -> None:
-    """Change the order, never the items."""
-    items = Deque(directory=directory)
-    ready(link)
-    for turn in range(EACH // 2):
-        items.rotate(1 + number) if turn % 5 else items.reverse()
-    items.cache.close()
-
-
-def test_what_is_turned_is_always_whole(tmp_path: Path) -> None:
-    items = Deque(range(7), tmp_path / "deque")
-    with Crew() as crew:
-        workers = crew.start_many(2, worker_rotates, tmp_path / "deque")
-        crew.together(workers)
-        for _ in range(EACH):
-            assert len(items) == 7
-            assert {items[6], items[-7]} <= set(range(7)), "there always are seven"
-            with items.transact():
-                seen = list(items)
-            assert sorted(seen) == list(range(7))
-        crew.results(workers)
-    assert sorted(items) == list(range(7))
     items.cache.close()
 
 

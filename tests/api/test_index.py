@@ -1,4 +1,4 @@
-"""Index: a mapping on disk, compared with `OrderedDict`, over reopening and between processes."""
+"""Index: a mapping on disk, compared with `OrderedDict`; between processes: prove/linearizability."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from diskcache_like.errors import ValueEncodeError
 
 from ..support.cache_kinds import Clock
 from ..support.statement_hooks import is_change, watch
-from ..support.workers import Crew, Link, ready
 from .test_deque_and_index import discard
 
 BIG = "x" * 100_000  # goes to a value file
@@ -52,6 +51,7 @@ def test_the_order_is_that_of_insertion(entries: Index) -> None:
     assert (entries.peekitem(), entries.peekitem(last=False)) == (("c", 6), ("a", 2))
     assert (entries.popitem(), entries.popitem(last=False)) == (("c", 6), ("a", 2))
     assert list(entries) == [0, "b"]
+    assert (entries.pop("z", None), entries.pop("b", None)) == (None, 5)
 
 
 def test_a_default_that_cannot_be_stored_is_refused(tmp_path: Path) -> None:
@@ -267,59 +267,6 @@ def test_other_arguments_are_refused(tmp_path: Path) -> None:
             Index(*arguments)
 
 
-# -- several processes ------------------------------------------------------------------------------------------------
-
-EACH = 100
-
-
-def worker_counts(link: Link, number: int, directory: Path) -> list[int]:
-    """Count up in transactions, and set defaults; return the defaults that were found."""
-    entries = Index(directory)
-    ready(link)
-    found = []
-    for turn in range(EACH):
-        with entries.transact():
-            entries["count"] = entries.get("count", 0) + 1
-        found.append(entries.setdefault(("default", turn), number))
-    entries.cache.close()
-    return found
-
-
-def test_processes_count_exactly_and_agree_on_defaults(tmp_path: Path) -> None:
-    with Crew() as crew:
-        workers = crew.start_many(3, worker_counts, tmp_path / "index")
-        crew.together(workers)
-        results = crew.results(workers)
-    entries = Index(tmp_path / "index")
-    assert entries["count"] == 3 * EACH
-    assert results[0] == results[1] == results[2] == [entries["default", turn] for turn in range(EACH)]
-    entries.cache.close()
-
-
-def worker_takes(link: Link, number: int, directory: Path) -> list[Any]:
-    """Take entries from both ends until there are none, and return them."""
-    entries = Index(directory)
-    ready(link)
-    taken = []
-    try:
-        while True:
-            taken.append(entries.popitem(last=number % 2 == 0))
-    except KeyError:
-        assert len(entries) == 0, "an error while there are entries means that one was taken by two"
-        entries.cache.close()
-        return taken
-
-
-def test_no_entry_is_taken_twice(tmp_path: Path) -> None:
-    model = {number: number * 2 for number in range(300)}
-    Index(tmp_path / "index", model).cache.close()
-    with Crew() as crew:
-        workers = crew.start_many(3, worker_takes, tmp_path / "index")
-        crew.together(workers)
-        taken = [pair for each in crew.results(workers) for pair in each]
-    assert sorted(taken) == sorted(model.items())
-
-
 # -- against the model ------------------------------------------------------------------------------------------------
 
 KEYS = st.one_of(st.integers(0, 6), st.sampled_from(["a", "b", (1, "x"), 1.5, None, b"a"]))
@@ -363,9 +310,9 @@ class IndexMachine(RuleBasedStateMachine):
     def setdefault(self, key: Any, default: Any) -> None:
         self.both(lambda each: each.setdefault(key, default))
 
-    @rule(key=KEYS, default=st.none() | VALUES)
-    def pop(self, key: Any, default: Any) -> None:
-        self.both(lambda each: each.pop(key) if default is None else each.pop(key, default))
+    @rule(key=KEYS, default=st.lists(VALUES, max_size=1))
+    def pop(self, key: Any, default: list[Any]) -> None:
+        self.both(lambda each: each.pop(key, *default))
 
     @rule(last=st.booleans())
     def popitem(self, last: bool) -> None:

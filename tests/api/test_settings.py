@@ -383,31 +383,6 @@ def test_a_handle_that_counts_is_closed_again_where_its_directory_is_gone(tmp_pa
     assert not Path(cache.directory).exists()
 
 
-def test_every_operation_opens_a_closed_cache(cache: Cache) -> None:
-    cache.set("key", b"value" if cache.disk.own_values else "value", tag="tag")
-    operations: list[Callable[[], Any]] = [
-        lambda: cache.get("key"), lambda: cache["key"], lambda: "key" in cache, lambda: cache.get_entry("key"),
-        lambda: cache.get_many(["key"]), lambda: cache.read("key").close(), lambda: len(cache), lambda: list(cache),
-        lambda: list(reversed(cache)), lambda: list(cache.iterkeys()), lambda: cache.set("key", "v"),
-        lambda: cache.add("key", 1), lambda: cache.incr("counter"), lambda: cache.touch("key"),
-        lambda: cache.pop("key"), lambda: cache.delete("key"), lambda: cache.set_many({"key": 1}),
-        lambda: cache.delete_many(["key"]), lambda: cache.push(1), cache.peek, cache.peekitem, cache.pull, cache.expire,
-        lambda: cache.evict("tag"),
-        cache.cull, cache.check, cache.volume, cache.stats, lambda: cache.reset("size_limit"),
-        lambda: cache.reset("cull_limit", 9), cache.create_tag_index, cache.drop_tag_index, cache.clear, cache.close,
-    ]  # fmt: skip
-    for operation in operations:
-        cache.close()
-        operation()
-    cache.close()
-    with cache.transact():
-        cache["key"] = 1
-    with cache as same:
-        assert same is cache
-        assert cache["key"] == 1
-    assert cache["key"] == 1, "and after the with-block"
-
-
 @picklable
 def test_a_pickled_handle_opens_the_same_cache(open_cache: Opener, kind: Kind) -> None:
     settings: dict[str, Any] = {"size_limit": 40_000_000, "cull_limit": 7, "statistics": 1, "timeout": 5}

@@ -22,7 +22,6 @@ from hypothesis import strategies as st
 from diskcache_like import (
     Cache,
     Deque,
-    Disk,
     FanoutCache,
     Index,
     JSONDisk,
@@ -31,7 +30,6 @@ from diskcache_like import (
     ValueEncodeError,
 )
 from diskcache_like.disk.codec import Codec, new_codec
-from diskcache_like.disk.serializers import SERIALIZERS
 from diskcache_like.encoding import json as json_module
 from diskcache_like.encoding.compressors import COMPRESSORS
 from diskcache_like.encoding.json import JSON_DEPTH, Json
@@ -487,11 +485,6 @@ with Cache(path, pickle="never") as cache:
 
 def test_missing_dependency_is_an_import_error() -> None:
     assert issubclass(MissingDependency, ImportError)
-
-
-def test_every_serializer_is_tried_here() -> None:
-    assert {"msgpack", "json", "pickle"} <= set(SERIALIZERS)
-    assert isinstance(Disk("nowhere").value_codec, Codec)
 
 
 def test_the_hot_layer_keeps_what_it_counts(tmp_path: Path) -> None:

@@ -139,21 +139,6 @@ def test_shards_are_found_of_which_what_was_quarantined_has_been_removed(
         assert cache.check() == []
 
 
-def test_every_shard_may_be_damaged(tmp_path: Path) -> None:
-    with closing(FanoutCache(tmp_path / "cache", shards=3, **QUICK)) as cache:
-        cache["a"] = 1
-    for number in range(3):
-        damage(tmp_path / "cache" / f"{number:03d}" / "cache.db", "everything")
-    with pytest.warns(CorruptDatabaseWarning) as caught:
-        cache = FanoutCache(tmp_path / "cache", shards=8)
-    with closing(cache):
-        assert len(caught) == 3
-        assert not (tmp_path / "cache" / "003").exists()
-        cache["a"] = 2
-    with closing(FanoutCache(tmp_path / "cache")) as cache:
-        assert cache["a"] == 2
-
-
 def test_a_secret_is_kept_by_the_next_database(tmp_path: Path) -> None:
     secret = "a secret for tests"
     with closing(Cache(tmp_path / "cache", secret=secret, **QUICK)) as cache:
@@ -173,16 +158,6 @@ class Strict(Cache):
     _OPENING = Opening(recover=False)
 
 
-@pytest.mark.parametrize("how", DAMAGE)
-def test_who_does_not_want_an_empty_cache_gets_the_error(directory: Path, how: str) -> None:
-    damage(directory / "cache.db", how)
-    before = state(directory / "cache.db")
-    with pytest.raises(CorruptDatabase, match=rf"{directory}/cache\.db"):
-        Strict(directory)
-    assert state(directory / "cache.db") == before
-    assert not (directory / "cache.1.db").exists()
-
-
 def test_a_database_that_was_removed_is_not_made_anew_under_its_name(directory: Path) -> None:
     with closing(Cache(directory)) as holder:
         assert holder["b"] == {"some": ["nested", "data"]}
@@ -195,8 +170,6 @@ def test_a_database_that_was_removed_is_not_made_anew_under_its_name(directory: 
 
 
 # -- in use -----------------------------------------------------------------------------------------------------------
-
-IDLE = {"stats", "no eviction", "reset"}  # may not have to look at what is damaged
 
 
 def use_damaged(original: Path, directory: Path, step: Step, how: str) -> None:
@@ -556,15 +529,6 @@ def test_a_key_that_was_changed_does_not_outlive_a_write(directory: Path, write:
         for handle in (cache, other):
             assert handle.get("a") == {"incr": 1}.get(write, "new" if "set" in write or write == "add" else None)
         assert cache.check() == []
-
-
-def test_check_removes_a_key_that_was_changed(directory: Path) -> None:
-    plant(directory, "UPDATE entry SET k = ? WHERE k = ?", b"\xa1z", b"\xa1a")
-    with closing(Cache(directory)) as cache:
-        cache.check(fix=True)
-        assert cache.check() == []
-        assert "a" not in cache
-        assert len(cache) == ENTRIES - 1
 
 
 def test_an_item_of_a_queue_whose_number_was_changed_is_passed_over(tmp_path: Path) -> None:

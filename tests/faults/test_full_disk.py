@@ -209,12 +209,16 @@ def test_files_that_were_replaced_go_before_a_write_is_refused(disk: Disk) -> No
 
 def test_a_file_object_is_not_read_twice(disk: Disk) -> None:
     with closing(full_of_files(disk)) as cache:
+        cache.delete_many(range(5))  # whose files go when a write needs their room
+        disk.fill()
         files = value_files(disk.path)
         with pytest.raises(DiskFull) as caught:
-            cache.set("new", io.BytesIO(b"x" * 100_000), read=True)
+            cache.set("new", io.BytesIO(b"x" * 30_000), read=True)
         assert_full(caught.value, disk)
         assert value_files(disk.path) == files
         assert "new" not in cache
+        cache["new"] = b"x" * 30_000
+        assert cache["new"] == b"x" * 30_000
 
 
 @pytest.mark.parametrize("make", [Cache, partial(FanoutCache, shards=2)], ids=["one", "fanout"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import shutil
-import struct
 import zlib
 from collections.abc import Callable
 from contextlib import closing
@@ -277,30 +276,6 @@ def test_planted_tags_that_are_none(directory: Path) -> None:
         make(directory)
 
 
-def unpacked(blob: bytes) -> list[Any]:
-    return list(struct.unpack_from("<BBidQHH", blob))
-
-
-def test_an_authenticated_entry_changed_in_anything(directory: Path, clock: Clock) -> None:
-    with closing(Cache(directory, clock=clock, secret=SECRET, write_buffer=0)) as cache:
-        cache.set("a", "one", expire=10, tag="t")
-        cache["b"] = "two"
-    (blob, *_) = row_of(directory, A)
-    head, rest = unpacked(blob), blob[26:]
-    assert head[:3] == [2, 3, MODE_RAW]
-    for place, value in ((1, 1), (1, 2), (1, 7), (1, 0), (2, MODE_PICKLE), (2, MODE_BINARY), (3, 9e9), (4, 5), (5, 0)):
-        changed = list(head)
-        changed[place] = value
-        replace(directory, struct.pack("<BBidQHH", *changed) + rest)
-        assert_missing(directory, clock=clock, secret=SECRET)
-    for changed_rest in (rest[:-17] + b"!" + rest[-16:], rest[:-1] + bytes([rest[-1] ^ 1]), rest[:-16], rest + b"!"):
-        replace(directory, blob[:28] + changed_rest)
-        assert_missing(directory, clock=clock, secret=SECRET)
-    replace(directory, blob)
-    with closing(Cache(directory, clock=clock, secret=SECRET, strict=True)) as cache:
-        assert cache.get("a", tag=True) == ("one", "t")
-
-
 def test_an_entry_that_was_authenticated_is_not_believed_without_its_tag(directory: Path) -> None:
     make(directory, secret=SECRET)
     (blob, *_) = row_of(directory, A)
@@ -339,27 +314,6 @@ def test_a_planted_tag_that_cannot_be_decoded(directory: Path) -> None:
 
 
 # -- bounds -----------------------------------------------------------------------------------------------------------
-
-
-def test_claims_of_great_length_allocate_nothing(directory: Path) -> None:
-    make(directory)
-    claims = [
-        b"\xdd\xff\xff\xff\xff" * 5,  # lists of four thousand million members
-        b"\xdf\xff\xff\xff\xff",
-        b"\xc6\xff\xff\xff\xff",
-        b"\xdb\xff\xff\xff\xff",
-        b"\xc9\xff\xff\xff\xff\x01",
-        b"\x91" * 100_000,
-        b"\xc7\x00\x20" * 50_000,
-    ]
-    head = struct.pack("<BBidQHH", 2, 4, MODE_RAW, 0.0, 2**63, 2**16 - 1, 2**16 - 1)
-    blobs = [pack_simple(A, claim) for claim in claims] + [
-        forged(A, claim, mode=MODE_RAW, tags=bytes((len(tag),)) + tag) for claim in claims for tag in (claim[:255],)
-    ]
-    blobs.append(head + crc32(head, crc32(A)).to_bytes(4, "little"))
-    for blob in blobs:
-        replace(directory, blob)
-        assert_missing(directory)
 
 
 def test_compressed_bombs_are_bounded(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
