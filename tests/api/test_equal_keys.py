@@ -18,9 +18,9 @@ import pydantic
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from diskcache_like import Cache, Disk, FanoutCache, JSONDisk
+from diskcache_like import Cache, Disk, JSONDisk
 
-from ..support.cache_kinds import few, one
+from ..support.cache_kinds import QUICK, few, one
 
 
 class Alike:
@@ -117,13 +117,13 @@ keys = st.recursive(
 )
 
 
-@settings(max_examples=60, suppress_health_check=list(HealthCheck), deadline=None)
+@settings(max_examples=30, suppress_health_check=list(HealthCheck), deadline=None)
 @given(st.lists(st.tuples(keys, st.integers(0, 3), st.integers()), max_size=12))
 def test_the_hot_layer_changes_no_answer(tmp_path_factory: pytest.TempPathFactory, steps: list[Any]) -> None:
     answers: list[list[Any]] = []
     for limit in (0, 1 << 20):
         said: list[Any] = []
-        with FanoutCache(tmp_path_factory.mktemp("cache"), shards=2, timeout=60, hot_size_limit=limit) as cache:
+        with Cache(tmp_path_factory.mktemp("cache"), hot_size_limit=limit, **QUICK) as cache:
             for key, step, value in steps:
                 match step:
                     case 0:

@@ -192,7 +192,7 @@ def fill_to_the_limit(cache: Cache, prefix: str, count: int = 100) -> None:
         cache[f"{prefix} {number}"] = BIG
 
 
-@only(lambda kind: not kind.json)
+@only(lambda kind: not kind.json and kind.name not in ("fanout-8", "sealed-fanout"))
 @every_policy
 def test_the_size_limit_holds_at_every_moment(open_cache: Opener, kind: Kind, policy: str) -> None:
     limit = kind.shards * 1_500_000
@@ -213,11 +213,11 @@ def test_the_size_limit_holds_at_every_moment(open_cache: Opener, kind: Kind, po
 
 @only(lambda kind: kind.name in ("plain", "fanout-3"))
 def test_the_size_limit_holds_on_disk_when_files_take_the_place_of_rows(open_cache: Opener, kind: Kind) -> None:
-    limit = kind.shards * 4_000_000
+    limit = kind.shards * 2_000_000
     cache = open_cache(size_limit=limit)
     most = 0
     for phase, size in enumerate((3_000, 80_000, 3_000)):
-        for number in range(5_000_000 * kind.shards // size):
+        for number in range(2_500_000 * kind.shards // size):
             cache.set((phase, number), random.Random(number).randbytes(size))
             if number % 20 == 0:
                 most = max(most, bytes_on_disk(cache))
@@ -419,7 +419,7 @@ def test_of_entries_that_are_used_equally_often_the_oldest_go(open_cache: Opener
 
 
 @one
-@pytest.mark.parametrize("size", [200, 40_000])
+@pytest.mark.parametrize("size", [1_000, 40_000])
 def test_no_handle_goes_by_the_limit_of_another_one(open_cache: Opener, size: int) -> None:
     limit = 2 << 20
     with open_cache(size_limit=limit):

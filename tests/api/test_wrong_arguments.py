@@ -71,9 +71,11 @@ def try_all(call: Callable[[Any], object], name: str) -> None:
 
 
 def methods_of(kind: type) -> Iterator[tuple[str, inspect.Signature]]:
-    """Yield each public method, and what it takes."""
+    """Yield each public method, and what it takes; of a FanoutCache only those that it does not have from Cache."""
     for name in dir(kind):
         method = getattr(kind, name)
+        if kind is FanoutCache and method is getattr(Cache, name, None):
+            continue
         if (name in OPERATORS or not name.startswith("_")) and name not in ELSEWHERE and callable(method):
             yield name, inspect.signature(method)
 

@@ -103,7 +103,7 @@ def test_a_schema_rewritten_under_a_known_name(directory: Path) -> None:
         Cache(directory)
 
 
-@pytest.mark.parametrize("bit", range(8))
+@pytest.mark.parametrize("bit", [0, 5, 7])  # another letter, another case, and no text at all
 def test_a_schema_with_a_flipped_bit_is_damage(directory: Path, tmp_path: Path, bit: int) -> None:
     with database(directory) as connection:
         connection.execute("PRAGMA journal_mode = DELETE").fetchall()
