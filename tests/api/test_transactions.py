@@ -212,23 +212,6 @@ def test_another_task_of_the_same_thread_is_refused_and_reads_what_was_committed
 
 
 @one
-def test_a_transaction_of_a_task_survives_its_pauses(cache: Cache) -> None:
-    async def transfer(number: int, lock: asyncio.Lock) -> None:
-        async with lock:
-            with cache.transact():
-                value = cache.get("sum", 0)
-                await asyncio.sleep(0)
-                cache["sum"] = value + number
-
-    async def all_of_them() -> None:
-        lock = asyncio.Lock()
-        await asyncio.gather(*(transfer(number, lock) for number in range(10)))
-
-    asyncio.run(all_of_them())
-    assert cache["sum"] == 45
-
-
-@one
 def test_another_thread_may_be_importing_asyncio(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "asyncio", ModuleType("asyncio"))  # as it is while its import has not ended
     with cache.transact():

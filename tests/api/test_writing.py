@@ -192,6 +192,7 @@ def test_delete_tells_whether_there_was_a_live_entry(cache: Cache, clock: Clock)
         del cache["key"]
 
 
+@few
 @pytest.mark.parametrize("expire", [None, 1e6])
 @pytest.mark.parametrize(
     "there", [range(0), range(300), range(0, 300, 2), range(299), range(1, 300), range(150), range(0, 300, 60)]

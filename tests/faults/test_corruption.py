@@ -139,19 +139,6 @@ def test_shards_are_found_of_which_what_was_quarantined_has_been_removed(
         assert cache.check() == []
 
 
-def test_a_secret_is_kept_by_the_next_database(tmp_path: Path) -> None:
-    secret = "a secret for tests"
-    with closing(Cache(tmp_path / "cache", secret=secret, **QUICK)) as cache:
-        cache["a"] = 1
-    damage(tmp_path / "cache" / "cache.db", "header")
-    with said_once(tmp_path / "cache"):
-        cache = Cache(tmp_path / "cache", secret=secret)
-    with closing(cache):
-        cache["a"] = 2
-    with closing(Cache(tmp_path / "cache", secret=secret)) as cache:
-        assert cache["a"] == 2
-
-
 class Strict(Cache):
     """A cache whose entries are not to be replaced by nothing, as Deque and Index are."""
 
@@ -217,8 +204,12 @@ def write_and_read(cache: Cache) -> None:
         list(cache)
 
 
-def test_a_transaction_ends_with_the_error_and_the_next_one_works(directory: Path) -> None:
+@pytest.mark.parametrize("due", [False, True], ids=["within", "at its beginning"])
+def test_damage_that_a_transaction_meets_ends_it_and_the_next_one_works(directory: Path, due: bool) -> None:
     with closing(Cache(directory)) as cache:
+        if due:
+            with closing(Cache(directory)) as other:
+                other.set("due", 1, expire=0)  # so that it begins with a look at what has expired
         damage(directory / "cache.db", "zeroed pages")
         with said_once(directory), pytest.raises(CorruptDatabase, match=r"cache\.db"):
             write_and_read(cache)
@@ -226,17 +217,6 @@ def test_a_transaction_ends_with_the_error_and_the_next_one_works(directory: Pat
             assert "a" not in cache
             cache["a"] = "newer"
         assert cache["a"] == "newer"
-
-
-def test_damage_that_a_transaction_meets_at_its_beginning_is_quarantined_too(directory: Path) -> None:
-    with closing(Cache(directory)) as cache:
-        with closing(Cache(directory)) as other:
-            other.set("due", 1, expire=0)  # so that it begins with a look at what has expired
-        damage(directory / "cache.db", "zeroed pages")
-        with said_once(directory), pytest.raises(CorruptDatabase, match=r"cache\.db"):
-            write_and_read(cache)
-        write_and_read(cache)
-        assert cache["a"] == "new"
 
 
 def test_damage_that_is_met_under_the_write_lock_is_told_first_and_quarantined_later(directory: Path) -> None:

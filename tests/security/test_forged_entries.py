@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import shutil
+import struct
 import zlib
 from collections.abc import Callable
 from contextlib import closing
@@ -268,14 +269,6 @@ def test_an_expiry_extended_in_its_column_is_over_all_the_same(directory: Path, 
             assert cache.touch("a", 5) is False
 
 
-def test_planted_tags_that_are_none(directory: Path) -> None:
-    make(directory)
-    for tags in (b"\x00", b"\x05abc", b"\x01a\x00", b"\xff" * 3):
-        replace(directory, forged(A, b"\xa1v", mode=MODE_RAW, tags=tags))
-        assert_missing(directory)
-        make(directory)
-
-
 def test_an_entry_that_was_authenticated_is_not_believed_without_its_tag(directory: Path) -> None:
     make(directory, secret=SECRET)
     (blob, *_) = row_of(directory, A)
@@ -300,10 +293,11 @@ def test_operations_that_write_do_not_authenticate_what_was_planted(directory: P
             assert cache.get("a") in (None, 1)
 
 
-def test_a_planted_tag_that_cannot_be_decoded(directory: Path) -> None:
+def test_planted_tags_that_cannot_be_decoded(directory: Path) -> None:
     make(directory)
-    for tag in (b"\xc7\x00\x27", b"\x80" * 50, b"\xdd\xff\xff\xff\xff"):
-        replace(directory, forged(A, b"\xa1v", mode=MODE_RAW, tags=bytes((len(tag),)) + tag))
+    tags = [bytes((len(tag),)) + tag for tag in (b"\xc7\x00\x27", b"\x80" * 50, b"\xdd\xff\xff\xff\xff")]
+    for packed in (*tags, b"\x00", b"\x05abc", b"\x01a\x00", b"\xff" * 3):
+        replace(directory, forged(A, b"\xa1v", mode=MODE_RAW, tags=packed))
         with closing(Cache(directory)) as cache:
             assert cache.get("a", "missing", tag=True) == ("missing", None)
             assert cache.get_entry("a") is None
@@ -314,6 +308,27 @@ def test_a_planted_tag_that_cannot_be_decoded(directory: Path) -> None:
 
 
 # -- bounds -----------------------------------------------------------------------------------------------------------
+
+
+def test_claims_of_great_length_allocate_nothing(directory: Path) -> None:
+    make(directory)
+    claims = [
+        b"\xdd\xff\xff\xff\xff" * 5,  # lists of four thousand million members
+        b"\xdf\xff\xff\xff\xff",
+        b"\xc6\xff\xff\xff\xff",
+        b"\xdb\xff\xff\xff\xff",
+        b"\xc9\xff\xff\xff\xff\x01",
+        b"\x91" * 100_000,
+        b"\xc7\x00\x20" * 50_000,
+    ]
+    head = struct.pack("<BBidQHH", 2, 4, MODE_RAW, 0.0, 2**63, 2**16 - 1, 2**16 - 1)
+    blobs = [pack_simple(A, claim) for claim in claims] + [
+        forged(A, claim, mode=MODE_RAW, tags=bytes((len(tag),)) + tag) for claim in claims for tag in (claim[:255],)
+    ]
+    blobs.append(head + crc32(head, crc32(A)).to_bytes(4, "little"))
+    for blob in blobs:
+        replace(directory, blob)
+        assert_missing(directory)
 
 
 def test_compressed_bombs_are_bounded(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
