@@ -62,17 +62,6 @@ def test_its_defaults_are_eight_shards_and_a_short_timeout(tmp_path: Path) -> No
         assert len(shard_directories(cache)) == 8
 
 
-@pytest.mark.parametrize("asked", [1, 2, 8, 64])
-def test_the_stored_number_of_shards_wins(fanout: FanoutCache, clock: Clock, asked: int) -> None:
-    fanout.set_many({key: key for key in KEYS})
-    with FanoutCache(fanout.directory, shards=asked, clock=clock) as other:
-        assert other.get_many(KEYS) == {key: key for key in KEYS}
-        assert len(other) == len(KEYS)
-        other["new"] = 1
-    assert fanout["new"] == 1
-    assert shard_directories(fanout) == ["000", "001", "002", "003"]
-
-
 def test_a_cache_and_a_fanout_cache_open_each_others_directories(
     fanout: FanoutCache, tmp_path: Path, clock: Clock
 ) -> None:

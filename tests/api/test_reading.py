@@ -129,28 +129,6 @@ def test_nobody_shares_a_mutable_value(open_cache: Opener) -> None:
 
 
 @exact
-def test_keys_that_are_equal_are_one_entry(cache: Cache) -> None:
-    groups: list[list[Any]] = [
-        [1, 1.0, True, Decimal(1), Fraction(1), 1 + 0j],
-        [0, -0.0, False],
-        [(1, "a"), (True, "a"), (1.0, "a")],
-        [{"a": 1, "b": 2}, {"b": 2, "a": 1.0}],
-        [frozenset("abc"), frozenset("cba"), {"c", "a", "b"}],
-        [dt.datetime(2024, 1, 1, tzinfo=dt.UTC), dt.datetime(2024, 1, 1, 1, tzinfo=dt.timezone(dt.timedelta(hours=1)))],
-    ]
-    for number, group in enumerate(groups):
-        for key in group:
-            cache[key] = (number, repr(key))
-            for same in group:
-                assert cache[same] == (number, repr(key))
-                assert same in cache
-    assert len(cache) == len(groups)
-    for group in groups:
-        assert cache.delete(group[-1])
-        assert group[0] not in cache
-
-
-@exact
 def test_keys_that_python_cannot_hash_work(cache: Cache) -> None:
     for key in ([1, [2]], {"a": [1]}, bytearray(b"key"), {1, 2}):
         assert key not in cache
