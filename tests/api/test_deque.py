@@ -19,7 +19,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from diskcache_like import Cache, Deque, SettingError
 from diskcache_like.errors import ValueEncodeError
 
-from ..support.statement_hooks import is_change, watch
 from .test_deque_and_index import CACHES, discard
 
 
@@ -171,36 +170,6 @@ def test_transact(items: Deque) -> None:
         raise ZeroDivisionError
     assert list(items) == [1, 2]
     assert items.maxlen == math.inf
-
-
-def test_a_failed_step_leaves_all_as_it_was(items: Deque) -> None:
-    """Each operation of several writes is one transaction: it fails at any of its statements, and nothing is changed."""
-    items.extend(range(6))
-    items.maxlen = 6
-    operations: list[Callable[[], Any]] = [
-        items.reverse,
-        lambda: items.rotate(2),
-        lambda: items.append(7),
-        lambda: items.extendleft([7, 8]),
-        lambda: items.__imul__(3),
-        lambda: setattr(items, "maxlen", 2),
-        lambda: [setattr(items, "maxlen", 9), items.insert(2, "x")],  # type: ignore[func-returns-value]
-    ]
-    for operation in operations:
-        seen = 0
-
-        def fail(statement: str) -> None:
-            nonlocal seen
-            if is_change(statement):
-                seen += 1
-                if seen == 2:
-                    raise ZeroDivisionError
-
-        watch(items.cache, before=fail)
-        with pytest.raises(ZeroDivisionError), items.transact():
-            operation()
-        items.cache.close()
-        assert (list(items), items.maxlen) == (list(range(6)), 6)
 
 
 # -- the length limit -------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 import shutil
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from diskcache_like import Cache, Deque, FanoutCache, Index, JSONDisk, SettingEr
 from diskcache_like.errors import CacheError, CorruptDatabase, DecodeError
 
 from ..support.cache_kinds import SECRET
+from ..support.statement_hooks import is_change, watch
 from ..support.tampering import DAMAGE, damage, plant, snapshot, value_files
 
 BIG = "x" * 100_000  # goes to a value file
@@ -140,6 +142,43 @@ def test_a_named_deque_takes_another_length(tmp_path: Path) -> None:
         assert (list(items), items.maxlen) == ([3], 1)
     with closing(FanoutCache(tmp_path)) as cache:
         assert cache.deque("name").maxlen == 1
+
+
+# How long the deque may be, at which change to an entry it fails, and what is done.
+SEVERAL_WRITES: dict[str, tuple[type[Structure], float | None, int, Callable[[Any], object]]] = {
+    "reverse": (Deque, None, 2, Deque.reverse),
+    "rotate": (Deque, None, 2, lambda deque: deque.rotate(2)),
+    "append": (Deque, 6, 2, lambda deque: deque.append(7)),
+    "extendleft": (Deque, 6, 2, lambda deque: deque.extendleft([7, 8])),
+    "multiply": (Deque, None, 2, lambda deque: deque.__imul__(3)),
+    "shorten": (Deque, 6, 2, lambda deque: setattr(deque, "maxlen", 2)),
+    "insert": (Deque, None, 2, lambda deque: deque.insert(2, "x")),
+    "popitem": (Index, None, 1, Index.popitem),
+    "setdefault": (Index, None, 1, lambda index: index.setdefault("new", 1)),
+    "update": (Index, None, 2, lambda index: index.update({"0": "x", "1": "y"})),
+}
+
+
+@pytest.mark.parametrize("name", SEVERAL_WRITES)
+def test_an_operation_of_several_writes_that_fails_changes_nothing(tmp_path: Path, name: str) -> None:
+    kind, maxlen, left, operation = SEVERAL_WRITES[name]
+    found = made(kind, tmp_path, range(6))
+    if maxlen is not None:
+        found.maxlen = maxlen
+
+    def fail(statement: str) -> None:
+        nonlocal left
+        left -= is_change(statement)
+        if is_change(statement) and left == 0:
+            raise ZeroDivisionError
+
+    watch(found.cache, before=fail)
+    with pytest.raises(ZeroDivisionError):
+        operation(found)
+    found.cache.close()
+    assert values_of(found) == list(range(6))
+    assert kind is Index or found.maxlen == (maxlen or math.inf)
+    found.cache.close()
 
 
 # -- damage -----------------------------------------------------------------------------------------------------------

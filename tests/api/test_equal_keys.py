@@ -67,7 +67,7 @@ def reads(cache: Any, key: Any) -> list[Any]:
     ]
 
 
-@few
+@one
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize(("odd", "plain"), PAIRS, ids=lambda key: type(key).__name__)
 def test_an_equal_key_of_another_type_is_another_entry(cache: Cache, place: Any, odd: Any, plain: Any) -> None:

@@ -83,39 +83,6 @@ def test_an_impossible_number_of_shards_is_refused(tmp_path: Path, shards: Any) 
         FanoutCache(tmp_path / "cache", shards=shards)
 
 
-def test_totals_go_over_all_shards(fanout: FanoutCache, clock: Clock) -> None:
-    fanout.stats(enable=True)
-    empty = fanout.volume()
-    fanout.set_many(dict.fromkeys(KEYS, BIG), expire=10, tag="tag")
-    fanout.set_many({f"other {key}": 1 for key in KEYS})
-    assert len(fanout) == 120
-    assert set(fanout) == {*reversed(fanout)} == {*KEYS, *(f"other {key}" for key in KEYS)}
-    assert fanout.volume() > empty + 60 * len(BIG)
-    assert sum(fanout[key] == BIG for key in KEYS) == 60
-    assert fanout.get("missing") is None
-    assert fanout.stats() == (60, 1)
-    clock.advance(10)
-    fanout.reset("cull_limit", 0)
-    assert fanout.expire() == 60
-    fanout.set_many(dict.fromkeys(KEYS, BIG), tag="tag")
-    assert fanout.evict("tag") == 60
-    assert fanout.clear() == 60
-    assert (len(fanout), list(fanout)) == (0, [])
-
-
-def test_a_transaction_covers_all_shards(fanout: FanoutCache) -> None:
-    fanout.set_many({**dict.fromkeys(KEYS, 0), "text": "not a number"})
-    with pytest.raises(TypeError, match="text"), fanout.transact():
-        for key in KEYS:
-            fanout.incr(key)
-        fanout.incr("text")
-    assert set(fanout.get_many(KEYS).values()) == {0}
-    with fanout.transact():
-        for key in KEYS:
-            fanout.incr(key)
-    assert set(fanout.get_many(KEYS).values()) == {1}
-
-
 def test_a_write_that_meets_a_lock_answers_instead_of_raising(fanout: FanoutCache) -> None:
     fanout.set("key", 5, tag="tag")
     fanout.push("item")

@@ -17,7 +17,6 @@ from diskcache_like import Cache, Index
 from diskcache_like.errors import ValueEncodeError
 
 from ..support.cache_kinds import Clock
-from ..support.statement_hooks import is_change, watch
 from .test_deque_and_index import discard
 
 BIG = "x" * 100_000  # goes to a value file
@@ -219,29 +218,6 @@ def test_transact(entries: Index) -> None:
     with entries.transact():
         entries["a"] += 1
     assert entries["a"] == 2
-
-
-def test_a_failed_step_leaves_all_as_it_was(entries: Index) -> None:
-    entries.update(PAIRS)
-    operations: list[tuple[int, Callable[[], Any]]] = [
-        (1, entries.popitem),
-        (1, lambda: entries.setdefault("new", 1)),
-        (2, lambda: entries.update({"a": 0, "b": 0})),
-    ]
-    for number, operation in operations:
-        left = number
-
-        def fail(statement: str) -> None:
-            nonlocal left
-            left -= is_change(statement)
-            if is_change(statement) and left == 0:
-                raise ZeroDivisionError
-
-        watch(entries.cache, before=fail)
-        with pytest.raises(ZeroDivisionError):
-            operation()
-        entries.cache.close()
-        assert list(entries.items()) == PAIRS
 
 
 # -- handles ----------------------------------------------------------------------------------------------------------

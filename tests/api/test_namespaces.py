@@ -20,7 +20,8 @@ from diskcache_like.encoding.made_keys import NamespacedKey, path_of
 from diskcache_like.settings import SettingsInForce
 
 from ..support.cache_kinds import QUICK, Clock, Kind, Opener, few, one
-from .test_checking import messages, tamper
+from ..support.inspection import problems
+from .test_checking import tamper
 
 KEYS: list[Any] = ["text", "", 1, 2.5, None, "x" * 300, True]
 
@@ -41,7 +42,7 @@ def test_each_has_its_own_keys(cache: Cache, kind: Kind) -> None:
     assert "text" not in users
     assert cache["text"] == 0
     assert pages["text"] == "0"
-    assert messages(cache) == []
+    assert problems(cache) == []
 
 
 # What each public name of a cache means in a namespace, besides the operations whose first parameter is a key, or keys,
@@ -126,7 +127,7 @@ def test_tags_within_a_namespace(cache: Cache) -> None:
     assert len(users) == 0
     assert (len(pages), len(cache)) == (4, 8)
     assert cache.evict(tags=["n0", "n1"]) == 8
-    assert messages(cache) == []
+    assert problems(cache) == []
 
 
 def test_nested_ones_are_cleared_with_the_outer(cache: Cache) -> None:
@@ -216,9 +217,9 @@ def test_keys_that_only_look_like_it(cache: Cache) -> None:
     for planted in ("x'c1'", "x'c105'", "x'c10391a161'", "x'c10391a161c10391a162a163'", "x'c10190a161'"):
         tamper(cache, f"UPDATE entry SET k = {planted} WHERE h = (SELECT max(h) FROM entry)")
         assert len(list(cache)) <= 2
-        assert messages(cache)
-    messages(cache, fix=True)
-    assert messages(cache) == []
+        assert problems(cache)
+    problems(cache, fix=True)
+    assert problems(cache) == []
 
 
 @few

@@ -15,7 +15,8 @@ from diskcache_like.operations.tagging import Selection
 from diskcache_like.storage.shard.reader import Reader
 
 from ..support.cache_kinds import Clock, Opener, few, one
-from .test_checking import messages, tamper
+from ..support.inspection import problems
+from .test_checking import tamper
 
 TAGS = ["red", "green", "blue", 5, -7, "ünï\0code"]
 
@@ -64,7 +65,7 @@ def test_any_and_all_against_sets(cache: Cache) -> None:
     more = {number for number, tags in own.items() if tags & {"green", -7}} - gone
     assert cache.evict(tags=["green", -7]) == len(more)
     assert set(cache) == set(own) - gone - more
-    assert messages(cache) == []
+    assert problems(cache) == []
 
 
 def test_retag(cache: Cache, clock: Clock) -> None:
@@ -79,7 +80,7 @@ def test_retag(cache: Cache, clock: Clock) -> None:
     assert not cache.retag("nothing", add=["a"])
     clock.advance(10)
     assert not cache.retag("key", add=["a"])
-    assert messages(cache) == []
+    assert problems(cache) == []
 
 
 @pytest.mark.parametrize("window", [0, 100])
@@ -185,7 +186,7 @@ def test_limits(cache: Cache) -> None:
     assert len(cache.get_entry("key").tags) == 64
     cache.set("key", 1, tags=["x" * 250, "y"])
     assert cache.evict("x" * 250) == 1
-    assert messages(cache) == []
+    assert problems(cache) == []
 
 
 @one
@@ -198,8 +199,8 @@ def test_an_index_that_was_damaged_is_found_and_mended(cache: Cache) -> None:
     assert list(cache.keys(tags=["d"])) == [], "the record decides"
     assert list(cache.keys(tags=["a"])) == []
     assert [usage.name for usage in cache.tags()] == ["a", "b", "c"]
-    assert len(messages(cache, fix=True)) == 4
-    assert messages(cache) == []
+    assert len(problems(cache, fix=True)) == 4
+    assert problems(cache) == []
     assert list(cache.keys(tags=["a"])) == ["key"]
 
 
@@ -214,9 +215,9 @@ def test_what_is_planted_as_tags_keeps_no_entry_from_going(cache: Cache, planted
     assert cache["key"] == 1
     assert cache.set("key", 2, tags=["b"])
     assert cache.delete("key")
-    assert messages(cache, fix=True)
+    assert problems(cache, fix=True)
     assert len(cache) == 0
-    assert messages(cache) == []
+    assert problems(cache) == []
 
 
 @one
@@ -227,8 +228,8 @@ def test_a_place_in_the_index_that_is_no_number_is_passed_over(cache: Cache, pla
     tamper(cache, f"INSERT INTO tagged SELECT tag, {planted} FROM tagged LIMIT 1")
     assert sorted(cache.keys(tags=["a"])) == ["key", "other"]
     assert cache.count(tags=["a"]) == cache.tags()[0].entries == 2
-    assert messages(cache, fix=True)
-    assert messages(cache) == []
+    assert problems(cache, fix=True)
+    assert problems(cache) == []
     assert cache.evict("a") == 2
 
 
@@ -244,8 +245,8 @@ def test_evict_ends_whatever_the_index_says(cache: Cache) -> None:
     )
     assert cache.evict("b") == 0
     assert cache["key"] == 1, "the entry decides"
-    assert messages(cache, fix=True)
-    assert messages(cache) == []
+    assert problems(cache, fix=True)
+    assert problems(cache) == []
 
 
 def test_all_reads_no_more_than_the_smaller_tag(tmp_path: Path) -> None:
@@ -298,5 +299,5 @@ def test_a_size_that_is_no_number_keeps_no_tag_from_being_listed(cache: Cache, p
     cache.set("key", 1, tags=["a"])
     tamper(cache, f"UPDATE entry SET size = {planted}")
     assert [(usage.name, usage.entries) for usage in cache.tags()] == [("a", 1)]
-    assert messages(cache, fix=True)
-    assert messages(cache) == []
+    assert problems(cache, fix=True)
+    assert problems(cache) == []

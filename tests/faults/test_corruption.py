@@ -385,25 +385,6 @@ def test_rows_out_of_order_are_damage(tmp_path: Path, tree: str, step: Callable[
         shutil.rmtree(directory)
 
 
-def test_a_flipped_bit_in_a_place_that_a_tag_has_is_damage(directory: Path) -> None:
-    keys = [f"a key so long that its place has eight bytes {number}" for number in range(3)]
-    with closing(Cache(directory)) as cache:
-        cache.set_many(dict.fromkeys(keys, 1), tag="flipped")
-        last = max(cache._rows.locate(key)[1] for key in keys)
-    path = directory / "cache.db"
-    with database(directory) as connection:
-        ((number,),) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'tagged'").fetchall()
-        ((size,),) = connection.execute("PRAGMA page_size").fetchall()
-    data = bytearray(path.read_bytes())
-    data[data.index(last.to_bytes(8, "big"), (number - 1) * size, number * size)] ^= 0x80  # now the smallest
-    path.write_bytes(data)
-    with closing(Cache(directory)) as cache:
-        with said_once(directory):
-            assert set(cache.keys(tags=["flipped"])) <= set(keys)
-        cache.set(keys[0], "new", tag="flipped")
-        assert list(cache.keys(tags=["flipped"])) == [keys[0]]
-
-
 @pytest.mark.parametrize("settings", [{"write_buffer": 0}, {}], ids=["direct", "buffered"])
 def test_a_write_whose_place_is_free_and_taken_at_once_ends(
     directory: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]

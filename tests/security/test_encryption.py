@@ -555,21 +555,6 @@ def test_a_damaged_database_is_not_followed_by_one_in_the_clear(tmp_path: Path) 
     assert all(b"NEEDLE" not in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
 
 
-def test_a_shard_that_was_lost_gets_the_keyring_of_the_others(tmp_path: Path) -> None:
-    values = {f"key {number}": number for number in range(60)}
-    with FanoutCache(tmp_path, shards=3, **SEALED) as cache:
-        cache.set_many(values)
-    (tmp_path / "001" / "cache.db").write_bytes(b"")
-    for name in ("cache.gen", "cache.db-wal", "cache.db-shm"):
-        (tmp_path / "001" / name).unlink(missing_ok=True)
-    with FanoutCache(tmp_path, secret=SECRET) as cache:
-        left = cache.get_many(values)
-        assert 0 < len(left) < len(values)
-        cache.set_many(values)
-        assert cache.get_many(values) == values
-        assert cache.check() == []
-
-
 # -- forgeries --------------------------------------------------------------------------------------------------------
 
 COLUMNS = "h, k, seq, version, rank, base, expire, fresh, tags, size, file, spelling, queue, num, v"

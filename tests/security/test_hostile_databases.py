@@ -206,29 +206,27 @@ def test_a_database_of_a_newer_version(directory: Path, version: int) -> None:
         assert cache.check() == []
 
 
-def test_a_database_of_an_older_version(directory: Path) -> None:
-    plant(directory, "PRAGMA user_version = 1")
-    before = database_of(directory)
-    with pytest.raises(OlderFormat, match=r"cache\.db.*format 1.*reads only 3: delete the directory, or export"):
-        Cache(directory)
-    assert database_of(directory) == before
-
-
-def test_a_cache_with_compression_dictionaries_is_of_an_older_version(directory: Path) -> None:
-    plant(directory, "INSERT INTO setting VALUES ('dictionary.1', x'00')")
-    before = database_of(directory)
-    with pytest.raises(OlderFormat, match=r"cache\.db.*compression dictionaries.*: delete the directory, or export"):
-        Cache(directory)
-    assert database_of(directory) == before
-
-
 @pytest.mark.parametrize(
-    "pragma", ["user_version = 0", "user_version = -1", "application_id = 0", "application_id = 7"]
+    ("planted", "error", "words"),
+    [
+        ("PRAGMA user_version = 1", OlderFormat, "format 1.*reads only 3: delete the directory, or export"),
+        (
+            "INSERT INTO setting VALUES ('dictionary.1', x'00')",
+            OlderFormat,
+            "compression dictionaries.*: delete the directory, or export",
+        ),
+        *(
+            (f"PRAGMA {name}", ForeignDatabase, "")
+            for name in ("user_version = 0", "user_version = -1", "application_id = 0", "application_id = 7")
+        ),
+    ],
 )
-def test_a_database_with_a_false_name(directory: Path, pragma: str) -> None:
-    plant(directory, f"PRAGMA {pragma}")
+def test_a_database_of_an_older_version_or_with_a_false_name(
+    directory: Path, planted: str, error: type[CacheError], words: str
+) -> None:
+    plant(directory, planted)
     before = database_of(directory)
-    with pytest.raises(ForeignDatabase, match=r"cache\.db"):
+    with pytest.raises(error, match=rf"cache\.db.*{words}"):
         Cache(directory)
     assert database_of(directory) == before
 
