@@ -163,13 +163,6 @@ def test_a_mistake_is_explained_and_changes_nothing(cache: Cache, mistake: str) 
     assert len(cache) == 0
 
 
-def test_a_child_is_called_by_text(tmp_path: Path) -> None:
-    with FanoutCache(tmp_path / "cache", shards=1) as cache:
-        for child in (cache.cache, cache.deque, cache.index):
-            with pytest.raises(ValueError, match=r"name is \[1\], expected a relative name"):
-                child([1])  # type: ignore[arg-type]
-
-
 def test_an_expiry_by_another_name_is_recognised_everywhere(tmp_path: Path) -> None:
     with Cache(tmp_path / "cache") as cache:
         takers = [getattr(cache, name) for name, given in methods_of(Cache) if "expire" in given.parameters]

@@ -326,7 +326,7 @@ def test_what_json_cannot_say_exactly_is_not_data(text: Json, value: Any) -> Non
         text.encode(value)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 @given(value=JSON)
 def test_with_orjson_and_without_the_text_means_the_same(value: Any) -> None:
     fast, slow = Json(), Json()
