@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from diskcache_like import Cache, Disk, FanoutCache, JSONDisk, throttle
+from diskcache_like import Cache, Disk, FanoutCache, JSONDisk, errors, throttle
 from diskcache_like.errors import (
     DirectoryError,
     ExpiryError,
@@ -581,3 +581,11 @@ def test_a_directory_that_has_no_such_name(tmp_path: Path) -> None:
 def test_a_directory_may_be_given_as_bytes(tmp_path: Path) -> None:
     with closing(Cache(os.fsencode(tmp_path / "cache"))) as cache:  # type: ignore[arg-type]
         assert cache.directory == str(tmp_path / "cache")
+
+
+def test_every_error_has_a_common_base() -> None:
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and kind.__module__ == errors.__name__]
+    others = {
+        kind for kind in kinds if issubclass(kind, Exception) and not issubclass(kind, errors.CacheError | Warning)
+    }
+    assert others == set()

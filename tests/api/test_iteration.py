@@ -156,6 +156,16 @@ def test_a_dictionary_is_made_of_live_entries(cache: Cache, clock: Clock) -> Non
     assert 4 in cache.values()
 
 
+def test_items_and_values_leave_out_what_is_removed_meanwhile(open_cache: Opener) -> None:
+    cache, other = open_cache(), open_cache()
+    for view in (cache.items, cache.values):
+        cache.set_many({f"key {number}": number for number in range(300)})
+        found = iter(view())
+        next(found)
+        other.clear()
+        assert len(list(found)) <= 300
+
+
 def test_keys_are_offered_for_completion_the_newest_first(cache: Cache) -> None:
     assert cache._ipython_key_completions_() == []
     cache.set_many({f"key {number}": number for number in range(COMPLETIONS + 5)})

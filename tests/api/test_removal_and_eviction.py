@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from diskcache_like import Cache
+from diskcache_like import Cache, DiskFull
 from diskcache_like.storage.upkeep import bulk_removal, eviction
 from diskcache_like.storage.upkeep.removal import Remover
+from diskcache_like.storage.upkeep.trash import Trash
 
 from ..support.cache_kinds import Clock, Kind, Opener, few, one, only
 from ..support.inspection import bytes_on_disk
@@ -235,6 +236,23 @@ def test_the_size_limit_holds_for_batches_queues_and_counters(open_cache: Opener
         cache.add(f"added {number}", BIG * 3)
         cache.incr(f"counter {number}", 10**4000)
         assert cache.volume() <= limit * 1.01
+
+
+@one
+@pytest.mark.parametrize("removal", ["evict", "clear", "cull"])
+def test_a_removal_is_made_though_a_full_disk_cannot_note_which_files_went(
+    cache: Cache, clock: Clock, removal: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache.set_many({number: BIG for number in range(3)}, tag="t", expire=1)
+    clock.advance(1)
+
+    def full(trash: Trash) -> None:
+        raise DiskFull("no room on the disk", cache.directory)
+
+    monkeypatch.setattr(Trash, "empty", full)
+    went = {"evict": lambda: cache.evict("t"), "clear": cache.clear, "cull": cache.cull}[removal]()
+    assert went == (0 if removal == "evict" else 3), "evict counts live entries only"
+    assert len(cache) == 0
 
 
 @one
