@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import math
 import os
-import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -17,9 +16,8 @@ from typing import Any
 
 import pytest
 
-from diskcache_like import BoundedSemaphore, Cache, Disk, FanoutCache, JSONDisk, throttle
+from diskcache_like import Cache, Disk, FanoutCache, JSONDisk, errors, throttle
 from diskcache_like.errors import (
-    CacheError,
     DirectoryError,
     ExpiryError,
     KeyEncodeError,
@@ -134,12 +132,6 @@ def test_the_error_of_pickle_never_names_type_and_choices(kept: Cache, open_cach
 
 
 @few
-def test_an_open_file_is_no_value(kept: Cache, tmp_path: Path) -> None:
-    with (tmp_path / "text").open("w") as file, pytest.raises(ValueEncodeError, match="TextIOWrapper"):
-        kept.set("small", file)
-
-
-@few
 def test_a_key_that_cannot_be_encoded(kept: Cache) -> None:
     for make in unserialisable().values():
         for operation in (*KEYED, *TAGGED):
@@ -183,19 +175,10 @@ def test_a_key_of_a_megabyte(kept: Cache) -> None:
 
 
 @few
-def test_a_key_just_within_the_limit(kept: Cache) -> None:
-    key = "k" * ((1 << 16) - 5)
-    kept[key] = 1
-    assert kept[key] == 1
-    with pytest.raises(KeyTooLarge):
-        kept[key + "k"] = 1
-
-
-@few
 def test_a_prefix_that_is_no_text(kept: Cache) -> None:
     prefixes: list[Any] = [5, b"p", ("p",), threading.Lock()]
     for prefix in prefixes:
-        for operation in (kept.pull, kept.peek, partial(kept.push, bytes(50_000))):
+        for operation in (kept.pull, kept.peek, kept.iterqueue, partial(kept.push, bytes(50_000))):
             with pytest.raises(KeyEncodeError, match=r"prefix is .*, expected text or None"):
                 operation(prefix)
 
@@ -204,7 +187,7 @@ def test_a_prefix_that_is_no_text(kept: Cache) -> None:
 def test_a_side_that_does_not_exist(kept: Cache) -> None:
     sides: list[Any] = ["middle", "", None, 1]
     for side in sides:
-        for operation in (kept.pull, kept.peek, partial(kept.push, bytes(50_000))):
+        for operation in (kept.pull, kept.peek, kept.iterqueue, partial(kept.push, bytes(50_000))):
             with pytest.raises(ValueError, match="expected 'back' or 'front'"):
                 operation(side=side)
 
@@ -321,14 +304,6 @@ def test_an_expiry_that_never_comes(kept: Cache, clock: Clock) -> None:
 
 
 @few
-def test_a_timedelta_is_an_expiry(kept: Cache, clock: Clock) -> None:
-    kept.set("e", 1, expire=timedelta(minutes=1, microseconds=1))
-    assert kept.get("e", expire_time=True) == (1, clock.now + 60.000001)
-    clock.advance(61)
-    assert "e" not in kept
-
-
-@few
 def test_a_moment_that_is_none(kept: Cache) -> None:
     kept.set("e", 1, expire=1e6)
     moments: list[Any] = ["later", math.nan, math.inf, 10**400, b"", True, object()]
@@ -364,13 +339,6 @@ def test_a_file_object_that_fails_on_the_way(kept: Cache) -> None:
                 write(kept, Breaking(error))
             assert caught.value is error  # the caller's own error, as it was
     assert len(kept) == len(BEFORE)
-
-
-@few
-def test_a_text_file_that_was_opened_as_text(kept: Cache, tmp_path: Path) -> None:
-    (tmp_path / "text").write_text("text" * 50_000)
-    with (tmp_path / "text").open() as file, pytest.raises(ValueEncodeError, match="gave str"):
-        kept.set("small", file, read=True)
 
 
 # -- arguments that nothing has ---------------------------------------------------------------------------------------
@@ -421,17 +389,6 @@ def test_arguments_of_any_name_may_be_ignored_where_any_are_taken(tmp_path: Path
     with Cache(tmp_path / "cache") as cache:
         cache.memoize(ignore={"clinet", 0})(lambda number, **options: number)
         cache.memoize(ignore={7})(lambda *numbers: numbers)
-
-
-@few
-def test_a_throttle_or_semaphore_of_what_is_no_number(kept: Cache) -> None:
-    wrong: list[Any] = ["x", None, math.nan, -1, [1], 0]
-    for number in wrong:
-        for count, seconds in ((number, 1), (1, number)):
-            with pytest.raises(ValueError, match=re.escape(repr(number))):
-                throttle(kept, count, seconds)
-        with pytest.raises(ValueError, match="expected a whole number, 1 or more"):
-            BoundedSemaphore(kept, "slots", number)
 
 
 @few
@@ -498,20 +455,13 @@ BAD_ARGUMENTS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("make", [Cache, FanoutCache])
-def test_a_bad_argument_leaves_no_cache_behind(tmp_path: Path, make: type[Cache]) -> None:
+def test_a_bad_argument_leaves_no_cache_behind_and_one_that_exists_as_it_is(tmp_path: Path, make: type[Cache]) -> None:
     for arguments in BAD_ARGUMENTS:
         (name,) = arguments
         with pytest.raises(SettingError, match=name.removeprefix("disk_")):
             make(tmp_path / "cache", **arguments)
         assert list(tmp_path.rglob("*")) in ([], [tmp_path / "cache"])
     with closing(make(tmp_path / "cache")) as cache:  # and nothing stands in the way of a good one
-        cache["a"] = 1
-        assert cache["a"] == 1
-
-
-@pytest.mark.parametrize("make", [Cache, FanoutCache])
-def test_a_bad_argument_changes_nothing_in_a_cache_that_exists(tmp_path: Path, make: type[Cache]) -> None:
-    with closing(make(tmp_path / "cache")) as cache:
         cache["a"] = 1
     for arguments in BAD_ARGUMENTS:
         with pytest.raises(SettingError):
@@ -589,14 +539,6 @@ def test_a_handle_that_is_refused_waits_for_nobody(tmp_path: Path, clock: Clock,
     make(tmp_path / "cache", clock=clock).close()  # an opening closes what could not be closed before
 
 
-def test_an_impossible_number_of_shards(tmp_path: Path) -> None:
-    numbers: list[Any] = [0, -1, 1000, 2.0, True, "8", None]
-    for shards in numbers:
-        with pytest.raises(SettingError, match=r"shards is .*, expected an integer from 1 to 999"):
-            FanoutCache(tmp_path / "cache", shards=shards)
-    assert not (tmp_path / "cache").exists()
-
-
 def test_a_bad_argument_leaves_no_temporary_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     for arguments in BAD_ARGUMENTS:
@@ -622,10 +564,11 @@ def test_a_setting_that_cannot_be_reset(kept: Cache, open_cache: Opener) -> None
 
 def test_a_childs_name_that_leads_elsewhere(tmp_path: Path) -> None:
     with closing(FanoutCache(tmp_path / "cache", shards=1)) as cache:
-        names: list[Any] = ["", ".", "..", "../b", "a/../b", "a//b", "/etc", "a\0b", "n" * 300, None, 5]
+        names: list[Any] = ["", ".", "..", "../b", "a/../b", "a//b", "/etc", "a\0b", "n" * 201, "a/", None, 5, [1]]
         for name in names:
-            with pytest.raises((SettingError, DirectoryError), match="name"):
-                cache.cache(name)
+            for child in (cache.cache, cache.deque, cache.index):
+                with pytest.raises((SettingError, DirectoryError), match="name"):
+                    child(name)
     assert [path.name for path in tmp_path.iterdir()] == ["cache"]
 
 
@@ -641,13 +584,8 @@ def test_a_directory_may_be_given_as_bytes(tmp_path: Path) -> None:
 
 
 def test_every_error_has_a_common_base() -> None:
-    for error in (
-        DirectoryError,
-        ExpiryError,
-        KeyEncodeError,
-        KeyTooLarge,
-        SettingError,
-        ValueEncodeError,
-        ValueTooLarge,
-    ):
-        assert issubclass(error, CacheError)
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and kind.__module__ == errors.__name__]
+    others = {
+        kind for kind in kinds if issubclass(kind, Exception) and not issubclass(kind, errors.CacheError | Warning)
+    }
+    assert others == set()

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import pickle
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from diskcache_like.coherence.generations import Header
 from diskcache_like.coherence.write_lock import WriteLock
 from diskcache_like.storage.opening.opener import close_leftovers
 from diskcache_like.storage.store import Store
-from diskcache_like.storage.upkeep.quota import Quota
 
 from ..support.cache_kinds import QUICK, SECRET, Clock
 from ..support.inspection import bytes_on_disk
@@ -58,27 +56,10 @@ def shard_directories(cache: Cache) -> list[str]:
     return sorted(path.name for path in Path(cache.directory).iterdir() if path.name.isdigit())
 
 
-def test_a_fanout_cache_is_a_cache(fanout: FanoutCache) -> None:
-    assert isinstance(fanout, Cache)
-    assert type(fanout.disk).__name__ == "Disk"
-    assert shard_directories(fanout) == ["000", "001", "002", "003"]
-
-
 def test_its_defaults_are_eight_shards_and_a_short_timeout(tmp_path: Path) -> None:
     with FanoutCache(tmp_path) as cache:
         assert cache.timeout == 0.01
         assert len(shard_directories(cache)) == 8
-
-
-@pytest.mark.parametrize("asked", [1, 2, 8, 64])
-def test_the_stored_number_of_shards_wins(fanout: FanoutCache, clock: Clock, asked: int) -> None:
-    fanout.set_many({key: key for key in KEYS})
-    with FanoutCache(fanout.directory, shards=asked, clock=clock) as other:
-        assert other.get_many(KEYS) == {key: key for key in KEYS}
-        assert len(other) == len(KEYS)
-        other["new"] = 1
-    assert fanout["new"] == 1
-    assert shard_directories(fanout) == ["000", "001", "002", "003"]
 
 
 def test_a_cache_and_a_fanout_cache_open_each_others_directories(
@@ -100,46 +81,6 @@ def test_a_cache_and_a_fanout_cache_open_each_others_directories(
 def test_an_impossible_number_of_shards_is_refused(tmp_path: Path, shards: Any) -> None:
     with pytest.raises(SettingError, match="shards"):
         FanoutCache(tmp_path / "cache", shards=shards)
-
-
-def test_keys_spread_over_the_shards(fanout: FanoutCache) -> None:
-    fanout.set_many({number: number for number in range(400)})
-    for directory in shard_directories(fanout):
-        with Cache(Path(fanout.directory, directory)) as shard:
-            assert 60 < len(shard) < 140
-
-
-def test_totals_go_over_all_shards(fanout: FanoutCache, clock: Clock) -> None:
-    fanout.stats(enable=True)
-    empty = fanout.volume()
-    fanout.set_many(dict.fromkeys(KEYS, BIG), expire=10, tag="tag")
-    fanout.set_many({f"other {key}": 1 for key in KEYS})
-    assert len(fanout) == 120
-    assert set(fanout) == {*reversed(fanout)} == {*KEYS, *(f"other {key}" for key in KEYS)}
-    assert fanout.volume() > empty + 60 * len(BIG)
-    assert sum(fanout[key] == BIG for key in KEYS) == 60
-    assert fanout.get("missing") is None
-    assert fanout.stats() == (60, 1)
-    clock.advance(10)
-    fanout.reset("cull_limit", 0)
-    assert fanout.expire() == 60
-    fanout.set_many(dict.fromkeys(KEYS, BIG), tag="tag")
-    assert fanout.evict("tag") == 60
-    assert fanout.clear() == 60
-    assert (len(fanout), list(fanout)) == (0, [])
-
-
-def test_a_transaction_covers_all_shards(fanout: FanoutCache) -> None:
-    fanout.set_many({**dict.fromkeys(KEYS, 0), "text": "not a number"})
-    with pytest.raises(TypeError, match="text"), fanout.transact():
-        for key in KEYS:
-            fanout.incr(key)
-        fanout.incr("text")
-    assert set(fanout.get_many(KEYS).values()) == {0}
-    with fanout.transact():
-        for key in KEYS:
-            fanout.incr(key)
-    assert set(fanout.get_many(KEYS).values()) == {1}
 
 
 def test_a_write_that_meets_a_lock_answers_instead_of_raising(fanout: FanoutCache) -> None:
@@ -214,33 +155,6 @@ def test_what_has_no_answer_for_a_timeout_waits(fanout: FanoutCache) -> None:
     thread.join()
     assert results == ["locked", True, None, None, 2, len(KEYS) - 3]
     assert fanout.get_many(KEYS) == {"key 1": 2, "key 2": 2}
-
-
-def test_a_pickled_one_keeps_its_limits(tmp_path: Path) -> None:
-    settings: dict[str, Any] = {
-        "size_limit": 40_000_000,
-        "cull_limit": 7,
-        "eviction_policy": "least-recently-used",
-        "statistics": 1,
-    }
-    with FanoutCache(tmp_path, shards=3, timeout=2.5, disk=JSONDisk, **settings) as cache:
-        cache["key"] = ["value"]
-        with pickle.loads(pickle.dumps(cache)) as copy:
-            assert type(copy) is FanoutCache
-            assert {name: getattr(copy, name) for name in settings} == settings
-            assert (copy.directory, copy.timeout, type(copy.disk)) == (cache.directory, 2.5, JSONDisk)
-            assert copy["key"] == ["value"]
-            assert shard_directories(copy) == ["000", "001", "002"]
-
-
-def test_the_size_limit_is_shared_out(tmp_path: Path) -> None:
-    with FanoutCache(tmp_path, shards=4, size_limit=8_000_000, timeout=60, **QUICK) as cache:
-        for number in range(400):
-            assert cache.set(number, BIG)
-            assert cache.volume() <= 8_000_000 * 1.01
-        assert len(cache) > 80
-        assert cache.set("giant", "x" * 2_100_000) is False, "larger than the share of any shard"
-        assert cache.size_limit == 8_000_000
 
 
 def test_who_uses_the_first_shard_at_once_does_not_disturb_its_maker(
@@ -327,34 +241,6 @@ def test_room_that_is_locked_is_not_waited_for(limited: FanoutCache) -> None:
     assert all(limited[key] == BIG for key in small[-5:])
 
 
-def test_two_shards_that_look_at_once_do_not_take_the_same_room(
-    limited: FanoutCache, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for shard in range(4):
-        for key in of_shard(limited, shard, 25):
-            limited[key] = BIG
-    (first,), (second,) = (of_shard(limited, shard, 26)[25:] for shard in (0, 1))
-    room_for_one = b"x" * (LIMIT - limited.volume() - 500_000)
-    looking, left = limited._shards.stores[0].quota, Quota.left
-
-    def left_before_the_other_writes(quota: Quota, volume: int) -> int:
-        found = left(quota, volume)
-        if quota is looking:
-            monkeypatch.setattr(Quota, "left", left)
-            other = threading.Thread(target=limited.set, args=(second, room_for_one))
-            other.start()
-            other.join()
-        return found
-
-    for store in limited._shards.stores:
-        store.session.header[Header.VOLUME_DUE] = 0
-        store.session.header[Header.RESERVATION] = store.volume()  # none claims more than it uses
-    monkeypatch.setattr(Quota, "left", left_before_the_other_writes)
-    assert limited.set(first, room_for_one)
-    assert limited[second] == limited[first] == room_for_one
-    assert limited.volume() <= LIMIT * 1.01
-
-
 def test_what_is_there_counts_after_a_restart_of_the_machine(limited: FanoutCache) -> None:
     for shard in range(4):
         for key in of_shard(limited, shard, 38):
@@ -363,65 +249,6 @@ def test_what_is_there_counts_after_a_restart_of_the_machine(limited: FanoutCach
         store.session.header[Header.RESERVATION] = 0  # as in a new file of generations
         store.session.header[Header.VOLUME_DUE] = 0
     for key in of_shard(limited, 0, 300):
-        limited[key] = BIG
-        assert limited.volume() <= LIMIT * 1.01
-
-
-@contextmanager
-def locked_elsewhere(stores: list[Store]) -> Iterator[None]:
-    """Have another thread hold the locks of some shards."""
-    held, done = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with ExitStack() as locks:
-            for store in stores:
-                locks.enter_context(store.locked(None))
-            held.set()
-            done.wait()
-
-    holder = threading.Thread(target=hold)
-    holder.start()
-    held.wait()
-    try:
-        yield
-    finally:
-        done.set()
-        holder.join()
-
-
-@pytest.mark.parametrize("changed", [4, 1])
-def test_what_was_reserved_under_a_larger_limit_evicts_nothing(tmp_path: Path, changed: int) -> None:
-    """Neither once all shards have the new limit, nor while it is being changed from shard to shard."""
-    limit = 1 << 30
-    with closing(FanoutCache(tmp_path, shards=4, size_limit=limit, generation_slots=16)) as cache:
-        keys = [key for shard in range(4) for key in of_shard(cache, shard, 50)]
-        for key in keys:
-            cache[key] = key
-        stores = cache._shards.stores
-        for store in stores:
-            store.quota.reserve(store.volume(), limit // 2)
-        for store in stores[:changed]:
-            store.change_setting("size_limit", limit // 4, False, None, lambda *_: None)
-        assert (sum(store.quota.reserved() for store in stores[1:]) > limit // 4) is (changed == 1)
-        with locked_elsewhere(stores[1:]):
-            cache[of_shard(cache, 0, 51)[50]] = "new"
-        assert [key for key in keys if key not in cache] == []
-
-
-def test_a_claim_that_is_garbage_empties_no_shard(limited: FanoutCache) -> None:
-    for shard in (0, 1):
-        for key in of_shard(limited, shard, 50):
-            limited[key] = BIG
-    for store in limited._shards.stores[1:]:
-        store.session.header[Header.RESERVATION] = 2**64 - 1
-    for store in limited._shards.stores:
-        store.session.header[Header.VOLUME_DUE] = 0
-    newest = of_shard(limited, 0, 60)[50:]
-    for key in newest:
-        limited[key] = BIG
-    assert all(key in limited for key in newest)
-    assert sum(key in limited for key in of_shard(limited, 0, 60)) * len(BIG) > 0.85 * LIMIT / 4
-    for key in of_shard(limited, 2, 33):
         limited[key] = BIG
         assert limited.volume() <= LIMIT * 1.01
 
@@ -494,12 +321,6 @@ def test_named_caches_take_settings_and_a_disk(tmp_path: Path) -> None:
         directory = inherited.directory
     with Cache(directory, disk=JSONDisk, secret=SECRET) as again:
         assert again["key"] == 1, "it has the secret of the cache that it was made by"
-
-
-@pytest.mark.parametrize("name", ["", ".", "..", "../out", "a/../b", "a//b", "/absolute", "a/", "nul\0", "x" * 201])
-def test_a_name_that_leads_elsewhere_is_refused(fanout: FanoutCache, name: str) -> None:
-    with pytest.raises(SettingError, match="name"):
-        fanout.cache(name)
 
 
 @pytest.mark.parametrize("kind", ["cache", "deque", "index"])

@@ -63,19 +63,6 @@ def test_a_result_is_computed_once(open_cache: Opener, calls: Counted) -> None:
 
 
 @exact
-def test_calls_that_bind_alike_are_one_entry(cache: Cache, calls: Counted) -> None:
-    @cache.memoize()
-    def add(a: int, b: int = 2, *, c: int = 3) -> int:
-        calls(a, b, c)
-        return a + b + c
-
-    assert [add(1), add(a=1), add(1, 2), add(1, b=2), add(b=2, a=1), add(1, c=3), add(1, 2, c=3)] == [6] * 7
-    assert len(calls) == 1
-    assert add(2, 1) == 6
-    assert len(calls) == 2
-
-
-@exact
 def test_calls_that_bind_differently_are_different_entries(cache: Cache, calls: Counted) -> None:
     @cache.memoize()
     def show(*args: Any, **kwargs: Any) -> Any:
@@ -262,18 +249,6 @@ def test_ignored_positions_and_names_reach_into_rest_arguments(cache: Cache, cal
     work(1, 2, 4)
     work(1, 2, 3, other=1)
     assert len(calls) == 3
-
-
-@few
-def test_a_key_function_decides_what_counts(cache: Cache, calls: Counted) -> None:
-    @cache.memoize(key=lambda row, *_: row["id"])
-    def load(row: dict[str, Any], extra: object = None) -> int:
-        calls(row)
-        return int(row["id"])
-
-    assert load({"id": 1}) == load({"id": 1, "x": 2}, lambda: None) == 1
-    assert load({"id": 2}) == 2
-    assert len(calls) == 2
 
 
 @one

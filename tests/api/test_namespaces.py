@@ -20,7 +20,8 @@ from diskcache_like.encoding.made_keys import NamespacedKey, path_of
 from diskcache_like.settings import SettingsInForce
 
 from ..support.cache_kinds import QUICK, Clock, Kind, Opener, few, one
-from .test_checking import messages, tamper
+from ..support.inspection import problems
+from .test_checking import tamper
 
 KEYS: list[Any] = ["text", "", 1, 2.5, None, "x" * 300, True]
 
@@ -41,32 +42,7 @@ def test_each_has_its_own_keys(cache: Cache, kind: Kind) -> None:
     assert "text" not in users
     assert cache["text"] == 0
     assert pages["text"] == "0"
-    assert messages(cache) == []
-
-
-def test_every_operation_on_keys(cache: Cache) -> None:
-    space = cache.namespace("space")
-    assert space.add("a", 1, tags=["t"])
-    assert not space.add("a", 2)
-    assert space.incr("a", 5) == 6
-    assert space.decr("a") == 5
-    assert space.touch("a", 100)
-    assert space.retag("a", add=["u"])
-    assert space.get("a", expire_time=True, tag=True)[2] == ("t", "u")
-    assert space.set_many({"b": 2, "c": 3}, tags=["t"]) == 2
-    assert space.get_many(["a", "b", "nothing"]) == {"a": 5, "b": 2}
-    assert dict(space) == dict(space.items()) == {"a": 5, "b": 2, "c": 3}
-    assert sorted(space.iterkeys()) == sorted(space.keys()) == sorted(reversed(space)) == ["a", "b", "c"]
-    assert sorted(space.values()) == [2, 3, 5]
-    assert space.pop("b") == 2
-    assert space.delete_many(["b", "c"]) == 1
-    assert space.set("a", 9, if_version=space.get_entry("a").version)
-    assert not space.set("a", 9, if_version=None)
-    assert list(cache) == [NamespacedKey(path_of(("space",)), "a")]
-    assert cache[next(iter(cache))] == 9
-    with space.transact():
-        space["d"] = 1
-    assert space["d"] == 1
+    assert problems(cache) == []
 
 
 # What each public name of a cache means in a namespace, besides the operations whose first parameter is a key, or keys,
@@ -151,7 +127,7 @@ def test_tags_within_a_namespace(cache: Cache) -> None:
     assert len(users) == 0
     assert (len(pages), len(cache)) == (4, 8)
     assert cache.evict(tags=["n0", "n1"]) == 8
-    assert messages(cache) == []
+    assert problems(cache) == []
 
 
 def test_nested_ones_are_cleared_with_the_outer(cache: Cache) -> None:
@@ -175,18 +151,6 @@ def test_a_page_begins_behind_a_key(cache: Cache) -> None:
     keys = list(space)
     assert sorted(keys) == list(range(50))
     assert list(space.keys(after=keys[19])) == keys[20:]
-
-
-def test_expired_ones_are_in_no_answer(cache: Cache, clock: Clock) -> None:
-    cache.reset("cull_limit", 0, update=False)
-    space = cache.namespace("space")
-    space.set("key", 1, expire=1)
-    clock.advance(1)
-    assert list(space) == []
-    assert "key" not in space
-    assert space.count() == 0
-    assert cache.expire() == 1
-    assert len(space) == 0
 
 
 @few
@@ -253,9 +217,9 @@ def test_keys_that_only_look_like_it(cache: Cache) -> None:
     for planted in ("x'c1'", "x'c105'", "x'c10391a161'", "x'c10391a161c10391a162a163'", "x'c10190a161'"):
         tamper(cache, f"UPDATE entry SET k = {planted} WHERE h = (SELECT max(h) FROM entry)")
         assert len(list(cache)) <= 2
-        assert messages(cache)
-    messages(cache, fix=True)
-    assert messages(cache) == []
+        assert problems(cache)
+    problems(cache, fix=True)
+    assert problems(cache) == []
 
 
 @few

@@ -19,12 +19,10 @@ from typing import Any
 import pytest
 
 from diskcache_like import Cache, Entry
-from diskcache_like.entries.hot import COUNTED
-from diskcache_like.policies import FREQUENCY, NO_MARKS, RECENCY
 from diskcache_like.storage.shard.ownership import Transaction
 from diskcache_like.storage.shard.writer_connection import WriterConnection
 
-from ..support.cache_kinds import Clock, Opener, exact, few
+from ..support.cache_kinds import Clock, Opener, exact
 
 NESTED: list[Any] = []
 for _ in range(50):
@@ -131,54 +129,6 @@ def test_nobody_shares_a_mutable_value(open_cache: Opener) -> None:
 
 
 @exact
-def test_keys_that_are_equal_are_one_entry(cache: Cache) -> None:
-    groups: list[list[Any]] = [
-        [1, 1.0, True, Decimal(1), Fraction(1), 1 + 0j],
-        [0, -0.0, False],
-        [(1, "a"), (True, "a"), (1.0, "a")],
-        [{"a": 1, "b": 2}, {"b": 2, "a": 1.0}],
-        [frozenset("abc"), frozenset("cba"), {"c", "a", "b"}],
-        [dt.datetime(2024, 1, 1, tzinfo=dt.UTC), dt.datetime(2024, 1, 1, 1, tzinfo=dt.timezone(dt.timedelta(hours=1)))],
-    ]
-    for number, group in enumerate(groups):
-        for key in group:
-            cache[key] = (number, repr(key))
-            for same in group:
-                assert cache[same] == (number, repr(key))
-                assert same in cache
-    assert len(cache) == len(groups)
-    for group in groups:
-        assert cache.delete(group[-1])
-        assert group[0] not in cache
-
-
-@exact
-def test_keys_that_differ_are_different_entries(cache: Cache) -> None:
-    keys: list[Any] = [
-        "1",
-        b"1",
-        1,
-        1.5,
-        (1,),
-        [1],
-        ((1,),),
-        (1, None),
-        None,
-        "",
-        b"",
-        (),
-        "\ud800",
-        "é",
-        "e\u0301",
-        ...,
-    ]
-    for number, key in enumerate(keys):
-        cache[key] = number
-    assert len(cache) == len(keys)
-    assert [cache[key] for key in keys] == list(range(len(keys)))
-
-
-@exact
 def test_keys_that_python_cannot_hash_work(cache: Cache) -> None:
     for key in ([1, [2]], {"a": [1]}, bytearray(b"key"), {1, 2}):
         assert key not in cache
@@ -241,82 +191,6 @@ def test_read_gives_expiry_and_tag_too(cache: Cache, clock: Clock) -> None:
         assert (reader.read(), expiry, tag) == (b"content", clock.now + 3, 7)
 
 
-def test_a_hot_value_is_never_older_than_what_another_handle_wrote(open_cache: Opener) -> None:
-    mine, other = open_cache(), open_cache()
-    for number in range(3):
-        other["key"] = number
-        assert mine["key"] == mine["key"] == number
-    assert other.incr("key") == 3
-    assert mine["key"] == 3
-    other.delete("key")
-    assert mine.get("key") is None
-    assert "key" not in mine
-    other.set("key", "tagged", tag="tag")
-    assert mine["key"] == "tagged"
-    other.evict("tag")
-    assert mine.get("key") is None
-    other.set("key", "short", expire=100)
-    assert mine["key"] == "short"
-    other.touch("key", expire=0)
-    assert mine.get("key") is None
-    other["key"] = "here"
-    assert mine["key"] == "here"
-    other.clear()
-    assert mine.get_many(["key"]) == {}
-
-
-@few
-def test_reads_do_not_wait_for_a_writer_and_see_what_was_committed(open_cache: Opener) -> None:
-    cache, other = open_cache(), open_cache()
-    cache["hot"] = cache["cold"] = "before"
-    cache.close()
-    assert cache["hot"] == "before"
-    with other.transact():
-        other["hot"] = other["cold"] = other["new"] = "after"
-        assert (cache["hot"], cache["cold"], cache.get("new")) == ("before", "before", None)
-        assert cache.get_many(["hot", "new"]) == {"hot": "before"}
-        assert "new" not in cache
-        assert sorted(cache) == ["cold", "hot"]
-        assert cache.get_entry("cold").value == "before"
-    assert (cache["hot"], cache["cold"], cache["new"]) == ("after", "after", "after")
-
-
-@few
-def test_a_key_that_always_exists_never_reads_as_missing(open_cache: Opener) -> None:
-    cache, other = open_cache(hot_size_limit=0), open_cache()
-    cache["key"] = b"0" * 50_000
-    stop = threading.Event()
-    misses: list[Any] = []
-
-    def read() -> None:
-        while not stop.is_set():
-            value = cache.get("key")
-            if value is None or len(set(value)) != 1 or len(value) != 50_000:
-                misses.append(value)
-
-    readers = [threading.Thread(target=read) for _ in range(2)]
-    for reader in readers:
-        reader.start()
-    for number in range(60):
-        other["key"] = str(number % 10).encode() * 50_000
-    stop.set()
-    for reader in readers:
-        reader.join()
-    assert misses == []
-
-
-def test_frequent_hits_are_noted_to_an_eighth(tmp_path: Path) -> None:
-    with Cache(tmp_path / "cache", eviction_policy="least-frequently-used") as cache:
-        cache["k"] = 1
-        store = cache._shards.stores[0]
-        slot = store.session.slot_of(cache._rows.locate("k")[1])
-        before = store.session.uses[slot]
-        for hits in range(1, 2001):
-            assert cache["k"] == 1
-            noted = store.session.uses[slot] - before
-            assert hits - min(64, hits // 8 + 1) <= noted <= hits
-
-
 def test_every_hit_is_counted_whatever_else_it_notes(tmp_path: Path) -> None:
     for policy in ("none", "least-recently-stored", "least-recently-used", "least-frequently-used"):
         with Cache(tmp_path / policy, eviction_policy=policy, statistics=True) as cache:
@@ -337,10 +211,6 @@ def test_a_replaced_time_is_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert cache.expire() == 1
     with pickle.loads(pickle.dumps(cache)) as copy:
         assert copy.get("key") is None
-
-
-def test_what_get_notes_goes_by_these_numbers() -> None:
-    assert (NO_MARKS, RECENCY, COUNTED, FREQUENCY) == (0, 1, 2, 3), "Cache.get has them written out"
 
 
 def there_once(transactions: list[Transaction]) -> property:

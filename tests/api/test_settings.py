@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import multiprocessing
 import os
 import pickle
@@ -33,7 +32,7 @@ from diskcache_like import (
 from diskcache_like.entries.options import Arguments, Options
 from diskcache_like.settings import Setting, Settings, SettingsInForce
 
-from ..support.cache_kinds import NEEDS_CIPHER, SECRET, Clock, Kind, Opener, few, one, only
+from ..support.cache_kinds import NEEDS_CIPHER, SECRET, Kind, Opener, few, one, only
 
 picklable = only(lambda kind: kind.name in ("plain", "few-slots", "json", "fanout-3"))  # a pickle carries no secret
 
@@ -73,24 +72,6 @@ def test_settings_of_the_constructor_are_the_handles_own(open_cache: Opener) -> 
     second = open_cache(cull_limit=7)
     assert (second.size_limit, second.cull_limit) == (1 << 20, 7)
     assert first.reset("cull_limit") == 5
-
-
-@one
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("size_limit", -1), ("size_limit", "big"), ("size_limit", 1.5), ("size_limit", None), ("cull_limit", -1),
-        ("eviction_policy", "first-come"), ("eviction_policy", 5), ("statistics", 2), ("sqlite_journal_mode", "off"),
-        ("sqlite_synchronous", 9), ("sqlite_cache_size", "1; DROP TABLE entry"), ("disk_min_file_size", -1),
-        ("disk_pickle_protocol", 99), ("durability", "hope"), ("hot_size_limit", -1), ("unknown", 1), ("disk", 1),
-    ],
-)  # fmt: skip
-def test_an_impossible_setting_is_refused(cache: Cache, tmp_path: Path, name: str, value: Any) -> None:
-    with pytest.raises(SettingError, match=name):
-        cache.reset(name, value)
-    with pytest.raises(SettingError, match=name):
-        Cache(tmp_path / "another", **{name: value})
-    assert name not in DEFAULT_SETTINGS or cache.reset(name) == DEFAULT_SETTINGS[name]
 
 
 @few
@@ -216,15 +197,6 @@ def test_a_setting_of_a_disk_may_be_called_nearly_like_another(tmp_path: Path) -
     with Cache(tmp_path / "cache", **odd) as cache:
         cache.disk_min_file_sizes = 4  # type: ignore[attr-defined]
         assert cache.disk_min_file_sizes == 4  # type: ignore[attr-defined]
-
-
-@picklable
-def test_an_assigned_setting_goes_with_the_pickled_handle(open_cache: Opener) -> None:
-    cache = open_cache()
-    cache.cull_limit = 3
-    with pickle.loads(pickle.dumps(cache)) as copy:
-        assert copy.cull_limit == 3
-    assert open_cache().cull_limit == 10
 
 
 def test_settings_of_every_kind_of_handle_are_assigned(tmp_path: Path) -> None:
@@ -411,68 +383,18 @@ def test_a_handle_that_counts_is_closed_again_where_its_directory_is_gone(tmp_pa
     assert not Path(cache.directory).exists()
 
 
-def test_every_operation_opens_a_closed_cache(cache: Cache) -> None:
-    cache.set("key", b"value" if cache.disk.own_values else "value", tag="tag")
-    operations: list[Callable[[], Any]] = [
-        lambda: cache.get("key"), lambda: cache["key"], lambda: "key" in cache, lambda: cache.get_entry("key"),
-        lambda: cache.get_many(["key"]), lambda: cache.read("key").close(), lambda: len(cache), lambda: list(cache),
-        lambda: list(reversed(cache)), lambda: list(cache.iterkeys()), lambda: cache.set("key", "v"),
-        lambda: cache.add("key", 1), lambda: cache.incr("counter"), lambda: cache.touch("key"),
-        lambda: cache.pop("key"), lambda: cache.delete("key"), lambda: cache.set_many({"key": 1}),
-        lambda: cache.delete_many(["key"]), lambda: cache.push(1), cache.peek, cache.peekitem, cache.pull, cache.expire,
-        lambda: cache.evict("tag"),
-        cache.cull, cache.check, cache.volume, cache.stats, lambda: cache.reset("size_limit"),
-        lambda: cache.reset("cull_limit", 9), cache.create_tag_index, cache.drop_tag_index, cache.clear, cache.close,
-    ]  # fmt: skip
-    for operation in operations:
-        cache.close()
-        operation()
-    cache.close()
-    with cache.transact():
-        cache["key"] = 1
-    with cache as same:
-        assert same is cache
-        assert cache["key"] == 1
-    assert cache["key"] == 1, "and after the with-block"
-
-
-def open_files(directory: str) -> list[str]:
-    return [
-        str(path.readlink()) for path in Path("/proc/self/fd").iterdir()
-        if path.is_symlink() and directory in str(path.readlink() if path.exists() else "")
-    ]  # fmt: skip
-
-
-def test_close_lets_go_of_every_file(cache: Cache) -> None:
-    cache.set_many({f"key {number}": "x" * 50_000 for number in range(5)})
-    assert cache["key 1"]
-    assert open_files(cache.directory)
-    cache.close()
-    cache.close()
-    assert open_files(cache.directory) == []
-
-
-def test_what_one_handle_stored_another_finds_after_reopening(open_cache: Opener, clock: Clock) -> None:
-    first = open_cache()
-    first.set("key", "value", expire=10, tag="tag")
-    first["big"] = "x" * 100_000
-    first.close()
-    second = open_cache()
-    assert second.get("key", expire_time=True, tag=True) == ("value", clock.now + 10, "tag")
-    assert second["big"] == "x" * 100_000
-    assert len(second) == 2
-
-
 @picklable
 def test_a_pickled_handle_opens_the_same_cache(open_cache: Opener, kind: Kind) -> None:
-    cache = open_cache(size_limit=12_345_678, cull_limit=3, timeout=5)
+    settings: dict[str, Any] = {"size_limit": 40_000_000, "cull_limit": 7, "statistics": 1, "timeout": 5}
+    cache = open_cache(eviction_policy="least-recently-used", **settings)
     cache["key"] = "value"
+    cache.hot_size_limit = 1 << 20
     with pickle.loads(pickle.dumps(cache)) as copy:
         assert type(copy) is type(cache)
         assert copy["key"] == "value"
         copy["key"] = "changed"
         assert cache["key"] == "changed"
-        for name in ("directory", "timeout", "size_limit", "cull_limit"):
+        for name in ("directory", "eviction_policy", "hot_size_limit", *settings):
             assert getattr(copy, name) == getattr(cache, name)
         assert type(copy.disk) is type(cache.disk)
 
@@ -489,14 +411,12 @@ def test_a_handle_goes_to_another_process(open_cache: Opener, method: str) -> No
     cache = open_cache()
     cache["counter"] = 0
     context: Any = multiprocessing.get_context(method)
-    children = [context.Process(target=count_up, args=(cache,)) for _ in range(2)]
-    for child in children:
-        child.start()
+    child = context.Process(target=count_up, args=(cache,))
+    child.start()
     count_up(cache)
-    for child in children:
-        child.join()
-    assert [child.exitcode for child in children] == [0, 0]
-    assert cache["counter"] == 150
+    child.join()
+    assert child.exitcode == 0
+    assert cache["counter"] == 100
 
 
 def test_a_handle_knows_its_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -513,15 +433,6 @@ def test_a_handle_knows_its_directory(tmp_path: Path, monkeypatch: pytest.Monkey
     shutil.rmtree(cache.directory)
 
 
-@one
-def test_another_kind_of_disk_is_refused(open_cache: Opener, tmp_path: Path, kind: Kind) -> None:
-    open_cache().set("key", 1)
-    with pytest.raises(SettingError, match="codec"):
-        open_cache(disk=JSONDisk)
-    with pytest.raises(SettingError, match="disk"):
-        open_cache(disk=object)
-
-
 def test_a_disk_is_shown_by_class_and_directory(cache: Cache) -> None:
     assert repr(cache._shards.stores[0].disk) == f"{type(cache.disk).__name__}({cache._shards.stores[0].directory!r})"
     assert SECRET not in repr(cache.disk)
@@ -533,32 +444,6 @@ def test_constants_keep_their_identity_on_their_way_to_another_process() -> None
     assert ENOVAL != UNKNOWN
     assert repr(ENOVAL) == "ENOVAL"
     assert set(EVICTION_POLICY) == {"none", "least-recently-stored", "least-recently-used", "least-frequently-used"}
-
-
-def shape(function: Any) -> list[tuple[str, Any]]:
-    """Return the parameters of a function, without keyword-only ones that were added."""
-    parameters = inspect.signature(function).parameters.values()
-    return [(one.name, str(one.default)) for one in parameters if one.kind is not one.KEYWORD_ONLY]
-
-
-@pytest.mark.parametrize(("ours", "name"), [(Cache, "Cache"), (FanoutCache, "FanoutCache"), (JSONDisk, "JSONDisk")])
-def test_the_signatures_are_those_of_diskcache(ours: type, name: str) -> None:
-    diskcache = pytest.importorskip("diskcache")
-    theirs = getattr(diskcache, name)
-    # Deques and indexes are not here yet; expire of a FanoutCache takes the time like that of a Cache, which it is.
-    later = {"FanoutCache": {"deque", "index", "expire"}}.get(name, set())
-    for method, function in inspect.getmembers(theirs, callable):
-        if (method.startswith("_") and method not in ("__init__", "__contains__", "__delitem__")) or method in later:
-            continue
-        expected, found = shape(function), shape(getattr(ours, method))
-        if ("kwargs", "<class 'inspect._empty'>") in expected or method == "__init__":
-            found, expected = [pair[:1] for pair in found], [pair[:1] for pair in expected]  # type: ignore[misc]
-        if method == "evict":  # the tag may be left out, for several
-            found, expected = [pair[:1] for pair in found], [pair[:1] for pair in expected]  # type: ignore[misc]
-        assert found[: len(expected)] == expected, method
-    for attribute, value in inspect.getmembers(theirs):
-        if isinstance(value, property) and not attribute.startswith("_"):
-            assert isinstance(getattr(ours, attribute), property), attribute
 
 
 def synchronous(cache: Cache) -> set[int]:

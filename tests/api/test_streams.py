@@ -343,7 +343,7 @@ with Cache(sys.argv[1], size_limit=1 << 40) as cache:
 
 
 def test_a_large_value_takes_little_memory(tmp_path: Path) -> None:
-    """128 MiB written and read with less than 32 MB more than before, which a copy of it would exceed."""
-    command = [sys.executable, "-c", MEMORY, str(tmp_path), "128"]
+    """64 MiB written and read with less than 32 MB more than before, which a copy of it would exceed."""
+    command = [sys.executable, "-c", MEMORY, str(tmp_path), "64"]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     assert int(done.stdout) << 10 < 32_000_000

@@ -7,7 +7,6 @@ import sys
 import threading
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any
 
 import pytest
 
@@ -74,22 +73,6 @@ def test_an_exception_rolls_everything_back(open_cache: Opener) -> None:
         assert handle.peek() == (first, "first")
 
 
-def test_the_hot_layer_keeps_nothing_of_a_transaction_that_was_rolled_back(open_cache: Opener) -> None:
-    cache, other = open_cache(), open_cache()
-    cache["key"] = "before"
-    assert other["key"] == "before"
-
-    def body() -> None:
-        cache["key"] = cache["new"] = "rolled back"
-        assert cache["key"] == cache["new"] == "rolled back"
-        assert cache.get("key") == "rolled back"
-
-    for _ in range(2):
-        rolled_back(cache, body)
-        for handle in (cache, other):
-            assert (handle["key"], handle.get("new")) == ("before", None)
-
-
 def test_a_nested_transaction_is_rolled_back_alone(cache: Cache) -> None:
     with cache.transact():
         cache["outer"] = BIG
@@ -102,19 +85,6 @@ def test_a_nested_transaction_is_rolled_back_alone(cache: Cache) -> None:
         cache["after"] = 1
     assert cache.get_many(["outer", "kept", "inner", "after"]) == {"outer": BIG, "kept": BIG, "after": 1}
     assert len(cache) == 3
-
-
-def test_what_a_nested_transaction_did_goes_with_the_outer_one(cache: Cache) -> None:
-    cache["key"] = "before"
-
-    def body() -> None:
-        with cache.transact():
-            cache["key"] = cache["new"] = BIG
-        assert cache["key"] == BIG
-
-    rolled_back(cache, body)
-    assert list(cache) == ["key"]
-    assert cache["key"] == "before"
 
 
 @exact
@@ -194,52 +164,6 @@ def test_a_thread_is_not_taken_for_one_that_has_ended(open_cache: Opener) -> Non
 
 
 @few
-def test_a_writer_in_another_thread_waits_for_the_end(open_cache: Opener) -> None:
-    cache = open_cache()
-    cache["counter"] = 0
-    inside, results = threading.Event(), []
-
-    def count() -> None:
-        inside.wait(60)
-        results.append(cache.incr("counter"))
-
-    thread = threading.Thread(target=count)
-    thread.start()
-    with cache.transact():
-        inside.set()
-        for _ in range(200):
-            cache.incr("counter")
-        assert results == [], "nobody else wrote meanwhile"
-        assert cache["counter"] == 200
-    thread.join()
-    assert results == [201]
-
-
-@few
-def test_transactions_of_many_threads_are_exact(open_cache: Opener) -> None:
-    cache, other = open_cache(), open_cache()
-    cache.set_many({"a": 1000, "b": 0})
-    wrong: list[Any] = []
-
-    def move(handle: Cache) -> None:
-        for _ in range(25):
-            with handle.transact(retry=True):
-                a, b = handle["a"], handle["b"]
-                if a + b != 1000:
-                    wrong.append((a, b))
-                handle["a"] = a - 1
-                handle["b"] = b + 1
-
-    threads = [threading.Thread(target=move, args=(handle,)) for handle in (cache, other, cache)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
-    assert (cache["a"], cache["b"]) == (925, 75)
-
-
-@few
 def test_another_handle_gets_a_timeout(open_cache: Opener) -> None:
     cache, other = open_cache(), open_cache(timeout=0)
     cache["key"] = "before"
@@ -285,23 +209,6 @@ def test_another_task_of_the_same_thread_is_refused_and_reads_what_was_committed
 
     asyncio.run(both())
     assert (cache["key"], cache["second"], len(cache)) == ("after", "owner", 2)
-
-
-@one
-def test_a_transaction_of_a_task_survives_its_pauses(cache: Cache) -> None:
-    async def transfer(number: int, lock: asyncio.Lock) -> None:
-        async with lock:
-            with cache.transact():
-                value = cache.get("sum", 0)
-                await asyncio.sleep(0)
-                cache["sum"] = value + number
-
-    async def all_of_them() -> None:
-        lock = asyncio.Lock()
-        await asyncio.gather(*(transfer(number, lock) for number in range(10)))
-
-    asyncio.run(all_of_them())
-    assert cache["sum"] == 45
 
 
 @one

@@ -13,12 +13,9 @@ import pytest
 
 from diskcache_like import (
     Cache,
-    ExpiryError,
     FanoutCache,
-    KeyEncodeError,
     TransactionError,
     ValueEncodeError,
-    ValueTooLarge,
 )
 from diskcache_like.disk import file_io
 from diskcache_like.system.paths import sync_file
@@ -58,25 +55,6 @@ def test_an_expiry_is_seconds_a_timedelta_or_never(cache: Cache, clock: Clock) -
     assert cache.get("key") is None
 
 
-@few
-@pytest.mark.parametrize(
-    "expire", [-1, -0.001, math.nan, -math.inf, "soon", b"1", [], dt.timedelta(seconds=-1)], ids=repr
-)
-def test_an_impossible_expiry_is_refused_and_changes_nothing(cache: Cache, expire: Any) -> None:
-    cache.set("key", BIG, tag="tag")
-    for write in (
-        lambda: cache.set("key", BIG + "x", expire=expire),
-        lambda: cache.add("new", BIG, expire=expire),
-        lambda: cache.touch("key", expire=expire),
-        lambda: cache.push(BIG, expire=expire),
-        lambda: cache.set_many({"key": BIG + "y", "new": BIG}, expire=expire),
-    ):
-        with pytest.raises(ExpiryError, match="expire is"):
-            write()
-    assert cache.get("key", tag=True) == (BIG, "tag")
-    assert len(cache) == 1
-
-
 def test_add_stores_only_where_there_is_no_live_entry(cache: Cache, clock: Clock) -> None:
     assert cache.add("key", "first", expire=1, tag="tag") is True
     assert cache.add("key", "second") is False
@@ -99,44 +77,6 @@ def test_set_and_add_read_from_a_file_object(cache: Cache) -> None:
     assert (cache["key"], cache["new"]) == (content, b"new")
     assert cache.set("key", io.BytesIO(b""), read=True)
     assert cache["key"] == b""
-
-
-@exact
-def test_a_text_file_or_a_failing_one_is_refused_and_leaves_nothing(cache: Cache) -> None:
-    class Failing(io.BytesIO):
-        def read(self, size: int | None = -1) -> bytes:
-            if self.tell() > 10:
-                raise OSError("unplugged")
-            return super().read(20)
-
-    cache["key"] = "before"
-    for write in (cache.set, cache.add):
-        with pytest.raises(ValueEncodeError, match="binary"):
-            write("new", io.StringIO("text"), read=True)
-        with pytest.raises(OSError, match="unplugged"):
-            write("new", Failing(b"x" * 100), read=True)
-    with pytest.raises(OSError, match="unplugged"):
-        cache.push(Failing(b"x" * 100), read=True)
-    assert list(cache) == ["key"]
-
-
-@exact
-def test_what_cannot_be_stored_is_refused_and_changes_nothing(cache: Cache) -> None:
-    cache["key"] = BIG
-    bad = [BIG, lambda: None]
-    for write in (
-        lambda: cache.set("key", bad),
-        lambda: cache.add("new", bad),
-        lambda: cache.push(bad),
-        lambda: cache.set_many([("new", BIG), ("key", bad)]),
-    ):
-        with pytest.raises(ValueEncodeError, match="list"):
-            write()
-    for use in (cache.get, cache.delete, cache.incr, lambda key: cache.set(key, 1), lambda key: cache.get_many([key])):
-        with pytest.raises(KeyEncodeError):
-            use((1, lambda: None))
-    assert cache["key"] == BIG
-    assert list(cache) == ["key"]
 
 
 def test_incr_and_decr_count(cache: Cache) -> None:
@@ -189,21 +129,6 @@ def test_a_clock_that_raises_leaves_the_lock_free(cache: Cache, clock: Clock, mo
     monkeypatch.undo()
     cache.set("expiring", 3)
     assert cache["expiring"] == 3
-
-
-@few
-def test_what_incr_and_add_leave_is_found_by_its_tag_and_expiry(cache: Cache, clock: Clock) -> None:
-    cache.reset("cull_limit", 0)  # what is expired stays until it is written or removed
-    cache.set("counter", 5, expire=10, tag="tag")
-    assert [cache.incr("counter"), cache.incr("counter")] == [6, 7]
-    cache.set("added", 5, expire=5, tag="old")
-    clock.advance(6)
-    assert cache.add("added", 6, tag="new") is True
-    assert [cache.evict("old"), cache.evict("new")] == [0, 1]
-    clock.advance(6)
-    assert cache.incr("counter") == 1, "counted anew after its expiry"
-    assert [cache.evict("tag"), cache.expire(), cache.get("counter")] == [0, 0, 1]
-    assert cache.check() == []
 
 
 def test_incr_of_what_is_no_number_raises_and_changes_nothing(cache: Cache) -> None:
@@ -267,6 +192,7 @@ def test_delete_tells_whether_there_was_a_live_entry(cache: Cache, clock: Clock)
         del cache["key"]
 
 
+@few
 @pytest.mark.parametrize("expire", [None, 1e6])
 @pytest.mark.parametrize(
     "there", [range(0), range(300), range(0, 300, 2), range(299), range(1, 300), range(150), range(0, 300, 60)]
@@ -288,15 +214,15 @@ def test_set_many_over_what_is_there(cache: Cache, there: range, expire: float |
 
 
 def test_set_many_and_delete_many_do_what_one_by_one_would(cache: Cache, clock: Clock) -> None:
-    items = {f"key {number}": number for number in range(2500)}
-    assert cache.set_many(items, expire=10, tag="tag") == 2500
+    items = {f"key {number}": number for number in range(1100)}  # more than a batch
+    assert cache.set_many(items, expire=10, tag="tag") == 1100
     assert cache.set_many((key, value) for key, value in [("a", 1), ("b", BIG), ("a", 2)]) == 3
-    assert len(cache) == 2502
-    assert cache.get("key 2499", expire_time=True, tag=True) == (2499, clock.now + 10, "tag")
+    assert len(cache) == 1102
+    assert cache.get("key 1099", expire_time=True, tag=True) == (1099, clock.now + 10, "tag")
     assert cache.get("a", expire_time=True) == (2, None)
     assert cache.set_many({}) == 0
     assert cache.delete_many(["a", "missing", "b", "a"]) == 2
-    assert cache.delete_many(iter(items)) == 2500
+    assert cache.delete_many(iter(items)) == 1100
     assert cache.delete_many([]) == 0
     assert len(cache) == 0
 
@@ -307,23 +233,6 @@ def test_a_batch_is_stored_whole_or_not_at_all(cache: Cache, kind: Kind) -> None
     with pytest.raises(ValueEncodeError):
         cache.set_many([*((number, BIG) for number in range(10)), ("last", "after"), (5, lambda: None)])
     assert list(cache.get_many([*range(10), "last"]).items()) == [("last", "before")]
-
-
-@few
-def test_a_value_that_can_never_fit_is_refused_and_nothing_else_is_touched(cache: Cache, kind: Kind) -> None:
-    cache.reset("size_limit", kind.shards * 2_000_000)
-    kept = {f"key {number}": number for number in range(20)}
-    cache.set_many(kept)
-    giant = "x" * 2_100_000
-    assert cache.set("key 3", giant) is False
-    assert cache.add("new", giant) is False
-    assert cache.set_many([("new", giant), ("small", 1)]) == 1
-    with pytest.raises(ValueTooLarge, match="key 3"):
-        cache["key 3"] = giant
-    with pytest.raises(ValueTooLarge):
-        cache.push(giant)
-    assert cache.get_many(kept) == kept
-    assert len(cache) == len(kept) + 1
 
 
 def test_len_counts_entries(open_cache: Opener) -> None:
@@ -351,29 +260,6 @@ def test_a_tag_is_any_key_but_a_collection(cache: Cache, clock: Clock) -> None:
         assert cache.get(f"key {number}", tag=True) == (BIG, tag)
     assert cache.evict(5.0) == 1
     assert cache.evict("") == 1
-
-
-@pytest.mark.parametrize("key", ["text", b"bytes", 7])
-def test_what_is_hot_is_updated_in_place(tmp_path: Path, key: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A plain key whose entry is hot takes the cheap way: an UPDATE before anything else."""
-    with Cache(tmp_path) as cache:
-        (store,) = cache._shards.stores
-        known: list[bool] = []
-        put = store.put
-
-        def noted(*arguments: Any) -> int:
-            known.append(arguments[4])
-            return put(*arguments)
-
-        monkeypatch.setattr(store, "put", noted)
-        cache[key] = 1
-        cache[key] = 2
-        assert cache[key] == 2
-        del cache[key]
-        cache[key] = 3
-        assert known == [False, True, False], "only what is known to have an entry is updated"
-        assert cache[key] == 3
-        assert len(cache) == 1
 
 
 @pytest.mark.parametrize("durability", ["process", "system", "power"])

@@ -18,7 +18,7 @@ import types
 from decimal import Context, Decimal, FloatOperation, localcontext
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 from uuid import UUID, SafeUUID
 
 import pytest
@@ -307,48 +307,6 @@ def test_a_tiny_exponent_costs_nothing() -> None:
 
 
 # numpy, without needing it.
-
-
-class generic:  # noqa: N801
-    """Look like a scalar of numpy."""
-
-    __module__ = "numpy"
-
-    def __init__(self, value: object) -> None:
-        self.value = value
-
-    def item(self) -> Any:
-        """Return the Python value."""
-        return self.value
-
-
-class float64(float, generic):  # noqa: N801
-    __module__ = "numpy"
-
-    def __new__(cls, value: float) -> Self:
-        return super().__new__(cls, value)
-
-    def __eq__(self, other: object) -> bool:
-        return float.__eq__(self, other)
-
-    def __hash__(self) -> int:
-        return float.__hash__(self)
-
-    def item(self) -> Any:
-        return float(self)
-
-
-class datetime64(generic):  # noqa: N801
-    __module__ = "numpy"
-
-    def __reduce__(self) -> Any:
-        return dt.datetime, (2020, 1, 1)
-
-
-def test_scalars_of_numpy_are_their_values() -> None:
-    assert encode_key(generic("a")) == encode_key("a")
-    assert encode_key((generic(1), float64(1.5))) == encode_key((1, 1.5))
-    assert encode_key(datetime64(5)) != encode_key(5)  # though item() gives nanoseconds
 
 
 def test_real_numpy_scalars_are_their_values() -> None:

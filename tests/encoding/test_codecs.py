@@ -8,7 +8,6 @@ import dataclasses
 import enum
 import random
 import struct
-import sys
 import threading
 import tracemalloc
 import zoneinfo
@@ -20,7 +19,7 @@ from uuid import UUID, SafeUUID
 
 import msgpack
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from diskcache_like.encoding import values as encoding_values
@@ -253,24 +252,6 @@ def test_what_msgpack_takes_for_something_else_is_found_among_anything(found: tu
             encode_value(value)
 
 
-@given(values)
-def test_a_value_is_called_plain_only_if_its_types_are(value: Any) -> None:
-    if is_plain(value):
-        assert kinds_in(value) <= encoding_values._SURE
-
-
-@pytest.mark.skipif(sys.implementation.name != "cpython", reason="elsewhere pickle asks about everything")
-def test_values_of_plain_types_are_called_plain_also_after_others() -> None:
-    for stranger in (bytearray(), nested(lambda value: [value], 5000), nested(lambda value: [value or object()], 60)):
-        assert not is_plain([1.5, [stranger]])
-        assert is_plain([{"a": [1.5, None, True, b"x", "\ud800", 1 << 70]}, (1,), {2}, frozenset("a")])
-
-
-@pytest.mark.skipif(sys.implementation.name != "cpython", reason="elsewhere pickle asks about everything")
-def test_any_number_of_frozensets_is_called_plain() -> None:
-    assert all(is_plain([frozenset("a"), [[number]]]) for number in range(1000))
-
-
 def test_refusal_names_the_type() -> None:
     with pytest.raises(NotSerializable, match=r"test_codecs\.Point"):
         encode_value([Point(1)])
@@ -379,35 +360,6 @@ def decode_or_refuse(payload: bytes) -> None:
     for form in (payload, memoryview(payload)):
         with contextlib.suppress(DecodeError):
             decode_value(form)
-
-
-@given(st.binary())
-@example(b"")
-@example(b"\xc1")
-def test_random_bytes_decode_or_are_refused(payload: bytes) -> None:
-    decode_or_refuse(payload)
-
-
-@given(values, st.randoms(use_true_random=False))
-def test_mutated_payloads_decode_or_are_refused(value: Any, rng: random.Random) -> None:
-    payload = bytearray(encode_value(value))
-    for _ in range(rng.randint(1, 4)):
-        at = rng.randint(0, len(payload))
-        payload[at : at + rng.randint(0, 3)] = rng.randbytes(rng.randint(0, 3))
-    decode_or_refuse(bytes(payload))
-
-
-def test_random_extensions_decode_or_are_refused() -> None:
-    rng = random.Random(5)
-    for _ in range(20_000):
-        code = rng.choice((*range(-2, 8), *range(14, 28)))
-        data = rng.randbytes(rng.choice((0, 1, 2, 4, 8, 9, 12, 13, 16, 17, 21)))
-        if rng.random() < 0.3:
-            data = rng.choice((b"1E9", b"NaN", b"1_0", b" 1", b"\xff")) + data[:2]
-        payload = extension(code, data)
-        members = rng.randint(0, 4)
-        decode_or_refuse(payload)
-        decode_or_refuse(bytes((0x90 | members + 1,)) + payload + rng.randbytes(members))
 
 
 @pytest.mark.parametrize(

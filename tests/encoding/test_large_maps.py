@@ -7,7 +7,7 @@ from typing import Any
 
 import msgpack
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from diskcache_like.encoding import msgpack_reader
@@ -40,6 +40,7 @@ def forged(*pairs: bytes, count: int | None = None) -> bytes:
     return b"\xde" + (len(pairs) + MANY if count is None else count).to_bytes(2, "big") + body
 
 
+@settings(max_examples=40)
 @given(st.dictionaries(HASHABLE, DATA, min_size=1, max_size=4), DATA)
 def test_a_large_dictionary_comes_back_in_order(some: dict[Any, Any], value: Any) -> None:
     whole = {**some, **{(key, 1): value for key in FILLER}}
@@ -47,6 +48,7 @@ def test_a_large_dictionary_comes_back_in_order(some: dict[Any, Any], value: Any
     assert same(decode_value(memoryview(b"?" + encode_value(whole))[1:]), whole)
 
 
+@settings(max_examples=40)
 @given(st.dictionaries(HASHABLE, DATA, min_size=1, max_size=4), st.randoms(use_true_random=False))
 @example({1: {2}}, random.Random(5))
 def test_what_is_damaged_is_taken_or_refused_alike(some: dict[Any, Any], dice: random.Random) -> None:

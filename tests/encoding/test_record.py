@@ -110,12 +110,6 @@ def test_a_cut_or_padded_record_is_noticed(
             unpack(stored, changed, signer, required=signer is not None)
 
 
-@given(stored_keys, st.binary(max_size=300), signers)
-def test_garbage_is_refused_by_its_own_error(stored: bytes, blob: bytes, signer: Signer | None) -> None:
-    with pytest.raises(DecodeError):
-        unpack(stored, blob, signer, required=signer is not None)
-
-
 @pytest.mark.parametrize("blob", [None, "text", 5, 1.5, bytearray(10), memoryview(b"x" * 10)], ids=type)
 def test_what_is_no_blob_is_refused(blob: object) -> None:
     with pytest.raises(DecodeError, match="BLOB"):

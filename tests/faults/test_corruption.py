@@ -139,48 +139,10 @@ def test_shards_are_found_of_which_what_was_quarantined_has_been_removed(
         assert cache.check() == []
 
 
-def test_every_shard_may_be_damaged(tmp_path: Path) -> None:
-    with closing(FanoutCache(tmp_path / "cache", shards=3, **QUICK)) as cache:
-        cache["a"] = 1
-    for number in range(3):
-        damage(tmp_path / "cache" / f"{number:03d}" / "cache.db", "everything")
-    with pytest.warns(CorruptDatabaseWarning) as caught:
-        cache = FanoutCache(tmp_path / "cache", shards=8)
-    with closing(cache):
-        assert len(caught) == 3
-        assert not (tmp_path / "cache" / "003").exists()
-        cache["a"] = 2
-    with closing(FanoutCache(tmp_path / "cache")) as cache:
-        assert cache["a"] == 2
-
-
-def test_a_secret_is_kept_by_the_next_database(tmp_path: Path) -> None:
-    secret = "a secret for tests"
-    with closing(Cache(tmp_path / "cache", secret=secret, **QUICK)) as cache:
-        cache["a"] = 1
-    damage(tmp_path / "cache" / "cache.db", "header")
-    with said_once(tmp_path / "cache"):
-        cache = Cache(tmp_path / "cache", secret=secret)
-    with closing(cache):
-        cache["a"] = 2
-    with closing(Cache(tmp_path / "cache", secret=secret)) as cache:
-        assert cache["a"] == 2
-
-
 class Strict(Cache):
     """A cache whose entries are not to be replaced by nothing, as Deque and Index are."""
 
     _OPENING = Opening(recover=False)
-
-
-@pytest.mark.parametrize("how", DAMAGE)
-def test_who_does_not_want_an_empty_cache_gets_the_error(directory: Path, how: str) -> None:
-    damage(directory / "cache.db", how)
-    before = state(directory / "cache.db")
-    with pytest.raises(CorruptDatabase, match=rf"{directory}/cache\.db"):
-        Strict(directory)
-    assert state(directory / "cache.db") == before
-    assert not (directory / "cache.1.db").exists()
 
 
 def test_a_database_that_was_removed_is_not_made_anew_under_its_name(directory: Path) -> None:
@@ -195,8 +157,6 @@ def test_a_database_that_was_removed_is_not_made_anew_under_its_name(directory: 
 
 
 # -- in use -----------------------------------------------------------------------------------------------------------
-
-IDLE = {"stats", "no eviction", "reset"}  # may not have to look at what is damaged
 
 
 def use_damaged(original: Path, directory: Path, step: Step, how: str) -> None:
@@ -244,8 +204,12 @@ def write_and_read(cache: Cache) -> None:
         list(cache)
 
 
-def test_a_transaction_ends_with_the_error_and_the_next_one_works(directory: Path) -> None:
+@pytest.mark.parametrize("due", [False, True], ids=["within", "at its beginning"])
+def test_damage_that_a_transaction_meets_ends_it_and_the_next_one_works(directory: Path, due: bool) -> None:
     with closing(Cache(directory)) as cache:
+        if due:
+            with closing(Cache(directory)) as other:
+                other.set("due", 1, expire=0)  # so that it begins with a look at what has expired
         damage(directory / "cache.db", "zeroed pages")
         with said_once(directory), pytest.raises(CorruptDatabase, match=r"cache\.db"):
             write_and_read(cache)
@@ -253,17 +217,6 @@ def test_a_transaction_ends_with_the_error_and_the_next_one_works(directory: Pat
             assert "a" not in cache
             cache["a"] = "newer"
         assert cache["a"] == "newer"
-
-
-def test_damage_that_a_transaction_meets_at_its_beginning_is_quarantined_too(directory: Path) -> None:
-    with closing(Cache(directory)) as cache:
-        with closing(Cache(directory)) as other:
-            other.set("due", 1, expire=0)  # so that it begins with a look at what has expired
-        damage(directory / "cache.db", "zeroed pages")
-        with said_once(directory), pytest.raises(CorruptDatabase, match=r"cache\.db"):
-            write_and_read(cache)
-        write_and_read(cache)
-        assert cache["a"] == "new"
 
 
 def test_damage_that_is_met_under_the_write_lock_is_told_first_and_quarantined_later(directory: Path) -> None:
@@ -432,25 +385,6 @@ def test_rows_out_of_order_are_damage(tmp_path: Path, tree: str, step: Callable[
         shutil.rmtree(directory)
 
 
-def test_a_flipped_bit_in_a_place_that_a_tag_has_is_damage(directory: Path) -> None:
-    keys = [f"a key so long that its place has eight bytes {number}" for number in range(3)]
-    with closing(Cache(directory)) as cache:
-        cache.set_many(dict.fromkeys(keys, 1), tag="flipped")
-        last = max(cache._rows.locate(key)[1] for key in keys)
-    path = directory / "cache.db"
-    with database(directory) as connection:
-        ((number,),) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'tagged'").fetchall()
-        ((size,),) = connection.execute("PRAGMA page_size").fetchall()
-    data = bytearray(path.read_bytes())
-    data[data.index(last.to_bytes(8, "big"), (number - 1) * size, number * size)] ^= 0x80  # now the smallest
-    path.write_bytes(data)
-    with closing(Cache(directory)) as cache:
-        with said_once(directory):
-            assert set(cache.keys(tags=["flipped"])) <= set(keys)
-        cache.set(keys[0], "new", tag="flipped")
-        assert list(cache.keys(tags=["flipped"])) == [keys[0]]
-
-
 @pytest.mark.parametrize("settings", [{"write_buffer": 0}, {}], ids=["direct", "buffered"])
 def test_a_write_whose_place_is_free_and_taken_at_once_ends(
     directory: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
@@ -556,15 +490,6 @@ def test_a_key_that_was_changed_does_not_outlive_a_write(directory: Path, write:
         for handle in (cache, other):
             assert handle.get("a") == {"incr": 1}.get(write, "new" if "set" in write or write == "add" else None)
         assert cache.check() == []
-
-
-def test_check_removes_a_key_that_was_changed(directory: Path) -> None:
-    plant(directory, "UPDATE entry SET k = ? WHERE k = ?", b"\xa1z", b"\xa1a")
-    with closing(Cache(directory)) as cache:
-        cache.check(fix=True)
-        assert cache.check() == []
-        assert "a" not in cache
-        assert len(cache) == ENTRIES - 1
 
 
 def test_an_item_of_a_queue_whose_number_was_changed_is_passed_over(tmp_path: Path) -> None:

@@ -164,8 +164,8 @@ def test_a_damaged_value_file_can_be_replaced_and_deleted(tmp_path: Path) -> Non
         with closing(Cache(tmp_path / f"{number}", **QUICK)) as cache:
             cache["a"], cache["b"] = b"x" * 50_000, b"y" * 50_000
             for path in value_files(tmp_path / f"{number}"):
-                if path.is_file() and not path.is_symlink():
-                    change(path)
+                if path.is_file() and not path.is_symlink() and not path.parent.is_symlink():
+                    change(path)  # unless that went with the other file: their random names may begin alike
             cache["a"] = "new"
             assert cache["a"] == "new", name
             assert cache.delete("b") is True, name
@@ -179,15 +179,6 @@ def test_strict_raises_for_a_damaged_file(tmp_path: Path) -> None:
         FILES["flipped"](path)
         with pytest.raises(DecodeError, match=r"'a'.*does not match its checksum"):
             cache.get("a")
-
-
-def test_a_reader_that_has_the_file_open_keeps_it(tmp_path: Path) -> None:
-    with closing(Cache(tmp_path / "cache")) as cache:
-        cache["a"] = b"x" * 50_000
-        with cache.read("a") as reader:
-            cache.clear()
-            cache.cull()
-            assert reader.read() == b"x" * 50_000
 
 
 # -- generations and the write buffer ---------------------------------------------------------------------------------
@@ -418,8 +409,17 @@ def use_at_the_end(cache: Cache, spoil: Callable[[], object]) -> None:
     cache.clear()
 
 
-@pytest.mark.parametrize("policy", ["least-recently-stored", "least-recently-used", "least-frequently-used"])
-@pytest.mark.parametrize("word", [*COUNTS, ("TICK", "SETTLED"), "uses"], ids=str)
+RANKING = ("TICK", ("TICK", "SETTLED"), "uses")  # what eviction by each policy goes by
+
+
+@pytest.mark.parametrize(
+    ("word", "policy"),
+    [
+        *((word, "least-recently-stored") for word in (*COUNTS, *RANKING[1:])),
+        *((word, policy) for word in RANKING for policy in ("least-recently-used", "least-frequently-used")),
+    ],
+    ids=str,
+)
 def test_a_count_that_is_at_its_end_fails_no_call(tmp_path: Path, word: str | tuple[str, ...], policy: str) -> None:
     def spoil(number: int) -> None:
         if word == "uses":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import struct
 from contextlib import closing
 from pathlib import Path
@@ -100,23 +99,15 @@ def test_a_database_that_was_quarantined_does_not_come_back(
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"secret": "a secret for tests only", "encrypt": True}], ids=["plain", "sealed"]
+    "lost",
+    [
+        "DELETE FROM setting",
+        "UPDATE setting SET value = 0 WHERE name = 'modulus'",
+        "ALTER TABLE totals RENAME TO other",
+    ],
 )
-def test_the_first_shard_may_be_gone(directory: Path, options: dict[str, Any]) -> None:
-    with closing(FanoutCache(directory, shards=3, **QUICK, **options)) as cache:
-        cache.set_many({number: number for number in range(50)})
-        kept = {number for number in range(50) if not cache._rows.locate(number)[2].directory.endswith("000")}
-    shutil.rmtree(directory / "000")
-    with closing(FanoutCache(directory, shards=3, **QUICK, **options)) as cache:
-        assert {*cache} == kept
-        assert cache.get_many(range(50)) == {number: number for number in kept}
-        cache.set_many({number: -number for number in range(50)})
-        assert len(cache) == 50
-
-
-@pytest.mark.parametrize("lost", ["DELETE FROM setting", "UPDATE setting SET value = 0 WHERE name = 'modulus'"])
 @pytest.mark.parametrize("restarted", [False, True])
-def test_settings_on_a_damaged_page_are_damage(
+def test_settings_or_a_schema_on_a_damaged_page_are_damage(
     lost: str, restarted: bool, directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And not somebody else's doing, which would close the cache for good."""
@@ -131,17 +122,6 @@ def test_settings_on_a_damaged_page_are_damage(
     assert_goes_on_empty(directory, "")
 
 
-def test_a_schema_on_a_damaged_page_is_damage(directory: Path) -> None:
-    with closing(Cache(directory, **QUICK)) as cache:
-        cache["k"] = 1
-    plant(directory, "ALTER TABLE totals RENAME TO other")
-    with pytest.raises(ForeignDatabase):
-        Cache(directory)
-    miscount(directory / "cache.db")
-    with pytest.warns(CorruptDatabaseWarning), closing(Cache(directory)) as cache:
-        assert len(cache) == 0
-
-
 @pytest.mark.parametrize("lost", ["TRIGGER entry_delete", "INDEX entry_expire", "TABLE trash", "TABLE setting"])
 @pytest.mark.parametrize("restarted", [False, True])
 def test_a_schema_that_lacks_something_is_damage(
@@ -154,23 +134,6 @@ def test_a_schema_that_lacks_something_is_damage(
     if restarted:
         restart(monkeypatch, tmp_path)
     assert_goes_on_empty(directory, "does not have the schema .*unexpected: nothing, missing: 1")
-
-
-def test_check_sets_a_damaged_database_aside_if_asked_to_fix(directory: Path) -> None:
-    with closing(Cache(directory, **QUICK)) as cache:
-        cache["k"] = 1
-    miscount(directory / "cache.db")
-    with closing(Cache(directory)) as cache:
-        (problem,) = cache.check()
-        assert str(directory / "cache.db") in str(problem.message)
-        assert cache["k"] == 1
-        with pytest.warns(CorruptDatabaseWarning, match=r"cache\.1\.db"):
-            assert cache.check(fix=True)
-        assert cache.check() == []
-        assert "k" not in cache
-        cache["k"] = 2
-    with closing(Cache(directory)) as cache:
-        assert cache["k"] == 2
 
 
 def test_a_rotation_is_durable_step_by_step(directory: Path) -> None:

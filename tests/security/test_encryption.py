@@ -11,7 +11,6 @@ import sqlite3
 import struct
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,10 +20,8 @@ import pytest
 
 from diskcache_like import (
     Cache,
-    Deque,
     Disk,
     FanoutCache,
-    Index,
     JSONDisk,
     Lock,
     RLock,
@@ -47,7 +44,6 @@ from diskcache_like.errors import (
     NewerFormat,
     StorageError,
 )
-from diskcache_like.persistent import DurableCache
 from diskcache_like.storage.sqlite import statements
 from diskcache_like.storage.upkeep import data_keys
 
@@ -181,24 +177,6 @@ def test_no_file_holds_anything_legible(tmp_path: Path, kind: Any, options: dict
             assert "NEEDLEkey 7" in set(map(str, cache))
 
 
-@pytest.mark.parametrize("make", [Deque, Index])
-def test_sequences_and_mappings_can_be_encrypted(tmp_path: Path, make: Any) -> None:
-    """Both live in a cache, whose options they take."""
-    with closing(DurableCache(tmp_path, **SEALED)) as cache:
-        if make is Deque:
-            deque = Deque.fromcache(cache, ["NEEDLEitem"] * 20, maxlen=15)
-            deque.rotate(3)
-            deque.append("NEEDLEitem" * BIG)
-            assert deque[-1] == "NEEDLEitem" * BIG
-            assert len(deque) == 15
-        else:
-            index = Index.fromcache(cache, {"NEEDLEkey": "NEEDLEvalue" * BIG, "NEEDLEkey 2": 1})
-            assert list(index) == ["NEEDLEkey", "NEEDLEkey 2"]
-            index.push("NEEDLEitem", "NEEDLEprefix")
-            assert index.popitem()[1] == "NEEDLEitem"
-        assert all(b"NEEDLE" not in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
-
-
 def test_the_hot_layer_holds_what_it_is_told_to(tmp_path: Path) -> None:
     with Cache(tmp_path / "cache", **SEALED) as cache:
         cache["key"], cache["list"], cache["file"] = "NEEDLEvalue", ["NEEDLEvalue"], b"NEEDLEvalue" * 5000
@@ -281,15 +259,6 @@ def test_each_wrong_way_to_open_has_its_own_error(
 ) -> None:
     with pytest.raises(error, match=words):
         kind(made, **given)
-
-
-def test_the_environment_gives_the_secret(made: Path, kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DISKCACHE_LIKE_SECRET", SECRET)
-    with kind(made, key_context="mine", encrypt=True) as cache:
-        assert cache["data"] == [1, 2]
-        copy = pickle.loads(pickle.dumps(cache))
-        assert copy["data"] == [1, 2]
-        copy.close()
 
 
 def test_a_pickled_handle_carries_no_secret(made: Path, kind: Any) -> None:
@@ -586,21 +555,6 @@ def test_a_damaged_database_is_not_followed_by_one_in_the_clear(tmp_path: Path) 
     assert all(b"NEEDLE" not in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
 
 
-def test_a_shard_that_was_lost_gets_the_keyring_of_the_others(tmp_path: Path) -> None:
-    values = {f"key {number}": number for number in range(60)}
-    with FanoutCache(tmp_path, shards=3, **SEALED) as cache:
-        cache.set_many(values)
-    (tmp_path / "001" / "cache.db").write_bytes(b"")
-    for name in ("cache.gen", "cache.db-wal", "cache.db-shm"):
-        (tmp_path / "001" / name).unlink(missing_ok=True)
-    with FanoutCache(tmp_path, secret=SECRET) as cache:
-        left = cache.get_many(values)
-        assert 0 < len(left) < len(values)
-        cache.set_many(values)
-        assert cache.get_many(values) == values
-        assert cache.check() == []
-
-
 # -- forgeries --------------------------------------------------------------------------------------------------------
 
 COLUMNS = "h, k, seq, version, rank, base, expire, fresh, tags, size, file, spelling, queue, num, v"
@@ -783,49 +737,6 @@ def test_value_files_cannot_be_exchanged(sealed: Path) -> None:
     first.write_bytes(one)
     second.write_bytes(two)
     assert seen(sealed)["file one"] == (b"1" * BIG, None, None)
-
-
-def test_every_flipped_byte_of_a_row_is_a_miss(tmp_path: Path) -> None:
-    with Cache(tmp_path, write_buffer=0, **SEALED) as cache:
-        cache.set("key", {"some": ["value", 1]}, expire=1e6, tag="tag")
-    ((h, _, *_, whole_spelling, _, _, whole),) = rows(tmp_path).values()
-    with Cache(tmp_path, secret=SECRET, hot_size_limit=0) as cache:
-        (store,) = cache._shards.stores
-        for name, content in (("v", whole), ("spelling", whole_spelling)):
-            for position in range(len(content)):
-                changed = bytearray(content)
-                changed[position] ^= 1 << position % 8
-                store.connection.open().execute(f"UPDATE entry SET {name} = ? WHERE h = ?", (bytes(changed), h))
-                if name == "v":
-                    assert cache.get("key") is None
-                    assert cache.get_many(["key"]) == {}
-                    assert "key" not in cache
-                else:
-                    assert list(cache) == []
-            store.connection.open().execute(f"UPDATE entry SET {name} = ? WHERE h = ?", (content, h))
-        assert cache.get("key", tag=True) == ({"some": ["value", 1]}, "tag")
-        assert list(cache) == ["key"]
-
-
-def test_every_flipped_byte_of_a_value_file_is_a_miss(tmp_path: Path) -> None:
-    value = b"content" * 20
-    with Cache(tmp_path, disk_min_file_size=50, hot_size_limit=0, **SEALED) as cache:
-        cache["key"] = value
-        (file,) = value_files(tmp_path)
-        whole = file.read_bytes()
-        for position in range(len(whole)):
-            changed = bytearray(whole)
-            changed[position] ^= 1 << position % 8
-            file.write_bytes(changed)
-            assert cache.get("key") is None
-            assert cache.get("key", read=True) is None
-        for length in (0, 1, 15, 16, len(whole) - 1):
-            file.write_bytes(whole[:length])
-            assert cache.get("key") is None
-        file.write_bytes(whole + b"\0")
-        assert cache.get("key") is None
-        file.write_bytes(whole)
-        assert cache["key"] == value
 
 
 def test_a_file_changed_while_it_is_read_is_noticed(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ OPTIONS: dict[str, Any] = {**QUICK, "secret": "a secret of some length", "encryp
 LEGIBLE = b"legible " * 8
 
 
-@pytest.mark.parametrize("size", [0, 5, 40_000, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK, 3_000_001])
+@pytest.mark.parametrize("size", [0, 5, 40_000, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK, 1_000_001])
 @pytest.mark.parametrize("step", [1_000, CHUNK, 5_000_000])
 def test_a_stream_is_sealed_as_it_is_written(tmp_path: Path, size: int, step: int) -> None:
     content = (LEGIBLE * (size // len(LEGIBLE) + 1))[:size]

@@ -176,6 +176,13 @@ def test_all_shards_that_look_at_once_reserve_no_more_than_there_is() -> None:
     assert sum(quota.reserved() for quota in shards) <= 1200
 
 
+@pytest.mark.parametrize("claim", [10_000, 1 << 64])  # under a larger limit, and none that anybody can have made
+def test_a_claim_above_the_limit_counts_with_what_is_used(claim: int) -> None:
+    first, second = quotas(100, 100)
+    second.reserve(100, claim)
+    assert first.left(100) == 1000
+
+
 def test_a_shard_that_cannot_be_read_counts_with_its_even_part() -> None:
     first, second = quotas(100, 100)
 
