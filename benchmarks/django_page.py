@@ -13,28 +13,35 @@ import argparse
 import importlib.metadata
 import importlib.util
 import json
-import os
-import signal
-import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from benchmarks import django_site, page
-from benchmarks.command import GOOD, add_amounts, follows, parser, print_facts, progress, run_as_command, write_json
-from benchmarks.measure import alternate, measure_costs, percentile
+from benchmarks.command import (
+    GOOD,
+    add_amounts,
+    amounts_of,
+    follows,
+    parser,
+    print_facts,
+    progress,
+    run_as_command,
+    write_json,
+)
+from benchmarks.measure import alternate, amount, measure_costs, percentile
 from benchmarks.peers.adapters import client
 from benchmarks.peers.catalogue import SUBJECTS
-from benchmarks.peers.servers import dying_with_us, running, wait_for
+from benchmarks.peers.servers import Running, running, served
 from benchmarks.peers.spec import MissingSubject
 from benchmarks.report.machine import machine_facts
 from benchmarks.report.text import Table, duration
 from benchmarks.web_load import Load
-from benchmarks.workspace import Workspace, signals_held, workspace
+from benchmarks.workspace import Workspace, workspace
 
 ROOT = Path(__file__).parent.parent
 MARK = "django"
@@ -48,20 +55,11 @@ BACKEND = "django.core.cache.backends"
 class Amounts:
     """How much is measured; a round of a site ends after `requests` or `seconds`, whichever comes first."""
 
-    rounds: int = 5
-    seconds: float = 8.0
-    requests: int = 100_000
-    clients: int = 8
-    workers: int = 4
-
-
-MEANINGS = {
-    "rounds": "rounds of each site",
-    "seconds": "most seconds of a round of a site",
-    "requests": "most requests in a round of a site",
-    "clients": "clients at once",
-    "workers": "worker processes of each site",
-}
+    rounds: int = amount(5, "rounds of each site")
+    seconds: float = amount(8.0, "most seconds of a round of a site")
+    requests: int = amount(100_000, "most requests in a round of a site")
+    clients: int = amount(8, "clients at once")
+    workers: int = amount(4, "worker processes of each site")
 
 
 def _memcached(path: str) -> dict[str, Any]:
@@ -114,37 +112,13 @@ def right(body: bytes, number: int) -> bool:
     return whole and f"visits of this session: {number},".encode() in body
 
 
-@contextmanager
-def site(cache: Mapping[str, Any], directory: Path, workers: int) -> Iterator[Path]:
-    """Serve the page for a `with` block, and yield the socket; nothing of it outlives the block."""
-    directory.mkdir(mode=0o700)
-    path, log = directory / "web", directory / "log"
+def site(cache: Mapping[str, Any], directory: Path, workers: int) -> AbstractContextManager[Running]:
+    """Serve the page for a `with` block; the first request then waits for a worker."""
+    path = directory / "web"
     command = [sys.executable, "-m", "gunicorn", "--workers", str(workers), "--bind", f"unix:{path}"]
     command += ["--log-level", "warning", "--no-control-socket", "benchmarks.django_site:application"]
-    with log.open("wb") as output, signals_held():  # Ctrl-C is for the benchmark, which then ends the site
-        process = subprocess.Popen(
-            [*dying_with_us(), *command],
-            cwd=directory,
-            env={**os.environ, "PYTHONPATH": str(ROOT), django_site.ENVIRONMENT: json.dumps(cache)},
-            start_new_session=True,  # so that the workers can be ended with their master
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-        )
-
-    def ending() -> str:
-        if process.poll() is None:
-            return ""
-        lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["nothing was said"]
-        return f"gunicorn ended with status {process.returncode} ({lines[-1]})"
-
-    try:
-        wait_for(path, "gunicorn", ending, PATIENCE)  # the first request then waits for a worker
-        yield path
-    finally:
-        with signals_held():
-            os.killpg(process.pid, signal.SIGKILL)  # it has nothing to save
-            process.wait()
+    here = {"PYTHONPATH": str(ROOT), django_site.ENVIRONMENT: json.dumps(cache)}
+    return served("gunicorn", command, path, PATIENCE, **here)
 
 
 def measure(
@@ -179,7 +153,7 @@ def _start(backend: Backend, stack: ExitStack, amounts: Amounts, space: Workspac
     location = space.fresh(backend.subject)
     if backend.server:
         location = stack.enter_context(running(backend.server, location)).socket
-    return stack.enter_context(site(backend.cache(str(location)), space.fresh("site"), amounts.workers))
+    return stack.enter_context(site(backend.cache(str(location)), space.fresh("site"), amounts.workers)).socket
 
 
 def table(results: Results, amounts: Amounts) -> Table:
@@ -201,17 +175,17 @@ def options() -> argparse.ArgumentParser:
     made = parser("benchmarks.django_page", __doc__, "directory", "json", "docs")
     told = "only this backend (may be repeated)"
     made.add_argument("--backend", choices=list(BACKENDS), action="append", help=told)
-    add_amounts(made, Amounts(), MEANINGS)
+    add_amounts(made, Amounts())
     return made
 
 
 def run(asked: argparse.Namespace) -> int:
     """Do what the command line asks for."""
-    amounts = Amounts(**{name: getattr(asked, name) for name in MEANINGS})
+    amounts = amounts_of(asked, Amounts())
     chosen = [name for name in BACKENDS if name in (asked.backend or BACKENDS)]
-    with workspace(asked.directory) as space, progress({"django": 1}) as show:
+    with workspace(asked.directory) as space, progress() as note:
         facts = machine_facts(space.root.parent, measure_costs())
-        results = measure(amounts, chosen, space, show("django"))
+        results = measure(amounts, chosen, space, note)
     facts |= {name: importlib.metadata.version(name) for name in ("django", "gunicorn")}
     print_facts(facts)
     print(table(results, amounts).text())

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.__main__ import judged
-from benchmarks.command import GOOD, add_amounts, follows, parser, progress, run_as_command
+from benchmarks.command import GOOD, add_amounts, amounts_of, follows, parser, progress, run_as_command
 from benchmarks.measure import awake, measure_costs
 from benchmarks.peers.catalogue import SUBJECTS
 from benchmarks.peers.spec import BenchmarkError
@@ -33,12 +33,6 @@ CHOSEN = ("cache", "diskcache", "memcached", "redis", "lmdb")
 SHARES = {GET: 80, SET: 15, DELETE: 5}
 KEYS = 50
 USUAL = Amounts(repeats=7, operations=20_000, seconds=0.25, processes=8)
-AMOUNTS = {
-    "repeats": "repetitions of each trial",
-    "operations": "most calls of a process",
-    "seconds": "most seconds of a pass",
-    "processes": "processes at once",
-}
 
 
 def scenarios(processes: int) -> dict[str, Scenario]:
@@ -63,18 +57,18 @@ def measure(amounts: Amounts, directory: Path) -> Record:
     """Measure every subject that is installed."""
     chosen = scenarios(amounts.processes)
     subjects = {name: SUBJECTS[name].facts for name in CHOSEN}
-    with workspace(directory) as space, awake(), progress({"overview": 1}) as show:
+    with workspace(directory) as space, awake(), progress() as note:
         costs = measure_costs()
         facts = {name: one.facts for name, one in chosen.items()}
         record = Record(machine_facts(space.root.parent, costs), asdict(amounts), subjects, facts)
-        for _ in Harness(record, amounts, costs, space, show("overview")).run(chosen, CHOSEN):
+        for _ in Harness(record, amounts, costs, space, note).run(chosen, CHOSEN):
             pass
     return record
 
 
 def options() -> argparse.ArgumentParser:
     made = parser("benchmarks.overview", __doc__, "directory", "out", "docs")
-    add_amounts(made, USUAL, AMOUNTS)
+    add_amounts(made, USUAL, "repeats", "operations", "seconds", "processes")
     told = "measure nothing; draw what an earlier run recorded"
     made.add_argument("--record", type=Path, metavar="FILE", help=told)
     return made
@@ -86,7 +80,7 @@ def run(asked: argparse.Namespace) -> int:
     if asked.record:
         record, status = load(asked.record), GOOD
     else:
-        record = measure(Amounts(**{name: getattr(asked, name) for name in AMOUNTS}), asked.directory)
+        record = measure(amounts_of(asked, USUAL), asked.directory)
         record.save(asked.out / f"{OVERVIEW}.json")
         status = judged(record)
     print(machine_text(record), table(record).text(), sep="\n")

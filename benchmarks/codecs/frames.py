@@ -68,7 +68,7 @@ def same_frame(value: Any, back: Any) -> bool:
 
 def measure(asked: argparse.Namespace) -> tuple[dict[int, list[Place]], dict[str, str]]:
     """Measure every table in every way, in turn."""
-    with workspace(Path(tempfile.gettempdir())) as space, progress({"measure": 1}) as show, ExitStack() as stack:
+    with workspace(Path(tempfile.gettempdir())) as space, progress() as note, ExitStack() as stack:
         costs = measure_costs()
         facts = machine_facts(space.root.parent, costs)
         opened = {name: Opened(Subject(name), space.fresh(name)) for name in ("msgpack", "arrow", "pickle")}
@@ -76,7 +76,7 @@ def measure(asked: argparse.Namespace) -> tuple[dict[int, list[Place]], dict[str
             stack.enter_context(closing(one.cache))
         found = {rows: prepare(opened, rows) for rows in asked.rows or ROWS}
         every = [place for places in found.values() for place in places]
-        measure_places(every, asked.seconds, asked.repeats, costs, show("measure"))
+        measure_places(every, asked.seconds, asked.repeats, costs, note)
     return found, {name: facts[name] for name in ("CPU", "load", "Python")}
 
 

@@ -14,7 +14,6 @@ import gc
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from benchmarks.codecs.subjects import Opened, Subject
@@ -22,9 +21,7 @@ from benchmarks.codecs.values import KINDS, SIZES, plain_size, samples
 from benchmarks.intervals import Spread
 from benchmarks.measure import Costs, alternate, clock, time_once
 from benchmarks.peers.spec import BenchmarkError
-from benchmarks.report import record
 
-FORMAT = 1
 MEGABYTE = 1_000_000
 NS_PER_SECOND = 1_000_000_000
 MOST_CALLS = 10_000
@@ -88,25 +85,6 @@ class Matrix:
 
     def sizes(self) -> list[str]:
         return [size for size in SIZES if any(cell.size == size for cell in self.cells)]
-
-    def save(self, path: Path) -> None:
-        """Write the run as JSON."""
-        record.save(path, FORMAT, self)
-
-
-def load(path: Path) -> Matrix:
-    """Read a run that `save` wrote; raise BenchmarkError for any other file."""
-    return record.read(path, FORMAT, lambda told: Matrix(**{**told, "cells": [_cell(one) for one in told["cells"]]}))
-
-
-def _cell(told: dict[str, Any]) -> Cell:
-    times = {name: tuple(map(float, told[name])) for name in OPERATIONS}
-    cell = Cell(**{**told, **times, "subject": Subject(**told["subject"])})
-    if cell.kind not in KINDS or cell.size not in SIZES:
-        raise ValueError(f"{cell.kind!r} of {cell.size!r} are not values that are measured")
-    if not cell.encode or len(cell.encode) != len(cell.decode) or min(cell.plain, cell.stored) <= 0:
-        raise ValueError(f"the numbers of {cell.subject.label} on {cell.kind} of {cell.size} are not complete")
-    return cell
 
 
 def geometric_mean(numbers: Iterable[float]) -> float:

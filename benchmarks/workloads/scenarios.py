@@ -15,10 +15,10 @@ from benchmarks.workloads.calls import (
     WRITES,
     Bulk,
     Counters,
-    Growth,
     Memoized,
     Mix,
     Queue,
+    Singles,
     Tags,
     Workload,
 )
@@ -58,10 +58,15 @@ class Scenario:
     megabytes: int | None = None  # the most that a subject may keep
     weight: float = 1.0  # of the seconds of a pass
     settings: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    own: Mapping[str, Workload] = field(default_factory=dict)  # of subjects that do something else
 
     def subjects_at(self, step: int) -> tuple[str, ...]:
         """Return the subjects that are measured at a step."""
         return self.subjects + self.also.get(step, ())
+
+    def workload_of(self, subject: str, step: int) -> Workload:
+        """Return what a subject does at a step."""
+        return self.own.get(subject) or self.workload(step)
 
 
 def always(workload: Workload) -> Callable[[int], Workload]:
@@ -178,7 +183,7 @@ SCENARIOS: dict[str, Scenario] = {
     ),
     "growth": Scenario(
         ScenarioFacts("Gets, sets, deletes and insertions of random keys", "What does a large cache cost?", "entries"),
-        Growth,
+        Singles,
         (*OURS, "diskcache", "lmdb"),  # loading a million entries takes most others half a minute
         steps=(10_000, 100_000, 1_000_000),
         also=dict.fromkeys((10_000, 100_000), (*SERVERS, "pysciqlop")),
