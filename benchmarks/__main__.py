@@ -10,21 +10,20 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 
 from benchmarks.budgets import assess, of_sections
-from benchmarks.command import FAILED, GOOD, add_amounts, amounts_of, follows, parser, progress, run_as_command
+from benchmarks.command import FAILED, GOOD, add_amounts, amounts_of, follows, parser, run_as_command
 from benchmarks.measure import awake, measure_costs
 from benchmarks.peers.catalogue import SUBJECTS
 from benchmarks.peers.spec import DISKCACHE, OURS, BenchmarkError, named
-from benchmarks.report.machine import machine_facts
 from benchmarks.report.plots import draw
 from benchmarks.report.record import Record
 from benchmarks.report.results import belongs
 from benchmarks.report.tables import machine_text, scenario_tables
 from benchmarks.report.text import objectives_table
-from benchmarks.workloads.harness import Amounts, Harness, steps_of
+from benchmarks.workloads.harness import Amounts, recorded, steps_of
 from benchmarks.workloads.scenarios import SCENARIOS
 from benchmarks.workloads.section import Run
 from benchmarks.workloads.sections import SECTIONS, measure_all
@@ -64,28 +63,28 @@ def measure(asked: argparse.Namespace) -> int:
             raise BenchmarkError(f"none of the chosen subjects is measured in {name!r}. It has: {', '.join(there)}")
     asked.out.mkdir(parents=True, exist_ok=True)
     path = asked.out / "record.json"
-    with workspace(asked.directory) as space, awake(), progress() as note:
-        costs = measure_costs()
-        record = Record(
-            machine_facts(space.root.parent, costs),
-            asdict(amounts),
-            {name: one.facts for name, one in subjects.items()},
-            {name: one.facts for name, one in scenarios.items()},
-        )
-        print(machine_text(record), flush=True)
-        try:
-            for name in Harness(record, amounts, costs, space, note).run(scenarios, list(subjects)):
-                for table in scenario_tables(record, name):
-                    print(table.text(), flush=True)
-        finally:
-            record.save(path)
-        parts = () if asked.scenario or asked.subject else PARTS
-        found = measure_all({name: Run(OURS, DISKCACHE, SECTIONS[name].usual, costs, space) for name in parts})
-        if parts:
-            print(objectives_table(assess(found.measured, of_sections(parts))).text(), *found.skipped, sep="\n")
+    record = recorded(scenarios, subjects, amounts, asked.directory, path, show)
+    failed = [] if asked.scenario or asked.subject else measure_parts(asked.directory)
     drawn = draw(record, asked.out, chosen=partial(belongs, record))
     print(f"{len(drawn)} plots drawn beside {path}; all of them: python -m benchmarks.render {path}")
-    return judged(record, found.failed)
+    return judged(record, failed)
+
+
+def show(record: Record, scenario: str) -> None:
+    """Print the tables of a scenario as soon as they are there; before the first one, what is known of the machine."""
+    if scenario == next(iter(record.scenarios)):
+        print(machine_text(record))
+    for table in scenario_tables(record, scenario):
+        print(table.text(), flush=True)
+
+
+def measure_parts(directory: Path) -> list[str]:
+    """Measure the sections that have peers and a page of their own; return what failed."""
+    with workspace(directory) as space, awake():
+        costs = measure_costs()
+        found = measure_all({name: Run(OURS, DISKCACHE, SECTIONS[name].usual, costs, space) for name in PARTS})
+    print(objectives_table(assess(found.measured, of_sections(PARTS))).text(), *found.skipped, sep="\n")
+    return found.failed
 
 
 def judged(record: Record, problems: Sequence[str] = ()) -> int:

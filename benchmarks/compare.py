@@ -75,7 +75,7 @@ GROUPS = (
     Group(calls.Memoized(), {"memoize": "hit"}),
     Group(calls.Opening(), {"open": "open"}),
     Group(calls.Mix(100, calls.WRITES), {"contended-set": "set"}, many=True),
-    Group(calls.Mix(100, calls.CLASSIC), {"contended-get": "get"}, many=True),
+    Group(calls.Mix(100, calls.CLASSIC), {"contended-mix": "get"}, many=True),
 )
 CALLS = {name: group for group in GROUPS for name in group.names}
 
@@ -249,40 +249,36 @@ def _per_call(group: Group, reports: Sequence[Report], kind: str, costs: Costs) 
     if group.many:
         took = max(one.ended for one in reports) - min(one.began for one in reports)
         return took * len(reports) / sum(one.operations for one in reports)
-    return (median(reports[0].calls[kind]) - costs.clock) / group.workload.per_call
+    return (median(reports[0].calls[kind]) - group.workload.cost(costs)) / group.workload.per_call
 
 
 def comparison_table(result: Result, revisions: Mapping[str, Revision], threshold: float, processes: int) -> Table:
-    """Show every call with its ratio and verdict."""
+    """Show every call with its ratio and verdict, and below what has a bound in HEAD."""
     columns = ("call", "BASE, median", "HEAD, median", "HEAD / BASE", "interval", "pairs", "verdict")
     table = Table(f"{revisions[HEAD].name} against {revisions[BASE].name}", columns)
+
+    def add(name: str, base: Sequence[float], head: Sequence[float], spread: Spread, word: str) -> None:
+        ratio, interval = f"{spread.median:.3f}", "{:.3f}..{:.3f}".format(*spread.interval[:2])
+        medians = duration(median(base)), duration(median(head))
+        table.rows.append((name, *medians, ratio, interval, f"{spread.repetitions}", word))
+
     spreads = {name: result.spread(name) for name in result.times}
     for name, one in spreads.items():
-        medians = [duration(median(result.times[name][role])) for role in (BASE, HEAD)]
-        table.rows.append((name, *medians, *cells(one), f"{one.repetitions}", verdict(one, threshold)))
+        add(name, result.times[name][BASE], result.times[name][HEAD], one, verdict(one, threshold))
     for name in sorted({name for name, _ in result.lacking}):
         sides = {side for lacks, side in result.lacking if lacks == name}
         word = "in neither" if len(sides) > 1 else "new in HEAD" if BASE in sides else "gone in HEAD"
         table.rows.append((name, *[NOTHING] * 4, "0", word))
+    for bound, one in result.bounds().items():
+        both = result.times[bound.over][HEAD], result.times[bound.call][HEAD]
+        add(f"{bound.call} / {bound.over}", *both, one, f"{verdict_on(bound, one)} {bound.most:g}")
     coverage = min((one.interval.coverage for one in spreads.values()), default=0.0)
     table.notes += [
         "HEAD / BASE: times as long, the median of one ratio per repetition, in which both have their turn;",
         f"interval: where that median lies with a confidence of at least {coverage:.1%}; slower or faster only if",
-        f"all of it is beyond the threshold of {threshold:.0%}; contended: {processes} processes, until the last ends",
+        f"all of it is beyond the threshold of {threshold:.0%}; contended: {processes} processes, until the last ends;",
+        "a call by another one: both of HEAD, and what it may cost at most",
     ]
-    return table
-
-
-def cells(spread: Spread) -> tuple[str, str]:
-    """Write a ratio and its interval."""
-    return f"{spread.median:.3f}", "{:.3f}..{:.3f}".format(*spread.interval[:2])
-
-
-def bounds_table(bounds: Mapping[Bound, Spread]) -> Table:
-    """Show what has a bound, and whether it keeps it."""
-    table = Table("HEAD alone", ("call / other call", "times as long", "interval", "at most", "verdict"))
-    for bound, one in bounds.items():
-        table.rows.append((f"{bound.call} / {bound.over}", *cells(one), f"{bound.most:g}", verdict_on(bound, one)))
     return table
 
 
@@ -322,8 +318,6 @@ def compare(asked: argparse.Namespace) -> int:
         amounts = {"threshold": asked.threshold, **asdict(effort)}
         write_json(asked.json, {"machine": facts, "options": amounts, "calls": found, "times_ns": result.times})
     print(comparison_table(result, revisions, asked.threshold, effort.processes).text())
-    if bounds := result.bounds():
-        print(bounds_table(bounds).text())
     return conclude(result, asked.threshold)
 
 

@@ -10,13 +10,17 @@ interrupted.
 from __future__ import annotations
 
 import argparse
+import http.client
 import importlib.metadata
 import importlib.util
 import json
+import socket
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass, field
+from http import HTTPStatus
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -33,19 +37,18 @@ from benchmarks.command import (
     run_as_command,
     write_json,
 )
-from benchmarks.measure import alternate, amount, measure_costs, percentile
+from benchmarks.measure import alternate, amount, clock, measure_costs, percentile
 from benchmarks.peers.adapters import client
 from benchmarks.peers.catalogue import SUBJECTS
 from benchmarks.peers.servers import Running, running, served
-from benchmarks.peers.spec import MissingSubject
+from benchmarks.peers.spec import BenchmarkError, MissingSubject
 from benchmarks.report.machine import machine_facts
 from benchmarks.report.text import Table, duration
-from benchmarks.web_load import Load
 from benchmarks.workspace import Workspace, workspace
 
 ROOT = Path(__file__).parent.parent
 MARK = "django"
-PATIENCE = 60.0  # seconds for gunicorn to listen, which first imports Django
+PATIENCE = 60.0  # seconds for an answer, and for gunicorn to listen, which first imports Django
 WARM_UP = 20  # requests of each client before the first round
 TITLE = "A Django page with 20 cached fragments, a session and a counter"
 BACKEND = "django.core.cache.backends"
@@ -104,6 +107,75 @@ class Results:
 
     rounds: dict[str, list[dict[str, float]]] = field(default_factory=dict)
     absences: dict[str, str] = field(default_factory=dict)
+
+
+class Connection(http.client.HTTPConnection):
+    """A connection over a Unix socket, which no other machine can reach."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__("localhost", timeout=PATIENCE)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(str(self._path))
+
+
+@dataclass
+class Load:
+    """Clients that ask for a page at the same time, in all at most `requests` times and for `seconds`.
+
+    `right` tells whether a body is the right answer to a client's request of that number, which begins at 1. `times`
+    are nanoseconds of each request.
+    """
+
+    path: Path
+    clients: int
+    requests: int
+    seconds: float
+    right: Callable[[bytes, int], bool]
+    times: list[int] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+
+    def run(self) -> float:
+        """Ask, and return the requests per second; raise BenchmarkError if an answer is wrong, refused or late."""
+        barrier = threading.Barrier(self.clients + 1)
+        crowd = [threading.Thread(target=self._visit, args=(barrier,)) for _ in range(self.clients)]
+        for one in crowd:
+            one.start()
+        barrier.wait()
+        began = clock()
+        for one in crowd:
+            one.join()
+        elapsed = (clock() - began) / 1e9
+        if self.failures:
+            raise BenchmarkError(f"{len(self.failures)} clients failed; the first: {self.failures[0]}")
+        return len(self.times) / elapsed
+
+    def _visit(self, barrier: threading.Barrier) -> None:
+        """Be one client."""
+        connection, times = Connection(self.path), []
+        barrier.wait()
+        deadline, cookie = clock() + int(self.seconds * 1e9), ""
+        try:
+            for number in range(1, -(-self.requests // self.clients) + 1):
+                start = clock()
+                connection.request("GET", "/", headers={"Cookie": cookie} if cookie else {})
+                answer = connection.getresponse()
+                body = answer.read()
+                stop = clock()
+                if answer.status != HTTPStatus.OK or not self.right(body, number):
+                    raise BenchmarkError(f"status {answer.status}: {body[:200]!r}")
+                cookie = (answer.getheader("Set-Cookie") or cookie).partition(";")[0]
+                times.append(stop - start)
+                if stop >= deadline:
+                    break
+        except (OSError, http.client.HTTPException, BenchmarkError) as error:
+            self.failures.append(f"{type(error).__name__}: {error}")
+        finally:
+            connection.close()
+            self.times += times  # a list grows by another at once, whatever the other threads do
 
 
 def right(body: bytes, number: int) -> bool:

@@ -13,7 +13,7 @@ from functools import partial
 from itertools import accumulate, count
 from typing import Any
 
-from benchmarks.measure import BLOCK
+from benchmarks.measure import BLOCK, Costs
 from benchmarks.peers.spec import Subject, bulk, feature
 from benchmarks.workloads.values import SEED, items_of, key_of, keys_of, names, value_of
 
@@ -43,6 +43,10 @@ class Workload:
     per_call = 1
     blocks = False
     deletes: bool = False
+
+    def cost(self, costs: Costs) -> float:
+        """Return what measuring one call costs."""
+        return costs.clock + (costs.loop * self.per_call if self.blocks else 0)
 
     def items(self) -> Iterable[tuple[Any, Any]]:
         """Return what the subject holds before."""

@@ -156,7 +156,9 @@ def bulk(run: Run) -> Findings:
     """Compare `get_many` and `set_many` with calls one by one; what is read is not hot, what is written is new."""
     findings = Findings()
     three = candidates_of(run.pair) | candidates_of({"cold": run.cold["ours"]}, "{label}, no hot layer")
-    record = contest(run, findings, scenario_of("A thousand keys at once and one by one", BulkOrEach(), three), three)
+    record = contest(
+        run, findings, scenario_of("A thousand keys at once and one by one", BulkOrEach(ENTRIES), three), three
+    )
     findings.measured = {
         "get_many": quotients(record, p50("get_each"), "cold", "cold", p50("get_many")),
         "set_many": quotients(record, p50("set_each"), over=p50("set_many")),

@@ -6,19 +6,21 @@ import gc
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from benchmarks.command import progress
 from benchmarks.crew import Crew, Gate
-from benchmarks.measure import Calls, Costs, alternate, amount
+from benchmarks.measure import Calls, Costs, alternate, amount, awake, measure_costs
 from benchmarks.peers.catalogue import SUBJECTS, Available, Candidate, available
 from benchmarks.peers.spec import BenchmarkError, MissingFeature, MissingSubject, Spec
+from benchmarks.report.machine import machine_facts
 from benchmarks.report.record import Absence, Counts, Record, Trial
 from benchmarks.usage import disk_bytes
 from benchmarks.workloads.scenarios import Scenario
 from benchmarks.workloads.trial import Plan, Report, load, script, work
-from benchmarks.workspace import Workspace
+from benchmarks.workspace import Workspace, workspace
 
 Result = TypeVar("Result")
 LOADING = 600.0  # seconds of patience with a subject that loads a million entries
@@ -157,8 +159,7 @@ class _Step:
         processes = self._processes
         plans = [replace(plan, number=number, processes=processes) for number in range(processes)]
         reports = _crew_of(plans, work, PATIENCE + 3 * plan.seconds)
-        costs, keys = self.harness.costs, plan.workload.per_call
-        cost = costs.clock + (costs.loop * keys if plan.workload.blocks else 0)
+        cost, keys = plan.workload.cost(self.harness.costs), plan.workload.per_call
         return Trial(
             scenario=self.name,
             subject=name,
@@ -200,3 +201,31 @@ def steps_of(scenario: Scenario, amounts: Amounts) -> list[int]:
             steps.append(steps[-1] * 10)
         return [step for step in steps if step <= amounts.largest]
     return steps
+
+
+def recorded(
+    scenarios: Mapping[str, Scenario],
+    subjects: Iterable[str],
+    amounts: Amounts,
+    directory: Path,
+    path: Path,
+    then: Callable[[Record, str], None] = lambda record, name: None,
+) -> Record:
+    """Measure scenarios, with the processors kept awake, and save what was found, also if the run is interrupted.
+
+    `then` is called when a scenario is done.
+    """
+    with workspace(directory) as space, awake(), progress() as note:
+        costs = measure_costs()
+        record = Record(
+            machine_facts(space.root.parent, costs),
+            asdict(amounts),
+            {name: SUBJECTS[name].facts for name in subjects},
+            {name: one.facts for name, one in scenarios.items()},
+        )
+        try:
+            for name in Harness(record, amounts, costs, space, note).run(scenarios, list(record.subjects)):
+                then(record, name)
+        finally:
+            record.save(path)
+    return record

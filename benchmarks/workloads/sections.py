@@ -43,7 +43,7 @@ SECTIONS = {
     "limit": Section(contests.limit, Options(repeats=8, writes=100_000), alone=True),
     "fanout": Section(contests.fanout, Options(repeats=7, operations=8_000), unasked=False),
     "large": Section(contests.large, Options(repeats=15), unasked=False),
-    "buffered": Section(contests.buffered, Options(repeats=15), unasked=False),
+    "buffered": Section(contests.buffered, Options(repeats=15, operations=8_000), unasked=False),
     "encrypted": Section(encrypted, Options(repeats=15), unasked=False, alone=True),
     "awaited": Section(awaited.awaited, awaited.OPTIONS, unasked=False, alone=True, usual=awaited.OPTIONS),
     "machines": Section(machines.machines, machines.OPTIONS, unasked=False, alone=True, usual=machines.OPTIONS),

@@ -217,21 +217,6 @@ class TestCommand:
         assert frames.main(["--rows", "50", "--seconds", "0.01", "--repeats", "2"]) == command.FAILED
         assert "msgpack on dictionaries of 50 rows: a value came back as another" in capsys.readouterr().out
 
-    @pytest.mark.parametrize(
-        ("kind", "wrong", "known"),
-        [
-            ("serializer", "msgpak", "did you mean 'msgpack'? Known are: msgpack, json, pickle"),
-            ("compressor", "brotli", "Known are: none, lz4, zlib, zstd"),
-        ],
-    )
-    def test_a_wrong_name_lists_the_known_ones(
-        self, capsys: pytest.CaptureFixture[str], kind: str, wrong: str, known: str
-    ) -> None:
-        assert main([f"--{kind}", wrong]) == command.UNUSABLE
-        told = capsys.readouterr().err
-        assert f"there is no {kind} {wrong!r}" in told
-        assert known in told
-
     def test_a_run_of_frames_fills_the_page_with_every_way(self, tmp_path: Path) -> None:
         filled = tmp_path / "page.md"
         filled.write_text("Before.\n{}\n{}\nAfter.\n".format(*page.marks(frames.MARK)), encoding="utf-8")

@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import django_page, page
-from benchmarks.django_page import Amounts, Results, right
+from benchmarks.django_page import Amounts, Load, Results, right
 from benchmarks.peers.spec import BenchmarkError
-from benchmarks.web_load import Load
 
 
 class Answer(http.server.BaseHTTPRequestHandler):

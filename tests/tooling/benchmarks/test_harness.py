@@ -286,13 +286,6 @@ class TestHarness:
         ]
         assert "good" in record.of("one")
 
-    def test_one_that_is_not_installed_is_left_out_with_what_installs_it(self, run: Any) -> None:
-        record = run(scenario(Mix()), good=dictionary(), bad=Spec("bad", "no_such_module", "pip install it"))
-        assert [one.subject for one in record.trials] == ["good", "good"]
-        (told,) = record.absences
-        assert (told.subject, told.failed) == ("bad", False)
-        assert told.reason.endswith("install it with: pip install it")
-
     def test_a_server_that_dies_in_mid_run_fails_that_subject_alone(self, tmp_path: Path) -> None:
         needs_server("memcached")
         facts = {name: SUBJECTS[name].facts for name in ("cache", "memcached")}
