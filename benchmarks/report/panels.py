@@ -1,4 +1,4 @@
-"""Drawing primitives: dots for each subject, percentile curves, and lines over the steps of a scenario.
+"""Drawing primitives: dots or bars for each subject, percentile curves, and lines over the steps of a scenario.
 
 They know nothing of records, only of labels and spreads. matplotlib is imported where it is needed, so that tables need
 none.
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.intervals import Spread
 from benchmarks.peers.spec import BenchmarkError
-from benchmarks.report.styles import GREY, SETTINGS, WIDTH, Look, tick_count, wrapped
+from benchmarks.report.styles import GREY, INK, SETTINGS, WIDTH, Look, tick_count, wrapped
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -39,6 +39,7 @@ class Quantity:
     label: str
     tick: Callable[[float], str]
     value: Callable[[float], str]
+    logarithmic: bool = True
 
 
 @dataclass(frozen=True)
@@ -96,10 +97,13 @@ def bounds(spreads: Iterable[Spread | None], extra: Iterable[float] = ()) -> tup
 
 
 def ticks(axis: Axis, quantity: Quantity, most: int) -> None:
-    """Give an axis at most `most` ticks with units, at decades, and a fine line for each decade."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+    """Give an axis about `most` ticks with units: decades, a fine line for each, or multiples of a power of two."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, MultipleLocator, NullFormatter
 
     axis.set_major_formatter(FuncFormatter(lambda value, _: quantity.tick(value)))
+    if not quantity.logarithmic:
+        axis.set_major_locator(MultipleLocator(2.0 ** math.ceil(math.log2(axis.get_view_interval()[1] / (most + 1)))))
+        return
     axis.set_major_locator(LogLocator(numticks=most))
     axis.set_minor_locator(LogLocator(numticks=99))
     axis.set_minor_formatter(NullFormatter())
@@ -107,9 +111,9 @@ def ticks(axis: Axis, quantity: Quantity, most: int) -> None:
     axis.grid(which="minor", linewidth=0.4)
 
 
-def whiskers(spreads: Sequence[Spread]) -> list[tuple[float, ...]] | None:
+def whiskers(spreads: Sequence[Spread], floor: float) -> list[tuple[float, ...]] | None:
     """Return how far the intervals reach below and above the medians, as drawn."""
-    drawn = [[max(value, FLOOR) for value in (one.median, *one.interval[:2])] for one in spreads]
+    drawn = [[max(value, floor) for value in (one.median, *one.interval[:2])] for one in spreads]
     return list(zip(*((median - low, high - median) for median, low, high in drawn), strict=True)) or None
 
 
@@ -124,7 +128,7 @@ def bars(
     quantity: Quantity,
     looks: Mapping[str, Look],
 ) -> Figure:
-    """Draw a row of dots for each subject, at its values on a logarithmic axis.
+    """Draw a row for each subject with its values: dots on a logarithmic axis, bars on one that begins at zero.
 
     `columns` has a panel for each of its keys; `looks` says by label which colour a subject has.
     """
@@ -135,8 +139,8 @@ def bars(
     made = figure(title, note + named, height)
     grid: Any = made.subplots(1, len(columns), sharey=True, squeeze=False)
     for axes, (heading, column) in zip(grid[0], columns.items(), strict=True):
-        limits = bar_limits([one for group in column.values() for one in group], len(columns))
-        axes.set(xscale="log", xlim=limits, title=heading)
+        limits = bar_limits([one for group in column.values() for one in group], quantity, len(columns))
+        axes.set(xscale="log" if quantity.logarithmic else "linear", xlim=limits, title=heading)
         axes.set_ylim(len(labels) - 0.5, -0.5)  # the first subject on top
         axes.set_yticks(range(len(labels)), [wrapped(label) for label in labels])
         axes.tick_params(axis="y", length=0)
@@ -144,7 +148,7 @@ def bars(
         for row, label in enumerate(labels):
             known = [spread for spread in column.get(label, ()) if spread]
             if any(spread.median > 0 for spread in known):
-                dots(axes, row, known, quantity, looks[label].colour)
+                (dots if quantity.logarithmic else bar)(axes, row, known, quantity, looks[label].colour)
             else:
                 text = " 0" if known else " not measured"
                 axes.text(limits[0], row, text, va="center", ha="left", color=GREY, fontsize=8.5)
@@ -153,19 +157,21 @@ def bars(
     return made
 
 
-def bar_limits(spreads: Sequence[Spread | None], columns: int) -> tuple[float, float]:
-    """Return the ends of the axis, with room for the values beside the dots."""
-    ends = [max(end, FLOOR) for spread in spreads if spread for end in spread.interval[:2]] or [FLOOR]
-    low, high, share = min(ends), max(ends), min(ROOM * columns, MOST_ROOM)
-    room: float = max(high / low, 10) ** (share / (1 - 2 * share))
-    return low / room, high * room
+def bar_limits(spreads: Sequence[Spread | None], quantity: Quantity, columns: int) -> tuple[float, float]:
+    """Return the ends of the axis, with room for the values beside the dots or bars."""
+    if quantity.logarithmic:
+        ends = [max(end, FLOOR) for spread in spreads if spread for end in spread.interval[:2]] or [FLOOR]
+        low, high, share = min(ends), max(ends), min(ROOM * columns, MOST_ROOM)
+        room: float = max(high / low, 10) ** (share / (1 - 2 * share))
+        return low / room, high * room
+    return 0, max([spread.interval.high for spread in spreads if spread] + [FLOOR]) * 1.4
 
 
 def dots(axes: Axes, row: int, known: Sequence[Spread], quantity: Quantity, colour: str) -> None:
     """Draw one subject's values as dots, the first one full, and write the first and the last beside them."""
     ends, rows = [max(spread.median, FLOOR) for spread in known], [row] * len(known)
     axes.plot(ends, rows, color=colour, linewidth=1.2)
-    axes.errorbar(ends, rows, xerr=whiskers(known), fmt="none", ecolor=colour, elinewidth=1, capsize=3)
+    axes.errorbar(ends, rows, xerr=whiskers(known, FLOOR), fmt="none", ecolor=colour, elinewidth=1, capsize=3)
     for place, end in enumerate(ends):
         fill = colour if place == 0 else "white"
         axes.plot([end], [row], marker="o", markersize=7 - 1.5 * (place == 1), color=colour, markerfacecolor=fill)
@@ -173,6 +179,14 @@ def dots(axes: Axes, row: int, known: Sequence[Spread], quantity: Quantity, colo
     for place, side in written.items():
         end = known[place].interval[0 if side == "right" else 1]
         _write(axes, quantity.value(known[place].median), (max(end, FLOOR), row), side)
+
+
+def bar(axes: Axes, row: int, known: Sequence[Spread], quantity: Quantity, colour: str) -> None:
+    """Draw one subject's value as a bar from zero, and write it at its end."""
+    axes.barh(row, known[0].median, 0.6, color=colour)
+    reach = whiskers(known[:1], 0)
+    axes.errorbar([known[0].median], [row], xerr=reach, fmt="none", ecolor=INK, elinewidth=1, capsize=2)
+    _write(axes, quantity.value(known[0].median), (known[0].interval.high, row), "left")
 
 
 def _write(axes: Axes, text: str, spot: tuple[float, float], side: str) -> None:
@@ -205,7 +219,7 @@ def draw_line(axes: Axes, line: Line, marked: Sequence[int]) -> None:
     shape = {"linestyle": style.dashes, "marker": style.marker, "markevery": list(marked)}
     axes.plot(across, up, color=style.colour, label=line.label, **shape)
     spots = [across[place] for place in marked], [up[place] for place in marked]
-    reach = whiskers([spreads[place] for place in marked])
+    reach = whiskers([spreads[place] for place in marked], FLOOR)
     axes.errorbar(*spots, yerr=reach, fmt="none", ecolor=style.colour, elinewidth=1, capsize=2.5)
 
 

@@ -43,7 +43,7 @@ SHADES = 256
 SHOWN = ("p50", "p90", "p99")
 TIME = Quantity("time per call", tick_duration, duration)
 RATE = Quantity("operations per second, all processes", tick_rate, tick_rate)
-BYTES = Quantity("size in bytes", tick_size, size)
+BYTES = Quantity("size in bytes", tick_size, size, logarithmic=False)
 BARS, CURVES, THROUGHPUT, COST, SIZE = "bars", "curves", "throughput", "cost", "size"
 COLUMN_LIMIT = 3
 Found = dict[str, list[Trial]]
@@ -172,7 +172,7 @@ def _sizes(record: Record, found: Found, title: str) -> Figure:
         for heading, measure in (("on disk", disk), ("peak memory", memory))
     }
     first = [group[0] for group in columns["on disk"].values()]
-    return panels.bars(title, _note(first, "dots"), columns, ("",), BYTES, _looks(record))
+    return panels.bars(title, _note(first, "bars"), columns, ("",), BYTES, _looks(record))
 
 
 def _throughput(record: Record, found: dict[int, Found], across: Quantity, title: str) -> Figure:

@@ -11,9 +11,7 @@ when it was due, so that one long pause counts for every call that it held up. (
 
 from __future__ import annotations
 
-import ctypes
 import resource
-import sys
 import time
 from array import array
 from collections.abc import Callable, Iterator
@@ -35,7 +33,6 @@ from benchmarks.workloads.values import SEED
 CHUNK = 50  # calls between two looks at the clock in the pass that is not timed, at most
 SHORT = 1_000_000  # nanoseconds; while a chunk takes less, the next one is twice as long
 WARM_UP = 0.3  # of the seconds of a pass
-PR_SET_TIMERSLACK = 29
 Functions = list[Callable[..., Any]]
 
 
@@ -188,7 +185,6 @@ def pacer(plan: Plan) -> Callable[[int], int]:
     think, rate = plan.pace.think, plan.pace.rate
     if not (think or rate):
         return lambda stopped: clock()
-    _wake_on_time()
     if think:
 
         def rested(stopped: int) -> int:
@@ -209,12 +205,6 @@ def pacer(plan: Plan) -> Callable[[int], int]:
         return clock()
 
     return due
-
-
-def _wake_on_time() -> None:
-    """Ask the kernel not to put off this process's timers by the usual 50 microseconds."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1)
 
 
 class Judge:

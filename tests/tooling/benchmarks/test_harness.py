@@ -188,7 +188,6 @@ class TestPace:
 
         monkeypatch.setattr(trial, "clock", lambda: now[0])
         monkeypatch.setattr(time, "sleep", sleep)
-        monkeypatch.setattr(trial, "_wake_on_time", lambda: None)
         return now
 
     def test_a_late_call_is_timed_from_when_it_was_due(self, now: list[int]) -> None:
