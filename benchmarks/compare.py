@@ -101,7 +101,7 @@ class Effort:
     """How much is measured."""
 
     repeats: int = amount(40, "ratios per call, dealt out to several generations of processes")
-    operations: int = amount(2_000, "calls of a process in a turn; fewer where one takes long")
+    operations: int = amount(500, "calls of a process in a turn; fewer where one takes long")
     processes: int = amount(4, "processes of the contended calls")
 
 
