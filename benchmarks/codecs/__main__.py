@@ -13,17 +13,16 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from benchmarks.codecs import heatmap, report
-from benchmarks.codecs.matrix import Matrix, places
+from benchmarks.codecs.matrix import Effort, Matrix, places
 from benchmarks.codecs.matrix import measure as measure_places
 from benchmarks.codecs.subjects import COMPRESSORS, SERIALIZERS, open_all, subjects
 from benchmarks.codecs.values import KINDS, SIZES
-from benchmarks.command import FAILED, GOOD, follows, parser, positive, progress, run_as_command, seconds
+from benchmarks.command import FAILED, GOOD, add_amounts, amounts_of, follows, parser, progress, run_as_command
 from benchmarks.measure import measure_costs
 from benchmarks.peers.spec import BenchmarkError, named
 from benchmarks.report.machine import machine_facts
 from benchmarks.workspace import workspace
 
-SECONDS, REPEATS = 120.0, 6
 PACKAGES = ("msgpack", "orjson", "lz4", "zstandard")
 CHOICES = {"serializer": SERIALIZERS, "compressor": COMPRESSORS, "kind": KINDS, "size": SIZES}
 
@@ -33,9 +32,7 @@ def options() -> argparse.ArgumentParser:
     add = made.add_argument
     for name, known in CHOICES.items():
         add(f"--{name}", metavar="NAME", action="append", help=f"only this: {', '.join(known)} (may be repeated)")
-    told = "how long to time calls, about, once all codecs are prepared, which takes a minute (%(default)s)"
-    add("--seconds", type=seconds, default=SECONDS, help=told)
-    add("--repeats", type=positive, default=REPEATS, help="repetitions, in each of which all take turns (%(default)s)")
+    add_amounts(made, Effort())
     add("--out", type=Path, metavar="DIRECTORY", help="where heat maps go, as PNG and SVG")
     return made
 
@@ -53,7 +50,7 @@ def measure(asked: argparse.Namespace) -> tuple[Matrix, list[str]]:
         opened, matrix.skipped = open_all(list(subjects(chosen["serializer"], chosen["compressor"])), space.fresh)
         try:
             found, wrong = places(opened, chosen["kind"], chosen["size"], note)
-            measure_places(found, asked.seconds, asked.repeats, costs, note)
+            measure_places(found, amounts_of(asked, Effort()), costs, note)
             matrix.cells = [place.cell() for place in found]
         finally:
             for one in opened.values():

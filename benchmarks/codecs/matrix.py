@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks.codecs.subjects import Opened, Subject
 from benchmarks.codecs.values import KINDS, SIZES, plain_size, samples
 from benchmarks.intervals import Spread
-from benchmarks.measure import Costs, alternate, clock, time_once
+from benchmarks.measure import Costs, alternate, amount, clock, time_once
 from benchmarks.peers.spec import BenchmarkError
 
 MEGABYTE = 1_000_000
@@ -33,6 +33,14 @@ OPERATIONS = ("encode", "decode")
 
 class WrongValueError(BenchmarkError):
     """A value did not come back equal and of the same type."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is measured, once all is prepared."""
+
+    seconds: float = amount(120.0, "how long to time calls, about")
+    repeats: int = amount(6, "repetitions, in each of which all take turns")
 
 
 @dataclass(frozen=True)
@@ -186,12 +194,11 @@ def share_out(timings: Sequence[Timing], budget: float) -> None:
         timing.rounds = min(max(round(low / max(timing.cost, 1)), 1), MOST_CALLS)
 
 
-def measure(
-    found: Sequence[Place], seconds: float, repeats: int, costs: Costs, note: Callable[[str, float], None]
-) -> None:
-    """Measure all places in turn, `repeats` times, in about `seconds`; each turn has a call of each at least."""
+def measure(found: Sequence[Place], effort: Effort, costs: Costs, note: Callable[[str, float], None]) -> None:
+    """Measure all places in turn; each turn has a call of each at least."""
+    repeats = effort.repeats
     timings = {f"{number} {one}": getattr(place, one) for number, place in enumerate(found) for one in OPERATIONS}
-    share_out(list(timings.values()), seconds * 1e9 / repeats)
+    share_out(list(timings.values()), effort.seconds * 1e9 / repeats)
     gc.freeze()  # what is held for the run is not looked through again and again while it decodes
     try:
         for step, (number, name) in enumerate(alternate(repeats, list(timings))):
