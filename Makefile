@@ -93,10 +93,10 @@ bench-overview: $(PEERS)  ## draw the one picture: get, set, delete beside four 
 	$(BIN)/python -m benchmarks.overview $(ARGS)
 
 bench-async: $(PEERS)  ## measure awaited calls beside other caches for asyncio, in 2 minutes (ARGS="--docs docs/results/awaited.md")
-	$(BIN)/python -m benchmarks.part awaited $(ARGS)
+	$(BIN)/python -m benchmarks.quick --only awaited $(ARGS)
 
 bench-machines: $(PEERS)  ## measure two machines that share a Redis server beside its other clients (ARGS="--docs docs/results/machines.md")
-	$(BIN)/python -m benchmarks.part machines $(ARGS)
+	$(BIN)/python -m benchmarks.quick --only machines $(ARGS)
 
 bench-django: $(PEERS)  ## serve a Django page under gunicorn from four caches, in 3 minutes (ARGS="--docs README.md")
 	$(BIN)/python -m benchmarks.django_page $(ARGS)

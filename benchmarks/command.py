@@ -10,12 +10,14 @@ import sys
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from benchmarks import page
 from benchmarks.peers.spec import BenchmarkError
 
+Thing = TypeVar("Thing")
 GOOD, MISSED_ONE, UNUSABLE, FAILED, INTERRUPTED = 0, 1, 2, 3, 130
 PLACES = {
     "directory": ("DIRECTORY", "where stores are made (%(default)s)", Path(tempfile.gettempdir())),
@@ -56,12 +58,20 @@ def parser(name: str, about: str | None, *places: str) -> argparse.ArgumentParse
     return made
 
 
-def add_amounts(made: argparse.ArgumentParser, amounts: object, meanings: Mapping[str, str]) -> None:
-    """Add an option for each of some fields of a dataclass, whose values are the defaults."""
-    for name, meaning in meanings.items():
-        usual = getattr(amounts, name)
-        kind = seconds if isinstance(usual, float) else positive
-        made.add_argument(f"--{name}", type=kind, default=usual, help=f"{meaning} (%(default)s)")
+def add_amounts(made: argparse.ArgumentParser, usual: Any, *names: str) -> None:
+    """Add options for fields of a dataclass, all or some, which say what they mean (`amount`)."""
+    for each in fields(usual):
+        if not names or each.name in names:
+            value = getattr(usual, each.name)
+            kind = seconds if isinstance(value, float) else positive
+            told = f"{each.metadata['meaning']} (%(default)s)"
+            made.add_argument(f"--{each.name}", type=kind, default=value, help=told)
+
+
+def amounts_of(asked: argparse.Namespace, usual: Thing) -> Thing:
+    """Return a dataclass with the values of the options that `add_amounts` added."""
+    given = {each.name: value for each in fields(usual) if (value := getattr(asked, each.name, None))}  # type: ignore[arg-type]
+    return replace(usual, **given)  # type: ignore[type-var]
 
 
 def add_only(made: argparse.ArgumentParser, what: str, names: Collection[str]) -> None:
@@ -113,27 +123,18 @@ def follows(
 
 
 @contextmanager
-def progress(weights: dict[str, int]) -> Iterator[Callable[[str], Callable[[str, float], None]]]:
-    """Show a progress bar on a terminal if rich is there; it has no thread, so it cannot disturb a measurement."""
+def progress() -> Iterator[Callable[[str, float], None]]:
+    """Show how far a run is on a terminal if rich is there; it has no thread, so it cannot disturb a measurement."""
     rich: Any = None
     with suppress(ImportError):
         rich = importlib.import_module("rich.progress")
     if rich is None or not sys.stderr.isatty():
-        yield lambda name: lambda text, fraction: None
+        yield lambda text, fraction: None
         return
     console = importlib.import_module("rich.console").Console(stderr=True)
     with rich.Progress(console=console, auto_refresh=False, transient=True) as bar:
-        task = bar.add_task("starting", total=sum(weights.values()))
-        done = {name: sum(list(weights.values())[:place]) for place, name in enumerate(weights)}
-
-        def show(name: str) -> Callable[[str, float], None]:
-            def note(text: str, fraction: float) -> None:
-                bar.update(task, description=f"{name}: {text}", completed=done[name] + weights[name] * fraction)
-                bar.refresh()
-
-            return note
-
-        yield show
+        task = bar.add_task("starting", total=1.0)
+        yield lambda text, fraction: bar.update(task, description=text, completed=fraction, refresh=True)
 
 
 def print_facts(facts: Mapping[str, str]) -> None:

@@ -10,35 +10,45 @@ interrupted.
 from __future__ import annotations
 
 import argparse
+import http.client
 import importlib.metadata
 import importlib.util
 import json
-import os
-import signal
-import subprocess
+import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass, field
+from http import HTTPStatus
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from benchmarks import django_site, page
-from benchmarks.command import GOOD, add_amounts, follows, parser, print_facts, progress, run_as_command, write_json
-from benchmarks.measure import alternate, measure_costs, percentile
+from benchmarks.command import (
+    GOOD,
+    add_amounts,
+    amounts_of,
+    follows,
+    parser,
+    print_facts,
+    progress,
+    run_as_command,
+    write_json,
+)
+from benchmarks.measure import alternate, amount, clock, measure_costs, percentile
 from benchmarks.peers.adapters import client
 from benchmarks.peers.catalogue import SUBJECTS
-from benchmarks.peers.servers import dying_with_us, running, wait_for
-from benchmarks.peers.spec import MissingSubject
+from benchmarks.peers.servers import Running, running, served
+from benchmarks.peers.spec import BenchmarkError, MissingSubject
 from benchmarks.report.machine import machine_facts
 from benchmarks.report.text import Table, duration
-from benchmarks.web_load import Load
-from benchmarks.workspace import Workspace, signals_held, workspace
+from benchmarks.workspace import Workspace, workspace
 
 ROOT = Path(__file__).parent.parent
 MARK = "django"
-PATIENCE = 60.0  # seconds for gunicorn to listen, which first imports Django
+PATIENCE = 60.0  # seconds for an answer, and for gunicorn to listen, which first imports Django
 WARM_UP = 20  # requests of each client before the first round
 TITLE = "A Django page with 20 cached fragments, a session and a counter"
 BACKEND = "django.core.cache.backends"
@@ -48,20 +58,11 @@ BACKEND = "django.core.cache.backends"
 class Amounts:
     """How much is measured; a round of a site ends after `requests` or `seconds`, whichever comes first."""
 
-    rounds: int = 5
-    seconds: float = 8.0
-    requests: int = 100_000
-    clients: int = 8
-    workers: int = 4
-
-
-MEANINGS = {
-    "rounds": "rounds of each site",
-    "seconds": "most seconds of a round of a site",
-    "requests": "most requests in a round of a site",
-    "clients": "clients at once",
-    "workers": "worker processes of each site",
-}
+    rounds: int = amount(5, "rounds of each site")
+    seconds: float = amount(8.0, "most seconds of a round of a site")
+    requests: int = amount(100_000, "most requests in a round of a site")
+    clients: int = amount(8, "clients at once")
+    workers: int = amount(4, "worker processes of each site")
 
 
 def _memcached(path: str) -> dict[str, Any]:
@@ -108,43 +109,88 @@ class Results:
     absences: dict[str, str] = field(default_factory=dict)
 
 
+class Connection(http.client.HTTPConnection):
+    """A connection over a Unix socket, which no other machine can reach."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__("localhost", timeout=PATIENCE)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(str(self._path))
+
+
+@dataclass
+class Load:
+    """Clients that ask for a page at the same time, in all at most `requests` times and for `seconds`.
+
+    `right` tells whether a body is the right answer to a client's request of that number, which begins at 1. `times`
+    are nanoseconds of each request.
+    """
+
+    path: Path
+    clients: int
+    requests: int
+    seconds: float
+    right: Callable[[bytes, int], bool]
+    times: list[int] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+
+    def run(self) -> float:
+        """Ask, and return the requests per second; raise BenchmarkError if an answer is wrong, refused or late."""
+        barrier = threading.Barrier(self.clients + 1)
+        crowd = [threading.Thread(target=self._visit, args=(barrier,)) for _ in range(self.clients)]
+        for one in crowd:
+            one.start()
+        barrier.wait()
+        began = clock()
+        for one in crowd:
+            one.join()
+        elapsed = (clock() - began) / 1e9
+        if self.failures:
+            raise BenchmarkError(f"{len(self.failures)} clients failed; the first: {self.failures[0]}")
+        return len(self.times) / elapsed
+
+    def _visit(self, barrier: threading.Barrier) -> None:
+        """Be one client."""
+        connection, times = Connection(self.path), []
+        barrier.wait()
+        deadline, cookie = clock() + int(self.seconds * 1e9), ""
+        try:
+            for number in range(1, -(-self.requests // self.clients) + 1):
+                start = clock()
+                connection.request("GET", "/", headers={"Cookie": cookie} if cookie else {})
+                answer = connection.getresponse()
+                body = answer.read()
+                stop = clock()
+                if answer.status != HTTPStatus.OK or not self.right(body, number):
+                    raise BenchmarkError(f"status {answer.status}: {body[:200]!r}")
+                cookie = (answer.getheader("Set-Cookie") or cookie).partition(";")[0]
+                times.append(stop - start)
+                if stop >= deadline:
+                    break
+        except (OSError, http.client.HTTPException, BenchmarkError) as error:
+            self.failures.append(f"{type(error).__name__}: {error}")
+        finally:
+            connection.close()
+            self.times += times  # a list grows by another at once, whatever the other threads do
+
+
 def right(body: bytes, number: int) -> bool:
     """Tell whether a client's page is: all fragments are there, and its session has counted its visits."""
     whole = body.count(b"<section>") == django_site.FRAGMENTS
     return whole and f"visits of this session: {number},".encode() in body
 
 
-@contextmanager
-def site(cache: Mapping[str, Any], directory: Path, workers: int) -> Iterator[Path]:
-    """Serve the page for a `with` block, and yield the socket; nothing of it outlives the block."""
-    directory.mkdir(mode=0o700)
-    path, log = directory / "web", directory / "log"
+def site(cache: Mapping[str, Any], directory: Path, workers: int) -> AbstractContextManager[Running]:
+    """Serve the page for a `with` block; the first request then waits for a worker."""
+    path = directory / "web"
     command = [sys.executable, "-m", "gunicorn", "--workers", str(workers), "--bind", f"unix:{path}"]
     command += ["--log-level", "warning", "--no-control-socket", "benchmarks.django_site:application"]
-    with log.open("wb") as output, signals_held():  # Ctrl-C is for the benchmark, which then ends the site
-        process = subprocess.Popen(
-            [*dying_with_us(), *command],
-            cwd=directory,
-            env={**os.environ, "PYTHONPATH": str(ROOT), django_site.ENVIRONMENT: json.dumps(cache)},
-            start_new_session=True,  # so that the workers can be ended with their master
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-        )
-
-    def ending() -> str:
-        if process.poll() is None:
-            return ""
-        lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["nothing was said"]
-        return f"gunicorn ended with status {process.returncode} ({lines[-1]})"
-
-    try:
-        wait_for(path, "gunicorn", ending, PATIENCE)  # the first request then waits for a worker
-        yield path
-    finally:
-        with signals_held():
-            os.killpg(process.pid, signal.SIGKILL)  # it has nothing to save
-            process.wait()
+    here = {"PYTHONPATH": str(ROOT), django_site.ENVIRONMENT: json.dumps(cache)}
+    return served("gunicorn", command, path, PATIENCE, **here)
 
 
 def measure(
@@ -179,7 +225,7 @@ def _start(backend: Backend, stack: ExitStack, amounts: Amounts, space: Workspac
     location = space.fresh(backend.subject)
     if backend.server:
         location = stack.enter_context(running(backend.server, location)).socket
-    return stack.enter_context(site(backend.cache(str(location)), space.fresh("site"), amounts.workers))
+    return stack.enter_context(site(backend.cache(str(location)), space.fresh("site"), amounts.workers)).socket
 
 
 def table(results: Results, amounts: Amounts) -> Table:
@@ -201,17 +247,17 @@ def options() -> argparse.ArgumentParser:
     made = parser("benchmarks.django_page", __doc__, "directory", "json", "docs")
     told = "only this backend (may be repeated)"
     made.add_argument("--backend", choices=list(BACKENDS), action="append", help=told)
-    add_amounts(made, Amounts(), MEANINGS)
+    add_amounts(made, Amounts())
     return made
 
 
 def run(asked: argparse.Namespace) -> int:
     """Do what the command line asks for."""
-    amounts = Amounts(**{name: getattr(asked, name) for name in MEANINGS})
+    amounts = amounts_of(asked, Amounts())
     chosen = [name for name in BACKENDS if name in (asked.backend or BACKENDS)]
-    with workspace(asked.directory) as space, progress({"django": 1}) as show:
+    with workspace(asked.directory) as space, progress() as note:
         facts = machine_facts(space.root.parent, measure_costs())
-        results = measure(amounts, chosen, space, show("django"))
+        results = measure(amounts, chosen, space, note)
     facts |= {name: importlib.metadata.version(name) for name in ("django", "gunicorn")}
     print_facts(facts)
     print(table(results, amounts).text())

@@ -16,7 +16,7 @@ import time
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 clock = time.perf_counter_ns
@@ -26,6 +26,11 @@ MILLION = 1_000_000
 # Shares of calls, as calls in a million that are slower: 50 % down to one in a million, on a logarithmic axis.
 CURVE: tuple[int, ...] = (1_000_000, 900_000, 750_000, 500_000, 250_000, 100_000, 50_000, 20_000, 10_000, 5_000, 2_000)
 CURVE += (1_000, 500, 200, 100, 50, 20, 10, 5, 2, 1, 0)
+
+
+def amount(usual: float, meaning: str) -> Any:
+    """Return a field of a dataclass that says how much is measured, for an option of a command."""
+    return field(default=usual, metadata={"meaning": meaning})
 
 
 @dataclass(frozen=True)
@@ -72,10 +77,6 @@ def _rank(count: int, slower: int) -> int:
 
 def percentile(ordered: Sequence[float], per_mille: int) -> float:
     """Return the nearest-rank percentile: the smallest sample that `per_mille` of all samples do not exceed."""
-    if not ordered:
-        raise ValueError("no samples")
-    if not 0 <= per_mille <= 1000:
-        raise ValueError(f"per mille out of range: {per_mille}")
     return ordered[max(-(-len(ordered) * per_mille // 1000), 1) - 1]
 
 
@@ -105,54 +106,20 @@ def awake() -> Iterator[None]:
 
 
 def measure_costs(rounds: int = 20_000) -> Costs:
-    """Measure the clock and the loop the way `time_calls` and `time_blocks` use them."""
-    pair = statistics.median(time_calls(None, [()] * rounds))
-    loops = time_calls(_empty_loop, [(range(BLOCK),)] * max(rounds // BLOCK, 10))
+    """Measure what a pair of clock readings costs, and a turn of a loop."""
+    pairs = array("q")
+    for _ in range(rounds):
+        start = clock()
+        pairs.append(clock() - start)
+    pair = statistics.median(pairs)
+    keys = range(BLOCK)
+    loops = []
+    for _ in range(max(rounds // BLOCK, 10)):
+        start = clock()
+        for _key in keys:
+            pass
+        loops.append(clock() - start)
     return Costs(pair, max(statistics.median(loops) - pair, 0) / BLOCK)
-
-
-def _empty_loop(block: Iterable[Any]) -> None:
-    for _ in block:
-        pass
-
-
-def time_calls(function: Callable[..., Any] | None, arguments: Iterable[tuple[Any, ...]]) -> array[int]:
-    """Time each call by itself, or no call at all; the samples still contain the clock."""
-    samples = array("q")
-    keep = samples.append
-    if function is None:
-        for _ in arguments:
-            start = clock()
-            keep(clock() - start)
-        return samples
-    for args in arguments:
-        start = clock()
-        function(*args)
-        keep(clock() - start)
-    return samples
-
-
-def time_keys(function: Callable[[Any], Any], keys: Iterable[Any]) -> array[int]:
-    """Time each call on one key by itself; the samples still contain the clock."""
-    samples = array("q")
-    keep = samples.append
-    for key in keys:
-        start = clock()
-        function(key)
-        keep(clock() - start)
-    return samples
-
-
-def time_blocks(function: Callable[[Any], Any], blocks: Iterable[Sequence[Any]], costs: Costs) -> list[float]:
-    """Time whole blocks of calls and return nanoseconds per call, clock and loop subtracted."""
-    samples = []
-    for block in blocks:
-        start = clock()
-        for key in block:
-            function(key)
-        elapsed = clock() - start
-        samples.append(max((elapsed - costs.clock) / len(block) - costs.loop, 0))
-    return samples
 
 
 def time_once(function: Callable[[], Any]) -> tuple[int, Any]:

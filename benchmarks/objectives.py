@@ -13,7 +13,7 @@ import argparse
 import os
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -31,10 +31,10 @@ from benchmarks.command import (
     write_json,
 )
 from benchmarks.measure import measure_costs
-from benchmarks.peers.spec import DISKCACHE, OURS, MissingSubject
+from benchmarks.peers.spec import DISKCACHE, OURS, MissingSubject, Spec
 from benchmarks.report.machine import in_short, machine_facts
 from benchmarks.report.text import objectives_table
-from benchmarks.workloads.section import Run
+from benchmarks.workloads.section import Options, Run
 from benchmarks.workloads.sections import SECTIONS, Record, measure_all
 from benchmarks.workspace import workspace
 
@@ -50,6 +50,23 @@ def options() -> argparse.ArgumentParser:
     told = "fail also if an objective is unclear or was not measured"
     made.add_argument("--strict", action="store_true", help=told)
     return made
+
+
+def measure(
+    asked: argparse.Namespace, ours: Spec, efforts: Mapping[str, Options], alone: Iterable[str] = ()
+) -> tuple[dict[str, str], Record, list[Outcome]]:
+    """Measure some sections with that effort; return what is known of the machine, what was found, and the verdicts."""
+    with workspace(asked.directory) as space:
+        costs = measure_costs()
+        facts = {"subjects": f"{ours.label} against {DISKCACHE.label}", **machine_facts(space.root.parent, costs)}
+        print_facts(facts)
+        runs = {name: Run(ours, DISKCACHE, one, costs, space, alone=name in alone) for name, one in efforts.items()}
+        record = measure_all(runs)
+    outcomes = assess(record.measured, of_sections(efforts))
+    if asked.json:
+        amounts = {name: asdict(one) for name, one in efforts.items()}
+        write_json(asked.json, {"machine": facts, "options": amounts, **record.told(outcomes)})
+    return facts, record, outcomes
 
 
 def tally(outcomes: Sequence[Outcome]) -> str:
@@ -80,14 +97,6 @@ def remarks_on(record: Record, outcomes: Sequence[Outcome]) -> list[str]:
     return found + (record.skipped if any(one.verdict == UNMEASURED for one in outcomes) else [])
 
 
-def status(asked: argparse.Namespace, record: Record, outcomes: Sequence[Outcome]) -> int:
-    """Return the exit status."""
-    fatal = {MISSED, *([UNCLEAR] if asked.strict else []), *([UNMEASURED] if asked.strict or asked.complete else [])}
-    if record.failures:
-        return FAILED
-    return MISSED_ONE if any(outcome.verdict in fatal for outcome in outcomes) else GOOD
-
-
 def publish(text: str, report: Path | None) -> None:
     """Write the Markdown where it was asked for, and append it to the summary of a CI that has one."""
     if report:
@@ -103,25 +112,19 @@ def publish(text: str, report: Path | None) -> None:
 def check(asked: argparse.Namespace) -> int:
     """Measure what the command line asks for, and report."""
     sections = {name: one for name, one in SECTIONS.items() if not asked.only or name in asked.only}
-    with workspace(asked.directory) as space:
-        costs = measure_costs()
-        facts = {"subjects": f"{OURS.label} against {DISKCACHE.label}", **machine_facts(space.root.parent, costs)}
-        print_facts(facts)
-        record = measure_all(
-            {name: Run(OURS, DISKCACHE, one.effort, costs, space, alone=one.alone) for name, one in sections.items()}
-        )
-    outcomes = assess(record.measured, of_sections(sections))
+    alone = [name for name, one in sections.items() if one.alone]
+    facts, record, outcomes = measure(asked, OURS, {name: one.effort for name, one in sections.items()}, alone)
     remarks = remarks_on(record, outcomes)
     took = ", ".join(f"{name} {seconds:.0f}" for name, seconds in record.seconds.items())
     facts["took"] = f"{sum(record.seconds.values()):.0f} s ({took})"
-    if asked.json:
-        efforts = {name: {"options": asdict(one.effort), "alone": one.alone} for name, one in sections.items()}
-        write_json(asked.json, {"machine": facts, "options": efforts, **record.told(outcomes)})
     print(objectives_table(outcomes).text(), tally(outcomes), *remarks, f"took {facts['took']}", sep="\n")
     if asked.docs:
         page.put(asked.docs, MARK, filling(outcomes, facts))
     publish(markdown(outcomes, facts, remarks), asked.report)
-    return status(asked, record, outcomes)
+    fatal = {MISSED, *([UNCLEAR] if asked.strict else []), *([UNMEASURED] if asked.strict or asked.complete else [])}
+    if record.failures:
+        return FAILED
+    return MISSED_ONE if any(outcome.verdict in fatal for outcome in outcomes) else GOOD
 
 
 main = follows(options, check, MissingSubject, MARK)

@@ -1,5 +1,8 @@
 """Measure diskcache_like against DiskCache in one run of about two minutes: `python -m benchmarks.quick`.
 
+`--only` measures a section that does not run unasked, such as `awaited` or `machines`, whose tables `--docs PAGE.md`
+puts into the place of that name.
+
 Exit status: 0 good; 1 a "must" was missed and `--enforce` given; 2 a subject is not installed or the command line is
 wrong; 3 a section failed; 130 interrupted.
 """
@@ -7,76 +10,47 @@ wrong; 3 a section failed; 130 interrupted.
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict
+from dataclasses import fields
 
-from benchmarks.budgets import BUDGETS, MISSED, assess, of_sections
-from benchmarks.command import (
-    FAILED,
-    GOOD,
-    MISSED_ONE,
-    add_amounts,
-    add_only,
-    follows,
-    parser,
-    print_facts,
-    run_as_command,
-    write_json,
-)
-from benchmarks.measure import measure_costs
-from benchmarks.peers.spec import DISKCACHE, SPECS, MissingSubject
-from benchmarks.report.machine import machine_facts
+from benchmarks import page
+from benchmarks.budgets import MISSED
+from benchmarks.command import FAILED, GOOD, MISSED_ONE, add_only, amounts_of, follows, parser, positive, run_as_command
+from benchmarks.objectives import measure
+from benchmarks.peers.spec import SPECS, BenchmarkError
+from benchmarks.report.machine import in_short
 from benchmarks.report.text import objectives_table
-from benchmarks.workloads.section import Options, Run
-from benchmarks.workloads.sections import FULL_WRITES, SECTIONS, measure_all
-from benchmarks.workspace import workspace
-
-AMOUNTS = {
-    "operations": "operations per process",
-    "repeats": "repetitions per subject",
-    "processes": "processes of the contended runs",
-    "entries": "entries of the large cache",
-    "writes": "writes under a full size_limit",
-}
-UNASKED = [name for name, section in SECTIONS.items() if section.unasked]
+from benchmarks.workloads.section import Options
+from benchmarks.workloads.sections import SECTIONS
 
 
 def options() -> argparse.ArgumentParser:
-    made = parser("benchmarks.quick", __doc__, "directory", "json")
-    add = made.add_argument
+    made = parser("benchmarks.quick", __doc__, "directory", "json", "docs")
     add_only(made, "section", SECTIONS)
-    add_amounts(made, Options(), AMOUNTS)
-    full = {"dest": "writes", "action": "store_const", "const": FULL_WRITES}
-    add("--full-limit", help=f"the same as --writes {FULL_WRITES}", **full)  # type: ignore[arg-type]
+    for each in fields(Options):
+        told = f"{each.metadata['meaning']} (for most sections {each.default:,})"
+        made.add_argument(f"--{each.name}", type=positive, help=told)
     told = "what to compare with DiskCache; diskcache itself shows the noise of this machine"
-    add("--subject", choices=list(SPECS), default="diskcache_like", help=told)
-    add("--enforce", action="store_true", help='exit with 1 when a "must" is missed')
+    made.add_argument("--subject", choices=list(SPECS), default="diskcache_like", help=told)
+    made.add_argument("--enforce", action="store_true", help='exit with 1 when a "must" is missed')
     return made
 
 
-def measure(asked: argparse.Namespace) -> int:
-    """Run what the command line asks for."""
-    amounts = Options(**{name: getattr(asked, name) for name in AMOUNTS})
-    ours, names = SPECS[asked.subject], asked.only or UNASKED
-    with workspace(asked.directory) as space:
-        costs = measure_costs()
-        facts = {"subjects": f"{ours.label} against {DISKCACHE.label}", **machine_facts(space.root.parent, costs)}
-        print_facts(facts)
-        record = measure_all(dict.fromkeys(names, Run(ours, DISKCACHE, amounts, costs, space)))
-    budgets = BUDGETS if set(names).issuperset(UNASKED) else of_sections(names)
-    outcomes = assess(record.measured, budgets)
-    if asked.json:
-        write_json(asked.json, {"machine": facts, "options": asdict(amounts), **record.told(outcomes)})
-    print(
-        objectives_table(
-            outcomes, f"this run: {', '.join(f'{name} {n:,}' for name, n in asdict(amounts).items())}"
-        ).text()
-    )
-    missed = [one.budget.label for one in outcomes if one.verdict == MISSED]
-    print(*record.failed, *(f"MISSED: {label}" for label in missed), sep="\n")
+def look(asked: argparse.Namespace) -> int:
+    """Measure what the command line asks for, and put a section's tables into its page."""
+    names = asked.only or [name for name, section in SECTIONS.items() if section.unasked]
+    for name in names if asked.docs else ():
+        page.marked(asked.docs, name)
+    efforts = {name: amounts_of(asked, SECTIONS[name].usual) for name in names}
+    facts, record, outcomes = measure(asked, SPECS[asked.subject], efforts)
+    missed = [f"MISSED: {one.budget.label}" for one in outcomes if one.verdict == MISSED]
+    print(objectives_table(outcomes).text(), *record.skipped, *record.failed, *missed, sep="\n")
+    for name in names if asked.docs else ():  # what is demanded stands among all objectives, from one run
+        tables = [table.markdown() for table in record.findings[name].tables]
+        page.put(asked.docs, name, "\n".join([*tables, f"{in_short(facts)}.\n"]))
     return FAILED if record.failures else MISSED_ONE if asked.enforce and missed else GOOD
 
 
-main = follows(options, measure, MissingSubject)
+main = follows(options, look, BenchmarkError)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,4 @@
-"""Revisions of the package: exported from the repository side by side, each with its helper compiled if all can.
-
-A revision that has a `setup.py` is built by its `build_ext`, whatever that compiles and with what; an older one has a
-program in the package that compiles the helper in place.
-"""
+"""Revisions of the package: exported from the repository side by side, each with its core in C compiled in place."""
 
 from __future__ import annotations
 
@@ -11,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,12 +15,11 @@ from benchmarks.peers.spec import BenchmarkError
 PACKAGE = "diskcache_like"
 WORKING_TREE = "."
 NEEDED = (PACKAGE, "setup.py", "setup.cfg", "pyproject.toml", "README.md", "tools")  # to build it
-BUILDER = Path(PACKAGE, "coherence", "native_build.py")
-HELPERS = "**/*.so"
+BUILD = (sys.executable, "setup.py", "--quiet", "build_ext", "--inplace")
 
 
 class RevisionError(BenchmarkError):
-    """A revision cannot be exported."""
+    """A revision cannot be exported or compiled."""
 
 
 @dataclass(frozen=True)
@@ -48,13 +42,13 @@ def repository(inside: Path) -> Path:
 
 
 def export(top: Path, name: str, directory: Path) -> Revision:
-    """Write the package as it was at a commit, or as it lies in the working tree, below `directory`."""
+    """Write the package as it was at a commit, or as it lies in the working tree, below `directory`, and compile it."""
     directory.mkdir()
     if name == WORKING_TREE:
         label = f"working tree on {_git(top, 'rev-parse', '--short', 'HEAD')}"
         _copy_working_tree(top, directory)
     else:
-        commit = resolve(top, name)
+        commit = _resolve(top, name)
         label = f"{name} ({_git(top, 'rev-parse', '--short', commit)})"
         # Through an index of its own, which leaves the checkout's index and worktrees alone.
         index = {"GIT_INDEX_FILE": str(directory / "index")}
@@ -63,10 +57,12 @@ def export(top: Path, name: str, directory: Path) -> Revision:
         _git(top, "checkout-index", f"--prefix={directory}/", "--", *filter(None, files), **index)
     if not (directory / PACKAGE / "__init__.py").is_file():
         raise RevisionError(f"revision {name!r} has no package {PACKAGE}/ at its top, so there is nothing to measure")
+    if (directory / "setup.py").is_file() and (reason := _build(directory)):
+        raise RevisionError(f"revision {name!r} cannot be compiled: {reason}")
     return Revision(name, label, directory)
 
 
-def resolve(top: Path, name: str) -> str:
+def _resolve(top: Path, name: str) -> str:
     """Return the full hash of a commit."""
     try:
         return _git(top, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
@@ -99,44 +95,16 @@ def _git(directory: Path, *arguments: str, **environment: str) -> str:
     return done.stdout.strip()
 
 
-def build_helpers(revisions: Sequence[Revision], scratch: Path) -> str:
-    """Compile the helper of every revision, or of none if one of them fails, and say which."""
-    commands = {one: found for one in revisions if (found := _build_command(one))}
-    if not commands:
-        return "none: the revisions have no source for it"
-    scratch.mkdir()
-    for one, command in commands.items():
-        if reason := _build(command, one.directory, scratch):
-            for built in (path for other in commands for path in other.directory.glob(HELPERS)):
-                built.unlink()
-            return f"none: it cannot be compiled in {one.name} ({reason})"
-    lacking = [one.name for one in revisions if one not in commands]
-    return f"compiled; {' and '.join(lacking)} has no source for it" if lacking else "compiled for both"
-
-
-def _build_command(revision: Revision) -> list[str]:
-    """Return what compiles a revision's helper in place, if it has one."""
-    if (revision.directory / "setup.py").is_file():
-        return [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"]
-    return [sys.executable, str(BUILDER)] if (revision.directory / BUILDER).is_file() else []
-
-
-def _build(command: Sequence[str], directory: Path, scratch: Path) -> str:
-    """Compile in a directory; return why not, if so."""
+def _build(directory: Path) -> str:
+    """Compile what a revision compiles; return why not, if so."""
     # A session of its own, and temporary files in ours: an interruption ends the compiler too and leaves nothing.
-    with subprocess.Popen(
-        command,
-        cwd=directory,
-        env={**os.environ, "TMPDIR": str(scratch)},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as process:
+    here = {**os.environ, "TMPDIR": str(directory)}
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(BUILD, cwd=directory, env=here, start_new_session=True, **quiet) as process:  # type: ignore[call-overload]
         try:
             _, errors = process.communicate()
         except BaseException:
             os.killpg(process.pid, signal.SIGKILL)
             raise
     lines = errors.strip().splitlines()
-    return "" if process.returncode == 0 else lines[-1] if lines else f"status {process.returncode}"
+    return "" if process.returncode == 0 else str(lines[-1]) if lines else f"status {process.returncode}"

@@ -13,30 +13,26 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from benchmarks.codecs import heatmap, report
-from benchmarks.codecs.matrix import Matrix, load, places
+from benchmarks.codecs.matrix import Effort, Matrix, places
 from benchmarks.codecs.matrix import measure as measure_places
 from benchmarks.codecs.subjects import COMPRESSORS, SERIALIZERS, open_all, subjects
 from benchmarks.codecs.values import KINDS, SIZES
-from benchmarks.command import FAILED, GOOD, follows, parser, positive, progress, run_as_command, seconds
+from benchmarks.command import FAILED, GOOD, add_amounts, amounts_of, follows, parser, progress, run_as_command
 from benchmarks.measure import measure_costs
 from benchmarks.peers.spec import BenchmarkError, named
 from benchmarks.report.machine import machine_facts
 from benchmarks.workspace import workspace
 
-SECONDS, REPEATS = 120.0, 6
 PACKAGES = ("msgpack", "orjson", "lz4", "zstandard")
 CHOICES = {"serializer": SERIALIZERS, "compressor": COMPRESSORS, "kind": KINDS, "size": SIZES}
 
 
 def options() -> argparse.ArgumentParser:
-    made = parser("benchmarks.codecs", __doc__, "json", "docs")
+    made = parser("benchmarks.codecs", __doc__, "docs")
     add = made.add_argument
     for name, known in CHOICES.items():
         add(f"--{name}", metavar="NAME", action="append", help=f"only this: {', '.join(known)} (may be repeated)")
-    told = "how long to time calls, about, once all codecs are prepared, which takes a minute (%(default)s)"
-    add("--seconds", type=seconds, default=SECONDS, help=told)
-    add("--repeats", type=positive, default=REPEATS, help="repetitions, in each of which all take turns (%(default)s)")
-    add("--read", type=Path, metavar="FILE", help="measure nothing; use the numbers that an earlier run wrote")
+    add_amounts(made, Effort())
     add("--out", type=Path, metavar="DIRECTORY", help="where heat maps go, as PNG and SVG")
     return made
 
@@ -44,7 +40,7 @@ def options() -> argparse.ArgumentParser:
 def measure(asked: argparse.Namespace) -> tuple[Matrix, list[str]]:
     """Run what the command line asks for; return what was found, and which values came back as others."""
     chosen = {name: named(name, getattr(asked, name) or known, known) for name, known in CHOICES.items()}
-    with workspace(Path(tempfile.gettempdir())) as space, progress({"prepare": 1, "measure": 9}) as show:
+    with workspace(Path(tempfile.gettempdir())) as space, progress() as note:
         costs = measure_costs()
         facts = machine_facts(space.root.parent, costs)
         matrix = Matrix(
@@ -53,8 +49,8 @@ def measure(asked: argparse.Namespace) -> tuple[Matrix, list[str]]:
         )
         opened, matrix.skipped = open_all(list(subjects(chosen["serializer"], chosen["compressor"])), space.fresh)
         try:
-            found, wrong = places(opened, chosen["kind"], chosen["size"], show("prepare"))
-            measure_places(found, asked.seconds, asked.repeats, costs, show("measure"))
+            found, wrong = places(opened, chosen["kind"], chosen["size"], note)
+            measure_places(found, amounts_of(asked, Effort()), costs, note)
             matrix.cells = [place.cell() for place in found]
         finally:
             for one in opened.values():
@@ -72,10 +68,8 @@ def packages() -> str:
 
 
 def work(asked: argparse.Namespace) -> int:
-    """Measure or read, print tables, and write what was asked for."""
-    matrix, wrong = (load(asked.read), []) if asked.read else measure(asked)
-    if asked.json:
-        matrix.save(asked.json)
+    """Measure, print tables, and draw or write what was asked for."""
+    matrix, wrong = measure(asked)
     print(report.facts_text(matrix))
     for table in report.tables(matrix):
         print(table.text(), flush=True)

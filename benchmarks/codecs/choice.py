@@ -37,6 +37,10 @@ class Candidate:
         return Spread.of(self.times).median
 
 
+def _default(subject: Subject) -> bool:
+    return subject.serializer == "msgpack"
+
+
 @dataclass(frozen=True)
 class Rule:
     """A goal, the cells that decide it, and how."""
@@ -45,8 +49,8 @@ class Rule:
     rule: str
     kinds: tuple[str, ...]
     sizes: tuple[str, ...]
-    allowed: Callable[[Subject], bool]
     choose: Callable[[Sequence[Candidate]], Candidate]
+    allowed: Callable[[Subject], bool] = _default
 
 
 @dataclass(frozen=True)
@@ -99,10 +103,6 @@ def knee(candidates: Sequence[Candidate]) -> Candidate:
     return min(best, key=sacrifice) if len(best) > 1 else start
 
 
-def _default(subject: Subject) -> bool:
-    return subject.serializer == "msgpack"
-
-
 COMPRESSIBLE, INCOMPRESSIBLE = ("records", "text"), ("floats", "bytes")
 TO_10KB, TO_100KB = ("1KB", "10KB"), ("1KB", "10KB", "100KB")
 TO_1MB = (*TO_100KB, "1MB")
@@ -112,7 +112,6 @@ RULES = (
         "least time of encoding and decoding records and text of 1 KB and 10 KB; within 5 %, what needs less",
         COMPRESSIBLE,
         TO_10KB,
-        _default,
         fastest,
     ),
     Rule(
@@ -121,7 +120,6 @@ RULES = (
         "of both, as logarithms from 0 for the best to 1 for the worst",
         COMPRESSIBLE,
         TO_100KB,
-        _default,
         knee,
     ),
     Rule(
@@ -129,15 +127,14 @@ RULES = (
         "the same over records of 1 KB to 100 KB, with codecs of JSON as candidates",
         ("records",),
         TO_100KB,
-        lambda subject: subject.serializer in ("msgpack", "json"),
         knee,
+        lambda subject: subject.serializer in ("msgpack", "json"),
     ),
     Rule(
         "size",
         "smallest payloads of records and text of 1 KB to 1 MB; within 1 %, the fastest",
         COMPRESSIBLE,
         TO_1MB,
-        _default,
         smallest,
     ),
     Rule(
@@ -145,15 +142,14 @@ RULES = (
         "payloads that any program reads: JSON, not compressed, since the compressed form is this package's own",
         COMPRESSIBLE,
         TO_10KB,
-        lambda subject: (subject.serializer, subject.compressor) == ("json", "none"),
         fastest,
+        lambda subject: (subject.serializer, subject.compressor) == ("json", "none"),
     ),
     Rule(
         "floats, images, archives",
         "floats and incompressible bytes of 1 KB to 1 MB: the fastest that none makes smaller by more than an eighth",
         INCOMPRESSIBLE,
         TO_1MB,
-        _default,
         worthwhile,
     ),
 )

@@ -18,11 +18,21 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import page
-from benchmarks.codecs.matrix import Place, WrongValueError, alike
+from benchmarks.codecs.matrix import Effort, Place, WrongValueError, alike
 from benchmarks.codecs.matrix import measure as measure_places
 from benchmarks.codecs.subjects import Opened, Subject
 from benchmarks.codecs.values import VOCABULARY
-from benchmarks.command import FAILED, GOOD, follows, parser, positive, progress, run_as_command, seconds
+from benchmarks.command import (
+    FAILED,
+    GOOD,
+    add_amounts,
+    amounts_of,
+    follows,
+    parser,
+    positive,
+    progress,
+    run_as_command,
+)
 from benchmarks.intervals import Spread, ratio_spread
 from benchmarks.measure import measure_costs
 from benchmarks.peers.spec import BenchmarkError
@@ -31,7 +41,7 @@ from benchmarks.report.summaries import confidence
 from benchmarks.report.text import Table, between, duration
 from benchmarks.workspace import workspace
 
-SECONDS, REPEATS = 60.0, 9
+USUAL = Effort(60.0, 9)
 ROWS = (1_000, 10_000, 100_000)
 MARK = "frames"
 RAW = "dictionaries"
@@ -68,7 +78,7 @@ def same_frame(value: Any, back: Any) -> bool:
 
 def measure(asked: argparse.Namespace) -> tuple[dict[int, list[Place]], dict[str, str]]:
     """Measure every table in every way, in turn."""
-    with workspace(Path(tempfile.gettempdir())) as space, progress({"measure": 1}) as show, ExitStack() as stack:
+    with workspace(Path(tempfile.gettempdir())) as space, progress() as note, ExitStack() as stack:
         costs = measure_costs()
         facts = machine_facts(space.root.parent, costs)
         opened = {name: Opened(Subject(name), space.fresh(name)) for name in ("msgpack", "arrow", "pickle")}
@@ -76,7 +86,7 @@ def measure(asked: argparse.Namespace) -> tuple[dict[int, list[Place]], dict[str
             stack.enter_context(closing(one.cache))
         found = {rows: prepare(opened, rows) for rows in asked.rows or ROWS}
         every = [place for places in found.values() for place in places]
-        measure_places(every, asked.seconds, asked.repeats, costs, show("measure"))
+        measure_places(every, amounts_of(asked, USUAL), costs, note)
     return found, {name: facts[name] for name in ("CPU", "load", "Python")}
 
 
@@ -107,8 +117,7 @@ def options() -> argparse.ArgumentParser:
     made = parser("benchmarks.codecs.frames", __doc__, "docs")
     add = made.add_argument
     add("--rows", type=positive, action="append", help=f"of a table: {', '.join(map(str, ROWS))} (may be repeated)")
-    add("--seconds", type=seconds, default=SECONDS, help="how long to measure, about (%(default)s)")
-    add("--repeats", type=positive, default=REPEATS, help="repetitions, in each of which all take turns (%(default)s)")
+    add_amounts(made, USUAL)
     return made
 
 

@@ -14,17 +14,14 @@ import gc
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from benchmarks.codecs.subjects import Opened, Subject
 from benchmarks.codecs.values import KINDS, SIZES, plain_size, samples
 from benchmarks.intervals import Spread
-from benchmarks.measure import Costs, alternate, clock, time_once
+from benchmarks.measure import Costs, alternate, amount, clock, time_once
 from benchmarks.peers.spec import BenchmarkError
-from benchmarks.report import record
 
-FORMAT = 1
 MEGABYTE = 1_000_000
 NS_PER_SECOND = 1_000_000_000
 MOST_CALLS = 10_000
@@ -36,6 +33,14 @@ OPERATIONS = ("encode", "decode")
 
 class WrongValueError(BenchmarkError):
     """A value did not come back equal and of the same type."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is measured, once all is prepared."""
+
+    seconds: float = amount(120.0, "how long to time calls, about")
+    repeats: int = amount(6, "repetitions, in each of which all take turns")
 
 
 @dataclass(frozen=True)
@@ -88,25 +93,6 @@ class Matrix:
 
     def sizes(self) -> list[str]:
         return [size for size in SIZES if any(cell.size == size for cell in self.cells)]
-
-    def save(self, path: Path) -> None:
-        """Write the run as JSON."""
-        record.save(path, FORMAT, self)
-
-
-def load(path: Path) -> Matrix:
-    """Read a run that `save` wrote; raise BenchmarkError for any other file."""
-    return record.read(path, FORMAT, lambda told: Matrix(**{**told, "cells": [_cell(one) for one in told["cells"]]}))
-
-
-def _cell(told: dict[str, Any]) -> Cell:
-    times = {name: tuple(map(float, told[name])) for name in OPERATIONS}
-    cell = Cell(**{**told, **times, "subject": Subject(**told["subject"])})
-    if cell.kind not in KINDS or cell.size not in SIZES:
-        raise ValueError(f"{cell.kind!r} of {cell.size!r} are not values that are measured")
-    if not cell.encode or len(cell.encode) != len(cell.decode) or min(cell.plain, cell.stored) <= 0:
-        raise ValueError(f"the numbers of {cell.subject.label} on {cell.kind} of {cell.size} are not complete")
-    return cell
 
 
 def geometric_mean(numbers: Iterable[float]) -> float:
@@ -208,12 +194,11 @@ def share_out(timings: Sequence[Timing], budget: float) -> None:
         timing.rounds = min(max(round(low / max(timing.cost, 1)), 1), MOST_CALLS)
 
 
-def measure(
-    found: Sequence[Place], seconds: float, repeats: int, costs: Costs, note: Callable[[str, float], None]
-) -> None:
-    """Measure all places in turn, `repeats` times, in about `seconds`; each turn has a call of each at least."""
+def measure(found: Sequence[Place], effort: Effort, costs: Costs, note: Callable[[str, float], None]) -> None:
+    """Measure all places in turn; each turn has a call of each at least."""
+    repeats = effort.repeats
     timings = {f"{number} {one}": getattr(place, one) for number, place in enumerate(found) for one in OPERATIONS}
-    share_out(list(timings.values()), seconds * 1e9 / repeats)
+    share_out(list(timings.values()), effort.seconds * 1e9 / repeats)
     gc.freeze()  # what is held for the run is not looked through again and again while it decodes
     try:
         for step, (number, name) in enumerate(alternate(repeats, list(timings))):

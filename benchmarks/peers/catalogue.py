@@ -49,96 +49,73 @@ class Candidate:
         return SubjectFacts(self.label, self.note)
 
 
-def _fanout(spec: Spec, title: str, shards: int, seconds: float, also: str = "", **more: Any) -> Candidate:
+def _fanout(spec: Spec, title: str, shards: int, seconds: float, also: str = "", distribution: str = "") -> Candidate:
     """Return a FanoutCache, in which a call that waits too long for its shard is given up."""
     limit = f"{seconds:g} s" if seconds >= 1 else f"{seconds * 1e3:g} ms"
     told = f"a {'call' if also else 'write'} that waits longer than {limit} for its shard is given up{also}"
     made = spec.having("FanoutCache", shards=shards, timeout=seconds)
-    return Candidate(made, f"{title}, FanoutCache {shards} shards, {limit}", told, **more)
+    return Candidate(made, f"{title}, FanoutCache {shards} shards, {limit}", told, distribution)
 
 
-_OF_DISKCACHE: dict[str, Any] = {
-    "also": ", reads included; no checksum",
-    "distribution": "diskcache",
-}
-_PROCESS: dict[str, Any] = {"shared": False}
+def _peer(kind: str, title: str, note: str, distribution: str = "", objects: bool = False, **more: Any) -> Candidate:
+    """Return an adapter's subject; `objects`: it has to be told that values are not bytes."""
+    return Candidate(adapted(title, kind, **({"objects": True} if objects else {})), title, note, distribution, **more)
+
+
+_READS_TOO = ", reads included; no checksum"
+_IN_MEMORY = "one process only, the caller's own objects"
 SUBJECTS = {
     "cache": Candidate(OURS, "diskcache_like"),
     "cache-cold": Candidate(OURS.having(hot_size_limit=0), "diskcache_like, no hot layer", "every read goes to SQLite"),
     "fanout-4-1s": _fanout(OURS, "diskcache_like", 4, 1.0),
     "fanout-8-10ms": _fanout(OURS, "diskcache_like", 8, 0.010),
     "diskcache": Candidate(DISKCACHE, "DiskCache", "no checksum", "diskcache"),
-    "diskcache-fanout-8": _fanout(DISKCACHE, "DiskCache", 8, 0.010, **_OF_DISKCACHE),
-    "diskcache-fanout-4-1s": _fanout(DISKCACHE, "DiskCache", 4, 1.0, **_OF_DISKCACHE),
-    "diskcache-rs": Candidate(
-        adapted("diskcache_rs", "DiskCacheRs"),
+    "diskcache-fanout-8": _fanout(DISKCACHE, "DiskCache", 8, 0.010, _READS_TOO, "diskcache"),
+    "diskcache-fanout-4-1s": _fanout(DISKCACHE, "DiskCache", 4, 1.0, _READS_TOO, "diskcache"),
+    "diskcache-rs": _peer(
+        "DiskCacheRs",
         "diskcache_rs",
         "counters and queues are not atomic, and tags are known to one process only",
         "diskcache_rs",
     ),
-    "pysciqlop": Candidate(
-        adapted("pysciqlop_cache", "SciQLop"),
-        "pysciqlop_cache",
-        "pickles bytes too",
-        "pysciqlop-cache",
-    ),
-    "cachekit": Candidate(
-        adapted("cachekit", "CacheKit", objects=True),
+    "pysciqlop": _peer("SciQLop", "pysciqlop_cache", "pickles bytes too", "pysciqlop-cache"),
+    "cachekit": _peer(
+        "CacheKit",
         "cachekit, files",
         "a file and a sync per write; meant for one process; holds 900,000 entries at most",
         "cachekit",
+        objects=True,
     ),
-    "memcached": Candidate(
-        adapted("Memcached", "Memcached"),
-        "Memcached",
-        "a server's memory, nothing on disk; pylibmc over a Unix socket",
-        server="memcached",
+    "memcached": _peer(
+        "Memcached", "Memcached", "a server's memory, nothing on disk; pylibmc over a Unix socket", server="memcached"
     ),
-    "redis": Candidate(
-        adapted("Redis", "Redis", objects=True),
+    "redis": _peer(
+        "Redis",
         "Redis",
         "a server's memory, nothing on disk; redis-py with hiredis over a Unix socket",
+        objects=True,
         server="redis",
     ),
-    "lmdb": Candidate(
-        adapted("LMDB", "Lmdb", objects=True),
-        "LMDB",
-        "no checksum, no sync; no expiry or size limit",
-        "lmdb",
-    ),
-    "sqlitedict": Candidate(
-        adapted("sqlitedict", "SqliteDict", objects=True),
+    "lmdb": _peer("Lmdb", "LMDB", "no checksum, no sync; no expiry or size limit", "lmdb", objects=True),
+    "sqlitedict": _peer(
+        "SqliteDict",
         "sqlitedict",
         "answers before its thread has written; no expiry or size limit",
         "sqlitedict",
+        objects=True,
     ),
-    "django-file": Candidate(
-        adapted("Django, files", "DjangoFile"),
-        "Django, files",
-        "lists its whole directory at each write; counters are not atomic",
-        "django",
+    "django-file": _peer(
+        "DjangoFile", "Django, files", "lists its whole directory at each write; counters are not atomic", "django"
     ),
-    "django-memory": Candidate(
-        adapted("Django, memory", "DjangoMemory"),
-        "Django, memory",
-        "one process only; pickles",
-        "django",
-        **_PROCESS,
-    ),
-    "lru-cache": Candidate(
-        adapted("functools.lru_cache", "LruCache"),
+    "django-memory": _peer("DjangoMemory", "Django, memory", "one process only; pickles", "django", shared=False),
+    "lru-cache": _peer(
+        "LruCache",
         "functools.lru_cache",
-        "one process only, the caller's own objects; nothing can be changed, so hits are all there is to measure",
+        f"{_IN_MEMORY}; nothing can be changed, so hits are all there is to measure",
+        shared=False,
         fixed=True,
-        **_PROCESS,
     ),
-    "cachebox": Candidate(
-        adapted("cachebox", "CacheBox"),
-        "cachebox",
-        "one process only, the caller's own objects",
-        "cachebox",
-        **_PROCESS,
-    ),
+    "cachebox": _peer("CacheBox", "cachebox", _IN_MEMORY, "cachebox", shared=False),
 }
 
 

@@ -6,6 +6,7 @@ No port is opened, nothing is written to disk, and a server that is already runn
 from __future__ import annotations
 
 import getpass
+import os
 import re
 import shutil
 import signal
@@ -13,7 +14,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,16 +62,19 @@ class Running:
     program: str
     socket: Path
     process: subprocess.Popen[bytes]
+    log: Path
 
     @property
     def ending(self) -> str:
-        """Say how the server ended, if it has."""
+        """Say how the server ended, if it has, and its last word."""
         status = self.process.poll()
         if status is None:
             return ""
+        how = f"{self.program} ended with status {status}"
         with suppress(ValueError):
-            return f"{self.program} ended with status {status} ({signal.Signals(-status).name})"
-        return f"{self.program} ended with status {status}"
+            return f"{how} ({signal.Signals(-status).name})"
+        *_, last = ["nothing was said", *self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()]
+        return f"{how} ({last})"
 
     def usage(self) -> Usage:
         """Return what the server has used so far."""
@@ -97,23 +101,42 @@ def running(name: str, directory: Path, megabytes: int | None = None) -> Iterato
     if program is None:
         raise MissingSubject(f"no {server.program} server here; install it with: apt-get install {server.package}")
     path = directory / "socket"
-    if len(bytes(path)) > LONGEST_SOCKET:
-        raise BenchmarkError(f"{path} is too long for a Unix socket; choose a directory with a shorter path")
-    directory.mkdir(mode=0o700)
-    command = [*dying_with_us(), program, *server.arguments(str(path), megabytes)]
-    with signals_held():  # Ctrl-C is for the benchmark, which then ends the server
-        process = subprocess.Popen(command, cwd=directory, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    started = Running(server.program, path, process)
-    try:
-        wait_for(path, server.program, lambda: started.ending)
+    command = [program, *server.arguments(str(path), megabytes)]
+    with served(server.program, command, path) as started:
         yield started
         if started.ending:
             print(f"benchmarks: {started.ending}", file=sys.stderr)
+
+
+@contextmanager
+def served(
+    program: str, command: Sequence[str], path: Path, patience: float = PATIENCE, **environment: str
+) -> Iterator[Running]:
+    """Run a command in a new directory until it listens on a socket there; nothing of it outlives the block."""
+    directory = path.parent
+    if len(bytes(path)) > LONGEST_SOCKET:
+        raise BenchmarkError(f"{path} is too long for a Unix socket; choose a directory with a shorter path")
+    directory.mkdir(mode=0o700)
+    log = directory / "log"
+    with log.open("wb") as output, signals_held():  # Ctrl-C is for the benchmark, which then ends the server
+        process = subprocess.Popen(
+            [*dying_with_us(), *command],
+            cwd=directory,
+            env={**os.environ, **environment},
+            start_new_session=True,  # so that workers of the server can be ended with it
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+        )
+    started = Running(program, path, process, log)
+    try:
+        _wait_for(started, patience)
+        yield started
     finally:
-        with signals_held():
+        with signals_held(), suppress(ProcessLookupError):
             # Not SIGTERM, which it inherited as held off. It has nothing to save.
-            process.kill()
-            process.wait()
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def dying_with_us() -> list[str]:
@@ -122,14 +145,13 @@ def dying_with_us() -> list[str]:
     return [setpriv, "--pdeathsig", "KILL"] if setpriv else []
 
 
-def wait_for(path: Path, program: str, ending: Callable[[], str], patience: float = PATIENCE) -> None:
-    """Wait until a program listens on a socket; `ending` says how it ended, if it has."""
+def _wait_for(started: Running, patience: float) -> None:
     deadline = time.monotonic() + patience
     while time.monotonic() < deadline:
-        if told := ending():
+        if told := started.ending:
             raise BenchmarkError(f"{told} at once")
         with socket.socket(socket.AF_UNIX) as probe:
-            if path.exists() and probe.connect_ex(str(path)) == 0:
+            if started.socket.exists() and probe.connect_ex(str(started.socket)) == 0:
                 return
         time.sleep(POLL)
-    raise BenchmarkError(f"{program} did not answer on {path} within {patience:.0f} s")
+    raise BenchmarkError(f"{started.program} did not answer on {started.socket} within {patience:.0f} s")

@@ -6,25 +6,38 @@ All times are nanoseconds unless a name says otherwise, all sizes bytes.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from benchmarks.measure import CURVE, Calls
+from benchmarks.measure import Calls
 from benchmarks.peers.spec import BenchmarkError
 
 FORMAT = 2
-Found = TypeVar("Found")
 
 
-@dataclass(frozen=True)
-class Trial:
-    """One repetition of one scenario on one subject.
+@dataclass(kw_only=True)
+class Counts:
+    """What one process counted in a trial, or all of them together.
 
     `misses` are by design, `timeouts` are calls that returned without having got a lock in time, whether a read that
     looks like a miss or a write that did nothing; `unexpected` misses and `wrong` values make a subject's numbers
-    worthless. `peak_memory` is what the processes needed above what they had before opening the subject.
+    worthless. `peak_memory` is what was needed above what there was before opening the subject.
+    """
+
+    misses: int = 0
+    timeouts: int = 0
+    unexpected: int = 0
+    wrong: int = 0
+    cpu_seconds: float = 0.0
+    server_cpu_seconds: float = 0.0
+    peak_memory: int = 0
+
+
+@dataclass
+class Trial(Counts):
+    """One repetition of one scenario on one subject.
+
     `step` is the axis of a scenario that has one: processes, bytes of a value, entries.
     """
 
@@ -36,13 +49,6 @@ class Trial:
     seconds: float
     operations: int
     calls: dict[str, Calls]
-    misses: int = 0
-    timeouts: int = 0
-    unexpected: int = 0
-    wrong: int = 0
-    cpu_seconds: float = 0.0
-    server_cpu_seconds: float = 0.0
-    peak_memory: int = 0
     disk_bytes: int = 0
 
 
@@ -102,27 +108,17 @@ class Record:
 
     def save(self, path: Path) -> None:
         """Write the run as JSON."""
-        save(path, FORMAT, self)
+        text = json.dumps({"format": FORMAT, **asdict(self)}, ensure_ascii=False, indent=1)
+        path.write_text(text + "\n", encoding="utf-8")
 
 
 def load(path: Path) -> Record:
     """Read a run that `save` wrote; raise BenchmarkError for any other file."""
-    return read(path, FORMAT, _record)
-
-
-def save(path: Path, number: int, found: Any) -> None:
-    """Write a dataclass as JSON, with the number of its format."""
-    text = json.dumps({"format": number, **asdict(found)}, ensure_ascii=False, indent=1)
-    path.write_text(text + "\n", encoding="utf-8")
-
-
-def read(path: Path, number: int, made: Callable[[dict[str, Any]], Found]) -> Found:
-    """Read what was written in a format; raise BenchmarkError for any other file."""
     try:
         told = json.loads(path.read_text(encoding="utf-8"))
-        if told.pop("format") != number:
+        if told.pop("format") != FORMAT:
             raise BenchmarkError(f"{path} was written by another version of the benchmarks; measure again")
-        return made(told)
+        return _record(told)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise BenchmarkError(f"{path} is not a record of a benchmark run: {error}") from error
 
@@ -136,15 +132,6 @@ def _record(told: dict[str, Any]) -> Record:
         absences=[Absence(**one) for one in told["absences"]],
     )
     for one in told["trials"]:
-        trial = Trial(**{**one, "calls": {name: _calls(name, calls) for name, calls in one["calls"].items()}})
-        if trial.subject not in record.subjects or trial.scenario not in record.scenarios:
-            raise ValueError(f"a trial of {trial.subject!r} in {trial.scenario!r}, which the record does not describe")
-        record.trials.append(trial)
+        calls = {name: Calls(**{**found, "curve": tuple(found["curve"])}) for name, found in one["calls"].items()}
+        record.trials.append(Trial(**{**one, "calls": calls}))
     return record
-
-
-def _calls(name: str, told: dict[str, Any]) -> Calls:
-    made = Calls(**{**told, "curve": tuple(told["curve"])})
-    if len(made.curve) != (len(CURVE) if made.count else 0):
-        raise ValueError(f"{len(made.curve)} points on the curve of {name!r}, expected {len(CURVE)}")
-    return made

@@ -10,7 +10,6 @@ from benchmarks.intervals import Spread
 
 NOTHING = "-"
 UNITS = ((1e9, "s"), (1e6, "ms"), (1e3, "µs"), (1.0, "ns"))
-PERCENTILES = ("p50", "p90", "p99", "p99.9", "max")
 
 
 @dataclass

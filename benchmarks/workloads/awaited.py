@@ -16,14 +16,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from benchmarks.budgets import MISSED, assess, of_sections
-from benchmarks.measure import BLOCK, Calls, clock, percentile, ratios
+from benchmarks.measure import BLOCK, clock, percentile, ratios
 from benchmarks.peers.clients import FOR_ASYNCIO, Client, finished, made
-from benchmarks.report.text import Table, duration
-from benchmarks.workloads.section import Findings, Options, Run
+from benchmarks.report.text import Table
+from benchmarks.workloads.section import Findings, Options, Run, calls_table
 from diskcache_like import AsyncCache, Cache
 
 OPTIONS = Options(repeats=9, operations=2_000)  # with nine, one repetition on either side may be out of line
@@ -35,6 +36,7 @@ SYNC, FACE, HOPPING, BLOCKING, IDLE = (
     "no cache",
 )
 KINDS = {"hot": "get, in memory", "cold": "get, cold", "set": "set"}
+PERCENTILES = {"p50": "p50", "p99": "p99", "p999": "p99.9"}
 SHOWN = {"p50": 500, "p99": 990, "p99.9": 999}
 WRITERS, WARMING = 8, 1.0
 TICK = 1_000_000  # nanoseconds
@@ -93,7 +95,10 @@ async def _nothing(key: str) -> None:
 
 
 async def _hits(run: Run, mine: Sequence[Client], keys: list[str]) -> dict[str, float]:
-    """Return the nanoseconds of a hit of ours, of an awaited one, and of a coroutine that does nothing."""
+    """Return the nanoseconds of a hit of ours, of an awaited one, and of a coroutine that does nothing.
+
+    Of the fastest block: a hit does the same each time, so whatever else the machine does can only add to it.
+    """
     sync, face, *_ = mine
     samples: dict[str, list[float]] = {SYNC: [], FACE: [], IDLE: []}
     for start in range(0, len(keys), BLOCK):
@@ -109,18 +114,7 @@ async def _hits(run: Run, mine: Sequence[Client], keys: list[str]) -> dict[str, 
                 for key in block:
                     await get(key)
             samples[name].append((clock() - began - run.costs.clock) / len(block) - run.costs.loop)
-    # The fastest block: a hit does the same each time, so whatever else the machine does can only add to it.
     return {name: min(found) for name, found in samples.items()}
-
-
-def calls_table(times: Times, cost: float) -> Table:
-    """Return a table of percentiles: for each subject a row."""
-    columns = [f"{title}: {shown}" if shown == "p50" else shown for title in KINDS.values() for shown in SHOWN]
-    table = Table("Calls with values of 100 bytes", ("cache", *columns))
-    for name, mine in times.items():
-        summaries = [Calls.of((one for each in mine[kind] for one in each), cost) for kind in KINDS]
-        table.rows.append((name, *(duration(time) for one in summaries for time in (one.p50, one.p99, one.p999))))
-    return table
 
 
 async def lateness(directory: Path, way: str, seconds: float) -> list[float]:
@@ -195,7 +189,9 @@ def awaited(run: Run) -> Findings:
     skipped: list[str] = []
     times, blocks = asyncio.run(calls(run, skipped))
     late = ticks(run)
-    findings = Findings([calls_table(times, run.costs.clock), ticks_table(late)], details={"skipped": skipped})
+    every = {name: {kind: chain(*parts) for kind, parts in mine.items()} for name, mine in times.items()}
+    table = calls_table("Calls with values of 100 bytes", "cache", every, KINDS, PERCENTILES, run.costs.clock)
+    findings = Findings([table, ticks_table(late)], skipped=skipped)
     findings.measured = demanded(times, late, FACE)
     findings.measured["awaited_hot"] = ratios(blocks[FACE], blocks[SYNC])
     over = [(mine - coroutine) / 1e3 for mine, coroutine in zip(blocks[FACE], blocks[IDLE], strict=True)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import statistics
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from types import MappingProxyType
@@ -16,7 +17,7 @@ from typing import Any
 
 from benchmarks.intervals import ratio_spread
 from benchmarks.measure import clock, ratios
-from benchmarks.peers.spec import BenchmarkError, Subject, feature, load_items
+from benchmarks.peers.spec import BenchmarkError, feature, load_items
 from benchmarks.report.summaries import confidence
 from benchmarks.report.text import Table, between, duration
 from benchmarks.workloads.section import Findings, Run
@@ -38,16 +39,15 @@ def numbers(dice: random.Random) -> dict[str, float]:
 
 def records(dice: random.Random) -> dict[str, dict[str, Any]]:
     """Return a dictionary of records with five fields."""
-    return {f"{number:04}": _record(dice, number) for number in range(135)}
-
-
-def _record(dice: random.Random, number: int) -> dict[str, Any]:
     return {
-        "id": number * 1000,
-        "name": "".join(dice.choices(LETTERS, k=12)),
-        "price": dice.gauss(20, 5),
-        "active": dice.random() < 0.9,
-        "tags": ["read", "write"],
+        f"{number:04}": {
+            "id": number * 1000,
+            "name": "".join(dice.choices(LETTERS, k=12)),
+            "price": dice.gauss(20, 5),
+            "active": dice.random() < 0.9,
+            "tags": ["read", "write"],
+        }
+        for number in range(135)
     }
 
 
@@ -68,15 +68,17 @@ def encrypted(run: Run) -> Findings:
         "Cold get of a dictionary of 10 KB, encrypted and in the clear",
         ("values", "bytes", "in the clear", "encrypted", "times", "interval", "signed"),
     )
-    for number, shape in enumerate(SHAPES):
+    for number, (shape, make) in enumerate(SHAPES.items()):
         run.note(f"cold get, {shape}", number / len(SHAPES))
-        found, size = _measure(run, shape)
+        dice = random.Random(f"{SEED} {shape}")
+        items = {key: make(dice) for key in keys_of(ENTRIES)}
+        found = findings.details[shape] = _measure(run, shape, items)
         times, signed = (ratio_spread(found[way], found["clear"]) for way in ("encrypted", "signed"))
+        findings.measured[f"encrypted_{shape}"] = ratios(found["encrypted"], found["clear"])
+        size = round(statistics.mean(len(encode_value(value)) for value in items.values()))
         medians = [duration(statistics.median(found[way])) for way in ("clear", "encrypted")]
         interval = between(times, lambda value: f"{value:.3f}")
         table.rows.append((shape, f"{size:,}", *medians, f"{times.median:.3f}x", interval, f"{signed.median:.2f}x"))
-        findings.measured[f"encrypted_{shape}"] = ratios(found["encrypted"], found["clear"])
-        findings.details[shape] = found
     table.notes.append(
         f"times: encrypted by in the clear, {confidence([times])}; signed: the same with every entry authenticated"
     )
@@ -84,11 +86,10 @@ def encrypted(run: Run) -> Findings:
     return findings
 
 
-def _measure(run: Run, shape: str) -> tuple[dict[str, list[float]], int]:
-    """Return the median time of a get for each way and repetition, and the size of a value."""
-    dice = random.Random(f"{SEED} {shape}")
-    items = {key: SHAPES[shape](dice) for key in keys_of(ENTRIES)}
+def _measure(run: Run, shape: str, items: Mapping[str, Any]) -> dict[str, list[float]]:
+    """Return the median time of a get for each way and repetition."""
     found: dict[str, list[float]] = {way: [] for way in WAYS}
+    rounds = max(run.options.operations // 5_000, 2)
     with ExitStack() as stack:
         caches = {
             way: stack.enter_context(run.cold["ours"].having(**settings).opened(run.workspace.fresh(f"{shape}-{way}")))
@@ -97,31 +98,18 @@ def _measure(run: Run, shape: str) -> tuple[dict[str, list[float]], int]:
         feature(caches["encrypted"], "rotate")  # a subject that cannot encrypt may ignore that it should
         for subject in caches.values():
             load_items(subject, items.items())
-            _check(subject, items)
-        for repetition in range(run.options.repeats):
-            times = _repetition(caches, list(items), max(run.options.operations // 5_000, 2), repetition)
+            if wrong := [key for key, value in items.items() if subject.get(key) != value]:
+                raise BenchmarkError(f"get({wrong[0]!r}) returned another value than was stored")
+        gets = deque((way, subject.get) for way, subject in caches.items())
+        for _ in range(run.options.repeats):
+            times: dict[str, list[int]] = {way: [] for way in caches}
+            for _ in range(rounds):
+                gets.rotate()
+                for key in items:
+                    for way, get in gets:
+                        start = clock()
+                        get(key)
+                        times[way].append(clock() - start)
             for way, one in times.items():
                 found[way].append(statistics.median(one) - run.costs.clock)
-    return found, round(statistics.mean(len(encode_value(value)) for value in items.values()))
-
-
-def _check(subject: Subject, items: Mapping[str, Any]) -> None:
-    """Make sure that hits are measured, not misses."""
-    for key, value in items.items():
-        if subject.get(key) != value:
-            raise BenchmarkError(f"get({key!r}) returned another value than was stored")
-
-
-def _repetition(caches: Mapping[str, Subject], keys: list[str], rounds: int, number: int) -> dict[str, list[int]]:
-    """Time every key in every cache, `rounds` times, the caches in turning order."""
-    gets = [(way, subject.get) for way, subject in caches.items()]
-    times: dict[str, list[int]] = {way: [] for way in caches}
-    for turn in range(rounds):
-        first = (number + turn) % len(gets)
-        order = gets[first:] + gets[:first]
-        for key in keys:
-            for way, get in order:
-                start = clock()
-                get(key)
-                times[way].append(clock() - start)
-    return times
+    return found

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
+from benchmarks.command import progress
 from benchmarks.crew import Crew, Gate
-from benchmarks.measure import Calls, Costs, alternate
+from benchmarks.measure import Calls, Costs, alternate, amount, awake, measure_costs
 from benchmarks.peers.catalogue import SUBJECTS, Available, Candidate, available
 from benchmarks.peers.spec import BenchmarkError, MissingFeature, MissingSubject, Spec
-from benchmarks.report.record import Absence, Record, Trial
+from benchmarks.report.machine import machine_facts
+from benchmarks.report.record import Absence, Counts, Record, Trial
 from benchmarks.usage import disk_bytes
 from benchmarks.workloads.scenarios import Scenario
 from benchmarks.workloads.trial import Plan, Report, load, script, work
-from benchmarks.workspace import Workspace
+from benchmarks.workspace import Workspace, workspace
 
 Result = TypeVar("Result")
 LOADING = 600.0  # seconds of patience with a subject that loads a million entries
@@ -27,11 +31,11 @@ PATIENCE = 60.0  # seconds beyond those of its passes without a word from a tria
 class Amounts:
     """How much is measured: in each pass of each process at most `operations` calls and at most `seconds`."""
 
-    repeats: int = 5
-    operations: int = 100_000
-    seconds: float = 0.1
-    processes: int = 8
-    largest: int = 1_000_000
+    repeats: int = amount(5, "repetitions of each trial")
+    operations: int = amount(100_000, "most calls of a process in a pass")
+    seconds: float = amount(0.1, "most seconds of a pass")
+    processes: int = amount(8, "most processes at once")
+    largest: int = amount(1_000_000, "most entries of the growth scenario; 10_000_000 takes minutes and gigabytes more")
 
 
 @dataclass
@@ -44,9 +48,13 @@ class Harness:
     workspace: Workspace
     note: Callable[[str, float], None] = lambda text, fraction: None
     catalogue: Mapping[str, Candidate] = field(default_factory=lambda: SUBJECTS)
+    places: dict[str, Path] = field(default_factory=dict)
 
     def run(self, scenarios: Mapping[str, Scenario], chosen: Sequence[str]) -> Iterator[str]:
-        """Measure the chosen subjects in every scenario at every step; yield each scenario's name when it is done."""
+        """Measure the chosen subjects in every scenario at every step; yield each scenario's name when it is done.
+
+        `places` then has the directories of its last step, by subject.
+        """
         turns = [(name, step) for name, one in scenarios.items() for step in steps_of(one, self.amounts)]
         for number, (name, step) in enumerate(turns):
             scenario = scenarios[name]
@@ -57,6 +65,8 @@ class Harness:
                 _Step(self, name, scenario, step).run(found, number / len(turns), 1 / len(turns))
             if (name, step) == turns[-1] or turns[number + 1][0] != name:
                 yield name
+            self.workspace.discard(*self.places.values())
+            self.places.clear()
 
     def leave_out(self, absence: Absence) -> None:
         """Note once that a subject is left out."""
@@ -77,8 +87,9 @@ class _Step:
         """Load all, then repeat in turns; a subject that fails once is not asked again."""
         harness, repeats = self.harness, self.harness.amounts.repeats
         title = f"{self.name} {self.step:,}" if self.step else self.name
-        with self._scripts():
+        with self._scripts(found.specs):
             made = {name: self._plan(name, spec, found) for name, spec in found.specs.items()}
+            harness.places |= {name: plan.directory for name, plan in made.items()}
             plans = dict[str, Plan]()
             for name, plan in made.items():
                 harness.note(f"{title}: loading {name}", done)
@@ -91,13 +102,13 @@ class _Step:
                     harness.note(f"{title}: {name}, {repetition + 1} of {repeats}", done + share * turn / turns)
                     with self._alone(name, plans):
                         harness.record.trials.append(self._trial(name, plans[name], repetition))
-        harness.workspace.discard(*(plan.directory for plan in made.values()))
 
     @contextmanager
-    def _scripts(self) -> Iterator[None]:
+    def _scripts(self, names: Iterable[str]) -> Iterator[None]:
         """Make the scripts before the workers are forked, which then share them."""
-        for number in range(self._processes):
-            script(self.scenario.workload(self.step), number, self.harness.amounts.operations)
+        for workload in {self.scenario.workload_of(name, self.step) for name in names}:
+            for number in range(self._processes):
+                script(workload, number, self.harness.amounts.operations)
         gc.collect()
         gc.freeze()  # a collection in a worker would copy what it shares with this process
         try:
@@ -133,8 +144,8 @@ class _Step:
         server = found.servers.get(candidate.server or "")
         return Plan(
             spec.having(objects=scenario.objects, **scenario.settings.get(name, {})),
-            self.harness.workspace.fresh(f"{self.name}-{name}"),
-            scenario.workload(self.step),
+            self.harness.workspace.fresh(re.sub(r"\W+", "-", f"{self.name}-{name}")),
+            scenario.workload_of(name, self.step),
             amounts.operations,
             amounts.seconds * scenario.weight,
             pace=scenario.pace(self.step),
@@ -148,7 +159,7 @@ class _Step:
         processes = self._processes
         plans = [replace(plan, number=number, processes=processes) for number in range(processes)]
         reports = _crew_of(plans, work, PATIENCE + 3 * plan.seconds)
-        cost, keys = self.harness.costs.clock, plan.workload.per_call
+        cost, keys = plan.workload.cost(self.harness.costs), plan.workload.per_call
         return Trial(
             scenario=self.name,
             subject=name,
@@ -174,8 +185,7 @@ def _crew_of(plans: Sequence[Plan], job: Callable[[Gate, Plan], Result], patienc
 
 def _totals(reports: Sequence[Report]) -> dict[str, Any]:
     """Add up what the workers counted; two increments of a counter that returned the same value are one too few."""
-    summed = ("misses", "timeouts", "unexpected", "wrong", "cpu_seconds", "server_cpu_seconds", "peak_memory")
-    totals = {name: sum(getattr(one, name) for one in reports) for name in summed}
+    totals = {each.name: sum(getattr(one, each.name) for one in reports) for each in fields(Counts)}
     counted = [answer for one in reports for answer in one.counted]
     totals["wrong"] += len(counted) - len(set(counted))
     return totals
@@ -191,3 +201,31 @@ def steps_of(scenario: Scenario, amounts: Amounts) -> list[int]:
             steps.append(steps[-1] * 10)
         return [step for step in steps if step <= amounts.largest]
     return steps
+
+
+def recorded(
+    scenarios: Mapping[str, Scenario],
+    subjects: Iterable[str],
+    amounts: Amounts,
+    directory: Path,
+    path: Path,
+    then: Callable[[Record, str], None] = lambda record, name: None,
+) -> Record:
+    """Measure scenarios, with the processors kept awake, and save what was found, also if the run is interrupted.
+
+    `then` is called when a scenario is done.
+    """
+    with workspace(directory) as space, awake(), progress() as note:
+        costs = measure_costs()
+        record = Record(
+            machine_facts(space.root.parent, costs),
+            asdict(amounts),
+            {name: SUBJECTS[name].facts for name in subjects},
+            {name: one.facts for name, one in scenarios.items()},
+        )
+        try:
+            for name in Harness(record, amounts, costs, space, note).run(scenarios, list(record.subjects)):
+                then(record, name)
+        finally:
+            record.save(path)
+    return record

@@ -13,7 +13,7 @@ import random
 import socket
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.crew import Crew, Gate
-from benchmarks.measure import BLOCK, Calls, clock, percentile
+from benchmarks.measure import BLOCK, clock, percentile
 from benchmarks.peers import adapters
 from benchmarks.peers.clients import CLIENT_SIDE, OF_REDIS, Client, finished, made, redis_py
 from benchmarks.peers.servers import running
 from benchmarks.peers.spec import BenchmarkError, MissingSubject
-from benchmarks.report.text import NOTHING, Table, duration
-from benchmarks.workloads.section import Findings, Options, Run
+from benchmarks.report.text import Table, duration
+from benchmarks.workloads.section import Findings, Options, Run, calls_table
 from diskcache_like import Cache, Remote
 
 OPTIONS = Options(repeats=7, operations=2_000)
@@ -97,15 +97,18 @@ def open_process(gate: Gate, place: Place) -> bool:
 
 # -- calls of one process, while the others rest ----------------------------------------------------------------------
 
+Pair = Sequence[Callable[..., Any]]  # a call of ours and the other one
 
-def in_turn(count: int, calls: Sequence[Callable[[int], Any]]) -> tuple[float, float]:
-    """Return the median nanoseconds of two calls that take turns; what they are given is made before they are timed."""
+
+def in_turn(calls: Pair, arguments: Iterable[tuple[Any, ...]], warm: bool = False) -> tuple[float, float]:
+    """Return the median nanoseconds of two calls that take turns; a warm one is made once more before it is timed."""
     samples: tuple[list[int], list[int]] = ([], [])
-    for number in range(count):
-        for prepare, times in zip(calls, samples, strict=True):
-            call = prepare(number)
+    for one in arguments:
+        for call, times in zip(calls, samples, strict=True):
+            if warm:
+                call(*one)
             began = clock()
-            call()
+            call(*one)
             times.append(clock() - began)
     return statistics.median(samples[0]), statistics.median(samples[1])
 
@@ -113,38 +116,32 @@ def in_turn(count: int, calls: Sequence[Callable[[int], Any]]) -> tuple[float, f
 def hits(mine: Process, count: int) -> tuple[float, float]:
     """Measure a hit with `remote` and one without, in turns of a block of calls."""
     keys = [f"hit {number}" for number in range(BLOCK)]
-
-    def block(get: Callable[[str], Any], number: int) -> Callable[[], None]:
-        def read() -> None:
-            for key in keys:
-                get(key)
-
-        read()  # what is kept in memory counts for a second, and is then kept anew
-        return read
-
     with Cache(mine.place.own) as own:
         for cache in (mine.cache, own):
             cache.set_many({key: key for key in keys})
-        remote, local = in_turn(max(count // BLOCK, 2), [partial(block, mine.cache.get), partial(block, own.get)])
+        # What is kept in memory counts for a second, and is then kept anew.
+        blocks = [partial(read_each, cache.get) for cache in (mine.cache, own)]
+        remote, local = in_turn(blocks, [(keys,)] * max(count // BLOCK, 2), warm=True)
     return remote / BLOCK, local / BLOCK
+
+
+def read_each(get: Callable[[str], Any], keys: Iterable[str]) -> None:
+    for key in keys:
+        get(key)
 
 
 def sets(mine: Process, count: int) -> dict[int, tuple[float, float]]:
     """Measure by size a set of ours and of redis-py's, with fresh bytes."""
-
-    def one(put: Callable[[str, bytes], Any], size: int, number: int) -> Callable[[], Any]:
-        return partial(put, f"set {number % AT_ONCE}", os.urandom(size))
-
-    return {size: in_turn(count, [partial(one, each.set, size) for each in (mine.cache, mine.plain)]) for size in SIZES}
+    pair = mine.cache.set, mine.plain.set
+    return {
+        size: in_turn(pair, ((f"set {number % AT_ONCE}", os.urandom(size)) for number in range(count)))
+        for size in SIZES
+    }
 
 
 def large(mine: Process, count: int) -> tuple[float, float]:
     """Measure a read of 100 KB from this machine's disk, and by redis-py."""
     keys = [f"large {number}" for number in range(LARGE_KEYS)]
-
-    def one(get: Callable[[str], Any], number: int) -> Callable[[], Any]:
-        return partial(get, keys[number % LARGE_KEYS])
-
     with cache_of(mine.place.directory, mine.place.port, hot_size_limit=0) as cache:
         for key in keys:
             value = os.urandom(LARGE)
@@ -152,7 +149,8 @@ def large(mine: Process, count: int) -> tuple[float, float]:
             mine.plain.set(key, value)
             if cache.get(key) != value or mine.plain.get(key) != value:
                 raise BenchmarkError(f"{key} came back as another value")
-        return in_turn(max(count // 10, LARGE_KEYS), [partial(one, cache.get), partial(one, mine.plain.get)])
+        arguments = ((keys[number % LARGE_KEYS],) for number in range(max(count // 10, LARGE_KEYS)))
+        return in_turn((cache.get, mine.plain.get), arguments)
 
 
 def peer_calls(mine: Process, count: int) -> tuple[dict[str, dict[str, list[int]]], list[str]]:
@@ -183,16 +181,10 @@ async def _peer_calls(mine: Process, count: int) -> tuple[dict[str, dict[str, li
     return times, skipped
 
 
-class Single(NamedTuple):
-    """What one process measures, if `amount` is not 0."""
-
-    measure: Callable[[Process, int], Any]
-    amount: int
-
-
-def single(_: Gate, job: Single) -> Any:
-    """Measure in this process, or rest."""
-    return job.measure(_process[0], job.amount) if job.amount else None
+def single(_: Gate, job: tuple[Callable[[Process, int], Any], int]) -> Any:
+    """Measure in this process, or rest if the amount is 0."""
+    measure, amount = job
+    return measure(_process[0], amount) if amount else None
 
 
 # -- what one machine does to the other -------------------------------------------------------------------------------
@@ -297,22 +289,18 @@ def loopback(directory: Path) -> Iterator[int]:
 
 def machines(run: Run) -> Findings:
     """Measure everything; without a server, or its client, nothing."""
-    findings = Findings(details={"skipped": []})
-    with suppress_missing(findings), loopback(run.workspace.fresh("r")) as port, Crew(PROCESSES) as crew:
-        directories = [run.workspace.fresh("machine") for _ in range(2)]
-        places = [Place(directories[number // HALF], run.workspace.fresh("own"), port) for number in range(PROCESSES)]
-        listener = listener_of(crew.run(open_process, places, PATIENCE))
-        Measuring(run, crew, findings, listener, (listener + 1) % HALF).all()
-    return findings
-
-
-@contextmanager
-def suppress_missing(findings: Findings) -> Iterator[None]:
-    """Note what is missing instead of failing for it."""
+    findings = Findings()
     try:
-        yield
+        with loopback(run.workspace.fresh("r")) as port, Crew(PROCESSES) as crew:
+            directories = [run.workspace.fresh("machine") for _ in range(2)]
+            places = [
+                Place(directories[number // HALF], run.workspace.fresh("own"), port) for number in range(PROCESSES)
+            ]
+            listener = listener_of(crew.run(open_process, places, PATIENCE))
+            Measuring(run, crew, findings, listener, (listener + 1) % HALF).all()
     except MissingSubject as error:
-        findings.details["skipped"].append(str(error))
+        findings.skipped.append(str(error))
+    return findings
 
 
 def listener_of(listens: Sequence[bool]) -> int:
@@ -339,8 +327,14 @@ class Measuring:
         self._stalls()
         if not self.run.alone:
             times, skipped = self._one(peer_calls, self.writer)
-            self.findings.details["skipped"] += skipped
-            self.findings.tables.insert(0, calls_table(times, self.run.costs.clock))
+            self.findings.skipped += skipped
+            title = "Calls with values of 100 bytes, beside other clients of the same server"
+            table = calls_table(title, "client", times, KINDS, {"p50": "p50", "p99": "p99"}, self.run.costs.clock)
+            table.notes.append(
+                "Cold: not in this process's memory. Ours is on this machine's disk, "
+                "and asks the server if it is current."
+            )
+            self.findings.tables.insert(0, table)
 
     @property
     def _names(self) -> list[str]:
@@ -349,7 +343,7 @@ class Measuring:
     def _one(self, measure: Callable[[Process, int], Any], process: int, times: int = 1) -> Any:
         """Return what one process finds while the others rest."""
         count = self.run.options.operations * times
-        jobs = [Single(measure, count if number == process else 0) for number in range(PROCESSES)]
+        jobs = [(measure, count if number == process else 0) for number in range(PROCESSES)]
         return self.crew.run(single, jobs, PATIENCE)[process]
 
     def _add(self, key: str, value: float) -> None:
@@ -359,9 +353,8 @@ class Measuring:
         rows: dict[str, list[tuple[float, float]]] = {}
         for turn in range(self.run.options.repeats):
             self.run.note(f"calls, round {turn + 1}", turn / self.run.options.repeats / 2)
-            hot = self._one(hits, self.writer, 5)
+            hot, local = self._one(hits, self.writer, 5), self._one(large, self.writer)
             rows.setdefault("hot get, vs a plain Cache", []).append(hot)
-            self._add("machines_hot", hot[0] / hot[1])
             for key, who, process in (
                 ("machines_set", "not the listener", self.writer),
                 ("machines_set_listener", "the listener", self.listener),
@@ -370,8 +363,8 @@ class Measuring:
                 for size, pair in found.items():
                     rows.setdefault(f"set of {size} bytes, {who}, vs redis-py", []).append(pair)
                 self._add(key, max(ours / theirs for ours, theirs in found.values()))
-            local = self._one(large, self.writer)
             rows.setdefault("get of 100 KB from the disk, vs redis-py", []).append(local)
+            self._add("machines_hot", hot[0] / hot[1])
             self._add("machines_large", local[1] / local[0])
         table = Table("Calls in turn with their peer's, medians", ("call", "with remote=", "peer", "ratio"))
         for title, pairs in rows.items():
@@ -414,19 +407,3 @@ class Measuring:
             table.rows.append((name, f"{statistics.median(longest):.2f}", f"{max(longest):.2f}"))
         self.findings.tables.append(table)
         self.findings.measured["machines_stall"] = found[CACHE]
-
-
-def calls_table(times: Mapping[str, Mapping[str, Sequence[int]]], cost: float) -> Table:
-    """Return a table of percentiles: for each subject a row."""
-    columns = [column for title in KINDS.values() for column in (f"{title}: p50", "p99")]
-    table = Table("Calls with values of 100 bytes, beside other clients of the same server", ("client", *columns))
-    for name, mine in times.items():
-        cells = []
-        for kind in KINDS:
-            found = Calls.of(mine[kind], cost)
-            cells += [duration(found.p50), duration(found.p99)] if found.count else [NOTHING, NOTHING]
-        table.rows.append((name, *cells))
-    table.notes.append(
-        "Cold: not in this process's memory. Ours is on this machine's disk, and asks the server if it is current."
-    )
-    return table

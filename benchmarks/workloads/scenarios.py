@@ -15,10 +15,10 @@ from benchmarks.workloads.calls import (
     WRITES,
     Bulk,
     Counters,
-    Growth,
     Memoized,
     Mix,
     Queue,
+    Singles,
     Tags,
     Workload,
 )
@@ -58,10 +58,15 @@ class Scenario:
     megabytes: int | None = None  # the most that a subject may keep
     weight: float = 1.0  # of the seconds of a pass
     settings: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    own: Mapping[str, Workload] = field(default_factory=dict)  # of subjects that do something else
 
     def subjects_at(self, step: int) -> tuple[str, ...]:
         """Return the subjects that are measured at a step."""
         return self.subjects + self.also.get(step, ())
+
+    def workload_of(self, subject: str, step: int) -> Workload:
+        """Return what a subject does at a step."""
+        return self.own.get(subject) or self.workload(step)
 
 
 def always(workload: Workload) -> Callable[[int], Workload]:
@@ -72,6 +77,22 @@ def always(workload: Workload) -> Callable[[int], Workload]:
 def all_of(step: int, most: int) -> int:
     """Run as many processes as the run allows."""
     return most
+
+
+def popular(mix: str, question: str, shares: Mapping[int, int]) -> Scenario:
+    """Return a scenario in which few of many keys are popular."""
+    return Scenario(
+        ScenarioFacts(f"{mix}, 100,000 keys by Zipf's law, 2 processes", question),
+        always(Mix(100_000, shares, skew=0.99)),
+        MAIN,
+        processes=lambda step, most: min(2, most),
+    )
+
+
+def objects(values: str, question: str, make: Callable[[str, int], Any]) -> Scenario:
+    """Return a scenario of values that are not bytes."""
+    facts = ScenarioFacts(f"80 % get, 20 % set, {values}", question)
+    return Scenario(facts, always(Mix(100, READ_MOSTLY, make)), (*OURS, *PEERS), objects=True, weight=0.6)
 
 
 SCENARIOS: dict[str, Scenario] = {
@@ -100,18 +121,8 @@ SCENARIOS: dict[str, Scenario] = {
         steps=(1, 8),
         processes=min,
     ),
-    "zipf-80-20": Scenario(
-        ScenarioFacts("80 % get, 20 % set, 100,000 keys by Zipf's law, 2 processes", "Do popular keys help?"),
-        always(Mix(100_000, READ_MOSTLY, skew=0.99)),
-        MAIN,
-        processes=lambda step, most: min(2, most),
-    ),
-    "zipf-99-1": Scenario(
-        ScenarioFacts("99 % get, 1 % set, 100,000 keys by Zipf's law, 2 processes", "And when little is written?"),
-        always(Mix(100_000, READ_ONLY_ALMOST, skew=0.99)),
-        MAIN,
-        processes=lambda step, most: min(2, most),
-    ),
+    "zipf-80-20": popular("80 % get, 20 % set", "Do popular keys help?", READ_MOSTLY),
+    "zipf-99-1": popular("99 % get, 1 % set", "And when little is written?", READ_ONLY_ALMOST),
     "sizes": Scenario(
         ScenarioFacts("80 % get, 20 % set, values of one size", "What do large values cost?", "bytes of a value"),
         lambda size: Mix(100 if size < 1_000_000 else 20, READ_MOSTLY, Bytes(size)),
@@ -119,20 +130,8 @@ SCENARIOS: dict[str, Scenario] = {
         steps=(100, 10_000, 100_000, 1_000_000),
         weight=0.6,
     ),
-    "dict-10k": Scenario(
-        ScenarioFacts("80 % get, 20 % set, dictionaries of 10 KB", "What does coming back as an object cost?"),
-        always(Mix(100, READ_MOSTLY, dict_of)),
-        (*OURS, *PEERS),
-        objects=True,
-        weight=0.6,
-    ),
-    "records": Scenario(
-        ScenarioFacts("80 % get, 20 % set, lists of 50 records", "And many small objects in one value?"),
-        always(Mix(100, READ_MOSTLY, records_of)),
-        (*OURS, *PEERS),
-        objects=True,
-        weight=0.6,
-    ),
+    "dict-10k": objects("dictionaries of 10 KB", "What does coming back as an object cost?", dict_of),
+    "records": objects("lists of 50 records", "And many small objects in one value?", records_of),
     "bulk": Scenario(
         ScenarioFacts("A thousand keys in one call, per key, 10,000 keys", "What do bulk calls save?"),
         always(Bulk()),
@@ -178,7 +177,7 @@ SCENARIOS: dict[str, Scenario] = {
     ),
     "growth": Scenario(
         ScenarioFacts("Gets, sets, deletes and insertions of random keys", "What does a large cache cost?", "entries"),
-        Growth,
+        Singles,
         (*OURS, "diskcache", "lmdb"),  # loading a million entries takes most others half a minute
         steps=(10_000, 100_000, 1_000_000),
         also=dict.fromkeys((10_000, 100_000), (*SERVERS, "pysciqlop")),

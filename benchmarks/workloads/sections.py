@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -12,51 +11,43 @@ from typing import Any
 from benchmarks.budgets import Outcome
 from benchmarks.command import progress
 from benchmarks.peers.spec import BenchmarkError, MissingSubject
-from benchmarks.workloads import awaited, machines, mixed, singles
+from benchmarks.workloads import awaited, contests, machines
 from benchmarks.workloads.encrypted import encrypted
-from benchmarks.workloads.growth import growth
-from benchmarks.workloads.limit import limit
 from benchmarks.workloads.section import Findings, Options, Run
 
-FULL_WRITES = 100_000
+USUAL = Options()
 
 
 @dataclass(frozen=True)
 class Section:
-    """A section with its share of a run, and whether it runs unasked.
+    """A section, and whether it runs unasked.
 
-    `effort` is what it takes to judge its budgets, `alone` whether that goes without the peer.
+    `effort` is what it takes to judge its budgets, `alone` whether that goes without the peer, and `usual` what is
+    measured for a look.
     """
 
     measure: Callable[[Run], Findings]
-    weight: int
     effort: Options
     unasked: bool = True
     alone: bool = False
+    usual: Options = USUAL
 
 
-def buffered(run: Run) -> Findings:
-    """Measure small writes, then the classic workload beside LMDB."""
-    findings = singles.buffered(run)
-    mixed.beside_lmdb(run, findings)
-    return findings
-
-
-# An interval of 95 % needs six ratios; the workloads of classic, fanout and limit give one per repetition.
+# An interval of 95 % needs six repetitions.
 SECTIONS = {
-    "classic": Section(mixed.classic, 30, Options(repeats=7, operations=8_000)),
-    "operations": Section(singles.operations, 10, Options(repeats=6, operations=10_000)),
-    "policies": Section(singles.policies, 5, Options(repeats=5)),
-    "bulk": Section(singles.bulk, 5, Options(repeats=6)),
-    "growth": Section(growth, 20, Options(repeats=5, entries=1_000_000), alone=True),
-    "limit": Section(limit, 20, Options(repeats=8, writes=FULL_WRITES), alone=True),
-    "fanout": Section(mixed.fanout, 20, Options(repeats=7, operations=8_000), unasked=False),
-    "large": Section(mixed.large, 10, Options(repeats=15), unasked=False),
-    "buffered": Section(buffered, 20, Options(repeats=15), unasked=False),
-    "encrypted": Section(encrypted, 10, Options(repeats=15), unasked=False, alone=True),
-    "awaited": Section(awaited.awaited, 90, awaited.OPTIONS, unasked=False, alone=True),
-    "machines": Section(machines.machines, 60, machines.OPTIONS, unasked=False, alone=True),
-    "peers": Section(singles.peers, 20, Options(repeats=2), unasked=False),
+    "classic": Section(contests.classic, Options(repeats=7, operations=8_000)),
+    "operations": Section(contests.operations, Options(repeats=15, operations=10_000)),
+    "policies": Section(contests.policies, Options(repeats=25, operations=100_000), usual=Options(100_000, 9)),
+    "bulk": Section(contests.bulk, Options(repeats=9)),
+    "growth": Section(contests.growth, Options(repeats=9, operations=10_000, entries=1_000_000), alone=True),
+    "limit": Section(contests.limit, Options(repeats=8, writes=100_000), alone=True),
+    "fanout": Section(contests.fanout, Options(repeats=7, operations=8_000), unasked=False),
+    "large": Section(contests.large, Options(repeats=15), unasked=False),
+    "buffered": Section(contests.buffered, Options(repeats=15, operations=8_000), unasked=False),
+    "encrypted": Section(encrypted, Options(repeats=15), unasked=False, alone=True),
+    "awaited": Section(awaited.awaited, awaited.OPTIONS, unasked=False, alone=True, usual=awaited.OPTIONS),
+    "machines": Section(machines.machines, machines.OPTIONS, unasked=False, alone=True, usual=machines.OPTIONS),
+    "peers": Section(contests.peers, Options(repeats=9, operations=4_000), unasked=False),
 }
 
 
@@ -81,7 +72,7 @@ class Record:
     @property
     def skipped(self) -> list[str]:
         """Say what could not be measured."""
-        return [str(line) for one in self.findings.values() for line in one.details.get("skipped", ())]
+        return list(dict.fromkeys(line for one in self.findings.values() for line in one.skipped))
 
     def told(self, outcomes: Sequence[Outcome]) -> dict[str, Any]:
         """Return everything for JSON."""
@@ -96,12 +87,12 @@ class Record:
 def measure_all(runs: Mapping[str, Run]) -> Record:
     """Run the sections, each as its own run says, and print its tables as soon as they are there."""
     record = Record()
-    with progress({name: SECTIONS[name].weight for name in runs}) as show:
+    with progress() as note:
         for name, run in runs.items():
-            run.note = show(name)
+            run.note = lambda text, fraction, name=name: note(f"{name}: {text}", fraction)  # type: ignore[misc]
             began = time.monotonic()
             try:
-                found = SECTIONS[name].measure(run)
+                found = record.findings[name] = SECTIONS[name].measure(run)
             except MissingSubject:
                 raise
             except BenchmarkError as error:
@@ -110,14 +101,11 @@ def measure_all(runs: Mapping[str, Run]) -> Record:
                 traceback.print_exc()
                 record.failures[name] = f"{type(error).__name__}: {error}"
             else:
-                record.findings[name] = found
                 for table in found.tables:
                     print(table.text())
                 if found.problems:
                     record.failures[name] = "; ".join(found.problems)
             record.seconds[name] = time.monotonic() - began
-            if name in record.failures:
-                print(f"section {name} FAILED: {record.failures[name]}\n")
-            print(f"section {name} took {record.seconds[name]:.0f} s\n")
-            sys.stdout.flush()
+            told = f"section {name} FAILED: {record.failures[name]}\n\n" if name in record.failures else ""
+            print(f"{told}section {name} took {record.seconds[name]:.0f} s\n", flush=True)
     return record

@@ -11,9 +11,7 @@ when it was due, so that one long pause counts for every call that it held up. (
 
 from __future__ import annotations
 
-import ctypes
 import resource
-import sys
 import time
 from array import array
 from collections.abc import Callable, Iterator
@@ -27,6 +25,7 @@ from typing import Any
 from benchmarks.crew import Gate
 from benchmarks.measure import clock
 from benchmarks.peers.spec import Spec, load_items
+from benchmarks.report.record import Counts
 from benchmarks.usage import Usage, peak_memory, reset_peak_memory, usage_of
 from benchmarks.workloads.calls import Steps, Workload, bound
 from benchmarks.workloads.values import SEED
@@ -34,7 +33,6 @@ from benchmarks.workloads.values import SEED
 CHUNK = 50  # calls between two looks at the clock in the pass that is not timed, at most
 SHORT = 1_000_000  # nanoseconds; while a chunk takes less, the next one is twice as long
 WARM_UP = 0.3  # of the seconds of a pass
-PR_SET_TIMERSLACK = 29
 Functions = list[Callable[..., Any]]
 
 
@@ -69,7 +67,7 @@ class Plan:
 
 
 @dataclass
-class Report:
+class Report(Counts):
     """What one worker saw; `began` and `ended` are on the clock that all processes of the machine share.
 
     `counted` are counters with the value that each increment returned: no two of them may be the same.
@@ -79,13 +77,6 @@ class Report:
     ended: int = 0
     operations: int = 0
     calls: dict[str, array[int]] = field(default_factory=dict)
-    misses: int = 0
-    timeouts: int = 0
-    unexpected: int = 0
-    wrong: int = 0
-    cpu_seconds: float = 0.0
-    server_cpu_seconds: float = 0.0
-    peak_memory: int = 0
     counted: list[tuple[Any, ...]] = field(default_factory=list)
 
 
@@ -114,6 +105,8 @@ def work(gate: Gate, plan: Plan) -> Report:
         if plan.private:
             load_items(subject, plan.workload.items())
         functions = [bound(subject, kind) for kind in plan.workload.kinds]
+        if plan.workload.blocks:  # whose calls are not judged one by one
+            report.unexpected = sum(subject.get(key) != value for key, value in plan.workload.items())
         run_plain(functions, steps, plan.seconds * WARM_UP)
         gate.wait()
         with _measured(plan, report, before):
@@ -192,7 +185,6 @@ def pacer(plan: Plan) -> Callable[[int], int]:
     think, rate = plan.pace.think, plan.pace.rate
     if not (think or rate):
         return lambda stopped: clock()
-    _wake_on_time()
     if think:
 
         def rested(stopped: int) -> int:
@@ -215,12 +207,6 @@ def pacer(plan: Plan) -> Callable[[int], int]:
     return due
 
 
-def _wake_on_time() -> None:
-    """Ask the kernel not to put off this process's timers by the usual 50 microseconds."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1)
-
-
 class Judge:
     """Sort what calls returned: right, a miss by design, a lock not got in time, an unexpected miss, or wrong."""
 
@@ -236,7 +222,7 @@ class Judge:
         if timed_out:
             self._report.timeouts += 1
             return
-        if result is None and kind in ("get", "pull"):
+        if result is None and kind in ("get", "hits", "open", "pull"):
             by_design = self._plan.may_miss or self._may_be_deleted(args)
             self._report.misses += by_design
             self._report.unexpected += not by_design

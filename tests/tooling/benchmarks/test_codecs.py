@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,10 +15,9 @@ from benchmarks import command, page
 from benchmarks.codecs import frames, heatmap, report
 from benchmarks.codecs.__main__ import main
 from benchmarks.codecs.choice import Candidate, front, knee, recommendations
-from benchmarks.codecs.matrix import Cell, Matrix, Timing, geometric_mean, load, share_out
+from benchmarks.codecs.matrix import Cell, Matrix, Timing, geometric_mean, share_out
 from benchmarks.codecs.subjects import COMPRESSORS, SERIALIZERS, Opened, Subject
 from benchmarks.codecs.values import KINDS, SIZES, plain_size, samples
-from benchmarks.peers.spec import BenchmarkError
 from diskcache_like import Disk
 from diskcache_like.operations.inspection import records_of
 
@@ -152,32 +149,6 @@ class TestReport:
         one = Cell(ZLIB, "text", "1KB", 1_000, 300, (2_000.0,), (500.0,))
         assert (one.speed("encode"), one.speed("decode"), one.share) == (500, 2_000, 0.3)
 
-    @pytest.mark.parametrize(
-        ("change", "told"),
-        [
-            ({}, ""),
-            ({"format": 2}, "another version"),
-            ({"cells": [{}]}, "not a record"),
-            ({"cells": 5}, "not a record"),
-            ({"kind": "nothing"}, "are not values that are measured"),
-            ({"encode": [1.0]}, "not complete"),
-            ({"plain": 0}, "not complete"),
-        ],
-    )
-    def test_a_record_comes_back_as_it_was_and_anything_else_is_refused(
-        self, matrix: Matrix, tmp_path: Path, change: dict[str, Any], told: str
-    ) -> None:
-        path = tmp_path / "run.json"
-        matrix.save(path)
-        if not change:
-            assert load(path) == matrix
-            return
-        content = json.loads(path.read_text())
-        (content if change.keys() <= content.keys() else content["cells"][3]).update(change)
-        path.write_text(json.dumps(content))
-        with pytest.raises(BenchmarkError, match=told):
-            load(path)
-
     def test_heat_maps_show_every_number_and_are_the_same_again(self, matrix: Matrix, tmp_path: Path) -> None:
         matrix.cells = [one for one in matrix.cells if one.kind in ("records", "bytes")]
         assert heatmap.draw(matrix, tmp_path / "one") == heatmap.draw(matrix, tmp_path / "two")
@@ -198,10 +169,9 @@ class TestReport:
         assert [heatmap.short(one) for one in numbers] == list(numbers.values())
 
     def test_a_page_is_filled_and_again_without_a_change(self, matrix: Matrix, tmp_path: Path) -> None:
-        path, run = tmp_path / "page.md", tmp_path / "run.json"
+        path = tmp_path / "page.md"
         path.write_text(PROSE)
-        matrix.save(run)
-        assert main(["--read", str(run), "--docs", str(path)]) == 0
+        report.fill(path, matrix)
         first = {file: file.read_bytes() for file in tmp_path.rglob("*.*") if file.is_file()}
         report.fill(path, matrix)
         assert {file: file.read_bytes() for file in tmp_path.rglob("*.*") if file.is_file()} == first
@@ -214,21 +184,19 @@ class TestReport:
         assert "pip install 'diskcache-like[lz4]'" in second_part
         assert "zlib 6 | " not in second_part.partition("msgpack + zlib 6")[0], "of others, a choice of levels"
         linked = set(re.findall(r"\]\(([^)]+)\)", text))
-        assert {one.relative_to(tmp_path).as_posix() for one in first if one not in (path, run)} == linked
+        assert {one.relative_to(tmp_path).as_posix() for one in first if one != path} == linked
         assert len(linked) == 6
 
 
 class TestCommand:
     def test_a_tiny_run_prints_writes_and_draws(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        files = ("--json", str(tmp_path / "run.json"), "--out", str(tmp_path / "out"))
-        assert main([*TINY, "--compressor", "none", "--compressor", "zlib", *files]) == 0
-        assert "bytes, 50 B" in capsys.readouterr().out
-        found = load(tmp_path / "run.json")
+        assert main([*TINY, "--compressor", "none", "--compressor", "zlib", "--out", str(tmp_path / "out")]) == 0
+        shown = capsys.readouterr().out
+        assert "bytes, 50 B" in shown
         wanted = [
             Subject(one, name, level) for one in SERIALIZERS for name in ("none", "zlib") for level in COMPRESSORS[name]
         ]
-        assert found.subjects == wanted
-        assert all(len(one.encode) == len(one.decode) == 2 and max(one.encode) > 0 for one in found.cells)
+        assert all(shown.count(f"\n{one.label}  ") >= len(KINDS) for one in wanted)
         assert len(list((tmp_path / "out").iterdir())) == 6
 
     def test_a_missing_package_is_told_and_is_no_failure(
@@ -248,21 +216,6 @@ class TestCommand:
         assert "FAILED: json on text of 50B: a value came back as another one" in capsys.readouterr().out
         assert frames.main(["--rows", "50", "--seconds", "0.01", "--repeats", "2"]) == command.FAILED
         assert "msgpack on dictionaries of 50 rows: a value came back as another" in capsys.readouterr().out
-
-    @pytest.mark.parametrize(
-        ("kind", "wrong", "known"),
-        [
-            ("serializer", "msgpak", "did you mean 'msgpack'? Known are: msgpack, json, pickle"),
-            ("compressor", "brotli", "Known are: none, lz4, zlib, zstd"),
-        ],
-    )
-    def test_a_wrong_name_lists_the_known_ones(
-        self, capsys: pytest.CaptureFixture[str], kind: str, wrong: str, known: str
-    ) -> None:
-        assert main([f"--{kind}", wrong]) == command.UNUSABLE
-        told = capsys.readouterr().err
-        assert f"there is no {kind} {wrong!r}" in told
-        assert known in told
 
     def test_a_run_of_frames_fills_the_page_with_every_way(self, tmp_path: Path) -> None:
         filled = tmp_path / "page.md"

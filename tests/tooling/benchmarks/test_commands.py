@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,19 +14,17 @@ from typing import Any
 import pytest
 
 from benchmarks import __main__ as bench
-from benchmarks import command, objectives, overview, page, part, quick
-from benchmarks.budgets import AIM, BUDGETS, MUST, UNMEASURED
+from benchmarks import command, objectives, overview, page, quick
+from benchmarks.budgets import AIM, BUDGETS, MUST, UNMEASURED, of_sections
 from benchmarks.intervals import Spread
 from benchmarks.measure import Calls, Costs
 from benchmarks.peers.catalogue import SUBJECTS
 from benchmarks.peers.clients import FOR_ASYNCIO, OF_REDIS
 from benchmarks.peers.spec import DISKCACHE, OURS, BenchmarkError, MissingSubject
-from benchmarks.report import overview_picture
 from benchmarks.report.record import Absence, Record, ScenarioFacts, SubjectFacts, Trial, load
 from benchmarks.report.text import objectives_table
-from benchmarks.workloads import awaited, machines, mixed
+from benchmarks.workloads import awaited, contests, machines
 from benchmarks.workloads.awaited import BLOCKING, FACE, HOPPING, IDLE, SYNC
-from benchmarks.workloads.limit import limit_for
 from benchmarks.workloads.scenarios import SCENARIOS
 from benchmarks.workloads.section import Findings, Options, Run
 from benchmarks.workloads.sections import SECTIONS
@@ -64,28 +59,31 @@ def test_a_page_without_one_place_is_refused_before_anything_is_measured(
 
 
 class TestQuick:
-    def test_a_tiny_run_measures_every_row_it_should(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_a_tiny_run_measures_every_row_it_should(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setattr(contests, "ENTRIES", 1_000)
         written = tmp_path / "found.json"
         assert quick.main([*TINY, "--directory", str(tmp_path), "--json", str(written)]) == command.GOOD
         found = json.loads(written.read_text(encoding="utf-8"))
-        unmeasured = [row["budget"]["key"] for row in found["budgets"] if row["verdict"] == UNMEASURED]
-        unasked = {name for name, section in SECTIONS.items() if not section.unasked}
-        assert unmeasured == [budget.key for budget in BUDGETS if budget.section in unasked]
-        calls = found["sections"]["classic"]["details"]["2_processes"]["trials"][0]["calls"]
+        unasked = {name for name, section in SECTIONS.items() if section.unasked}
+        assert [row["budget"]["key"] for row in found["budgets"]] == [one.key for one in of_sections(unasked)]
+        assert UNMEASURED not in {row["verdict"] for row in found["budgets"]}
+        (mix,) = (one for name, one in found["sections"]["classic"]["details"].items() if "2 processes" in name)
+        calls = mix["trials"][0]["calls"]
         assert sum(one["count"] for one in calls.values()) == 2 * 200
         assert calls["get"]["count"] > calls["set"]["count"] > calls["delete"]["count"]
         shown = capsys.readouterr().out
         assert all(text in shown for text in ("SQLite: ", "2 processes x 200 operations", "verdict"))
         assert list(tmp_path.iterdir()) == [written]
 
-    @pytest.mark.parametrize("name", ["fanout", "large", "encrypted"])
-    def test_what_runs_only_if_asked_for_measures_its_rows(
-        self, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(mixed, "LARGE_OPERATIONS", 10)
+    @pytest.mark.parametrize("name", ["fanout", "encrypted", "buffered"])
+    def test_what_runs_only_if_asked_for_measures_its_rows(self, name: str, tmp_path: Path) -> None:
         written = tmp_path / "found.json"
         assert quick.main([*TINY, "--only", name, "--directory", str(tmp_path), "--json", str(written)]) == command.GOOD
-        assert UNMEASURED not in {row["verdict"] for row in json.loads(written.read_text())["budgets"]}
+        found = json.loads(written.read_text())
+        skipped = found["sections"][name]["skipped"]
+        assert UNMEASURED not in {row["verdict"] for row in found["budgets"]} or skipped
 
     def test_a_missed_must_ends_with_one_only_if_enforced(self, tmp_path: Path) -> None:
         itself = [*TINY, "--subject", "diskcache", "--only", "operations", "--directory", str(tmp_path)]
@@ -95,9 +93,9 @@ class TestQuick:
     def test_a_subject_without_the_api_fails_its_section(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        itself = [*TINY, "--subject", "diskcache", "--only", "bulk", "--directory", str(tmp_path)]
+        itself = [*TINY, "--subject", "diskcache", "--only", "encrypted", "--directory", str(tmp_path)]
         assert quick.main(itself) == command.FAILED
-        assert "section bulk FAILED: diskcache.core.Cache has no get_many()" in capsys.readouterr().out
+        assert "section encrypted FAILED: " in capsys.readouterr().out
 
     def test_diskcache_missing_names_what_installs_it(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -123,25 +121,22 @@ class TestQuick:
         assert raised.value.code == command.UNUSABLE
         assert message in capsys.readouterr().err
 
-    @pytest.mark.parametrize(
-        "interrupt", [lambda group: os.killpg(group, signal.SIGINT), lambda group: os.kill(group, signal.SIGTERM)]
-    )
-    def test_an_interruption_leaves_nothing_behind(self, interrupt: Callable[[int], None], tmp_path: Path) -> None:
+    def test_being_told_to_end_leaves_nothing_behind(self, tmp_path: Path) -> None:
         asked = ["--only", "classic", "--repeats", "1000", "--directory", str(tmp_path)]
         process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.quick", *asked], cwd=ROOT, stderr=subprocess.PIPE, start_new_session=True
         )
         with process:
-            while not list(tmp_path.glob(f"{PREFIX}*/*1_processes*/*")):
+            while not list(tmp_path.glob(f"{PREFIX}*/*ours*/*")):
                 assert process.poll() is None
-            interrupt(process.pid)
+            process.terminate()
             _, errors = process.communicate()  # ends only when every process that inherited the pipe has ended
         assert (process.returncode, errors) == (command.INTERRUPTED, b"benchmarks.quick: interrupted\n")
         assert list(tmp_path.iterdir()) == []
 
     @pytest.mark.parametrize("writes", [1, 20_000, 10**9])
     def test_the_limit_stays_within_reason(self, writes: int) -> None:
-        assert 2**20 <= limit_for(writes) <= 16 * 2**20
+        assert 2**20 <= contests.limit_for(writes) <= 16 * 2**20
 
 
 @pytest.fixture
@@ -151,7 +146,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> dict[str, Findings | Exception]
     given: dict[str, Findings | Exception] = {}
 
     def find(name: str, run: Run) -> Findings:
-        assert (run.options, run.alone) == (SECTIONS[name].effort, SECTIONS[name].alone)
+        assert run.options in (SECTIONS[name].effort, SECTIONS[name].usual)
         best = {row.key: [1000.0 if row.at_least else 0.1] * 6 for row in BUDGETS if row.section == name}
         found = given.get(name, Findings(measured=best))
         if isinstance(found, Exception):
@@ -212,7 +207,7 @@ class TestObjectives:
         options: list[str],
         expected: int,
     ) -> None:
-        measured["fanout"] = Findings(measured={"fanout_many": values}, details={"skipped": ["Redis is not there"]})
+        measured["fanout"] = Findings(measured={"fanout_many": values}, skipped=["Redis is not there"])
         asked = ["--only", "fanout", "--directory", str(tmp_path), *options]
         assert objectives.main(asked) == expected
         shown = capsys.readouterr().out
@@ -244,12 +239,6 @@ class TestObjectives:
         assert objectives.main(["--directory", str(tmp_path)]) == command.GOOD
         assert "GITHUB_STEP_SUMMARY could not be written" in capsys.readouterr().err
 
-    def test_the_job_is_apart_from_the_tests(self) -> None:
-        job = ROOT / ".ci" / "objectives"
-        assert job.stat().st_mode & 0o111
-        assert "make objectives" in job.read_text()
-        assert "objectives" not in (ROOT / ".ci" / "run").read_text()
-
 
 class TestParts:
     @pytest.mark.parametrize(("alone", "peers"), [(True, 0), (False, len(FOR_ASYNCIO))])
@@ -260,7 +249,7 @@ class TestParts:
         options = Options(repeats=1, operations=20)
         found = awaited.awaited(Run(OURS, DISKCACHE, options, Costs(0, 0), Workspace(tmp_path), alone=alone))
         assert set(found.measured) == {budget.key for budget in BUDGETS if budget.section == "awaited"}
-        assert len(found.tables[0].rows) + len(found.details["skipped"]) == 3 + peers
+        assert len(found.tables[0].rows) + len(found.skipped) == 3 + peers
         assert [row[0] for row in found.tables[1].rows] == [IDLE, FACE, HOPPING, BLOCKING]
 
     @pytest.mark.parametrize(("hopping", "blocking", "problems"), [(75, 80, 0), (5, 80, 1), (5, 7, 2)])
@@ -287,12 +276,12 @@ class TestParts:
             run = Run(OURS, DISKCACHE, Options(repeats=1, operations=20), Costs(0, 0), space, alone=alone)
             found = machines.machines(run)
         if not found.measured:
-            pytest.skip(found.details["skipped"][0])
+            pytest.skip(found.skipped[0])
         demands = {budget.key for budget in BUDGETS if budget.section == "machines"}
         assert set(found.measured) == demands
         assert all(value > 0 for key in demands - {"machines_seen_p50"} for value in found.measured[key])
         if not alone:
-            assert len(found.tables[0].rows) + len(found.details["skipped"]) == peers
+            assert len(found.tables[0].rows) + len(found.skipped) == peers
 
     def test_a_delay_is_from_the_return_of_the_write_to_the_read_that_saw_it_and_never_negative(self) -> None:
         found: list[dict[int, int]] = [{} for _ in range(machines.PROCESSES)]
@@ -311,21 +300,21 @@ class TestParts:
         monkeypatch.setenv("PATH", str(tmp_path))
         found = machines.machines(Run(OURS, DISKCACHE, Options(), Costs(0, 0), Workspace(tmp_path)))
         assert not found.measured
-        assert "apt-get install redis-server" in found.details["skipped"][0]
+        assert "apt-get install redis-server" in found.skipped[0]
 
-    def test_the_command_fills_the_place_of_its_name(
-        self, measured: dict[str, Findings | Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    def test_the_tables_of_a_section_fill_the_place_of_its_name(
+        self, measured: dict[str, Findings | Exception], tmp_path: Path
     ) -> None:
         filled = tmp_path / "page.md"
         filled.write_text("a\n{}\nold\n{}\nz\n".format(*page.marks("awaited")))
-        measured["awaited"] = Findings([objectives_table([])], details={"skipped": []})
-        monkeypatch.setattr(part, "Run", lambda *arguments: replace(Run(*arguments), alone=True))
-        asked = ["awaited", "--directory", str(tmp_path), "--docs", str(filled)]
-        assert part.main(asked) == command.GOOD
+        measured["awaited"] = Findings([objectives_table([])])
+        asked = ["--only", "awaited", "--directory", str(tmp_path), "--docs", str(filled)]
+        assert quick.main(asked) == command.GOOD
         assert "verdict" in filled.read_text()
         assert "old" not in filled.read_text()
-        measured["awaited"] = Findings(details={"skipped": []}, problems=["tells nothing"])
-        assert part.main(asked[:3]) == command.FAILED
+        assert quick.main([*asked, "--only", "machines"]) == command.UNUSABLE, "a page without its place"
+        measured["awaited"] = Findings(problems=["tells nothing"])
+        assert quick.main(asked[:4]) == command.FAILED
 
 
 class TestBench:
@@ -338,8 +327,6 @@ class TestBench:
         assert "memcached" in capsys.readouterr().err
         assert bench.main(["--scenario", "queue", "--subject", "lmdb", "--out", str(tmp_path)]) == 2
         assert "none of the chosen subjects is measured in 'queue'" in capsys.readouterr().err
-
-    def test_the_list_names_everything(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert bench.main(["--list"]) == 0
         told = capsys.readouterr().out
         assert all(name in told for name in (*SCENARIOS, *SUBJECTS))
@@ -360,8 +347,8 @@ class TestBench:
     def test_it_has_both_parts_unless_something_is_chosen(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, chosen: list[str], expected: int
     ) -> None:
-        told = Findings(details={"skipped": []}, problems=["tells nothing"])
-        for name in part.PARTS:
+        told = Findings(problems=["tells nothing"])
+        for name in bench.PARTS:
             monkeypatch.setitem(SECTIONS, name, replace(SECTIONS[name], measure=lambda run: told))
         monkeypatch.setattr(bench, "SCENARIOS", {})
         assert bench.main([*chosen, "--directory", str(tmp_path), "--out", str(tmp_path)]) == expected
@@ -409,12 +396,12 @@ class TestOverview:
         assert (tmp_path / "overview.png").read_bytes().startswith(b"\x89PNG")
 
     def test_faster_is_blue_slower_is_orange_and_what_may_be_alike_is_neither(self) -> None:
-        faster, slower, much = (overview_picture.shade(Spread.of([ratio] * 3)) for ratio in (10, 0.1, 1000))
+        faster, slower, much = (overview.shade(Spread.of([ratio] * 3)) for ratio in (10, 0.1, 1000))
         assert faster[2] > faster[0] > much[0], "more is deeper"
         assert slower[0] > slower[2]
-        assert overview_picture.shade(Spread.of([0.9, 1.5, 1.6])) == (1.0, 1.0, 1.0)
+        assert overview.shade(Spread.of([0.9, 1.5, 1.6])) == (1.0, 1.0, 1.0)
         ratios = {0.031: "0.03x", 0.5: "0.50x", 1: "1.0x", 9.96: "10x", 1234.4: "1,234x"}
-        assert [overview_picture.ratio_text(ratio) for ratio in ratios] == list(ratios.values())
+        assert [overview.ratio_text(ratio) for ratio in ratios] == list(ratios.values())
 
     def test_a_short_run_measures_ours_and_every_peer_that_is_there(self, tmp_path: Path) -> None:
         amounts: Any = ["--repeats", "1", "--operations", "20", "--seconds", "0.05", "--processes", "2"]

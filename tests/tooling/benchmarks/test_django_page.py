@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import django_page, page
-from benchmarks.django_page import Amounts, Results, right
+from benchmarks.django_page import Amounts, Load, Results, right
 from benchmarks.peers.spec import BenchmarkError
-from benchmarks.web_load import Load
 
 
 class Answer(http.server.BaseHTTPRequestHandler):
@@ -87,8 +86,8 @@ def test_short_run(tmp_path: Path) -> None:
 def test_a_site_that_cannot_start_is_an_error_with_its_last_word(tmp_path: Path) -> None:
     pytest.importorskip("gunicorn")
     broken = {"BACKEND": "no.such.Backend", "LOCATION": str(tmp_path)}
-    with pytest.raises(BenchmarkError), django_page.site(broken, tmp_path / "site", 1) as path:
-        Load(path, 1, 1, 10, right).run()
+    with pytest.raises(BenchmarkError), django_page.site(broken, tmp_path / "site", 1) as started:
+        Load(started.socket, 1, 1, 10, right).run()
 
 
 def test_a_table_names_who_is_missing() -> None:

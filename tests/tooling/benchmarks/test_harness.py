@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import shutil
 import signal
@@ -21,9 +22,9 @@ from benchmarks.crew import Crew, Gate, WorkerError
 from benchmarks.measure import Costs
 from benchmarks.peers.catalogue import SUBJECTS, Candidate
 from benchmarks.peers.spec import OURS, MissingFeature, Spec
-from benchmarks.report.record import Absence, Record, ScenarioFacts
+from benchmarks.report.record import Absence, Record, ScenarioFacts, SubjectFacts
 from benchmarks.workloads import calls, harness, trial
-from benchmarks.workloads.calls import DELETE, GET, SET, Bulk, Counters, Growth, Mix, Tags
+from benchmarks.workloads.calls import DELETE, GET, SET, Bulk, BulkOrEach, Counters, Hits, Mix, Singles, Tags
 from benchmarks.workloads.harness import Amounts, Harness, steps_of
 from benchmarks.workloads.scenarios import SCENARIOS, Scenario
 from benchmarks.workloads.trial import Judge, Pace, Plan, Report, pacer
@@ -95,11 +96,15 @@ class TestWorkloads:
         assert counts[ordered[0]] > 20_000 * 0.05
         assert ordered != sorted(ordered), "neighbours are not equally popular"
 
-    def test_growth_never_reads_a_key_that_it_deletes_and_puts_it_back(self) -> None:
-        steps = Growth(1_000).steps(3, 2_000)
-        assert not {args[0] for kind, args in steps if kind == 0} & {args[0] for kind, args in steps if kind == 2}
-        places = [place for place, (kind, _) in enumerate(steps) if kind == 2]
-        assert all(steps[place + 1] == (3, (steps[place][1][0], steps[place + 1][1][1])) for place in places)
+    def test_a_key_that_is_deleted_is_never_read_and_put_back_at_once(self) -> None:
+        workload = Singles(1_000, ("get", "set", "incr", "delete", "insert"))
+        steps = [(workload.kinds[kind], args) for kind, args in workload.steps(3, 2_000)]
+        assert not {args[0] for kind, args in steps if kind == "get"} & {
+            args[0] for kind, args in steps if kind == "delete"
+        }
+        for (kind, args), (following, put) in itertools.pairwise(steps):
+            assert (kind == "delete") is (following == "insert")
+            assert kind != "delete" or put[0] == args[0]
 
     @pytest.mark.parametrize("make", [dict_of, records_of, Bytes(50)])
     def test_values_name_their_keys(self, make: Any) -> None:
@@ -112,6 +117,8 @@ class TestWorkloads:
         assert len(mapping) == Bulk.per_call
         assert Bulk().proves("get_many", (keys,), right)
         assert not Bulk().proves("get_many", (keys,), {**right, keys[5]: b"another"})
+        assert Hits().proves("hits", (keys,), right[keys[-1]])
+        assert not Hits().proves("hits", (keys,), right[keys[0]])
         right.pop(keys[0])
         assert not Bulk().proves("get_many", (keys,), right)
         assert [Tags().proves("evict", ("tag",), count) for count in (100, 99)] == [True, False]
@@ -181,7 +188,6 @@ class TestPace:
 
         monkeypatch.setattr(trial, "clock", lambda: now[0])
         monkeypatch.setattr(time, "sleep", sleep)
-        monkeypatch.setattr(trial, "_wake_on_time", lambda: None)
         return now
 
     def test_a_late_call_is_timed_from_when_it_was_due(self, now: list[int]) -> None:
@@ -279,13 +285,6 @@ class TestHarness:
         ]
         assert "good" in record.of("one")
 
-    def test_one_that_is_not_installed_is_left_out_with_what_installs_it(self, run: Any) -> None:
-        record = run(scenario(Mix()), good=dictionary(), bad=Spec("bad", "no_such_module", "pip install it"))
-        assert [one.subject for one in record.trials] == ["good", "good"]
-        (told,) = record.absences
-        assert (told.subject, told.failed) == ("bad", False)
-        assert told.reason.endswith("install it with: pip install it")
-
     def test_a_server_that_dies_in_mid_run_fails_that_subject_alone(self, tmp_path: Path) -> None:
         needs_server("memcached")
         facts = {name: SUBJECTS[name].facts for name in ("cache", "memcached")}
@@ -314,6 +313,23 @@ class TestHarness:
         assert all(one.wrong == one.calls["get"].count for one in lies)
         loses = run(scenario(Mix(shares={GET: 1, SET: 0})), good=dictionary(loses=True)).trials
         assert all(one.unexpected == one.calls["get"].count for one in loses)
+
+    def test_blocks_are_divided_after_subtracting_clock_and_loop(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        ticks = itertools.count(0, 100_000)
+        monkeypatch.setattr(trial, "clock", lambda: next(ticks))
+        one = scenario(Hits())
+        record = Record({}, {}, {"good": SubjectFacts("Good")}, {"one": one.facts})
+        known = {"good": Candidate(dictionary(), "Good", fixed=True)}
+        costs = Costs(clock=20_000, loop=50)
+        list(Harness(record, FEW, costs, Workspace(tmp_path), catalogue=known).run({"one": one}, ["good"]))
+        assert {one.calls["hits"].p50 for one in record.trials} == {(100_000 - 20_000) / 100 - 50}
+
+    def test_what_one_by_one_reads_and_writes_is_right(self, run: Any) -> None:
+        (first, _) = run(scenario(BulkOrEach(2_000)), good=OURS).trials
+        assert (first.wrong, first.unexpected) == (0, 0)
+        assert set(first.calls) == set(BulkOrEach().kinds)
 
     def test_increments_that_get_lost_are_wrong(self, run: Any) -> None:
         record = run(scenario(Counters(keys=1), 2), good=dictionary(), bad=OURS)
@@ -384,15 +400,3 @@ class TestWorkspace:
         with pytest.raises(KeyboardInterrupt):
             interrupted()
         assert list(tmp_path.iterdir()) == []
-
-    def test_only_what_nobody_owns_is_swept(self, tmp_path: Path) -> None:
-        abandoned, lockless, young = (tmp_path / f"{workspace.PREFIX}{name}" for name in ("left", "bare", "young"))
-        stranger = tmp_path / "other"
-        for path in (abandoned, lockless, young, stranger):
-            path.mkdir()
-        (abandoned / workspace.LOCK).touch()
-        with workspace.workspace(tmp_path) as space:
-            for path in (abandoned, lockless, space.root):
-                os.utime(path, (0, 0))
-            workspace.sweep(tmp_path)
-            assert {*tmp_path.iterdir()} == {space.root, young, stranger}

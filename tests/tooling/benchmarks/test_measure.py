@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-import random
 import statistics
 
 import pytest
@@ -14,11 +12,10 @@ from hypothesis import strategies as st
 from benchmarks import measure
 from benchmarks.budgets import AIM, BUDGETS, MISSED, MUST, UNCLEAR, UNMEASURED, Budget, assess, cost, speed
 from benchmarks.intervals import WANTED, Interval, Spread, coverage, median_interval, ranks, ratio_spread
-from benchmarks.measure import Calls, Costs
+from benchmarks.measure import Calls
 from benchmarks.report.summaries import confidence
 from benchmarks.report.text import Table, duration, objectives_table, size
 from benchmarks.workloads.sections import SECTIONS
-from benchmarks.workloads.singles import ROUNDS_PER_REPEAT
 
 SPEED = speed("set", "operations", "set, p50", 2.5, 4)
 COST = cost("open", "growth", "open | get", 5, None, " ms")
@@ -30,30 +27,12 @@ def test_a_percentile_is_the_smallest_sample_not_exceeded_by_enough(samples: lis
     assert measure.percentile(sorted(samples), per_mille) == min(enough)
 
 
-def test_no_samples_and_no_percentile_are_refused() -> None:
-    with pytest.raises(ValueError, match="no samples"):
-        measure.percentile([], 500)
-    with pytest.raises(ValueError, match="out of range"):
-        measure.percentile([1], 1001)
-
-
 def test_a_summary_subtracts_the_cost_and_never_goes_below_zero() -> None:
     found = Calls.of([30, 5, 20], cost=10)
     assert (found.count, found.p50, found.p90, found.max, found.total, found.tail) == (3, 10, 20, 20, 30, 20)
     assert found.curve[0] == 0
     assert found.curve[-1] == 20
     assert Calls.of(range(200)).tail == 198.5, "the mean of the slowest hundredth"
-
-
-def test_blocks_are_divided_after_subtracting_clock_and_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    ticks = itertools.count(0, 1_000)
-    monkeypatch.setattr(measure, "clock", lambda: next(ticks))
-    seen: list[str] = []
-    assert measure.time_blocks(seen.append, [list("abcd"), list("efgh")], Costs(clock=200, loop=50)) == [150, 150]
-    assert "".join(seen) == "abcdefgh"
-    assert list(measure.time_calls(seen.append, [("i",), ("j",)])) == [1_000, 1_000]
-    assert list(measure.time_keys(seen.append, "k")) == [1_000]
-    assert "".join(seen) == "abcdefghijk"
 
 
 def test_costs_are_measured() -> None:
@@ -89,14 +68,6 @@ def test_no_narrower_interval_would_do(count: int) -> None:
     rank, probability = ranks(count)
     assert probability == coverage(count, rank) >= WANTED
     assert rank + 1 > (count + 1) // 2 or coverage(count, rank + 1) < WANTED
-
-
-@pytest.mark.parametrize("count", [5, 7, 12])
-def test_simulated_coverage_is_the_stated_one_whatever_the_distribution(count: int) -> None:
-    draw, rounds = random.Random(count), 4_000
-    found = [median_interval([draw.lognormvariate(0, 2) for _ in range(count)]) for _ in range(rounds)]
-    held = sum(low <= 1 <= high for low, high, _ in found) / rounds
-    assert held == pytest.approx(found[0].coverage, abs=0.015)
 
 
 def test_a_ratio_is_taken_within_each_repetition() -> None:
@@ -153,8 +124,7 @@ def test_every_section_has_its_rows_and_repetitions_enough_for_an_interval() -> 
     assert {budget.section for budget in BUDGETS} == set(SECTIONS)
     assert len({budget.key for budget in BUDGETS}) == len(BUDGETS)
     efforts = {name: section.effort for name, section in SECTIONS.items()}
-    assert efforts.pop("peers").repeats * ROUNDS_PER_REPEAT >= 5
-    assert all(effort.repeats >= 5 for effort in efforts.values())
+    assert all(effort.repeats >= 6 for effort in efforts.values())
     assert (efforts["growth"].entries, efforts["limit"].writes) == (1_000_000, 100_000)
 
 

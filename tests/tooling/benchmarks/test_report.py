@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from benchmarks import page, render
 from benchmarks.intervals import Interval, Spread
 from benchmarks.measure import CURVE, Calls
-from benchmarks.peers.spec import BenchmarkError
 from benchmarks.report import panels, plots, results, styles, tables
 from benchmarks.report.record import Record, ScenarioFacts, SubjectFacts, Trial, load
 from benchmarks.report.summaries import curve_spreads, percentile_spread, slowest, speedup
@@ -292,20 +291,6 @@ class TestRender:
     def test_a_record_comes_back_as_it_was(self, record: Record, tmp_path: Path) -> None:
         record.save(tmp_path / "run.json")
         assert load(tmp_path / "run.json") == record
-
-    @pytest.mark.parametrize(
-        ("change", "told"),
-        [
-            ({"subject": "nobody"}, "nobody"),
-            ({"scenario": "nothing"}, "nothing"),
-            ({"calls": {"get": Calls(1, 1, 1, 1, 1, 1, (1.0, 2.0), 1)}}, "2 points on the curve of 'get'"),
-        ],
-    )
-    def test_a_trial_that_has_no_place_is_refused(self, tmp_path: Path, change: dict[str, Any], told: str) -> None:
-        odd = one_of(Trial(**{**vars(trial(0, [1.0])), **change}))
-        odd.save(tmp_path / "odd.json")
-        with pytest.raises(BenchmarkError, match=told):
-            load(tmp_path / "odd.json")
 
     def test_an_unknown_format_is_named_before_anything_is_drawn(
         self, few: Record, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -129,10 +129,6 @@ def test_it_keeps_what_is_set_until_it_is_deleted(opened: Any) -> None:
         assert opened.get(key) is None
     opened.set("large", MEGABYTE)
     assert opened.get("large") == MEGABYTE
-
-
-@everyone("set")
-def test_one_key_as_text_and_as_bytes_is_not_mixed_up_with_another(opened: Any) -> None:
     for number in range(20):
         opened.set(f"t{number}", b"%d" % number)
         opened.set(b"b%d" % number, b"%d" % -number)
@@ -146,6 +142,9 @@ def test_it_is_filled_in_batches(opened: Any, monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr(specs, size, 10)
     load_items(opened, ((f"key:{number}", b"%d" % number) for number in range(25)))
     assert [opened.get(f"key:{number}") for number in range(26)] == [*(b"%d" % number for number in range(25)), None]
+    if clear := feature_or_none(opened, "clear"):
+        clear()
+        assert [opened.get("key:0"), opened.get("key:24")] == [None, None]
 
 
 @pytest.mark.parametrize("name", ["diskcache-rs", "django-memory", "lru-cache", "cachebox"])
@@ -187,16 +186,6 @@ def test_it_reads_and_writes_many_at_once(opened: Any) -> None:
     set_many({"key:0": b"new"})
     assert get_many(["key:0", "missing"]) == {"key:0": b"new"}
     assert opened.get("key:0") == b"new"
-
-
-@everyone("clear")
-def test_it_forgets_all(opened: Any) -> None:
-    load_items(opened, [("a", b"1"), ("b", b"2")])
-    assert opened.get("a") == b"1"
-    opened.clear()
-    assert [opened.get("a"), opened.get("b")] == [None, None]
-    load_items(opened, [("a", b"3")])
-    assert opened.get("a") == b"3"
 
 
 @everyone("evict")
@@ -332,21 +321,16 @@ class TestServers:
         except MissingSubject as missing:
             pytest.skip(str(missing))
 
-    def test_a_limit_on_memory_evicts_the_oldest(self, client: Any) -> None:
+    def test_a_limit_on_memory_evicts_the_oldest_and_what_it_uses_is_told(self, limited: Any, client: Any) -> None:
         for number in range(100):
             client.set(f"key:{number}", MEGABYTE[:-100])
+        before = limited.usage()
         kept = [client.get(f"key:{number}") is not None for number in range(100)]
         assert kept[-1]
         assert 30 < sum(kept) < 70
-
-    def test_its_use_of_the_machine_is_told(self, limited: Any, client: Any) -> None:
-        before = limited.usage()
-        client.set("key", MEGABYTE)
-        for _ in range(200):
-            client.get("key")
         after = limited.usage()
         assert after.cpu_seconds > before.cpu_seconds
-        assert after.resident > 1 << 20
+        assert 30 << 20 < after.resident < 200 << 20
 
     def test_one_that_dies_is_told_and_does_not_disturb(self, limited: Any, capsys: pytest.CaptureFixture[str]) -> None:
         with running(limited.program.removesuffix("-server"), limited.socket.parent / "other") as server:
