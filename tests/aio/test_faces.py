@@ -10,8 +10,7 @@ import os
 import pickle
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from functools import partial
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -25,7 +24,6 @@ from diskcache_like.operations import computing, rules
 from diskcache_like.operations.flights import Flight
 from diskcache_like.settings import SettingsInForce
 from diskcache_like.storage.opening.mutex import mutex
-from diskcache_like.storage.store import Store
 from diskcache_like.system import threads
 from diskcache_like.system.blocking import WouldBlock
 from diskcache_like.system.tasks import has_ended
@@ -33,6 +31,7 @@ from diskcache_like.system.threads import Threads
 
 from ..support.awaited import awaited
 from ..support.cache_kinds import few, one
+from ..support.contention import held
 from ..support.workers import PATIENCE
 
 T = TypeVar("T")
@@ -79,26 +78,6 @@ def hops(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 
     monkeypatch.setattr(Threads, "call", note)
     return found
-
-
-@contextlib.contextmanager
-def held(cache: Cache, store: Store | None = None) -> Iterator[threading.Event]:
-    """Hold the cache's write locks, or that of a shard, in another thread until the body ends, or sets the event."""
-    ready, done = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with cache.transact() if store is None else store.transaction(None):
-            ready.set()
-            assert done.wait(PATIENCE)
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    assert ready.wait(PATIENCE)
-    try:
-        yield done
-    finally:
-        done.set()
-        thread.join()
 
 
 async def waiting(cache: Cache) -> None:
@@ -149,41 +128,6 @@ def test_what_cannot_be_awaited_says_what_to_write_instead(cache: Cache) -> None
         AsyncCache().nothing  # type: ignore[attr-defined]  # noqa: B018
     with pytest.raises(AttributeError, match=r"'size_limit'.*use \.sync"):
         face.size_limit  # noqa: B018
-
-
-CALLS: list[tuple[str, Callable[[Any], Any]]] = [
-    ("get", lambda c: c.get("a")),
-    ("get with metadata", lambda c: c.get("a", expire_time=True, tag=True)),
-    ("default", lambda c: c.get("missing", 7)),
-    ("add", lambda c: c.add("a", 2)),
-    ("incr", lambda c: c.incr("n", 5)),
-    ("pop", lambda c: c.pop("a")),
-    ("delete", lambda c: c.delete("a")),
-    ("touch", lambda c: c.touch("missing")),
-    ("get_many", lambda c: c.get_many(["a", "large", "missing"])),
-    ("set_many", lambda c: c.set_many({n: n for n in range(500)})),
-    ("delete_many", lambda c: c.delete_many(["a", "missing"])),
-    ("push", lambda c: c.push("x", prefix="q")),
-    ("evict", lambda c: c.evict("t")),
-    ("count", lambda c: c.count(tags=["t"])),
-    ("clear", lambda c: c.clear()),
-]
-
-
-@few
-@pytest.mark.parametrize(("name", "call"), CALLS, ids=[name for name, _ in CALLS])
-def test_an_awaited_call_returns_what_the_other_one_does(cache: Cache, name: str, call: Callable[[Any], Any]) -> None:
-    def filled() -> None:
-        cache.clear()
-        cache.set("a", 1, tag="t")
-        cache.set("large", LARGE)
-
-    filled()
-    expected = call(cache)
-    left = dict(cache)
-    filled()
-    assert run(lambda: call(cache.aio)) == expected
-    assert dict(cache) == left
 
 
 @few
@@ -824,18 +768,6 @@ def test_a_function_that_computes_in_a_transaction_takes_part_in_it(cache: Cache
     run(main)
 
 
-@one
-def test_an_error_rolls_a_transaction_back(cache: Cache) -> None:
-    async def main() -> None:
-        with pytest.raises(ValueError, match="mine"):
-            async with cache.aio.transact():
-                await cache.aio.set("k", 1)
-                raise ValueError("mine")
-        assert await cache.aio.get("k") is None
-
-    run(main)
-
-
 # -- loops and processes ----------------------------------------------------------------------------------------------
 
 
@@ -938,24 +870,6 @@ def test_a_cache_opens_in_a_thread_or_with_its_first_use(tmp_path: Path) -> None
 
 
 # -- computed values --------------------------------------------------------------------------------------------------
-
-
-@few
-def test_concurrent_callers_compute_once(cache: Cache) -> None:
-    calls: list[int] = []
-
-    async def compute(number: int) -> int:
-        calls.append(number)
-        await asyncio.sleep(0)
-        return number
-
-    async def main() -> None:
-        face = cache.aio
-        found = await asyncio.gather(*(face.get_or_set(n % 10, partial(compute, n % 10)) for n in range(200)))
-        assert found == [n % 10 for n in range(200)]
-
-    run(main)
-    assert sorted(calls) == list(range(10))
 
 
 @one

@@ -13,7 +13,6 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
@@ -33,6 +32,7 @@ from diskcache_like import DEFAULT_SETTINGS, Cache, Deque, DjangoCache, FanoutCa
 from diskcache_like.djangocache import handles
 
 from ..support.cache_kinds import QUICK, Clock
+from ..support.contention import held
 from ..support.leaks import open_descriptors
 
 Maker = Callable[..., DjangoCache]
@@ -76,26 +76,6 @@ def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
             return await coroutine
 
     return asyncio.run(within())
-
-
-@contextmanager
-def locked(cache: Cache) -> Iterator[threading.Event]:
-    """Have another thread hold the write locks until the event that this yields is set, or the block ends."""
-    ready, end = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with cache.transact(retry=True):
-            ready.set()
-            end.wait(60)
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    assert ready.wait(60)
-    try:
-        yield end
-    finally:
-        end.set()
-        thread.join()
 
 
 # -- settings -----------------------------------------------------------------------------------------------------
@@ -287,7 +267,7 @@ def test_its_methods_take_what_those_of_diskcache_take(diskcache: ModuleType) ->
 def test_a_write_that_may_not_wait_is_given_up(make: Maker) -> None:
     cache = make(DATABASE_TIMEOUT=0)
     cache.set("key", 1)
-    with locked(cache._cache):
+    with held(cache._cache):
         assert not cache.set("key", 2, retry=False)
         assert not cache.add("new", 2, retry=False)
         assert not cache.touch("key", retry=False)
@@ -312,7 +292,7 @@ def test_many_entries_at_once(make: Maker) -> None:
 
 def test_a_new_version_appears_as_the_old_one_goes(django: DjangoCache) -> None:
     django.set("key", "value")
-    with locked(django._cache) as end:
+    with held(django._cache) as end:
         moved = threading.Thread(target=django.incr_version, args=("key", 2))
         moved.start()
         assert (django.get("key"), django.get("key", version=3)) == ("value", None)
@@ -507,7 +487,7 @@ def test_a_write_that_waits_does_not_block_the_event_loop(django: DjangoCache) -
         end.set()
         assert await writing
 
-    with locked(django._cache) as end:
+    with held(django._cache) as end:
         run(work())
     assert django.get("key") == "value"
 

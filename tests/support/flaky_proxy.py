@@ -14,7 +14,6 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from .redis_servers import ATTEMPTS, free_port
@@ -24,7 +23,7 @@ PIECE = 1 << 16  # bytes
 HELD = 64  # pieces on their way in each direction, after which nothing more is read
 RESET = struct.pack("ii", 1, 0)  # linger for no time: closing sends RST
 
-Address = tuple[str, int] | Path  # of the loopback interface, or a Unix socket
+Address = tuple[str, int]  # of the loopback interface
 Direction = Literal["to_server", "to_client"]
 DIRECTIONS: tuple[Direction, ...] = ("to_server", "to_client")
 Found = TypeVar("Found")
@@ -206,16 +205,11 @@ class FlakyProxy:
     async def _join(self, reader: asyncio.StreamReader, writers: list[asyncio.StreamWriter]) -> None:
         number = self.accepted
         await self._ways["to_server"].open.wait()  # who comes to a frozen one is let in, and no more
-        server_reader, server_writer = await self._connect()
+        server_reader, server_writer = await asyncio.open_connection(*self._target)
         writers.append(server_writer)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._carry(reader, server_writer, self._ways["to_server"], number))
             group.create_task(self._carry(server_reader, writers[0], self._ways["to_client"], number))
-
-    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        if isinstance(self._target, Path):
-            return await asyncio.open_unix_connection(str(self._target))
-        return await asyncio.open_connection(*self._target)
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, way: _Way, number: int) -> None:
         """Carry what comes, and in the end the end of it, each piece late by the delay of the moment it came."""
@@ -252,9 +246,7 @@ class FlakyProxy:
 def _reset(writer: asyncio.StreamWriter) -> None:
     """Have a connection end by RST, as one does whose other side has crashed."""
     with suppress(OSError, AttributeError):
-        found = writer.get_extra_info("socket")
-        if found.family != socket.AF_UNIX:
-            found.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
     writer.transport.abort()
 
 
