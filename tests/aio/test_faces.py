@@ -389,26 +389,11 @@ def test_the_loop_goes_on_while_a_write_waits_for_the_lock(cache: Cache) -> None
     run(main)
 
 
-def test_readers_do_not_queue_behind_writers_that_wait(tmp_path: Path) -> None:
-    with Cache(tmp_path) as cache:
-        cache["large"] = LARGE
-
-        async def main() -> None:
-            face = cache.aio
-            with held(cache) as done:
-                writing = [asyncio.create_task(face.set(n, n)) for n in range(2 * threads.MAX_THREADS)]
-                await waiting(cache)
-                assert await face.get("large") == LARGE
-                done.set()
-                await asyncio.gather(*writing)
-
-        run(main)
-
-
 @one
 @pytest.mark.parametrize(
     "read",
     [
+        lambda face: face.get("large"),
         lambda face: face.length(),
         lambda face: face.count(),
         lambda face: face.tags(),
@@ -417,9 +402,7 @@ def test_readers_do_not_queue_behind_writers_that_wait(tmp_path: Path) -> None:
         lambda face: read_stream(face),
     ],
 )
-def test_reads_of_many_entries_and_streams_do_not_queue_behind_writers(
-    cache: Cache, read: Callable[[Any], Awaitable[Any]]
-) -> None:
+def test_reads_do_not_queue_behind_writers_that_wait(cache: Cache, read: Callable[[Any], Awaitable[Any]]) -> None:
     cache["large"] = LARGE
 
     async def main() -> None:

@@ -191,6 +191,11 @@ class TestDeque(Adapted, test_deque.TestBasic):  # type: ignore[misc, name-defin
         self.enterContext(mock.patch.object(test_deque, "deque", SmallDeque))
         self.enterContext(mock.patch.object(test_deque, "BIG", 1100))
 
+    def test_getitem(self) -> None:
+        """With 40 items instead of 200, and so 25 times faster."""
+        with mock.patch.object(test_deque, "range", lambda *ends: range(*(min(end, 40) for end in ends)), create=True):
+            super().test_getitem()
+
 
 class TestIterables(Adapted, test_deque.TestVariousIteratorArgs):  # type: ignore[misc, name-defined]
     """What deques are made of."""

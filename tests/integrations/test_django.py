@@ -33,7 +33,7 @@ from diskcache_like.djangocache import handles
 
 from ..support.cache_kinds import QUICK, Clock
 from ..support.contention import held
-from ..support.leaks import open_descriptors
+from ..support.inspection import cache_descriptors
 
 Maker = Callable[..., DjangoCache]
 
@@ -135,19 +135,6 @@ def test_settings_are_attributes_that_are_in_force_when_they_are_assigned(make: 
     one.close()
     assert (one.cull_limit, one.eviction_policy) == (3, "least-recently-used"), "it opens again with what was assigned"
     assert (other.cull_limit, make().cull_limit) == (10, 10), "nothing was stored"
-
-
-def test_prefixes_versions_and_key_functions_keep_entries_apart(make: Maker) -> None:
-    plain, prefixed, second = make(), make(KEY_PREFIX="p"), make(VERSION=2)
-    for cache in (plain, prefixed, second):
-        assert cache.add("key", cache.version)
-    assert plain.get("key", version=2) == second.get("key") == 2
-    assert prefixed.get("key", version=2) is None
-    assert prefixed.get("key") == plain.get("key") == second.get("key", version=1) == 1
-    assert second.delete("key", version=1)
-    assert "key" not in plain
-    assert "key" in second
-    assert plain.clear() == 2
 
 
 # -- timeouts -----------------------------------------------------------------------------------------------------
@@ -465,7 +452,7 @@ def test_asynchronous_twins_do_what_the_methods_do(django: DjangoCache) -> None:
         await django.aclose()
 
     run(work())
-    assert descriptors(django) == []
+    assert cache_descriptors(Path(django.directory)) == []
 
 
 def test_an_override_is_what_the_twin_calls(tmp_path: Path) -> None:
@@ -493,10 +480,6 @@ def test_a_write_that_waits_does_not_block_the_event_loop(django: DjangoCache) -
 
 
 # -- open files ---------------------------------------------------------------------------------------------------
-
-
-def descriptors(cache: DjangoCache) -> list[str]:
-    return [name for name in open_descriptors().values() if name.startswith(cache.directory)]
 
 
 class NoKey(Clock):
@@ -555,9 +538,9 @@ def test_a_directory_that_was_removed_while_it_is_in_use_concerns_no_other(tmp_p
 
 def test_close_closes_the_files_and_the_next_operation_opens_them(django: DjangoCache) -> None:
     django.set("key", "value")
-    assert descriptors(django) != []
+    assert cache_descriptors(Path(django.directory)) != []
     django.close()
-    assert descriptors(django) == []
+    assert cache_descriptors(Path(django.directory)) == []
     assert django.get("key") == "value"
 
 
@@ -565,10 +548,10 @@ def test_the_end_of_a_request_closes_nothing(django: DjangoCache) -> None:
     django.set("key", "value")
     request_started.send(sender=None)
     django.close()
-    assert descriptors(django) != []
+    assert cache_descriptors(Path(django.directory)) != []
     handles.serving = False
     django.close()
-    assert descriptors(django) == []
+    assert cache_descriptors(Path(django.directory)) == []
 
 
 def test_a_child_forked_while_a_cache_is_being_opened_can_open_one(tmp_path: Path) -> None:

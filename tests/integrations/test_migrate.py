@@ -38,22 +38,12 @@ from diskcache_like.cli import main
 from diskcache_like.encoding.keys import queue_key
 from diskcache_like.migration import copy
 from diskcache_like.migration.copy import Migration, Options, Summary
-from diskcache_like.persistent import Deque, Index
+from diskcache_like.persistent import Deque
+
+from ..support.tampering import snapshot
 
 BIG = 50_000
-Snapshot = dict[str, tuple[int, int, int, bytes]]
-
 pytest.importorskip("diskcache")
-
-
-def snapshot(directory: Path) -> Snapshot:
-    """Return names, modes, sizes, times and contents of all that lies in a directory."""
-    found = {}
-    for path in sorted([directory, *directory.rglob("*")]):
-        status = path.lstat()
-        content = path.read_bytes() if path.is_file() and not path.is_symlink() else b""
-        found[str(path)] = (status.st_mode, status.st_size, status.st_mtime_ns, content)
-    return found
 
 
 def migrate(old: Path, new: Path, clock: Callable[[], float] = time.time, **options: Any) -> Summary:
@@ -200,15 +190,6 @@ def test_a_deque_is_a_deque_again(old: Path, new: Path, diskcache: ModuleType) -
     ours.appendleft("zero")
     assert [ours.popleft(), ours.pop(), len(ours)] == ["zero", "last", 3]
     assert ours.cache.reset("eviction_policy") == "none"
-    ours.cache.close()
-
-
-def test_an_index_keeps_its_order(old: Path, new: Path, diskcache: ModuleType) -> None:
-    theirs = diskcache.Index(str(old), [("b", 1), ("a", 2), ((1, 2), [3])])
-    theirs.cache.close()
-    assert migrate(old, new, kind="index").copied == 3
-    ours = Index(str(new))
-    assert list(ours.items()) == [("b", 1), ("a", 2), ((1, 2), [3])]
     ours.cache.close()
 
 

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import math
 import pickle
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
-import diskcache_like
-from diskcache_like import BoundedSemaphore, Cache, LeaseLost, Lock, NotOwner, RLock, TransactionError, recipes
-from diskcache_like.cache import clock_of
+from diskcache_like import BoundedSemaphore, Cache, LeaseLost, Lock, NotOwner, RLock, TransactionError
 from diskcache_like.coherence import futex
 from diskcache_like.coherence._native import Words
 from diskcache_like.recipes import locks
@@ -65,17 +61,6 @@ def test_a_transaction_that_is_rolled_back_takes_no_lock(cache: Cache, make: Mak
         raise ZeroDivisionError
     assert cache.get("free") is None
     assert cache.get("lock") is not None
-
-
-@each_lock
-def test_an_extended_lease_keeps_its_tags(cache: Cache, make: Maker) -> None:
-    lock = make(cache, "lock", expire=FOREVER, tag="one")
-    lock.acquire()
-    lock.extend(2 * FOREVER)
-    _, until, tag = cache.get("lock", expire_time=True, tag=True)
-    assert tag == "one"
-    assert until is not None
-    assert until - clock_of(cache)() > FOREVER
 
 
 @each_lock
@@ -453,19 +438,3 @@ def test_a_sleeper_leaves_a_closed_store_alone(cache: Cache, monkeypatch: pytest
     assert slept == [0.01]
     cache["key"] = 1
     store.sleep_on(h, stamp, FOREVER)  # changed since: the kernel does not let us sleep
-
-
-@one
-@pytest.mark.parametrize("name", [*recipes.__all__])
-def test_recipes_are_called_as_in_diskcache(cache: Cache, diskcache: ModuleType, name: str) -> None:
-    ours, theirs = getattr(diskcache_like, name), getattr(diskcache, name)
-
-    def parameters(function: Any) -> list[tuple[str, Any, Any]]:
-        return [(each.name, each.default, each.kind) for each in inspect.signature(function).parameters.values()]
-
-    methods = {"acquire", "release", "locked", "add", "get", "pop"} & set(vars(theirs))
-    for mine, their in [(ours, theirs), *((getattr(ours, method), getattr(theirs, method)) for method in methods)]:
-        alike = parameters(their)
-        assert parameters(mine)[: len(alike)] == alike
-        more = [default for name, default, _ in parameters(mine)[len(alike) :] if name != "others"]
-        assert inspect.Parameter.empty not in more

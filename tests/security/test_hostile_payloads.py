@@ -20,7 +20,7 @@ from tools.fuzz_codecs import codec, mutated, targets, try_one
 
 from ..support.hostile_content import CLAIMS, MB, NESTED, UNKNOWN, lz4_bomb, zlib_bomb, zstd_bomb
 from ..support.sample_objects import OBJECTS
-from ..support.sample_values import ANSWERS
+from ..support.sample_values import RECORDS
 from ..support.tampering import database, forged, plant, stored_of
 
 PAIRS = [
@@ -50,7 +50,7 @@ def changes(payload: bytes) -> Iterator[bytes]:
 @pytest.mark.parametrize("pair", PAIRS, ids="+".join)
 def test_every_flipped_bit_and_every_cut_is_a_value_or_a_decode_error(pair: tuple[str, str]) -> None:
     one = codec(*pair)
-    values: list[Any] = [ANSWERS[0], "text " * 20, [1.5] * 30]
+    values: list[Any] = [RECORDS[0], "text " * 20, [1.5] * 30]
     values += OBJECTS if pair[0] == "msgpack" else []
     for value in values:
         for changed in changes(one.encode(value)):

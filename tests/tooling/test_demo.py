@@ -14,8 +14,6 @@ import pytest
 
 from diskcache_like import Cache
 from tools.demo import study
-from tools.demo.__main__ import main
-from tools.demo.report import percentiles
 
 from ..support.project import ROOT
 
@@ -157,32 +155,7 @@ def test_measure_counts_what_is_there(tmp_path: Path) -> None:
     summary, index = study.measure(str(path))
     assert summary == (10, 2, 3, 1, "f", 3)
     assert index == "name 7:15\nos 7:15\nx 6:7\n"
-
-
-def test_measure_says_why_a_file_does_not_parse(tmp_path: Path) -> None:
-    path = tmp_path / "module.py"
     path.write_text("print 'hello'\n")
     summary, index = study.measure(str(path))
-    assert isinstance(summary, str)
-    assert summary.startswith("SyntaxError: ")
+    assert str(summary).startswith("SyntaxError: ")
     assert index == ""
-
-
-def test_percentiles() -> None:
-    assert percentiles(range(1000, 101_000, 1000)) == ("51.0", "91.0", "100.0", "100.0")
-    assert percentiles([200]) == ("0.2", "0.2", "0.2", "0.2")
-
-
-def test_demo_in_a_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "file"
-    path.touch()
-    assert main([str(path), "--limit", "1"]) == 2
-    assert re.search(rf"^diskcache-like: .*{re.escape(str(path))}.*\n\Z", capsys.readouterr().err, re.MULTILINE)
-
-
-@pytest.mark.parametrize("arguments", [["--processes", "0"], ["--limit", "many"]])
-def test_wrong_usage_is_explained(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as raised:
-        main(arguments)
-    assert raised.value.code == 2
-    assert "usage: " in capsys.readouterr().err
