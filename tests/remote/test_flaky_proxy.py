@@ -12,7 +12,7 @@ from contextlib import closing
 import pytest
 import redis
 
-from ..support.flaky_proxy import FlakyProxy, flaky_proxy
+from ..support.flaky_proxy import FlakyProxy, _Way, flaky_proxy
 from ..support.redis_servers import RedisServer, awaited, redis_server
 
 BRIEF = 0.05  # seconds without an answer, after which none is expected
@@ -77,6 +77,26 @@ def test_what_is_sent_arrives_after_the_delay(
     began = time.monotonic()
     client.ping()
     assert time.monotonic() - began >= 0.2
+
+
+def test_connections_are_delayed_by_luck_which_changes() -> None:
+    def delays(uneven: float, turn: int) -> list[float]:
+        way = _Way(10.0, uneven, turn)
+        return [way.delay_of(number) for number in range(50)]
+
+    assert {*delays(0.0, 1)} == {10.0}
+    assert all(5.0 <= each <= 10.0 for each in delays(0.5, 1))
+    assert {0.0, 10.0} < {*delays(1.0, 1)}
+    assert delays(1.0, 1) == delays(1.0, 1) != delays(1.0, 2)
+
+
+def test_a_server_that_is_gone_is_told_by_an_end(proxy: FlakyProxy, server: RedisServer) -> None:
+    server.kill()
+    with redis.Redis.from_url(proxy.url, retry=None) as client, pytest.raises(redis.ConnectionError):
+        client.ping()
+    server.start()
+    with redis.Redis.from_url(proxy.url) as client:
+        assert client.ping()
 
 
 def test_what_is_sent_later_may_arrive_earlier_on_another_connection(

@@ -118,8 +118,6 @@ class FlakyProxy:
 
     def close(self) -> None:
         """Cut everything, and end the thread."""
-        if self._loop.is_closed():
-            return
         self._do(self._end)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(PATIENCE)

@@ -191,7 +191,7 @@ def test_reset_shows_and_stores_settings(shell: Shell, cache: Cache) -> None:
 def test_stats_says_whether_hits_are_counted_and_how_full_it_is(shell: Shell, cache: Cache) -> None:
     cache.reset("size_limit", 4 * cache.volume())
     told = shell.json("stats")[0]
-    assert (told["hits"], told["misses"]) == (None, None)
+    assert (told["entries"], told["hits"], told["misses"]) == (4, None, None)
     assert (told["size_limit"], told["eviction_policy"]) == (4 * told["bytes"], "least-recently-stored")
     text = shell.run("stats")
     assert "not counted: `diskcache-like reset DIRECTORY statistics 1`" in text

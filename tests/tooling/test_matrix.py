@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -117,6 +118,30 @@ def test_a_python_that_does_not_start_is_named(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(sys, "argv", ["matrix", "--python", "/nowhere/python"])
     with pytest.raises(SystemExit, match="--python /nowhere/python: it does not start"):
         command.main()
+
+
+def test_a_python_for_another_cpu_says_so() -> None:
+    assert str(THIS) == "3.13.0"
+    assert str(THIS._replace(machine="an abacus")) == "3.13.0, an abacus under qemu"
+
+
+def test_an_emulator_may_take_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[float] = []
+
+    def hang(*_: object, timeout: float, **__: object) -> None:
+        given.append(timeout)
+        raise subprocess.TimeoutExpired("pytest", timeout)
+
+    monkeypatch.setattr(subprocess, "run", hang)
+    result = runs.run_tests(Environment(Path(sys.executable), (), patience=4), None, [], 1, {})
+    assert given == [runs.SECONDS * 4]
+    assert "hung for 7200 s" in result.failed[0]
+
+
+def test_requirements_come_from_the_project() -> None:
+    wanted = interpreters.requirements()
+    assert "msgpack>=1.0.5" in wanted
+    assert any(one.startswith("hypothesis") for one in wanted)
 
 
 def test_arm64_without_an_emulator_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
