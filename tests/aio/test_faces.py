@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import pytest
 import uvloop
@@ -54,16 +54,6 @@ ABSENT = {
 def run(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """Run a coroutine function in an event loop of its own, which it must not outlast."""
     return asyncio.run(asyncio.wait_for(main(), PATIENCE))
-
-
-@pytest.fixture
-def on_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fail a test that calls anything in a thread."""
-
-    async def refuse(self: Threads, function: object, waits: bool = True) -> NoReturn:
-        raise AssertionError(f"{function} was called in a thread")
-
-    monkeypatch.setattr(Threads, "call", refuse)
 
 
 @pytest.fixture
@@ -205,7 +195,7 @@ def test_a_face_is_copied_to_another(cache: Cache, tmp_path: Path) -> None:
 
 
 @few
-def test_small_calls_stay_on_the_loop(cache: Cache, on_the_loop: None) -> None:
+def test_small_calls_stay_on_the_loop(cache: Cache, hops: list[object]) -> None:
     if cache.reset("disk_min_file_size") == 0:
         return  # every value is in a file
     cache.set_many({n: n for n in range(50)})  # which measures the volume of each shard
@@ -221,6 +211,7 @@ def test_small_calls_stay_on_the_loop(cache: Cache, on_the_loop: None) -> None:
         assert await face.delete("k")
 
     run(main)
+    assert hops == []
 
 
 @one

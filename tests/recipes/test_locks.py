@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 import pickle
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from diskcache_like.recipes import locks
 
 from ..support.cache_kinds import Clock, Opener, few, one
 from ..support.contention import everywhere, held, opened
-from ..support.workers import PATIENCE, Crew, Link, forked, in_thread
+from ..support.workers import Crew, Link, forked, in_thread
 
 AnyLock = Lock | RLock | BoundedSemaphore
 Maker = Callable[..., AnyLock]
@@ -313,39 +312,6 @@ def test_locks_are_sent_to_other_processes(cache: Cache, make: Maker) -> None:
 
 
 # -- waiting ----------------------------------------------------------------------------------------------------------
-
-
-@few
-@each_lock
-def test_who_waits_in_a_thread_is_woken(cache: Cache, make: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(futex, "FIRST_SLICE", FOREVER)  # nothing but a wake-up ends a wait
-    monkeypatch.setattr(futex, "LONGEST_SLICE", FOREVER)
-    waits = threading.Semaphore(0)
-    sleep = futex.sleep
-
-    def announced(*arguments: Any) -> None:
-        waits.release()
-        sleep(*arguments)
-
-    monkeypatch.setattr(futex, "sleep", announced)
-    lock = make(cache, "lock")
-    lock.acquire()
-    done: list[int] = []
-
-    def work(number: int) -> None:
-        with lock:
-            done.append(number)
-
-    threads = [threading.Thread(target=work, args=(number,), daemon=True) for number in range(5)]
-    for thread in threads:
-        thread.start()
-    for _ in threads:
-        assert waits.acquire(timeout=PATIENCE)
-    assert not done
-    lock.release()
-    for thread in threads:
-        thread.join(PATIENCE)
-    assert sorted(done) == [0, 1, 2, 3, 4]
 
 
 def exclude(cache: Cache, number: int) -> None:

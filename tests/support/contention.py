@@ -12,7 +12,7 @@ from diskcache_like import Cache, FanoutCache
 from diskcache_like.operations.computing import RENEWAL
 from diskcache_like.storage.store import Store
 
-from .workers import PATIENCE, Crew, Link, ready
+from .workers import PATIENCE, Crew, Link, in_threads, ready
 
 PROCESSES = 8
 THREADED = (2, 8)  # processes, and threads in each
@@ -28,25 +28,9 @@ def opened(directory: Path, kind: str, **settings: Any) -> Cache:
 
 def run_threads(link: Link, number: int, directory: Path, kind: str, threads: int, work: Work) -> list[Any]:
     """Run `work(cache, thread's number)` in threads on one handle; return what each returned."""
-    found: list[Any] = [None] * threads
-
-    def run(index: int) -> None:
-        try:
-            found[index] = work(cache, number * threads + index)
-        except BaseException as error:
-            found[index] = error
-
     with opened(directory, kind) as cache:
         ready(link)
-        running = [threading.Thread(target=run, args=(index,)) for index in range(threads)]
-        for thread in running:
-            thread.start()
-        for thread in running:
-            thread.join()
-    for each in found:
-        if isinstance(each, BaseException):
-            raise each
-    return found
+        return in_threads(threads, lambda index: work(cache, number * threads + index))
 
 
 def everywhere(crew: Crew, directory: Path, kind: str, layout: tuple[int, int], work: Work) -> list[Any]:

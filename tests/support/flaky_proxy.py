@@ -7,6 +7,7 @@ The bytes of a connection are never reordered, and none is left out in front of 
 from __future__ import annotations
 
 import asyncio
+import functools
 import random
 import socket
 import struct
@@ -14,7 +15,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 from .redis_servers import ATTEMPTS, free_port
 
@@ -27,6 +28,19 @@ Address = tuple[str, int]  # of the loopback interface
 Direction = Literal["to_server", "to_client"]
 DIRECTIONS: tuple[Direction, ...] = ("to_server", "to_client")
 Found = TypeVar("Found")
+P = ParamSpec("P")
+
+
+def done_there(
+    what: Callable[Concatenate[FlakyProxy, P], Coroutine[Any, Any, Found]],
+) -> Callable[Concatenate[FlakyProxy, P], Found]:
+    """Return what has the proxy's thread do something, and returns when that has been done."""
+
+    @functools.wraps(what)
+    def call(proxy: FlakyProxy, /, *args: P.args, **kwargs: P.kwargs) -> Found:
+        return asyncio.run_coroutine_threadsafe(what(proxy, *args, **kwargs), proxy._loop).result(PATIENCE)
+
+    return call
 
 
 @dataclass
@@ -59,7 +73,7 @@ class FlakyProxy:
         self._ways = {direction: _Way() for direction in DIRECTIONS}
         self._connections: dict[asyncio.Task[None], list[asyncio.StreamWriter]] = {}
         self._thread.start()
-        self._do(self._pass_everything)
+        self.pass_everything()
 
     # -- where it is ------------------------------------------------------------------------------------------------
 
@@ -73,80 +87,48 @@ class FlakyProxy:
         """Return its URL, for a server without TLS and passwords."""
         return f"redis://127.0.0.1:{self.port}/0"
 
-    @property
-    def connections(self) -> int:
-        """Return how many connections there are."""
-        return len(self._connections)
-
     # -- what it does -----------------------------------------------------------------------------------------------
 
-    def delay(self, to_server: float = 0.0, to_client: float = 0.0, uneven: float = 0.0) -> None:
+    async def _delay(self, to_server: float = 0.0, to_client: float = 0.0, uneven: float = 0.0) -> None:
         """Have everything arrive so many seconds after it was sent, on connections that exist and on new ones.
 
         `uneven`, from 0 to 1: by how much of that a connection may be quicker than another, each as luck has it now. So
         what is sent later on one may arrive earlier than what is sent on another.
         """
-        self._do(self._delay, to_server, to_client, uneven)
-
-    def freeze(self, *directions: Direction) -> None:
-        """Accept connections and bytes, and pass nothing on in these directions, or in either, not even an end."""
-        self._do(self._freeze, directions or DIRECTIONS)
-
-    def thaw(self) -> None:
-        """Pass on what was held back, and all that comes."""
-        self._do(self._thaw)
-
-    def cut(self) -> int:
-        """Reset all connections on both sides; return how many there were. New ones are let in."""
-        return self._do(self._cut)
-
-    def refuse(self) -> None:
-        """Refuse new connections; those that exist go on."""
-        self._do(self._refuse)
-
-    def accept(self) -> None:
-        """Let new connections in again, on the same port."""
-        self._do(self._accept)
-
-    def lead_to(self, target: Address) -> None:
-        """Lead new connections to another server; those that exist stay where they are until they are cut."""
-        self._target = target
-
-    def pass_everything(self) -> None:
-        """End all faults: no delay, nothing frozen, new connections welcome."""
-        self._do(self._pass_everything)
-
-    def close(self) -> None:
-        """Cut everything, and end the thread."""
-        self._do(self._end)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(PATIENCE)
-        assert not self._thread.is_alive(), "the proxy's thread does not end"
-        self._loop.close()
-
-    def _do(self, what: Callable[..., Coroutine[Any, Any, Found]], *arguments: object) -> Found:
-        return asyncio.run_coroutine_threadsafe(what(*arguments), self._loop).result(PATIENCE)
-
-    # -- in the thread ----------------------------------------------------------------------------------------------
-
-    async def _delay(self, to_server: float, to_client: float, uneven: float) -> None:
         for way, seconds in zip(self._ways.values(), (to_server, to_client), strict=True):
             way.delay, way.uneven, way.turn = seconds, uneven, way.turn + 1
 
-    async def _freeze(self, directions: tuple[Direction, ...]) -> None:
-        for direction in directions:
+    async def _freeze(self, *directions: Direction) -> None:
+        """Accept connections and bytes, and pass nothing on in these directions, or in either, not even an end."""
+        for direction in directions or DIRECTIONS:
             self._ways[direction].open.clear()
 
     async def _thaw(self) -> None:
+        """Pass on what was held back, and all that comes."""
         for way in self._ways.values():
             way.open.set()
 
-    async def _pass_everything(self) -> None:
-        await self._thaw()
-        await self._delay(0.0, 0.0, 0.0)
-        await self._accept()
+    async def _cut(self) -> int:
+        """Reset all connections on both sides; return how many there were. New ones are let in."""
+        cut = list(self._connections)
+        for task in cut:
+            for writer in self._connections[task]:
+                _reset(writer)
+            task.cancel()
+        await asyncio.gather(*cut, return_exceptions=True)
+        return len(cut)
+
+    async def _refuse(self) -> None:
+        """Refuse new connections; those that exist go on."""
+        if self._listener is not None:
+            for each in self._listener.sockets:
+                self._loop.remove_reader(each.fileno())
+            await asyncio.sleep(0)  # let in who was accepted in this turn: closing first would leave that socket open
+            self._listener.close()  # not wait_closed, which from Python 3.12 on waits for the connections as well
+            self._listener = None
 
     async def _accept(self) -> None:
+        """Let new connections in again, on the same port."""
         for attempt in range(ATTEMPTS):
             if self._listener is not None:
                 return
@@ -158,22 +140,29 @@ class FlakyProxy:
             await asyncio.sleep(0.01 * attempt)
         raise AssertionError(f"the proxy cannot listen on port {self.port}")
 
-    async def _refuse(self) -> None:
-        if self._listener is not None:
-            for each in self._listener.sockets:
-                self._loop.remove_reader(each.fileno())
-            await asyncio.sleep(0)  # let in who was accepted in this turn: closing first would leave that socket open
-            self._listener.close()  # not wait_closed, which from Python 3.12 on waits for the connections as well
-            self._listener = None
+    async def _pass_everything(self) -> None:
+        """End all faults: no delay, nothing frozen, new connections welcome."""
+        await self._thaw()
+        await self._delay()
+        await self._accept()
 
-    async def _cut(self) -> int:
-        cut = list(self._connections)
-        for task in cut:
-            for writer in self._connections[task]:
-                _reset(writer)
-            task.cancel()
-        await asyncio.gather(*cut, return_exceptions=True)
-        return len(cut)
+    delay, freeze, thaw = done_there(_delay), done_there(_freeze), done_there(_thaw)
+    cut, refuse, accept = done_there(_cut), done_there(_refuse), done_there(_accept)
+    pass_everything = done_there(_pass_everything)
+
+    def lead_to(self, target: Address) -> None:
+        """Lead new connections to another server; those that exist stay where they are until they are cut."""
+        self._target = target
+
+    def close(self) -> None:
+        """Cut everything, and end the thread."""
+        done_there(FlakyProxy._end)(self)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(PATIENCE)
+        assert not self._thread.is_alive(), "the proxy's thread does not end"
+        self._loop.close()
+
+    # -- in the thread ----------------------------------------------------------------------------------------------
 
     async def _end(self) -> None:
         await self._refuse()

@@ -101,6 +101,9 @@ ILLEGAL = {
         (0, 1, ("set", "k", 1, ("t",)), True), (2, 3, ("set", "l", 2, ("u",)), True),
         (4, 9, ("evict", ("t", "u"), "any"), 2), (5, 6, ("get", "l"), None), (7, 8, GET, 1),
     ),
+    "a soft evict leaves what has one of the tags": (
+        (0, 1, ("set", "k", 1, ("t", "u")), True), (2, 3, ("soft", ("k", "l"), ("u", "v"), "any"), None), (4, 5, GET, 1),
+    ),
     "a soft evict leaves an entry": (
         (0, 1, ("set", "k", 1, ("t",)), True), (2, 3, ("soft", ("k", "l"), ("t",), "any"), None), (4, 5, GET, 1),
     ),
