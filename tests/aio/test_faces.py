@@ -32,7 +32,7 @@ from diskcache_like.system.threads import Threads
 from ..support.awaited import awaited
 from ..support.cache_kinds import few, one
 from ..support.contention import held
-from ..support.workers import PATIENCE
+from ..support.workers import PATIENCE, in_threads
 
 T = TypeVar("T")
 
@@ -805,11 +805,7 @@ def test_loops_come_and_go_and_run_side_by_side(cache: Cache) -> None:
 
     for number in range(2):
         asyncio.run(main(number), debug=True)
-    sides = [threading.Thread(target=lambda number=number: asyncio.run(main(number))) for number in range(2, 5)]
-    for side in sides:
-        side.start()
-    for side in sides:
-        side.join()
+    in_threads(3, lambda number: asyncio.run(main(number + 2)))
     assert cache["all"] == 250
 
 

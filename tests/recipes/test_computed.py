@@ -30,7 +30,7 @@ from diskcache_like import (
 from diskcache_like.operations import rules
 
 from ..support.cache_kinds import Clock, Opener, few, one
-from ..support.workers import PATIENCE
+from ..support.workers import PATIENCE, in_threads
 
 
 @few
@@ -291,18 +291,17 @@ def test_no_more_than_so_many_at_a_time(open_cache: Opener) -> None:
         assert may_end.wait(PATIENCE)
         return 1
 
-    threads = [
-        threading.Thread(target=cache.get_or_set, args=(number, work), kwargs={"max_concurrent": 2})
-        for number in range(2)
-    ]
-    for thread in threads:
-        thread.start()
-        assert inside.acquire(timeout=PATIENCE)
-    with pytest.raises(Overloaded, match="2 computations of"):
-        cache.get_or_set("third", work, max_concurrent=2)
-    may_end.set()
-    for thread in threads:
-        thread.join(PATIENCE)
+    def ask(number: int) -> int:
+        if number < 2:
+            return cache.get_or_set(number, work, max_concurrent=2)
+        for _ in range(2):
+            assert inside.acquire(timeout=PATIENCE)
+        with pytest.raises(Overloaded, match="2 computations of"):
+            cache.get_or_set("third", work, max_concurrent=2)
+        may_end.set()
+        return 3
+
+    assert in_threads(3, ask) == [1, 1, 3]
     assert cache.get_or_set("third", work, max_concurrent=2) == 1
 
 
