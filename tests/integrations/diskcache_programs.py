@@ -56,9 +56,9 @@ def test_the_package_is_this_one(cache: Any) -> None:
 
 @pytest.mark.parametrize("name", ["cli", "core", "fanout", "persistent", "recipes"])
 def test_a_submodule_is_found_in_every_way(name: str) -> None:
+    module = getattr(dc, name)  # before anything imports it
     assert importlib.util.find_spec(f"diskcache.{name}") is not None
-    module = importlib.import_module(f"diskcache.{name}")
-    assert module is getattr(dc, name) is sys.modules[f"diskcache.{name}"]
+    assert module is importlib.import_module(f"diskcache.{name}") is sys.modules[f"diskcache.{name}"]
     space: dict[str, Any] = {}
     exec(f"import diskcache.{name} as one; from diskcache import {name} as other", space)
     assert space["one"] is space["other"] is module

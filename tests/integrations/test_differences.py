@@ -71,3 +71,10 @@ def test_a_read_writes_nothing_to_the_disk(tmp_path: Path, setting: str) -> None
             for _ in range(20):
                 assert (cache["key"], other["key"], other.get("missing")) == (1, 1, None)
         assert (tmp_path / "cache.db-wal").stat().st_size == written
+
+
+def test_the_pickle_protocol_plays_no_part_in_keys(tmp_path: Path) -> None:
+    with Cache(tmp_path, disk_pickle_protocol=2) as cache:
+        cache[1, "a"] = "value"
+    with Cache(tmp_path, disk_pickle_protocol=5) as cache:
+        assert cache[1, "a"] == "value"

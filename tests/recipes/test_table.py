@@ -169,7 +169,7 @@ def check(open_cache: Opener, clock: Clock, coroutine: bool, options: Options) -
         contextlib.nullcontext() if isinstance(wanted, set) else pytest.raises(wanted),
     ):
         patch.setattr(threading, "excepthook", lambda _: None)  # a renewal that fails tells so
-        if options.outcome == "slow" and wanted == {"new"}:  # though only after what is for old values alone
+        if options.outcome == "slow" and wanted == {"new"}:  # but not before a soft timeout, which is for old values
             threading.Timer(3 * (options.soft_timeout or 0), caller.may_end.set).start()
         assert {caller(options.outcome, **{**options.given(), **more})} == wanted
     is_fresh, can_be_had = options.age < EXPIRE, options.outcome in ("computed", "slow")
