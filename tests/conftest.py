@@ -22,6 +22,7 @@ from .support.cache_kinds import KINDS, QUICK, Clock, Kind, Opener, parameters
 from .support.leaks import child_processes, leaked_descriptors, open_descriptors
 from .support.small_disks import MEBIBYTE, Disk, NotPermitted, mounted
 from .support.tampering import fill
+from .support.workers import Crew
 
 CI = os.environ.get("CI") == "true"
 
@@ -124,6 +125,13 @@ def open_cache(kind: Kind, clock: Clock, tmp_path: Path) -> Iterator[Opener]:
 def cache(open_cache: Opener) -> Cache:
     """Return a new cache of each kind."""
     return open_cache()
+
+
+@pytest.fixture
+def crew() -> Iterator[Crew]:
+    """Return those who start the test's other processes, all of which are gone at its end."""
+    with Crew() as made:
+        yield made
 
 
 @pytest.fixture

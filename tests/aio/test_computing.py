@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Any, TypeVar
 
 import pytest
 
@@ -13,14 +11,7 @@ from diskcache_like import Breaker, Cache
 from diskcache_like.operations.computed import Options
 
 from ..support.cache_kinds import one
-from ..support.workers import PATIENCE
-
-T = TypeVar("T")
-
-
-def run(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run a coroutine function in an event loop of its own, which it must not outlast."""
-    return asyncio.run(asyncio.wait_for(main(), PATIENCE))
+from .test_faces import run
 
 
 class Adding:

@@ -10,10 +10,9 @@ import os
 import pickle
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from functools import partial
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import pytest
 import uvloop
@@ -25,7 +24,6 @@ from diskcache_like.operations import computing, rules
 from diskcache_like.operations.flights import Flight
 from diskcache_like.settings import SettingsInForce
 from diskcache_like.storage.opening.mutex import mutex
-from diskcache_like.storage.store import Store
 from diskcache_like.system import threads
 from diskcache_like.system.blocking import WouldBlock
 from diskcache_like.system.tasks import has_ended
@@ -33,7 +31,8 @@ from diskcache_like.system.threads import Threads
 
 from ..support.awaited import awaited
 from ..support.cache_kinds import few, one
-from ..support.workers import PATIENCE
+from ..support.contention import held
+from ..support.workers import PATIENCE, in_threads
 
 T = TypeVar("T")
 
@@ -58,16 +57,6 @@ def run(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
 
 @pytest.fixture
-def on_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fail a test that calls anything in a thread."""
-
-    async def refuse(self: Threads, function: object, waits: bool = True) -> NoReturn:
-        raise AssertionError(f"{function} was called in a thread")
-
-    monkeypatch.setattr(Threads, "call", refuse)
-
-
-@pytest.fixture
 def hops(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """Return the list of the functions that were called in a thread."""
     found: list[object] = []
@@ -79,26 +68,6 @@ def hops(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 
     monkeypatch.setattr(Threads, "call", note)
     return found
-
-
-@contextlib.contextmanager
-def held(cache: Cache, store: Store | None = None) -> Iterator[threading.Event]:
-    """Hold the cache's write locks, or that of a shard, in another thread until the body ends, or sets the event."""
-    ready, done = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with cache.transact() if store is None else store.transaction(None):
-            ready.set()
-            assert done.wait(PATIENCE)
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    assert ready.wait(PATIENCE)
-    try:
-        yield done
-    finally:
-        done.set()
-        thread.join()
 
 
 async def waiting(cache: Cache) -> None:
@@ -149,41 +118,6 @@ def test_what_cannot_be_awaited_says_what_to_write_instead(cache: Cache) -> None
         AsyncCache().nothing  # type: ignore[attr-defined]  # noqa: B018
     with pytest.raises(AttributeError, match=r"'size_limit'.*use \.sync"):
         face.size_limit  # noqa: B018
-
-
-CALLS: list[tuple[str, Callable[[Any], Any]]] = [
-    ("get", lambda c: c.get("a")),
-    ("get with metadata", lambda c: c.get("a", expire_time=True, tag=True)),
-    ("default", lambda c: c.get("missing", 7)),
-    ("add", lambda c: c.add("a", 2)),
-    ("incr", lambda c: c.incr("n", 5)),
-    ("pop", lambda c: c.pop("a")),
-    ("delete", lambda c: c.delete("a")),
-    ("touch", lambda c: c.touch("missing")),
-    ("get_many", lambda c: c.get_many(["a", "large", "missing"])),
-    ("set_many", lambda c: c.set_many({n: n for n in range(500)})),
-    ("delete_many", lambda c: c.delete_many(["a", "missing"])),
-    ("push", lambda c: c.push("x", prefix="q")),
-    ("evict", lambda c: c.evict("t")),
-    ("count", lambda c: c.count(tags=["t"])),
-    ("clear", lambda c: c.clear()),
-]
-
-
-@few
-@pytest.mark.parametrize(("name", "call"), CALLS, ids=[name for name, _ in CALLS])
-def test_an_awaited_call_returns_what_the_other_one_does(cache: Cache, name: str, call: Callable[[Any], Any]) -> None:
-    def filled() -> None:
-        cache.clear()
-        cache.set("a", 1, tag="t")
-        cache.set("large", LARGE)
-
-    filled()
-    expected = call(cache)
-    left = dict(cache)
-    filled()
-    assert run(lambda: call(cache.aio)) == expected
-    assert dict(cache) == left
 
 
 @few
@@ -261,7 +195,7 @@ def test_a_face_is_copied_to_another(cache: Cache, tmp_path: Path) -> None:
 
 
 @few
-def test_small_calls_stay_on_the_loop(cache: Cache, on_the_loop: None) -> None:
+def test_small_calls_stay_on_the_loop(cache: Cache, hops: list[object]) -> None:
     if cache.reset("disk_min_file_size") == 0:
         return  # every value is in a file
     cache.set_many({n: n for n in range(50)})  # which measures the volume of each shard
@@ -277,6 +211,7 @@ def test_small_calls_stay_on_the_loop(cache: Cache, on_the_loop: None) -> None:
         assert await face.delete("k")
 
     run(main)
+    assert hops == []
 
 
 @one
@@ -445,26 +380,11 @@ def test_the_loop_goes_on_while_a_write_waits_for_the_lock(cache: Cache) -> None
     run(main)
 
 
-def test_readers_do_not_queue_behind_writers_that_wait(tmp_path: Path) -> None:
-    with Cache(tmp_path) as cache:
-        cache["large"] = LARGE
-
-        async def main() -> None:
-            face = cache.aio
-            with held(cache) as done:
-                writing = [asyncio.create_task(face.set(n, n)) for n in range(2 * threads.MAX_THREADS)]
-                await waiting(cache)
-                assert await face.get("large") == LARGE
-                done.set()
-                await asyncio.gather(*writing)
-
-        run(main)
-
-
 @one
 @pytest.mark.parametrize(
     "read",
     [
+        lambda face: face.get("large"),
         lambda face: face.length(),
         lambda face: face.count(),
         lambda face: face.tags(),
@@ -473,9 +393,7 @@ def test_readers_do_not_queue_behind_writers_that_wait(tmp_path: Path) -> None:
         lambda face: read_stream(face),
     ],
 )
-def test_reads_of_many_entries_and_streams_do_not_queue_behind_writers(
-    cache: Cache, read: Callable[[Any], Awaitable[Any]]
-) -> None:
+def test_reads_do_not_queue_behind_writers_that_wait(cache: Cache, read: Callable[[Any], Awaitable[Any]]) -> None:
     cache["large"] = LARGE
 
     async def main() -> None:
@@ -824,18 +742,6 @@ def test_a_function_that_computes_in_a_transaction_takes_part_in_it(cache: Cache
     run(main)
 
 
-@one
-def test_an_error_rolls_a_transaction_back(cache: Cache) -> None:
-    async def main() -> None:
-        with pytest.raises(ValueError, match="mine"):
-            async with cache.aio.transact():
-                await cache.aio.set("k", 1)
-                raise ValueError("mine")
-        assert await cache.aio.get("k") is None
-
-    run(main)
-
-
 # -- loops and processes ----------------------------------------------------------------------------------------------
 
 
@@ -899,11 +805,7 @@ def test_loops_come_and_go_and_run_side_by_side(cache: Cache) -> None:
 
     for number in range(2):
         asyncio.run(main(number), debug=True)
-    sides = [threading.Thread(target=lambda number=number: asyncio.run(main(number))) for number in range(2, 5)]
-    for side in sides:
-        side.start()
-    for side in sides:
-        side.join()
+    in_threads(3, lambda number: asyncio.run(main(number + 2)))
     assert cache["all"] == 250
 
 
@@ -938,24 +840,6 @@ def test_a_cache_opens_in_a_thread_or_with_its_first_use(tmp_path: Path) -> None
 
 
 # -- computed values --------------------------------------------------------------------------------------------------
-
-
-@few
-def test_concurrent_callers_compute_once(cache: Cache) -> None:
-    calls: list[int] = []
-
-    async def compute(number: int) -> int:
-        calls.append(number)
-        await asyncio.sleep(0)
-        return number
-
-    async def main() -> None:
-        face = cache.aio
-        found = await asyncio.gather(*(face.get_or_set(n % 10, partial(compute, n % 10)) for n in range(200)))
-        assert found == [n % 10 for n in range(200)]
-
-    run(main)
-    assert sorted(calls) == list(range(10))
 
 
 @one

@@ -40,101 +40,11 @@ def passes(program: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_the_package_is_this_one() -> None:
-    passes("""
-        import diskcache as dc, diskcache_like
-        assert issubclass(dc.Cache, diskcache_like.Cache) and issubclass(dc.FanoutCache, diskcache_like.FanoutCache)
-        assert dc.Index is diskcache_like.Index and dc.Timeout is diskcache_like.Timeout
-        assert dc.__version__ == "5.6.3" and dc.__name__ == "diskcache"
-        from diskcache import Cache, Deque, Index, Timeout
-        with Cache() as cache:
-            cache["key"] = "value"
-            assert cache["key"] == "value" and isinstance(cache, dc.Cache)
-    """)
-
-
-@pytest.mark.parametrize("module", ["cli", "core", "fanout", "persistent", "recipes"])
-def test_submodules_are_found_in_every_way(module: str) -> None:
-    passes(f"""
-        import importlib, importlib.util, sys
-        assert importlib.util.find_spec("diskcache.{module}") is not None
-        one = importlib.import_module("diskcache.{module}")
-        import diskcache.{module} as two
-        from diskcache import {module} as three
-        assert one is two is three is sys.modules["diskcache.{module}"]
-        import diskcache
-        assert diskcache.{module} is one
-    """)
-
-
-def test_submodules_are_there_without_being_imported() -> None:
-    passes("""
-        import diskcache
-        assert diskcache.core.Cache is diskcache.Cache
-        assert diskcache.fanout.FanoutCache is diskcache.FanoutCache
-        assert diskcache.persistent.Deque is diskcache.Deque
-        assert diskcache.recipes.Lock is diskcache.Lock
-    """)
-
-
-def test_names_of_core_are_there() -> None:
-    passes("""
-        from diskcache.core import DBNAME, DEFAULT_SETTINGS, ENOVAL, EVICTION_POLICY, METADATA, UNKNOWN
-        from diskcache.core import MODE_BINARY, MODE_NONE, MODE_PICKLE, MODE_RAW, MODE_TEXT
-        from diskcache.core import Cache, Constant, Disk, EmptyDirWarning, JSONDisk, Timeout, UnknownFileWarning
-        from diskcache.core import args_to_key, full_name
-        import os
-        assert [MODE_NONE, MODE_RAW, MODE_BINARY, MODE_TEXT, MODE_PICKLE] == [0, 1, 2, 3, 4]
-        assert Constant("ENOVAL") == ENOVAL and repr(UNKNOWN) == "UNKNOWN"
-        assert full_name(os.path.join) == "posixpath.join"
-        with Cache() as cache:
-            assert os.path.exists(os.path.join(cache.directory, DBNAME))
-    """)
-
-
-def test_modules_of_the_standard_library_are_reached_through_core() -> None:
-    passes("""
-        import diskcache.core, sqlite3, os, time
-        from unittest import mock
-        assert diskcache.core.sqlite3 is sqlite3 and diskcache.core.op is os.path
-        with mock.patch("diskcache.core.time.time", return_value=5.0):
-            assert time.time() == 5.0
-    """)
-
-
-def test_a_name_that_diskcache_does_not_have_is_an_attribute_error() -> None:
-    passes("""
-        import diskcache, diskcache.core
-        for module in (diskcache, diskcache.core):
-            assert not hasattr(module, "nothing")
-        try:
-            from diskcache import nothing
-        except ImportError as error:
-            assert "nothing" in str(error)
-        try:
-            import diskcache.nothing
-        except ModuleNotFoundError as error:
-            assert error.name == "diskcache.nothing"
-    """)
-
-
-def test_a_star_import_brings_the_public_names() -> None:
-    passes("""
-        from diskcache import *
-        assert {"Averager", "Cache", "Deque", "Disk", "Index", "RLock", "Timeout", "throttle"} <= set(dir())
-    """)
-
-
-def test_django_is_imported_when_it_is_asked_for() -> None:
-    pytest.importorskip("django")
-    passes("""
-        import sys, diskcache
-        assert "django" not in sys.modules
-        from diskcache import DjangoCache
-        from diskcache.djangocache import DjangoCache as the_same
-        import diskcache_like.djangocache
-        assert DjangoCache is the_same and issubclass(DjangoCache, diskcache_like.djangocache.DjangoCache)
-    """)
+def test_programs_that_import_diskcache_run_on_this_package() -> None:
+    options = ("-q", "-c", os.devnull, "--rootdir", ROOT, "--noconftest", "-p", "no:cacheprovider")
+    programs = str(Path(__file__).with_name("diskcache_programs.py"))
+    done = run("", "-m", "diskcache_like.compat", "-m", "pytest", *options, programs)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_without_django_there_is_no_django_cache() -> None:
@@ -152,86 +62,6 @@ def test_without_django_there_is_no_django_cache() -> None:
     """)
 
 
-def test_a_disk_of_ones_own_is_used(tmp_path: Path) -> None:
-    passes(f"""
-        import diskcache, json, zlib
-        from diskcache import UNKNOWN
-
-        class Compressed(diskcache.Disk):
-            def __init__(self, directory, level=1, **kwargs):
-                self.level = level
-                super().__init__(directory, **kwargs)
-
-            def put(self, key):
-                return super().put(zlib.compress(json.dumps(key).encode(), self.level))
-
-            def get(self, key, raw):
-                return json.loads(zlib.decompress(super().get(key, raw)))
-
-            def store(self, value, read, key=UNKNOWN):
-                if not read:
-                    value = zlib.compress(json.dumps(value).encode(), self.level)
-                return super().store(value, read, key=key)
-
-            def fetch(self, mode, filename, value, read):
-                data = super().fetch(mode, filename, value, read)
-                return data if read else json.loads(zlib.decompress(data))
-
-        for kind in (diskcache.Cache, diskcache.FanoutCache):
-            directory = {str(tmp_path)!r} + kind.__name__
-            with kind(directory, disk=Compressed, disk_level=6) as cache:
-                cache[["a", 1]] = {{"big": "x" * 100_000}}
-                assert cache.disk.level == 6
-            with kind(directory, disk=Compressed) as cache:
-                assert cache[["a", 1]] == {{"big": "x" * 100_000}} and list(cache) == [["a", 1]]
-                assert cache.check() == []
-    """)
-
-
-def test_a_cache_of_ones_own_comes_back_from_a_pickle() -> None:
-    passes("""
-        import pickle, diskcache
-
-        class Named(diskcache.Cache):
-            def __init__(self, directory=None, timeout=60, disk=diskcache.Disk, label=None, **settings):
-                super().__init__(directory, timeout, disk, **settings)
-                self.label = label
-
-            def __getstate__(self):
-                return (*super().__getstate__(), self.label)
-
-        with Named(label="mine", hot_size_limit=5_000_000, timeout=7) as cache:
-            cache["key"] = "value"
-            with pickle.loads(pickle.dumps(cache)) as other:
-                assert (other.label, other.timeout, other.hot_size_limit) == ("mine", 7, 5_000_000)
-                assert other["key"] == "value" and other.directory == cache.directory
-        with diskcache.FanoutCache(shards=3, timeout=2, disk=diskcache.JSONDisk) as cache:
-            cache["key"] = "value"
-            with pickle.loads(pickle.dumps(cache)) as other:
-                assert (other["key"], other.timeout, type(other.disk)) == ("value", 2, diskcache.JSONDisk)
-    """)
-
-
-def test_a_reader_has_the_path_of_its_file_as_its_name() -> None:
-    passes("""
-        import diskcache
-        with diskcache.Cache() as cache:
-            cache["key"] = b"x" * 100_000
-            with cache.read("key") as reader, open(reader.name, "rb") as again:
-                assert again.read() == reader.read() == b"x" * 100_000
-    """)
-
-
-def test_pickles_that_name_diskcache_are_read() -> None:
-    names = ["diskcache Cache", "diskcache.core Disk", "diskcache.core Timeout", "diskcache.fanout FanoutCache"]
-    pickles = [f"c{name.replace(' ', chr(10))}\n.".encode() for name in names]
-    passes(f"""
-        import pickle, diskcache, diskcache_like
-        found = [pickle.loads(data) for data in {pickles!r}]
-        assert found == [diskcache.Cache, diskcache_like.Disk, diskcache_like.Timeout, diskcache.FanoutCache]
-    """)
-
-
 def test_handles_that_diskcache_pickled_are_opened(diskcache: Any, tmp_path: Path) -> None:
     with diskcache.Cache(tmp_path / "cache", timeout=5) as one, diskcache.FanoutCache(tmp_path / "fanout", 3) as two:
         pickled = pickle.dumps([one, two])
@@ -245,98 +75,6 @@ def test_handles_that_diskcache_pickled_are_opened(diskcache: Any, tmp_path: Pat
         two["key"] = "value"
         one.close()
         two.close()
-    """)
-
-
-def test_unknown_settings_are_ignored_with_one_warning_for_each_name(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(
-        dedent("""
-            import pickle, warnings
-            import diskcache as dc, diskcache_like
-            with warnings.catch_warnings(record=True) as found:
-                warnings.simplefilter("always")
-                for number in range(2):
-                    with dc.Cache(f"{number}", suppress=False) as cache, dc.FanoutCache("f", 2, suppress=True) as fanout:
-                        fanout.cache("child", compresion=1)["key"] = 1
-                        assert pickle.loads(pickle.dumps(cache)).directory == cache.directory
-            assert [problem.category for problem in found] == [UserWarning, UserWarning]
-            assert all(problem.filename == __file__ for problem in found)
-            assert str(found[0].message).startswith("unknown setting 'suppress', expected one of pickle, secret, ")
-            assert str(found[0].message).endswith("; it is ignored")
-            assert str(found[1].message).startswith("unknown setting 'compresion': did you mean 'compressor'? ")
-            for kind in (diskcache_like.Cache, diskcache_like.FanoutCache):
-                try:
-                    kind("own", suppress=False)
-                except diskcache_like.SettingError:
-                    continue
-                raise AssertionError("the package's own interface is strict")
-            try:
-                dc.Cache("0", size_limit="big")
-            except diskcache_like.SettingError:
-                pass
-            else:
-                raise AssertionError("a known setting is checked")
-        """)
-    )
-    done = run("", "-m", "diskcache_like.compat", "script.py", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-
-
-def test_the_options_of_a_django_cache_are_as_lenient(tmp_path: Path) -> None:
-    pytest.importorskip("django")
-    passes(f"""
-        import warnings, diskcache, diskcache_like.djangocache
-        parameters = {{"OPTIONS": {{"suppress": False, "size_limit": 5_000_000}}}}
-        with warnings.catch_warnings(record=True) as found:
-            warnings.simplefilter("always")
-            backend = diskcache.DjangoCache({str(tmp_path / "cache")!r}, parameters)
-        assert "'suppress'" in str(found[0].message) and backend._cache.size_limit == 5_000_000
-        try:
-            diskcache_like.djangocache.DjangoCache({str(tmp_path / "cache")!r}, parameters)
-        except diskcache_like.SettingError:
-            backend.close()
-        else:
-            raise AssertionError
-    """)
-
-
-def test_caches_of_both_names_are_instances_of_each_other() -> None:
-    passes("""
-        import collections.abc, copy, pickle
-        import diskcache as dc, diskcache_like
-        class Own(dc.Cache): pass
-        class Mapped(dc.Cache, collections.abc.MutableMapping): pass
-        with diskcache_like.Cache() as ours, dc.Cache() as theirs, dc.FanoutCache(shards=2) as fanout, Own() as own:
-            for cache in (ours, theirs, fanout, own):
-                assert isinstance(cache, dc.Cache) and isinstance(cache, diskcache_like.Cache)
-                assert isinstance(cache, Own) is (cache is own)
-                assert isinstance(cache, dc.FanoutCache) is (cache is fanout)
-                assert not isinstance(cache, Mapped)
-            assert isinstance(fanout.cache("child"), dc.Cache) and not isinstance(5, dc.Cache)
-            assert type(pickle.loads(pickle.dumps(theirs))) is dc.Cache
-            assert repr(theirs) == f"Cache({theirs.directory!r})"
-        with Mapped() as mapped:
-            mapped["key"] = 1
-            assert dict(mapped.items()) == {"key": 1}
-    """)
-
-
-def test_modules_have_a_file() -> None:
-    passes("""
-        import diskcache, diskcache.core, diskcache_like, os
-        for module in (diskcache, diskcache.core):
-            assert os.path.dirname(module.__file__) == os.path.dirname(diskcache_like.__file__), module.__file__
-    """)
-
-
-def test_installing_twice_is_installing_once() -> None:
-    passes("""
-        import sys
-        from diskcache_like import compat
-        compat.install()
-        import diskcache
-        compat.install()
-        assert sys.meta_path.count(compat._FINDER) == 1 and sys.modules["diskcache"] is diskcache
     """)
 
 
@@ -394,12 +132,18 @@ def test_tests_are_run(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.parametrize("arguments", [[], ["-m"], ["-x"], ["-m", "no_such_module_is_there"], ["no such file.py"]])
-def test_what_cannot_be_run_is_told(arguments: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("arguments", [[], ["-m"], ["-x"]])
+def test_wrong_usage_is_told(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit, match="usage: "):
+        compat.main(arguments)
+    assert not compat.installed()
+
+
+@pytest.mark.parametrize("arguments", [["-m", "no_such_module_is_there"], ["no such file.py"]])
+def test_what_cannot_be_run_is_named(arguments: list[str], tmp_path: Path) -> None:
     done = run("", "-m", "diskcache_like.compat", *arguments, cwd=tmp_path)
     assert done.returncode == 1
-    known = len(arguments) == 2 or arguments == ["no such file.py"]
-    assert (arguments[-1] if known else "usage: ") in done.stderr.splitlines()[-1]
+    assert arguments[-1] in done.stderr.splitlines()[-1]
 
 
 # -- args_to_key ----------------------------------------------------------------------------------------------------
@@ -437,20 +181,14 @@ def test_args_to_key_tells_calls_with_none_apart(typed: bool) -> None:
     assert all(made.count(key) == 1 for key in made)
 
 
-MAKE_OLD = """
-import sys, collections, diskcache
-with getattr(diskcache, sys.argv[2])(sys.argv[1]) as cache:
-    cache.set("key", [1], expire=1000, tag="t")
-    cache["large"] = "x" * 100_000
-    if sys.argv[3:]:
-        cache["object"] = slice(1, 2)
-"""
-
-
-def old_directory(directory: Path, kind: str = "Cache", *more: str) -> dict[Path, bytes]:
+def old_directory(directory: Path, kind: str = "Cache", **more: object) -> dict[Path, bytes]:
     """Have DiskCache make a directory; return its files with their content."""
-    pytest.importorskip("diskcache")
-    subprocess.run([sys.executable, "-c", MAKE_OLD, str(directory), kind, *more], check=True)
+    diskcache = pytest.importorskip("diskcache")
+    with getattr(diskcache, kind)(directory) as cache:
+        cache.set("key", [1], expire=1000, tag="t")
+        cache["large"] = "x" * 100_000
+        for key, value in more.items():
+            cache[key] = value
     return content(directory)
 
 
@@ -531,7 +269,7 @@ def test_an_interrupted_migration_goes_on(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_migrated_as_data_is_left_out_with_a_warning(tmp_path: Path) -> None:
-    old_directory(tmp_path / "old", "Cache", "with an object")
+    old_directory(tmp_path / "old", object=slice(1, 2))
     with pytest.warns(UserWarning, match="1 entries of .* were not copied; the first: 'object'"):
         copy_once(str(tmp_path / "old"), Disk)
     with Cache(tmp_path / "old" / "diskcache_like") as cache:

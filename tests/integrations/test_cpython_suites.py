@@ -12,6 +12,7 @@ import tempfile
 import unittest
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 from unittest import mock
 
@@ -22,6 +23,7 @@ from diskcache_like.persistent import DurableCache
 
 mapping_tests = pytest.importorskip("test.mapping_tests", reason="this Python comes without its own tests")
 list_tests = pytest.importorskip("test.list_tests", reason="this Python comes without its own tests")
+seq_tests = pytest.importorskip("test.seq_tests", reason="this Python comes without its own tests")
 test_deque = pytest.importorskip("test.test_deque", reason="this Python comes without its own tests")
 
 LOCAL = "stores instances of classes made inside the test, which cannot be pickled"
@@ -141,6 +143,11 @@ class SmallIndex(Index):
         self.update(*args, **kwargs)
 
 
+def short_ranges(module: Any) -> AbstractContextManager[Any]:
+    """Let no range in a module of CPython's have more than 50 items: it makes dozens of deques of each."""
+    return mock.patch.object(module, "range", lambda *ends: range(*ends)[:50], create=True)
+
+
 class TestLists(Adapted, list_tests.CommonTest):  # type: ignore[misc, name-defined]
     """What lists do, and with them all sequences that can be changed."""
 
@@ -158,6 +165,10 @@ class TestLists(Adapted, list_tests.CommonTest):  # type: ignore[misc, name-defi
         "test_setitem": WORDING,
         "test_sort": LIKE_DEQUE,
     }
+
+    def test_constructors(self) -> None:
+        with short_ranges(seq_tests):
+            super().test_constructors()
 
 
 class TestDeque(Adapted, test_deque.TestBasic):  # type: ignore[misc, name-defined]
@@ -191,6 +202,11 @@ class TestDeque(Adapted, test_deque.TestBasic):  # type: ignore[misc, name-defin
         self.enterContext(mock.patch.object(test_deque, "deque", SmallDeque))
         self.enterContext(mock.patch.object(test_deque, "BIG", 1100))
 
+    def test_getitem(self) -> None:
+        """With 40 items instead of 200, and so 25 times faster."""
+        with mock.patch.object(test_deque, "range", lambda *ends: range(*(min(end, 40) for end in ends)), create=True):
+            super().test_getitem()
+
 
 class TestIterables(Adapted, test_deque.TestVariousIteratorArgs):  # type: ignore[misc, name-defined]
     """What deques are made of."""
@@ -203,6 +219,10 @@ class TestIterables(Adapted, test_deque.TestVariousIteratorArgs):  # type: ignor
     def setUp(self) -> None:
         super().setUp()
         self.enterContext(mock.patch.object(test_deque, "deque", SmallDeque))
+
+    def test_constructor(self) -> None:
+        with short_ranges(test_deque):
+            super().test_constructor()
 
 
 class TestMapping(Adapted, mapping_tests.TestHashMappingProtocol):  # type: ignore[misc, name-defined]

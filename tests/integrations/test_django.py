@@ -13,7 +13,6 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
@@ -33,7 +32,9 @@ from diskcache_like import DEFAULT_SETTINGS, Cache, Deque, DjangoCache, FanoutCa
 from diskcache_like.djangocache import handles
 
 from ..support.cache_kinds import QUICK, Clock
+from ..support.contention import held
 from ..support.leaks import open_descriptors
+from ..support.workers import in_thread
 
 Maker = Callable[..., DjangoCache]
 
@@ -76,26 +77,6 @@ def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
             return await coroutine
 
     return asyncio.run(within())
-
-
-@contextmanager
-def locked(cache: Cache) -> Iterator[threading.Event]:
-    """Have another thread hold the write locks until the event that this yields is set, or the block ends."""
-    ready, end = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with cache.transact(retry=True):
-            ready.set()
-            end.wait(60)
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    assert ready.wait(60)
-    try:
-        yield end
-    finally:
-        end.set()
-        thread.join()
 
 
 # -- settings -----------------------------------------------------------------------------------------------------
@@ -155,19 +136,6 @@ def test_settings_are_attributes_that_are_in_force_when_they_are_assigned(make: 
     one.close()
     assert (one.cull_limit, one.eviction_policy) == (3, "least-recently-used"), "it opens again with what was assigned"
     assert (other.cull_limit, make().cull_limit) == (10, 10), "nothing was stored"
-
-
-def test_prefixes_versions_and_key_functions_keep_entries_apart(make: Maker) -> None:
-    plain, prefixed, second = make(), make(KEY_PREFIX="p"), make(VERSION=2)
-    for cache in (plain, prefixed, second):
-        assert cache.add("key", cache.version)
-    assert plain.get("key", version=2) == second.get("key") == 2
-    assert prefixed.get("key", version=2) is None
-    assert prefixed.get("key") == plain.get("key") == second.get("key", version=1) == 1
-    assert second.delete("key", version=1)
-    assert "key" not in plain
-    assert "key" in second
-    assert plain.clear() == 2
 
 
 # -- timeouts -----------------------------------------------------------------------------------------------------
@@ -287,7 +255,7 @@ def test_its_methods_take_what_those_of_diskcache_take(diskcache: ModuleType) ->
 def test_a_write_that_may_not_wait_is_given_up(make: Maker) -> None:
     cache = make(DATABASE_TIMEOUT=0)
     cache.set("key", 1)
-    with locked(cache._cache):
+    with held(cache._cache):
         assert not cache.set("key", 2, retry=False)
         assert not cache.add("new", 2, retry=False)
         assert not cache.touch("key", retry=False)
@@ -312,7 +280,7 @@ def test_many_entries_at_once(make: Maker) -> None:
 
 def test_a_new_version_appears_as_the_old_one_goes(django: DjangoCache) -> None:
     django.set("key", "value")
-    with locked(django._cache) as end:
+    with held(django._cache) as end:
         moved = threading.Thread(target=django.incr_version, args=("key", 2))
         moved.start()
         assert (django.get("key"), django.get("key", version=3)) == ("value", None)
@@ -507,7 +475,7 @@ def test_a_write_that_waits_does_not_block_the_event_loop(django: DjangoCache) -
         end.set()
         assert await writing
 
-    with locked(django._cache) as end:
+    with held(django._cache) as end:
         run(work())
     assert django.get("key") == "value"
 
@@ -516,7 +484,8 @@ def test_a_write_that_waits_does_not_block_the_event_loop(django: DjangoCache) -
 
 
 def descriptors(cache: DjangoCache) -> list[str]:
-    return [name for name in open_descriptors().values() if name.startswith(cache.directory)]
+    names = open_descriptors().values()  # before the cache is asked for its directory, which opens it
+    return [name for name in names if name.startswith(cache.directory)]
 
 
 class NoKey(Clock):
@@ -531,11 +500,7 @@ def test_backends_with_the_same_settings_share_their_files(make: Maker) -> None:
     assert make(options={"size_limit": 2**25})._cache is not first._cache
     assert make("other")._cache is not first._cache
     assert make(options={"clock": NoKey()})._cache is not make(options={"clock": NoKey()})._cache
-    found: list[Any] = []
-    thread = threading.Thread(target=lambda: found.append(make()._cache))
-    thread.start()
-    thread.join()
-    assert found == [first._cache]
+    assert in_thread(make)._cache is first._cache
 
 
 def test_a_directory_that_was_removed_is_another_cache(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ import pytest
 
 import diskcache_like
 
-from ..support.leaks import open_descriptors
+from ..support.inspection import cache_descriptors
 from ..support.project import ROOT
 
 PAGE = ROOT / "docs" / "migrating.md"
@@ -53,7 +53,7 @@ def files(cache: Any) -> list[Path]:
 
 
 def descriptors(cache: Any) -> list[str]:
-    return [name for name in open_descriptors().values() if name.startswith(cache.directory)]
+    return cache_descriptors(cache.directory)
 
 
 def names(module: ModuleType, directory: Path) -> dict[str, Any]:

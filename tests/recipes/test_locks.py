@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import math
 import pickle
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
-import diskcache_like
-from diskcache_like import BoundedSemaphore, Cache, LeaseLost, Lock, NotOwner, RLock, TransactionError, recipes
-from diskcache_like.cache import clock_of
+from diskcache_like import BoundedSemaphore, Cache, LeaseLost, Lock, NotOwner, RLock, TransactionError
 from diskcache_like.coherence import futex
 from diskcache_like.coherence._native import Words
 from diskcache_like.recipes import locks
 
 from ..support.cache_kinds import Clock, Opener, few, one
-from ..support.contention import everywhere, opened
-from ..support.workers import PATIENCE, Crew, Link, forked, in_thread, ready
+from ..support.contention import everywhere, held, opened
+from ..support.workers import Crew, Link, forked, in_thread
 
 AnyLock = Lock | RLock | BoundedSemaphore
 Maker = Callable[..., AnyLock]
@@ -31,12 +26,6 @@ Maker = Callable[..., AnyLock]
 FOREVER = 1e6  # seconds
 MAKERS = (Lock, RLock, BoundedSemaphore)
 each_lock = pytest.mark.parametrize("make", MAKERS)
-
-
-@pytest.fixture
-def crew() -> Iterator[Crew]:
-    with Crew() as made:
-        yield made
 
 
 # -- owners and leases ------------------------------------------------------------------------------------------------
@@ -71,17 +60,6 @@ def test_a_transaction_that_is_rolled_back_takes_no_lock(cache: Cache, make: Mak
         raise ZeroDivisionError
     assert cache.get("free") is None
     assert cache.get("lock") is not None
-
-
-@each_lock
-def test_an_extended_lease_keeps_its_tags(cache: Cache, make: Maker) -> None:
-    lock = make(cache, "lock", expire=FOREVER, tag="one")
-    lock.acquire()
-    lock.extend(2 * FOREVER)
-    _, until, tag = cache.get("lock", expire_time=True, tag=True)
-    assert tag == "one"
-    assert until is not None
-    assert until - clock_of(cache)() > FOREVER
 
 
 @each_lock
@@ -283,12 +261,8 @@ def test_what_is_not_a_locks_entry_is_refused_or_waited_for(cache: Cache, make: 
 def test_acquire_takes_the_arguments_of_a_threading_lock(cache: Cache, make: Maker) -> None:
     lock = make(cache, "lock")
     assert lock.acquire() is True
-    taken: list[bool] = []
     ways: tuple[dict[str, Any], ...] = ({"blocking": False}, {"timeout": 0}, {"timeout": 0.001})
-    other = threading.Thread(target=lambda: taken.extend(lock.acquire(**way) for way in ways))
-    other.start()
-    other.join(PATIENCE)
-    assert taken == [False, False, False]
+    assert in_thread(lambda: [lock.acquire(**way) for way in ways]) == [False, False, False]
     lock.release()
     assert lock.acquire(timeout=1) is True
     lock.release()
@@ -340,74 +314,21 @@ def test_locks_are_sent_to_other_processes(cache: Cache, make: Maker) -> None:
 # -- waiting ----------------------------------------------------------------------------------------------------------
 
 
-@few
-@each_lock
-def test_who_waits_in_a_thread_is_woken(cache: Cache, make: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(futex, "FIRST_SLICE", FOREVER)  # nothing but a wake-up ends a wait
-    monkeypatch.setattr(futex, "LONGEST_SLICE", FOREVER)
-    waits = threading.Semaphore(0)
-    sleep = futex.sleep
-
-    def announced(*arguments: Any) -> None:
-        waits.release()
-        sleep(*arguments)
-
-    monkeypatch.setattr(futex, "sleep", announced)
-    lock = make(cache, "lock")
-    lock.acquire()
-    done: list[int] = []
-
-    def work(number: int) -> None:
-        with lock:
-            done.append(number)
-
-    threads = [threading.Thread(target=work, args=(number,), daemon=True) for number in range(5)]
-    for thread in threads:
-        thread.start()
-    for _ in threads:
-        assert waits.acquire(timeout=PATIENCE)
-    assert not done
-    lock.release()
-    for thread in threads:
-        thread.join(PATIENCE)
-    assert sorted(done) == [0, 1, 2, 3, 4]
-
-
-def take_turns(link: Link, number: int, directory: Path, name: str) -> int:
-    """Count up under a lock whose waiters sleep until they are woken; return the most that were inside at once."""
-    futex.FIRST_SLICE = futex.LONGEST_SLICE = FOREVER  # type: ignore[misc]
-    with Cache(directory, durability="process") as cache:
-        lock = getattr(recipes, name)(cache, "lock")
-        ready(link)
-        for _ in range(30):
-            with lock:
-                count = cache.get("count", 0)
-                cache.set("count", count + 1)
-    return number
-
-
-@each_lock
-def test_processes_take_turns(crew: Crew, tmp_path: Path, make: type[AnyLock]) -> None:
-    workers = crew.start_many(4, take_turns, tmp_path / "cache", make.__name__)
-    crew.together(workers)
-    assert crew.results(workers) == [0, 1, 2, 3]
-    with Cache(tmp_path / "cache") as cache:
-        assert cache["count"] == 120
-        assert "lock" not in cache
-
-
 def exclude(cache: Cache, number: int) -> None:
-    for name in ("Lock", "RLock", "BoundedSemaphore"):
+    """Count up under each lock, whose waiters sleep until they are woken."""
+    futex.FIRST_SLICE = futex.LONGEST_SLICE = FOREVER  # type: ignore[misc]
+    for make in MAKERS:
+        name = make.__name__
         for _ in range(6):
-            with getattr(recipes, name)(cache, name):
-                cache.set(name + " count", cache.get(name + " count", 0) + 1, retry=True)
+            with make(cache, name):
+                cache.set(f"{name} count", cache.get(f"{name} count", 0) + 1, retry=True)
 
 
 @pytest.mark.parametrize("kind", ["one", "fanout"])
 def test_locks_exclude_threads_and_processes(crew: Crew, tmp_path: Path, kind: str) -> None:
     with opened(tmp_path / "cache", kind) as cache:
         everywhere(crew, tmp_path / "cache", kind, (2, 6), exclude)
-        assert [cache[f"{make.__name__} count"] for make in MAKERS] == [72, 72, 72]
+        assert {name: cache[name] for name in cache} == {f"{make.__name__} count": 72 for make in MAKERS}
 
 
 @few
@@ -446,23 +367,10 @@ def test_a_wait_has_a_limit_if_asked(cache: Cache, monkeypatch: pytest.MonkeyPat
 @each_lock
 def test_a_wait_for_who_writes_something_else_has_that_limit_too(cache: Cache, make: Maker) -> None:
     lock = make(cache, "lock")
-    writes, done = threading.Event(), threading.Event()
-
-    def write() -> None:
-        with cache.transact(retry=True):
-            writes.set()
-            done.wait(10)
-
-    writer = threading.Thread(target=write)
-    writer.start()
-    try:
-        assert writes.wait(PATIENCE)
+    with held(cache) as done:
         assert lock.try_acquire(0) is False
         assert lock.try_acquire(0.001) is False
-        assert writer.is_alive(), "the writer was waited for"
-    finally:
-        done.set()
-        writer.join(PATIENCE)
+        assert not done.is_set(), "the writer was waited for"
     assert lock.try_acquire() is True
     lock.release()
 
@@ -496,19 +404,3 @@ def test_a_sleeper_leaves_a_closed_store_alone(cache: Cache, monkeypatch: pytest
     assert slept == [0.01]
     cache["key"] = 1
     store.sleep(h, stamp, FOREVER)  # changed since: the kernel does not let us sleep
-
-
-@one
-@pytest.mark.parametrize("name", [*recipes.__all__])
-def test_recipes_are_called_as_in_diskcache(cache: Cache, diskcache: ModuleType, name: str) -> None:
-    ours, theirs = getattr(diskcache_like, name), getattr(diskcache, name)
-
-    def parameters(function: Any) -> list[tuple[str, Any, Any]]:
-        return [(each.name, each.default, each.kind) for each in inspect.signature(function).parameters.values()]
-
-    methods = {"acquire", "release", "locked", "add", "get", "pop"} & set(vars(theirs))
-    for mine, their in [(ours, theirs), *((getattr(ours, method), getattr(theirs, method)) for method in methods)]:
-        alike = parameters(their)
-        assert parameters(mine)[: len(alike)] == alike
-        more = [default for name, default, _ in parameters(mine)[len(alike) :] if name != "others"]
-        assert inspect.Parameter.empty not in more

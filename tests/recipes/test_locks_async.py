@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 
 from diskcache_like import Cache, LeaseLost, Lock, NotOwner, RLock, TransactionError, barrier, throttle
 
 from ..support.cache_kinds import Clock, few, one
+from ..support.contention import held
 from ..support.workers import PATIENCE
 from .test_locks import Maker, each_lock
 
@@ -110,23 +108,13 @@ def test_a_task_that_is_cancelled_leaves_no_lock_behind(cache: Cache, make: Make
 @few
 @each_lock
 def test_the_event_loop_runs_on_while_another_thread_writes(cache: Cache, make: Maker) -> None:
-    lock, began, may_end = make(cache, "lock"), threading.Event(), threading.Event()
-
-    def write() -> None:
-        with cache.transact():
-            began.set()
-            assert may_end.wait(PATIENCE)
+    lock = make(cache, "lock")
 
     async def main() -> None:
         for step in (lock.aacquire, lock.aextend, lock.arelease):
-            writer = threading.Thread(target=write)
-            writer.start()
-            assert began.wait(PATIENCE)
-            asyncio.get_running_loop().call_soon(may_end.set)  # never called if the step blocks the loop
-            await step()
-            writer.join(PATIENCE)
-            began.clear()
-            may_end.clear()
+            with held(cache) as done:
+                asyncio.get_running_loop().call_soon(done.set)  # never called if the step blocks the loop
+                await step()
 
     asyncio.run(main())
     assert "lock" not in cache
@@ -135,51 +123,20 @@ def test_the_event_loop_runs_on_while_another_thread_writes(cache: Cache, make: 
 @one
 @each_lock
 def test_a_release_that_is_cancelled_is_made_all_the_same(cache: Cache, make: Maker) -> None:
-    lock, began, may_end = make(cache, "lock"), threading.Event(), threading.Event()
-
-    def write() -> None:
-        with cache.transact():
-            began.set()
-            assert may_end.wait(PATIENCE)
+    lock = make(cache, "lock")
 
     async def use() -> None:
-        await lock.aacquire()
-        writer = threading.Thread(target=write)
-        writer.start()
-        assert began.wait(PATIENCE)
-        task = asyncio.current_task()
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
-
-        def cancel() -> None:
-            may_end.set()
-            task.cancel()
-
-        asyncio.get_running_loop().call_soon(cancel)
-        await lock.arelease()
+        await lock.aacquire()
+        with held(cache) as done:
+            loop.call_soon(done.set)
+            loop.call_soon(task.cancel)
+            await lock.arelease()
 
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(use())
     assert "lock" not in cache
-
-
-@contextmanager
-def another_writer(cache: Cache) -> Iterator[None]:
-    """Have another thread hold the write lock until the body ends."""
-    began, may_end = threading.Event(), threading.Event()
-
-    def write() -> None:
-        with cache.transact():
-            began.set()
-            assert may_end.wait(PATIENCE)
-
-    writer = threading.Thread(target=write)
-    writer.start()
-    assert began.wait(PATIENCE)
-    try:
-        yield
-    finally:
-        may_end.set()
-        writer.join(PATIENCE)
 
 
 @one

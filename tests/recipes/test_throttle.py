@@ -7,10 +7,10 @@ import threading
 
 import pytest
 
-from diskcache_like import Averager, Cache, Lock, barrier, throttle
+from diskcache_like import Averager, BoundedSemaphore, Cache, Lock, RLock, barrier, throttle
 
 from ..support.cache_kinds import Clock, Opener, few, one
-from ..support.workers import PATIENCE
+from ..support.workers import in_threads
 from .test_locks import Maker, each_lock
 
 
@@ -114,12 +114,10 @@ def test_a_barrier_lets_one_call_in_after_another(cache: Cache, make: Maker) -> 
     async def main() -> list[int]:
         return await asyncio.gather(*map(task, range(5)))
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(5)]
-    for thread in threads:
-        thread.start()
-    assert asyncio.run(main()) == [0, 1, 2, 3, 4]
-    for thread in threads:
-        thread.join(PATIENCE)
+    def run(number: int) -> list[int]:
+        return [work(number)] if number else asyncio.run(main())
+
+    assert in_threads(6, run) == [[0, 1, 2, 3, 4], [1], [2], [3], [4], [5]]
     assert most == 1
     assert work(7) == 7
 
@@ -137,3 +135,11 @@ def test_a_barrier_and_a_throttle_of_one_function_do_not_meet(cache: Cache) -> N
 
     with pytest.raises(TypeError, match="async with"):
         barrier(cache, lambda *_, **__: threading.Lock())(coroutine)
+
+
+@one
+def test_each_says_what_it_is_of(cache: Cache) -> None:
+    kinds = Lock, RLock, BoundedSemaphore, Averager
+    assert [repr(kind(cache, "jobs")) for kind in kinds] == [f"{kind.__name__}('jobs')" for kind in kinds]
+    counted = "damaged=0, unauthenticated=0, missing_files=0, failed_renewals=0, not_kept=0"
+    assert repr(cache.metrics) == f"Metrics({counted})"

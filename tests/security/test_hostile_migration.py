@@ -28,7 +28,8 @@ from diskcache_like import (
 )
 from diskcache_like.migration.copy import Migration, Options
 
-from ..integrations.test_migrate import BIG, migrate, reasons, snapshot
+from ..integrations.test_migrate import BIG, migrate, reasons
+from ..support.tampering import snapshot
 
 pytest.importorskip("diskcache")
 

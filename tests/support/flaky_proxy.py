@@ -7,6 +7,7 @@ The bytes of a connection are never reordered, and none is left out in front of 
 from __future__ import annotations
 
 import asyncio
+import functools
 import random
 import socket
 import struct
@@ -14,8 +15,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 from .redis_servers import ATTEMPTS, free_port
 
@@ -24,10 +24,23 @@ PIECE = 1 << 16  # bytes
 HELD = 64  # pieces on their way in each direction, after which nothing more is read
 RESET = struct.pack("ii", 1, 0)  # linger for no time: closing sends RST
 
-Address = tuple[str, int] | Path  # of the loopback interface, or a Unix socket
+Address = tuple[str, int]  # of the loopback interface
 Direction = Literal["to_server", "to_client"]
 DIRECTIONS: tuple[Direction, ...] = ("to_server", "to_client")
 Found = TypeVar("Found")
+P = ParamSpec("P")
+
+
+def done_there(
+    what: Callable[Concatenate[FlakyProxy, P], Coroutine[Any, Any, Found]],
+) -> Callable[Concatenate[FlakyProxy, P], Found]:
+    """Return what has the proxy's thread do something, and returns when that has been done."""
+
+    @functools.wraps(what)
+    def call(proxy: FlakyProxy, /, *args: P.args, **kwargs: P.kwargs) -> Found:
+        return asyncio.run_coroutine_threadsafe(what(proxy, *args, **kwargs), proxy._loop).result(PATIENCE)
+
+    return call
 
 
 @dataclass
@@ -60,7 +73,7 @@ class FlakyProxy:
         self._ways = {direction: _Way() for direction in DIRECTIONS}
         self._connections: dict[asyncio.Task[None], list[asyncio.StreamWriter]] = {}
         self._thread.start()
-        self._do(self._pass_everything)
+        self.pass_everything()
 
     # -- where it is ------------------------------------------------------------------------------------------------
 
@@ -74,82 +87,48 @@ class FlakyProxy:
         """Return its URL, for a server without TLS and passwords."""
         return f"redis://127.0.0.1:{self.port}/0"
 
-    @property
-    def connections(self) -> int:
-        """Return how many connections there are."""
-        return len(self._connections)
-
     # -- what it does -----------------------------------------------------------------------------------------------
 
-    def delay(self, to_server: float = 0.0, to_client: float = 0.0, uneven: float = 0.0) -> None:
+    async def _delay(self, to_server: float = 0.0, to_client: float = 0.0, uneven: float = 0.0) -> None:
         """Have everything arrive so many seconds after it was sent, on connections that exist and on new ones.
 
         `uneven`, from 0 to 1: by how much of that a connection may be quicker than another, each as luck has it now. So
         what is sent later on one may arrive earlier than what is sent on another.
         """
-        self._do(self._delay, to_server, to_client, uneven)
-
-    def freeze(self, *directions: Direction) -> None:
-        """Accept connections and bytes, and pass nothing on in these directions, or in either, not even an end."""
-        self._do(self._freeze, directions or DIRECTIONS)
-
-    def thaw(self) -> None:
-        """Pass on what was held back, and all that comes."""
-        self._do(self._thaw)
-
-    def cut(self) -> int:
-        """Reset all connections on both sides; return how many there were. New ones are let in."""
-        return self._do(self._cut)
-
-    def refuse(self) -> None:
-        """Refuse new connections; those that exist go on."""
-        self._do(self._refuse)
-
-    def accept(self) -> None:
-        """Let new connections in again, on the same port."""
-        self._do(self._accept)
-
-    def lead_to(self, target: Address) -> None:
-        """Lead new connections to another server; those that exist stay where they are until they are cut."""
-        self._target = target
-
-    def pass_everything(self) -> None:
-        """End all faults: no delay, nothing frozen, new connections welcome."""
-        self._do(self._pass_everything)
-
-    def close(self) -> None:
-        """Cut everything, and end the thread."""
-        if self._loop.is_closed():
-            return
-        self._do(self._end)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(PATIENCE)
-        assert not self._thread.is_alive(), "the proxy's thread does not end"
-        self._loop.close()
-
-    def _do(self, what: Callable[..., Coroutine[Any, Any, Found]], *arguments: object) -> Found:
-        return asyncio.run_coroutine_threadsafe(what(*arguments), self._loop).result(PATIENCE)
-
-    # -- in the thread ----------------------------------------------------------------------------------------------
-
-    async def _delay(self, to_server: float, to_client: float, uneven: float) -> None:
         for way, seconds in zip(self._ways.values(), (to_server, to_client), strict=True):
             way.delay, way.uneven, way.turn = seconds, uneven, way.turn + 1
 
-    async def _freeze(self, directions: tuple[Direction, ...]) -> None:
-        for direction in directions:
+    async def _freeze(self, *directions: Direction) -> None:
+        """Accept connections and bytes, and pass nothing on in these directions, or in either, not even an end."""
+        for direction in directions or DIRECTIONS:
             self._ways[direction].open.clear()
 
     async def _thaw(self) -> None:
+        """Pass on what was held back, and all that comes."""
         for way in self._ways.values():
             way.open.set()
 
-    async def _pass_everything(self) -> None:
-        await self._thaw()
-        await self._delay(0.0, 0.0, 0.0)
-        await self._accept()
+    async def _cut(self) -> int:
+        """Reset all connections on both sides; return how many there were. New ones are let in."""
+        cut = list(self._connections)
+        for task in cut:
+            for writer in self._connections[task]:
+                _reset(writer)
+            task.cancel()
+        await asyncio.gather(*cut, return_exceptions=True)
+        return len(cut)
+
+    async def _refuse(self) -> None:
+        """Refuse new connections; those that exist go on."""
+        if self._listener is not None:
+            for each in self._listener.sockets:
+                self._loop.remove_reader(each.fileno())
+            await asyncio.sleep(0)  # let in who was accepted in this turn: closing first would leave that socket open
+            self._listener.close()  # not wait_closed, which from Python 3.12 on waits for the connections as well
+            self._listener = None
 
     async def _accept(self) -> None:
+        """Let new connections in again, on the same port."""
         for attempt in range(ATTEMPTS):
             if self._listener is not None:
                 return
@@ -161,22 +140,29 @@ class FlakyProxy:
             await asyncio.sleep(0.01 * attempt)
         raise AssertionError(f"the proxy cannot listen on port {self.port}")
 
-    async def _refuse(self) -> None:
-        if self._listener is not None:
-            for each in self._listener.sockets:
-                self._loop.remove_reader(each.fileno())
-            await asyncio.sleep(0)  # let in who was accepted in this turn: closing first would leave that socket open
-            self._listener.close()  # not wait_closed, which from Python 3.12 on waits for the connections as well
-            self._listener = None
+    async def _pass_everything(self) -> None:
+        """End all faults: no delay, nothing frozen, new connections welcome."""
+        await self._thaw()
+        await self._delay()
+        await self._accept()
 
-    async def _cut(self) -> int:
-        cut = list(self._connections)
-        for task in cut:
-            for writer in self._connections[task]:
-                _reset(writer)
-            task.cancel()
-        await asyncio.gather(*cut, return_exceptions=True)
-        return len(cut)
+    delay, freeze, thaw = done_there(_delay), done_there(_freeze), done_there(_thaw)
+    cut, refuse, accept = done_there(_cut), done_there(_refuse), done_there(_accept)
+    pass_everything = done_there(_pass_everything)
+
+    def lead_to(self, target: Address) -> None:
+        """Lead new connections to another server; those that exist stay where they are until they are cut."""
+        self._target = target
+
+    def close(self) -> None:
+        """Cut everything, and end the thread."""
+        done_there(FlakyProxy._end)(self)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(PATIENCE)
+        assert not self._thread.is_alive(), "the proxy's thread does not end"
+        self._loop.close()
+
+    # -- in the thread ----------------------------------------------------------------------------------------------
 
     async def _end(self) -> None:
         await self._refuse()
@@ -206,16 +192,11 @@ class FlakyProxy:
     async def _join(self, reader: asyncio.StreamReader, writers: list[asyncio.StreamWriter]) -> None:
         number = self.accepted
         await self._ways["to_server"].open.wait()  # who comes to a frozen one is let in, and no more
-        server_reader, server_writer = await self._connect()
+        server_reader, server_writer = await asyncio.open_connection(*self._target)
         writers.append(server_writer)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._carry(reader, server_writer, self._ways["to_server"], number))
             group.create_task(self._carry(server_reader, writers[0], self._ways["to_client"], number))
-
-    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        if isinstance(self._target, Path):
-            return await asyncio.open_unix_connection(str(self._target))
-        return await asyncio.open_connection(*self._target)
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, way: _Way, number: int) -> None:
         """Carry what comes, and in the end the end of it, each piece late by the delay of the moment it came."""
@@ -252,9 +233,7 @@ class FlakyProxy:
 def _reset(writer: asyncio.StreamWriter) -> None:
     """Have a connection end by RST, as one does whose other side has crashed."""
     with suppress(OSError, AttributeError):
-        found = writer.get_extra_info("socket")
-        if found.family != socket.AF_UNIX:
-            found.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
     writer.transport.abort()
 
 

@@ -9,14 +9,12 @@ from pathlib import Path
 from diskcache_like import Cache
 from diskcache_like.system import paths
 
+from .leaks import open_descriptors
+
 
 def descriptors(pid: int | str = "self") -> list[str]:
     """Return what the open file descriptors of a process refer to."""
-    found = []
-    for entry in Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # the descriptor that lists the directory
-            found.append(str(entry.readlink()))
-    return sorted(found)
+    return sorted(open_descriptors(pid).values())
 
 
 def cache_descriptors(directory: Path, pid: int | str = "self") -> list[str]:

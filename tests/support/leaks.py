@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 
-def open_descriptors() -> dict[int, str]:
-    """Return the open file descriptors with what each refers to."""
+def open_descriptors(pid: int | str = "self") -> dict[int, str]:
+    """Return the open file descriptors of a process with what each refers to."""
     found = {}
-    for entry in Path("/proc/self/fd").iterdir():
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
         try:
             found[int(entry.name)] = str(entry.readlink())
         except FileNotFoundError:  # the descriptor that listed the directory

@@ -8,7 +8,7 @@ import os
 import random
 import re
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -63,6 +63,13 @@ class Diary:
     def intend(self, changes: State) -> None:
         """Write down the versions (0: gone) that a call is about to give to keys."""
         os.write(self._descriptor, " ".join(f"{key}:{version}" for key, version in changes.items()).encode() + b"\n")
+
+    @contextlib.contextmanager
+    def changing(self, changes: State) -> Iterator[None]:
+        """Write down what the body is about to change, and that it has, if it ends without an error."""
+        self.intend(changes)
+        yield
+        self.acknowledge()
 
     def acknowledge(self, done: bool = True) -> None:
         """Write down that the call has returned; or that it was to change nothing."""
@@ -174,57 +181,42 @@ Change = Callable[[Cache, Diary, int, list[int], int], None]
 
 def change_set(cache: Cache, diary: Diary, owner: int, some: list[int], version: int) -> None:
     for key in some:
-        diary.intend({key: version})
-        assert cache.set((owner, key), make_value(owner, key, version), retry=True)
-        diary.acknowledge()
+        with diary.changing({key: version}):
+            assert cache.set((owner, key), make_value(owner, key, version), retry=True)
 
 
 def change_set_tagged(cache: Cache, diary: Diary, owner: int, some: list[int], version: int) -> None:
     for key in some:
-        diary.intend({key: version})
-        cache.set((owner, key), make_value(owner, key, version), tag=f"{owner} {key}", expire=1e6, retry=True)
-        diary.acknowledge()
-    diary.intend({some[0]: 0})
-    cache.evict(f"{owner} {some[0]}", retry=True)
-    diary.acknowledge()
+        with diary.changing({key: version}):
+            cache.set((owner, key), make_value(owner, key, version), tag=f"{owner} {key}", expire=1e6, retry=True)
+    with diary.changing({some[0]: 0}):
+        cache.evict(f"{owner} {some[0]}", retry=True)
 
 
 def change_retagged(cache: Cache, diary: Diary, owner: int, some: list[int], version: int) -> None:
     """Give keys other tags, and evict one of them by two that it has; the tags that it had find nothing."""
     old, new, all_ = f"old {owner} {version}", f"new {owner} {version}", f"all {owner}"
     for key in some:
-        diary.intend({key: version})
-        cache.set((owner, key), make_value(owner, key, version), tags=[old, all_], retry=True)
-        diary.acknowledge()
-        diary.intend({})
-        retagged = cache.retag((owner, key), [f"{new} {key}"], [old], retry=True)
-        diary.acknowledge()
+        with diary.changing({key: version}):
+            cache.set((owner, key), make_value(owner, key, version), tags=[old, all_], retry=True)
+        with diary.changing({}):
+            retagged = cache.retag((owner, key), [f"{new} {key}"], [old], retry=True)
         assert retagged or cache.reset("eviction_policy") != "none", "nobody else has this key"
     assert cache.evict(old, retry=True) == 0, "an entry is found by a tag that was taken away"
-    diary.intend({some[0]: 0})
-    cache.evict(tags=[f"{new} {some[0]}", all_], match="all", retry=True)
-    diary.acknowledge()
+    with diary.changing({some[0]: 0}):
+        cache.evict(tags=[f"{new} {some[0]}", all_], match="all", retry=True)
 
 
-def change_delete(cache: Cache, diary: Diary, owner: int, some: list[int], version: int) -> None:
+def change_removed(cache: Cache, diary: Diary, owner: int, some: list[int], version: int) -> None:
+    """Delete keys, pop them or let them expire."""
     for key in some:
-        diary.intend({key: 0})
-        cache.delete((owner, key), retry=True)
-        diary.acknowledge()
-
-
-def change_pop(cache: Cache, diary: Diary, owner: int, some: list[int], version: int) -> None:
-    for key in some:
-        diary.intend({key: 0})
-        version_of(cache.pop((owner, key), retry=True), owner, key)
-        diary.acknowledge()
-
-
-def change_touch(cache: Cache, diary: Diary, owner: int, some: list[int], version: int) -> None:
-    for key in some:
-        diary.intend({key: 0})
-        cache.touch((owner, key), 0, retry=True)
-        diary.acknowledge()
+        with diary.changing({key: 0}):
+            if version % 3 == 0:
+                cache.delete((owner, key), retry=True)
+            elif version % 3 == 1:
+                version_of(cache.pop((owner, key), retry=True), owner, key)
+            else:
+                cache.touch((owner, key), 0, retry=True)
 
 
 def change_add(cache: Cache, diary: Diary, owner: int, some: list[int], version: int) -> None:
@@ -238,12 +230,10 @@ def change_add(cache: Cache, diary: Diary, owner: int, some: list[int], version:
 
 def change_many(cache: Cache, diary: Diary, owner: int, some: list[int], version: int) -> None:
     one_shard = some if len(cache._shards.stores) == 1 else some[:1]  # a batch is atomic in each shard
-    diary.intend(dict.fromkeys(one_shard, version))
-    cache.set_many({(owner, key): make_value(owner, key, version) for key in one_shard}, retry=True)
-    diary.acknowledge()
-    diary.intend(dict.fromkeys(one_shard[:2], 0))
-    cache.delete_many([(owner, key) for key in one_shard[:2]], retry=True)
-    diary.acknowledge()
+    with diary.changing(dict.fromkeys(one_shard, version)):
+        cache.set_many({(owner, key): make_value(owner, key, version) for key in one_shard}, retry=True)
+    with diary.changing(dict.fromkeys(one_shard[:2], 0)):
+        cache.delete_many([(owner, key) for key in one_shard[:2]], retry=True)
 
 
 def change_in_transaction(cache: Cache, diary: Diary, owner: int, some: list[int], version: int) -> None:
@@ -260,18 +250,16 @@ def change_in_transaction(cache: Cache, diary: Diary, owner: int, some: list[int
 
 def change_queue(cache: Cache, diary: Diary, owner: int, some: list[int], version: int) -> None:
     prefix = _queue(owner)
-    diary.intend({ITEM + version: version})
-    cache.push(make_value(owner, ITEM + version, version), prefix, retry=True)
-    diary.acknowledge()
+    with diary.changing({ITEM + version: version}):
+        cache.push(make_value(owner, ITEM + version, version), prefix, retry=True)
     if len(some) > 1:
         return
     for _ in range(2):  # so that the queue stays short
         _, value = cache.peek(prefix, retry=True)
         if value is not None:
             first = ITEM + int(VALUE.match(value)[3])  # type: ignore[index]
-            diary.intend({first: 0})
-            _, pulled = cache.pull(prefix, retry=True)
-            diary.acknowledge()
+            with diary.changing({first: 0}):
+                _, pulled = cache.pull(prefix, retry=True)
             assert pulled == value or cache.reset("eviction_policy") != "none", "nobody else pulls from this queue"
 
 
@@ -280,13 +268,10 @@ def _queue(owner: int) -> str:
 
 
 CHANGES: tuple[Change, ...] = (
-    change_set,
-    change_set,
+    *[change_set] * 2,
     change_set_tagged,
     change_retagged,
-    change_delete,
-    change_pop,
-    change_touch,
+    *[change_removed] * 3,
     change_add,
     change_many,
     change_in_transaction,

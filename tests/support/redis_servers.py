@@ -97,16 +97,15 @@ def free_port() -> int:
 
 @dataclass
 class Certificates:
-    """An authority made for one test, and what it has signed for 127.0.0.1."""
+    """A certificate for 127.0.0.1, made for one test, which is its own authority."""
 
-    authority: Path
     certificate: Path
     key: Path
 
     @property
     def options(self) -> dict[str, str]:
         """What a server needs to use them; clients need not show a certificate of their own."""
-        files = {"ca-cert-file": self.authority, "cert-file": self.certificate, "key-file": self.key}
+        files = {"ca-cert-file": self.certificate, "cert-file": self.certificate, "key-file": self.key}
         return {"tls-auth-clients": "no", **{f"tls-{name}": str(path) for name, path in files.items()}}
 
 
@@ -143,13 +142,13 @@ class RedisServer:
         """Return its URL on the loopback interface."""
         return self.url_for()
 
-    def url_for(self, user: str = "", password: str = "", port: int = 0) -> str:
-        """Return the URL for a user, or of a proxy in front of it on another port."""
+    def url_for(self, user: str = "", password: str = "") -> str:
+        """Return the URL for a user."""
         who = f"{quote(user)}:{quote(password)}@" if user or password else ""
         scheme, query = "redis", ""
         if self.certificates:
-            scheme, query = "rediss", f"?ssl_ca_certs={quote(str(self.certificates.authority))}"
-        return f"{scheme}://{who}127.0.0.1:{port or self.port}/0{query}"
+            scheme, query = "rediss", f"?ssl_ca_certs={quote(str(self.certificates.certificate))}"
+        return f"{scheme}://{who}127.0.0.1:{self.port}/0{query}"
 
     @property
     def pid(self) -> int:
@@ -391,39 +390,22 @@ def redis_sentinel(options: Options | None = None, down_after: int = 300) -> Ite
 
 
 def make_certificates(directory: Path) -> Certificates:
-    """Make an authority and a certificate for 127.0.0.1, good for two days."""
+    """Make a certificate for 127.0.0.1 that is good for two days, and is its own authority."""
     import datetime
     import ipaddress
 
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.x509.oid import NameOID
 
-    def named(text: str) -> x509.Name:
-        return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
-
-    def signed(subject: str, key: ec.EllipticCurvePrivateKey, authority: bool) -> x509.Certificate:
-        now = datetime.datetime.now(datetime.UTC)
-        day = datetime.timedelta(days=1)
-        loopback = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
-        known = x509.AuthorityKeyIdentifier.from_issuer_public_key(root.public_key())
-        builder = (
-            x509.CertificateBuilder(named("tests"), named(subject), key.public_key(), x509.random_serial_number())
-            .not_valid_before(now - day)
-            .not_valid_after(now + day)
-            .add_extension(x509.BasicConstraints(authority, None), critical=True)
-            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-            .add_extension(known, critical=False)
-            .add_extension(loopback, critical=False)
-        )
-        return builder.sign(root, hashes.SHA256())
-
-    root, own = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
-    made = Certificates(directory / "authority.pem", directory / "server.pem", directory / "server.key")
-    pem = serialization.Encoding.PEM
-    made.authority.write_bytes(signed("tests", root, authority=True).public_bytes(pem))
-    made.certificate.write_bytes(signed("127.0.0.1", own, authority=False).public_bytes(pem))
-    plain = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    made.key.write_bytes(own.private_bytes(pem, *plain))
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "tests")])
+    day, now = datetime.timedelta(days=1), datetime.datetime.now(datetime.UTC)
+    loopback = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+    builder = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number(), now - day, now + day)
+    builder = builder.add_extension(x509.BasicConstraints(True, None), True).add_extension(loopback, False)
+    made = Certificates(directory / "server.pem", directory / "server.key")
+    pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
+    made.certificate.write_bytes(builder.sign(key, hashes.SHA256()).public_bytes(pem))
+    made.key.write_bytes(key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain))
     return made

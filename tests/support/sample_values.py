@@ -79,23 +79,6 @@ RECORDS: list[Any] = [
     for number in range(1500)
 ]
 """Small records that resemble each other."""
-ANSWERS: list[Any] = [
-    {
-        "status": "ok",
-        "code": 200,
-        "data": {
-            "user_id": number * 7919 % 100003,
-            "permissions": {"read": True, "write": bool(number % 2), "admin": False, "billing": False},
-            "features": {"dark_mode": True, "beta": bool(number % 3), "notifications": {"email": True, "push": False}},
-            "quota": {"used": number * 31337 % 1000003, "limit": 1_000_000},
-            "plan": ("free", "pro", "team")[number % 3],
-            "recent": [{"action": "login", "at": f"2024-05-{day + 1:02d}"} for day in range(number % 20)],
-        },
-        "meta": {"cached": False, "ttl": 300, "region": ("eu-west-1", "us-east-1")[number % 2]},
-    }
-    for number in range(1500)
-]
-"""Answers of a service, 200 to 1,000 bytes each."""
 MIXED: list[Any] = [
     None,
     (1, "two", b"three"),

@@ -15,6 +15,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection, wait
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -237,22 +238,20 @@ Found = TypeVar("Found")
 
 def in_thread(work: Callable[[], Found]) -> Found:
     """Run `work()` in a thread that ends with it; return what it returns, raise what it raises."""
-    found: list[Found] = []
-    errors: list[BaseException] = []
+    (found,) = in_threads(1, lambda _: work())
+    return found
 
-    def run() -> None:
-        try:
-            found.append(work())
-        except BaseException as error:
-            errors.append(error)
 
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join(PATIENCE)
-    assert not thread.is_alive(), "a thread does not end"
-    if errors:
-        raise errors[0]
-    return found[0]
+def in_threads(number: int, work: Callable[[int], Found]) -> list[Found]:
+    """Run `work(0)`, `work(1)` and so on at once, each in a thread; return what they return, raise what one raises."""
+    barrier = threading.Barrier(number)
+
+    def run(each: int) -> Found:
+        barrier.wait(PATIENCE)
+        return work(each)
+
+    with ThreadPoolExecutor(number) as pool:
+        return list(pool.map(run, range(number), timeout=PATIENCE))
 
 
 @contextlib.contextmanager
@@ -347,5 +346,6 @@ __all__ = [
     "forked",
     "hear_unraisable",
     "in_thread",
+    "in_threads",
     "ready",
 ]

@@ -50,15 +50,11 @@ def test_get_with_json_prints_the_entry(shell: Shell, cache: Cache) -> None:
     assert shell.json("get", "day")[0]["value"] == {"repr": "datetime.date(2026, 1, 2)"}
 
 
-def test_get_raw_writes_the_bytes(shell: Shell) -> None:
-    command = [sys.executable, "-m", "diskcache_like", "get", str(shell.directory), "3", "--key-type", "int", "--raw"]
-    assert subprocess.run(command, capture_output=True, check=True, timeout=LIMIT).stdout == b"\x00\xff"
-
-
-def test_get_raw_writes_any_text(shell: Shell, cache: Cache) -> None:
-    cache["half"] = "\ud800"
-    command = [sys.executable, "-m", "diskcache_like", "get", str(shell.directory), "half", "--raw"]
-    assert subprocess.run(command, capture_output=True, check=True, timeout=LIMIT).stdout == b"\xed\xa0\x80"
+@pytest.mark.parametrize(("value", "written"), [(b"\x00\xff", b"\x00\xff"), ("\ud800", b"\xed\xa0\x80")])
+def test_get_raw_writes_the_bytes(value: str | bytes, written: bytes, shell: Shell, cache: Cache) -> None:
+    cache["raw"] = value
+    command = [sys.executable, "-m", "diskcache_like", "get", str(shell.directory), "raw", "--raw"]
+    assert subprocess.run(command, capture_output=True, check=True, timeout=LIMIT).stdout == written
 
 
 @pytest.mark.parametrize(
@@ -195,7 +191,7 @@ def test_reset_shows_and_stores_settings(shell: Shell, cache: Cache) -> None:
 def test_stats_says_whether_hits_are_counted_and_how_full_it_is(shell: Shell, cache: Cache) -> None:
     cache.reset("size_limit", 4 * cache.volume())
     told = shell.json("stats")[0]
-    assert (told["hits"], told["misses"]) == (None, None)
+    assert (told["entries"], told["hits"], told["misses"]) == (4, None, None)
     assert (told["size_limit"], told["eviction_policy"]) == (4 * told["bytes"], "least-recently-stored")
     text = shell.run("stats")
     assert "not counted: `diskcache-like reset DIRECTORY statistics 1`" in text

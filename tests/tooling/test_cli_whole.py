@@ -29,18 +29,6 @@ def filled(tmp_path: Path) -> Path:
     return directory
 
 
-def test_stats(filled: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.main(["stats", str(filled)]) == 0
-    assert re.search(r"^entries +2$", capsys.readouterr().out, re.MULTILINE)
-
-
-def test_clear(filled: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.main(["clear", str(filled), "--yes"]) == 0
-    assert capsys.readouterr().out == "2 entries removed\n"
-    with Cache(filled) as cache:
-        assert len(cache) == 0
-
-
 def test_check_finds_and_fixes(filled: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["check", str(filled)]) == 0
     (value_file,) = filled.rglob("*.val")

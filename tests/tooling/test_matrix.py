@@ -125,6 +125,25 @@ def test_a_python_for_another_cpu_says_so() -> None:
     assert str(THIS._replace(machine="an abacus")) == "3.13.0, an abacus under qemu"
 
 
+def test_an_emulator_may_take_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[float] = []
+
+    def hang(*_: object, timeout: float, **__: object) -> None:
+        given.append(timeout)
+        raise subprocess.TimeoutExpired("pytest", timeout)
+
+    monkeypatch.setattr(subprocess, "run", hang)
+    result = runs.run_tests(Environment(Path(sys.executable), (), patience=4), None, [], 1, {})
+    assert given == [runs.SECONDS * 4]
+    assert "hung for 7200 s" in result.failed[0]
+
+
+def test_requirements_come_from_the_project() -> None:
+    wanted = interpreters.requirements()
+    assert "msgpack>=1.0.5" in wanted
+    assert any(one.startswith("hypothesis") for one in wanted)
+
+
 def test_arm64_without_an_emulator_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["matrix", "--arm64"])
     monkeypatch.setenv("PATH", "/nowhere")
@@ -159,22 +178,3 @@ def test_what_an_emulator_cannot_do_is_left_out_with_its_reason(monkeypatch: pyt
     result = runs.run_tests(Environment(Path(sys.executable), ()), None, [], 1, emulation.BEYOND_QEMU)
     assert {f"--deselect=tests/{name}" for name in emulation.BEYOND_QEMU} <= {*asked}
     assert result.skipped == Counter(emulation.BEYOND_QEMU.values())
-
-
-def test_an_emulator_may_take_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[float] = []
-
-    def hang(*_: object, timeout: float, **__: object) -> None:
-        given.append(timeout)
-        raise subprocess.TimeoutExpired("pytest", timeout)
-
-    monkeypatch.setattr(subprocess, "run", hang)
-    result = runs.run_tests(Environment(Path(sys.executable), (), patience=4), None, [], 1, {})
-    assert given == [runs.SECONDS * 4]
-    assert "hung for 7200 s" in result.failed[0]
-
-
-def test_requirements_come_from_the_project() -> None:
-    wanted = interpreters.requirements()
-    assert "msgpack>=1.0.5" in wanted
-    assert any(one.startswith("hypothesis") for one in wanted)

@@ -60,6 +60,16 @@ def test_import_is_light() -> None:
     assert not IMPORTED_LATE & set(done.stdout.split())
 
 
+def test_tests_that_interrupt_pass_in_the_background_job_of_a_script() -> None:
+    """Which a shell starts with SIGINT ignored."""
+    program = (
+        "import signal; from tests import conftest; conftest.pytest_configure(); signal.raise_signal(signal.SIGINT)"
+    )
+    job = ["sh", "-c", "trap '' INT; exec \"$@\"", "sh", sys.executable, "-c", program]
+    done = subprocess.run(job, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert "KeyboardInterrupt" in done.stderr
+
+
 def test_make_help_lists_every_target() -> None:
     text = (ROOT / "Makefile").read_text()
     phony = re.search(r"^\.PHONY: (.*)$", text, re.MULTILINE)

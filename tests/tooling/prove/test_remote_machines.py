@@ -35,13 +35,6 @@ def played(product: Product, **more: Any) -> Iterator[Trial]:
         yield trial
 
 
-def test_a_dictionary_with_a_time_to_live_is_found_out() -> None:
-    with played(STAND_IN, faults=frozenset()) as trial:
-        texts = [text for _, text in trial.findings.violations]
-    assert texts
-    assert any(Proof(1, "", lambda _: None, finds=STALE).sought(text) for text in texts), texts
-
-
 @pytest.mark.parametrize("machines", [1, 3])
 def test_the_server_by_itself_is_exact_without_faults(machines: int) -> None:
     quiet: dict[str, Any] = {"faults": frozenset(), "bounds": (0.0,), "timeouts": (10.0,)}
@@ -87,12 +80,6 @@ def test_what_only_faults_show_is_found(product: Product, spoil: Any, faults: st
         )(trial)
         texts = [text for _, text in trial.findings.violations]
     assert any(map(proof.sought, texts)), texts
-
-
-def test_the_server_by_itself_holds_under_all_faults() -> None:
-    with played(AT_SERVER, bounds=(0.0,), least=2, longest=0.3) as trial:
-        assert trial.findings.violations == []
-        assert {*trial.findings.counts} & ALL
 
 
 @pytest.mark.parametrize("name", sorted(ALL))

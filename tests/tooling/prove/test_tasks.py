@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import itertools
 import random
-import threading
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from prove.linearizability.caches import LENGTH, WHOLE, places_of, recorded
 from prove.linearizability.clients import RUN, Cancelled, Handle, Raised, opened
 from prove.linearizability.histories import violations
 from prove.linearizability.tasks import DrawLooked, answer_of, play
+from tests.support.contention import held
 from tests.support.workers import PATIENCE
 
 
@@ -42,29 +42,15 @@ def test_all_is_looked_at_when_all_are_done() -> None:
 
 
 def test_a_task_that_is_cancelled_goes_on_with_the_next_call(tmp_path: Path) -> None:
-    inside, done = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with cache.transact():
-            inside.set()
-            assert done.wait(PATIENCE)
-
     async def main() -> list[object]:
         task = asyncio.current_task()
         assert task is not None
-        waited = await answer_of(cache.aio, ("set", "k", 1, ()), [0.0, 0.0])
-        done.set()
+        with held(cache):
+            waited = await answer_of(cache.aio, ("set", "k", 1, ()), [0.0, 0.0])
         return [waited, task.cancelling(), await answer_of(cache.aio, ("add", "k", 2, ()), [PATIENCE])]
 
     with Cache(tmp_path) as cache:
-        holder = threading.Thread(target=hold)
-        holder.start()
-        try:
-            assert inside.wait(PATIENCE)
-            assert asyncio.run(main()) == [Cancelled(), 0, True]
-        finally:
-            done.set()
-            holder.join()
+        assert asyncio.run(main()) == [Cancelled(), 0, True]
 
 
 def test_a_call_that_swallows_its_cancellation_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
