@@ -38,7 +38,8 @@ from .operations.computed import Computed
 from .operations.iteration import Iteration
 from .operations.queues import Queues
 from .operations.streams import Streams
-from .storage.store import REMOVE, Change, Row, Store
+from .storage.interface import EntryStore
+from .storage.store import REMOVE, Change, Row
 from .system.blocking import may_block
 
 if TYPE_CHECKING:
@@ -348,7 +349,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
     def get_many(self, keys_: Iterable[Any]) -> dict[Any, Any]:
         """Return a dictionary of those keys that have live entries; each is read atomically, not all together."""
         found: dict[Any, Any] = {}
-        cold: dict[Store, list[tuple[Any, Location, int]]] = {store: [] for store in self._rows.stores}
+        cold: dict[EntryStore, list[tuple[Any, Location, int]]] = {store: [] for store in self._rows.stores}
         for store in cold:
             store.session.ready()
         hot, locate = self._hot, self._rows.locate
@@ -366,7 +367,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
             self._load_many(store, wanted, found)
         return found
 
-    def _load_many(self, store: Store, wanted: list[tuple[Any, Location, int]], found: dict[Any, Any]) -> None:
+    def _load_many(self, store: EntryStore, wanted: list[tuple[Any, Location, int]], found: dict[Any, Any]) -> None:
         """Read keys of one shard with one call, and put those that have a live entry into `found`."""
         hot, load, slots = self._hot, self._loader.load, store.session.slots
         blobs = store.read_many([(location[1], location[0]) for _, location, _ in wanted])
@@ -527,8 +528,8 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
     def _set_batch(self, items: Iterable[tuple[Any, Any, Metadata]], wait: float | None) -> int:
         """Store (key, value, metadata) of each item, a transaction per shard; return how many fit."""
         rows = self._rows
-        groups: dict[Store, list[tuple[int, bytes, bytes | Row]]] = {}
-        written: list[tuple[Store, Stored]] = []
+        groups: dict[EntryStore, list[tuple[int, bytes, bytes | Row]]] = {}
+        written: list[tuple[EntryStore, Stored]] = []
         count = 0
         try:
             for key, value, metadata in items:
@@ -755,7 +756,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
         removed = 0
         wait = self._wait(retry)
         for batch in batches(several("keys_", keys_, "a list of keys"), SET_MANY_BATCH):
-            groups: dict[Store, list[tuple[int, bytes]]] = {}
+            groups: dict[EntryStore, list[tuple[int, bytes]]] = {}
             for key in batch:
                 location = self._rows.locate(key)
                 groups.setdefault(location[2], []).append((location[1], location[0]))

@@ -19,6 +19,7 @@ from ..encoding.record import Record
 from ..encoding.tags import tags_column
 from ..errors import CorruptDatabaseWarning, KeyringError, SettingError
 from ..storage import check
+from ..storage.interface import EntryStore
 from ..storage.opening.identity import Config
 from ..storage.shards import ShardSet
 from ..storage.store import Row, Store
@@ -110,7 +111,7 @@ def sealed_row(disk: Disk, key: Any, stored: bytes, record: Record) -> Row:
 
 
 def kept_hot(
-    store: Store, stored: bytes, record: Record, blob: bytes | None
+    store: EntryStore, stored: bytes, record: Record, blob: bytes | None
 ) -> tuple[Any, Callable[[Any], Any] | None]:
     """Return what an encrypted hot layer keeps: the record as it is stored, and how a hit opens it."""
     if blob is None or record.file is not None or store.displaced:

@@ -10,11 +10,12 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Hashable
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from ..coherence.generations import MAX_WORD, Header, Words
 from ..encoding import keys
 from ..policies import FREQUENCY, NO_MARKS, RECENCY, Policy
+from ..storage.interface import EntryStore
 
 OVERHEAD = 350  # bytes that an entry costs beside key and value: objects, dictionary slot, order
 FRACTION = 64  # no value above limit / FRACTION is admitted
@@ -66,23 +67,6 @@ def note_often(visited: list[int], uses: Words, slot: int) -> None:
         visited.append(1)
     uses[slot] = noted = (uses[slot] + (visited[1] if visited[0] == 1 else 1)) & MAX_WORD
     visited[0] = visited[1] = 1 if noted < 16 else noted >> 3 if noted < 512 else 64
-
-
-class OpenShard(Protocol):
-    """What the hot layer needs of the open shard that an entry was read from."""
-
-    slots: Words
-    uses: Words
-    header: Words
-    slot_prime: int
-
-
-class HasOpenShard(Protocol):
-    """What leads to an open shard; a store does."""
-
-    @property
-    def session(self) -> OpenShard:
-        """Return the open shard."""
 
 
 class HotLayer:
@@ -151,7 +135,7 @@ class HotLayer:
         if self._counts:
             self.counters[1] += 1
 
-    def note_read(self, found: bool, store: HasOpenShard, h: int) -> None:
+    def note_read(self, found: bool, store: EntryStore, h: int) -> None:
         """Count a read of the database as a hit or a miss."""
         if found:
             shard = store.session
@@ -177,7 +161,7 @@ class HotLayer:
     def keep(
         self,
         key: Any,
-        location: tuple[bytes, int, HasOpenShard],
+        location: tuple[bytes, int, EntryStore],
         stamp: int,
         expire: float | None,
         loaded: tuple[Any, Callable[[Any], Any] | None],
@@ -202,7 +186,7 @@ class HotLayer:
         marks = shard.uses, shard.header
         self.put(key, (shard.slots, slot, stamp, expire, value, decode, [0], marks, cost, kind))
 
-    def keep_missing(self, key: Any, location: tuple[bytes, int, HasOpenShard], stamp: int) -> None:
+    def keep_missing(self, key: Any, location: tuple[bytes, int, EntryStore], stamp: int) -> None:
         """Remember that the key has no entry, under the same rules of coherence as an entry."""
         self.keep(key, location, stamp, None, _NEGATIVE, 0)
 

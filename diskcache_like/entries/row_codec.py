@@ -40,6 +40,7 @@ from ..errors import (
     ValueTooLarge,
     named,
 )
+from ..storage.interface import EntryStore
 from ..storage.store import Row, Store, Touch
 from ..system.callers import warn
 from ..system.signals import suppress
@@ -54,7 +55,7 @@ _SHORT = keys.DIGEST_ABOVE
 _number = int.from_bytes
 
 Expiry = float | timedelta | str  # from now: seconds, a timedelta, or text such as "2h5m"
-Location = tuple[bytes, int, Store]  # of a key: its stored key, the hash of that, and the store that it lives in
+Location = tuple[bytes, int, EntryStore]  # of a key: its stored key, the hash of that, and the store that it lives in
 
 
 class RowCodec:
@@ -91,7 +92,7 @@ class RowCodec:
         return stored, h, self._shards.of(h)
 
     @property
-    def stores(self) -> Sequence[Store]:
+    def stores(self) -> Sequence[EntryStore]:
         """Return what reads and writes the shards."""
         return self._shards.stores
 
@@ -117,7 +118,7 @@ class RowCodec:
 
     # -- values become rows ---------------------------------------------------------------------------------------
 
-    def encode(self, store: Store, value: Any, read: bool, key: Any) -> Stored:
+    def encode(self, store: EntryStore, value: Any, read: bool, key: Any) -> Stored:
         """Return the encoded value, after writing its value file if it needs one.
 
         On a full disk, remove unreferenced files and try again, but not for a file object: it can be read only once.
@@ -259,7 +260,7 @@ class RowCodec:
             return None
         return record
 
-    def unpacked(self, store: Store, stored: bytes, blob: bytes) -> Record:
+    def unpacked(self, store: EntryStore, stored: bytes, blob: bytes) -> Record:
         """Verify the record in `blob` and return it; raise DecodeError for damage."""
         if not self._signs_all:
             # The secret is not read for a record without a tag: it may be the user's, in a file that need not exist.
@@ -363,7 +364,7 @@ def seconds_of(expire: Any) -> float:
     return seconds
 
 
-def discard(store: Store, encoded: Stored) -> None:
+def discard(store: EntryStore, encoded: Stored) -> None:
     """Remove the value file of a write that failed; call it in the except block.
 
     A signal handler may raise just after the write was committed: then an entry refers to the file, and it stays.

@@ -20,7 +20,7 @@ from .parts import Parts
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-    from ..storage.store import Store
+    from ..storage.interface import EntryStore
 
 SPOOLED = 1 << 20  # bytes that a stream keeps in memory for a Disk that encodes values itself
 
@@ -101,7 +101,7 @@ class StreamWriter(io.BufferedIOBase):
         self.tags = tags
         self.retry = retry
         self._cache = cache
-        self._store: Store = cache._rows.locate(key)[2]
+        self._store: EntryStore = cache._rows.locate(key)[2]
         self._process = os.getpid()
         self._size = 0
         self._start = bytearray()  # until the value is large enough for a file
@@ -195,7 +195,7 @@ class StreamWriter(io.BufferedIOBase):
 class _Spool:
     """A temporary file, for a Disk that encodes by itself what it reads."""
 
-    def __init__(self, store: Store, key: Any) -> None:
+    def __init__(self, store: EntryStore, key: Any) -> None:
         self._disk = store.disk
         self._key = key
         self._file = tempfile.SpooledTemporaryFile(max_size=SPOOLED, dir=store.directory)  # noqa: SIM115

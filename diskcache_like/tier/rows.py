@@ -11,6 +11,7 @@ from ..entries.row_codec import Location, RowCodec
 from ..entries.session import Session
 from ..errors import SettingError, refused_with_remote
 from ..remote import Remote
+from ..storage.interface import EntryStore
 from ..storage.store import Store
 from .state import SLOTS
 from .store import TieredStore
@@ -28,10 +29,12 @@ class TieredRows(RowCodec):
     def __init__(self, session: Session, tier: Tier) -> None:
         super().__init__(session)
         self._digest = tier.wire.digest
-        self._tiered = {store: TieredStore(store, self, tier) for store in session.shards.stores}
+        self._tiered: dict[EntryStore, EntryStore] = {
+            store: TieredStore(store, self, tier) for store in session.shards.stores
+        }
 
     @property
-    def stores(self) -> Sequence[Any]:
+    def stores(self) -> Sequence[EntryStore]:
         """Return what reads and writes the shards."""
         return list(self._tiered.values())
 
@@ -39,7 +42,7 @@ class TieredRows(RowCodec):
         """Return where the key lives on this machine."""
         return super().locate(key)
 
-    def locate(self, key: Any) -> Any:
+    def locate(self, key: Any) -> Location:
         """Return the stored key, its place, and the store that it lives in."""
         if isinstance(key, _QUEUE_KEYS):
             raise refused_with_remote("a queue")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 from array import array
 from pathlib import Path
@@ -11,6 +12,7 @@ from unittest import mock
 
 import pytest
 
+import diskcache_like
 from diskcache_like import Cache, FanoutCache
 from diskcache_like.coherence.generations import UNCOUNTED, Header
 from diskcache_like.coherence.write_lock import WriteLock
@@ -271,3 +273,19 @@ def test_a_handler_that_interrupts_closing_does_not_wait_for_its_end(tmp_path: P
         ):
             cache.close()
         assert sum(found) == 20  # type: ignore[arg-type]
+
+
+def test_nothing_above_reaches_through_a_store_into_its_parts() -> None:
+    """What a store offers is in `interface.py` and its own methods; its disk and the words of its shard are offered."""
+    package = Path(diskcache_like.__file__).parent
+    reached = []
+    for path in package.rglob("*.py"):
+        if path.relative_to(package).parts[0] in ("storage", "tier"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Attribute):
+                owner = ast.unparse(node.value.value)
+                is_store = owner.split(".")[-1] in ("store", "_store", "stores[0]", "first")
+                if is_store and node.value.attr not in ("disk", "session", "identity", "settings", "config"):
+                    reached.append(f"{path.relative_to(package)}:{node.lineno} {ast.unparse(node)}")
+    assert reached == []
