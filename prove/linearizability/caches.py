@@ -269,7 +269,7 @@ def recorded(client: int, call: Call, called: int, answer: Any, returned: int) -
 def places_of(cache: Cache, draw: Draw) -> dict[Place, int]:
     """Return the shard of each place of a history."""
     stores = cache._shards.stores
-    places: dict[Place, int] = {key: stores.index(cache._rows.locate(key)[2]) for key in draw.keys}
+    places: dict[Place, int] = {key: stores.index(cache._shards.of(cache._rows.locate(key)[1])) for key in draw.keys}
     return {**places, draw.queue: stores.index(cache._rows.queue_store(draw.queue))}
 
 

@@ -355,7 +355,7 @@ def damage(work: Work) -> None:
 
 def shard_of(cache: Cache, key: Any) -> int:
     """Return the number of the shard that holds a key."""
-    return cache._shards.stores.index(cache._rows.locate(key)[2])
+    return cache._shards.stores.index(cache._shards.of(cache._rows.locate(key)[1]))
 
 
 class Focus(NamedTuple):

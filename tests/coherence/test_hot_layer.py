@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -10,6 +10,7 @@ from diskcache_like.coherence.generations import Header
 from diskcache_like.encoding import keys
 from diskcache_like.entries.hot import NEGATIVE_HIT, HotLayer
 from diskcache_like.policies import policy_named
+from diskcache_like.storage.interface import EntryStore
 
 PRIME = 7
 SLOT = 3
@@ -74,7 +75,7 @@ def test_a_payload_is_decoded_for_each_hit(bench: Bench) -> None:
 
 def test_a_key_without_an_entry_is_a_negative_hit(bench: Bench) -> None:
     bench.hot.count(True)
-    bench.hot.keep_missing("key", (b"key", HASH, bench), 2)
+    bench.hot.keep_missing("key", (b"key", HASH, cast(EntryStore, bench)), 2)
     assert bench.look("key") is NEGATIVE_HIT
     assert bench.counters == [0, 1]
 

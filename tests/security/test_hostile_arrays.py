@@ -306,7 +306,8 @@ def test_a_planted_file_is_a_miss(tmp_path: Path, mode: int, mapped: bool) -> No
 
 def plant_mode(cache: Cache, key: Any, mode: int) -> None:
     """Rewrite the entry's record as someone would who knows the format: checksums fit, the mode is another."""
-    stored, h, store = location = cache._rows.locate(key)
+    stored, h, _ = location = cache._rows.locate(key)
+    store = cache._shards.of(h)
     record = cache._rows.verified(key, location, store.read(h, stored))
     assert record is not None
     with store.locked(None):

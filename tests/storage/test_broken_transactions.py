@@ -66,7 +66,7 @@ def test_nothing_is_stored_of_a_transaction_that_sqlite_has_ended_whatever_the_b
     def change() -> None:
         with cache.transact():
             write(cache, "new")
-            with refusing(cache._rows.locate(KEYS[0])[2]), suppress(StorageError):
+            with refusing(cache._shards.of(cache._rows.locate(KEYS[0])[1])), suppress(StorageError):
                 cache[KEYS[0]] = "refused"
             try:
                 cache[KEYS[0]] = "alone"
@@ -84,7 +84,7 @@ def test_nothing_is_stored_of_a_transaction_that_sqlite_has_ended_whatever_the_b
 
 
 def test_a_failure_to_make_room_does_not_end_a_transaction_unseen(cache: Cache) -> None:
-    store = cache._rows.locate(KEYS[0])[2]
+    store = cache._shards.of(cache._rows.locate(KEYS[0])[1])
 
     def change() -> None:
         with cache.transact():
