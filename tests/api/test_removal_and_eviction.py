@@ -217,10 +217,10 @@ def test_the_size_limit_holds_on_disk_when_files_take_the_place_of_rows(open_cac
     limit = kind.shards * 2_000_000
     cache = open_cache(size_limit=limit)
     most = 0
-    for phase, size in enumerate((3_000, 80_000, 3_000)):
+    for phase, size in enumerate((12_000, 80_000, 12_000)):
         for number in range(2_500_000 * kind.shards // size):
             cache.set((phase, number), random.Random(number).randbytes(size))
-            if number % 20 == 0:
+            if number % 5 == 0:
                 most = max(most, bytes_on_disk(cache))
     assert limit * 0.9 < most <= limit * 1.01
 
@@ -437,7 +437,7 @@ def test_of_entries_that_are_used_equally_often_the_oldest_go(open_cache: Opener
 
 
 @one
-@pytest.mark.parametrize("size", [1_000, 40_000])
+@pytest.mark.parametrize("size", [4_000, 40_000])
 def test_no_handle_goes_by_the_limit_of_another_one(open_cache: Opener, size: int) -> None:
     limit = 2 << 20
     with open_cache(size_limit=limit):
