@@ -38,7 +38,7 @@ class Bench:
         self.hot = HotLayer(limit, lambda: self.now, self.counters)
 
     def keep(self, key: Any, value: Any, expire: float | None = None, decode: Any = None) -> None:
-        self.hot.keep(key, (repr(key).encode(), HASH, self), 2, expire, (value, decode), 10)
+        self.hot.keep(key, (repr(key).encode(), HASH, cast(EntryStore, self)), 2, expire, (value, decode), 10)
 
     def look(self, key: Any) -> Any:
         entry = self.hot.probe(key)
