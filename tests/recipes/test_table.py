@@ -203,6 +203,7 @@ def test_the_table(
 @example(options=Options(EXPIRE + 1, "raises", WINDOW, 3 * WINDOW, None, None, {}))
 @example(options=Options(EXPIRE + WINDOW, "raises", WINDOW, 3 * WINDOW, None, None, {}))
 @example(options=Options(EXPIRE + WINDOW, "slow", 0.0, 3 * WINDOW, 0.01, None, {"breaker": Breaker(1)}))
+@example(options=Options(EXPIRE + WINDOW, "slow", 0.0, 0.0, 0.01, None, {}))
 def test_the_table_under_any_options(
     open_cache: Opener, clock: Clock, coroutine: bool, options: Options
 ) -> None:  # fmt: skip

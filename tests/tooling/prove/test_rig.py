@@ -30,8 +30,8 @@ def runner() -> Iterator[Runner]:
         yield made
 
 
-def run(runner: Runner, name: str, only: int | None = None) -> Outcome:
-    return runner.run(name, PROOFS[name], BRIEF, only)
+def run(runner: Runner, name: str, only: int | None = None, seconds: float = BRIEF) -> Outcome:
+    return runner.run(name, PROOFS[name], seconds, only)
 
 
 def shared(monkeypatch: pytest.MonkeyPatch, items: int, processors: int, share: Part = WHOLE) -> Outcome:
@@ -61,7 +61,7 @@ def test_a_violation_is_told_with_the_case_that_repeats_it(runner: Runner) -> No
 
 
 def test_an_error_that_nobody_expected_is_a_violation(runner: Runner) -> None:
-    outcome = run(runner, "raises")
+    outcome = run(runner, "raises", seconds=60.0)  # within which it gets to the last of its three items
     ((case, text),) = outcome.findings.violations
     assert case == 2
     assert "TypeError" in text
