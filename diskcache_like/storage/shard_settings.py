@@ -32,7 +32,7 @@ class ShardSettings:
         self._connection = self._session.connection
         self._tried: list[tuple[str, Any]] = []  # stored in the open transaction, in that order
 
-    def stored(self, name: str) -> Any:
+    def as_stored(self, name: str) -> Any:
         """Return a setting as it is stored now; one that no row holds, as this handle has it."""
         rows = self._reader.select(sql.SELECT_SETTING, (name,))
         if rows:

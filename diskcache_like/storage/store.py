@@ -91,7 +91,7 @@ class Store:
         self.remove_selected, self.cull = bulk.remove, bulk.cull
         self.remove_places = self.remover.delete_in_transaction
         self.make_room = partial(self.recovery.reclaim_when_locked, for_file=True)
-        self.stored_setting, self.change_setting = shard_settings.stored, shard_settings.change
+        self.stored_setting, self.change_setting = shard_settings.as_stored, shard_settings.change
         self.set_shards = shard_settings.set_shards
         self.keyring, self.keyring_version = self.data_keys.keyring, self.data_keys.version
         self.replace_keyring, self.quarantine_keys = self.data_keys.replace_keyring, session.quarantine_keys
