@@ -353,15 +353,11 @@ def end_walks_late(cache: Cache) -> None:
         store.writer._around = late  # type: ignore[assignment]
 
 
-_reads = itertools.count(1)
-
-
 def _copied(self: Ring, h: int, stored: bytes) -> Written | None:
     """Find the newest record of a key as `Ring.find` does, but slowly, and believe what is overwritten meanwhile."""
     offset = table_of(self)[h % prime_below(self.slots)]
     while offset and offset >= self.words[Word.FLOOR]:
-        if not next(_reads) % 20:
-            time.sleep(5 * PAUSE)  # in which the others go around the ring
+        time.sleep(5 * PAUSE)  # in which the others go around the ring
         header, body = record_at(self, offset)
         if header is None:
             return None
