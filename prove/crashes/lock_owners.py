@@ -19,7 +19,7 @@ from diskcache_like.coherence.write_lock import WriteLock
 from tests.support.integrity import mend, opened
 from tests.support.workers import PATIENCE, Forked, Link, Worker, fork_worker
 
-from ..proof import Proof, Trial
+from ..proof import Trial, proof
 
 CONTENDERS = 4
 ROUNDS = 12
@@ -126,8 +126,13 @@ class Contenders:
             worker.dismiss()
 
 
+@proof(
+    "crash-dead-owners",
+    3,
+    "kill -9 of the write lock's owner and of a contender within 0.3 ms: the others go on",
+    bulk=11.0,
+)
 def dead_owners(trial: Trial) -> None:
-    """Kill owners of the lock and contenders within an instant."""
 
     def case(chance: random.Random) -> None:
         directory = trial.fresh()
@@ -259,24 +264,11 @@ def _freeze(trial: Trial, chance: random.Random, stack: ExitStack) -> float:
     return late
 
 
+@proof("crash-frozen-owner", 3, "SIGSTOP of the write lock's owner: reads return, writes time out, then all go on")
 def frozen_owner(trial: Trial) -> None:
-    """Stop the owner of the lock: reads answer, writes time out, and afterwards all goes on."""
 
     def case(chance: random.Random) -> None:
         with ExitStack() as stack:
             trial.most("latest timeout", 1000 * _freeze(trial, chance, stack), " ms late")
 
     trial.repeat(case)
-
-
-PROOFS: dict[str, Proof] = {
-    "crash-dead-owners": Proof(
-        3,
-        "kill -9 of the write lock's owner and of a contender within 0.3 ms: the others go on",
-        dead_owners,
-        bulk=11.0,
-    ),
-    "crash-frozen-owner": Proof(
-        3, "SIGSTOP of the write lock's owner: reads return, writes time out, then all go on", frozen_owner
-    ),
-}

@@ -21,7 +21,7 @@ from diskcache_like.disk import file_io
 from diskcache_like.errors import CacheError
 from tests.support.audit_hooks import Outside, Watch
 
-from ..proof import CannotRun, Proof, Trial
+from ..proof import CannotRun, Trial, proof
 from .samples import (
     BUFFER,
     Judge,
@@ -189,8 +189,14 @@ def _clean_up(directory: Path) -> None:
             path.unlink()
 
 
+@proof(
+    "planted-links",
+    4,
+    "links, hard links, FIFOs, sockets, devices and directories planted for every file and directory of a cache, at rest and in use",
+    bulk=1.5,
+    parallel=True,
+)
 def prove_links(trial: Trial) -> None:
-    """Plant links and special files."""
     with own_surroundings() as place:
         made = [make("plain", place, live=True), make("fanout", place), make("sealed", place)]
         made.append(make("buffered", place, live=True))
@@ -221,8 +227,14 @@ def _following_links() -> Iterator[None]:
         yield
 
 
+@proof(
+    "control-links",
+    4,
+    "planted links in place of value files are followed",
+    share=0.5,
+    finds=r"AssertionError: (hard )?link .* for .*\.val of .*/outside/",
+)
 def prove_links_control(trial: Trial) -> None:
-    """Plant links for value files where they are followed."""
     with own_surroundings() as place:
         made = [make("plain", place)]
         items = [plant for plant in plants(made) if plant.name.endswith(".val") and plant.kind == "link out"]
@@ -397,35 +409,14 @@ def _be_cut(item: Count, directory: Path, told: Path) -> NoReturn:
         os._exit(0)
 
 
+@proof(
+    "planted-generations",
+    4,
+    "generation files and write buffers of other sizes, of noise, all odd, all ones, with impossible numbers; replaced, and cut while mapped",
+    bulk=1.0,
+    parallel=True,
+)
 def prove_counts(trial: Trial) -> None:
-    """Change generations and write buffers."""
     with own_surroundings() as place:
         made = [make("plain", place, live=True), make("fanout", place), make("buffered", place, live=True)]
         trial.each(counts(made), partial(try_count, trial, Workbench(place)), "changes")
-
-
-PROOFS: dict[str, Proof] = {
-    "planted-links": Proof(
-        4,
-        "links, hard links, FIFOs, sockets, devices and directories planted for every file and directory of a cache, at"
-        " rest and in use",
-        prove_links,
-        bulk=1.5,
-        parallel=True,
-    ),
-    "planted-generations": Proof(
-        4,
-        "generation files and write buffers of other sizes, of noise, all odd, all ones, with impossible numbers;"
-        " replaced, and cut while mapped",
-        prove_counts,
-        bulk=1.0,
-        parallel=True,
-    ),
-    "control-links": Proof(
-        4,
-        "planted links in place of value files are followed",
-        prove_links_control,
-        share=0.5,
-        finds=r"AssertionError: (hard )?link .* for .*\.val of .*/outside/",
-    ),
-}

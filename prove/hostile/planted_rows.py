@@ -47,7 +47,7 @@ from tests.support.hostile_content import (
 )
 from tests.support.tampering import bomb, database, forged
 
-from ..proof import Proof, Trial
+from ..proof import Trial, proof
 from .samples import DATED, TAGGED, VALUES, Judge, Refused, Sample, Workbench, deadline, make, own_surroundings
 
 WATCH = Watch()
@@ -291,8 +291,15 @@ def _warm_up(made: Sequence[Sample], bench: Workbench) -> None:
             judge.everything(handle)
 
 
+@proof(
+    "planted-columns",
+    4,
+    "pickles, foreign paths, huge numbers, wrong types, bombs, nesting and false lengths planted in every column of every table, with right checksums (plain, signed, encrypted, compressed)",
+    share=2.0,
+    bulk=21.5,
+    parallel=True,
+)
 def prove_columns(trial: Trial) -> None:
-    """Plant payloads in columns."""
     with own_surroundings() as place:
         made, bench = [make(name, place) for name in SAMPLES], Workbench(place)
         _warm_up(made, bench)
@@ -394,8 +401,10 @@ def _tamper(directory: Path, name: str) -> None:
                 connection.execute("INSERT OR REPLACE INTO setting VALUES (?, ?)", (setting, value))
 
 
+@proof(
+    "planted-schema", 4, "triggers, views, virtual tables, expressions, false pages and settings planted in the schema"
+)
 def prove_schema(trial: Trial) -> None:
-    """Plant schemas and settings."""
     with own_surroundings() as place:
         made, bench = [make(name, place) for name in ("plain", "sealed")], Workbench(place)
         _warm_up(made, bench)
@@ -418,36 +427,17 @@ def _any_pickle() -> Iterator[None]:
         yield
 
 
+@proof(
+    "control-pickles",
+    4,
+    "planted pickles are believed",
+    share=0.5,
+    finds=r"AssertionError: (\[\"pickle\.find_class|.*: code was run)",
+)
 def prove_control(trial: Trial) -> None:
-    """Plant pickles where they are believed."""
     with own_surroundings() as place:
         made, bench = [make("plain", place)], Workbench(place)
         _warm_up(made, bench)
         found = [item for item in items(made) if item.column == "v" and item.payload == f"mode {MODE_PICKLE}: pickle"]
         with _any_pickle():
             trial.each(found, partial(try_item, trial, bench, _records()), "plants")
-
-
-PROOFS: dict[str, Proof] = {
-    "planted-columns": Proof(
-        4,
-        "pickles, foreign paths, huge numbers, wrong types, bombs, nesting and false lengths planted in every column of"
-        " every table, with right checksums (plain, signed, encrypted, compressed)",
-        prove_columns,
-        2.0,
-        bulk=21.5,
-        parallel=True,
-    ),
-    "planted-schema": Proof(
-        4,
-        "triggers, views, virtual tables, expressions, false pages and settings planted in the schema",
-        prove_schema,
-    ),
-    "control-pickles": Proof(
-        4,
-        "planted pickles are believed",
-        prove_control,
-        share=0.5,
-        finds=r"AssertionError: (\[\"pickle\.find_class|.*: code was run)",
-    ),
-}

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -17,8 +15,8 @@ from diskcache_like.disk.value_files import ValueFiles
 from diskcache_like.encoding import file_names
 from diskcache_like.errors import CacheError
 
-from ..proof import Proof, Trial
-from .flips import MAPPED, assert_little_lost, try_again, use
+from ..proof import Trial, proof
+from .flips import MAPPED, go_through
 from .samples import (
     BUFFER,
     DATED,
@@ -31,13 +29,10 @@ from .samples import (
     Judge,
     Refused,
     Sample,
-    Workbench,
     believe,
-    deadline,
     entries_of,
     files_of,
     fill,
-    held,
     let_wait,
     new,
     own_surroundings,
@@ -141,7 +136,12 @@ class Swap(NamedTuple):
     is_foreign: bool = False  # the content is another cache's
     way: str = AT_REST
 
-    def replace(self, directory: Path, descriptors: Mapping[str, int]) -> None:
+    @property
+    def open(self) -> bool:
+        """Whether it is done while a handle is open."""
+        return self.way != AT_REST
+
+    def do(self, directory: Path, descriptors: Mapping[str, int]) -> None:
         """Do it. Nothing that SQLite may have open is closed here, which would drop its locks."""
         if self.way == RENAMED or self.file not in descriptors:
             beside = directory.parent / "beside"
@@ -158,6 +158,23 @@ class Swap(NamedTuple):
         """Return who reads the cache, or reads it when another handle had changed it."""
         olds = {name: ALSO[name] for name in self.also}
         return Judge(CHANGED if anew else frozenset(), not anew, False, self.may_empty(), NEWEST, olds)
+
+    def tell(self, trial: Trial, judge: Judge) -> None:
+        """Count what was found of other times and caches."""
+        for name in sorted(judge.older):
+            trial.count(name)
+
+    def look_anew(self, directory: Path) -> None:
+        """Open what the handle, which had the file that is gone, and the swap have left behind."""
+        if self.way != RENAMED:
+            return
+        judge = self.judge(anew=True)
+        with suppress(Refused, CacheError), self.sample.open(directory) as handle:
+            handle.delete("counter")
+            judge.everything(handle)
+        assert not judge.wrong, f"{self}, then opened anew: {judge.wrong}"
+        lost = judge.lost - CHANGED - self.may_cost()
+        assert not lost, f"{self}, then opened anew: entries are missing: {lost}"
 
     def may_cost(self) -> set[Any]:
         """Return the keys whose entries may be missing then."""
@@ -252,57 +269,28 @@ def _may_believe(sample: Sample, other: Sample) -> bool:
     return same_secret and ("encrypt" in other.options or "encrypt" not in sample.options)
 
 
-# -- one case ---------------------------------------------------------------------------------------------------------
-
-
-def try_swap(trial: Trial, bench: Workbench, swap: Swap) -> None:
-    """Swap a file of a copy of the sample, use it in every way, and see that nothing wrong was read."""
-    chance, refused, judge = random.Random(str(swap)), "", swap.judge()
-    more = {} if chance.random() < 0.5 else {"hot_size_limit": 0}
-    with bench.copy(swap.sample) as directory, held(swap.sample, directory) as descriptors, deadline():
-        harm = partial(swap.replace, directory, descriptors)
-        if swap.way == AT_REST:
-            harm()
-        try:
-            with swap.sample.open(directory, **more) as handle:
-                use(handle, judge, (lambda: None) if swap.way == AT_REST else harm, chance)
-        except Refused:
-            refused = "refused in use"
-            try_again(swap.sample, directory, judge)
-        except CacheError:
-            refused = "refused at opening"
-        if swap.way == RENAMED:
-            _open_anew(swap, directory)
-        aside = len(list(directory.rglob("cache.*.db")))
-    trial.count(refused or ("with entries missing" if judge.lost else "complete"))
-    trial.count("databases quarantined", aside)
-    for name in sorted(judge.older):
-        trial.count(name)
-    assert not judge.wrong, f"{swap}: {judge.wrong}"
-    assert_little_lost(swap, str(swap), judge.lost, aside, refused)
-
-
-def _open_anew(swap: Swap, directory: Path) -> None:
-    """Open what the handle, which had the file that is gone, and the swap have left behind."""
-    judge = swap.judge(anew=True)
-    with suppress(Refused, CacheError), swap.sample.open(directory) as handle:
-        handle.delete("counter")
-        judge.everything(handle)
-    assert not judge.wrong, f"{swap}, then opened anew: {judge.wrong}"
-    lost = judge.lost - CHANGED - swap.may_cost()
-    assert not lost, f"{swap}, then opened anew: entries are missing: {lost}"
-
-
+@proof(
+    "swapped-files",
+    3,
+    "any file of a small cache (plain, signed, encrypted, compressed, FanoutCache, with -wal) replaced by another cache's, by its older copy, by another file of the cache, at rest and in use",
+    bulk=2.0,
+    parallel=True,
+)
 def prove(trial: Trial) -> None:
-    """Swap everything."""
     with own_surroundings() as place:
         made = [history(name, place) for name in OPTIONS]
         items = swaps(made, [twin(name, place) for name in TWINS])
-        trial.each(items, partial(try_swap, trial, Workbench(place)), "swaps")
+        go_through(trial, place, items, "swaps")
 
 
+@proof(
+    "control-swapped",
+    3,
+    "value files swapped, and not compared with their entries",
+    share=0.3,
+    finds=r"AssertionError: .*\.val of plain.* by .*'file' reads as ",
+)
 def prove_control(trial: Trial) -> None:
-    """Swap value files where they are not compared with their entries."""
     with own_surroundings() as place, mock.patch.object(ValueFiles, "_compare"):
         made = [history("plain", place)]
         entry = made[0].newest.entries["file"]
@@ -311,23 +299,4 @@ def prove_control(trial: Trial) -> None:
             for swap in swaps(made, [])
             if swap.file == entry.file and len(swap.content) == len(made[0].newest.files[entry.file])
         ]
-        trial.each(items, partial(try_swap, trial, Workbench(place)), "swaps")
-
-
-PROOFS: dict[str, Proof] = {
-    "swapped-files": Proof(
-        3,
-        "any file of a small cache (plain, signed, encrypted, compressed, FanoutCache, with -wal)"
-        " replaced by another cache's, by its older copy, by another file of the cache, at rest and in use",
-        prove,
-        bulk=2.0,
-        parallel=True,
-    ),
-    "control-swapped": Proof(
-        3,
-        "value files swapped, and not compared with their entries",
-        prove_control,
-        share=0.3,
-        finds=r"AssertionError: .*\.val of plain.* by .*'file' reads as ",
-    ),
-}
+        go_through(trial, place, items, "swaps")

@@ -8,14 +8,19 @@ what was stored.
 from __future__ import annotations
 
 import random
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from threading import get_ident
 from typing import Any
+from unittest import mock
 
 from diskcache_like import Averager, BoundedSemaphore, Cache, Lock, RLock
+from diskcache_like.coherence.write_lock import WriteLock
+
+from ..children import Words
 
 COUNTERS = 4
 ACCOUNTS = 6
@@ -47,11 +52,6 @@ def content(key: Any, size: int) -> bytes:
     """Return bytes by which it can be told that they were stored under `key`, whole."""
     head = f"{key}:{size}:".encode()
     return head + bytes([sum(head) % 251]) * (size - len(head))
-
-
-def is_content(key: Any, value: bytes) -> bool:
-    """Tell whether `value` was stored under `key`, whole."""
-    return value == content(key, len(value))
 
 
 class Caller:
@@ -193,14 +193,15 @@ class Caller:
         sizes = (self.draw.randrange(SMALL, 3 * SMALL), 5 * SMALL, LARGE // 2, self.draw.randrange(LARGE, 4 * LARGE))
         size = self.draw.choices(sizes, (20, 5, 1, 1))[0]
         assert self.limited.set(key, content(key, size), tag=TAGS[0], retry=True)
-        assert is_content(key, self.limited.get(key, content(key, SMALL)))
+        found = self.limited.get(key, content(key, SMALL))
+        assert found == content(key, len(found)), f"{key!r} reads as {found[:40]!r}..."
 
     def find(self) -> None:
         keys = [self.draw.randrange(LIMITED) for _ in range(10)]
         found = self.limited.get_many(keys)
         found[keys[0]] = self.limited.get(keys[0], b"")
         for key, value in found.items():
-            assert not value or is_content(key, value), f"{key!r} reads as {value[:40]!r}..."
+            assert not value or value == content(key, len(value)), f"{key!r} reads as {value[:40]!r}..."
 
     def thin(self) -> None:
         limited = self.limited
@@ -235,38 +236,6 @@ FLOOD: Weights = {Caller.flood: 9, Caller.fill: 9, Caller.find: 1, Caller.count:
 READS = frozenset({Caller.read_own, Caller.look, Caller.recall, Caller.find})
 
 
-def largest(weights: Weights) -> int:
-    """Return the bytes of the largest value that these calls store, as far as they are of here."""
-    return LARGE + 100 if weights is EVERYTHING else 4 * LARGE + 100
-
-
-def call_in_threads(
-    callers: list[Caller],
-    goes_on: Callable[[], bool],
-    after_each: Callable[[int], object] = lambda number: None,
-    before: Callable[[int], object] = lambda number: None,
-) -> None:
-    """Have each caller call in a thread of its own while `goes_on()`; raise the first error of any."""
-    errors: list[BaseException] = []
-
-    def run(number: int) -> None:
-        try:
-            before(number)
-            while goes_on() and not errors:
-                callers[number].step()
-                after_each(number)
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(len(callers))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
-
-
 def audit(kept: Cache, accounts: Accounts) -> None:
     """Compare what is in the cache with what all callers together did."""
     for number in range(COUNTERS):
@@ -282,3 +251,59 @@ def audit(kept: Cache, accounts: Accounts) -> None:
     assert sum(left) == accounts["queued"], "what came out of the queue is not what was put in"
     for key in kept:
         assert not (isinstance(key, tuple) and key[0] == "lock of"), f"{key} is still held"
+
+
+# -- how long one waits -----------------------------------------------------------------------------------------------
+
+
+class Waits:
+    """How long the threads of this process waited for a write lock: in seconds, and in turns of each other."""
+
+    def __init__(self) -> None:
+        self._longest: dict[int, float] = {}  # of each thread, which alone changes it
+        self._passed: dict[int, int] = {}
+        self._turns: Counter[Path] = Counter()  # of each lock, whose owner alone changes it
+        self._told: dict[int, tuple[Words, int]] = {}  # where the turns of each thread are told to others
+
+    @property
+    def longest(self) -> float:
+        """The longest wait in seconds."""
+        return max(self._longest.values(), default=0.0)
+
+    @property
+    def passed(self) -> int:
+        """The most turns that other threads had in one wait."""
+        return max(self._passed.values(), default=0)
+
+    def forget(self) -> None:
+        """Begin anew."""
+        self._longest.clear()
+        self._passed.clear()
+        self._told.clear()
+
+    def tell(self, words: Words, number: int) -> None:
+        """Count the turns of the calling thread in a word that others see."""
+        self._told[get_ident()] = words, number
+
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        """Note every wait of this process and of the children that are forked meanwhile, each for itself."""
+        acquire, turns = WriteLock.acquire, self._turns
+
+        def timed(lock: WriteLock, timeout: float | None = None) -> None:
+            me, before, began = get_ident(), turns[lock.path], time.perf_counter()
+            try:
+                acquire(lock, timeout)
+            finally:
+                self._longest[me] = max(self._longest.get(me, 0.0), time.perf_counter() - began)
+            self._passed[me] = max(self._passed.get(me, 0), turns[lock.path] - before)
+            turns[lock.path] += 1
+            if me in self._told:
+                words, number = self._told[me]
+                words[number] += 1
+
+        with mock.patch.object(WriteLock, "acquire", timed):
+            yield
+
+
+WAITS = Waits()

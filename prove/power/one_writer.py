@@ -37,7 +37,7 @@ from diskcache_like.storage.sqlite import connection
 from diskcache_like.system import boot as system_boot
 from tests.support.rings import HEADER, content_of, place_of, record_at
 
-from ..proof import Proof, Trial
+from ..proof import Trial, proof
 from ..shim import build
 from .disk_images import Image, mapped, write
 from .recorded_work import (
@@ -392,15 +392,8 @@ BROKEN = {
 }
 
 
-def _control(how: Sabotage) -> Proof:
-    run = partial(power_goes, how.durability, broken=how.broken, focus=how.focus)
-    return Proof(3, f"power loss, with {how.what}", run, share=0.5, finds=how.finds, preload=build)
-
-
-PROOFS: dict[str, Proof] = {
-    **{
-        f"power-{name}": Proof(3, what, partial(power_goes, name), 2.0, bulk=9.0, preload=build, parallel=True)
-        for name, what in WHAT.items()
-    },
-    **{f"power-no-{name}": _control(how) for name, how in BROKEN.items()},
-}
+for _name, _what in WHAT.items():
+    proof(f"power-{_name}", 3, _what, share=2.0, bulk=9.0, preload=build, parallel=True)(partial(power_goes, _name))
+for _name, _how in BROKEN.items():
+    _run = partial(power_goes, _how.durability, broken=_how.broken, focus=_how.focus)
+    proof(f"power-no-{_name}", 3, f"power loss, with {_how.what}", share=0.5, finds=_how.finds, preload=build)(_run)

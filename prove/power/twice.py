@@ -16,7 +16,7 @@ from unittest import mock
 
 from diskcache_like.system import boot as system_boot
 
-from ..proof import Proof, Trial
+from ..proof import Trial, proof
 from ..shim import Shim, build
 from .disk_images import Disk, Event, Image, mapped, parse, read, write
 from .one_writer import BOOTS, HARM, MEMORY, WHAT, Judge, drawn, explained, look
@@ -108,20 +108,18 @@ def _sizes(image: Image) -> dict[str, int | None]:
     return {path: None if content is None else len(content) for path, content in image.items()}
 
 
-PROOFS: dict[str, Proof] = {
-    "power-twice": Proof(
-        3,
-        "a second power loss while what the first one left is opened, read and repaired",
-        power_goes_twice,
-        preload=build,
-        parallel=True,
-    ),
-    "power-twice-unsynced": Proof(
-        3,
-        "a second power loss, with nothing synced on opening",
-        partial(power_goes_twice, durabilities=("power",), opened_as="process"),
-        share=0.5,
-        finds=HARM,
-        preload=build,
-    ),
-}
+proof(
+    "power-twice",
+    3,
+    "a second power loss while what the first one left is opened, read and repaired",
+    preload=build,
+    parallel=True,
+)(power_goes_twice)
+proof(
+    "power-twice-unsynced",
+    3,
+    "a second power loss, with nothing synced on opening",
+    share=0.5,
+    finds=HARM,
+    preload=build,
+)(partial(power_goes_twice, durabilities=("power",), opened_as="process"))

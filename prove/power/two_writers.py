@@ -20,7 +20,7 @@ from unittest import mock
 from diskcache_like.system import boot as system_boot
 from tests.support.workers import Crew, Link, forked, ready
 
-from ..proof import Proof, Trial
+from ..proof import Trial, proof
 from ..shim import Shim, build
 from .disk_images import Disk, Image, parse, write
 from .one_writer import BOOTS, BROKEN, HARM, MEMORY, NOTHING, WHAT, Broken, Judge, drawn, explained
@@ -142,14 +142,12 @@ def record_two(random: Random, space: Path, durability: str) -> list[Recording]:
     return [replace(each, disk=disk, events=events, maps={**maps, **maps_in(root)}) for each in found]
 
 
-PROOFS: dict[str, Proof] = {
-    "power-two": Proof(3, "power loss while two processes write at once", power_goes_for_two, preload=build),
-    "power-two-no-commits": Proof(
-        3,
-        "power loss while two processes write at once, with commits not synced",
-        partial(power_goes_for_two, durabilities=("power",), broken=BROKEN["commits"].broken),
-        share=0.5,
-        finds=HARM,
-        preload=build,
-    ),
-}
+proof("power-two", 3, "power loss while two processes write at once", preload=build)(power_goes_for_two)
+proof(
+    "power-two-no-commits",
+    3,
+    "power loss while two processes write at once, with commits not synced",
+    share=0.5,
+    finds=HARM,
+    preload=build,
+)(partial(power_goes_for_two, durabilities=("power",), broken=BROKEN["commits"].broken))

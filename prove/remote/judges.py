@@ -1,5 +1,8 @@
 """What a history of several machines must not contain: reads that are too old, go back, or see what is not there.
 
+All times are nanoseconds of CLOCK_BOOTTIME, which the machines of a test share. The value of each write to a key is
+another one, so that a read tells whose write it saw.
+
 Nobody knows in which order the server has made two writes that ran at once. Of two that did not, the one that ended
 first came first; and a read that began so late that it had to see another write, but returned this one's value, shows
 that this one came later. If the order must be both ways round, a read was too old. Longer circles need not be looked
@@ -16,11 +19,10 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Literal, NamedTuple, Self
 
 from ..linearizability.checker import Operation as Step
 from ..linearizability.checker import State, refuted
-from .history import NEVER, SECOND, History, Loss, Operation
 
 STALE = "stale across machines"
 UNSEEN = "stale on one machine"
@@ -29,6 +31,65 @@ UNWRITTEN = "nobody wrote that"
 INEXACT = "no order explains what was done on the server"
 TOO_OLD = f"{STALE}|{UNSEEN}|{BACK}"  # what a control has to find
 OPEN = 6  # writes of unknown outcome, beyond which the orders of a key's writes are too many to be tried
+
+
+Kind = Literal["get", "set", "add", "incr", "delete"]
+Outcome = Literal["acknowledged", "unknown"]
+
+SECOND = 1_000_000_000
+NEVER = math.inf  # when an operation ends whose process was killed
+
+
+class Operation(NamedTuple):
+    """One call of one process, and what came of it."""
+
+    process: int
+    machine: int
+    kind: Kind
+    key: str
+    value: int | None  # that it wrote; of a get what it read, of an incr its result; None: missing, or not known
+    begin: float
+    end: float
+    outcome: Outcome = "acknowledged"
+    changed: bool = True  # False of an add that found a value
+    start: int = 0  # of an incr: what it counts from where there is nothing
+
+    @property
+    def writes(self) -> bool:
+        """Whether it has changed what there is of its key, or may have, or may do so yet."""
+        return self.kind != "get" and self.changed
+
+    def __str__(self) -> str:
+        began, ended = self.begin / SECOND, self.end / SECOND
+        where = f"process {self.process} of machine {self.machine}"
+        return f"{began:.6f} to {ended:.6f} {where}: {self.kind} {self.key} {self.value} {self.outcome}"
+
+
+class Loss(NamedTuple):
+    """When the server has lost all that it had, at some moment between two."""
+
+    begin: float
+    end: float
+    how: str = "FLUSHALL"
+
+    def __str__(self) -> str:
+        return f"{self.begin / SECOND:.6f} to {self.end / SECOND:.6f} the server lost everything by {self.how}"
+
+
+@dataclass(frozen=True)
+class History:
+    """All that was done to some keys, and when all of them were lost."""
+
+    operations: Sequence[Operation]
+    losses: Sequence[Loss] = ()
+
+    def by_key(self) -> Iterator[Self]:
+        """Yield the part of each key."""
+        parts: dict[str, list[Operation]] = {}
+        for operation in self.operations:
+            parts.setdefault(operation.key, []).append(operation)
+        for part in parts.values():
+            yield type(self)(part, self.losses)
 
 
 class Violation(NamedTuple):
@@ -231,7 +292,7 @@ def inexact(history: History) -> Iterator[Violation]:
     outcome are only looked at for two `incr` that came to one number.
     """
     for part in history.by_key():
-        steps = [each for each in part.operations if each.kind != "get" and each.outcome != "refused"]
+        steps = [each for each in part.operations if each.kind != "get"]
         yield from _counted_twice(steps)
         if is_exact(part):
             begun = sorted(steps, key=lambda each: each.begin)

@@ -16,7 +16,7 @@ from tests.support.inspection import problems
 from tests.support.sample_writes import MISSING
 from tests.support.tampering import value_files
 
-from ..proof import Proof, Trial
+from ..proof import Trial, proof
 from ..workload import LARGE, Wrong
 
 STEPS = 150
@@ -246,6 +246,11 @@ def _evict(trial: Trial, chance: random.Random) -> None:
             raise Wrong("the entry that was stored last is gone")
 
 
+@proof(
+    "clock-jumps",
+    3,
+    "a clock that jumps by seconds and decades before each operation, lock, throttled call and eviction",
+)
 def _jump(trial: Trial) -> None:
     def case(chance: random.Random) -> None:
         with warnings.catch_warnings():
@@ -259,10 +264,3 @@ def _jump(trial: Trial) -> None:
         trial.count("jumps", STEPS + 2 * (STEPS // 5) + 60)
 
     trial.repeat(case)
-
-
-PROOFS: dict[str, Proof] = {
-    "clock-jumps": Proof(
-        3, "a clock that jumps by seconds and decades before each operation, lock, throttled call and eviction", _jump
-    ),
-}

@@ -6,7 +6,7 @@ import gc
 import shutil
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from itertools import count, product
 from pathlib import Path
@@ -29,7 +29,7 @@ from tests.support.inspection import cache_descriptors, problems
 from tests.support.sample_writes import MISSING
 from tests.support.small_disks import MEBIBYTE, Disk, NotPermitted, mount_privately, mounted
 
-from ..proof import CannotRun, Proof, Trial
+from ..proof import CannotRun, Trial, proof, repeated
 from ..shim import Shim, build
 from ..workload import LARGE, OPERATIONS, OPTIONS, Session, Wrong, one_layout, recover, script
 
@@ -140,6 +140,7 @@ def _with_room(trial: Trial, disk: Disk, left: int, make_room: Callable[[Session
         session.end()
 
 
+@proof("disk-full", 6, "a disk filled so that its space ends at each page of a workload, then given space again")
 def _fill(trial: Trial) -> None:
     def case(item: tuple[int, Callable[[Session], None], int]) -> None:
         with disk_of(trial, 4 * MEBIBYTE) as disk, one_layout(), warnings.catch_warnings():
@@ -155,33 +156,7 @@ def _fill(trial: Trial) -> None:
     )
 
 
-# -- disks that others fill while writes wait in the buffer ---------------------------------------------------------------
-
-
-def _write(cache: Cache, model: dict[int, str], key: int, value: str) -> None:
-    cache[key] = value
-    model[key] = value
-
-
-def _remove(cache: Cache, model: dict[int, str], key: int, _: str) -> None:
-    assert cache.delete(key) == (key in model)
-    model.pop(key, None)
-
-
-def _take(cache: Cache, model: dict[int, str], key: int, _: str) -> None:
-    assert cache.pop(key) == model.get(key)
-    model.pop(key, None)
-
-
-def _look(cache: Cache, model: dict[int, str], *_: Any) -> None:
-    assert len(cache) == len(model)
-
-
-def _expire(cache: Cache, *_: Any) -> None:
-    assert cache.expire() == 0
-
-
-STEPS: tuple[Callable[[Cache, dict[int, str], int, str], None], ...] = (_write, _remove, _remove, _take, _look, _expire)
+# -- disks that others fill while writes wait in the buffer -----------------------------------------------------------
 
 
 class Amounts(NamedTuple):
@@ -193,56 +168,96 @@ class Amounts(NamedTuple):
     late: tuple[int, ...] = (0, 200)
 
 
-ANY = Amounts()
 FEW_WAIT = Amounts((200,), (900,), (1,), (200,))  # what `clear` needs is more than what waits
 
 
-def _fill_under(cache: Cache, disk: Disk, random: Random, amounts: Amounts) -> int:
-    """Have writes wait when the disk fills up, go on, and have `clear` make room; return how many steps were refused."""
-    model: dict[int, str] = {}
-    length, refused = random.choice(amounts.lengths), 0
-    values = (f"{number} {'v' * length}" for number in count())
-    for key in range(random.choice(amounts.before)):
-        _write(cache, model, key, next(values))
-    if random.random() < 0.5:
-        cache.flush()
-    for key in range(random.choice(amounts.after)):
-        _write(cache, model, key, next(values))
-    disk.fill()
-    for _ in range(random.randrange(20)):
-        step, key = random.choice(STEPS), random.randrange(len(model) + 20)
-        try:
-            step(cache, model, key, next(values))
-        except DiskFull:
-            refused += 1
-    for number in range(random.choice(amounts.late)):
-        with suppress(DiskFull):
-            _write(cache, model, number, next(values))
-    assert {key: cache[key] for key in model} == model, "something else is there on the full disk"
-    if random.random() < 0.5:
-        cache.clear()
-        model.clear()
-        _write(cache, model, 0, next(values))
-    disk.empty()
-    assert {key: cache[key] for key in cache} == model, "something else is there than before"
-    _write(cache, model, 0, next(values))
-    assert not problems(cache)
-    return refused
+class Waiting:
+    """A cache on a disk that others fill, beside what must be in it."""
+
+    def __init__(self, cache: Cache, random: Random, amounts: Amounts) -> None:
+        self._cache, self._random, self._model = cache, random, dict[int, str]()
+        length = random.choice(amounts.lengths)
+        self._values = (f"{number} {'v' * length}" for number in count())
+
+    def write(self, key: int) -> None:
+        value = next(self._values)
+        self._cache[key] = value
+        self._model[key] = value
+
+    def step(self) -> None:
+        """Do something that is done whole or raises DiskFull."""
+        cache, model, key = self._cache, self._model, self._random.randrange(len(self._model) + 20)
+        match self._random.choice(("write", "delete", "delete", "pop", "len", "expire")):
+            case "write":
+                self.write(key)
+            case "delete":
+                assert cache.delete(key) == (key in model)
+                model.pop(key, None)
+            case "pop":
+                assert cache.pop(key) == model.get(key)
+                model.pop(key, None)
+            case "len":
+                assert len(cache) == len(model)
+            case "expire":
+                assert cache.expire() == 0
+
+    def clear(self) -> None:
+        self._cache.clear()
+        self._model.clear()
+        self.write(0)
+
+    def compare(self, keys: Iterable[int]) -> None:
+        assert {key: self._cache[key] for key in keys} == self._model, "something else is there"
 
 
-def _fill_while_writes_wait(trial: Trial, amounts: Amounts = ANY) -> None:
-    def case(random: Random) -> None:
-        with disk_of(trial, ROOMY) as disk, warnings.catch_warnings():
-            warnings.simplefilter("error")
-            with closing(Cache(disk.path / "cache")) as cache:
-                trial.count("steps refused", _fill_under(cache, disk, random, amounts))
+def _fill_while_writes_wait(trial: Trial, amounts: Amounts, random: Random) -> None:
+    """Have writes wait when the disk fills up, go on, and have `clear` make room."""
+    with (
+        disk_of(trial, ROOMY) as disk,
+        warnings.catch_warnings(action="error"),
+        closing(Cache(disk.path / "cache")) as cache,
+    ):
+        waiting = Waiting(cache, random, amounts)
+        for key in range(random.choice(amounts.before)):
+            waiting.write(key)
+        if random.random() < 0.5:
+            cache.flush()
+        for key in range(random.choice(amounts.after)):
+            waiting.write(key)
+        disk.fill()
+        for _ in range(random.randrange(20)):
+            try:
+                waiting.step()
+            except DiskFull:
+                trial.count("steps refused")
+        for number in range(random.choice(amounts.late)):
+            with suppress(DiskFull):
+                waiting.write(number)
+        waiting.compare([*waiting._model])
+        if random.random() < 0.5:
+            waiting.clear()
+        disk.empty()
+        waiting.compare(cache)
+        waiting.write(0)
+        assert not problems(cache)
 
-    trial.repeat(case)
+
+@repeated(
+    "disk-full-waiting", 6, "a disk that others fill while writes wait in the buffer, removals then, and space again"
+)
+def _fill_under(trial: Trial, random: Random) -> None:
+    _fill_while_writes_wait(trial, Amounts(), random)
 
 
-def _fill_without_reserve(trial: Trial) -> None:
+@repeated(
+    "disk-control-reserve",
+    6,
+    "the same, with the disk reserve given to what waits",
+    finds=r"diskcache_like\.errors\.DiskFull: ",
+)
+def _fill_without_reserve(trial: Trial, random: Random) -> None:
     with mock.patch.multiple(maintenance, LITTLE=1 << 30, LATE_RESERVE=0):
-        _fill_while_writes_wait(trial, FEW_WAIT)
+        _fill_while_writes_wait(trial, FEW_WAIT, random)
 
 
 # -- read-only disks --------------------------------------------------------------------------------------------------
@@ -284,32 +299,31 @@ def _remount(trial: Trial) -> None:
         session.end()
         disk.remount("ro")
         try:
-            for use in _USES:
-                _refused(use, session)
+            for use in (
+                lambda: Cache(session.directory),
+                lambda: Cache(session.directory.parent / "new"),
+                lambda: session.cache.get("last"),
+                lambda: session.cache.set("last", 0),
+                lambda: session.cache.set("last", bytes(LARGE)),
+            ):
+                try:
+                    use()
+                except DirectoryError as error:
+                    if str(session.directory.parent) not in str(error):
+                        raise Wrong(f"the error does not say where: {error}") from error
+                else:
+                    raise Wrong("a closed cache was opened on a read-only disk")
         finally:
             disk.remount("rw")
         recover(session)
 
 
-_USES: tuple[Callable[[Session], object], ...] = (
-    lambda session: Cache(session.directory),
-    lambda session: Cache(session.directory.parent / "new"),
-    lambda session: session.cache.get("last"),
-    lambda session: session.cache.set("last", 0),
-    lambda session: session.cache.set("last", bytes(LARGE)),
+@proof(
+    "disk-read-only",
+    6,
+    "a disk made read-only before each operation of a workload, and then writable again",
+    preload=build,
 )
-
-
-def _refused(use: Callable[[Session], object], session: Session) -> None:
-    try:
-        use(session)
-    except DirectoryError as error:
-        if str(session.directory.parent) not in str(error):
-            raise Wrong(f"the error does not say where: {error}") from error
-    else:
-        raise Wrong("a closed cache was opened on a read-only disk")
-
-
 def _turn_read_only(trial: Trial) -> None:
     with one_layout(), warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -459,6 +473,12 @@ def _assert_well(directory: Path, how: Callable[[Path], None]) -> None:
                     raise Wrong("an entry of the cache that took the place is gone")
 
 
+@proof(
+    "disk-directory-gone",
+    6,
+    "the directory removed, moved or replaced before each operation of a workload, and under threads",
+    parallel=True,
+)
 def _go_away(trial: Trial) -> None:
     with one_layout(), warnings.catch_warnings():
         warnings.simplefilter("ignore", CorruptDatabaseWarning)  # removed in part, it is taken for damaged
@@ -470,33 +490,3 @@ def _go_away(trial: Trial) -> None:
             run(trial, at, how)
 
         trial.each(list(product((_vanish, _vanish_at_work), range(OPERATIONS), VANISHINGS)), case, "moments")
-
-
-PROOFS: dict[str, Proof] = {
-    "disk-full": Proof(
-        6, "a disk filled so that its space ends at each page of a workload, then given space again", _fill
-    ),
-    "disk-full-waiting": Proof(
-        6,
-        "a disk that others fill while writes wait in the buffer, removals then, and space again",
-        _fill_while_writes_wait,
-    ),
-    "disk-control-reserve": Proof(
-        6,
-        "the same, with the disk reserve given to what waits",
-        _fill_without_reserve,
-        finds=r"diskcache_like\.errors\.DiskFull: ",
-    ),
-    "disk-read-only": Proof(
-        6,
-        "a disk made read-only before each operation of a workload, and then writable again",
-        _turn_read_only,
-        preload=build,
-    ),
-    "disk-directory-gone": Proof(
-        6,
-        "the directory removed, moved or replaced before each operation of a workload, and under threads",
-        _go_away,
-        parallel=True,
-    ),
-}

@@ -27,7 +27,7 @@ from tests.support.workers import Link
 
 from ..children import KINDS, SHARDS, Stage, played, soundness
 from ..children import opened as staged
-from ..proof import Proof, Trial
+from ..proof import Trial, proof
 
 CLOSINGS = 100  # of databases, by another process
 PAUSE = 0.001  # seconds after a write, in which the others get the processor
@@ -184,39 +184,37 @@ def _looking_at_files() -> Iterator[None]:
         yield
 
 
+@proof(
+    "control-sqlite-files",
+    3,
+    "the process that has a database open reads its files",
+    share=0.5,
+    finds=r"AssertionError: .*cache\.db(-shm)? is opened while SQLite has it open",
+)
 def _control_openings(trial: Trial) -> None:
     with _looking_at_files():
         _open_nothing(trial)
 
 
+@proof(
+    "control-sqlite-closings",
+    3,
+    "the same, and another process closes the database",
+    share=0.5,
+    finds=r"AssertionError: .*(of an open database there were unlinked|acknowledged and lost)",
+)
 def _control_wal(trial: Trial) -> None:
     with _looking_at_files():
         _close_beside(trial)
 
 
-PROOFS: dict[str, Proof] = {
-    "sqlite-files": Proof(
-        3,
-        "every kind of call and of upkeep, by two handles: nothing else opens a file that SQLite has open",
-        _open_nothing,
-    ),
-    "sqlite-closings": Proof(
-        3,
-        f"{CLOSINGS} times a database is opened and closed beside a process that writes: its WAL stays, with all in it",
-        _close_beside,
-    ),
-    "control-sqlite-files": Proof(
-        3,
-        "the process that has a database open reads its files",
-        _control_openings,
-        share=0.5,
-        finds=r"AssertionError: .*cache\.db(-shm)? is opened while SQLite has it open",
-    ),
-    "control-sqlite-closings": Proof(
-        3,
-        "the same, and another process closes the database",
-        _control_wal,
-        share=0.5,
-        finds=r"AssertionError: .*(of an open database there were unlinked|acknowledged and lost)",
-    ),
-}
+proof(
+    "sqlite-files",
+    3,
+    "every kind of call and of upkeep, by two handles: nothing else opens a file that SQLite has open",
+)(_open_nothing)
+proof(
+    "sqlite-closings",
+    3,
+    f"{CLOSINGS} times a database is opened and closed beside a process that writes: its WAL stays, with all in it",
+)(_close_beside)

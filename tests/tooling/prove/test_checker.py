@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 from diskcache_like import Cache
 from diskcache_like.operations.queues import QUEUE_START
-from prove.linearizability import checker, structure_calls
-from prove.linearizability.caches import EVERYDAY, WHOLE, Draw, Weights, judge, places_of, recorded
+from prove.linearizability import checker, structures
+from prove.linearizability.calls import EVERYDAY, RUN, WHOLE, Draw, Raised, Weights, play
 from prove.linearizability.checker import Operation, State, Undecided, refuted
-from prove.linearizability.clients import RUN, Cancelled, Handle, Raised, opened, play
-from prove.linearizability.deques_and_indexes import DEQUE, INDEX
+from prove.linearizability.clients import Handle, opened
 from prove.linearizability.histories import PENDING, Call, Piece, Place, Recorded, changes, parts, violations
+from prove.linearizability.proofs import judge, places_of
 from prove.proof import Trial
 
 ONE: dict[Place, int] = {"k": 0, "l": 0, "q": 0}
@@ -30,7 +30,7 @@ TWO: dict[Place, int] = {"k": 0, "l": 1, "q": 0}  # places in two shards
 def told(*lines: tuple[int, int, Call, Any]) -> list[Recorded]:
     """Return a history of operations, each given by the times of call and return, the call, and the answer."""
     return [
-        recorded(client, call, called, answer, returned)
+        Recorded(client, call, called, PENDING if answer is GONE else answer, returned, answer is GONE)
         for client, (called, returned, call, answer) in enumerate(lines)
     ]
 
@@ -396,7 +396,7 @@ def test_a_refusal_tells_what_was_pending() -> None:
 
 # -- operations whose task was cancelled ------------------------------------------------------------------------------
 
-GONE = Cancelled()
+GONE = object()  # stands for the answer of such an operation
 END = 5  # when their tasks went on
 CANCELLED_SET = (2, END, SET, GONE)
 CANCELLED_BOTH = (2, END, BOTH, GONE)
@@ -639,9 +639,8 @@ def test_an_exception_is_an_answer(tmp_path: Path) -> None:
 
 
 def test_every_kind_of_operation_is_drawn_and_played() -> None:
-    assert set(WHOLE) - {"undone"} == set(RUN) - set(structure_calls.RUN)
-    drawn = {f"deque.{name}" for name in DEQUE} | {f"index.{name}" for name in INDEX}
-    assert drawn | {"deque.limit"} == set(structure_calls.RUN)
+    assert set(WHOLE) - {"undone"} == set(RUN) - {"deque.limit", *structures.OPERATIONS}
+    assert {*structures.DEQUE, *structures.INDEX} == set(structures.OPERATIONS) < set(RUN)
     assert set(EVERYDAY) < set(RUN)
 
 

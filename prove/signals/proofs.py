@@ -1,7 +1,8 @@
-"""Signal handlers that raise, as Ctrl-C does, in the middle of every call: at every place where one can, and any time."""
+"""Signals whose handlers raise, as Ctrl-C does, or use the cache: at every place where CPython runs them, and any time."""
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 from collections.abc import Callable, Iterable
@@ -13,22 +14,23 @@ from types import FrameType
 from typing import Any
 from unittest.mock import patch
 
-from diskcache_like import Cache
+from diskcache_like import Cache, TransactionError
 from diskcache_like.coherence.write_lock import WriteLock
 from diskcache_like.storage.shard.transactions import Transactions
 from tests.support.integrity import mend
 
-from ..children import BRIEF, KINDS, Stage, Words, opened, played, soundness
-from ..lives.scenes import LARGE, told
-from ..proof import Proof, Trial
+from ..children import BRIEF, KINDS, Stage, Words, opened, played, soundness, told
+from ..proof import Trial, proof, repeated
 from .stepping import RAISED, interrupted, places_in
 
 PARTS = 32  # of the places of one call, each a case
+LARGE = 40_000  # bytes: a file of its own
 OLD, NEW = b"o" * LARGE, b"n" * LARGE
 MOST = 20  # interruptions in one case
 SIGNALS = 200  # at any time, in one case
 SHORTEST, LONGEST = 20e-6, 3e-3  # seconds before each
 AGAIN = 1.0  # seconds after which it comes again: Python ignores what a handler raises within a finalizer
+PATIENCE = 3.0  # seconds after which a handler that waits for the call it interrupts gives up, which is a violation
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,8 @@ class Call:
     atomic: bool = False  # over one shard: all or nothing
     whole: bool = False  # over several shards too
     tags: tuple[str, ...] = ()
+    reads: bool = False  # neither writes nor opens anything
+    handlers: str = "raises and uses"  # what one that interrupts it may do
 
     @property
     def ends(self) -> list[dict[Any, Any]]:
@@ -114,6 +118,13 @@ def compute(cache: Cache) -> None:
     assert cache.get_or_set("left", lambda: NEW, tags=["tag"]) == NEW
 
 
+def fork(cache: Cache) -> None:
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+
+
 def open_another(cache: Cache) -> None:
     with opened("Cache" if type(cache) is Cache else "FanoutCache", Path(cache.directory)) as other:
         assert other.get("left") == 1
@@ -136,10 +147,10 @@ CALLS: dict[str, Call] = {
     "set of a new key": Call(lambda cache: cache.set("left", 2, retry=True), {}, {"left": 2}),
     "set with expiry": Call(lambda cache: cache.set("left", 2, expire=1000, retry=True), {"left": 1}, {"left": 2}),
     "set of a file": Call(lambda cache: cache.set("left", NEW, retry=True), {"left": OLD}, {"left": NEW}),
-    "cold get": Call(cold, {"left": 1}),
+    "cold get": Call(cold, {"left": 1}, reads=True),
     "hot get": Call(lambda cache: cache.get("left"), {"left": 1}),
-    "get of a file": Call(lambda cache: cache.get("left"), {"left": OLD}),
-    "a stream": Call(stream, {"left": OLD}),
+    "get of a file": Call(lambda cache: cache.get("left"), {"left": OLD}, reads=True),
+    "a stream": Call(stream, {"left": OLD}, reads=True),
     "add": Call(lambda cache: cache.add("left", NEW, retry=True), {}, {"left": NEW}),
     "incr": Call(lambda cache: cache.incr("left", retry=True), {"left": 1}, {"left": 2}),
     "touch": Call(lambda cache: cache.touch("left", 1000, retry=True), {"left": 1}),
@@ -150,7 +161,7 @@ CALLS: dict[str, Call] = {
     "set_many": Call(
         lambda cache: cache.set_many({**THREE, "b": NEW}, retry=True), {}, {**THREE, "b": NEW}, atomic=True
     ),
-    "get_many": Call(lambda cache: cache.get_many(list(THREE)), THREE),
+    "get_many": Call(lambda cache: cache.get_many(list(THREE)), THREE, reads=True),
     "delete_many": Call(lambda cache: cache.delete_many(list(THREE), retry=True), THREE, {}, atomic=True),
     "evict": Call(lambda cache: cache.evict("tag", retry=True), {**THREE, "b": OLD}, {}, atomic=True, tags=("tag",)),
     "set with tags": Call(
@@ -176,22 +187,23 @@ CALLS: dict[str, Call] = {
         tags=("tag",),
     ),
     "get_or_set": Call(compute, {}, {"left": NEW}),
-    "clear": Call(lambda cache: cache.clear(retry=True), {**THREE, "b": OLD}, {}, atomic=True),
+    "clear": Call(lambda cache: cache.clear(retry=True), {**THREE, "b": OLD}, {}, atomic=True, handlers="raises"),
     "expire": Call(lambda cache: cache.expire(retry=True), THREE),
     "cull": Call(lambda cache: cache.cull(retry=True), THREE),
     "transact": Call(in_transaction, {"left": 1, "right": OLD}, {"left": 2, "right": NEW}, whole=True),
     "nested transact": Call(nested, {"left": 1, "right": OLD}, {"left": 2, "right": NEW}, whole=True),
-    "failing transact": Call(failing, {"left": 1, "right": OLD}, whole=True),
-    "failing nested transact": Call(failing_inside, {"left": 1, "right": OLD}, whole=True),
-    "iteration": Call(lambda cache: list(cache), THREE),
+    "failing transact": Call(failing, {"left": 1, "right": OLD}, whole=True, handlers="raises"),
+    "failing nested transact": Call(failing_inside, {"left": 1, "right": OLD}, whole=True, handlers="raises"),
+    "iteration": Call(lambda cache: list(cache), THREE, reads=True),
     "len": Call(len, THREE),
     "memoize": Call(remember),
     "check": Call(lambda cache: cache.check(retry=True), {"left": OLD}),
     "check with fix": Call(lambda cache: cache.check(fix=True, retry=True), {"left": OLD}),
     "stats and reset": Call(lambda cache: (cache.stats(), cache.reset("cull_limit", 10)), {"left": 1}),
     "close": Call(close, {"left": 1}),
-    "opening": Call(open_another, {"left": 1}),
-    "opening a new one": Call(open_new, {"left": 1}),
+    "opening": Call(open_another, {"left": 1}, handlers="raises"),
+    "opening a new one": Call(open_new, {"left": 1}, handlers="raises"),
+    "a fork": Call(fork, {"left": 1}, handlers="uses"),
 }
 
 
@@ -239,19 +251,11 @@ def interrupt_part(call: Call, kind: str, directory: Path, part: int, draw: rand
     """Interrupt a call at every `PARTS`-th place, from the one numbered `part`, or at `MOST` of them; say how often."""
     done = 0
     with opened(kind, directory, timeout=BRIEF) as cache, opened(kind, directory, timeout=0) as other:
-        for _ in range(2):  # what is done only the first time, such as opening the writer, comes first
-            prepare(call, cache)
-            call.run(cache)
-        prepare(call, cache)
-        places = places_in(lambda: call.run(cache))
-        numbers = range(1 + part, places + 1, PARTS)
-        for number in sorted(draw.sample(numbers, min(len(numbers), MOST))):
+        for number, places in places_of(call, cache, part, draw):
             prepare(call, cache)
             raised, where = draw.choice(RAISED), ""
             try:
-                where = str(
-                    interrupted(lambda: call.run(cache), number, raised)
-                )  # without the traceback, as of `except`
+                where = str(interrupted(lambda: call.run(cache), number, raised))  # without the traceback
                 judge(call, cache, other)
             except BaseException as problem:
                 problem.add_note(f"{raised.__name__} at place {number} of {places}, {where}")
@@ -259,6 +263,120 @@ def interrupt_part(call: Call, kind: str, directory: Path, part: int, draw: rand
             done += 1
         mend(cache)
     return done
+
+
+def places_of(call: Call, cache: Cache, part: int, draw: random.Random) -> list[tuple[int, int]]:
+    """Return the places of a part at which a call is interrupted, each with how many there are in all."""
+    for _ in range(2):  # what is done only the first time, such as opening the writer, comes first
+        prepare(call, cache)
+        call.run(cache)
+    prepare(call, cache)
+    places = places_in(lambda: call.run(cache))
+    numbers = range(1 + part, places + 1, PARTS)
+    return [(number, places) for number in sorted(draw.sample(numbers, min(len(numbers), MOST)))]
+
+
+# -- handlers that use the cache --------------------------------------------------------------------------------------
+
+
+class Handler:
+    """What a signal handler does with the cache: it is done, or it is refused by TransactionError.
+
+    It always finds what `other`, another handle of the cache, wrote last.
+    """
+
+    def __init__(self, cache: Cache, other: Cache) -> None:
+        self._cache, self._other = cache, other
+        self.newest = self.calls = self.refused = self.counted = 0
+        self.errors: list[BaseException] = []
+        self._process = os.getpid()
+        other.set("steady", "value", retry=True)
+        self.write()
+
+    def write(self) -> None:
+        """Have the other handle write, so that something waits in the write buffer; no handler may run meanwhile."""
+        self.newest += 1
+        self._other.set("newest", self.newest, retry=True)
+
+    def __call__(self, where: object) -> None:
+        """Read and write, but in no child that is forked just now; note what went wrong, with the place."""
+        try:
+            if os.getpid() == self._process:
+                self._use()
+        except BaseException as error:
+            error.add_note(f"in a handler that interrupted {where}")
+            self.errors.append(error)
+
+    def _use(self) -> None:
+        cache = self._cache
+        self.calls += 1
+        cache._hot.discard("steady")  # the next read is of the database
+        assert cache.get("steady") == "value"
+        assert cache.get("newest") == self.newest
+        try:
+            kept = cache.set(("by a handler", self.calls % 7), self.calls) or "a set was given up"
+            with cache.transact(retry=False):
+                cache.incr("counted", retry=True)
+            self.counted += 1
+        except TransactionError:
+            self.refused += 1
+        else:
+            assert kept is True, kept
+
+    def judge(self, cache: Cache) -> None:
+        """Raise what went wrong, and see that the cache reads and counts its entries rightly."""
+        if self.errors:
+            raise self.errors[0]
+        assert cache["newest"] == self.newest
+        assert cache.get("counted", 0) == self.counted
+        assert len(cache) == len(list(cache)), f"{len(list(cache))} entries are counted as {len(cache)}"
+
+
+def use_in_part(call: Call, kind: str, directory: Path, part: int, draw: random.Random) -> tuple[int, int]:
+    """Do as `interrupt_part` with a handler that uses the cache; say how often, and how often it was refused."""
+    with opened(kind, directory, timeout=PATIENCE) as cache, opened(kind, directory) as other:
+        handler = Handler(cache, other)
+        for number, places in places_of(call, cache, part, draw):
+            prepare(call, cache)
+            if call.reads:
+                cache.flush()  # else a read of all entries is one that writes
+            else:
+                handler.write()
+            interrupted(lambda: call.run(cache), number, instead=handler)
+            try:
+                handler.judge(cache)
+                if call.tags != ("tag", "old"):
+                    assert stored(cache, {*call.ends[0], *call.ends[1]}) == call.ends[1], "the call was not completed"
+            except BaseException as problem:
+                problem.add_note(f"a handler at place {number} of {places}")
+                raise
+            assert not (call.reads and handler.refused), "a handler that interrupts a read is refused a write"
+        mend(cache)
+    return handler.calls, handler.refused
+
+
+def use_at_any_time(kind: str, directory: Path, draw: random.Random) -> tuple[int, int]:
+    """Make all the calls, while signals come at random."""
+    with opened(kind, directory, timeout=PATIENCE) as cache, opened(kind, directory) as other:
+        handler = Handler(cache, other)
+
+        def handle(number: int, frame: FrameType | None) -> None:
+            handler(frame)
+            if handler.calls < SIGNALS:
+                signal.setitimer(signal.ITIMER_REAL, draw.uniform(SHORTEST, LONGEST))
+
+        signal.signal(signal.SIGALRM, handle)
+        signal.setitimer(signal.ITIMER_REAL, SHORTEST)
+        while handler.calls < SIGNALS and not handler.errors:
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
+            handler.write()
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
+            call = draw.choice([each for each in CALLS.values() if "uses" in each.handlers])
+            prepare(call, cache)
+            call.run(cache)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        handler.judge(cache)
+    return handler.calls, handler.refused
 
 
 # -- at any time ------------------------------------------------------------------------------------------------------
@@ -326,59 +444,82 @@ def _raise(draw: random.Random, number: int, frame: FrameType | None) -> None:
     raise draw.choice(RAISED)
 
 
-# -- proofs -----------------------------------------------------------------------------------------------------------
+# -- the proofs -------------------------------------------------------------------------------------------------------
 
 
-def part(trial: Trial, item: tuple[str, str, int]) -> None:
+def part_of(trial: Trial, uses: bool, item: tuple[str, str, int]) -> None:
     """Interrupt a part of the places of one call, in a process of its own."""
     name, kind, number = item
     draw = random.Random(f"{trial.seed} {trial.case}")
     with told(f"{name}, {kind}, part {number} of {PARTS}"):
         directory = trial.fresh()
-        trial.count("interruptions", played(partial(interrupt_part, CALLS[name], kind, directory, number, draw)))
+        arguments = (CALLS[name], kind, directory, number, draw)
+        if uses:
+            count_uses(trial, played(partial(use_in_part, *arguments)))
+        else:
+            trial.count("interruptions", played(partial(interrupt_part, *arguments)))
         played(partial(soundness, kind, directory))
 
 
-def everywhere(trial: Trial) -> None:
+def count_uses(trial: Trial, uses: tuple[int, int]) -> None:
+    trial.count("interruptions", uses[0])
+    trial.count("refused by TransactionError", uses[1])
+
+
+def everywhere(trial: Trial, uses: bool) -> None:
     """Interrupt every call at every place."""
-    items = [(name, kind, number) for name in CALLS for kind in KINDS for number in range(PARTS)]
-    trial.each(items, partial(part, trial), "parts of calls")
+    names = [name for name, call in CALLS.items() if ("uses" if uses else "raises") in call.handlers]
+    items = [(name, kind, number) for name in names for kind in KINDS for number in range(PARTS)]
+    trial.each(items, partial(part_of, trial, uses), "parts of calls")
 
 
-def at_any_time(trial: Trial) -> None:
-    """Interrupt writes at random."""
+proof(
+    "lives-signals",
+    6,
+    "signal handlers use the cache at every point of every call where CPython runs them",
+    share=0.7,
+    bulk=4.0,
+    parallel=True,
+)(partial(everywhere, uses=True))
+proof(
+    "raising",
+    6,
+    "Ctrl-C or an alarm at every point of every call where CPython can raise it",
+    share=2.0,
+    bulk=8.0,
+    parallel=True,
+)(partial(everywhere, uses=False))
 
-    def case(draw: random.Random) -> None:
-        kind, directory = draw.choice(KINDS), trial.fresh()
-        with told(kind):
-            trial.count("interruptions", played(partial(interrupt_at_any_time, kind, directory, draw)))
-            played(partial(soundness, kind, directory, True))
 
-    trial.repeat(case)
+@repeated("lives-signals-any-time", 6, "signal handlers use the cache at random moments", share=0.3)
+def using_at_any_time(trial: Trial, draw: random.Random) -> None:
+    kind, directory = draw.choice(KINDS), trial.fresh()
+    with told(kind):
+        count_uses(trial, played(partial(use_at_any_time, kind, directory, draw)))
+        played(partial(soundness, kind, directory))
 
 
-def forgetful(trial: Trial) -> None:
-    """Do without what gives back what an interrupted call has kept."""
+@repeated("raising-any-time", 6, "Ctrl-C or an alarm at random moments, in a process that writes beside another")
+def raising_at_any_time(trial: Trial, draw: random.Random) -> None:
+    kind, directory = draw.choice(KINDS), trial.fresh()
+    with told(kind):
+        trial.count("interruptions", played(partial(interrupt_at_any_time, kind, directory, draw)))
+        played(partial(soundness, kind, directory, True))
+
+
+# The next write of the same thread is refused, or that of another does not get the lock.
+@proof(
+    "control-raising",
+    6,
+    "nothing releases what an interrupted call holds",
+    share=0.5,
+    finds=r".*(TransactionError|Timeout): ",
+)
+def releasing_nothing(trial: Trial) -> None:
     with (
         patch.object(Transactions, "abort_interrupted", lambda transactions: None),
         patch.object(WriteLock, "abort_interrupted", lambda lock: None),
         patch.object(Transactions, "_is_left_over", lambda transactions: False),
     ):
-        trial.each([("set", "Cache", number) for number in range(PARTS)], partial(part, trial), "parts of calls")
-
-
-# The next write of the same thread is refused, or that of another does not get the lock.
-KEPT = r".*(TransactionError|Timeout): "
-
-PROOFS: dict[str, Proof] = {
-    "raising": Proof(
-        6,
-        "Ctrl-C or an alarm at every point of every call where CPython can raise it",
-        everywhere,
-        share=2.0,
-        bulk=8.0,
-        parallel=True,
-    ),
-    "raising-any-time": Proof(6, "the same at random moments, in a process that writes beside another", at_any_time),
-    "control-raising": Proof(6, "nothing releases what an interrupted call holds", forgetful, share=0.5, finds=KEPT),
-}
+        parts = [("set", "Cache", number) for number in range(PARTS)]
+        trial.each(parts, partial(part_of, trial, False), "parts of calls")
