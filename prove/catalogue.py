@@ -7,7 +7,7 @@ from .linearizability import proofs as _linearizability
 from .remote import proofs as _remote
 from .crashes import any_moment, every_step, lock_owners
 from .system import posix_locks
-from .power import one_writer, twice, two_writers
+from .power import losses
 from .system import failing_calls, disks, clocks
 from .hostile import flips, swapped_files, planted_rows, planted_files
 from .load import everything_at_once, soak, fairness

@@ -61,7 +61,6 @@ class Scene(NamedTuple):
         return str({**SMALL, **self.settings}["durability"])
 
     def open(self, directory: Path, **settings: Any) -> Cache:
-        """Open the cache."""
         return opened(directory, self.kind, **{**self.settings, **settings})
 
 
@@ -274,7 +273,6 @@ def meet(trial: Trial, scene: Scene, chance: random.Random, least: float = MEETI
 
 
 def widened(_: Path) -> Path:
-    """Return the library with the widened window."""
     return library(VERSION, widened=True)
 
 

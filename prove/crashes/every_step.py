@@ -85,7 +85,6 @@ class Death(NamedTuple):
     directory: Path
 
     def happen(self) -> Steps:
-        """Let a victim do the deed."""
         steps = die(self.nurse, self.directory, self.deed.kind, self.deed.name, self.at)
         self.trial.count("kills", steps is None)
         return steps
@@ -335,7 +334,6 @@ class Round:
         self._nurse.dismiss()
 
     def die(self, number: int, at: int) -> Steps:
-        """Have one death judged."""
         deed = self._deeds[number]
         steps: Steps = None
         # All deaths of a deed have the same grace, and so the same steps.

@@ -7,7 +7,7 @@ import random
 import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache, partial
 from itertools import accumulate
 from pathlib import Path
@@ -21,7 +21,7 @@ from diskcache_like.entries import loading
 from diskcache_like.errors import CacheError
 from tests.support.rings import find_unchecked
 
-from ..proof import Trial, proof
+from ..proof import Trial
 from .samples import (
     BUFFER,
     OPTIONS,
@@ -29,12 +29,12 @@ from .samples import (
     Judge,
     Refused,
     Sample,
+    Tries,
     Workbench,
     attempt,
     deadline,
-    held,
     make,
-    own_surroundings,
+    tried,
 )
 
 SECTOR = 512
@@ -66,7 +66,6 @@ class Place(NamedTuple):
         return f"{self.sample.name}, {self.file} at {self.offset()}, {self.how}"
 
     def do(self, directory: Path, descriptors: Mapping[str, int]) -> None:
-        """Do it."""
         descriptor, content, offset = descriptors[self.file], self.sample.files[self.file], self.offset()
         if self.how == "cut":
             os.ftruncate(descriptor, offset)
@@ -76,7 +75,6 @@ class Place(NamedTuple):
             os.pwrite(descriptor, bytes((content[offset] ^ 1 << self.bit(),)), offset)
 
     def judge(self) -> Judge:
-        """Return who reads the cache then."""
         # Rows may be out of order, which SQLite does not notice (docs/reliability.md).
         disorder = not self.file.endswith("cache.gen") and self.may_empty() and len(self.may_cost()) > 1
         return Judge(disorder=disorder)
@@ -155,7 +153,6 @@ def _used(content: bytes) -> list[int]:
 
 
 def samples(place: Path) -> list[Sample]:
-    """Make all samples."""
     return [make(name, place) for name in OPTIONS] + [make(name, place, live=True) for name in LIVE]
 
 
@@ -216,6 +213,20 @@ def cuts_of(sample: Sample, file: str, first: int) -> Iterator[tuple[Sample, str
     yield sample, file, sectors, "zero", True
     if not file.endswith(MAPPED):
         yield sample, file, numbers if size < WHOLE_BYTES else numbers[first::SPARSELY], "cut", True
+
+
+@contextmanager
+def held(sample: Sample, directory: Path) -> Iterator[dict[str, int]]:
+    """Open every file for writing as somebody else would, before the cache does, and close them after it.
+
+    Closing one any sooner would drop SQLite's locks, which belong to the process.
+    """
+    with ExitStack() as stack:
+        found = {}
+        for name in sample.files:
+            found[name] = os.open(directory / name, os.O_RDWR)
+            stack.callback(os.close, found[name])
+        yield found
 
 
 # -- one case ---------------------------------------------------------------------------------------------------------
@@ -281,51 +292,45 @@ def try_damage(trial: Trial, bench: Workbench, damage: Damage) -> None:
     assert empties or not refused, f"{damage}: {refused}"
 
 
-def go_through(trial: Trial, place: Path, items: Sequence[Damage], what: str) -> None:
-    """Try all damage; that to the first sample first."""
-    first = items.of_first if isinstance(items, Places) else 0
-    trial.each(items, partial(try_damage, trial, Workbench(place)), what, first=first)
-
-
 FILES = "of a small cache's files (plain, signed, encrypted, compressed, FanoutCache, with -wal)"
 
 
-@proof(
+@tried(
     "flipped-bytes",
     3,
     f"a bit flipped in every byte {FILES}; read, written, mended",
+    "bytes",
     share=2.0,
     bulk=12.0,
     parallel=True,
 )
-def flip_closed(trial: Trial) -> None:
-    with own_surroundings() as place:
-        go_through(trial, place, flips(samples(place), False), "bytes")
+def flip_closed(place: Path, _: Workbench) -> Tries:
+    yield try_damage, flips(samples(place), False)
 
 
-@proof(
+@tried(
     "flipped-bytes-open",
     3,
     f"a bit flipped in every byte {FILES} while it is in use",
+    "bytes",
     share=2.0,
     bulk=15.0,
     parallel=True,
 )
-def flip_open(trial: Trial) -> None:
-    with own_surroundings() as place:
-        go_through(trial, place, flips(samples(place), True), "bytes")
+def flip_open(place: Path, _: Workbench) -> Tries:
+    yield try_damage, flips(samples(place), True)
 
 
-@proof(
+@tried(
     "cut-files",
     3,
     f"every file {FILES} cut at every byte at rest and at every eighth in use, every sector zeroed",
+    "places",
     bulk=26.0,
     parallel=True,
 )
-def cut(trial: Trial) -> None:
-    with own_surroundings() as place:
-        go_through(trial, place, cuts(samples(place)), "places")
+def cut(place: Path, _: Workbench) -> Tries:
+    yield try_damage, cuts(samples(place))
 
 
 def buffered_samples(place: Path) -> list[Sample]:
@@ -334,25 +339,25 @@ def buffered_samples(place: Path) -> list[Sample]:
     return [live, Sample("buffered, copied", live.options, live.files, live.entries, True), make("buffered", place)]
 
 
-@proof(
+@tried(
     "buffer-damage",
     3,
     "a bit flipped in every byte of a small write buffer, at rest, in a copy and in use; it is cut at every byte at"
     " rest, and every sector zeroed",
+    "places",
     bulk=10.0,
     parallel=True,
 )
-def damage_buffers(trial: Trial) -> None:
-    with own_surroundings() as place:
-        items = Places(
-            run
-            for sample in buffered_samples(place)
-            for run in (
-                *((sample, BUFFER, bytes_of(sample, BUFFER), "flip", is_open) for is_open in (False, True)),
-                *cuts_of(sample, BUFFER, 0),
-            )
+def damage_buffers(place: Path, _: Workbench) -> Tries:
+    items = Places(
+        run
+        for sample in buffered_samples(place)
+        for run in (
+            *((sample, BUFFER, bytes_of(sample, BUFFER), "flip", is_open) for is_open in (False, True)),
+            *cuts_of(sample, BUFFER, 0),
         )
-        go_through(trial, place, items, "places")
+    )
+    yield try_damage, items
 
 
 # -- the controls -----------------------------------------------------------------------------------------------------
@@ -372,58 +377,56 @@ class _Anything:
         return False
 
 
-@proof(
+@tried(
     "control-checksum",
     3,
     "a bit flipped in a value, with the checksum not compared",
+    "bytes",
     share=0.5,
     finds=r"AssertionError: plain, cache\.db at .* reads as ",
 )
-def comparing_no_checksum(trial: Trial) -> None:
-    with own_surroundings() as place:
-        sample = make("plain", place)
-        where = sample.files["cache.db"].rindex(b"some text")
-        places = [
-            Place(sample, "cache.db", where + number, "flip", False) for number in range(len("some text that is"))
-        ]
-        items = [item for item in places if item.bit() < 7]  # of ASCII: what is no text is noticed without a checksum
-        with mock.patch.object(loading, "RESIDUE", _Anything()), mock.patch.object(record, "RESIDUE", _Anything()):
-            go_through(trial, place, items, "bytes")
+def comparing_no_checksum(place: Path, _: Workbench) -> Tries:
+    sample = make("plain", place)
+    where = sample.files["cache.db"].rindex(b"some text")
+    places = [Place(sample, "cache.db", where + number, "flip", False) for number in range(len("some text that is"))]
+    items = [item for item in places if item.bit() < 7]  # of ASCII: what is no text is noticed without a checksum
+    with mock.patch.object(loading, "RESIDUE", _Anything()), mock.patch.object(record, "RESIDUE", _Anything()):
+        yield try_damage, items
 
 
-@proof(
+@tried(
     "control-buffer",
     3,
     "a bit flipped in the header of a record in the write buffer, with its checksum not compared",
+    "bytes",
     share=0.3,
     finds=r"AssertionError: buffered in use, cache\.buffer at .*: an overwritten value is back",
 )
-def comparing_no_header(trial: Trial) -> None:
-    with own_surroundings() as place:
-        sample = make("buffered", place, live=True)
-        content, stored = sample.files[BUFFER], sample.entries["twice"].record
-        waiting = memoryview(content[:PAGE]).cast("Q")[Word.FLUSHED] % LEAST_CAPACITY
-        inside = content.index(stored, PAGE + waiting)
-        begin = next(  # of the record's header
-            at
-            for at in range(inside // 8 * 8, PAGE - 8, -8)
-            if int.from_bytes(content[at : at + 8], "little") % LEAST_CAPACITY == at - PAGE
-        )
-        items = [Place(sample, BUFFER, begin + number, "flip", False) for number in KEY_SIZE]
-        with mock.patch.object(Ring, "find", find_unchecked):
-            go_through(trial, place, items, "bytes")
+def comparing_no_header(place: Path, _: Workbench) -> Tries:
+    sample = make("buffered", place, live=True)
+    content, stored = sample.files[BUFFER], sample.entries["twice"].record
+    waiting = memoryview(content[:PAGE]).cast("Q")[Word.FLUSHED] % LEAST_CAPACITY
+    inside = content.index(stored, PAGE + waiting)
+    begin = next(  # of the record's header
+        at
+        for at in range(inside // 8 * 8, PAGE - 8, -8)
+        if int.from_bytes(content[at : at + 8], "little") % LEAST_CAPACITY == at - PAGE
+    )
+    items = [Place(sample, BUFFER, begin + number, "flip", False) for number in KEY_SIZE]
+    with mock.patch.object(Ring, "find", find_unchecked):
+        yield try_damage, items
 
 
-@proof(
+@tried(
     "control-buffer-words",
     3,
     "a bit flipped in a copied write buffer, in the word that says where walks end, and the words are believed",
+    "bytes",
     share=0.3,
     finds=r"AssertionError: buffered, copied, cache\.buffer at .*: an overwritten value is back",
 )
-def believing_words(trial: Trial) -> None:
-    with own_surroundings() as place:
-        sample = buffered_samples(place)[1]
-        items = [Place(sample, BUFFER, 8 * Word.FLOOR + number, "flip", False) for number in range(8)]
-        with mock.patch.object(Ring, "belongs_to", return_value=True):
-            go_through(trial, place, items, "bytes")
+def believing_words(place: Path, _: Workbench) -> Tries:
+    sample = buffered_samples(place)[1]
+    items = [Place(sample, BUFFER, 8 * Word.FLOOR + number, "flip", False) for number in range(8)]
+    with mock.patch.object(Ring, "belongs_to", return_value=True):
+        yield try_damage, items

@@ -15,8 +15,8 @@ from diskcache_like.disk.value_files import ValueFiles
 from diskcache_like.encoding import file_names
 from diskcache_like.errors import CacheError
 
-from ..proof import Trial, proof
-from .flips import MAPPED, go_through
+from ..proof import Trial
+from .flips import MAPPED, try_damage
 from .samples import (
     BUFFER,
     DATED,
@@ -29,15 +29,17 @@ from .samples import (
     Judge,
     Refused,
     Sample,
+    Tries,
+    Workbench,
     believe,
     entries_of,
     files_of,
     fill,
     let_wait,
     new,
-    own_surroundings,
     put_all,
     the_same_names,
+    tried,
 )
 
 AT_REST, OVERWRITTEN, RENAMED = WAYS = ("at rest", "overwritten in use", "renamed over in use")
@@ -91,14 +93,15 @@ def history(name: str, place: Path) -> History:
     with the_same_names(directory.name):
         for values in (FORMER, NEWEST):
             cache = new(directory, options) if values is FORMER else found[0].open(directory)
+            content = {**METADATA, **values}
             with cache:
                 if values is FORMER:
-                    fill(cache, *_parted(values), {})
+                    fill(cache, content, {})
                 else:
                     del cache["removed"]
-                    put_all(cache, *_parted(values))
-                    let_wait(cache, *_parted(values), {})
-                live, entries = files_of(directory), entries_of(cache, _parted(values)[0])
+                    put_all(cache, content)
+                    let_wait(cache, content, {})
+                live, entries = files_of(directory), entries_of(cache, content)
             found += [
                 Sample(name, options, files_of(directory), entries),
                 Sample(f"{name} in use", options, live, entries),
@@ -111,15 +114,9 @@ def twin(name: str, place: Path) -> tuple[Sample, Sample]:
     options, directory = TWINS[name], place / f"twin of {name}"
     with the_same_names(directory.name):
         with new(directory, options) as cache:
-            values, metadata = _parted(ELSEWHERE)
-            fill(cache, values, metadata, {})
-            live, entries = files_of(directory), entries_of(cache, values)
+            fill(cache, ELSEWHERE, {})
+            live, entries = files_of(directory), entries_of(cache, ELSEWHERE)
         return Sample(name, options, files_of(directory), entries), Sample(name, options, live, entries)
-
-
-def _parted(content: Values) -> tuple[Values, Mapping[Any, Any]]:
-    metadata = {key: content.get(key, whole) for key, whole in METADATA.items()}
-    return {key: value for key, value in content.items() if key not in METADATA}, metadata
 
 
 # -- what is swapped --------------------------------------------------------------------------------------------------
@@ -196,7 +193,6 @@ class Swap(NamedTuple):
         return self.file.endswith(DATABASE)
 
     def __str__(self) -> str:
-        """Say what was done."""
         return f"{self.file} of {self.sample.name} by {self.source}, {self.way}"
 
 
@@ -269,34 +265,30 @@ def _may_believe(sample: Sample, other: Sample) -> bool:
     return same_secret and ("encrypt" in other.options or "encrypt" not in sample.options)
 
 
-@proof(
+@tried(
     "swapped-files",
     3,
-    "any file of a small cache (plain, signed, encrypted, compressed, FanoutCache, with -wal) replaced by another cache's, by its older copy, by another file of the cache, at rest and in use",
+    "any file of a small cache (plain, signed, encrypted, compressed, FanoutCache, with -wal)"
+    " replaced by another cache's, by its older copy, by another file of the cache, at rest and in use",
+    "swaps",
     bulk=2.0,
     parallel=True,
 )
-def prove(trial: Trial) -> None:
-    with own_surroundings() as place:
-        made = [history(name, place) for name in OPTIONS]
-        items = swaps(made, [twin(name, place) for name in TWINS])
-        go_through(trial, place, items, "swaps")
+def swap_all(place: Path, _: Workbench) -> Tries:
+    yield try_damage, swaps([history(name, place) for name in OPTIONS], [twin(name, place) for name in TWINS])
 
 
-@proof(
+@tried(
     "control-swapped",
     3,
     "value files swapped, and not compared with their entries",
+    "swaps",
     share=0.3,
     finds=r"AssertionError: .*\.val of plain.* by .*'file' reads as ",
 )
-def prove_control(trial: Trial) -> None:
-    with own_surroundings() as place, mock.patch.object(ValueFiles, "_compare"):
+def comparing_nothing(place: Path, _: Workbench) -> Tries:
+    with mock.patch.object(ValueFiles, "_compare"):
         made = [history("plain", place)]
         entry = made[0].newest.entries["file"]
-        items = [
-            swap
-            for swap in swaps(made, [])
-            if swap.file == entry.file and len(swap.content) == len(made[0].newest.files[entry.file])
-        ]
-        go_through(trial, place, items, "swaps")
+        size = len(made[0].newest.files[entry.file])
+        yield try_damage, [swap for swap in swaps(made, []) if swap.file == entry.file and len(swap.content) == size]

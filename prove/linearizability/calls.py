@@ -163,7 +163,6 @@ def play(cache: Cache, calls: Sequence[Call]) -> list[Answered]:
 
 
 def answer_of(cache: Cache, call: Call) -> Any:
-    """Make a call and return its answer."""
     name, *arguments = call
     try:
         return at_once(RUN[name](cache, *arguments))
@@ -209,7 +208,6 @@ class Draw:
         self.queue = f"q{name}"
 
     def history(self, clients: int) -> History:
-        """Return all calls for so many clients."""
         clears = self._random.random() < 0.5  # one that has none need not wait for the others
         weights = self._weights if clears else {**self._weights, "clear": 0}
         before = [self._call("set", key) for key in self.keys if self._random.random() < 0.7]
@@ -274,7 +272,6 @@ class DrawLooked(Draw):
     """Draws histories at whose end all clients look at everything, one of them in a transaction."""
 
     def history(self, clients: int) -> History:
-        """Return all calls for so many clients."""
         reads: list[Call] = [*(("get", key) for key in self.keys), ("peek", self.queue, "front")]
         whole: Call = ("transact", (*reads, ("peek", self.queue, "back")), False)
         return super().history(clients)._replace(look=[[whole, *reads], *([reads] * (clients - 1))])

@@ -135,7 +135,6 @@ class Gate:
                 raise TimeoutError(f"client {client} waited {PATIENCE:.0f} s for the others")
 
     def close(self) -> None:
-        """Unmap the words."""
         self._words.release()
         self._mapping.close()
 
@@ -154,7 +153,6 @@ class Diary:
         self._file.write(pickle.dumps(what))
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
 
@@ -211,7 +209,6 @@ class Fuse:
             self._wait()
 
     def commit(self, statement: str) -> None:
-        """Count a COMMIT."""
         if statement == "COMMIT":
             self.step()
 
@@ -258,7 +255,6 @@ class Client:
         self.close = self._diary.close
 
     def play(self, calls: Sequence[Call]) -> Any:
-        """Make the calls."""
         for call in calls:
             self._begin()
             self._end(answer_of(self._cache, call))
@@ -347,7 +343,6 @@ Together = Callable[[Cache, Path, Gate, Role, Fuse], None]  # plays the parts of
 
 
 def in_threads(cache: Cache, directory: Path, gate: Gate, role: Role, fuse: Fuse) -> None:
-    """Play each part in a thread."""
 
     def play_part(number: int) -> None:
         with contextlib.closing(Client(cache, directory, role, number, fuse)) as client:

@@ -203,7 +203,6 @@ class Linearizability:
     slow: bool = False  # all handles linger at generations, not some, so that every call may be cut off there
 
     def __call__(self, trial: Trial) -> None:
-        """Run the proof."""
         moments = itertools.count(1, PHASES * self.batch)
         service = Service(trial.kept, self.shards, self.spoil, self.together, self.kills)
         well = service._replace(spoil=lambda cache: None)
@@ -357,95 +356,45 @@ def judge(
 # -- the proofs -------------------------------------------------------------------------------------------------------
 
 
+def _proof(name: str, promise: int, what: str, run: Linearizability, share: float, bulk: float) -> None:
+    proof(f"linearizability-{name}", promise, what, share=share, bulk=bulk)(run)
+
+
 def _control(name: str, promise: int, what: str, run: Linearizability, share: float = 0.5) -> None:
     proof(f"linearizability-{name}", promise, what, share=share, finds=NO_ORDER)(run)
 
 
+_ALL = "all operations are linearizable"
 _WHO = "3 to 6 clients in 3 processes at once, hot and cold"
-_MORTALS = "one or two of 4 to 8 processes killed in each history, mostly during an operation"
-_TASKS = "3 to 9 asyncio tasks in 3 processes at once, whose calls are cancelled now and then"
-_KILLS = partial(Linearizability, kills=True, length=KILLED, batch=FEW_HISTORIES, numbers=(1, 1, 1, THREADS))
-_CUT_OFF = partial(_KILLS, batch=2, least=30)
-_ASYNC = partial(Linearizability, draw=DrawLooked, together=in_tasks, numbers=(1, 2, CLIENTS))
+_proof("cache", 1, f"{_WHO}: the operations on each key and queue are linearizable", Linearizability(EVERYDAY), 3, 4)
+_proof("transactions", 2, f"{_WHO}, with transact, set_many, evict and clear: {_ALL}", Linearizability(WHOLE), 3, 4)
+_proof("fanout", 1, f"{_WHO}, over {FANOUT} shards: {_ALL}", Linearizability(WHOLE, FANOUT), 3, 4)
+_LONG = Linearizability(EVERYDAY, batch=1, length=LONG)
+_proof("long", 1, f"{_WHO}: the same in histories of more than a thousand operations", _LONG, 1.5, 17)
+
 _STRUCTURE = partial(
     Linearizability, length=structures.LENGTH, draw=structures.DrawStructure, find=structures.violations
 )
+_proof("deque", 2, f"{_WHO}, on one Deque, with and without maxlen: {_ALL}", _STRUCTURE(structures.DEQUE), 1, 2)
+_proof("index", 2, f"{_WHO}, on one Index: {_ALL}", _STRUCTURE(structures.INDEX), 1, 2)
 
-for _name, _promise, _what, _run, _share, _bulk in (
-    ("cache", 1, f"{_WHO}: the operations on each key and queue are linearizable", Linearizability(EVERYDAY), 3, 4),
-    (
-        "transactions",
-        2,
-        f"{_WHO}, with transact, set_many, evict and clear: all operations are linearizable",
-        Linearizability(WHOLE),
-        3,
-        4,
-    ),
-    (
-        "fanout",
-        1,
-        f"{_WHO}, over {FANOUT} shards: all operations are linearizable",
-        Linearizability(WHOLE, FANOUT),
-        3,
-        4,
-    ),
-    (
-        "long",
-        1,
-        f"{_WHO}: the same in histories of more than a thousand operations",
-        Linearizability(EVERYDAY, batch=1, length=LONG),
-        1.5,
-        17,
-    ),
-    (
-        "deque",
-        2,
-        f"{_WHO}, on one Deque, with and without maxlen: all operations are linearizable",
-        _STRUCTURE(structures.DEQUE),
-        1,
-        2,
-    ),
-    ("index", 2, f"{_WHO}, on one Index: all operations are linearizable", _STRUCTURE(structures.INDEX), 1, 2),
-    (
-        "kills",
-        2,
-        f"{_MORTALS}: all operations are linearizable, and an interrupted one has happened or has not",
-        _KILLS(WHOLE),
-        1.5,
-        8,
-    ),
-    ("kills-fanout", 3, f"{_MORTALS}, over {FANOUT} shards", _KILLS(WHOLE, FANOUT), 1.5, 8),
-    (
-        "async",
-        2,
-        f"{_TASKS}: all operations are linearizable, and a cancelled one has happened by then or never does",
-        _ASYNC(WHOLE),
-        1.5,
-        4,
-    ),
-    ("async-fanout", 2, f"{_TASKS}, over {FANOUT} shards", _ASYNC(WHOLE, FANOUT), 1, 4),
-):
-    proof(f"linearizability-{_name}", _promise, _what, share=_share, bulk=_bulk)(_run)
+_WHO = "one or two of 4 to 8 processes killed in each history, mostly during an operation"
+_KILLS = partial(Linearizability, kills=True, length=KILLED, batch=FEW_HISTORIES, numbers=(1, 1, 1, THREADS))
+_proof("kills", 2, f"{_WHO}: {_ALL}, and an interrupted one has happened or has not", _KILLS(WHOLE), 1.5, 8)
+_proof("kills-fanout", 3, f"{_WHO}, over {FANOUT} shards", _KILLS(WHOLE, FANOUT), 1.5, 8)
 
-_WRITES: Weights = {"get": 10, "set": 20, "incr": 10, "delete": 5, "push": 5, "pull": 5}
+_WHO = "3 to 9 asyncio tasks in 3 processes at once, whose calls are cancelled now and then"
+_ASYNC = partial(Linearizability, draw=DrawLooked, together=in_tasks, numbers=(1, 2, CLIENTS))
+_proof("async", 2, f"{_WHO}: {_ALL}, and a cancelled one has happened by then or never does", _ASYNC(WHOLE), 1.5, 4)
+_proof("async-fanout", 2, f"{_WHO}, over {FANOUT} shards", _ASYNC(WHOLE, FANOUT), 1, 4)
+
 _FLIGHTS: Weights = {"look": 4, "compute": 30, "delete": 8, "touch": 1}
 _EVICTIONS: Weights = {**ENTRIES, "retag": 12, "evict": 12}
 _TORN: Weights = {**WHOLE, "undone": 0}  # without what shows a torn transaction even to one client
+_FOUND = "records in the write buffer are found"
 for _name, _promise, _what, _spoil, _weights in (
-    (
-        "kept-walks",
-        1,
-        "records in the write buffer are found after a commit of another kind",
-        controls.keep_walks,
-        EVERYDAY,
-    ),
-    (
-        "late-floor",
-        1,
-        "records in the write buffer are found until some time after a commit of another kind",
-        controls.end_walks_late,
-        EVERYDAY,
-    ),
+    ("kept-walks", 1, f"{_FOUND} after a commit of another kind", controls.keep_walks, EVERYDAY),
+    ("late-floor", 1, f"{_FOUND} until some time after a commit of another kind", controls.end_walks_late, EVERYDAY),
     ("late-generation", 1, "generations change only after the commit", controls.bump_late, EVERYDAY),
     ("unchecked-hit", 1, "hits do not check their generation", controls.trust_hits, EVERYDAY),
     ("two-step-incr", 2, "incr reads and writes in two steps", controls.count_in_two_steps, EVERYDAY),
@@ -455,32 +404,25 @@ for _name, _promise, _what, _spoil, _weights in (
     ("torn-transaction", 2, "transact commits each write separately", controls.tear_transactions, _TORN),
 ):
     _control(_name, _promise, _what, Linearizability(_weights, spoil=_spoil, least=30))
-_control(
-    "believed-copies",
-    1,
-    "readers of the write buffer do not look whether what they copied was overwritten",
-    Linearizability(
-        {"get": 40, "set": 60, "incr": 20},
-        spoil=controls.believe_copies,
-        spoiled=1,  # the others go around the ring while it walks
-        places=("buffered",),
-        least=10,
-        batch=1,
-        length=LONG,
-    ),
+_BELIEVED = Linearizability(
+    {"get": 40, "set": 60, "incr": 20},
+    spoil=controls.believe_copies,
+    spoiled=1,  # the others go around the ring while it walks
+    places=("buffered",),
+    least=10,
+    batch=1,
+    length=LONG,
 )
 _control(
-    "torn-deque",
-    2,
-    "transactions of a Deque commit each write separately",
-    _STRUCTURE(structures.DEQUE, spoil=controls.tear_transactions, least=30),
+    "believed-copies", 1, "readers of the write buffer do not look whether what they copied was overwritten", _BELIEVED
 )
-_control(
-    "async-left",
-    2,
-    "a cancelled call returns while its thread still writes",
-    _ASYNC(_WRITES, spoil=controls.leave_cancelled_calls, least=30),
-)
+_TORN_DEQUE = _STRUCTURE(structures.DEQUE, spoil=controls.tear_transactions, least=30)
+_control("torn-deque", 2, "transactions of a Deque commit each write separately", _TORN_DEQUE)
+_WRITES: Weights = {"get": 10, "set": 20, "incr": 10, "delete": 5, "push": 5, "pull": 5}
+_LEFT = _ASYNC(_WRITES, spoil=controls.leave_cancelled_calls, least=30)
+_control("async-left", 2, "a cancelled call returns while its thread still writes", _LEFT)
+
+_CUT_OFF = partial(_KILLS, batch=2, least=30)
 _control(
     "kills-late-generation",
     1,

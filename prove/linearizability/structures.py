@@ -36,7 +36,6 @@ class ModelIndex(OrderedDict[Any, Any]):
     """An OrderedDict with what only an Index has."""
 
     def peekitem(self, last: bool = True) -> tuple[Any, Any]:
-        """Return the item inserted last, or first."""
         for key in reversed(self) if last else self:
             return key, self[key]
         raise KeyError("empty")
@@ -99,7 +98,6 @@ class DrawStructure:
         self.number = 0
 
     def history(self, clients: int) -> History:
-        """Return all calls for so many clients."""
         before: list[Call] = []
         if self._is_deque:
             before = [("deque.limit", self.random.choice((None, None, 3, 1 << 10)))]

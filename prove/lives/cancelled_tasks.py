@@ -79,7 +79,6 @@ WORKS: list[Cancellable] = []
 
 
 def cancellable(name: str, lock: Callable[..., Any] | None = None) -> Callable[[Work], Work]:
-    """Register work."""
 
     def register(work: Work) -> Work:
         WORKS.append(Cancellable(name, work, lock))
@@ -289,11 +288,7 @@ async def release_once(self: locks._Shared) -> None:
 
 
 @proof(
-    "lives-lock-kept",
-    6,
-    "a cancelled task keeps its lock",
-    share=0.5,
-    finds=r"AssertionError: \[.*\] are still held",
+    "lives-lock-kept", 6, "a cancelled task keeps its lock", share=0.5, finds=r"AssertionError: \[.*\] are still held"
 )
 def keep_locks(trial: Trial) -> None:
     chosen = [life for life in LIVES if life.name.startswith(("Lock", "barrier")) and "first await" in life.name]

@@ -69,7 +69,6 @@ class Meeting:
         self._computed = Words(PROCESSES * KEYS)
 
     def attend(self, number: int, _: Link) -> None:
-        """Be one of the processes."""
         with opened(self._kind, self._directory) as cache:
             for key in range(KEYS):
                 self._arrive(number, key)
@@ -91,7 +90,6 @@ class Meeting:
         return NEW
 
     def verify(self) -> None:
-        """Assert that each value was computed once."""
         for key in range(KEYS):
             times = sum(self._computed[number * KEYS + key] for number in range(PROCESSES))
             assert times == 1, f"key {key} was computed {times} times"
@@ -100,7 +98,6 @@ class Meeting:
 
 
 def meet(trial: Trial, kind: str, draw: random.Random) -> None:
-    """Have processes meet."""
     directory = trial.fresh()
     played(partial(make_stale, kind, directory, KEYS))
     meeting = Meeting(kind, directory, draw)
@@ -138,7 +135,6 @@ def survive(kind: str, directory: Path, coroutine: bool, link: Link) -> None:
 
 
 def kill(trial: Trial, kind: str, draw: random.Random) -> None:
-    """Kill the process that computes."""
     directory = trial.fresh()
     played(partial(make_stale, kind, directory, 1))
     with Stage() as stage:

@@ -79,11 +79,9 @@ class Scene:
         self.accounts = [Account(words, actor) for actor in range(ACTORS)]
 
     def open(self, **settings: Any) -> Cache:
-        """Return a handle."""
         return opened(self.kind, self.directory, **settings)
 
     def prepare(self) -> None:
-        """Make the cache."""
         with self.open() as cache:
             cache.set("of the parent", "value", retry=True)
 
@@ -121,7 +119,6 @@ class Lives(list[Life]):
     """The lives of a proof, which register here."""
 
     def add(self, name: str, **how: bool) -> Callable[[Live], Live]:
-        """Register a life under a name."""
 
         def register(live: Live) -> Live:
             self.append(Life(name, live, **how))
@@ -139,7 +136,6 @@ def run_threads(*works: Callable[[], object]) -> None:
 
 
 def joined(*threads: threading.Thread) -> None:
-    """Wait until threads have ended."""
     for thread in threads:
         thread.join(PATIENCE)
         assert not thread.is_alive(), "a thread does not end"

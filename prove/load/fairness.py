@@ -19,8 +19,8 @@ from diskcache_like.coherence import _native
 from diskcache_like.coherence.write_lock import WriteLock
 from tests.support.workers import Crew, Link, ready
 
-from ..children import KINDS, Stage, Words, opened, played
-from ..proof import Trial, proof, repeated
+from ..children import KINDS, Stage, Words, opened, played, told
+from ..proof import Trial, repeated
 from .calls import Caller
 from .everything_at_once import LONG, Crowd, run
 
@@ -50,7 +50,6 @@ class Meeting(NamedTuple):
 
     @classmethod
     def drawn(cls, chance: random.Random) -> Meeting:
-        """Draw a meeting."""
         kind, hold, writes = chance.choice(KINDS), chance.choice(HOLDS), chance.random() < 0.5
         within, crowds = chance.choice(((True, False), (False, False), (False, True), (False, True)))
         return cls(kind, hold, writes, within, crowds)
@@ -123,31 +122,28 @@ def timed_write(cache: Cache, chance: random.Random) -> float:
     return time.perf_counter() - began
 
 
-def meet(trial: Trial, meeting: Meeting, seed: int) -> float:
-    """Have a hog and a polite writer meet; return the polite one's longest wait."""
+def meet(trial: Trial, meeting: Meeting, seed: int) -> None:
+    """Have a hog and a polite writer meet."""
     directory, end = trial.fresh(), Words(1)
     played(lambda: opened(meeting.kind, directory).close())
-    with Stage() as stage:
+    with Stage() as stage, told(str(meeting)):
         polite = stage.play(partial(be_polite, meeting=meeting, directory=directory, end=end, seed=seed))
         hogs = [] if meeting.within else [stage.play(partial(be_hog, meeting=meeting, directory=directory, end=end))]
         Crew.together([polite, *hogs])
-        try:
-            longest, turns = polite.result()
-        except AssertionError as error:
-            error.add_note(str(meeting))
-            raise
+        longest, turns = polite.result()
         trial.count("turns of the one that does not pause", turns + sum(each.result() for each in hogs))
     trial.count("writes by the one that pauses", ROUNDS)
-    return float(longest)
+    trial.most("longest wait", 1e3 * longest, " ms")
 
 
-def polite_beside_hog(trial: Trial, draw: Callable[[random.Random], Meeting] = Meeting.drawn) -> None:
-    """Let one writer be polite beside another that is not."""
-
-    def case(chance: random.Random) -> None:
-        trial.most("longest wait", 1e3 * meet(trial, draw(chance), chance.getrandbits(40)), " ms")
-
-    trial.repeat(case)
+@repeated(
+    "fairness-hog",
+    5,
+    f"a writer that pauses beside one that takes the lock again at once, in another process or thread: waits {WAIT:.0f}"
+    " s at most",
+)
+def polite_beside_hog(trial: Trial, chance: random.Random) -> None:
+    meet(trial, Meeting.drawn(chance), chance.getrandbits(40))
 
 
 def greedy(lock: WriteLock, timeout: float | None = None) -> None:
@@ -158,10 +154,12 @@ def greedy(lock: WriteLock, timeout: float | None = None) -> None:
         raise Timeout(f"write lock {lock.path} was not free within {timeout} s")
 
 
-@proof("fairness-no-turns", 5, "nobody heeds a fairness claim", share=0.5, finds="AssertionError: a writer starved: ")
-def without_turns(trial: Trial) -> None:
+@repeated(
+    "fairness-no-turns", 5, "nobody heeds a fairness claim", share=0.5, finds="AssertionError: a writer starved: "
+)
+def beside_greed(trial: Trial, chance: random.Random) -> None:
     with mock.patch.object(WriteLock, "acquire", greedy):
-        polite_beside_hog(trial, lambda chance: WORST)
+        meet(trial, WORST, chance.getrandbits(40))
 
 
 # -- a crowd ----------------------------------------------------------------------------------------------------------

@@ -112,7 +112,6 @@ class Thirds:
         self.memory = [[0] * 3 for _ in everyone]
 
     def look(self, third: int) -> None:
-        """Look at all of them."""
         for worker, descriptors, memory in zip(self._everyone, self.descriptors, self.memory, strict=True):
             descriptors[third] = max(descriptors[third], held(self._directory, worker.pid)[0])
             memory[third] = max(memory[third], usage_of(worker.pid).resident)

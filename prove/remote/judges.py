@@ -184,62 +184,31 @@ class _Key:
                 source.seen_by(read)
 
 
-class _Ordered:
-    """Changes that certain reads must see, by the times of their acknowledgements."""
-
-    def __init__(self, changes: Iterable[_Change]) -> None:
-        self._changes = sorted((each for each in changes if each.end != NEVER), key=lambda change: change.end)
-        self._ends = [change.end for change in self._changes]
-        self._begun = list(accumulate(self._changes, _later_begun))
-        self._seen = list(accumulate(((change, change) for change in self._changes), _two_latest))
-
-    def begun_last(self, before: float) -> _Change | None:
-        """Return the one that began last of those acknowledged before a moment."""
-        count = bisect_left(self._ends, before)
-        return self._begun[count - 1] if count else None
-
-    def seen_last(self, before: float, other: _Change) -> _Change | None:
-        """Return the one that was read last of those acknowledged before a moment, but for one of them."""
-        count = bisect_left(self._ends, before)
-        return next((each for each in self._seen[count - 1] if each is not other), None) if count else None
-
-
-def _later_begun(one: _Change, other: _Change) -> _Change:
-    return max(one, other, key=lambda change: change.begin)
-
-
-def _two_latest(best: tuple[_Change, _Change], new: tuple[_Change, _Change]) -> tuple[_Change, _Change]:
-    change = new[0]
-    if change.late > best[0].late:
-        return change, best[0]
-    return (best[0], change) if best[0] is best[1] or change.late > best[1].late else best
-
-
 def _too_old(
     what: str, key: _Key, reads: Sequence[Operation], must_see: Callable[[_Change], bool], lag: float, excuse: bool
 ) -> Iterator[Violation]:
     """Yield the last read of each value that it cannot have returned if it saw all that ended `lag` before it began."""
     key.look(reads)
-    ordered = _Ordered(change for change in [*key.writes, *key.removals[1:]] if must_see(change))
+    known = [change for change in [*key.writes, *key.removals[1:]] if must_see(change) and change.end != NEVER]
     for change in key.writes:
-        if change.witness is None:
+        before = [each for each in known if each is not change and each.end < change.late - lag]
+        if change.witness is None or not before:
             continue
-        newer = ordered.begun_last(change.late - lag)
-        if newer is None or newer.begin <= change.done:
-            newer = ordered.seen_last(change.late - lag, change) if must_see(change) else None
-            # If this one began when the other had ended, it is the read of the other that was too old.
-            if newer is None or newer.late - lag <= change.end or newer.done < change.begin:
-                continue
-            yield Violation(what, change.witness, change.cause, newer.cause, newer.witness)
-            continue
-        yield Violation(what, change.witness, change.cause, newer.cause)
+        newer, other = max(before, key=lambda each: each.begin), max(before, key=lambda each: each.late)
+        if newer.begin > change.done:
+            yield Violation(what, change.witness, change.cause, newer.cause)
+        # If this one began when the other had ended, it is the read of the other that was too old.
+        elif must_see(change) and other.late - lag > change.end and other.done >= change.begin:
+            yield Violation(what, change.witness, change.cause, other.cause, other.witness)
     if excuse:
         return
-    stored = _Ordered(change for change in key.writes if must_see(change))
-    for read in (each for each in reads if each.value is None):
-        newer = stored.begun_last(read.begin - lag)
-        if newer is not None and newer.begin > key.missing_since(read):
-            yield Violation(what, read, None, newer.cause)
+    stored = sorted((each for each in key.writes if each in known), key=lambda change: change.end, reverse=True)
+    latest: _Change | None = None
+    for read in sorted((each for each in reads if each.value is None), key=lambda each: each.begin):
+        while stored and stored[-1].end < read.begin - lag:
+            latest = max(latest or stored[-1], stored.pop(), key=lambda change: change.begin)
+        if latest is not None and latest.begin > key.missing_since(read):
+            yield Violation(what, read, None, latest.cause)
 
 
 def stale_across_machines(history: History, max_staleness: float, excuse_missing: bool = False) -> Iterator[Violation]:

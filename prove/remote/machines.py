@@ -312,7 +312,6 @@ class Grounds:
     # -- processes ----------------------------------------------------------------------------------------------------
 
     def start(self, machine: Machine) -> Client:
-        """Start a process."""
         number = next(self._numbers)
         client = Client(number, machine, self._crew.start(self._work, number))
         machine.clients.append(client)
@@ -326,7 +325,6 @@ class Grounds:
         client.worker.tell(Part(machine.directory, machine.proxy.url, case.settings, case.keys, seed, client.diary))
 
     def kill(self, client: Client) -> None:
-        """Kill a process."""
         client.worker.kill()
         self._gone.append(client)
         self._dismiss(client)
@@ -343,7 +341,6 @@ class Grounds:
         client.worker.tell()
 
     def stop(self, client: Client) -> None:
-        """Freeze a process."""
         client.worker.stop()
         client.is_stopped = True
 

@@ -51,7 +51,6 @@ class SharedServer:
     least: int = 1  # cases, however short the time
 
     def __call__(self, trial: Trial) -> None:
-        """Run the proof."""
         with Grounds(trial.kept, self.machines, self.processes, self.spoil) as grounds:
             trial.repeat(partial(self._case, trial, grounds), self.least)
 

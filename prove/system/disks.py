@@ -7,7 +7,8 @@ import shutil
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
+from functools import partial
 from itertools import count, product
 from pathlib import Path
 from random import Random
@@ -111,7 +112,7 @@ def _with_room(trial: Trial, disk: Disk, left: int, make_room: Callable[[Session
     session.errors = (DiskFull,)
     try:
         for number in range(FILES):
-            value = session.new(size)
+            value = session.value(("room", number), size)
             session.cache["room", number] = value
             session.may_be["room", number] = [value]
         disk.fill(left)
@@ -126,7 +127,7 @@ def _with_room(trial: Trial, disk: Disk, left: int, make_room: Callable[[Session
                 raise
             _clear(session)  # which needs less room than to remove a part, if others have filled the disk
             trial.count("times only clear made room")
-        value = session.new(size)
+        value = session.value(("room", 0), size)
         session.cache["room", 0] = value
         session.may_be["room", 0] = [value]
         session.compare(("room", 0), session.cache.get(("room", 0), MISSING))
@@ -143,8 +144,7 @@ def _with_room(trial: Trial, disk: Disk, left: int, make_room: Callable[[Session
 @proof("disk-full", 6, "a disk filled so that its space ends at each page of a workload, then given space again")
 def _fill(trial: Trial) -> None:
     def case(item: tuple[int, Callable[[Session], None], int]) -> None:
-        with disk_of(trial, 4 * MEBIBYTE) as disk, one_layout(), warnings.catch_warnings():
-            warnings.simplefilter("error")
+        with disk_of(trial, 4 * MEBIBYTE) as disk, one_layout(), warnings.catch_warnings(action="error"):
             _with_room(trial, disk, *item)
 
     ways = [*product(ROOM, SIZES)]
@@ -263,28 +263,14 @@ def _fill_without_reserve(trial: Trial, random: Random) -> None:
 # -- read-only disks --------------------------------------------------------------------------------------------------
 
 
-class Turning(OpenSession):
-    """A run of the script in which the disk is read-only from one operation on."""
-
-    shim: Shim
-    turns = 0
-
-    def attempt(self, name: str, do: Callable[[Cache], Any]) -> Any:
-        """Do something, on a disk that is read-only by then or not."""
-        self.turns -= 1
-        if self.turns >= 0:
-            return do(self.cache)
-        with self.shim.read_only():
-            return super().attempt(name, do)
-
-
 def _turn(trial: Trial, at: int) -> None:
     """Make the disk read-only under an open cache before its operation number `at`, and writable again at the end."""
     directory = trial.fresh().resolve()
-    session = Turning(directory)
-    session.shim, session.turns = Shim(directory.parent), at
+    session = OpenSession(directory)
     try:
-        script(session)
+        with ExitStack() as stack:
+            session.at, session.meanwhile = at, lambda: stack.enter_context(Shim(directory.parent).read_only())
+            script(session)
         trial.count("operations refused", sum(session.refused.values()))
         recover(session)
     finally:
@@ -325,8 +311,7 @@ def _remount(trial: Trial) -> None:
     preload=build,
 )
 def _turn_read_only(trial: Trial) -> None:
-    with one_layout(), warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with one_layout(), warnings.catch_warnings(action="error"):
 
         def case(at: int) -> None:
             if at < 0:
@@ -378,25 +363,21 @@ VANISHINGS: tuple[Callable[[Path], None], ...] = (_remove_all, _replace, _swap, 
 class Vanishing(Session):
     """A run of the script whose directory goes away before one operation."""
 
-    vanish: Callable[[Path], None]
-    turns = 0
-
-    def attempt(self, name: str, do: Callable[[Cache], Any]) -> Any:
-        """Do something, in a directory that is there or not."""
-        if self.attempted == self.turns:
-            type(self).vanish(self.directory)
-        return super().attempt(name, do)
+    evicts = True  # whatever else was there
 
     def compare(self, key: Any, found: Any) -> None:
         """Take whatever an entry ever was: an open handle goes on with what it has open, another begins anew."""
-        if found is not MISSING and found not in self.ever.get(key, ()):
+        ever = self.ever.get(key, ())
+        fine = {*found} <= {item for items in ever for item in items} if key == self.lane.queue else found in ever
+        if found != MISSING and not fine:
             raise Wrong(f"{key!r} is {found!r:.40}, which it never was")
 
 
 def _vanish(trial: Trial, at: int, how: Callable[[Path], None]) -> None:
     """Have the directory go away under the script."""
     directory = trial.fresh().resolve()
-    session = type("VanishingHere", (Vanishing,), {"vanish": staticmethod(how), "turns": at})(directory)
+    session = Vanishing(directory)
+    session.at, session.meanwhile = at, partial(how, directory)
     session.errors = (*session.errors, CorruptDatabase)  # what is read may be of one database, what is written another
     try:
         script(session)

@@ -35,7 +35,8 @@ from diskcache_like.storage.sqlite.reader_pool import MAX_READERS
 from diskcache_like.system.signal_safe import _SignalSafe
 from diskcache_like.system.signals import is_from_signal_handler, reraise_signal, suppress
 from prove.children import KINDS, opened, played
-from prove.signals.proofs import CALLS, interrupt_part
+from prove.signals.calls import CALLS
+from prove.signals.proofs import interrupt_part
 from prove.signals.stepping import Alarm, Interrupted, Late, Stepper, interrupted, places_in
 
 from ..support.cache_kinds import NEEDS_CIPHER, SECRET
