@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
-from itertools import count, product
+from itertools import combinations, count, product
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -85,7 +85,7 @@ def _delete(session: Session) -> None:
 
 def _clear(session: Session) -> None:
     session.cache.clear()
-    session.may_be = {key: [MISSING] for key in session.may_be}
+    session.may_be = {**{key: [MISSING] for key in session.may_be}, session.lane.queue: [()]}
 
 
 def _evict(session: Session) -> None:
@@ -96,8 +96,11 @@ def _evict(session: Session) -> None:
         cache.reset("size_limit", cache.volume() // 3, update=False)
     if not cache.cull():
         raise Wrong("cull evicted nothing from a full disk")
-    for values in session.may_be.values():
-        values.append(MISSING)
+    queue = session.lane.queue
+    for key in session.may_be:
+        session.may_be[key] = [*session.may_be[key], MISSING]
+    items = max(session.may_be.pop(queue)[:-1], key=len)
+    session.may_be[queue] = [left for number in range(len(items) + 1) for left in combinations(items, number)]
 
 
 ROOM: tuple[Callable[[Session], None], ...] = (_delete, _clear, _evict)
@@ -118,7 +121,7 @@ def _with_room(trial: Trial, disk: Disk, left: int, make_room: Callable[[Session
         disk.fill(left)
         script(session)
         for key in session.may_be:
-            session.compare(key, session.cache.get(key, MISSING))
+            session.compare(key, session.read(session.cache, key))
         disk.fill()
         try:
             make_room(session)
