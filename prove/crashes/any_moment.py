@@ -216,7 +216,8 @@ def kill_anywhen(trial: Trial, scenes: Sequence[Scene], chance: random.Random, l
 @repeated(
     "crash-anywhen",
     3,
-    "kill -9 of one or two of 3 to 4 writers at random moments, Cache and FanoutCache: nothing lost, torn, stale or leaked",
+    "kill -9 of one or two of 3 to 4 writers at random moments, Cache and FanoutCache: nothing lost, torn, stale"
+    " or leaked",
     share=3.0,
     bulk=17.0,
 )

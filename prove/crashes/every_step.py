@@ -461,7 +461,8 @@ proof(
 proof(
     "crash-appending",
     3,
-    "the same in the write buffer, also where a lap of its ring ends and after the death of another writer there; then the key is written once more, and what a restart would find is looked at",
+    "the same in the write buffer, also where a lap of its ring ends and after the death of another writer there;"
+    " then the key is written once more, and what a restart would find is looked at",
     share=2.0,
     bulk=6.0,
     parallel=True,
@@ -469,7 +470,8 @@ proof(
 proof(
     "crash-opening",
     3,
-    "the same while a cache is made, is opened after a restart of the machine or as a copy that takes over what waited, or has its damaged database quarantined",
+    "the same while a cache is made, is opened after a restart of the machine or as a copy that takes over what"
+    " waited, or has its damaged database quarantined",
     bulk=3.0,
     parallel=True,
 )(partial(everywhere, deeds=OPENING))

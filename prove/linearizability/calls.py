@@ -1,4 +1,4 @@
-"""What the clients of a linearizability proof call: each operation is spelled once, for a cache and for its asyncio face."""
+"""What the clients of a linearizability proof call; each operation is spelled once for a cache and its asyncio face."""
 
 from __future__ import annotations
 

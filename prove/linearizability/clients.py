@@ -1,4 +1,4 @@
-"""What the processes of a linearizability proof do: they begin together, on handles that differ, and write down what they do.
+"""The processes of a linearizability proof: they begin together, on handles that differ, and write down what they do.
 
 What each client called and was answered is in a file outside of its process, which may be killed at any moment.
 """

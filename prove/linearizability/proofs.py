@@ -260,7 +260,7 @@ class Linearizability:
     def _aftermath(
         trial: Trial, crowd: Crowd, cast: Cast, draw: Any, cache: Cache, found: Sequence[Recorded], gone: dict[int, int]
     ) -> list[Recorded]:
-        """Return what a handle that was opened after the kills has read, and the survivors after it; clear the cache."""
+        """Return what a new handle has read after the kills, and the survivors after it; clear the cache."""
         pending = [one for one in found if one.answer is PENDING]
         survivors = {process: handle for process, handle in cast.handles.items() if process not in gone}
         look = [*(("get", key) for key in draw.keys), *(("peek", draw.queue, side) for side in ("front", "back"))]

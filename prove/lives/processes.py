@@ -374,7 +374,7 @@ def use_handles(handles: Handles, number: int) -> None:
 
 
 def start_by(method: str, scene: Scene, cache: Cache) -> None:
-    """Send handles to processes that are started by one method, while this one goes on; all write to the same places."""
+    """Send handles to processes that are started by one method; all write to the same places."""
     context: Any = multiprocessing.get_context(method)
     handles = handles_of(cache)
     _, _, deque, mapping, within = handles

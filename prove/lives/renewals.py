@@ -160,7 +160,8 @@ def kill(trial: Trial, kind: str, draw: random.Random) -> None:
 @proof(
     "renewals",
     2,
-    "8 processes meet at stale values, with functions and coroutine functions, and one is killed while it computes: one computes behind its caller, and after a kill the next caller",
+    "8 processes meet at stale values, with functions and coroutine functions, and one is killed while it"
+    " computes: one computes behind its caller, and after a kill the next caller",
 )
 def renew(trial: Trial) -> None:
     trial.repeat(lambda draw: draw.choice((meet, meet, meet, kill))(trial, draw.choice(KINDS), draw), least=2)

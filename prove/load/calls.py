@@ -21,16 +21,32 @@ from diskcache_like import Averager, BoundedSemaphore, Cache, Lock, RLock
 from diskcache_like.coherence.write_lock import WriteLock
 
 from ..children import Words
+from ..workload import Lane, Work
 
 COUNTERS = 4
 ACCOUNTS = 6
 EACH = 1000  # what is in an account to begin with
-OWN = 12  # entries of one caller
+OWN_KEYS = 18  # of one caller
+OWN = (
+    "set",
+    "set",
+    "set",
+    "add",
+    "delete",
+    "pop",
+    "set_many",
+    "delete_many",
+    "touch",
+    "transact",
+    "stream",
+    "push",
+    "pull",
+)
+SIZES = (0, 0, 0, 300, 40_000)  # bytes of a caller's own values
 LIMITED = 3000  # keys in the limited cache
 SMALL, LARGE = 200, 40_000  # bytes; the large ones are files
 TAGS = ("red", "blue")
 GUARDED = ("guarded", "twice guarded", "rationed")  # numbers, each changed under a lock of its kind
-MISSING = object()
 
 Accounts = Counter[Any]
 
@@ -62,7 +78,9 @@ class Caller:
         self.accounts: Accounts = Counter()
         self.longest = 0.0  # seconds that a call took
         self.slowest = ""  # which one
-        self._own: dict[Any, Any] = {}
+        keys = tuple((name, number) for number in range(OWN_KEYS))
+        lane = Lane(keys, (f"counter of {name}",), f"queue of {name}", f"{name}", f"tag of {name}", f"stream of {name}")
+        self._work = Work(lambda: kept, draw, SIZES, lane)
         self._open: list[Iterator[Any]] = []
         self._calls = [call for call, weight in weights.items() for _ in range(weight)]
         self._memoized = kept.memoize(name="square")(lambda number: [number * number])
@@ -102,48 +120,12 @@ class Caller:
             self.accounts["queued"] -= number
             self.accounts["in the queue"] -= key is not None
 
-    def write_own(self) -> None:
-        key = (self.name, self.draw.randrange(OWN))
-        value = self.draw.choice((7, "text", [1, {"a": None}], (2.5,), content(key, SMALL), content(key, LARGE)))
-        if self.draw.random() < 0.3:
-            assert self.kept.add(key, value, retry=True) == (key not in self._own)
-            self._own.setdefault(key, value)
-        else:
-            assert self.kept.set(key, value, tag=self.draw.choice((None, *TAGS)), retry=True)
-            self._own[key] = value
+    def own(self) -> None:
+        """Change what nobody else does."""
+        getattr(self._work, self.draw.choice(OWN))()
 
-    def remove_own(self) -> None:
-        key = (self.name, self.draw.randrange(OWN))
-        if self.draw.random() < 0.5:
-            assert self.kept.delete(key, retry=True) == (key in self._own)
-        else:
-            assert self.kept.pop(key, MISSING, retry=True) == self._own.get(key, MISSING)
-        self._own.pop(key, None)
-
-    def read_own(self) -> None:
-        key = (self.name, self.draw.randrange(OWN))
-        expected = self._own.get(key, MISSING)
-        assert self.kept.get(key, MISSING) == expected
-        assert (key in self.kept) == (expected is not MISSING)
-        if isinstance(expected, bytes):
-            with self.kept.read(key) as file:
-                assert file.read() == expected
-
-    def many_own(self) -> None:
-        keys = [(self.name, number) for number in self.draw.sample(range(OWN), 5)]
-        if self.draw.random() < 0.5:
-            values = {key: content(key, SMALL) for key in keys}
-            assert self.kept.set_many(values, retry=True) == len(keys)
-            self._own |= values
-        else:
-            assert self.kept.delete_many(keys[:2], retry=True) == sum(key in self._own for key in keys[:2])
-            for key in keys[:2]:
-                self._own.pop(key, None)
-        assert self.kept.get_many(keys) == {key: self._own[key] for key in keys if key in self._own}
-
-    def touch_own(self) -> None:
-        key = (self.name, self.draw.randrange(OWN))
-        assert self.kept.touch(key, self.draw.choice((None, 1e6)), retry=True) == (key in self._own)
+    def look_at_own(self) -> None:
+        self._work.look()
 
     def lock(self) -> None:
         """Add one to a number in steps that are not atomic by themselves."""
@@ -219,11 +201,8 @@ EVERYTHING: Weights = {
     Caller.count: 10,
     Caller.transfer: 5,
     Caller.queue: 8,
-    Caller.write_own: 8,
-    Caller.remove_own: 4,
-    Caller.read_own: 12,
-    Caller.many_own: 2,
-    Caller.touch_own: 2,
+    Caller.own: 16,
+    Caller.look_at_own: 12,
     Caller.lock: 2,
     Caller.average: 2,
     Caller.look: 1,
@@ -233,7 +212,7 @@ EVERYTHING: Weights = {
     Caller.thin: 1,
 }
 FLOOD: Weights = {Caller.flood: 9, Caller.fill: 9, Caller.find: 1, Caller.count: 1}
-READS = frozenset({Caller.read_own, Caller.look, Caller.recall, Caller.find})
+READS = frozenset({Caller.look_at_own, Caller.look, Caller.recall, Caller.find})
 
 
 def audit(kept: Cache, accounts: Accounts) -> None:

@@ -114,7 +114,7 @@ def footprint(directory: Path) -> Counter[str]:
 
 
 def held(directory: Path, pid: int | str = "self") -> tuple[int, dict[tuple[int, int], int]]:
-    """Return how many descriptors a process has in a directory, and the sizes of those files that have no name there."""
+    """Return how many descriptors a process has in a directory, and the sizes of files there without a name."""
     descriptors, removed = 0, {}
     for number in os.listdir(f"/proc/{pid}/fd"):
         link = f"/proc/{pid}/fd/{number}"

@@ -69,7 +69,7 @@ BOOTS = (
 def each_image(
     recording: Recording, random: Random, space: Path, number: int, judge: Callable[[int, Image, Path], None], boot: str
 ) -> None:
-    """Draw images of the disk, write each below `space`, and judge it: how long the log was, the image, and its place."""
+    """Draw images of the disk, write each below `space`, and judge it by the log's length, the image and its place."""
     space.mkdir(exist_ok=True)
     (space / "boot_id").write_text(boot)
     with mock.patch.object(system_boot, "_BOOT_ID", space / "boot_id"):
@@ -190,7 +190,7 @@ def power_goes_for_two(trial: Trial, durability: str, random: Random, broken: Br
 
 
 def power_goes_twice(trial: Trial, durability: str, random: Random, opened_as: str = "") -> None:
-    """Open images under the recorder, `opened_as` another durability, if it is given, and judge images of the openings."""
+    """Open images under the recorder, perhaps `opened_as` another durability, and judge images of the openings."""
     with somewhere(NOTHING) as space:
         recording = record(random, space / "recorded", durability, ON_FILES if opened_as else None)
 

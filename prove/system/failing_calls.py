@@ -114,7 +114,8 @@ def _try(trial: Trial, refusal: Refusal) -> None:
 @proof(
     "disk-refusals",
     6,
-    "the n-th call, or all from it on, to open, read, write, sync, lock, map, unlink or link a file refused, or a write cut short, in a workload of a hundred operations",
+    "the n-th call, or all from it on, to open, read, write, sync, lock, map, unlink or link a file refused, or a"
+    " write cut short, in a workload of a hundred operations",
     share=3,
     bulk=6,
     preload=build,
