@@ -5,11 +5,9 @@ from __future__ import annotations
 import os
 import random
 import re
-from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache, partial
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 from unittest import mock
@@ -166,53 +164,33 @@ def bytes_of(sample: Sample, file: str) -> Sequence[int]:
     return range(min(size, SPARSE) if file.endswith(NEARLY_EMPTY) else size)
 
 
-class Places(Sequence[Place]):
-    """Runs of places one after the other, each made when it is asked for, since there are very many."""
-
-    def __init__(self, runs: Iterable[tuple[Sample, str, Sequence[int], str, bool]]) -> None:
-        self._runs = list(runs)
-        self._ends = list(accumulate(len(numbers) for _, _, numbers, _, _ in self._runs))
-
-    def __len__(self) -> int:
-        return self._ends[-1]
-
-    @property
-    def of_first(self) -> int:
-        """How many are in the first sample."""
-        return max(end for (sample, *_), end in zip(self._runs, self._ends, strict=True) if sample == self._runs[0][0])
-
-    def __getitem__(self, index: Any) -> Any:
-        run = bisect_right(self._ends, index)
-        sample, file, numbers, how, is_open = self._runs[run]
-        return Place(sample, file, numbers[index - self._ends[run]], how, is_open)  # counted from the end of the run
-
-
-def flips(made: Sequence[Sample], is_open: bool) -> Places:
+def flips(made: Sequence[Sample], is_open: bool) -> list[Place]:
     """Return every place where a bit can be flipped."""
-    return Places(
-        (sample, file, bytes_of(sample, file), "flip", is_open) for sample in made for file in sorted(sample.files)
-    )
+    return [
+        Place(sample, file, number, "flip", is_open)
+        for sample in made
+        for file in sorted(sample.files)
+        for number in bytes_of(sample, file)
+    ]
 
 
-def cuts(made: Sequence[Sample]) -> Places:
+def cuts(made: Sequence[Sample]) -> list[Place]:
     """Return every place where a file can be cut, and every sector of one."""
-    return Places(
-        run
+    return [
+        place
         for number, sample in enumerate(made)
         for file in sorted(sample.files)
-        for run in cuts_of(sample, file, number % SPARSELY)
-    )
+        for place in cuts_of(sample, file, number % SPARSELY)
+    ]
 
 
-def cuts_of(sample: Sample, file: str, first: int) -> Iterator[tuple[Sample, str, Sequence[int], str, bool]]:
-    """Yield the runs of a file; in use a large one is cut from its byte `first` on, another one in each sample."""
+def cuts_of(sample: Sample, file: str, first: int) -> Iterator[Place]:
+    """Yield the places of a file; in use a large one is cut from its byte `first` on, another one in each sample."""
     size, numbers = len(sample.files[file]), bytes_of(sample, file)
-    sectors = range(0, min(size, 1 << 15), SECTOR)
-    yield sample, file, sectors, "zero", False
-    yield sample, file, numbers, "cut", False
-    yield sample, file, sectors, "zero", True
-    if not file.endswith(MAPPED):
-        yield sample, file, numbers if size < WHOLE_BYTES else numbers[first::SPARSELY], "cut", True
+    in_use: Sequence[int] = () if file.endswith(MAPPED) else numbers if size < WHOLE_BYTES else numbers[first::SPARSELY]
+    for is_open, cut_at in ((False, numbers), (True, in_use)):
+        yield from (Place(sample, file, at, "zero", is_open) for at in range(0, min(size, 1 << 15), SECTOR))
+        yield from (Place(sample, file, at, "cut", is_open) for at in cut_at)
 
 
 @contextmanager
@@ -349,15 +327,21 @@ def buffered_samples(place: Path) -> list[Sample]:
     parallel=True,
 )
 def damage_buffers(place: Path, _: Workbench) -> Tries:
-    items = Places(
-        run
-        for sample in buffered_samples(place)
-        for run in (
-            *((sample, BUFFER, bytes_of(sample, BUFFER), "flip", is_open) for is_open in (False, True)),
-            *cuts_of(sample, BUFFER, 0),
-        )
+    yield (
+        try_damage,
+        [
+            damage
+            for sample in buffered_samples(place)
+            for damage in (
+                *(
+                    Place(sample, BUFFER, at, "flip", is_open)
+                    for is_open in (False, True)
+                    for at in bytes_of(sample, BUFFER)
+                ),
+                *cuts_of(sample, BUFFER, 0),
+            )
+        ],
     )
-    yield try_damage, items
 
 
 # -- the controls -----------------------------------------------------------------------------------------------------

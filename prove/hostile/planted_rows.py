@@ -168,15 +168,6 @@ class Item(NamedTuple):
     everywhere: bool
 
 
-class Items(list[Item]):
-    """What is planted, that in the first sample first."""
-
-    @property
-    def of_first(self) -> int:
-        """How many are in the first sample."""
-        return sum(item.sample == self[0].sample for item in self)
-
-
 def items(made: Sequence[Sample]) -> list[Item]:
     plain, records = list(_plain_values()), list(_records())
     columns = {**COLUMNS, "entry": ("h", *COLUMNS["entry"]), "setting": ("name", "value")}
@@ -282,7 +273,7 @@ def _assert_well(trial: Trial, what: str, judge: Judge, outside: Outside) -> Non
 )
 def plant_columns(place: Path, bench: Workbench) -> Tries:
     made = _settled(bench, [make(name, place) for name in SAMPLES])
-    yield partial(try_item, {**_plain_values(), **_records()}), Items(items(made))
+    yield partial(try_item, {**_plain_values(), **_records()}), items(made)
 
 
 def _settled(bench: Workbench, made: list[Sample]) -> list[Sample]:

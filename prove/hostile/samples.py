@@ -184,6 +184,11 @@ class Workbench:
                 Judge().everything(cache)
 
 
+def leading(items: Sequence[Any]) -> int:
+    """Return how many items are of the sample of the first one, 0 if all are."""
+    return next((number for number, item in enumerate(items) if item[0] is not items[0][0]), 0)
+
+
 Tries = Iterator[tuple[Callable[..., None], Sequence[Any]]]
 Prepare = Callable[[Path, Workbench], Tries]
 
@@ -196,7 +201,7 @@ def tried(name: str, promise: int, what: str, items: str, **how: Any) -> Callabl
             with own_surroundings() as place:
                 bench = Workbench(place)
                 with contextmanager(prepare)(place, bench) as (try_one, all_):
-                    trial.each(all_, partial(try_one, trial, bench), items, first=getattr(all_, "of_first", 0))
+                    trial.each(all_, partial(try_one, trial, bench), items, first=leading(all_))
 
         proof(name, promise, what, **how)(run)
         return prepare
@@ -305,20 +310,18 @@ class Judge:
         self,
         spared: frozenset[Any] = frozenset(),
         keys: bool = True,
-        maps: bool = False,
         disorder: bool = False,
         values: Mapping[Any, Any] = VALUES,
         olds: Mapping[str, Mapping[Any, Any]] = OLDS,
     ) -> None:
         """Say nothing of the keys `spared`, whose entries may be forged, and with `keys=False` of keys listed.
 
-        With `maps` read arrays also as they lie in their files, whose content is then not compared (docs/arrays.md).
         With `disorder` rows may not be where SQLite looks for them: one that was missing when its key was written
         anew may be found later, until the database has been mended.
         Instead of `values` others of the same key that are as authentic may be found, which are counted: those of
         `olds`, by what they are called.
         """
-        self.spared, self.keys, self.maps, self.disorder = spared, keys, maps, disorder
+        self.spared, self.keys, self.disorder = spared, keys, disorder
         self._values, self._olds = values, olds
         self.back: set[Any] = set()  # keys whose row of before the damage was found after a change
         self.wrong: list[str] = []
@@ -437,9 +440,6 @@ class Judge:
     def _readers(self, cache: Cache) -> None:
         for key in ("file", "text"):
             self._expect(key, attempt(partial(self._read, cache, key)), self._values[key])
-        if self.maps:
-            for key in ("array in a file", "array"):
-                self._expect(key, attempt(partial(self._mapped, cache, key)), self._values[key])
 
     @staticmethod
     def _read(cache: Cache, key: str) -> str | None:
@@ -449,11 +449,6 @@ class Judge:
         with found:
             content = found.read()
         return content.decode("utf-8", "replace") if isinstance(content, bytes) else str(content)
-
-    @staticmethod
-    def _mapped(cache: Cache, key: str) -> Any:
-        found = cache.get(key, mmap=True)
-        return found.copy() if isinstance(found, np.ndarray) else found
 
     def _listed(self, cache: Cache) -> None:
         known = {*self._values, *METADATA, *(key for old in self._olds.values() for key in old)}

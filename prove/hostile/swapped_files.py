@@ -154,7 +154,7 @@ class Swap(NamedTuple):
     def judge(self, anew: bool = False) -> Judge:
         """Return who reads the cache, or reads it when another handle had changed it."""
         olds = {name: ALSO[name] for name in self.also}
-        return Judge(CHANGED if anew else frozenset(), not anew, False, self.may_empty(), NEWEST, olds)
+        return Judge(CHANGED if anew else frozenset(), not anew, self.may_empty(), NEWEST, olds)
 
     def tell(self, trial: Trial, judge: Judge) -> None:
         """Count what was found of other times and caches."""
