@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
 import random
 import signal
@@ -82,7 +83,7 @@ class Crowd(NamedTuple):
     weights: calls.Weights = calls.EVERYTHING
     readers: int = 2
     least: int = 0  # calls of each caller, however long they take
-    longest: float = LATEST  # seconds that a caller may be without a turn
+    longest: float = math.inf  # seconds that a caller may be without a turn
     spoil: Callable[[int, Words], None] = lambda number, words: None  # what is wrong with the process of a number
     places: tuple[Path, ...] = ()  # of the two caches
 
