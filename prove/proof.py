@@ -153,7 +153,6 @@ class Trial:
         seed: int,
         seconds: float,
         only: int | None = None,
-        enough: int = ENOUGH,
         part: Part = WHOLE,
         note: Callable[[int, Findings], None] = lambda case, findings: None,
     ) -> None:
@@ -162,7 +161,7 @@ class Trial:
         Of several that share them each has its `part`.
         """
         self.part = part
-        self.seed, self.seconds, self.only, self.enough = seed, seconds, only, enough
+        self.seed, self.seconds, self.only = seed, seconds, only
         self.patience = 0.0  # seconds for which cases are begun at least, until a violation is found
         self.sought: Callable[[str], bool] | None = None  # of a control: tells the violation with which it is done
         self.findings = Findings()
@@ -191,7 +190,7 @@ class Trial:
     @property
     def _has_found(self) -> bool:
         violations = self.findings.violations
-        return len(violations) >= self.enough or (
+        return len(violations) >= ENOUGH or (
             self.sought is not None and any(self.sought(text) for _, text in violations)
         )
 

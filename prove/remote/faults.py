@@ -25,12 +25,21 @@ DELAYS = (0.0, 0.005, 0.03, 0.09, 0.2)  # seconds
 Fault = Callable[[Grounds, random.Random, float], Iterator[None]]
 
 
-# -- the network of a machine -----------------------------------------------------------------------------------------
-
-
-def cut(machine: Machine, grounds: Grounds, source: random.Random, seconds: float) -> Iterator[None]:
-    machine.proxy.cut()
+def once(act: Callable[[], object]) -> Iterator[None]:
+    """Do something at the beginning only."""
+    act()
     yield
+
+
+def between(begin: Callable[[], object], *end: Callable[[], object]) -> Iterator[None]:
+    """Begin something, and end it."""
+    begin()
+    yield
+    for act in end:
+        act()
+
+
+# -- the network of a machine -----------------------------------------------------------------------------------------
 
 
 def cut_off(machine: Machine, grounds: Grounds, source: random.Random, seconds: float) -> Iterator[None]:
@@ -43,16 +52,14 @@ def cut_off(machine: Machine, grounds: Grounds, source: random.Random, seconds: 
 
 def delay(machine: Machine, grounds: Grounds, source: random.Random, seconds: float) -> Iterator[None]:
     """Have everything arrive late, on some connections more than on others."""
-    machine.proxy.delay(source.choice(DELAYS), source.choice(DELAYS), uneven=source.choice((0.0, 1.0)))
-    yield
-    machine.proxy.delay()
+    late = partial(machine.proxy.delay, source.choice(DELAYS), source.choice(DELAYS), uneven=source.choice((0.0, 1.0)))
+    return between(late, machine.proxy.delay)
 
 
 def race(machine: Machine, grounds: Grounds, source: random.Random, seconds: float) -> Iterator[None]:
     """Have what the server sends arrive late on some connections only, so that something later overtakes it."""
-    machine.proxy.delay(0.0, source.choice(DELAYS[-3:]), uneven=1.0)
-    yield
-    machine.proxy.delay()
+    late = partial(machine.proxy.delay, 0.0, source.choice(DELAYS[-3:]), uneven=1.0)
+    return between(late, machine.proxy.delay)
 
 
 def stall(machine: Machine, grounds: Grounds, source: random.Random, seconds: float) -> Iterator[None]:
@@ -100,39 +107,14 @@ def kill(grounds: Grounds, source: random.Random, seconds: float) -> Iterator[No
 def stop(grounds: Grounds, source: random.Random, seconds: float) -> Iterator[None]:
     machine, number = _victim(grounds, source)
     client = machine.clients[number]
-    grounds.stop(client)
-    yield
-    grounds.go_on(client)
-
-
-def drop_clients(grounds: Grounds, source: random.Random, seconds: float) -> Iterator[None]:
-    """Have the server cut all ordinary connections."""
-    grounds.server.drop_clients()
-    yield
-
-
-def flush(grounds: Grounds, source: random.Random, seconds: float) -> Iterator[None]:
-    grounds.flush()
-    yield
-
-
-def restart(grounds: Grounds, source: random.Random, seconds: float) -> Iterator[None]:
-    grounds.restart(min(seconds, BRIEF))
-    yield
-
-
-def stop_server(grounds: Grounds, source: random.Random, seconds: float) -> Iterator[None]:
-    grounds.server.stop()
-    yield
-    grounds.server.go_on()
-    _wait_for_answer(grounds)
+    return between(partial(grounds.stop, client), partial(grounds.go_on, client))
 
 
 def pause(grounds: Grounds, source: random.Random, seconds: float) -> Iterator[None]:
     """Have the server put off writes, or everything."""
-    grounds.server.ask("CLIENT", "PAUSE", int(seconds * 1000) + 1, source.choice(("WRITE", "ALL")))
-    yield
-    _wait_for_answer(grounds)
+    what = source.choice(("WRITE", "ALL"))
+    ask = partial(grounds.server.ask, "CLIENT", "PAUSE", int(seconds * 1000) + 1, what)
+    return between(ask, partial(_wait_for_answer, grounds))
 
 
 def sleep(grounds: Grounds, source: random.Random, seconds: float) -> Iterator[None]:
@@ -146,9 +128,7 @@ def sleep(grounds: Grounds, source: random.Random, seconds: float) -> Iterator[N
 
 def demote(grounds: Grounds, source: random.Random, seconds: float) -> Iterator[None]:
     """Have the standby take over, while one machine still reaches the old server, and perhaps nothing tells it so."""
-    grounds.demote([source.choice(grounds.machines)])
-    yield
-    grounds.follow()
+    return between(partial(grounds.demote, [source.choice(grounds.machines)]), grounds.follow)
 
 
 def _wait_for_answer(grounds: Grounds) -> None:
@@ -159,7 +139,7 @@ def _wait_for_answer(grounds: Grounds) -> None:
 
 Faults = dict[str, tuple[int, Fault]]  # by name, with how often each is drawn
 NETWORK: dict[str, tuple[int, Callable[[Machine, Grounds, random.Random, float], Iterator[None]]]] = {
-    "cuts": (2, cut),
+    "cuts": (2, lambda machine, *_: once(machine.proxy.cut)),
     "partitions": (2, cut_off),
     "delays": (2, delay),
     "races": (2, race),
@@ -168,10 +148,13 @@ NETWORK: dict[str, tuple[int, Callable[[Machine, Grounds, random.Random, float],
 }
 PROCESSES: Faults = {"kills": (2, kill), "stopped processes": (2, stop)}
 SERVER: Faults = {
-    "dropped clients": (3, drop_clients),
-    "FLUSHALL": (2, flush),
-    "restarts": (1, restart),
-    "stopped servers": (1, stop_server),
+    "dropped clients": (3, lambda grounds, *_: once(grounds.server.drop_clients)),
+    "FLUSHALL": (2, lambda grounds, *_: once(grounds.flush)),
+    "restarts": (1, lambda grounds, _, seconds: once(partial(grounds.restart, min(seconds, BRIEF)))),
+    "stopped servers": (
+        1,
+        lambda grounds, *_: between(grounds.server.stop, grounds.server.go_on, partial(_wait_for_answer, grounds)),
+    ),
     "CLIENT PAUSE": (2, pause),
     "DEBUG SLEEP": (1, sleep),
     "failovers": (3, demote),
