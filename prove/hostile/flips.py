@@ -77,6 +77,9 @@ class Place(NamedTuple):
         disorder = not self.file.endswith("cache.gen") and self.may_empty() and len(self.may_cost()) > 1
         return Judge(disorder=disorder)
 
+    def look_anew(self, _: Path) -> None:
+        """Look at nothing more: what was open is what is there."""
+
     def tell(self, trial: Trial, judge: Judge) -> None:
         """Count what was found, and assert that no overwritten value is back that may not be."""
         trial.count("values from before the damage came back", len(judge.back))
@@ -226,6 +229,9 @@ class Damage(Protocol):
     def judge(self) -> Judge:
         """Return who reads the cache then."""
 
+    def look_anew(self, directory: Path) -> None:
+        """Look at what is left behind, if what was open is something else."""
+
     def tell(self, trial: Trial, judge: Judge) -> None:
         """Count what was found of other times and caches, or fail by it."""
 
@@ -256,8 +262,7 @@ def try_damage(trial: Trial, bench: Workbench, damage: Damage) -> None:
                 judge.mended(handle)  # what is then opened has to work
         except CacheError:
             refused = "refused at opening"
-        if hasattr(damage, "look_anew"):
-            damage.look_anew(directory)
+        damage.look_anew(directory)
         aside = len(list(directory.rglob("cache.*.db")))
     trial.count(refused or ("with entries missing" if judge.lost else "complete"))
     trial.count("databases quarantined", aside)
