@@ -17,7 +17,7 @@ from diskcache_like.entries.atomic_key import AtomicKey
 from diskcache_like.storage.redo_log import RedoLog
 from diskcache_like.system import threads
 from tests.support.broken_writers import sabotage
-from tests.support.rings import record_at, table_of
+from tests.support.rings import SMALLEST, content_of, place_of, record_at, table_of, written_in
 
 from .histories import Tags
 
@@ -69,15 +69,17 @@ def end_walks_late(cache: Cache) -> None:
 
 
 def _copied(self: Ring, h: int, stored: bytes) -> Written | None:
-    """Find the newest record of a key as `Ring.find` does, but slowly, and believe what is overwritten meanwhile."""
+    """Find a record as `Ring.find` does, but copy it slowly, and believe what was overwritten meanwhile."""
     offset = table_of(self)[h % prime_below(self.slots)]
     while offset and offset >= self.words[Word.FLOOR]:
-        time.sleep(5 * PAUSE)  # in which the others go around the ring
         header, body = record_at(self, offset)
         if header is None:
             return None
         if body.startswith(stored) and header.h == h:
-            return Written(header.tick, h, stored, body[len(stored) :] if header.kind else None)
+            time.sleep(5 * PAUSE)  # in which the others go around the ring
+            at = place_of(self, offset) + SMALLEST
+            written = written_in(header._replace(tags_size=-1), content_of(self)[at : at + header.body_size])
+            return written._replace(stored=stored)
         offset = header.previous
     return None
 
