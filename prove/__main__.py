@@ -33,7 +33,6 @@ HELD, VIOLATED = 0, 1
 
 
 def parser() -> argparse.ArgumentParser:
-    """Describe the command line."""
     made = argparse.ArgumentParser("python -m prove", description=__doc__)
     add = made.add_argument
     add("--seconds", type=seconds, default=600.0, help="time for all that is run, roughly (%(default)s)")
@@ -99,7 +98,6 @@ def _note(status: Status, outcome: Outcome) -> None:
 
 
 def table(outcomes: Sequence[Outcome]) -> Table:
-    """Return the table for a terminal."""
     made = Table(*report.HEADS)
     for row in report.rows(outcomes):
         made.add_row(*map(escape, row))

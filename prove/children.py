@@ -7,8 +7,8 @@ others left behind.
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,16 @@ class Stage(ExitStack):
     def play(self, work: Callable[[Link], object]) -> Worker:
         """Have a child run `work(link)`."""
         return self.enter_context(forked(work))
+
+
+@contextmanager
+def told(name: str) -> Iterator[None]:
+    """Put the name of what was tried on whatever is raised."""
+    try:
+        yield
+    except BaseException as error:
+        error.add_note(f"in {name!r}")
+        raise
 
 
 def played(work: Callable[[], object]) -> Any:

@@ -17,9 +17,10 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 from unittest.mock import patch
 
 from diskcache_like.storage.upkeep import bulk_removal, trash
@@ -47,7 +48,7 @@ class Proof:
 
     promise: int
     what: str
-    run: Callable[[Trial], None]
+    run: Callable[[Trial], object]
     share: float = 1.0  # of the time, relative to the others
     bulk: float = 0.0  # what is added to that in a run of an hour, to come to the amounts of docs/reliability.md
     finds: str = ""  # of a control: a pattern for the start of the line that tells the violation which it must find
@@ -74,6 +75,31 @@ class Proof:
         """
         words = text.rpartition(HEAD)[2].splitlines()
         return self.control and any(re.match(self.finds, line) for line in words)
+
+
+Run = TypeVar("Run", bound="Callable[[Trial], object]")
+Case = TypeVar("Case", bound="Callable[[Trial, random.Random], object]")
+PROOFS: dict[str, Proof] = {}  # all that were registered, by name
+
+
+def proof(name: str, promise: int, what: str, **how: Any) -> Callable[[Run], Run]:
+    """Register a run as a proof; `how`: the other fields of it."""
+
+    def register(run: Run) -> Run:
+        PROOFS[name] = Proof(promise, what, run, **how)
+        return run
+
+    return register
+
+
+def repeated(name: str, promise: int, what: str, **how: Any) -> Callable[[Case], Case]:
+    """Register a case as a proof, which runs it until its time is up."""
+
+    def register(case: Case) -> Case:
+        proof(name, promise, what, **how)(lambda trial: trial.repeat(partial(case, trial)))
+        return case
+
+    return register
 
 
 class Part(NamedTuple):
@@ -127,7 +153,6 @@ class Trial:
         seed: int,
         seconds: float,
         only: int | None = None,
-        enough: int = ENOUGH,
         part: Part = WHOLE,
         note: Callable[[int, Findings], None] = lambda case, findings: None,
     ) -> None:
@@ -136,7 +161,7 @@ class Trial:
         Of several that share them each has its `part`.
         """
         self.part = part
-        self.seed, self.seconds, self.only, self.enough = seed, seconds, only, enough
+        self.seed, self.seconds, self.only = seed, seconds, only
         self.patience = 0.0  # seconds for which cases are begun at least, until a violation is found
         self.sought: Callable[[str], bool] | None = None  # of a control: tells the violation with which it is done
         self.findings = Findings()
@@ -165,7 +190,7 @@ class Trial:
     @property
     def _has_found(self) -> bool:
         violations = self.findings.violations
-        return len(violations) >= self.enough or (
+        return len(violations) >= ENOUGH or (
             self.sought is not None and any(self.sought(text) for _, text in violations)
         )
 

@@ -48,7 +48,6 @@ def violations(outcome: Outcome) -> str:
 
 
 def rows(outcomes: Sequence[Outcome]) -> list[tuple[str, str, str, str]]:
-    """Return the table's rows, ordered by promise."""
     ordered = sorted(outcomes, key=lambda outcome: outcome.proof.promise)
     return [
         (
@@ -62,7 +61,6 @@ def rows(outcomes: Sequence[Outcome]) -> list[tuple[str, str, str, str]]:
 
 
 def markdown(outcomes: Sequence[Outcome]) -> str:
-    """Return the table in Markdown."""
     lines = [HEADS, tuple("---" for _ in HEADS), *rows(outcomes)]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 

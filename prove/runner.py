@@ -1,8 +1,14 @@
-"""Run proofs, each in a process group of its own that is gone when it has ended."""
+"""Run proofs, each in a process group of its own that is gone when it has ended, so that any end of it can be told.
+
+What a proof finds goes as lines of JSON to a pipe. The case that it is in goes into a file that both sides map: it is
+known even if the interpreter dies in it.
+"""
 
 from __future__ import annotations
 
+import importlib
 import json
+import mmap
 import os
 import selectors
 import signal
@@ -13,12 +19,13 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from .proof import WHOLE, CannotRun, Findings, Part, Proof, Unreachable
+from .proof import WHOLE, CannotRun, Findings, Part, Proof, Trial, Unreachable
 
+TELL_SECONDS = 0.2  # between what is told of how far a proof is
 LOOK_SECONDS = 1.0  # between looks whether a silent proof is still there
 PATIENCE = 120.0  # seconds beyond its time, and a control beyond its patience, after which it counts as hung
 
@@ -68,7 +75,7 @@ class Inner:
         self.pipe, writing = os.pipe()
         os.set_blocking(self.pipe, False)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "prove.proof_process", *arguments, str(writing), str(self._place.fileno())],
+            [sys.executable, "-m", "prove.runner", *arguments, str(writing), str(self._place.fileno())],
             pass_fds=(writing, self._place.fileno()),
             env=environment,
             start_new_session=True,
@@ -201,3 +208,47 @@ class Runner:
             # In front of what is there already, such as another version of SQLite.
             environment["LD_PRELOAD"] = " ".join(filter(None, (str(self._layers[make]), os.environ.get("LD_PRELOAD"))))
         return environment
+
+
+# -- in the process of a proof ----------------------------------------------------------------------------------------
+
+
+class Telling:
+    """Tell the outside how far a proof is."""
+
+    def __init__(self, pipe: int, place: int) -> None:
+        self._pipe = open(pipe, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - lives as long as the process
+        self._place = mmap.mmap(place, 8)
+        self._next = 0.0
+
+    def __call__(self, case: int, findings: Findings) -> None:
+        """Note the case; tell what was found so far, but not too often."""
+        self._place[:8] = case.to_bytes(8, "little")
+        if time.monotonic() >= self._next:
+            self.tell(findings=asdict(findings))
+            self._next = time.monotonic() + TELL_SECONDS
+
+    def tell(self, **message: Any) -> None:
+        self._pipe.write(json.dumps(message) + "\n")
+        self._pipe.flush()
+
+
+def main(
+    catalogue: str, name: str, seed: str, seconds: str, only: str, number: str, of: str, pipe: str, place: str
+) -> None:
+    """Run a proof of the module `catalogue`, or that part of it, and tell what it found."""
+    telling = Telling(int(pipe), int(place))
+    proof: Proof = importlib.import_module(catalogue).PROOFS[name]
+    trial = Trial(int(seed), float(seconds), int(only) if only else None, part=Part(int(number), int(of)), note=telling)
+    if proof.control:
+        trial.sought, trial.patience = proof.sought, proof.patience
+    with trial:
+        try:
+            proof.run(trial)
+        except CannotRun as reason:
+            telling.tell(skipped=str(reason))
+        telling.tell(findings=asdict(trial.findings))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

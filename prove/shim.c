@@ -4,7 +4,7 @@
  * shim_watch, and passes everything on to the C library until told otherwise:
  *
  *   shim_record(path)   append every change of those files to a log, in the order in which they were made
- *                       (images.py reads it); NULL ends that. Memory maps are not recorded: what is mapped here is
+ *                       (prove/power/disk_images.py reads it); NULL ends that. Memory maps are not recorded: what is mapped here is
  *                       made anew after the machine was started again.
  *   shim_fail(...)      refuse the n-th call of a class from now on with an errno, once or from then on; with `part`
  *                       a write is made short instead: only that share of a thousand parts of it is written.

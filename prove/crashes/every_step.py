@@ -51,7 +51,7 @@ from tests.support.recovery_checks import BYSTANDERS, look_after, look_after_mak
 from tests.support.sample_writes import LARGE, MISSING, Write
 from tests.support.workers import Worker, fork_worker
 
-from ..proof import WHOLE, CannotRun, Proof, Trial
+from ..proof import WHOLE, CannotRun, Trial, proof
 from ..workload import one_layout
 
 Steps = list[str] | None  # of the victim that outlived its deed; None of one that died
@@ -85,7 +85,6 @@ class Death(NamedTuple):
     directory: Path
 
     def happen(self) -> Steps:
-        """Let a victim do the deed."""
         steps = die(self.nurse, self.directory, self.deed.kind, self.deed.name, self.at)
         self.trial.count("kills", steps is None)
         return steps
@@ -335,7 +334,6 @@ class Round:
         self._nurse.dismiss()
 
     def die(self, number: int, at: int) -> Steps:
-        """Have one death judged."""
         deed = self._deeds[number]
         steps: Steps = None
         # All deaths of a deed have the same grace, and so the same steps.
@@ -395,29 +393,53 @@ def lengthy(trial: Trial) -> None:
     everywhere(trial, LENGTHY)
 
 
+@proof(
+    "crash-control-settling",
+    3,
+    "nobody checks whether the last holder of the lock died",
+    share=0.3,
+    finds=r"AssertionError: .*: count says \d+ entries, there are ",
+)
 def unsettled(trial: Trial) -> None:
-    """Die while nobody checks whether the last holder of the lock died."""
     for module in (transactions, store):
         module._SETTLED = module._TICK  # type: ignore[attr-defined]
     everywhere(trial, [deed for deed in WRITING if deed.name == "add"], "after INSERT")
 
 
+@proof(
+    "crash-control-append",
+    3,
+    "nobody ends the append that a dead writer began",
+    share=0.3,
+    finds="AssertionError: a write that was cut off is back in a copy",
+)
 def forgetful(trial: Trial) -> None:
-    """Die within an append that the next holder of the lock does not end."""
     Ring.mend = lambda self: None  # type: ignore[method-assign]
     everywhere(trial, [deed for deed in APPENDING if deed.name == "set"], WHOLE_RECORD)
 
 
+@proof(
+    "crash-control-redo-log",
+    3,
+    "a transaction over several shards is committed without a redo log",
+    share=0.3,
+    finds="AssertionError: half of a transaction",
+)
 def undecided(trial: Trial) -> None:
-    """Die between the commits of a transaction that has no redo log."""
     RedoLog.decide = lambda self, txns: []  # type: ignore[method-assign]
     deeds = [deed for deed in WRITING if deed.name == "across shards" and deed.kind == "fanout"]
     with one_layout():  # so that each time it has the same steps
         everywhere(trial, deeds, "after COMMIT")
 
 
+@proof(
+    "crash-control-fault",
+    3,
+    "writers die of an error of their own before they are killed",
+    share=0.3,
+    finds="AssertionError: a victim failed: it ended by SIGSEGV before its time",
+)
 def fault_prone(trial: Trial) -> None:
-    """Die of a fault, as of one in what is written in C, before the time to die."""
 
     def die_of_a_fault(*_: object) -> list[str]:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -428,66 +450,36 @@ def fault_prone(trial: Trial) -> None:
     everywhere(trial, [deed for deed in WRITING if deed.name == "add"])
 
 
-PROOFS: dict[str, Proof] = {
-    "crash-everywhere": Proof(
-        3,
-        "kill -9 before and after each step of each kind of write, of upkeep and of closing",
-        partial(everywhere, deeds=WRITING),
-        share=3.0,
-        bulk=14.5,
-        parallel=True,
-    ),
-    "crash-appending": Proof(
-        3,
-        "the same in the write buffer, also where a lap of its ring ends and after the death of another writer there; then the"
-        " key is written once more, and what a restart would find is looked at",
-        partial(everywhere, deeds=APPENDING),
-        share=2.0,
-        bulk=6.0,
-        parallel=True,
-    ),
-    "crash-opening": Proof(
-        3,
-        "the same while a cache is made, is opened after a restart of the machine or as a copy that takes over what waited,"
-        " or has its damaged database quarantined",
-        partial(everywhere, deeds=OPENING),
-        bulk=3.0,
-        parallel=True,
-    ),
-    "crash-lengthy": Proof(
-        3,
-        "the same in rotate() and a migration, which are then resumed",
-        lengthy,
-        1.5,
-        bulk=2.5,
-        parallel=True,
-    ),
-    "crash-control-settling": Proof(
-        3,
-        "nobody checks whether the last holder of the lock died",
-        unsettled,
-        share=0.3,
-        finds=r"AssertionError: .*: count says \d+ entries, there are ",
-    ),
-    "crash-control-append": Proof(
-        3,
-        "nobody ends the append that a dead writer began",
-        forgetful,
-        share=0.3,
-        finds="AssertionError: a write that was cut off is back in a copy",
-    ),
-    "crash-control-redo-log": Proof(
-        3,
-        "a transaction over several shards is committed without a redo log",
-        undecided,
-        share=0.3,
-        finds="AssertionError: half of a transaction",
-    ),
-    "crash-control-fault": Proof(
-        3,
-        "writers die of an error of their own before they are killed",
-        fault_prone,
-        share=0.3,
-        finds="AssertionError: a victim failed: it ended by SIGSEGV before its time",
-    ),
-}
+proof(
+    "crash-everywhere",
+    3,
+    "kill -9 before and after each step of each kind of write, of upkeep and of closing",
+    share=3.0,
+    bulk=14.5,
+    parallel=True,
+)(partial(everywhere, deeds=WRITING))
+proof(
+    "crash-appending",
+    3,
+    "the same in the write buffer, also where a lap of its ring ends and after the death of another writer there;"
+    " then the key is written once more, and what a restart would find is looked at",
+    share=2.0,
+    bulk=6.0,
+    parallel=True,
+)(partial(everywhere, deeds=APPENDING))
+proof(
+    "crash-opening",
+    3,
+    "the same while a cache is made, is opened after a restart of the machine or as a copy that takes over what"
+    " waited, or has its damaged database quarantined",
+    bulk=3.0,
+    parallel=True,
+)(partial(everywhere, deeds=OPENING))
+proof(
+    "crash-lengthy",
+    3,
+    "the same in rotate() and a migration, which are then resumed",
+    share=1.5,
+    bulk=2.5,
+    parallel=True,
+)(lengthy)

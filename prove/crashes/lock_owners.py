@@ -19,7 +19,7 @@ from diskcache_like.coherence.write_lock import WriteLock
 from tests.support.integrity import mend, opened
 from tests.support.workers import PATIENCE, Forked, Link, Worker, fork_worker
 
-from ..proof import Proof, Trial
+from ..proof import Trial, repeated
 
 CONTENDERS = 4
 ROUNDS = 12
@@ -80,7 +80,6 @@ class Contenders:
         self._workers: dict[int, Forked] = {}
 
     def fill(self) -> None:
-        """Start those who are missing."""
         missing = [number for number in range(CONTENDERS) if number not in self._workers]
         for number in missing:
             work = partial(contend, path=self._path, mode=self._mode, number=number, words=self.words)
@@ -121,30 +120,30 @@ class Contenders:
         return time.monotonic() - began
 
     def dismiss(self) -> None:
-        """Kill everybody."""
         for worker in self._workers.values():
             worker.dismiss()
 
 
-def dead_owners(trial: Trial) -> None:
-    """Kill owners of the lock and contenders within an instant."""
-
-    def case(chance: random.Random) -> None:
-        directory = trial.fresh()
-        directory.mkdir(0o700)
-        contenders = Contenders(directory / "cache.lock", chance.choice(["bare", "attached"]))
-        try:
-            for _ in range(ROUNDS):
-                contenders.fill()
-                contenders.kill_two(chance)
-                trial.count("kills", 2)
-                trial.most("longest until all survivors had their turns", 1000 * contenders.all_get_turns(), " ms")
-            trial.count("dead owners", contenders.words[DEAD_OWNERS])
-            trial.count("turns", sum(contenders.words[TURNS : TURNS + CONTENDERS]))
-        finally:
-            contenders.dismiss()
-
-    trial.repeat(case)
+@repeated(
+    "crash-dead-owners",
+    3,
+    "kill -9 of the write lock's owner and of a contender within 0.3 ms: the others go on",
+    bulk=11.0,
+)
+def dead_owners(trial: Trial, chance: random.Random) -> None:
+    directory = trial.fresh()
+    directory.mkdir(0o700)
+    contenders = Contenders(directory / "cache.lock", chance.choice(["bare", "attached"]))
+    try:
+        for _ in range(ROUNDS):
+            contenders.fill()
+            contenders.kill_two(chance)
+            trial.count("kills", 2)
+            trial.most("longest until all survivors had their turns", 1000 * contenders.all_get_turns(), " ms")
+        trial.count("dead owners", contenders.words[DEAD_OWNERS])
+        trial.count("turns", sum(contenders.words[TURNS : TURNS + CONTENDERS]))
+    finally:
+        contenders.dismiss()
 
 
 # -- frozen -----------------------------------------------------------------------------------------------------------
@@ -259,24 +258,7 @@ def _freeze(trial: Trial, chance: random.Random, stack: ExitStack) -> float:
     return late
 
 
-def frozen_owner(trial: Trial) -> None:
-    """Stop the owner of the lock: reads answer, writes time out, and afterwards all goes on."""
-
-    def case(chance: random.Random) -> None:
-        with ExitStack() as stack:
-            trial.most("latest timeout", 1000 * _freeze(trial, chance, stack), " ms late")
-
-    trial.repeat(case)
-
-
-PROOFS: dict[str, Proof] = {
-    "crash-dead-owners": Proof(
-        3,
-        "kill -9 of the write lock's owner and of a contender within 0.3 ms: the others go on",
-        dead_owners,
-        bulk=11.0,
-    ),
-    "crash-frozen-owner": Proof(
-        3, "SIGSTOP of the write lock's owner: reads return, writes time out, then all go on", frozen_owner
-    ),
-}
+@repeated("crash-frozen-owner", 3, "SIGSTOP of the write lock's owner: reads return, writes time out, then all go on")
+def frozen_owner(trial: Trial, chance: random.Random) -> None:
+    with ExitStack() as stack:
+        trial.most("latest timeout", 1000 * _freeze(trial, chance, stack), " ms late")

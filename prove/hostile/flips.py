@@ -5,23 +5,21 @@ from __future__ import annotations
 import os
 import random
 import re
-from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache, partial
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 from unittest import mock
 
-from diskcache_like import Cache
 from diskcache_like.coherence.generations import Header
-from diskcache_like.coherence.ring import PAGE, Word
+from diskcache_like.coherence.ring import LEAST_CAPACITY, PAGE, Ring, Word
 from diskcache_like.encoding import file_names, record
 from diskcache_like.entries import loading
 from diskcache_like.errors import CacheError
+from tests.support.rings import find_unchecked
 
-from ..proof import Proof, Trial
+from ..proof import Trial
 from .samples import (
     BUFFER,
     OPTIONS,
@@ -29,12 +27,12 @@ from .samples import (
     Judge,
     Refused,
     Sample,
+    Tries,
     Workbench,
     attempt,
     deadline,
-    held,
     make,
-    own_surroundings,
+    tried,
 )
 
 SECTOR = 512
@@ -62,15 +60,33 @@ class Place(NamedTuple):
         used = _used(content)
         return used[self.number] if self.number < len(used) else random.Random(self.number).randrange(len(content))
 
-    def damage(self, descriptor: int) -> None:
-        """Do it."""
-        content, offset = self.sample.files[self.file], self.offset()
+    def __str__(self) -> str:
+        return f"{self.sample.name}, {self.file} at {self.offset()}, {self.how}"
+
+    def do(self, directory: Path, descriptors: Mapping[str, int]) -> None:
+        descriptor, content, offset = descriptors[self.file], self.sample.files[self.file], self.offset()
         if self.how == "cut":
             os.ftruncate(descriptor, offset)
         elif self.how == "zero":
             os.pwrite(descriptor, bytes(min(SECTOR, len(content) - offset)), offset)
         else:
             os.pwrite(descriptor, bytes((content[offset] ^ 1 << self.bit(),)), offset)
+
+    def judge(self) -> Judge:
+        # Rows may be out of order, which SQLite does not notice (docs/reliability.md).
+        disorder = not self.file.endswith("cache.gen") and self.may_empty() and len(self.may_cost()) > 1
+        return Judge(disorder=disorder)
+
+    def look_anew(self, _: Path) -> None:
+        """Look at nothing more: what was open is what is there."""
+
+    def tell(self, trial: Trial, judge: Judge) -> None:
+        """Count what was found, and assert that no overwritten value is back that may not be."""
+        trial.count("values from before the damage came back", len(judge.back))
+        if judge.older and (where := self.may_age()):
+            trial.count(where)
+        else:
+            assert not judge.older, f"{self}: an overwritten value is back"
 
     def may_cost(self) -> set[Any]:
         """Return the keys whose entries may be missing then."""
@@ -121,10 +137,6 @@ class Place(NamedTuple):
             return f"with older values after damage to {self.part()} of the write buffer"
         return ""
 
-    def may_disorder(self) -> bool:
-        """Tell whether it may leave rows out of order, which SQLite does not notice (docs/reliability.md)."""
-        return not self.file.endswith("cache.gen") and self.may_empty() and len(self.may_cost()) > 1
-
     def may_empty(self) -> bool:
         """Tell whether it may have the database refused or quarantined, with all entries of its shard."""
         if self.file.endswith("cache.gen"):  # without a whole header the files tell which database is the newest
@@ -142,7 +154,6 @@ def _used(content: bytes) -> list[int]:
 
 
 def samples(place: Path) -> list[Sample]:
-    """Make all samples."""
     return [make(name, place) for name in OPTIONS] + [make(name, place, live=True) for name in LIVE]
 
 
@@ -156,143 +167,191 @@ def bytes_of(sample: Sample, file: str) -> Sequence[int]:
     return range(min(size, SPARSE) if file.endswith(NEARLY_EMPTY) else size)
 
 
-class Places(Sequence[Place]):
-    """Runs of places one after the other, each made when it is asked for, since there are very many."""
-
-    def __init__(self, runs: Iterable[tuple[Sample, str, Sequence[int], str, bool]]) -> None:
-        self._runs = list(runs)
-        self._ends = list(accumulate(len(numbers) for _, _, numbers, _, _ in self._runs))
-
-    def __len__(self) -> int:
-        return self._ends[-1]
-
-    @property
-    def of_first(self) -> int:
-        """How many are in the first sample."""
-        return max(end for (sample, *_), end in zip(self._runs, self._ends, strict=True) if sample == self._runs[0][0])
-
-    def __getitem__(self, index: Any) -> Any:
-        run = bisect_right(self._ends, index)
-        sample, file, numbers, how, is_open = self._runs[run]
-        return Place(sample, file, numbers[index - self._ends[run]], how, is_open)  # counted from the end of the run
-
-
-def flips(made: Sequence[Sample], is_open: bool) -> Places:
+def flips(made: Sequence[Sample], is_open: bool) -> list[Place]:
     """Return every place where a bit can be flipped."""
-    return Places(
-        (sample, file, bytes_of(sample, file), "flip", is_open) for sample in made for file in sorted(sample.files)
-    )
+    return [
+        Place(sample, file, number, "flip", is_open)
+        for sample in made
+        for file in sorted(sample.files)
+        for number in bytes_of(sample, file)
+    ]
 
 
-def cuts(made: Sequence[Sample]) -> Places:
+def cuts(made: Sequence[Sample]) -> list[Place]:
     """Return every place where a file can be cut, and every sector of one."""
-    return Places(
-        run
+    return [
+        place
         for number, sample in enumerate(made)
         for file in sorted(sample.files)
-        for run in cuts_of(sample, file, number % SPARSELY)
-    )
+        for place in cuts_of(sample, file, number % SPARSELY)
+    ]
 
 
-def cuts_of(sample: Sample, file: str, first: int) -> Iterator[tuple[Sample, str, Sequence[int], str, bool]]:
-    """Yield the runs of a file; in use a large one is cut from its byte `first` on, another one in each sample."""
+def cuts_of(sample: Sample, file: str, first: int) -> Iterator[Place]:
+    """Yield the places of a file; in use a large one is cut from its byte `first` on, another one in each sample."""
     size, numbers = len(sample.files[file]), bytes_of(sample, file)
-    sectors = range(0, min(size, 1 << 15), SECTOR)
-    yield sample, file, sectors, "zero", False
-    yield sample, file, numbers, "cut", False
-    yield sample, file, sectors, "zero", True
-    if not file.endswith(MAPPED):
-        yield sample, file, numbers if size < WHOLE_BYTES else numbers[first::SPARSELY], "cut", True
+    in_use: Sequence[int] = () if file.endswith(MAPPED) else numbers if size < WHOLE_BYTES else numbers[first::SPARSELY]
+    for is_open, cut_at in ((False, numbers), (True, in_use)):
+        yield from (Place(sample, file, at, "zero", is_open) for at in range(0, min(size, 1 << 15), SECTOR))
+        yield from (Place(sample, file, at, "cut", is_open) for at in cut_at)
+
+
+@contextmanager
+def held(sample: Sample, directory: Path) -> Iterator[dict[str, int]]:
+    """Open every file for writing as somebody else would, before the cache does, and close them after it.
+
+    Closing one any sooner would drop SQLite's locks, which belong to the process.
+    """
+    with ExitStack() as stack:
+        found = {}
+        for name in sample.files:
+            found[name] = os.open(directory / name, os.O_RDWR)
+            stack.callback(os.close, found[name])
+        yield found
 
 
 # -- one case ---------------------------------------------------------------------------------------------------------
 
 
-def try_place(trial: Trial, bench: Workbench, place: Place) -> None:
-    """Damage a copy of the sample, use it in every way, and see that nothing wrong was read."""
-    chance, refused = random.Random(repr((place.sample.name, *place[1:]))), ""
-    judge = Judge(disorder=place.may_disorder())
-    more = {} if chance.random() < 0.5 else {"hot_size_limit": 0}
-    with bench.copy(place.sample) as directory, held(place.sample, directory) as descriptors, deadline():
-        harm = partial(place.damage, descriptors[place.file])
-        if not place.open:
-            harm()
-        try:
-            with place.sample.open(directory, **more) as handle:
-                use(handle, judge, harm if place.open else lambda: None, chance)
-        except Refused:
-            refused = "refused in use"
-            try_again(place.sample, directory, judge)
-        except CacheError:
-            refused = "refused at opening"
-        aside = len(list(directory.rglob("cache.*.db")))
-    trial.count(refused or ("with entries missing" if judge.lost else "complete"))
-    trial.count("databases quarantined", aside)
-    trial.count("values from before the damage came back", len(judge.back))
-    if judge.older and place.may_age():
-        trial.count(place.may_age())
-        judge.older.clear()
-    what = f"{place.sample.name}, {place.file} at {place.offset()}, {place.how}"
-    assert not judge.wrong, f"{what}: {judge.wrong}"
-    assert not judge.older, f"{what}: an overwritten value is back"
-    assert_little_lost(place, what, judge.lost, aside, refused)
-
-
 class Damage(Protocol):
-    """What was done to a sample."""
+    """What is done to a sample."""
+
+    @property
+    def sample(self) -> Sample: ...
+
+    @property
+    def open(self) -> bool:
+        """Whether it is done while a handle is open."""
+
+    def do(self, directory: Path, descriptors: Mapping[str, int]) -> None:
+        """Do it to a copy of the sample; `descriptors`: of its files, opened before the cache was."""
+
+    def judge(self) -> Judge:
+        """Return who reads the cache then."""
+
+    def look_anew(self, directory: Path) -> None:
+        """Look at what is left behind, if what was open is something else."""
+
+    def tell(self, trial: Trial, judge: Judge) -> None:
+        """Count what was found of other times and caches, or fail by it."""
 
     def may_cost(self) -> set[Any]:
-        """Return the keys whose entries may be missing then."""
+        """Return the keys whose entries may be missing then: those of one record or file, or of one shard."""
 
     def may_empty(self) -> bool:
         """Tell whether it may have the database refused or quarantined, with all entries of its shard."""
 
 
-def assert_little_lost(place: Damage, what: str, lost: set[Any], aside: int, refused: str) -> None:
-    """Assert that the damage costs no entry but what it hit: that of one record or file, or those of one shard."""
-    cost = place.may_cost()
-    assert lost <= cost, f"{what}: entries that were not hit are missing: {lost - cost}"
-    empties = place.may_empty() and len(cost) > 1
-    assert aside <= empties, f"{what}: {aside} databases were quarantined"
-    assert empties or not refused, f"{what}: {refused}"
+def try_damage(trial: Trial, bench: Workbench, damage: Damage) -> None:
+    """Damage a copy of the sample, use it in every way, and see that nothing wrong was read, and little lost."""
+    chance, refused, judge = random.Random(str(damage)), "", damage.judge()
+    more = {} if chance.random() < 0.5 else {"hot_size_limit": 0}
+    with bench.copy(damage.sample) as directory, held(damage.sample, directory) as descriptors, deadline():
+        harm = partial(damage.do, directory, descriptors)
+        if not damage.open:
+            harm()
+        try:
+            with damage.sample.open(directory, **more) as handle:
+                attempt(lambda: handle.get_many([key for key in VALUES if chance.random() < 0.5]))
+                if damage.open:
+                    harm()
+                judge.everything(handle)
+        except Refused:
+            refused = "refused in use"
+            with suppress(Refused, CacheError), damage.sample.open(directory) as handle:
+                judge.mended(handle)  # what is then opened has to work
+        except CacheError:
+            refused = "refused at opening"
+        damage.look_anew(directory)
+        aside = len(list(directory.rglob("cache.*.db")))
+    trial.count(refused or ("with entries missing" if judge.lost else "complete"))
+    trial.count("databases quarantined", aside)
+    damage.tell(trial, judge)
+    assert not judge.wrong, f"{damage}: {judge.wrong}"
+    cost = damage.may_cost()
+    assert judge.lost <= cost, f"{damage}: entries that were not hit are missing: {judge.lost - cost}"
+    empties = damage.may_empty() and len(cost) > 1
+    assert aside <= empties, f"{damage}: {aside} databases were quarantined"
+    assert empties or not refused, f"{damage}: {refused}"
 
 
-def use(handle: Cache, judge: Judge, harm: Callable[[], None], chance: random.Random) -> None:
-    """Read, write and mend a cache that is harmed first, if it is to be while it is open."""
-    attempt(lambda: handle.get_many([key for key in VALUES if chance.random() < 0.5]))
-    harm()
-    judge.everything(handle)
+FILES = "of a small cache's files (plain, signed, encrypted, compressed, FanoutCache, with -wal)"
 
 
-def try_again(sample: Sample, directory: Path, judge: Judge) -> None:
-    """Open a cache again that could not be mended: what is then opened has to work, and what is refused is told."""
-    with suppress(Refused, CacheError), sample.open(directory) as handle:
-        judge.mended(handle)
+@tried(
+    "flipped-bytes",
+    3,
+    f"a bit flipped in every byte {FILES}; read, written, mended",
+    "bytes",
+    share=2.0,
+    bulk=12.0,
+    parallel=True,
+)
+def flip_closed(place: Path, _: Workbench) -> Tries:
+    yield try_damage, flips(samples(place), False)
 
 
-def _go_through(trial: Trial, place: Path, items: Places, what: str) -> None:
-    trial.each(items, partial(try_place, trial, Workbench(place)), what, first=items.of_first)
+@tried(
+    "flipped-bytes-open",
+    3,
+    f"a bit flipped in every byte {FILES} while it is in use",
+    "bytes",
+    share=2.0,
+    bulk=15.0,
+    parallel=True,
+)
+def flip_open(place: Path, _: Workbench) -> Tries:
+    yield try_damage, flips(samples(place), True)
 
 
-def prove_closed(trial: Trial) -> None:
-    """Flip bits at rest."""
-    with own_surroundings() as place:
-        _go_through(trial, place, flips(samples(place), False), "bytes")
+@tried(
+    "cut-files",
+    3,
+    f"every file {FILES} cut at every byte at rest and at every eighth in use, every sector zeroed",
+    "places",
+    bulk=26.0,
+    parallel=True,
+)
+def cut(place: Path, _: Workbench) -> Tries:
+    yield try_damage, cuts(samples(place))
 
 
-def prove_open(trial: Trial) -> None:
-    """Flip bits under an open handle."""
-    with own_surroundings() as place:
-        _go_through(trial, place, flips(samples(place), True), "bytes")
+def buffered_samples(place: Path) -> list[Sample]:
+    """Make a cache whose writes wait, the same as a copy has it, and one where nothing waits any more."""
+    live = make("buffered", place, live=True)
+    return [live, Sample("buffered, copied", live.options, live.files, live.entries, True), make("buffered", place)]
 
 
-def prove_cuts(trial: Trial) -> None:
-    """Cut files and zero sectors."""
-    with own_surroundings() as place:
-        _go_through(trial, place, cuts(samples(place)), "places")
+@tried(
+    "buffer-damage",
+    3,
+    "a bit flipped in every byte of a small write buffer, at rest, in a copy and in use; it is cut at every byte at"
+    " rest, and every sector zeroed",
+    "places",
+    bulk=10.0,
+    parallel=True,
+)
+def damage_buffers(place: Path, _: Workbench) -> Tries:
+    yield (
+        try_damage,
+        [
+            damage
+            for sample in buffered_samples(place)
+            for damage in (
+                *(
+                    Place(sample, BUFFER, at, "flip", is_open)
+                    for is_open in (False, True)
+                    for at in bytes_of(sample, BUFFER)
+                ),
+                *cuts_of(sample, BUFFER, 0),
+            )
+        ],
+    )
 
 
-# -- the control ------------------------------------------------------------------------------------------------------
+# -- the controls -----------------------------------------------------------------------------------------------------
+
+KEY_SIZE = range(32, 36)  # bytes of a record's header in the write buffer
 
 
 class _Anything:
@@ -307,45 +366,56 @@ class _Anything:
         return False
 
 
-@contextmanager
-def _no_checksum() -> Iterator[None]:
+@tried(
+    "control-checksum",
+    3,
+    "a bit flipped in a value, with the checksum not compared",
+    "bytes",
+    share=0.5,
+    finds=r"AssertionError: plain, cache\.db at .* reads as ",
+)
+def comparing_no_checksum(place: Path, _: Workbench) -> Tries:
+    sample = make("plain", place)
+    where = sample.files["cache.db"].rindex(b"some text")
+    places = [Place(sample, "cache.db", where + number, "flip", False) for number in range(len("some text that is"))]
+    items = [item for item in places if item.bit() < 7]  # of ASCII: what is no text is noticed without a checksum
     with mock.patch.object(loading, "RESIDUE", _Anything()), mock.patch.object(record, "RESIDUE", _Anything()):
-        yield
+        yield try_damage, items
 
 
-def prove_control(trial: Trial) -> None:
-    """Flip bits of values where no checksum is compared."""
-    with own_surroundings() as place:
-        sample = make("plain", place)
-        where = sample.files["cache.db"].rindex(b"some text")
-        places = [
-            Place(sample, "cache.db", where + number, "flip", False) for number in range(len("some text that is"))
-        ]
-        items = [item for item in places if item.bit() < 7]  # of ASCII: what is no text is noticed without a checksum
-        with _no_checksum():
-            trial.each(items, partial(try_place, trial, Workbench(place)), "bytes")
+@tried(
+    "control-buffer",
+    3,
+    "a bit flipped in the header of a record in the write buffer, with its checksum not compared",
+    "bytes",
+    share=0.3,
+    finds=r"AssertionError: buffered in use, cache\.buffer at .*: an overwritten value is back",
+)
+def comparing_no_header(place: Path, _: Workbench) -> Tries:
+    sample = make("buffered", place, live=True)
+    content, stored = sample.files[BUFFER], sample.entries["twice"].record
+    waiting = memoryview(content[:PAGE]).cast("Q")[Word.FLUSHED] % LEAST_CAPACITY
+    inside = content.index(stored, PAGE + waiting)
+    begin = next(  # of the record's header
+        at
+        for at in range(inside // 8 * 8, PAGE - 8, -8)
+        if int.from_bytes(content[at : at + 8], "little") % LEAST_CAPACITY == at - PAGE
+    )
+    items = [Place(sample, BUFFER, begin + number, "flip", False) for number in KEY_SIZE]
+    with mock.patch.object(Ring, "find", find_unchecked):
+        yield try_damage, items
 
 
-FILES = "of a small cache's files (plain, signed, encrypted, compressed, FanoutCache, with -wal)"
-PROOFS: dict[str, Proof] = {
-    "flipped-bytes": Proof(
-        3, f"a bit flipped in every byte {FILES}; read, written, mended", prove_closed, 2.0, bulk=12.0, parallel=True
-    ),
-    "flipped-bytes-open": Proof(
-        3, f"a bit flipped in every byte {FILES} while it is in use", prove_open, 2.0, bulk=15.0, parallel=True
-    ),
-    "cut-files": Proof(
-        3,
-        f"every file {FILES} cut at every byte at rest and at every eighth in use, every sector zeroed",
-        prove_cuts,
-        bulk=26.0,
-        parallel=True,
-    ),
-    "control-checksum": Proof(
-        3,
-        "a bit flipped in a value, with the checksum not compared",
-        prove_control,
-        share=0.5,
-        finds=r"AssertionError: plain, cache\.db at .* reads as ",
-    ),
-}
+@tried(
+    "control-buffer-words",
+    3,
+    "a bit flipped in a copied write buffer, in the word that says where walks end, and the words are believed",
+    "bytes",
+    share=0.3,
+    finds=r"AssertionError: buffered, copied, cache\.buffer at .*: an overwritten value is back",
+)
+def believing_words(place: Path, _: Workbench) -> Tries:
+    sample = buffered_samples(place)[1]
+    items = [Place(sample, BUFFER, 8 * Word.FLOOR + number, "flip", False) for number in range(8)]
+    with mock.patch.object(Ring, "belongs_to", return_value=True):
+        yield try_damage, items

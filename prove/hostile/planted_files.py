@@ -9,9 +9,8 @@ import signal
 import socket
 import stat
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 from unittest import mock
@@ -21,18 +20,19 @@ from diskcache_like.disk import file_io
 from diskcache_like.errors import CacheError
 from tests.support.audit_hooks import Outside, Watch
 
-from ..proof import CannotRun, Proof, Trial
+from ..proof import CannotRun, Trial
 from .samples import (
     BUFFER,
     Judge,
     Refused,
     Sample,
+    Tries,
     Workbench,
     attempt,
     believe,
     deadline,
     make,
-    own_surroundings,
+    tried,
 )
 
 WATCH = Watch()
@@ -116,7 +116,6 @@ class Plant(NamedTuple):
     open: bool
 
     def plant(self, directory: Path, outside: Outside) -> None:
-        """Do it."""
         path, files = directory / self.name, self.sample.files
         if os.path.lexists(path):
             path.rename(directory.parent / "gone")  # where a handle may still have it open
@@ -127,7 +126,6 @@ class Plant(NamedTuple):
 
 
 def plants(made: Sequence[Sample]) -> list[Plant]:
-    """Return everything that can be planted."""
     found = []
     for sample in made:
         names = set(sample.files)
@@ -189,46 +187,47 @@ def _clean_up(directory: Path) -> None:
             path.unlink()
 
 
-def prove_links(trial: Trial) -> None:
-    """Plant links and special files."""
-    with own_surroundings() as place:
-        made = [make("plain", place, live=True), make("fanout", place), make("sealed", place)]
-        made.append(make("buffered", place, live=True))
-        _warm_up(made, Workbench(place), place)
-        trial.each(plants(made), partial(try_plant, trial, Workbench(place)), "plants")
-
-
-def _warm_up(made: Sequence[Sample], bench: Workbench, place: Path) -> None:
-    """Import what is imported late, and see that a reading can be noticed here."""
-    for sample in made:
-        with bench.copy(sample) as directory, sample.open(directory) as cache:
-            judge = Judge()
-            judge.everything(cache)
-    outside = Outside(place / "outside")
+def _settled(bench: Workbench, made: list[Sample]) -> list[Sample]:
+    """Return samples when all is imported, and see that a reading can be noticed here."""
+    bench.warm_up(made)
+    outside = Outside(bench.place / "outside")
     path = outside.file("file")
     outside.settle()
     path.read_bytes()
     if not outside.changes():
-        raise CannotRun(f"{place} is on a file system that notes no times of reading: set TMPDIR to one that does")
+        raise CannotRun(f"{path} is on a file system that notes no times of reading: set TMPDIR to one that does")
+    return made
 
 
-@contextmanager
-def _following_links() -> Iterator[None]:
+@tried(
+    "planted-links",
+    4,
+    "links, hard links, FIFOs, sockets, devices and directories planted for every file and directory of a cache, at"
+    " rest and in use",
+    "plants",
+    bulk=1.5,
+    parallel=True,
+)
+def plant_links(place: Path, bench: Workbench) -> Tries:
+    made = [make("plain", place, live=True), make("fanout", place), make("sealed", place)]
+    yield try_plant, plants(_settled(bench, [*made, make("buffered", place, live=True)]))
+
+
+@tried(
+    "control-links",
+    4,
+    "planted links in place of value files are followed",
+    "plants",
+    share=0.5,
+    finds=r"AssertionError: (hard )?link .* for .*\.val of .*/outside/",
+)
+def following_links(place: Path, bench: Workbench) -> Tries:
+    made = _settled(bench, [make("plain", place)])
     with (
         mock.patch.object(file_io, "_READ", file_io._READ & ~os.O_NOFOLLOW),
         mock.patch.object(file_io, "_DIRECTORY", file_io._DIRECTORY & ~os.O_NOFOLLOW),
     ):
-        yield
-
-
-def prove_links_control(trial: Trial) -> None:
-    """Plant links for value files where they are followed."""
-    with own_surroundings() as place:
-        made = [make("plain", place)]
-        items = [plant for plant in plants(made) if plant.name.endswith(".val") and plant.kind == "link out"]
-        _warm_up(made, Workbench(place), place)
-        with _following_links():
-            trial.each(items, partial(try_plant, trial, Workbench(place)), "plants")
+        yield try_plant, [one for one in plants(made) if one.name.endswith(".val") and one.kind == "link out"]
 
 
 # -- generations ------------------------------------------------------------------------------------------------------
@@ -307,7 +306,6 @@ class Count(NamedTuple):
     way: str
 
     def apply(self, directory: Path, descriptor: int) -> None:
-        """Do it."""
         content = self.sample.files[self.name]
         if isinstance(self.how, int):
             os.ftruncate(descriptor, self.how)
@@ -397,35 +395,15 @@ def _be_cut(item: Count, directory: Path, told: Path) -> NoReturn:
         os._exit(0)
 
 
-def prove_counts(trial: Trial) -> None:
-    """Change generations and write buffers."""
-    with own_surroundings() as place:
-        made = [make("plain", place, live=True), make("fanout", place), make("buffered", place, live=True)]
-        trial.each(counts(made), partial(try_count, trial, Workbench(place)), "changes")
-
-
-PROOFS: dict[str, Proof] = {
-    "planted-links": Proof(
-        4,
-        "links, hard links, FIFOs, sockets, devices and directories planted for every file and directory of a cache, at"
-        " rest and in use",
-        prove_links,
-        bulk=1.5,
-        parallel=True,
-    ),
-    "planted-generations": Proof(
-        4,
-        "generation files and write buffers of other sizes, of noise, all odd, all ones, with impossible numbers;"
-        " replaced, and cut while mapped",
-        prove_counts,
-        bulk=1.0,
-        parallel=True,
-    ),
-    "control-links": Proof(
-        4,
-        "planted links in place of value files are followed",
-        prove_links_control,
-        share=0.5,
-        finds=r"AssertionError: (hard )?link .* for .*\.val of .*/outside/",
-    ),
-}
+@tried(
+    "planted-generations",
+    4,
+    "generation files and write buffers of other sizes, of noise, all odd, all ones, with impossible numbers;"
+    " replaced, and cut while mapped",
+    "changes",
+    bulk=1.0,
+    parallel=True,
+)
+def change_counts(place: Path, _: Workbench) -> Tries:
+    made = [make("plain", place, live=True), make("fanout", place), make("buffered", place, live=True)]
+    yield try_count, counts(made)

@@ -8,8 +8,8 @@ import os
 import random
 import resource
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -47,8 +47,8 @@ from tests.support.hostile_content import (
 )
 from tests.support.tampering import bomb, database, forged
 
-from ..proof import Proof, Trial
-from .samples import DATED, TAGGED, VALUES, Judge, Refused, Sample, Workbench, deadline, make, own_surroundings
+from ..proof import Trial
+from .samples import DATED, TAGGED, VALUES, Judge, Refused, Sample, Tries, Workbench, deadline, make, tried
 
 WATCH = Watch()
 MEMORY = 1 << 30  # bytes that a case may make this process take at most; a bomb here wants more
@@ -72,12 +72,12 @@ Payload = Callable[[Around, bytes], object]  # for a stored key
 
 def _plain_values() -> dict[str, Payload]:
     """Return values of every type that SQLite has."""
-    made: dict[str, Payload] = {
-        f"value {number}": partial(_value, number=number) for number in range(len(values(Path("unused"))))
-    }
+    made: dict[str, Any] = {}  # payloads
+    for number in range(len(values(Path("unused")))):
+        made[f"value {number}"] = lambda around, _, number=number: values(around.marker)[number]
     for name in NAMES:
-        made[f"name {name[:40]!r}"] = partial(_constant, content=name)
-        made[f"bytes of name {name[:40]!r}"] = partial(_constant, content=name.encode())
+        made[f"name {name[:40]!r}"] = lambda _, __, name=name: name
+        made[f"bytes of name {name[:40]!r}"] = lambda _, __, name=name: name.encode()
     made |= {
         "NULL": lambda _, __: None,
         "not a number": lambda _, __: math.nan,
@@ -89,14 +89,6 @@ def _plain_values() -> dict[str, Payload]:
         "text with NUL": lambda _, __: "cache\0.db",
     }
     return made
-
-
-def _value(around: Around, _: bytes, number: int) -> object:
-    return values(around.marker)[number]
-
-
-def _constant(_: Around, __: bytes, content: object) -> object:
-    return content
 
 
 @cache
@@ -123,13 +115,13 @@ def _contents() -> dict[str, Callable[[], bytes]]:
 
 def _records() -> dict[str, Payload]:
     """Return records that are consistent in themselves, as the checksum of who has no secret makes them."""
-    made: dict[str, Payload] = {}
+    made: dict[str, Any] = {}  # payloads
     for mode in MODES:
-        made[f"mode {mode}: pickle"] = partial(_with_pickle, mode=mode)
+        made[f"mode {mode}: pickle"] = lambda around, of, mode=mode: forged(of, bomb(around.marker), mode=mode)
     for name, content in _contents().items():
-        made[f"simple record: {name}"] = partial(_with_content, content=content, mode=None)
+        made[f"simple record: {name}"] = lambda _, of, content=content: pack_simple(of, content())
         for mode in (MODE_RAW, MODE_ARRAY, MODE_ARROW):
-            made[f"mode {mode}: {name}"] = partial(_with_content, content=content, mode=mode)
+            made[f"mode {mode}: {name}"] = lambda _, of, content=content, mode=mode: forged(of, content(), mode=mode)
     for name in NAMES:
         if len(name) < 60_000:
             for mode in (MODE_BINARY, MODE_RAW, MODE_PICKLE, MODE_ARRAY):
@@ -143,18 +135,11 @@ def _records() -> dict[str, Payload]:
         "etag": (b"", b"\xff" * 255),
     }.items():
         for number in numbers:
-            made[f"{field} {str(number)[:30]}"] = partial(_with_field, field=field, number=number)
+            given: dict[str, Any] = {"mode": MODE_RAW, field: number}
+            made[f"{field} {str(number)[:30]}"] = lambda _, of, given=given: forged(of, b"\xa5wrong", **given)
     for flags in range(256):
         made[f"flags {flags}"] = partial(_with_flags, flags=flags)
     return made
-
-
-def _with_pickle(around: Around, stored: bytes, mode: int) -> bytes:
-    return forged(stored, bomb(around.marker), mode=mode)
-
-
-def _with_content(_: Around, stored: bytes, content: Callable[[], bytes], mode: int | None) -> bytes:
-    return pack_simple(stored, content()) if mode is None else forged(stored, content(), mode=mode)
 
 
 def _with_flags(_: Around, stored: bytes, flags: int) -> bytes:
@@ -173,10 +158,6 @@ def _elsewhere(_: Around, stored: bytes, name: str, mode: int) -> bytes:
     return _sealed(stored, b"\x02" + head + encoded + crc32(PRECIOUS).to_bytes(4, "little"))
 
 
-def _with_field(_: Around, stored: bytes, field: str, number: Any) -> bytes:
-    return forged(stored, b"\xa5wrong", mode=MODE_RAW, **{field: number})
-
-
 class Item(NamedTuple):
     """A payload and where it goes: into all rows of a table or one of them."""
 
@@ -188,7 +169,6 @@ class Item(NamedTuple):
 
 
 def items(made: Sequence[Sample]) -> list[Item]:
-    """Return everything that is planted."""
     plain, records = list(_plain_values()), list(_records())
     columns = {**COLUMNS, "entry": ("h", *COLUMNS["entry"]), "setting": ("name", "value")}
     found = []
@@ -203,7 +183,7 @@ def items(made: Sequence[Sample]) -> list[Item]:
 # -- one case ----------------------------------------------------------------------------------------------------------
 
 
-def try_item(trial: Trial, bench: Workbench, payloads: dict[str, Payload], item: Item, **options: Any) -> None:
+def try_item(payloads: dict[str, Payload], trial: Trial, bench: Workbench, item: Item) -> None:
     """Plant it in a closed cache, use that in every way, and see that nothing came of it."""
     with bench.copy(item.sample) as directory:
         outside, around = _surround(directory)
@@ -214,10 +194,10 @@ def try_item(trial: Trial, bench: Workbench, payloads: dict[str, Payload], item:
                 trial.count("plants that SQLite does not take as a row")
                 return
             judge = Judge(_forgeable(item), keys=item.table != "entry" or item.column not in ("k", "spelling", "v"))
-            _use(trial, item.sample, directory, judge, **options)
+            _use(trial, item.sample, directory, judge)
         what = f"{item.payload!r} as {item.table}.{item.column} of {item.sample.name}"
         assert not os.path.lexists(around.marker), f"{what}: code was run"
-        _assert_well(what, judge, outside)
+        _assert_well(trial, what, judge, outside)
 
 
 def _surround(directory: Path) -> tuple[Outside, Around]:
@@ -261,10 +241,10 @@ def _plant(item: Item, directory: Path, payload: Payload, around: Around) -> int
     return changed
 
 
-def _use(trial: Trial, sample: Sample, directory: Path, judge: Judge, **options: Any) -> None:
+def _use(trial: Trial, sample: Sample, directory: Path, judge: Judge) -> None:
     """Do everything with the cache, watched."""
     try:
-        with WATCH.watching(directory), sample.open(directory, hot_size_limit=0, **options) as handle:
+        with WATCH.watching(directory), sample.open(directory, hot_size_limit=0) as handle:
             judge.everything(handle)
     except Refused:
         trial.count("refused in use")
@@ -272,35 +252,37 @@ def _use(trial: Trial, sample: Sample, directory: Path, judge: Judge, **options:
         trial.count("refused at opening")
 
 
-def _assert_well(what: str, judge: Judge, outside: Outside) -> None:
+def _assert_well(trial: Trial, what: str, judge: Judge, outside: Outside) -> None:
     changes = outside.changes()
     assert not changes, f"{what}: {changes}"
     assert not judge.wrong, f"{what}: {judge.wrong}"
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+    trial.most("most memory", peak >> 20, " MB")
     assert peak < MEMORY, f"{what}: the process takes {peak >> 20} MB"
 
 
-def _warm_up(made: Sequence[Sample], bench: Workbench) -> None:
-    """Import what is imported late: it is no code of the directory's, but cannot be told from it."""
+@tried(
+    "planted-columns",
+    4,
+    "pickles, foreign paths, huge numbers, wrong types, bombs, nesting and false lengths planted in every column of"
+    " every table, with right checksums (plain, signed, encrypted, compressed)",
+    "plants",
+    share=2.0,
+    bulk=21.5,
+    parallel=True,
+)
+def plant_columns(place: Path, bench: Workbench) -> Tries:
+    made = _settled(bench, [make(name, place) for name in SAMPLES])
+    yield partial(try_item, {**_plain_values(), **_records()}), items(made)
+
+
+def _settled(bench: Workbench, made: list[Sample]) -> list[Sample]:
+    """Return samples when all is imported."""
     for module in ("pyarrow", "lz4.block", "zstandard", "numpy.lib.format"):
         with suppress(ImportError):
             importlib.import_module(module)
-    for sample in made:
-        with bench.copy(sample) as directory, sample.open(directory) as handle:
-            judge = Judge()
-            judge.everything(handle)
-
-
-def prove_columns(trial: Trial) -> None:
-    """Plant payloads in columns."""
-    with own_surroundings() as place:
-        made, bench = [make(name, place) for name in SAMPLES], Workbench(place)
-        _warm_up(made, bench)
-        payloads = {**_plain_values(), **_records()}
-        planted = items(made)
-        of_first = sum(item.sample == made[0] for item in planted)
-        trial.each(planted, partial(try_item, trial, bench, payloads), "plants", first=of_first)
-        trial.most("most memory", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10, " MB")
+    bench.warm_up(made)
+    return made
 
 
 # -- the schema --------------------------------------------------------------------------------------------------------
@@ -380,7 +362,7 @@ def try_schema(trial: Trial, bench: Workbench, item: tuple[Sample, str]) -> None
             _tamper(directory, name)
             _use(trial, sample, directory, judge)
         assert not os.path.lexists(around.marker)
-        _assert_well(f"{name} in {sample.name}", judge, outside)
+        _assert_well(trial, f"{name} in {sample.name}", judge, outside)
 
 
 def _tamper(directory: Path, name: str) -> None:
@@ -394,60 +376,35 @@ def _tamper(directory: Path, name: str) -> None:
                 connection.execute("INSERT OR REPLACE INTO setting VALUES (?, ?)", (setting, value))
 
 
-def prove_schema(trial: Trial) -> None:
-    """Plant schemas and settings."""
-    with own_surroundings() as place:
-        made, bench = [make(name, place) for name in ("plain", "sealed")], Workbench(place)
-        _warm_up(made, bench)
-        found = [(sample, name) for sample in made for name in SCHEMAS]
-        trial.each(found, partial(try_schema, trial, bench), "schemas and settings")
+@tried(
+    "planted-schema",
+    4,
+    "triggers, views, virtual tables, expressions, false pages and settings planted in the schema",
+    "schemas and settings",
+)
+def plant_schemas(place: Path, bench: Workbench) -> Tries:
+    made = _settled(bench, [make(name, place) for name in ("plain", "sealed")])
+    yield try_schema, [(sample, name) for sample in made for name in SCHEMAS]
 
 
 # -- the control -------------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def _any_pickle() -> Iterator[None]:
-    """Believe any pickle, as if its tag had been right."""
-    load = Disk.load
+@tried(
+    "control-pickles",
+    4,
+    "planted pickles are believed",
+    "plants",
+    share=0.5,
+    finds=r"AssertionError: (\[\"pickle\.find_class|.*: code was run)",
+)
+def believing_pickles(place: Path, bench: Workbench) -> Tries:
+    made, load = _settled(bench, [make("plain", place)]), Disk.load
 
     def believe(disk: Disk, record: Record, read: bool, maps: bool = False) -> Any:
+        """Believe any pickle, as if its tag had been right."""
         return load(disk, record._replace(signed=True) if record.mode == MODE_PICKLE else record, read, maps)
 
     with mock.patch.object(Disk, "load", believe):
-        yield
-
-
-def prove_control(trial: Trial) -> None:
-    """Plant pickles where they are believed."""
-    with own_surroundings() as place:
-        made, bench = [make("plain", place)], Workbench(place)
-        _warm_up(made, bench)
-        found = [item for item in items(made) if item.column == "v" and item.payload == f"mode {MODE_PICKLE}: pickle"]
-        with _any_pickle():
-            trial.each(found, partial(try_item, trial, bench, _records()), "plants")
-
-
-PROOFS: dict[str, Proof] = {
-    "planted-columns": Proof(
-        4,
-        "pickles, foreign paths, huge numbers, wrong types, bombs, nesting and false lengths planted in every column of"
-        " every table, with right checksums (plain, signed, encrypted, compressed)",
-        prove_columns,
-        2.0,
-        bulk=21.5,
-        parallel=True,
-    ),
-    "planted-schema": Proof(
-        4,
-        "triggers, views, virtual tables, expressions, false pages and settings planted in the schema",
-        prove_schema,
-    ),
-    "control-pickles": Proof(
-        4,
-        "planted pickles are believed",
-        prove_control,
-        share=0.5,
-        finds=r"AssertionError: (\[\"pickle\.find_class|.*: code was run)",
-    ),
-}
+        planted = [item for item in items(made) if item.column == "v" and item.payload == f"mode {MODE_PICKLE}: pickle"]
+        yield partial(try_item, _records()), planted

@@ -9,8 +9,8 @@ import signal
 import tempfile
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -25,8 +25,12 @@ from diskcache_like.coherence.ring import LEAST_CAPACITY, Ring, Word
 from diskcache_like.encoding import file_names
 from diskcache_like.errors import CacheError
 from diskcache_like.storage.sqlite import connection
+from tests.support.cache_kinds import Clock
+from tests.support.inspection import problems
 
-NOW = 1_700_000_000.0
+from ..proof import Trial, proof
+
+clock = Clock()  # that does not go on
 PAGE = 512  # bytes of a database page here: a quarter of the usual, so that there is little to damage
 CASE_SECONDS = 30.0  # after which a case counts as hung
 SECRET = "a secret for the rig's samples"
@@ -68,11 +72,6 @@ PREFIX, ITEM = "queue", "an item"
 MORE = "one more tag"
 
 Answer = TypeVar("Answer")
-
-
-def clock() -> float:
-    """Tell a time that does not pass."""
-    return NOW
 
 
 class Entry(NamedTuple):
@@ -178,6 +177,37 @@ class Workbench:
         finally:
             shutil.rmtree(around, ignore_errors=True)
 
+    def warm_up(self, samples: Sequence[Sample]) -> None:
+        """Import what is imported late: it is no code of the directory's, but cannot be told from it."""
+        for sample in samples:
+            with self.copy(sample) as directory, sample.open(directory) as cache:
+                Judge().everything(cache)
+
+
+def leading(items: Sequence[Any]) -> int:
+    """Return how many items are of the sample of the first one, 0 if all are."""
+    return next((number for number, item in enumerate(items) if item[0] is not items[0][0]), 0)
+
+
+Tries = Iterator[tuple[Callable[..., None], Sequence[Any]]]
+Prepare = Callable[[Path, Workbench], Tries]
+
+
+def tried(name: str, promise: int, what: str, items: str, **how: Any) -> Callable[[Prepare], Prepare]:
+    """Register a proof that tries items on small caches; `prepare` yields how, and all of them."""
+
+    def register(prepare: Prepare) -> Prepare:
+        def run(trial: Trial) -> None:
+            with own_surroundings() as place:
+                bench = Workbench(place)
+                with contextmanager(prepare)(place, bench) as (try_one, all_):
+                    trial.each(all_, partial(try_one, trial, bench), items, first=leading(all_))
+
+        proof(name, promise, what, **how)(run)
+        return prepare
+
+    return register
+
 
 def make(name: str, place: Path, live: bool = False) -> Sample:
     """Make a sample of that name; a live one as it lies there while a process has it open, with its -wal file."""
@@ -185,7 +215,7 @@ def make(name: str, place: Path, live: bool = False) -> Sample:
     with the_same_names(name):
         cache = new(directory, options)
         try:
-            fill(cache, VALUES, METADATA, OLDER)
+            fill(cache, {**VALUES, **METADATA}, OLDER)
             found, entries = files_of(directory), entries_of(cache)
         finally:
             cache.close()
@@ -206,36 +236,31 @@ def the_same_names(seed: str) -> Iterator[None]:
         yield
 
 
-def fill(
-    cache: Cache,
-    values: Mapping[Any, Any],
-    metadata: Mapping[Any, tuple[Any, Any, Any]],
-    older: Mapping[Any, Any],
-) -> None:
+def fill(cache: Cache, content: Mapping[Any, Any], older: Mapping[Any, Any]) -> None:
     """Store what is in a sample, having stored what is `older`."""
-    put_all(cache, older, {})
-    put_all(cache, values, metadata)
+    put_all(cache, older)
+    put_all(cache, content)
     cache.push(ITEM, prefix=PREFIX)
-    let_wait(cache, values, metadata, older)
+    let_wait(cache, content, older)
 
 
-def let_wait(
-    cache: Cache, values: Mapping[Any, Any], metadata: Mapping[Any, tuple[Any, Any, Any]], older: Mapping[Any, Any]
-) -> None:
+def let_wait(cache: Cache, content: Mapping[Any, Any], older: Mapping[Any, Any]) -> None:
     """Have all that is small wait in the write buffer, if there is one, with flushed records in the rest of it."""
-    small = {key: value for key, value in values.items() if "file" not in key}
+    small = {key: value for key, value in content.items() if "file" not in key}
     for _ in range(ROUNDS if cache._shards.stores[0].session.ring is not None else 0):
-        put_all(cache, older, {})
+        put_all(cache, older)
         cache.flush()
-        put_all(cache, small, metadata)
+        put_all(cache, small)
 
 
-def put_all(cache: Cache, values: Mapping[Any, Any], metadata: Mapping[Any, tuple[Any, Any, Any]]) -> None:
-    """Store values, and those that have an expiry or a tag."""
-    for key, value in values.items():
-        cache[key] = value
-    for key, (value, expire, tag) in metadata.items():
-        cache.set(key, value, expire=None if expire is None else expire - NOW, tag=tag)
+def put_all(cache: Cache, content: Mapping[Any, Any]) -> None:
+    """Store values, those of some keys with an expiry or a tag."""
+    for key, value in content.items():
+        if key in METADATA:
+            whole, expire, tag = value
+            cache.set(key, whole, expire=None if expire is None else expire - clock.now, tag=tag)
+        else:
+            cache[key] = value
 
 
 def files_of(directory: Path) -> dict[str, bytes]:
@@ -243,9 +268,9 @@ def files_of(directory: Path) -> dict[str, bytes]:
     return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
-def entries_of(cache: Cache, values: Mapping[Any, Any] = VALUES) -> dict[Any, Entry]:
+def entries_of(cache: Cache, content: Mapping[Any, Any] = VALUES) -> dict[Any, Entry]:
     """Return where the entries of a sample lie."""
-    known = {cache._rows.locate(key)[0]: key for key in (*values, *METADATA)}
+    known = {cache._rows.locate(key)[0]: key for key in {*content, *METADATA}}
     found = {}
     for store in cache._shards.stores:
         shard = "" if store.directory == cache.directory else f"{Path(store.directory).name}/"
@@ -285,20 +310,18 @@ class Judge:
         self,
         spared: frozenset[Any] = frozenset(),
         keys: bool = True,
-        maps: bool = False,
         disorder: bool = False,
         values: Mapping[Any, Any] = VALUES,
         olds: Mapping[str, Mapping[Any, Any]] = OLDS,
     ) -> None:
         """Say nothing of the keys `spared`, whose entries may be forged, and with `keys=False` of keys listed.
 
-        With `maps` read arrays also as they lie in their files, whose content is then not compared (docs/arrays.md).
         With `disorder` rows may not be where SQLite looks for them: one that was missing when its key was written
         anew may be found later, until the database has been mended.
         Instead of `values` others of the same key that are as authentic may be found, which are counted: those of
         `olds`, by what they are called.
         """
-        self.spared, self.keys, self.maps, self.disorder = spared, keys, maps, disorder
+        self.spared, self.keys, self.disorder = spared, keys, disorder
         self._values, self._olds = values, olds
         self.back: set[Any] = set()  # keys whose row of before the damage was found after a change
         self.wrong: list[str] = []
@@ -354,9 +377,9 @@ class Judge:
     def mended(self, cache: Cache) -> None:
         """Mend the cache, and see that it can be used as any other; raise Refused if the package refuses to."""
         try:
-            left = _problems(cache, fix=True) and _problems(cache)
+            left = problems(cache, fix=True) and problems(cache)
             if left:  # such as what an odd thing left behind when its entry went
-                left = _problems(cache, fix=True) and _problems(cache)
+                left = problems(cache, fix=True) and problems(cache)
             self._fresh(cache)
         except CacheError as error:
             raise Refused from error
@@ -417,9 +440,6 @@ class Judge:
     def _readers(self, cache: Cache) -> None:
         for key in ("file", "text"):
             self._expect(key, attempt(partial(self._read, cache, key)), self._values[key])
-        if self.maps:
-            for key in ("array in a file", "array"):
-                self._expect(key, attempt(partial(self._mapped, cache, key)), self._values[key])
 
     @staticmethod
     def _read(cache: Cache, key: str) -> str | None:
@@ -429,11 +449,6 @@ class Judge:
         with found:
             content = found.read()
         return content.decode("utf-8", "replace") if isinstance(content, bytes) else str(content)
-
-    @staticmethod
-    def _mapped(cache: Cache, key: str) -> Any:
-        found = cache.get(key, mmap=True)
-        return found.copy() if isinstance(found, np.ndarray) else found
 
     def _listed(self, cache: Cache) -> None:
         known = {*self._values, *METADATA, *(key for old in self._olds.values() for key in old)}
@@ -458,10 +473,6 @@ class Judge:
         self.wrong += [f"the tag {name!r} is listed" for name in names if name not in known]
 
 
-def _problems(cache: Cache, fix: bool = False) -> list[str]:
-    return [str(problem.message) for problem in cache.check(fix=fix)]
-
-
 class Late(BaseException):
     """A case took too long. No `except Exception` of the package may take it for an error of its own."""
 
@@ -482,17 +493,3 @@ def deadline(seconds: float = CASE_SECONDS) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, before)
-
-
-@contextmanager
-def held(sample: Sample, directory: Path) -> Iterator[dict[str, int]]:
-    """Open every file for writing as somebody else would, before the cache does, and close them after it.
-
-    Closing one any sooner would drop SQLite's locks, which belong to the process.
-    """
-    with ExitStack() as stack:
-        found = {}
-        for name in sample.files:
-            found[name] = os.open(directory / name, os.O_RDWR)
-            stack.callback(os.close, found[name])
-        yield found

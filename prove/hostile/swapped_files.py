@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -17,8 +15,8 @@ from diskcache_like.disk.value_files import ValueFiles
 from diskcache_like.encoding import file_names
 from diskcache_like.errors import CacheError
 
-from ..proof import Proof, Trial
-from .flips import MAPPED, assert_little_lost, try_again, use
+from ..proof import Trial
+from .flips import MAPPED, try_damage
 from .samples import (
     BUFFER,
     DATED,
@@ -31,18 +29,17 @@ from .samples import (
     Judge,
     Refused,
     Sample,
+    Tries,
     Workbench,
     believe,
-    deadline,
     entries_of,
     files_of,
     fill,
-    held,
     let_wait,
     new,
-    own_surroundings,
     put_all,
     the_same_names,
+    tried,
 )
 
 AT_REST, OVERWRITTEN, RENAMED = WAYS = ("at rest", "overwritten in use", "renamed over in use")
@@ -96,14 +93,15 @@ def history(name: str, place: Path) -> History:
     with the_same_names(directory.name):
         for values in (FORMER, NEWEST):
             cache = new(directory, options) if values is FORMER else found[0].open(directory)
+            content = {**METADATA, **values}
             with cache:
                 if values is FORMER:
-                    fill(cache, *_parted(values), {})
+                    fill(cache, content, {})
                 else:
                     del cache["removed"]
-                    put_all(cache, *_parted(values))
-                    let_wait(cache, *_parted(values), {})
-                live, entries = files_of(directory), entries_of(cache, _parted(values)[0])
+                    put_all(cache, content)
+                    let_wait(cache, content, {})
+                live, entries = files_of(directory), entries_of(cache, content)
             found += [
                 Sample(name, options, files_of(directory), entries),
                 Sample(f"{name} in use", options, live, entries),
@@ -116,15 +114,9 @@ def twin(name: str, place: Path) -> tuple[Sample, Sample]:
     options, directory = TWINS[name], place / f"twin of {name}"
     with the_same_names(directory.name):
         with new(directory, options) as cache:
-            values, metadata = _parted(ELSEWHERE)
-            fill(cache, values, metadata, {})
-            live, entries = files_of(directory), entries_of(cache, values)
+            fill(cache, ELSEWHERE, {})
+            live, entries = files_of(directory), entries_of(cache, ELSEWHERE)
         return Sample(name, options, files_of(directory), entries), Sample(name, options, live, entries)
-
-
-def _parted(content: Values) -> tuple[Values, Mapping[Any, Any]]:
-    metadata = {key: content.get(key, whole) for key, whole in METADATA.items()}
-    return {key: value for key, value in content.items() if key not in METADATA}, metadata
 
 
 # -- what is swapped --------------------------------------------------------------------------------------------------
@@ -141,7 +133,12 @@ class Swap(NamedTuple):
     is_foreign: bool = False  # the content is another cache's
     way: str = AT_REST
 
-    def replace(self, directory: Path, descriptors: Mapping[str, int]) -> None:
+    @property
+    def open(self) -> bool:
+        """Whether it is done while a handle is open."""
+        return self.way != AT_REST
+
+    def do(self, directory: Path, descriptors: Mapping[str, int]) -> None:
         """Do it. Nothing that SQLite may have open is closed here, which would drop its locks."""
         if self.way == RENAMED or self.file not in descriptors:
             beside = directory.parent / "beside"
@@ -157,7 +154,24 @@ class Swap(NamedTuple):
     def judge(self, anew: bool = False) -> Judge:
         """Return who reads the cache, or reads it when another handle had changed it."""
         olds = {name: ALSO[name] for name in self.also}
-        return Judge(CHANGED if anew else frozenset(), not anew, False, self.may_empty(), NEWEST, olds)
+        return Judge(CHANGED if anew else frozenset(), not anew, self.may_empty(), NEWEST, olds)
+
+    def tell(self, trial: Trial, judge: Judge) -> None:
+        """Count what was found of other times and caches."""
+        for name in sorted(judge.older):
+            trial.count(name)
+
+    def look_anew(self, directory: Path) -> None:
+        """Open what the handle, which had the file that is gone, and the swap have left behind."""
+        if self.way != RENAMED:
+            return
+        judge = self.judge(anew=True)
+        with suppress(Refused, CacheError), self.sample.open(directory) as handle:
+            handle.delete("counter")
+            judge.everything(handle)
+        assert not judge.wrong, f"{self}, then opened anew: {judge.wrong}"
+        lost = judge.lost - CHANGED - self.may_cost()
+        assert not lost, f"{self}, then opened anew: entries are missing: {lost}"
 
     def may_cost(self) -> set[Any]:
         """Return the keys whose entries may be missing then."""
@@ -179,7 +193,6 @@ class Swap(NamedTuple):
         return self.file.endswith(DATABASE)
 
     def __str__(self) -> str:
-        """Say what was done."""
         return f"{self.file} of {self.sample.name} by {self.source}, {self.way}"
 
 
@@ -252,82 +265,30 @@ def _may_believe(sample: Sample, other: Sample) -> bool:
     return same_secret and ("encrypt" in other.options or "encrypt" not in sample.options)
 
 
-# -- one case ---------------------------------------------------------------------------------------------------------
+@tried(
+    "swapped-files",
+    3,
+    "any file of a small cache (plain, signed, encrypted, compressed, FanoutCache, with -wal)"
+    " replaced by another cache's, by its older copy, by another file of the cache, at rest and in use",
+    "swaps",
+    bulk=2.0,
+    parallel=True,
+)
+def swap_all(place: Path, _: Workbench) -> Tries:
+    yield try_damage, swaps([history(name, place) for name in OPTIONS], [twin(name, place) for name in TWINS])
 
 
-def try_swap(trial: Trial, bench: Workbench, swap: Swap) -> None:
-    """Swap a file of a copy of the sample, use it in every way, and see that nothing wrong was read."""
-    chance, refused, judge = random.Random(str(swap)), "", swap.judge()
-    more = {} if chance.random() < 0.5 else {"hot_size_limit": 0}
-    with bench.copy(swap.sample) as directory, held(swap.sample, directory) as descriptors, deadline():
-        harm = partial(swap.replace, directory, descriptors)
-        if swap.way == AT_REST:
-            harm()
-        try:
-            with swap.sample.open(directory, **more) as handle:
-                use(handle, judge, (lambda: None) if swap.way == AT_REST else harm, chance)
-        except Refused:
-            refused = "refused in use"
-            try_again(swap.sample, directory, judge)
-        except CacheError:
-            refused = "refused at opening"
-        if swap.way == RENAMED:
-            _open_anew(swap, directory)
-        aside = len(list(directory.rglob("cache.*.db")))
-    trial.count(refused or ("with entries missing" if judge.lost else "complete"))
-    trial.count("databases quarantined", aside)
-    for name in sorted(judge.older):
-        trial.count(name)
-    assert not judge.wrong, f"{swap}: {judge.wrong}"
-    assert_little_lost(swap, str(swap), judge.lost, aside, refused)
-
-
-def _open_anew(swap: Swap, directory: Path) -> None:
-    """Open what the handle, which had the file that is gone, and the swap have left behind."""
-    judge = swap.judge(anew=True)
-    with suppress(Refused, CacheError), swap.sample.open(directory) as handle:
-        handle.delete("counter")
-        judge.everything(handle)
-    assert not judge.wrong, f"{swap}, then opened anew: {judge.wrong}"
-    lost = judge.lost - CHANGED - swap.may_cost()
-    assert not lost, f"{swap}, then opened anew: entries are missing: {lost}"
-
-
-def prove(trial: Trial) -> None:
-    """Swap everything."""
-    with own_surroundings() as place:
-        made = [history(name, place) for name in OPTIONS]
-        items = swaps(made, [twin(name, place) for name in TWINS])
-        trial.each(items, partial(try_swap, trial, Workbench(place)), "swaps")
-
-
-def prove_control(trial: Trial) -> None:
-    """Swap value files where they are not compared with their entries."""
-    with own_surroundings() as place, mock.patch.object(ValueFiles, "_compare"):
+@tried(
+    "control-swapped",
+    3,
+    "value files swapped, and not compared with their entries",
+    "swaps",
+    share=0.3,
+    finds=r"AssertionError: .*\.val of plain.* by .*'file' reads as ",
+)
+def comparing_nothing(place: Path, _: Workbench) -> Tries:
+    with mock.patch.object(ValueFiles, "_compare"):
         made = [history("plain", place)]
         entry = made[0].newest.entries["file"]
-        items = [
-            swap
-            for swap in swaps(made, [])
-            if swap.file == entry.file and len(swap.content) == len(made[0].newest.files[entry.file])
-        ]
-        trial.each(items, partial(try_swap, trial, Workbench(place)), "swaps")
-
-
-PROOFS: dict[str, Proof] = {
-    "swapped-files": Proof(
-        3,
-        "any file of a small cache (plain, signed, encrypted, compressed, FanoutCache, with -wal)"
-        " replaced by another cache's, by its older copy, by another file of the cache, at rest and in use",
-        prove,
-        bulk=2.0,
-        parallel=True,
-    ),
-    "control-swapped": Proof(
-        3,
-        "value files swapped, and not compared with their entries",
-        prove_control,
-        share=0.3,
-        finds=r"AssertionError: .*\.val of plain.* by .*'file' reads as ",
-    ),
-}
+        size = len(made[0].newest.files[entry.file])
+        yield try_damage, [swap for swap in swaps(made, []) if swap.file == entry.file and len(swap.content) == size]

@@ -1,14 +1,18 @@
-"""What the processes of a linearizability proof do: calls, handles on one cache that differ, and beginning together."""
+"""The processes of a linearizability proof: they begin together, on handles that differ, and write down what they do.
+
+What each client called and was answered is in a file outside of its process, which may be killed at any moment.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import mmap
 import os
+import pickle
 import random
 import time
-import types
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -17,177 +21,22 @@ from typing import Any, NamedTuple
 from diskcache_like import Cache, FanoutCache
 from diskcache_like.coherence import _native, ring
 from diskcache_like.coherence.generations import Words
-from diskcache_like.encoding.made_keys import NamespacedKey
 from tests.support.broken_writers import in_python
-from tests.support.sample_writes import FAR
+from tests.support.statement_hooks import watch
 from tests.support.workers import JUDGING, PATIENCE, Link
 
-from . import structure_calls
-from .histories import Call, Tags
+from .calls import RUN, Cancelled, Raised, answer_of, at_once, play, told
+from .histories import PENDING, Call, Recorded
 
 THREADS = 2  # of a process, at most
+CLIENTS = 3  # of a process, at most: threads or tasks
 PHASES = 3  # of a history, at most: what one client calls before, what all call at once, and what they look at then
 HANDLES = 6  # that a process has open
-TRIES = 10_000  # to store on condition of a version
 LINGER = 0.0001  # seconds
 LOOK = 0.00005  # seconds between two looks at whether the others have come
-
-
-# -- calls on a cache or on its face ----------------------------------------------------------------------------------
-
-
-@types.coroutine
-def told(answer: Any) -> Generator[Any, Any, Any]:
-    """Wait for the answer of a face; that of a cache is there already."""
-    return (yield from answer.__await__()) if isinstance(answer, Coroutine) else answer
-
-
-def at_once(answer: Any) -> Any:
-    """Return the answer of a cache, or of something written for both."""
-    if not isinstance(answer, types.CoroutineType):
-        return answer
-    try:
-        answer.send(None)
-    except StopIteration as end:
-        return end.value
-    raise AssertionError("it waits for an event loop")
-
-
-@contextlib.asynccontextmanager
-async def _within(transaction: Any) -> AsyncIterator[None]:
-    if isinstance(transaction, contextlib.AbstractAsyncContextManager):
-        async with transaction:
-            yield
-    else:
-        with transaction:
-            yield
-
-
-class Undo(Exception):
-    """Raised in a transaction to have it rolled back."""
-
-
-async def _transact(cache: Any, calls: Sequence[Call], undone: bool) -> tuple[Any, ...]:
-    answers = []
-    with contextlib.suppress(Undo):
-        async with _within(cache.transact(retry=True)):
-            for name, *arguments in calls:
-                answers.append(await told(RUN[name](cache, *arguments)))
-            if undone:
-                raise Undo
-    return tuple(answers)
-
-
-async def _push(cache: Any, queue: str, value: int, side: str, tags: Tags) -> Any:
-    return (await told(cache.push(value, queue, side, tags=tags, retry=True))).number
-
-
-async def _item(found: Any) -> tuple[Any, Any]:
-    """Return (number, value) for what a queue answers."""
-    key, value = await told(found)
-    return (None if key is None else key.number), value
-
-
-async def _entry(cache: Any, key: Any) -> Any:
-    found = await told(cache.get_entry(key))
-    return None if found is None else (found.value, found.tags)
-
-
-async def _swap(cache: Any, key: Any, value: int, tags: Tags) -> Any:
-    """Store a value if nobody has written since the entry was read, again and again; return what it replaced."""
-    for _ in range(TRIES):
-        found = await told(cache.get_entry(key))
-        version = None if found is None else found.version
-        if await told(cache.set(key, value, tags=tags, retry=True, if_version=version)):
-            return None if found is None else found.value
-    raise TimeoutError(f"{TRIES} times somebody else was faster, or was said to be")
-
-
-def _compute(cache: Any, key: Any, value: int, tags: Tags) -> Any:
-    async def awaited() -> int:
-        return value
-
-    plain = isinstance(cache, Cache) or value % 20_000
-    return cache.get_or_set(key, (lambda: value) if plain else awaited, tags=tags)
-
-
-async def _soft(cache: Any, _: Any, tags: Tags, match: Any) -> None:
-    await told(cache.evict(tags=tags, match=match, soft=True, retry=True))
-
-
-def _inside(operation: Callable[..., Any]) -> Callable[..., Any]:
-    """Return an operation on a key that makes it in the namespace of the key, where it has one."""
-
-    def run(cache: Any, key: Any, *arguments: Any) -> Any:
-        if isinstance(key, NamespacedKey):
-            (name,) = key.path.names
-            return operation(cache.namespace(name), key.key, *arguments)
-        return operation(cache, key, *arguments)
-
-    return run
-
-
-_KEYED: dict[str, Callable[..., Any]] = {
-    "look": lambda cache, key: cache.get(key),
-    "entry": _entry,
-    "set": lambda cache, key, value, tags: cache.set(key, value, tags=tags, retry=True),
-    "swap": _swap,
-    "compute": _compute,
-    "add": lambda cache, key, value, tags: cache.add(key, value, tags=tags, retry=True),
-    "incr": lambda cache, key, delta, default: cache.incr(key, delta, default, retry=True),
-    "decr": lambda cache, key, delta, default: cache.decr(key, delta, default, retry=True),
-    "pop": lambda cache, key: cache.pop(key, retry=True),
-    "delete": lambda cache, key: cache.delete(key, retry=True),
-    "touch": lambda cache, key: cache.touch(key, FAR, retry=True),
-    "expire": lambda cache, key: cache.touch(key, 0, retry=True),
-    "retag": lambda cache, key, add, remove: cache.retag(key, add, remove, retry=True),
-}
-RUN: dict[str, Callable[..., Any]] = {
-    **{name: _inside(operation) for name, operation in _KEYED.items()},
-    "get": lambda cache, key: cache.get(key),  # by the key that it has in the cache around the namespace
-    "push": _push,
-    "pull": lambda cache, queue, side: _item(cache.pull(queue, side=side, retry=True)),
-    "peek": lambda cache, queue, side: _item(cache.peek(queue, side=side, retry=True)),
-    "get_many": lambda cache, keys: cache.get_many(keys),
-    "set_many": lambda cache, items, tags: cache.set_many(items, tags=tags, retry=True),
-    "evict": lambda cache, tags, match: cache.evict(tags=tags, match=match, retry=True),
-    "soft": _soft,
-    "clear": lambda cache: cache.clear(retry=True),
-    "transact": _transact,
-    **structure_calls.RUN,
-}
-
-
-class Raised(NamedTuple):
-    """The answer of an operation that raised an exception, which none should."""
-
-    error: str
-
-
-class Cancelled(NamedTuple):
-    """The answer of an operation whose task was cancelled."""
-
-
-Answered = tuple[int, Any, int]  # when it was called, what it answered, when it returned
-
-
-def play(cache: Cache, calls: Sequence[Call]) -> list[Answered]:
-    """Make the calls and return what came of each; an exception is an answer too."""
-    clock, found = time.monotonic_ns, []
-    for call in calls:
-        called = clock()
-        found.append((called, answer_of(cache, call), clock()))
-    return found
-
-
-def answer_of(cache: Cache, call: Call) -> Any:
-    """Make a call and return its answer."""
-    name, *arguments = call
-    try:
-        return at_once(RUN[name](cache, *arguments))
-    except Exception as error:
-        return Raised(repr(error))
-
+READY, NOW, DONE = "ready", "now", "done"  # what a process tells: it can begin; it may be killed; it is at the end
+OFTEN = 0.35  # part of the calls of tasks that are cancelled unless they have returned by then
+DELAYS = (-5, -2.5)  # seconds until then, as powers of ten
 
 # -- handles ----------------------------------------------------------------------------------------------------------
 
@@ -212,62 +61,45 @@ PLACES: dict[str, dict[str, Any]] = {
 def opened(directory: Path, handle: Handle, shards: int) -> Cache:
     """Open a handle, whose clock never goes back."""
     ring.LEAST_CAPACITY = RING
-    settings = {**PLACES[handle.place], "clock": time.monotonic}
-    settings |= {"durability": "process"} | ({} if handle.hot else {"hot_size_limit": 0})
+    settings = {**PLACES[handle.place], "clock": time.monotonic, "durability": "process"}
+    settings |= {} if handle.hot else {"hot_size_limit": 0}
     if shards > 1:
         cache: Cache = FanoutCache(directory / handle.place, shards, 60, **settings)
     else:
         cache = Cache(directory / handle.place, 60, **settings)
-    for store in cache._shards.stores if handle.slow else []:
-        slots: Any = Lingering(store.session.slots)
-        store.session.slots = store.session.generations.slots = slots
-        in_python(store)
-        _native.watch_steps(partial(linger, slots))  # of all handles of this process
+    if handle.slow:
+        source = random.Random(os.getpid())
+        use_words(cache, lambda words: Around(words, partial(linger, source, 0.5), partial(linger, source, 0.2)))
+        for store in cache._shards.stores:
+            in_python(store)
+        _native.watch_steps(lambda _: linger(source, 0.5))  # of all handles of this process
     return cache
 
 
-def linger(words: Lingering, _: str) -> None:
-    """Take a while after a change of a ring, or not."""
-    words.linger(0.5)
+def linger(source: random.Random, often: float) -> None:
+    """Take a while, or not, so that others come in between two steps."""
+    if source.random() < often:
+        time.sleep(LINGER)
 
 
-class Handles:
-    """The handles that a process has open, on the directories of one proof; each is `spoil`ed when it is opened."""
+class Around:
+    """Words with something done before and after each is changed, and after it is read."""
 
-    def __init__(self, directory: Path, shards: int, spoil: Callable[[Cache], None]) -> None:
-        self._directory, self._shards, self._spoil = directory, shards, spoil
-        self._open: dict[Handle, Cache] = {}
-
-    def __getitem__(self, handle: Handle) -> Cache:
-        if handle not in self._open:
-            if len(self._open) == HANDLES:
-                self._open.pop(next(iter(self._open))).close()
-            self._open[handle] = opened(self._directory, handle, self._shards)
-            self._spoil(self._open[handle])
-        return self._open[handle]
-
-    def close(self) -> None:
-        """Close all of them."""
-        for cache in self._open.values():
-            cache.close()
-
-
-class Lingering:
-    """Words that are now and then read or written late, so that others come in between two steps."""
-
-    def __init__(self, words: Words) -> None:
+    def __init__(
+        self, words: Words, changing: Callable[[], object], reading: Callable[[], object] = lambda: None
+    ) -> None:
         self._words: Any = words
-        self._random = random.Random(os.getpid())
+        self._changing, self._reading = changing, reading
 
     def __getitem__(self, index: int, /) -> int:
         value = int(self._words[index])
-        self.linger(0.2)
+        self._reading()
         return value
 
     def __setitem__(self, index: int, value: int, /) -> None:
-        self.linger(0.5)
+        self._changing()
         self._words[index] = value
-        self.linger(0.5)
+        self._changing()
 
     def __len__(self) -> int:
         return len(self._words)
@@ -275,10 +107,12 @@ class Lingering:
     def fill(self, value: int, /) -> None:
         self._words.fill(value)
 
-    def linger(self, often: float) -> None:
-        """Take a while, or not."""
-        if self._random.random() < often:
-            time.sleep(LINGER)
+
+def use_words(cache: Cache, around: Callable[[Words], Around]) -> None:
+    """Have a handle use its generations through something."""
+    for store in cache._shards.stores:
+        slots: Any = around(store.session.slots)
+        store.session.slots = store.session.generations.slots = slots
 
 
 class Gate:
@@ -301,67 +135,271 @@ class Gate:
                 raise TimeoutError(f"client {client} waited {PATIENCE:.0f} s for the others")
 
     def close(self) -> None:
-        """Unmap the words."""
         self._words.release()
         self._mapping.close()
+
+
+# -- what is written down ---------------------------------------------------------------------------------------------
+
+
+class Diary:
+    """What a client called and was answered, each written down as it happens."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("wb", buffering=0)
+
+    def note(self, what: object) -> None:
+        """Write down the moment of a call, or (answer, moment of return)."""
+        self._file.write(pickle.dumps(what))
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def diary_of(directory: Path, client: int) -> Path:
+    """Return the path of a client's diary of what is played now."""
+    return directory / f"diary {client}"
+
+
+def notes(path: Path) -> Iterator[Any]:
+    """Yield what was written down, but for what a kill has cut off."""
+    with path.open("rb") as file, contextlib.suppress(EOFError, pickle.UnpicklingError):
+        while True:
+            yield pickle.load(file)
+
+
+def recorded(path: Path, client: int, calls: Iterable[Call], gone: int) -> Iterator[Recorded]:
+    """Yield the calls of a client that are in its diary; the last is pending if it was `gone` before that returned."""
+    found = notes(path)
+    for call, called in zip(calls, found, strict=False):
+        answer, returned = next(found, (PENDING, gone))
+        is_cancelled = isinstance(answer, Cancelled)
+        yield Recorded(client, call, called, PENDING if is_cancelled else answer, returned, is_cancelled)
+
+
+# -- when to be killed ------------------------------------------------------------------------------------------------
+
+
+class End(NamedTuple):
+    """When a process tells that it may be killed."""
+
+    client: int
+    call: int  # of that client
+    step: int  # 0: just before it is made; else before (odd) or after (even) a change of a generation or a COMMIT in it
+
+
+class Fuse:
+    """Tells once that the process may be killed; at a step it waits there for that."""
+
+    def __init__(self, tell: Callable[[], None], wait: Callable[[], None]) -> None:
+        self._tell, self._wait = tell, wait
+        self._steps = 0  # that are left
+
+    def light(self, steps: int) -> None:
+        """Tell now, or at such a step from here."""
+        self._steps = steps
+        if not steps:
+            self._tell()
+
+    def step(self) -> None:
+        """Count a step, and tell if it is the one."""
+        self._steps -= 1
+        if self._steps == 0:
+            self._tell()
+            self._wait()
+
+    def commit(self, statement: str) -> None:
+        if statement == "COMMIT":
+            self.step()
+
+    def out(self) -> None:
+        """Tell unless it is done: there were fewer steps."""
+        if self._steps > 0:
+            self._steps = 0
+            self._tell()
 
 
 # -- processes --------------------------------------------------------------------------------------------------------
 
 
-class Batch(NamedTuple):
-    """Histories that one process takes part in."""
+class Role(NamedTuple):
+    """What one process does in some histories."""
 
     handle: Handle
-    first: int  # moment of the first gate
+    moment: int  # of the first gate
     clients: tuple[int, ...]  # of all processes
     mine: tuple[int, ...]  # of this one
     histories: list[tuple[bool, dict[int, list[list[Call]]]]]  # whether it clears; what each client calls, by phases
+    end: End | None = None
+
+    @property
+    def moments(self) -> Iterator[int]:
+        """The moment at which each history begins."""
+        return iter(range(self.moment, self.moment + PHASES * len(self.histories), PHASES))
 
 
-Together = Callable[[Cache, Gate, Batch], list[list[list[Answered]]]]  # returns what each client was answered
-Play = Callable[[Sequence[Call]], Any]  # returns what was answered, or awaits it
+class Look(NamedTuple):
+    """Calls that one process makes by itself, whose answers it tells."""
+
+    handle: Handle
+    calls: Sequence[Call]
 
 
-def serve(link: Link, directory: Path, shards: int, spoil: Callable[[Cache], None], together: Together) -> None:
-    """Take part in histories until the other side ends, with the handles that it names; `spoil` them on opening."""
-    handles = Handles(directory, shards, spoil)
-    with contextlib.closing(Gate(directory / "gate")) as gate:
-        link.tell("ready")
-        while (batch := link.hear(JUDGING)) is not None:
-            link.tell(together(handles[batch.handle], gate, batch))
-    handles.close()
+class Client:
+    """One client, as a thread: it makes calls and writes each of them down."""
+
+    def __init__(self, cache: Any, directory: Path, role: Role, number: int, fuse: Fuse) -> None:
+        self._cache, self._role, self._number, self._fuse = cache, role, number, fuse
+        self._diary = Diary(diary_of(directory, number))
+        self._made = 0
+        self.close = self._diary.close
+
+    def play(self, calls: Sequence[Call]) -> Any:
+        for call in calls:
+            self._begin()
+            self._end(answer_of(self._cache, call))
+
+    def _begin(self) -> None:
+        self._diary.note(time.monotonic_ns())
+        if self._is_last:
+            self._fuse.light(self._role.end.step)  # type: ignore[union-attr]
+
+    def _end(self, answer: Any) -> None:
+        self._diary.note((answer, time.monotonic_ns()))
+        if self._is_last:
+            self._fuse.out()
+        self._made += 1
+
+    @property
+    def _is_last(self) -> bool:
+        """Whether it is in this call that the process may be killed."""
+        return self._role.end is not None and self._role.end[:2] == (self._number, self._made)
+
+    async def take_part(self, gate: Gate, sleep: Callable[[float], Any]) -> None:
+        """Play one client's part of each history."""
+        me, clients, cleared = self._number, self._role.clients, False
+        for (clears, calls), moment in zip(self._role.histories, self._role.moments, strict=True):
+            if clears or cleared:
+                await gate.wait(me, moment, clients, sleep)  # the one before this has ended
+            if clears and me == clients[0]:
+                await told(self._cache.clear(retry=True))
+            cleared = clears
+            first, *others = calls[me]
+            await told(self.play(first))
+            for number, phase in enumerate(others, 1):
+                await gate.wait(me, moment + number, clients, sleep)
+                await told(self.play(phase))
 
 
-def in_threads(cache: Cache, gate: Gate, batch: Batch) -> list[list[list[Answered]]]:
-    """Play the parts of this process, each in a thread."""
+class Task(Client):
+    """A client that is an asyncio task, and is cancelled in some of its calls."""
 
-    def part(client: int) -> list[list[Answered]]:
-        found: list[list[Answered]] = at_once(take_part(cache, gate, batch, client, partial(play, cache), time.sleep))
-        return found
+    async def play(self, calls: Sequence[Call]) -> None:
+        """Make the calls, in turns with the other tasks."""
+        cancelled = delays(f"{self._number} {self._role.histories}")
+        for call in calls:
+            await asyncio.sleep(0)
+            self._begin()
+            self._end(await answer_of_task(self._cache, call, next(cancelled)))
+
+
+def delays(seed: str) -> Iterator[list[float]]:
+    """Yield for each call after how many seconds its task is cancelled: never, once, or more than once."""
+    source = random.Random(seed)
+    while True:
+        number = source.choice((1, 1, 2, 3)) if source.random() < OFTEN else 0
+        yield [source.choice((0.0, 10 ** source.uniform(*DELAYS))) for _ in range(number)]
+
+
+async def answer_of_task(face: Any, call: Call, cancelled: Sequence[float]) -> Any:
+    """Make a call and return its answer; cancel this task meanwhile, after so many seconds."""
+    name, *arguments = call
+    try:
+        with cancelling(cancelled) as task:
+            answer = await told(RUN[name](face, *arguments))
+            return Raised("no CancelledError, though it was cancelled") if task.cancelling() else answer
+    except asyncio.CancelledError:
+        return Cancelled()
+    except Exception as error:
+        return Raised(repr(error))
+
+
+@contextlib.contextmanager
+def cancelling(seconds: Sequence[float]) -> Iterator[asyncio.Task[Any]]:
+    """Cancel this task after so many seconds, unless the body has ended by then."""
+    task = asyncio.current_task()
+    assert task is not None
+    timers = [asyncio.get_running_loop().call_later(each, task.cancel) for each in seconds]
+    try:
+        yield task
+    finally:
+        for timer in timers:
+            timer.cancel()
+        while task.cancelling():
+            task.uncancel()
+
+
+Together = Callable[[Cache, Path, Gate, Role, Fuse], None]  # plays the parts of one process
+
+
+def in_threads(cache: Cache, directory: Path, gate: Gate, role: Role, fuse: Fuse) -> None:
+
+    def play_part(number: int) -> None:
+        with contextlib.closing(Client(cache, directory, role, number, fuse)) as client:
+            at_once(client.take_part(gate, time.sleep))
 
     with ThreadPoolExecutor(THREADS) as pool:
-        return list(pool.map(part, batch.mine))
+        list(pool.map(play_part, role.mine))
 
 
-async def take_part(
-    cache: Any, gate: Gate, batch: Batch, client: int, play: Play, sleep: Callable[[float], Any]
-) -> list[list[Answered]]:
-    """Play one client's part of each history."""
-    found = []
-    moment = batch.first
-    cleared = False
-    for clears, calls in batch.histories:
-        if clears or cleared:
-            await gate.wait(client, moment, batch.clients, sleep)  # the one before this has ended
-        if clears and client == batch.clients[0]:
-            await told(cache.clear(retry=True))
-        cleared = clears
-        first, *others = calls[client]
-        answers = await told(play(first))
-        for number, phase in enumerate(others, 1):
-            await gate.wait(client, moment + number, batch.clients, sleep)
-            answers += await told(play(phase))
-        found.append(answers)
-        moment += PHASES
-    return found
+def in_tasks(cache: Cache, directory: Path, gate: Gate, role: Role, fuse: Fuse) -> None:
+    """Play each part in a task of one event loop."""
+
+    async def play_all() -> None:
+        with contextlib.ExitStack() as stack:
+            tasks = [Task(cache.aio, directory, role, number, fuse) for number in role.mine]
+            for task in tasks:
+                stack.callback(task.close)
+            await asyncio.gather(*(task.take_part(gate, asyncio.sleep) for task in tasks))
+
+    asyncio.run(play_all())
+
+
+class Service(NamedTuple):
+    """How all processes of a proof take part: where, on how many shards, and what each handle is when it was opened."""
+
+    directory: Path
+    shards: int
+    spoil: Callable[[Cache], None]
+    together: Together
+    mortal: bool  # may be killed
+
+    def live(self, link: Link) -> None:
+        """Play roles, and look, until the other side ends or this process is killed."""
+        fuse = Fuse(partial(link.tell, NOW), partial(time.sleep, PATIENCE))
+        handles: dict[Handle, Cache] = {}
+        with contextlib.closing(Gate(self.directory / "gate")) as gate:
+            while (task := link.hear(JUDGING)) is not None:
+                if task.handle not in handles:
+                    if len(handles) == HANDLES:
+                        handles.pop(next(iter(handles))).close()
+                    handles[task.handle] = self._opened(task.handle, fuse)
+                cache = handles[task.handle]
+                if isinstance(task, Look):
+                    link.tell(play(cache, task.calls))
+                    continue
+                link.tell(READY)
+                link.hear()  # while others open a handle, nobody keeps a processor busy at the gate
+                self.together(cache, self.directory, gate, task, fuse)
+                link.tell(DONE)
+        for cache in handles.values():
+            cache.close()
+
+    def _opened(self, handle: Handle, fuse: Fuse) -> Cache:
+        """Open a handle; if it lingers at changes of generations, have these and commits burn the fuse."""
+        cache = opened(self.directory, handle, self.shards)
+        self.spoil(cache)
+        if handle.slow and self.mortal:
+            watch(cache, fuse.commit, fuse.commit)
+            use_words(cache, lambda words: Around(words, fuse.step))
+        return cache

@@ -65,24 +65,8 @@ def _value(entry: Cell) -> int | None:
     return None if entry is None or entry[0] == EXPIRED else entry[0]
 
 
-def _get(entry: Cell) -> Outcome:
-    return _value(entry), entry
-
-
-def _entry(entry: Cell) -> Outcome:
-    return None if _value(entry) is None else entry, entry
-
-
-def _set(_: Cell, value: int, tags: Tags) -> Outcome:
+def _set(entry: Cell, value: int, tags: Tags) -> Outcome:
     return True, (value, tags)
-
-
-def _swap(entry: Cell, value: int, tags: Tags) -> Outcome:
-    return _value(entry), (value, tags)
-
-
-def _add(entry: Cell, value: int, tags: Tags) -> Outcome:
-    return (True, (value, tags)) if _value(entry) is None else (False, entry)
 
 
 def _incr(entry: Cell, delta: int, default: int) -> Outcome:
@@ -91,34 +75,8 @@ def _incr(entry: Cell, delta: int, default: int) -> Outcome:
     return total, (total, tags)
 
 
-def _decr(entry: Cell, delta: int, default: int) -> Outcome:
-    return _incr(entry, -delta, default)
-
-
-def _pop(entry: Cell) -> Outcome:
-    value = _value(entry)
-    return value, entry if value is None else None
-
-
-def _delete(entry: Cell) -> Outcome:
-    return (False, entry) if _value(entry) is None else (True, None)
-
-
-def _touch(entry: Cell) -> Outcome:
-    return _value(entry) is not None, entry
-
-
-def _expire(entry: Cell) -> Outcome:
-    return (False, entry) if _value(entry) is None else (True, (EXPIRED, entry[1]))
-
-
 def _retag(entry: Cell, add: Tags, remove: Tags) -> Outcome:
-    value = _value(entry)
-    return (False, entry) if value is None else (True, (value, tuple(sorted({*entry[1]} - {*remove} | {*add}))))
-
-
-def _drop(entry: Cell, tags: Tags, match: str) -> Outcome:
-    return None, None if _value(entry) is not None and _has(entry[1], tags, match) else entry
+    return True, (entry[0], tuple(sorted({*entry[1]} - {*remove} | {*add})))
 
 
 def _has(tags: Tags, wanted: Tags, match: str) -> bool:
@@ -132,32 +90,36 @@ def _push(queue: Cell, value: int, side: str, tags: Tags) -> Outcome:
     return number, (*queue, item) if back else (item, *queue)
 
 
-def _pull(queue: Cell, side: str) -> Outcome:
-    return _peek(queue, side)[0], queue[1:] if side == "front" else queue[:-1]
+def _first(queue: Cell, side: str) -> tuple[Any, Any]:
+    return queue[0 if side == "front" else -1][:2] if queue else NOTHING
 
 
-def _peek(queue: Cell, side: str) -> Outcome:
-    return queue[0 if side == "front" else -1][:2] if queue else NOTHING, queue
+def _where_there(rule: Callable[..., Outcome], missing: Any = False) -> Callable[..., Outcome]:
+    """Return a rule that answers `missing`, and changes nothing, where nothing is there."""
+    return lambda entry, *arguments: (missing, entry) if _value(entry) is None else rule(entry, *arguments)
 
 
 RULES: dict[str, Callable[..., Outcome]] = {
-    "get": _get,
-    "look": _get,
-    "entry": _entry,
+    "get": lambda entry: (_value(entry), entry),
+    "look": lambda entry: (_value(entry), entry),
+    "entry": _where_there(lambda entry: (entry, entry), None),
     "set": _set,
-    "swap": _swap,
-    "add": _add,
+    "swap": lambda entry, value, tags: (_value(entry), (value, tags)),
+    "add": lambda entry, value, tags: (True, (value, tags)) if _value(entry) is None else (False, entry),
     "incr": _incr,
-    "decr": _decr,
-    "pop": _pop,
-    "delete": _delete,
-    "touch": _touch,
-    "expire": _expire,
-    "retag": _retag,
-    "drop": _drop,
+    "decr": lambda entry, delta, default: _incr(entry, -delta, default),
+    "pop": _where_there(lambda entry: (entry[0], None), None),
+    "delete": _where_there(lambda entry: (True, None)),
+    "touch": _where_there(lambda entry: (True, entry)),
+    "expire": _where_there(lambda entry: (True, (EXPIRED, entry[1]))),
+    "retag": _where_there(_retag),
+    "drop": lambda entry, tags, match: (
+        None,
+        None if _value(entry) is not None and _has(entry[1], tags, match) else entry,
+    ),
     "push": _push,
-    "pull": _pull,
-    "peek": _peek,
+    "pull": lambda queue, side: (_first(queue, side), queue[1:] if side == "front" else queue[:-1]),
+    "peek": lambda queue, side: (_first(queue, side), queue),
 }
 _READS = ("get", "look", "entry", "peek", "touch")
 _NO_CHANGE: dict[str, Any] = {
@@ -168,7 +130,7 @@ _NO_CHANGE: dict[str, Any] = {
 
 
 def followed(cell: Cell, call: Call, answer: Any) -> Cell:
-    """Return a place after a ccomplete, `WRONG` if that cannot have given this answer."""
+    """Return a place after an operation, `WRONG` if that cannot have given this answer."""
     right, changed = RULES[call[0]](cell, *call[2:])
     return changed if answer is PENDING or (answer == right and type(answer) is type(right)) else WRONG
 
@@ -439,23 +401,29 @@ class Piece:
         return effect
 
     def _told(self, placed: frozenset[int], state: State) -> list[str]:
-        """Return the history as lines; marked is what could not be placed where the search came furthest.
-
-        Of what is pending, "?" marks what has no effect there.
-        """
-        start = min(part.whole.called for part in self.parts)
-        answered = {index for index, part in enumerate(self.parts) if not part.pending}
-        lines = [f"{NO_ORDER}; at most {len(placed & answered)} of {len(answered)} (µs, client):"]
-        for index in sorted(range(len(self.parts)), key=lambda index: self.parts[index].whole.called):
-            part = self.parts[index]
-            mark = " " if index in placed else "?" if part.pending else ">"
-            began, ended = ((moment - start) / 1000 for moment in (part.whole.called, part.whole.returned))
-            shown = ", ".join(f"{_spelled(call)} = {answer}" for call, answer in part.steps)
+        shown = []
+        for part in self.parts:
+            text = ", ".join(f"{_spelled(call)} = {answer}" for call, answer in part.steps)
             if not part.steps:
-                shown = f"{_spelled(part.whole.call)} = {part.whole.answer}"
-            shown = f"transact({shown})" if part.whole.call[0] == "transact" else shown
-            lines.append(f"{mark} {began:9.1f} {ended:9.1f}  {part.whole.client}  {shown}{' undone' * part.undone}")
-        return [*lines, f"state: {dict(zip(self._index, state, strict=False))}"]
+                text = f"{_spelled(part.whole.call)} = {part.whole.answer}"
+            text = f"transact({text})" if part.whole.call[0] == "transact" else text
+            shown.append((part.whole, text + " undone" * part.undone, part.pending))
+        return told(placed, shown, dict(zip(self._index, state, strict=False)))
+
+
+def told(placed: frozenset[int], shown: Sequence[tuple[Recorded, str, bool]], state: object) -> list[str]:
+    """Return a history as lines: each operation, its text, and whether it is pending.
+
+    ">" marks what could not be placed where the search came furthest, "?" what is pending and has no effect there.
+    """
+    start = min(whole.called for whole, _, _ in shown)
+    answered = {index for index, (_, _, pending) in enumerate(shown) if not pending}
+    lines = [f"{NO_ORDER}; at most {len(placed & answered)} of {len(answered)} (µs, client):"]
+    for index, (whole, text, pending) in sorted(enumerate(shown), key=lambda each: each[1][0].called):
+        mark = " " if index in placed else "?" if pending else ">"
+        began, ended = ((moment - start) / 1000 for moment in (whole.called, whole.returned))
+        lines.append(f"{mark} {began:9.1f} {ended:9.1f}  {whole.client}  {text}")
+    return [*lines, f"state: {state}"]
 
 
 def _spelled(call: Call) -> str:

@@ -16,7 +16,7 @@ from diskcache_like.recipes import locks
 from tests.support.workers import PATIENCE
 
 from ..children import BRIEF
-from ..proof import Proof, Trial
+from ..proof import Trial, proof
 from .scenes import Life, Scene, joined, live_all
 
 LOCK = ("lock", "cancelled")
@@ -67,28 +67,50 @@ class Cancelled:
 Work = Callable[[Cache], Coroutine[Any, Any, Any]]
 
 
-def with_lock(make: Callable[..., Any]) -> Work:
-    """Return work under a lock, with an await inside."""
+class Cancellable(NamedTuple):
+    """Work that is cancelled, and what makes the lock that it is under, if there is one."""
 
-    async def work(cache: Cache) -> None:
-        async with make(cache, LOCK):
-            await asyncio.sleep(0)
-
-    return work
+    name: str
+    work: Work
+    lock: Callable[..., Any] | None = None
 
 
+WORKS: list[Cancellable] = []
+
+
+def cancellable(name: str, lock: Callable[..., Any] | None = None) -> Callable[[Work], Work]:
+
+    def register(work: Work) -> Work:
+        WORKS.append(Cancellable(name, work, lock))
+        return work
+
+    return register
+
+
+async def _with_lock(make: Callable[..., Any], cache: Cache) -> None:
+    async with make(cache, LOCK):
+        await asyncio.sleep(0)
+
+
+for _make in (Lock, RLock, BoundedSemaphore):
+    cancellable(_make.__name__, _make)(partial(_with_lock, _make))
+
+
+@cancellable("RLock, twice", RLock)
 async def lock_twice(cache: Cache) -> None:
     lock = RLock(cache, LOCK)
     async with lock, lock:
         await asyncio.sleep(0)
 
 
+@cancellable("a lease that is extended", Lock)
 async def extend(cache: Cache) -> None:
     lock = Lock(cache, LOCK, expire=60)
     async with lock:
         await lock.aextend()
 
 
+@cancellable("barrier", Lock)
 async def in_a_barrier(cache: Cache) -> None:
     @barrier(cache, Lock, name=LOCK)  # type: ignore[arg-type]  # any key will do
     async def work() -> None:
@@ -97,6 +119,7 @@ async def in_a_barrier(cache: Cache) -> None:
     await work()
 
 
+@cancellable("throttle")
 async def throttled(cache: Cache) -> None:
     @throttle(cache, count=1, seconds=0.001, name="throttled")
     async def work() -> None:
@@ -106,39 +129,19 @@ async def throttled(cache: Cache) -> None:
         await work()
 
 
-def memoized(decorate: Callable[[Cache], Any]) -> Work:
-    """Return a call of a coroutine function whose result is not there yet."""
+async def _memoized(decorate: Callable[[Cache], Any], cache: Cache) -> None:
+    """Call a coroutine function whose result is not there yet."""
 
-    async def work(cache: Cache) -> None:
-        @decorate(cache)  # type: ignore[untyped-decorator]
-        async def compute(number: int) -> list[int]:
-            await asyncio.sleep(0)
-            return [number]
+    @decorate(cache)  # type: ignore[untyped-decorator]
+    async def compute(number: int) -> list[int]:
+        await asyncio.sleep(0)
+        return [number]
 
-        assert await compute(5) == [5]
-
-    return work
+    assert await compute(5) == [5]
 
 
-class Cancellable(NamedTuple):
-    """Work that is cancelled, and what makes the lock that it is under, if there is one."""
-
-    name: str
-    work: Work
-    lock: Callable[..., Any] | None = None
-
-
-WORKS = (
-    Cancellable("Lock", with_lock(Lock), Lock),
-    Cancellable("RLock", with_lock(RLock), RLock),
-    Cancellable("RLock, twice", lock_twice, RLock),
-    Cancellable("BoundedSemaphore", with_lock(BoundedSemaphore), BoundedSemaphore),
-    Cancellable("a lease that is extended", extend, Lock),
-    Cancellable("barrier", in_a_barrier, Lock),
-    Cancellable("throttle", throttled),
-    Cancellable("memoize", memoized(lambda cache: cache.memoize(name="memoized"))),
-    Cancellable("memoize_stampede", memoized(lambda cache: memoize_stampede(cache, expire=60, name="flown"))),
-)
+cancellable("memoize")(partial(_memoized, lambda cache: cache.memoize(name="memoized")))
+cancellable("memoize_stampede")(partial(_memoized, lambda cache: memoize_stampede(cache, expire=60, name="flown")))
 
 
 # -- who is in the way ------------------------------------------------------------------------------------------------
@@ -244,22 +247,21 @@ def look_around(scene: Scene, cache: Cache, what: Cancellable) -> None:
         lock.release()
 
 
-def cancel_everywhere(what: Cancellable, hindrance: Hindrance, scene: Scene) -> dict[str, int]:
+def cancel_everywhere(what: Cancellable, hindrance: Hindrance, scene: Scene, cache: Cache) -> dict[str, int]:
     """Cancel a task at its first await, at its second, and so on; once, and at each later await again."""
     cancelled = 0
-    with scene.open() as cache:
-        for again in (False, True):
-            for number in range(1, MANY):
-                with hindered(cache, what, hindrance) as at_each:
-                    more = asyncio.run(cancel_at(cache, what, number, again, at_each))
-                look_around(scene, cache, what)
-                cache.clear(retry=True)
-                cache.set("of the parent", "value", retry=True)
-                if not more:
-                    break
-                cancelled += 1
-            else:
-                raise AssertionError(f"{what.name} has no end")
+    for again in (False, True):
+        for number in range(1, MANY):
+            with hindered(cache, what, hindrance) as at_each:
+                more = asyncio.run(cancel_at(cache, what, number, again, at_each))
+            look_around(scene, cache, what)
+            cache.clear(retry=True)
+            cache.set("of the parent", "value", retry=True)
+            if not more:
+                break
+            cancelled += 1
+        else:
+            raise AssertionError(f"{what.name} has no end")
     return {"cancellations": cancelled}
 
 
@@ -269,14 +271,9 @@ LIVES = [
     for hindrance in HINDRANCES
     if what.lock is not None or hindrance is not HINDRANCES[-1]
 ]
-
-
-# -- the proofs -------------------------------------------------------------------------------------------------------
-
-
-def cancel_all(trial: Trial) -> None:
-    """Cancel everything everywhere."""
-    live_all(trial, LIVES)
+proof("lives-cancellation", 6, "asyncio tasks are cancelled at every single await", share=1.5, bulk=1.5)(
+    partial(live_all, lives=LIVES)
+)
 
 
 async def release_once(self: locks._Shared) -> None:
@@ -290,18 +287,10 @@ async def release_once(self: locks._Shared) -> None:
             await asyncio.sleep(seconds)
 
 
+@proof(
+    "lives-lock-kept", 6, "a cancelled task keeps its lock", share=0.5, finds=r"AssertionError: \[.*\] are still held"
+)
 def keep_locks(trial: Trial) -> None:
-    """Do the same where a cancelled release does not come to its end."""
     chosen = [life for life in LIVES if life.name.startswith(("Lock", "barrier")) and "first await" in life.name]
     with mock.patch.object(locks._Shared, "arelease", release_once):
         live_all(trial, chosen)
-
-
-PROOFS: dict[str, Proof] = {
-    "lives-cancellation": Proof(
-        6, "asyncio tasks are cancelled at every single await", cancel_all, share=1.5, bulk=1.5
-    ),
-    "lives-lock-kept": Proof(
-        6, "a cancelled task keeps its lock", keep_locks, share=0.5, finds=r"AssertionError: \[.*\] are still held"
-    ),
-}

@@ -18,7 +18,7 @@ from diskcache_like.operations.computing import RENEWAL
 from tests.support.workers import PATIENCE, Link
 
 from ..children import KINDS, Stage, Words, opened, played, soundness
-from ..proof import Proof, Trial
+from ..proof import Trial, proof
 
 PROCESSES = 8
 SURVIVORS = 3
@@ -69,7 +69,6 @@ class Meeting:
         self._computed = Words(PROCESSES * KEYS)
 
     def attend(self, number: int, _: Link) -> None:
-        """Be one of the processes."""
         with opened(self._kind, self._directory) as cache:
             for key in range(KEYS):
                 self._arrive(number, key)
@@ -91,7 +90,6 @@ class Meeting:
         return NEW
 
     def verify(self) -> None:
-        """Assert that each value was computed once."""
         for key in range(KEYS):
             times = sum(self._computed[number * KEYS + key] for number in range(PROCESSES))
             assert times == 1, f"key {key} was computed {times} times"
@@ -100,7 +98,6 @@ class Meeting:
 
 
 def meet(trial: Trial, kind: str, draw: random.Random) -> None:
-    """Have processes meet."""
     directory = trial.fresh()
     played(partial(make_stale, kind, directory, KEYS))
     meeting = Meeting(kind, directory, draw)
@@ -138,7 +135,6 @@ def survive(kind: str, directory: Path, coroutine: bool, link: Link) -> None:
 
 
 def kill(trial: Trial, kind: str, draw: random.Random) -> None:
-    """Kill the process that computes."""
     directory = trial.fresh()
     played(partial(make_stale, kind, directory, 1))
     with Stage() as stage:
@@ -161,28 +157,17 @@ def kill(trial: Trial, kind: str, draw: random.Random) -> None:
     trial.count("processes killed that computed")
 
 
+@proof(
+    "renewals",
+    2,
+    "8 processes meet at stale values, with functions and coroutine functions, and one is killed while it"
+    " computes: one computes behind its caller, and after a kill the next caller",
+)
 def renew(trial: Trial) -> None:
-    """Have processes meet, and kill some, in turn."""
     trial.repeat(lambda draw: draw.choice((meet, meet, meet, kill))(trial, draw.choice(KINDS), draw), least=2)
 
 
+@proof("renewals-unheld", 2, "nobody holds what is computed", finds=r"AssertionError: key \d+ was computed [2-8] times")
 def renew_together(trial: Trial) -> None:
-    """Have processes meet that can all take a flight at once."""
     with mock.patch.object(AtomicKey, "hold", return_value=True):
         trial.repeat(lambda draw: meet(trial, draw.choice(KINDS), draw))
-
-
-PROOFS = {
-    "renewals": Proof(
-        2,
-        "8 processes meet at stale values, with functions and coroutine functions, and one is killed while it computes:"
-        " one computes behind its caller, and after a kill the next caller",
-        renew,
-    ),
-    "renewals-unheld": Proof(
-        2,
-        "nobody holds what is computed",
-        renew_together,
-        finds=r"AssertionError: key \d+ was computed [2-8] times",
-    ),
-}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,11 +13,12 @@ from typing import Any, NamedTuple
 from diskcache_like import Cache
 from tests.support.workers import PATIENCE, hear_unraisable
 
-from ..children import KINDS, Words, opened, played, soundness
+from ..children import KINDS, Words, opened, played, soundness, told
 from ..proof import Trial
 
 ACTORS = 8
 LARGE = 40_000  # bytes: a file of its own
+SHORTLY = 0.05  # seconds
 UNDONE = "undone"  # a key that is only ever written in transactions that must not come to their end
 _WORDS = 4  # of each actor: counts and pairs of counts, begun and done
 
@@ -28,30 +29,22 @@ class Account:
     def __init__(self, words: Words, actor: int) -> None:
         self._words, self._first, self.actor = words, actor * _WORDS, actor
 
+    def _note(self, which: int) -> None:
+        self._words[self._first + which] += 1
+
     def count(self, cache: Cache) -> None:
         """Add one to a number."""
-        self._begin(0)
+        self._note(0)
         cache.incr(("count", self.actor), retry=True)
-        self._end(0)
-
-    def try_to_count(self, cache: Cache) -> None:
-        """Add one to a number, within the handle's timeout; what was not done is not counted."""
-        self._begin(0)
-        try:
-            with cache.transact(retry=False):
-                cache.incr(("count", self.actor), retry=True)
-        except BaseException:
-            self._begin(0, -1)
-            raise
-        self._end(0)
+        self._note(1)
 
     def pair(self, cache: Cache) -> None:
         """Add one to two numbers in one transaction."""
-        self._begin(2)
+        self._note(2)
         with cache.transact(retry=True):
             cache.incr(("left", self.actor), retry=True)
             cache.incr(("right", self.actor), retry=True)
-        self._end(2)
+        self._note(3)
 
     def use(self, cache: Cache) -> None:
         """Use a cache in every way."""
@@ -68,20 +61,13 @@ class Account:
         assert cache.delete(key, retry=True)
         assert cache.get(key) is None
 
-    def _begin(self, which: int, number: int = 1) -> None:
-        self._words[self._first + which] += number
-
-    def _end(self, which: int) -> None:
-        self._words[self._first + which + 1] += 1
-
     def verify(self, cache: Cache) -> None:
         """Assert that all that was done is there, and nothing that was not begun."""
         counted, left, right = (cache.get((name, self.actor), 0) for name in ("count", "left", "right"))
         begun, done, pairs_begun, pairs_done = (self._words[self._first + each] for each in range(_WORDS))
         assert done <= counted <= begun, f"actor {self.actor} counted {counted}: {begun} begun, {done} done"
         assert left == right, f"actor {self.actor}: half of a transaction, {left} and {right}"
-        for pairs in (left, right):
-            assert pairs_done <= pairs <= pairs_begun, f"actor {self.actor}: {pairs_done} to {pairs_begun}, not {pairs}"
+        assert pairs_done <= left <= pairs_begun, f"actor {self.actor}: {pairs_done} to {pairs_begun}, not {left}"
 
 
 class Scene:
@@ -93,13 +79,18 @@ class Scene:
         self.accounts = [Account(words, actor) for actor in range(ACTORS)]
 
     def open(self, **settings: Any) -> Cache:
-        """Return a handle."""
         return opened(self.kind, self.directory, **settings)
 
     def prepare(self) -> None:
-        """Make the cache."""
         with self.open() as cache:
             cache.set("of the parent", "value", retry=True)
+
+    def live(self, life: Life) -> Any:
+        """Live a life, of which nothing may go wrong where Python can only print it."""
+        hear_unraisable()
+        handle: Any = self.open() if life.opens else nullcontext()
+        with handle as cache:
+            return life.live(self, cache)
 
     def verify(self) -> None:
         """Assert that the cache is sound, and that what was counted is there."""
@@ -112,35 +103,42 @@ class Scene:
             assert locks == [], f"{locks} are still held"
 
 
-def joined(*threads: threading.Thread) -> None:
-    """Wait until threads have ended; what they raise is told by the process, which fails by it."""
-    for thread in threads:
-        thread.join(PATIENCE)
-        assert not thread.is_alive(), "a thread does not end"
+Live = Callable[..., Any]  # of a scene and a handle
 
 
 class Life(NamedTuple):
     """One life, by name; `live` runs in a process of its own, and may return how often it did what it does."""
 
     name: str
-    live: Callable[[Scene], dict[str, int] | None]
+    live: Live
     abrupt: bool = False  # a process is killed in it, or ends itself as if it were
+    opens: bool = True  # begins with an open handle
 
 
-@contextmanager
-def told(name: str) -> Iterator[None]:
-    """Put the name of what was tried on whatever is raised."""
-    try:
-        yield
-    except BaseException as error:
-        error.add_note(f"in the life {name!r}")
-        raise
+class Lives(list[Life]):
+    """The lives of a proof, which register here."""
+
+    def add(self, name: str, **how: bool) -> Callable[[Live], Live]:
+
+        def register(live: Live) -> Live:
+            self.append(Life(name, live, **how))
+            return live
+
+        return register
 
 
-def lived(life: Life, scene: Scene) -> dict[str, int] | None:
-    """Live a life, of which nothing may go wrong where Python can only print it."""
-    hear_unraisable()
-    return life.live(scene)
+def run_threads(*works: Callable[[], object]) -> None:
+    """Run each in a thread; what they raise is told by the process, which fails by it."""
+    threads = [threading.Thread(target=work) for work in works]
+    for thread in threads:
+        thread.start()
+    joined(*threads)
+
+
+def joined(*threads: threading.Thread) -> None:
+    for thread in threads:
+        thread.join(PATIENCE)
+        assert not thread.is_alive(), "a thread does not end"
 
 
 def live(trial: Trial, life: Life, kind: str, draw: random.Random) -> None:
@@ -148,24 +146,17 @@ def live(trial: Trial, life: Life, kind: str, draw: random.Random) -> None:
     scene = Scene(kind, trial.fresh(), draw)
     with told(f"{life.name}, {kind}"):
         played(scene.prepare)
-        done = played(partial(lived, life, scene)) or {}
+        done = played(partial(scene.live, life)) or {}
         played(scene.verify)
         played(partial(soundness, kind, scene.directory, life.abrupt))
     for what, number in done.items():
         trial.count(what, number)
 
 
-def live_all(trial: Trial, lives: Sequence[Life], kinds: Sequence[str] = KINDS) -> None:
+def live_all(trial: Trial, lives: Sequence[Life]) -> None:
     """Live every life with each kind of cache, then any of them, drawn from the number of the case, until the end."""
-    items = [(life, kind) for life in lives for kind in kinds]
-
-    def each(item: tuple[Life, str]) -> None:
-        live(trial, *item, random.Random(trial.case))
-
-    def another(draw: random.Random) -> None:
-        live(trial, *draw.choice(items), draw)
-
+    items = [(life, kind) for life in lives for kind in KINDS]
     if trial.only is None or trial.only < len(items):
-        trial.each(items, each, "kinds of life tried")
+        trial.each(items, lambda item: live(trial, *item, random.Random(trial.case)), "kinds of life tried")
     if not trial.over and (trial.only is None or trial.only >= len(items)):
-        trial.repeat(another)
+        trial.repeat(lambda draw: live(trial, *draw.choice(items), draw))

@@ -8,24 +8,45 @@ what was stored.
 from __future__ import annotations
 
 import random
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from threading import get_ident
 from typing import Any
+from unittest import mock
 
 from diskcache_like import Averager, BoundedSemaphore, Cache, Lock, RLock
+from diskcache_like.coherence.write_lock import WriteLock
+
+from ..children import Words
+from ..workload import Lane, Work
 
 COUNTERS = 4
 ACCOUNTS = 6
 EACH = 1000  # what is in an account to begin with
-OWN = 12  # entries of one caller
+OWN_KEYS = 18  # of one caller
+OWN = (
+    "set",
+    "set",
+    "set",
+    "add",
+    "delete",
+    "pop",
+    "set_many",
+    "delete_many",
+    "touch",
+    "transact",
+    "stream",
+    "push",
+    "pull",
+)
+SIZES = (0, 0, 0, 300, 40_000)  # bytes of a caller's own values
 LIMITED = 3000  # keys in the limited cache
 SMALL, LARGE = 200, 40_000  # bytes; the large ones are files
 TAGS = ("red", "blue")
 GUARDED = ("guarded", "twice guarded", "rationed")  # numbers, each changed under a lock of its kind
-MISSING = object()
 
 Accounts = Counter[Any]
 
@@ -49,11 +70,6 @@ def content(key: Any, size: int) -> bytes:
     return head + bytes([sum(head) % 251]) * (size - len(head))
 
 
-def is_content(key: Any, value: bytes) -> bool:
-    """Tell whether `value` was stored under `key`, whole."""
-    return value == content(key, len(value))
-
-
 class Caller:
     """One thread that calls; `accounts` says what it did that others see the sum of."""
 
@@ -62,7 +78,9 @@ class Caller:
         self.accounts: Accounts = Counter()
         self.longest = 0.0  # seconds that a call took
         self.slowest = ""  # which one
-        self._own: dict[Any, Any] = {}
+        keys = tuple((name, number) for number in range(OWN_KEYS))
+        lane = Lane(keys, (f"counter of {name}",), f"queue of {name}", f"{name}", f"tag of {name}", f"stream of {name}")
+        self._work = Work(lambda: kept, draw, SIZES, lane)
         self._open: list[Iterator[Any]] = []
         self._calls = [call for call, weight in weights.items() for _ in range(weight)]
         self._memoized = kept.memoize(name="square")(lambda number: [number * number])
@@ -102,48 +120,12 @@ class Caller:
             self.accounts["queued"] -= number
             self.accounts["in the queue"] -= key is not None
 
-    def write_own(self) -> None:
-        key = (self.name, self.draw.randrange(OWN))
-        value = self.draw.choice((7, "text", [1, {"a": None}], (2.5,), content(key, SMALL), content(key, LARGE)))
-        if self.draw.random() < 0.3:
-            assert self.kept.add(key, value, retry=True) == (key not in self._own)
-            self._own.setdefault(key, value)
-        else:
-            assert self.kept.set(key, value, tag=self.draw.choice((None, *TAGS)), retry=True)
-            self._own[key] = value
+    def own(self) -> None:
+        """Change what nobody else does."""
+        getattr(self._work, self.draw.choice(OWN))()
 
-    def remove_own(self) -> None:
-        key = (self.name, self.draw.randrange(OWN))
-        if self.draw.random() < 0.5:
-            assert self.kept.delete(key, retry=True) == (key in self._own)
-        else:
-            assert self.kept.pop(key, MISSING, retry=True) == self._own.get(key, MISSING)
-        self._own.pop(key, None)
-
-    def read_own(self) -> None:
-        key = (self.name, self.draw.randrange(OWN))
-        expected = self._own.get(key, MISSING)
-        assert self.kept.get(key, MISSING) == expected
-        assert (key in self.kept) == (expected is not MISSING)
-        if isinstance(expected, bytes):
-            with self.kept.read(key) as file:
-                assert file.read() == expected
-
-    def many_own(self) -> None:
-        keys = [(self.name, number) for number in self.draw.sample(range(OWN), 5)]
-        if self.draw.random() < 0.5:
-            values = {key: content(key, SMALL) for key in keys}
-            assert self.kept.set_many(values, retry=True) == len(keys)
-            self._own |= values
-        else:
-            assert self.kept.delete_many(keys[:2], retry=True) == sum(key in self._own for key in keys[:2])
-            for key in keys[:2]:
-                self._own.pop(key, None)
-        assert self.kept.get_many(keys) == {key: self._own[key] for key in keys if key in self._own}
-
-    def touch_own(self) -> None:
-        key = (self.name, self.draw.randrange(OWN))
-        assert self.kept.touch(key, self.draw.choice((None, 1e6)), retry=True) == (key in self._own)
+    def look_at_own(self) -> None:
+        self._work.look()
 
     def lock(self) -> None:
         """Add one to a number in steps that are not atomic by themselves."""
@@ -193,14 +175,15 @@ class Caller:
         sizes = (self.draw.randrange(SMALL, 3 * SMALL), 5 * SMALL, LARGE // 2, self.draw.randrange(LARGE, 4 * LARGE))
         size = self.draw.choices(sizes, (20, 5, 1, 1))[0]
         assert self.limited.set(key, content(key, size), tag=TAGS[0], retry=True)
-        assert is_content(key, self.limited.get(key, content(key, SMALL)))
+        found = self.limited.get(key, content(key, SMALL))
+        assert found == content(key, len(found)), f"{key!r} reads as {found[:40]!r}..."
 
     def find(self) -> None:
         keys = [self.draw.randrange(LIMITED) for _ in range(10)]
         found = self.limited.get_many(keys)
         found[keys[0]] = self.limited.get(keys[0], b"")
         for key, value in found.items():
-            assert not value or is_content(key, value), f"{key!r} reads as {value[:40]!r}..."
+            assert not value or value == content(key, len(value)), f"{key!r} reads as {value[:40]!r}..."
 
     def thin(self) -> None:
         limited = self.limited
@@ -218,11 +201,8 @@ EVERYTHING: Weights = {
     Caller.count: 10,
     Caller.transfer: 5,
     Caller.queue: 8,
-    Caller.write_own: 8,
-    Caller.remove_own: 4,
-    Caller.read_own: 12,
-    Caller.many_own: 2,
-    Caller.touch_own: 2,
+    Caller.own: 16,
+    Caller.look_at_own: 12,
     Caller.lock: 2,
     Caller.average: 2,
     Caller.look: 1,
@@ -232,39 +212,7 @@ EVERYTHING: Weights = {
     Caller.thin: 1,
 }
 FLOOD: Weights = {Caller.flood: 9, Caller.fill: 9, Caller.find: 1, Caller.count: 1}
-READS = frozenset({Caller.read_own, Caller.look, Caller.recall, Caller.find})
-
-
-def largest(weights: Weights) -> int:
-    """Return the bytes of the largest value that these calls store, as far as they are of here."""
-    return LARGE + 100 if weights is EVERYTHING else 4 * LARGE + 100
-
-
-def call_in_threads(
-    callers: list[Caller],
-    goes_on: Callable[[], bool],
-    after_each: Callable[[int], object] = lambda number: None,
-    before: Callable[[int], object] = lambda number: None,
-) -> None:
-    """Have each caller call in a thread of its own while `goes_on()`; raise the first error of any."""
-    errors: list[BaseException] = []
-
-    def run(number: int) -> None:
-        try:
-            before(number)
-            while goes_on() and not errors:
-                callers[number].step()
-                after_each(number)
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(len(callers))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
+READS = frozenset({Caller.look_at_own, Caller.look, Caller.recall, Caller.find})
 
 
 def audit(kept: Cache, accounts: Accounts) -> None:
@@ -282,3 +230,59 @@ def audit(kept: Cache, accounts: Accounts) -> None:
     assert sum(left) == accounts["queued"], "what came out of the queue is not what was put in"
     for key in kept:
         assert not (isinstance(key, tuple) and key[0] == "lock of"), f"{key} is still held"
+
+
+# -- how long one waits -----------------------------------------------------------------------------------------------
+
+
+class Waits:
+    """How long the threads of this process waited for a write lock: in seconds, and in turns of each other."""
+
+    def __init__(self) -> None:
+        self._longest: dict[int, float] = {}  # of each thread, which alone changes it
+        self._passed: dict[int, int] = {}
+        self._turns: Counter[Path] = Counter()  # of each lock, whose owner alone changes it
+        self._told: dict[int, tuple[Words, int]] = {}  # where the turns of each thread are told to others
+
+    @property
+    def longest(self) -> float:
+        """The longest wait in seconds."""
+        return max(self._longest.values(), default=0.0)
+
+    @property
+    def passed(self) -> int:
+        """The most turns that other threads had in one wait."""
+        return max(self._passed.values(), default=0)
+
+    def forget(self) -> None:
+        """Begin anew."""
+        self._longest.clear()
+        self._passed.clear()
+        self._told.clear()
+
+    def tell(self, words: Words, number: int) -> None:
+        """Count the turns of the calling thread in a word that others see."""
+        self._told[get_ident()] = words, number
+
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        """Note every wait of this process and of the children that are forked meanwhile, each for itself."""
+        acquire, turns = WriteLock.acquire, self._turns
+
+        def timed(lock: WriteLock, timeout: float | None = None) -> None:
+            me, before, began = get_ident(), turns[lock.path], time.perf_counter()
+            try:
+                acquire(lock, timeout)
+            finally:
+                self._longest[me] = max(self._longest.get(me, 0.0), time.perf_counter() - began)
+            self._passed[me] = max(self._passed.get(me, 0), turns[lock.path] - before)
+            turns[lock.path] += 1
+            if me in self._told:
+                words, number = self._told[me]
+                words[number] += 1
+
+        with mock.patch.object(WriteLock, "acquire", timed):
+            yield
+
+
+WAITS = Waits()

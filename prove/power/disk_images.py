@@ -210,7 +210,6 @@ class Disk:
         return disk
 
     def apply(self, event: Event) -> None:
-        """Do what was done."""
         match event.kind:
             case Kind.CREATED | Kind.MADE:
                 self._inodes[event.inode] = node = File() if event.kind == Kind.CREATED else Directory()

@@ -7,7 +7,7 @@ import os
 import warnings
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -18,27 +18,11 @@ from unittest import mock
 from diskcache_like import Cache, FanoutCache
 from diskcache_like.errors import CorruptDatabaseWarning
 from diskcache_like.storage.upkeep import bulk_removal, checkpoints, trash
+from tests.support.sample_writes import MISSING
 
 from ..shim import Shim
+from ..workload import LANES, Lane, State, Work
 from .disk_images import Disk, Event, parse, read
-
-KEYS = tuple(f"key {number}" for number in range(20)) + tuple((number, b"pair") for number in range(4))
-COUNTERS = ("hits", "misses")
-QUEUE = "the queue"  # stands for all of its items, in order
-TAG = "tagged"
-
-
-class Lane(NamedTuple):
-    """What one process writes, and no other."""
-
-    keys: tuple[Any, ...] = KEYS
-    counters: tuple[str, ...] = COUNTERS
-    queue: str = QUEUE  # stands for all of its items, in order
-    prefix: str | None = None  # of the queue
-    tag: str = TAG
-
-
-LANES = (Lane(), Lane(tuple(f"other {key}" for key in KEYS), ("others",), "the other queue", "other", "other tag"))
 
 IN_FILES = 1000  # bytes from which a value has a file of its own
 SIZES = (0, 0, 0, 0, 0, 100, 300, 700, 2000, 5000)  # of values, in bytes
@@ -54,8 +38,6 @@ KINDS: dict[str, Callable[..., Cache]] = {
     "journal": partial(Cache, sqlite_journal_mode="delete"),
 }
 SETTINGS: dict[str, Any] = {"generation_slots": 16, "disk_min_file_size": IN_FILES, "timeout": 20}
-
-State = dict[Any, Any]  # values by key
 
 
 class Mark(NamedTuple):
@@ -103,259 +85,118 @@ def is_in_file(value: Any) -> bool:
     return isinstance(value, bytes) and len(value) >= IN_FILES
 
 
-@dataclass
-class Work:
-    """A cache at work, with what is expected of it after each operation."""
+class RecordedWork(Work):
+    """Work on a cache that is recorded, with its state after each operation."""
 
-    kind: str
-    place: Path
-    log: Path
-    random: Random
-    settings: dict[str, Any]
-    sizes: Sequence[int]  # of values, in bytes
-    lane: Lane = LANES[0]
-    alone: bool = True  # no other process writes meanwhile
-    cache: Cache = field(init=False)
-    secrets: list[str] = field(default_factory=lambda: list(SECRETS))
-    expected: State = field(default_factory=dict)
-    marks: list[Mark] = field(default_factory=list)
-    ever: dict[Any, list[Any]] = field(default_factory=dict)
-    maps: dict[str, list[tuple[int, bytes]]] = field(default_factory=dict)
-    written: int = 0
-    was_damaged: bool = False
-    began: int = 0
-
-    def __post_init__(self) -> None:
-        self.expected[self.lane.queue] = ()
-
-    @property
-    def evicts(self) -> bool:
-        """Tell whether the cache is too small for what it is given."""
-        return "size_limit" in self.settings
-
-    def open(self) -> None:
-        """Open the cache."""
-        self.cache = open_cache(self.kind, self.place, self.secrets[0], **self.settings)
+    def __init__(
+        self,
+        kind: str,
+        space: Path,
+        random: Random,
+        settings: dict[str, Any],
+        sizes: Sequence[int] = SIZES,
+        lane: Lane = LANES[0],
+        alone: bool = True,
+    ) -> None:
+        """Work below `space`; `alone`: no other process does so meanwhile."""
+        self.kind, self.root, self.log, self.alone = kind, space / "disk", space / "log", alone
+        self.evicts = "size_limit" in settings
+        self.secrets = list(SECRETS)
+        self.marks: list[Mark] = []
+        self.maps: dict[str, list[tuple[int, bytes]]] = {}
+        self.was_damaged, self.began = False, 0
+        super().__init__(lambda: open_cache(kind, self.root / PLACE, self.secrets[0], **settings), random, sizes, lane)
 
     def end(self) -> int:
-        """Return the length of the log."""
         return self.log.stat().st_size if self.log.exists() else 0
 
     def mark(self, name: str, **what: bool) -> None:
         """Note that an operation was acknowledged, and with what result."""
-        unevicted = dict(self.expected)
-        if self.evicts:
-            self.expected = self.still_there()
-        self.marks.append(Mark(self.end(), dict(self.expected), name, began=self.began, unevicted=unevicted, **what))
+        unevicted = self.state
+        for key in unevicted if self.evicts else ():
+            if key != self.lane.queue and key not in self.cache:
+                self.may_be[key] = [MISSING]
+        self.marks.append(Mark(self.end(), self.state, name, began=self.began, unevicted=unevicted, **what))
         for store in self.cache._shards.stores:
-            for name in ("cache.gen", "cache.buffer"):
-                path = Path(store.directory, name)
+            for file in ("cache.gen", "cache.buffer"):
+                path = Path(store.directory, file)
                 if path.exists():
-                    seen = self.maps.setdefault(str(path.relative_to(self.place.parent)), [])
+                    seen = self.maps.setdefault(str(path.relative_to(self.root)), [])
                     seen.append((self.end(), path.read_bytes()))
 
-    def still_there(self) -> State:
-        """Return of what is expected that of which the cache says that it has it, and the queue."""
-        return {key: value for key, value in self.expected.items() if key == self.lane.queue or key in self.cache}
+    def check(self) -> None:
+        found = self.cache.check(fix=True)
+        assert not found or self.was_damaged, [str(problem.message) for problem in found]
 
-    def key(self) -> Any:
-        """Return a key."""
-        return self.random.choice(self.lane.keys)
+    def rotate(self) -> None:
+        if self.kind.startswith("sealed"):
+            self.cache.rotate(self.secrets[1])
+            self.secrets.append(self.secrets.pop(0))
 
-    def value(self, key: Any, size: int | None = None) -> Any:
-        """Return a value that the key never had, of `size` bytes or of any of the sizes."""
-        self.written += 1
-        text = f"{key} for the {self.written}th time; "
-        size = self.random.choice(self.sizes) if size is None else size
-        return (text * (size // len(text) + 1))[:size].encode() if size >= 300 else text
+    def damage(self) -> None:
+        """Have a bad disk damage a database, which the next opening quarantines."""
+        number = self.random.randrange(len(self.cache._shards.stores))
+        path = self.cache._shards.stores[number].path
+        lost = {key for key, shard in shards_of(self.cache, self.lane).items() if shard == number}
+        self.cache.close()
+        self.mark("close", is_closed=self.kind != "journal")
+        descriptor = os.open(path, os.O_RDWR)
+        try:
+            os.pwrite(descriptor, b"not a database", 0)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        for key in lost & self.may_be.keys():
+            self.may_be[key] = [() if key == self.lane.queue else MISSING]
+        self.mark("damage", is_loose=True)
+        self.cache = self.make()
+        self.was_damaged = True
+        self.mark("quarantine", in_steps=True)
 
-    def becomes(self, key: Any, value: Any) -> None:
-        """Expect a value from now on."""
-        self.ever.setdefault(key, []).append(value)
-        self.expected[key] = value
-
-    def gone(self, key: Any) -> None:
-        """Expect a key to be missing from now on."""
-        self.expected.pop(key, None)
-
-    def assert_removed(self, found: Any, expected: Any, missing: Any) -> None:
-        """Assert that a removal found what it removes; in a full cache, the upkeep before it may evict just that."""
-        assert found == expected or (self.evicts and found is missing), f"found {found!r}, expected {expected!r}"
-
-
-Operation = Callable[[Work], None]
-OPERATIONS: dict[str, tuple[Operation, int]] = {}  # with how often they are drawn
-IN_STEPS = frozenset({"set many", "delete many", "clear", "evict", "cull", "check", "rotate", "transact", "open"})
-FOR_ALL = frozenset({"clear", "check", "open", "rotate"})  # what concerns the other process too
-
-
-def operation(name: str, weight: int) -> Callable[[Operation], Operation]:
-    """Register something that caches do."""
-
-    def register(function: Operation) -> Operation:
-        OPERATIONS[name] = function, weight
-        return function
-
-    return register
-
-
-@operation("set", 30)
-def do_set(work: Work) -> None:
-    key = work.key()
-    value = work.value(key)
-    work.ever.setdefault(key, []).append(value)
-    work.cache.set(key, value, tag=work.random.choice((None, work.lane.tag)))
-    work.expected[key] = value
+    def do(self, preferred: Mapping[str, int] = MappingProxyType({})) -> None:
+        """Do any work."""
+        self.mark("made")
+        names = [name for name in WEIGHTS if self.alone or name not in FOR_ALL]
+        if self.evicts:
+            names = [
+                name for name in names if name not in ("push", "pull", "transact")
+            ]  # the queue would be evicted from
+        weights = [preferred.get(name, WEIGHTS[name]) for name in names]
+        number, damaged = self.random.randint(5, 120), self.random.choice((-1, -1, 4, 30)) if self.alone else -1
+        for each in range(number):
+            if each == damaged:
+                self.damage()
+            name = self.random.choices(names, weights)[0]
+            self.began = self.end()
+            getattr(self, name)()
+            is_synced = name == "sync"
+            is_closed = is_synced or (name == "reopen" and self.kind != "journal")  # whose removal may be undone
+            in_steps = name in IN_STEPS or self.evicts
+            self.mark(name, in_steps=in_steps, evicts=self.evicts, is_closed=is_closed, is_synced=is_synced)
 
 
-@operation("stream", 4)
-def do_stream(work: Work) -> None:
-    key = work.key()
-    value = work.value(key, 2500)
-    work.becomes(key, value)
-    with work.cache.open(key, "wb") as stream:
-        for start in range(0, len(value), 1500):
-            stream.write(value[start : start + 1500])
-
-
-@operation("delete", 6)
-def do_delete(work: Work) -> None:
-    key = work.key()
-    work.assert_removed(work.cache.delete(key), key in work.expected, missing=False)
-    work.gone(key)
-
-
-@operation("pop", 3)
-def do_pop(work: Work) -> None:
-    key = work.key()
-    work.assert_removed(work.cache.pop(key), work.expected.get(key), missing=None)
-    work.gone(key)
-
-
-@operation("add", 4)
-def do_add(work: Work) -> None:
-    key = work.key()
-    value = work.value(key)
-    if key not in work.expected:
-        work.becomes(key, value)
-    work.cache.add(key, value)
-
-
-@operation("incr", 6)
-def do_incr(work: Work) -> None:
-    key = work.random.choice(work.lane.counters)
-    work.becomes(key, work.expected.get(key, 0) + 1)
-    work.cache.incr(key)
-
-
-@operation("touch", 2)
-def do_touch(work: Work) -> None:
-    work.cache.touch(work.key(), 1e6)
-
-
-@operation("push", 8)
-def do_push(work: Work) -> None:
-    work.written += 1
-    item = f"item {work.written}"
-    work.becomes(work.lane.queue, (*work.expected[work.lane.queue], item))
-    work.cache.push(item, work.lane.prefix)
-
-
-@operation("pull", 6)
-def do_pull(work: Work) -> None:
-    first, *rest = work.expected[work.lane.queue] or (None,)
-    work.becomes(work.lane.queue, tuple(rest))
-    assert work.cache.pull(work.lane.prefix)[1] == first
-
-
-@operation("transact", 8)
-def do_transact(work: Work) -> None:
-    before = dict(work.expected)
-    with contextlib.suppress(ZeroDivisionError), work.cache.transact():
-        for _ in range(work.random.randint(1, 4)):
-            work.random.choice((do_set, do_set, do_set, do_delete, do_incr, do_push, do_pull))(work)
-        if work.random.random() < 0.2:
-            work.expected = before
-            raise ZeroDivisionError
-
-
-@operation("set many", 3)
-def do_set_many(work: Work) -> None:
-    many = {key: work.value(key) for key in work.random.sample(work.lane.keys, work.random.randint(1, 12))}
-    for key, value in many.items():
-        work.becomes(key, value)
-    work.cache.set_many(many)
-
-
-@operation("delete many", 1)
-def do_delete_many(work: Work) -> None:
-    keys = work.random.sample(work.lane.keys, 6)
-    work.cache.delete_many(keys)
-    for key in keys:
-        work.gone(key)
-
-
-@operation("evict", 1)
-def do_evict(work: Work) -> None:
-    work.cache.evict(work.lane.tag)
-    work.expected = work.still_there()
-
-
-@operation("clear", 1)
-def do_clear(work: Work) -> None:
-    work.becomes(QUEUE, ())
-    work.cache.clear()
-    work.expected = {QUEUE: ()}
-
-
-@operation("check", 1)
-def do_check(work: Work) -> None:
-    found = work.cache.check(fix=True)
-    assert not found or work.was_damaged, [str(problem.message) for problem in found]
-
-
-@operation("open", 3)
-def do_open(work: Work) -> None:
-    work.cache.close()
-    work.open()
-
-
-@operation("sync", 3)
-def do_sync(work: Work) -> None:
-    work.cache.sync()
-
-
-@operation("rotate", 1)
-def do_rotate(work: Work) -> None:
-    if work.kind.startswith("sealed"):
-        work.cache.rotate(work.secrets[1])
-        work.secrets.append(work.secrets.pop(0))
-
-
-def damage(work: Work) -> None:
-    """Have a bad disk damage a database, which the next opening quarantines."""
-    store = work.random.choice(work.cache._shards.stores)
-    number = work.cache._shards.stores.index(store)
-    lost = {key for key, shard in shards_of(work.cache, work.lane).items() if shard == number}
-    work.cache.close()
-    work.mark("close", is_closed=work.kind != "journal")
-    descriptor = os.open(store.path, os.O_RDWR)
-    try:
-        os.pwrite(descriptor, b"not a database", 0)
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    work.expected = {key: value for key, value in work.expected.items() if key not in lost}
-    work.expected.setdefault(QUEUE, ())
-    work.mark("damage", is_loose=True)
-    work.open()
-    work.was_damaged = True
-    work.mark("quarantine", in_steps=True)
-
-
-def shard_of(cache: Cache, key: Any) -> int:
-    """Return the number of the shard that holds a key."""
-    return cache._shards.stores.index(cache._shards.of(cache._rows.locate(key)[1]))
+WEIGHTS = {
+    "set": 30,
+    "stream": 4,
+    "delete": 6,
+    "pop": 3,
+    "add": 4,
+    "incr": 6,
+    "touch": 2,
+    "push": 8,
+    "pull": 6,
+    "transact": 8,
+    "set_many": 3,
+    "delete_many": 1,
+    "evict": 1,
+    "clear": 1,
+    "check": 1,
+    "reopen": 3,
+    "sync": 3,
+    "rotate": 1,
+}
+IN_STEPS = frozenset({"set_many", "delete_many", "clear", "evict", "check", "rotate", "transact", "reopen"})
+FOR_ALL = frozenset({"clear", "check", "reopen", "rotate"})  # what concerns the other process too
 
 
 class Focus(NamedTuple):
@@ -373,7 +214,6 @@ ON_BUFFER = Focus("buffered", (0, 300, 700), {"set": 300})
 
 
 def drawn_kind(random: Random) -> str:
-    """Draw which cache is recorded."""
     return random.choices([*KINDS], (5, 2, 2, 1, 3, 3))[0]
 
 
@@ -386,9 +226,9 @@ def record(random: Random, space: Path, durability: str, focus: Focus | None = N
     settings: dict[str, Any] = {"durability": durability}
     if random.random() < 0.2:
         settings |= {"size_limit": random.choice((60_000, 120_000)), "eviction_policy": "least-recently-used"}
-    work = Work(kind, root / PLACE, log, random, settings, focus.sizes)
     with fitted(random, focus.checkpoint), Shim(root).recording(log):
-        do_work(work, focus.preferred)
+        work = RecordedWork(kind, space, random, settings, focus.sizes)
+        work.do(focus.preferred)
     events = [*parse(log.read_bytes())]
     verify(root, Disk(str(root.resolve()), root.stat().st_ino), events)
     disk = Disk(str(root.resolve()), root.stat().st_ino)
@@ -405,8 +245,9 @@ def maps_in(root: Path) -> dict[str, list[tuple[int, bytes]]]:
 
 def shards_of(cache: Cache, lane: Lane) -> dict[Any, int]:
     """Return the number of the shard of everything that is written."""
-    shards = {key: shard_of(cache, key) for key in (*lane.keys, *lane.counters)}
-    return {**shards, lane.queue: cache._shards.stores.index(cache._rows.queue_store(lane.prefix))}
+    stores = cache._shards.stores
+    shards = {key: stores.index(cache._shards.of(cache._rows.locate(key)[1])) for key in lane.every}
+    return {**shards, lane.queue: stores.index(cache._rows.queue_store(lane.prefix))}
 
 
 @contextlib.contextmanager
@@ -421,27 +262,6 @@ def fitted(random: Random, checkpoint: int | None = None) -> Iterator[None]:
         mock.patch.object(os, "urandom", random.randbytes),
     ):
         yield
-
-
-def do_work(work: Work, preferred: Mapping[str, int]) -> None:
-    """Open the cache and do all of its work."""
-    work.open()
-    work.mark("made")
-    names = [name for name in OPERATIONS if work.alone or name not in FOR_ALL]
-    if work.evicts:
-        names = [name for name in names if name not in ("push", "pull", "transact")]  # the queue would be evicted from
-    weights = [preferred.get(name, OPERATIONS[name][1]) for name in names]
-    number, damaged = work.random.randint(5, 120), work.random.choice((-1, -1, 4, 30)) if work.alone else -1
-    for each in range(number):
-        if each == damaged:
-            damage(work)
-        name = work.random.choices(names, weights)[0]
-        work.began = work.end()
-        OPERATIONS[name][0](work)
-        is_synced = name == "sync"
-        is_closed = is_synced or (name == "open" and work.kind != "journal")  # whose removal may be undone
-        in_steps = name in IN_STEPS or work.evicts
-        work.mark(name, in_steps=in_steps, evicts=work.evicts, is_closed=is_closed, is_synced=is_synced)
 
 
 def is_mapped(path: str) -> bool:

@@ -1,5 +1,8 @@
 """What a history of several machines must not contain: reads that are too old, go back, or see what is not there.
 
+All times are nanoseconds of CLOCK_BOOTTIME, which the machines of a test share. The value of each write to a key is
+another one, so that a read tells whose write it saw.
+
 Nobody knows in which order the server has made two writes that ran at once. Of two that did not, the one that ended
 first came first; and a read that began so late that it had to see another write, but returned this one's value, shows
 that this one came later. If the order must be both ways round, a read was too old. Longer circles need not be looked
@@ -16,11 +19,10 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Literal, NamedTuple, Self
 
 from ..linearizability.checker import Operation as Step
 from ..linearizability.checker import State, refuted
-from .history import NEVER, SECOND, History, Loss, Operation
 
 STALE = "stale across machines"
 UNSEEN = "stale on one machine"
@@ -29,6 +31,65 @@ UNWRITTEN = "nobody wrote that"
 INEXACT = "no order explains what was done on the server"
 TOO_OLD = f"{STALE}|{UNSEEN}|{BACK}"  # what a control has to find
 OPEN = 6  # writes of unknown outcome, beyond which the orders of a key's writes are too many to be tried
+
+
+Kind = Literal["get", "set", "add", "incr", "delete"]
+Outcome = Literal["acknowledged", "unknown"]
+
+SECOND = 1_000_000_000
+NEVER = math.inf  # when an operation ends whose process was killed
+
+
+class Operation(NamedTuple):
+    """One call of one process, and what came of it."""
+
+    process: int
+    machine: int
+    kind: Kind
+    key: str
+    value: int | None  # that it wrote; of a get what it read, of an incr its result; None: missing, or not known
+    begin: float
+    end: float
+    outcome: Outcome = "acknowledged"
+    changed: bool = True  # False of an add that found a value
+    start: int = 0  # of an incr: what it counts from where there is nothing
+
+    @property
+    def writes(self) -> bool:
+        """Whether it has changed what there is of its key, or may have, or may do so yet."""
+        return self.kind != "get" and self.changed
+
+    def __str__(self) -> str:
+        began, ended = self.begin / SECOND, self.end / SECOND
+        where = f"process {self.process} of machine {self.machine}"
+        return f"{began:.6f} to {ended:.6f} {where}: {self.kind} {self.key} {self.value} {self.outcome}"
+
+
+class Loss(NamedTuple):
+    """When the server has lost all that it had, at some moment between two."""
+
+    begin: float
+    end: float
+    how: str = "FLUSHALL"
+
+    def __str__(self) -> str:
+        return f"{self.begin / SECOND:.6f} to {self.end / SECOND:.6f} the server lost everything by {self.how}"
+
+
+@dataclass(frozen=True)
+class History:
+    """All that was done to some keys, and when all of them were lost."""
+
+    operations: Sequence[Operation]
+    losses: Sequence[Loss] = ()
+
+    def by_key(self) -> Iterator[Self]:
+        """Yield the part of each key."""
+        parts: dict[str, list[Operation]] = {}
+        for operation in self.operations:
+            parts.setdefault(operation.key, []).append(operation)
+        for part in parts.values():
+            yield type(self)(part, self.losses)
 
 
 class Violation(NamedTuple):
@@ -123,62 +184,31 @@ class _Key:
                 source.seen_by(read)
 
 
-class _Ordered:
-    """Changes that certain reads must see, by the times of their acknowledgements."""
-
-    def __init__(self, changes: Iterable[_Change]) -> None:
-        self._changes = sorted((each for each in changes if each.end != NEVER), key=lambda change: change.end)
-        self._ends = [change.end for change in self._changes]
-        self._begun = list(accumulate(self._changes, _later_begun))
-        self._seen = list(accumulate(((change, change) for change in self._changes), _two_latest))
-
-    def begun_last(self, before: float) -> _Change | None:
-        """Return the one that began last of those acknowledged before a moment."""
-        count = bisect_left(self._ends, before)
-        return self._begun[count - 1] if count else None
-
-    def seen_last(self, before: float, other: _Change) -> _Change | None:
-        """Return the one that was read last of those acknowledged before a moment, but for one of them."""
-        count = bisect_left(self._ends, before)
-        return next((each for each in self._seen[count - 1] if each is not other), None) if count else None
-
-
-def _later_begun(one: _Change, other: _Change) -> _Change:
-    return max(one, other, key=lambda change: change.begin)
-
-
-def _two_latest(best: tuple[_Change, _Change], new: tuple[_Change, _Change]) -> tuple[_Change, _Change]:
-    change = new[0]
-    if change.late > best[0].late:
-        return change, best[0]
-    return (best[0], change) if best[0] is best[1] or change.late > best[1].late else best
-
-
 def _too_old(
     what: str, key: _Key, reads: Sequence[Operation], must_see: Callable[[_Change], bool], lag: float, excuse: bool
 ) -> Iterator[Violation]:
     """Yield the last read of each value that it cannot have returned if it saw all that ended `lag` before it began."""
     key.look(reads)
-    ordered = _Ordered(change for change in [*key.writes, *key.removals[1:]] if must_see(change))
+    known = [change for change in [*key.writes, *key.removals[1:]] if must_see(change) and change.end != NEVER]
     for change in key.writes:
-        if change.witness is None:
+        before = [each for each in known if each is not change and each.end < change.late - lag]
+        if change.witness is None or not before:
             continue
-        newer = ordered.begun_last(change.late - lag)
-        if newer is None or newer.begin <= change.done:
-            newer = ordered.seen_last(change.late - lag, change) if must_see(change) else None
-            # If this one began when the other had ended, it is the read of the other that was too old.
-            if newer is None or newer.late - lag <= change.end or newer.done < change.begin:
-                continue
-            yield Violation(what, change.witness, change.cause, newer.cause, newer.witness)
-            continue
-        yield Violation(what, change.witness, change.cause, newer.cause)
+        newer, other = max(before, key=lambda each: each.begin), max(before, key=lambda each: each.late)
+        if newer.begin > change.done:
+            yield Violation(what, change.witness, change.cause, newer.cause)
+        # If this one began when the other had ended, it is the read of the other that was too old.
+        elif must_see(change) and other.late - lag > change.end and other.done >= change.begin:
+            yield Violation(what, change.witness, change.cause, other.cause, other.witness)
     if excuse:
         return
-    stored = _Ordered(change for change in key.writes if must_see(change))
-    for read in (each for each in reads if each.value is None):
-        newer = stored.begun_last(read.begin - lag)
-        if newer is not None and newer.begin > key.missing_since(read):
-            yield Violation(what, read, None, newer.cause)
+    stored = sorted((each for each in key.writes if each in known), key=lambda change: change.end, reverse=True)
+    latest: _Change | None = None
+    for read in sorted((each for each in reads if each.value is None), key=lambda each: each.begin):
+        while stored and stored[-1].end < read.begin - lag:
+            latest = max(latest or stored[-1], stored.pop(), key=lambda change: change.begin)
+        if latest is not None and latest.begin > key.missing_since(read):
+            yield Violation(what, read, None, latest.cause)
 
 
 def stale_across_machines(history: History, max_staleness: float, excuse_missing: bool = False) -> Iterator[Violation]:
@@ -231,7 +261,7 @@ def inexact(history: History) -> Iterator[Violation]:
     outcome are only looked at for two `incr` that came to one number.
     """
     for part in history.by_key():
-        steps = [each for each in part.operations if each.kind != "get" and each.outcome != "refused"]
+        steps = [each for each in part.operations if each.kind != "get"]
         yield from _counted_twice(steps)
         if is_exact(part):
             begun = sorted(steps, key=lambda each: each.begin)

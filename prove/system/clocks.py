@@ -16,7 +16,7 @@ from tests.support.inspection import problems
 from tests.support.sample_writes import MISSING
 from tests.support.tampering import value_files
 
-from ..proof import Proof, Trial
+from ..proof import Trial, repeated
 from ..workload import LARGE, Wrong
 
 STEPS = 150
@@ -100,13 +100,11 @@ class Jumping:
             raise Wrong(f"{how}: {key!r} is {found!r:.40} at {self.clock.now}, known is {known!r:.120}")
 
     def step(self) -> None:
-        """Do something."""
         key = self.chance.randrange(KEYS)
         expire = self.chance.choice((None, 0.05, 3.0, 60.0, 7200.0))
         getattr(self, self.chance.choice(OPERATIONS))(key, expire)
 
     def set(self, key: Any, expire: float | None) -> None:
-        """Store a value."""
         value = self.value()
         if not self.cache.set(key, value, expire=expire):
             raise Wrong("set returned False")
@@ -131,39 +129,32 @@ class Jumping:
             self.note(key, self.known[key].value, expire)
 
     def pop(self, key: Any, _: float | None) -> None:
-        """Take an entry out."""
         self.see(key, self.cache.pop(key, MISSING), "pop")
         self.known.pop(key, None)
 
     def delete(self, key: Any, _: float | None) -> None:
-        """Remove an entry."""
         if not self.cache.delete(key):
             self.see(key, MISSING, "delete")
         self.known.pop(key, None)
 
     def get(self, key: Any, _: float | None) -> None:
-        """Read an entry."""
         self.see(key, self.cache.get(key, MISSING), "get")
 
     def get_expiry(self, key: Any, _: float | None) -> None:
-        """Read an entry with its expiry."""
         found, expire = self.cache.get(key, MISSING, expire_time=True)
         self.see(key, found, "get")
         if key in self.known and found != MISSING and expire != self.known[key].expire:
             raise Wrong(f"{key!r} expires at {expire}, not {self.known[key].expire}")
 
     def get_many(self, _: Any, __: float | None) -> None:
-        """Read all entries."""
         found = self.cache.get_many(range(KEYS))
         for key in range(KEYS):
             self.see(key, found.get(key, MISSING), "get_many")
 
     def cull(self, _: Any, __: float | None) -> None:
-        """Remove what is expired."""
         self.cache.cull()
 
     def check(self, _: Any, __: float | None) -> None:
-        """Find nothing wrong."""
         if left := problems(self.cache):
             raise Wrong(f"check finds {left}")
 
@@ -246,23 +237,17 @@ def _evict(trial: Trial, chance: random.Random) -> None:
             raise Wrong("the entry that was stored last is gone")
 
 
-def _jump(trial: Trial) -> None:
-    def case(chance: random.Random) -> None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            jumping = Jumping(trial.fresh(), chance)
-            with closing(jumping.cache):
-                _expire(jumping)
-                _lease(jumping)
-                _throttle(jumping)
-            _evict(trial, chance)
-        trial.count("jumps", STEPS + 2 * (STEPS // 5) + 60)
-
-    trial.repeat(case)
-
-
-PROOFS: dict[str, Proof] = {
-    "clock-jumps": Proof(
-        3, "a clock that jumps by seconds and decades before each operation, lock, throttled call and eviction", _jump
-    ),
-}
+@repeated(
+    "clock-jumps",
+    3,
+    "a clock that jumps by seconds and decades before each operation, lock, throttled call and eviction",
+)
+def jump(trial: Trial, chance: random.Random) -> None:
+    with warnings.catch_warnings(action="error"):
+        jumping = Jumping(trial.fresh(), chance)
+        with closing(jumping.cache):
+            _expire(jumping)
+            _lease(jumping)
+            _throttle(jumping)
+        _evict(trial, chance)
+    trial.count("jumps", STEPS + 2 * (STEPS // 5) + 60)

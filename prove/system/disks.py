@@ -6,9 +6,10 @@ import gc
 import shutil
 import threading
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
-from itertools import count, product
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
+from functools import partial
+from itertools import combinations, count, product
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -29,7 +30,7 @@ from tests.support.inspection import cache_descriptors, problems
 from tests.support.sample_writes import MISSING
 from tests.support.small_disks import MEBIBYTE, Disk, NotPermitted, mount_privately, mounted
 
-from ..proof import CannotRun, Proof, Trial
+from ..proof import CannotRun, Trial, proof, repeated
 from ..shim import Shim, build
 from ..workload import LARGE, OPERATIONS, OPTIONS, Session, Wrong, one_layout, recover, script
 
@@ -84,7 +85,7 @@ def _delete(session: Session) -> None:
 
 def _clear(session: Session) -> None:
     session.cache.clear()
-    session.may_be = {key: [MISSING] for key in session.may_be}
+    session.may_be = {**{key: [MISSING] for key in session.may_be}, session.lane.queue: [()]}
 
 
 def _evict(session: Session) -> None:
@@ -95,8 +96,11 @@ def _evict(session: Session) -> None:
         cache.reset("size_limit", cache.volume() // 3, update=False)
     if not cache.cull():
         raise Wrong("cull evicted nothing from a full disk")
-    for values in session.may_be.values():
-        values.append(MISSING)
+    queue = session.lane.queue
+    for key in session.may_be:
+        session.may_be[key] = [*session.may_be[key], MISSING]
+    items = max(session.may_be.pop(queue)[:-1], key=len)
+    session.may_be[queue] = [left for number in range(len(items) + 1) for left in combinations(items, number)]
 
 
 ROOM: tuple[Callable[[Session], None], ...] = (_delete, _clear, _evict)
@@ -111,13 +115,13 @@ def _with_room(trial: Trial, disk: Disk, left: int, make_room: Callable[[Session
     session.errors = (DiskFull,)
     try:
         for number in range(FILES):
-            value = session.new(size)
+            value = session.value(("room", number), size)
             session.cache["room", number] = value
             session.may_be["room", number] = [value]
         disk.fill(left)
         script(session)
         for key in session.may_be:
-            session.compare(key, session.cache.get(key, MISSING))
+            session.compare(key, session.read(session.cache, key))
         disk.fill()
         try:
             make_room(session)
@@ -126,7 +130,7 @@ def _with_room(trial: Trial, disk: Disk, left: int, make_room: Callable[[Session
                 raise
             _clear(session)  # which needs less room than to remove a part, if others have filled the disk
             trial.count("times only clear made room")
-        value = session.new(size)
+        value = session.value(("room", 0), size)
         session.cache["room", 0] = value
         session.may_be["room", 0] = [value]
         session.compare(("room", 0), session.cache.get(("room", 0), MISSING))
@@ -140,10 +144,10 @@ def _with_room(trial: Trial, disk: Disk, left: int, make_room: Callable[[Session
         session.end()
 
 
+@proof("disk-full", 6, "a disk filled so that its space ends at each page of a workload, then given space again")
 def _fill(trial: Trial) -> None:
     def case(item: tuple[int, Callable[[Session], None], int]) -> None:
-        with disk_of(trial, 4 * MEBIBYTE) as disk, one_layout(), warnings.catch_warnings():
-            warnings.simplefilter("error")
+        with disk_of(trial, 4 * MEBIBYTE) as disk, one_layout(), warnings.catch_warnings(action="error"):
             _with_room(trial, disk, *item)
 
     ways = [*product(ROOM, SIZES)]
@@ -155,33 +159,7 @@ def _fill(trial: Trial) -> None:
     )
 
 
-# -- disks that others fill while writes wait in the buffer ---------------------------------------------------------------
-
-
-def _write(cache: Cache, model: dict[int, str], key: int, value: str) -> None:
-    cache[key] = value
-    model[key] = value
-
-
-def _remove(cache: Cache, model: dict[int, str], key: int, _: str) -> None:
-    assert cache.delete(key) == (key in model)
-    model.pop(key, None)
-
-
-def _take(cache: Cache, model: dict[int, str], key: int, _: str) -> None:
-    assert cache.pop(key) == model.get(key)
-    model.pop(key, None)
-
-
-def _look(cache: Cache, model: dict[int, str], *_: Any) -> None:
-    assert len(cache) == len(model)
-
-
-def _expire(cache: Cache, *_: Any) -> None:
-    assert cache.expire() == 0
-
-
-STEPS: tuple[Callable[[Cache, dict[int, str], int, str], None], ...] = (_write, _remove, _remove, _take, _look, _expire)
+# -- disks that others fill while writes wait in the buffer -----------------------------------------------------------
 
 
 class Amounts(NamedTuple):
@@ -193,83 +171,109 @@ class Amounts(NamedTuple):
     late: tuple[int, ...] = (0, 200)
 
 
-ANY = Amounts()
 FEW_WAIT = Amounts((200,), (900,), (1,), (200,))  # what `clear` needs is more than what waits
 
 
-def _fill_under(cache: Cache, disk: Disk, random: Random, amounts: Amounts) -> int:
-    """Have writes wait when the disk fills up, go on, and have `clear` make room; return how many steps were refused."""
-    model: dict[int, str] = {}
-    length, refused = random.choice(amounts.lengths), 0
-    values = (f"{number} {'v' * length}" for number in count())
-    for key in range(random.choice(amounts.before)):
-        _write(cache, model, key, next(values))
-    if random.random() < 0.5:
-        cache.flush()
-    for key in range(random.choice(amounts.after)):
-        _write(cache, model, key, next(values))
-    disk.fill()
-    for _ in range(random.randrange(20)):
-        step, key = random.choice(STEPS), random.randrange(len(model) + 20)
-        try:
-            step(cache, model, key, next(values))
-        except DiskFull:
-            refused += 1
-    for number in range(random.choice(amounts.late)):
-        with suppress(DiskFull):
-            _write(cache, model, number, next(values))
-    assert {key: cache[key] for key in model} == model, "something else is there on the full disk"
-    if random.random() < 0.5:
-        cache.clear()
-        model.clear()
-        _write(cache, model, 0, next(values))
-    disk.empty()
-    assert {key: cache[key] for key in cache} == model, "something else is there than before"
-    _write(cache, model, 0, next(values))
-    assert not problems(cache)
-    return refused
+class Waiting:
+    """A cache on a disk that others fill, beside what must be in it."""
+
+    def __init__(self, cache: Cache, random: Random, amounts: Amounts) -> None:
+        self._cache, self._random, self._model = cache, random, dict[int, str]()
+        length = random.choice(amounts.lengths)
+        self._values = (f"{number} {'v' * length}" for number in count())
+
+    def write(self, key: int) -> None:
+        value = next(self._values)
+        self._cache[key] = value
+        self._model[key] = value
+
+    def step(self) -> None:
+        """Do something that is done whole or raises DiskFull."""
+        cache, model, key = self._cache, self._model, self._random.randrange(len(self._model) + 20)
+        match self._random.choice(("write", "delete", "delete", "pop", "len", "expire")):
+            case "write":
+                self.write(key)
+            case "delete":
+                assert cache.delete(key) == (key in model)
+                model.pop(key, None)
+            case "pop":
+                assert cache.pop(key) == model.get(key)
+                model.pop(key, None)
+            case "len":
+                assert len(cache) == len(model)
+            case "expire":
+                assert cache.expire() == 0
+
+    def clear(self) -> None:
+        self._cache.clear()
+        self._model.clear()
+        self.write(0)
+
+    def compare(self, keys: Iterable[int]) -> None:
+        assert {key: self._cache[key] for key in keys} == self._model, "something else is there"
 
 
-def _fill_while_writes_wait(trial: Trial, amounts: Amounts = ANY) -> None:
-    def case(random: Random) -> None:
-        with disk_of(trial, ROOMY) as disk, warnings.catch_warnings():
-            warnings.simplefilter("error")
-            with closing(Cache(disk.path / "cache")) as cache:
-                trial.count("steps refused", _fill_under(cache, disk, random, amounts))
+def _fill_while_writes_wait(trial: Trial, amounts: Amounts, random: Random) -> None:
+    """Have writes wait when the disk fills up, go on, and have `clear` make room."""
+    with (
+        disk_of(trial, ROOMY) as disk,
+        warnings.catch_warnings(action="error"),
+        closing(Cache(disk.path / "cache")) as cache,
+    ):
+        waiting = Waiting(cache, random, amounts)
+        for key in range(random.choice(amounts.before)):
+            waiting.write(key)
+        if random.random() < 0.5:
+            cache.flush()
+        for key in range(random.choice(amounts.after)):
+            waiting.write(key)
+        disk.fill()
+        for _ in range(random.randrange(20)):
+            try:
+                waiting.step()
+            except DiskFull:
+                trial.count("steps refused")
+        for number in range(random.choice(amounts.late)):
+            with suppress(DiskFull):
+                waiting.write(number)
+        waiting.compare([*waiting._model])
+        if random.random() < 0.5:
+            waiting.clear()
+        disk.empty()
+        waiting.compare(cache)
+        waiting.write(0)
+        assert not problems(cache)
 
-    trial.repeat(case)
+
+@repeated(
+    "disk-full-waiting", 6, "a disk that others fill while writes wait in the buffer, removals then, and space again"
+)
+def _fill_under(trial: Trial, random: Random) -> None:
+    _fill_while_writes_wait(trial, Amounts(), random)
 
 
-def _fill_without_reserve(trial: Trial) -> None:
+@repeated(
+    "disk-control-reserve",
+    6,
+    "the same, with the disk reserve given to what waits",
+    finds=r"diskcache_like\.errors\.DiskFull: ",
+)
+def _fill_without_reserve(trial: Trial, random: Random) -> None:
     with mock.patch.multiple(maintenance, LITTLE=1 << 30, LATE_RESERVE=0):
-        _fill_while_writes_wait(trial, FEW_WAIT)
+        _fill_while_writes_wait(trial, FEW_WAIT, random)
 
 
 # -- read-only disks --------------------------------------------------------------------------------------------------
 
 
-class Turning(OpenSession):
-    """A run of the script in which the disk is read-only from one operation on."""
-
-    shim: Shim
-    turns = 0
-
-    def attempt(self, name: str, do: Callable[[Cache], Any]) -> Any:
-        """Do something, on a disk that is read-only by then or not."""
-        self.turns -= 1
-        if self.turns >= 0:
-            return do(self.cache)
-        with self.shim.read_only():
-            return super().attempt(name, do)
-
-
 def _turn(trial: Trial, at: int) -> None:
     """Make the disk read-only under an open cache before its operation number `at`, and writable again at the end."""
     directory = trial.fresh().resolve()
-    session = Turning(directory)
-    session.shim, session.turns = Shim(directory.parent), at
+    session = OpenSession(directory)
     try:
-        script(session)
+        with ExitStack() as stack:
+            session.at, session.meanwhile = at, lambda: stack.enter_context(Shim(directory.parent).read_only())
+            script(session)
         trial.count("operations refused", sum(session.refused.values()))
         recover(session)
     finally:
@@ -284,35 +288,33 @@ def _remount(trial: Trial) -> None:
         session.end()
         disk.remount("ro")
         try:
-            for use in _USES:
-                _refused(use, session)
+            for use in (
+                lambda: Cache(session.directory),
+                lambda: Cache(session.directory.parent / "new"),
+                lambda: session.cache.get("last"),
+                lambda: session.cache.set("last", 0),
+                lambda: session.cache.set("last", bytes(LARGE)),
+            ):
+                try:
+                    use()
+                except DirectoryError as error:
+                    if str(session.directory.parent) not in str(error):
+                        raise Wrong(f"the error does not say where: {error}") from error
+                else:
+                    raise Wrong("a closed cache was opened on a read-only disk")
         finally:
             disk.remount("rw")
         recover(session)
 
 
-_USES: tuple[Callable[[Session], object], ...] = (
-    lambda session: Cache(session.directory),
-    lambda session: Cache(session.directory.parent / "new"),
-    lambda session: session.cache.get("last"),
-    lambda session: session.cache.set("last", 0),
-    lambda session: session.cache.set("last", bytes(LARGE)),
+@proof(
+    "disk-read-only",
+    6,
+    "a disk made read-only before each operation of a workload, and then writable again",
+    preload=build,
 )
-
-
-def _refused(use: Callable[[Session], object], session: Session) -> None:
-    try:
-        use(session)
-    except DirectoryError as error:
-        if str(session.directory.parent) not in str(error):
-            raise Wrong(f"the error does not say where: {error}") from error
-    else:
-        raise Wrong("a closed cache was opened on a read-only disk")
-
-
 def _turn_read_only(trial: Trial) -> None:
-    with one_layout(), warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with one_layout(), warnings.catch_warnings(action="error"):
 
         def case(at: int) -> None:
             if at < 0:
@@ -364,25 +366,21 @@ VANISHINGS: tuple[Callable[[Path], None], ...] = (_remove_all, _replace, _swap, 
 class Vanishing(Session):
     """A run of the script whose directory goes away before one operation."""
 
-    vanish: Callable[[Path], None]
-    turns = 0
-
-    def attempt(self, name: str, do: Callable[[Cache], Any]) -> Any:
-        """Do something, in a directory that is there or not."""
-        if self.attempted == self.turns:
-            type(self).vanish(self.directory)
-        return super().attempt(name, do)
+    evicts = True  # whatever else was there
 
     def compare(self, key: Any, found: Any) -> None:
         """Take whatever an entry ever was: an open handle goes on with what it has open, another begins anew."""
-        if found is not MISSING and found not in self.ever.get(key, ()):
+        ever = self.ever.get(key, ())
+        fine = {*found} <= {item for items in ever for item in items} if key == self.lane.queue else found in ever
+        if found != MISSING and not fine:
             raise Wrong(f"{key!r} is {found!r:.40}, which it never was")
 
 
 def _vanish(trial: Trial, at: int, how: Callable[[Path], None]) -> None:
     """Have the directory go away under the script."""
     directory = trial.fresh().resolve()
-    session = type("VanishingHere", (Vanishing,), {"vanish": staticmethod(how), "turns": at})(directory)
+    session = Vanishing(directory)
+    session.at, session.meanwhile = at, partial(how, directory)
     session.errors = (*session.errors, CorruptDatabase)  # what is read may be of one database, what is written another
     try:
         script(session)
@@ -459,6 +457,12 @@ def _assert_well(directory: Path, how: Callable[[Path], None]) -> None:
                     raise Wrong("an entry of the cache that took the place is gone")
 
 
+@proof(
+    "disk-directory-gone",
+    6,
+    "the directory removed, moved or replaced before each operation of a workload, and under threads",
+    parallel=True,
+)
 def _go_away(trial: Trial) -> None:
     with one_layout(), warnings.catch_warnings():
         warnings.simplefilter("ignore", CorruptDatabaseWarning)  # removed in part, it is taken for damaged
@@ -470,33 +474,3 @@ def _go_away(trial: Trial) -> None:
             run(trial, at, how)
 
         trial.each(list(product((_vanish, _vanish_at_work), range(OPERATIONS), VANISHINGS)), case, "moments")
-
-
-PROOFS: dict[str, Proof] = {
-    "disk-full": Proof(
-        6, "a disk filled so that its space ends at each page of a workload, then given space again", _fill
-    ),
-    "disk-full-waiting": Proof(
-        6,
-        "a disk that others fill while writes wait in the buffer, removals then, and space again",
-        _fill_while_writes_wait,
-    ),
-    "disk-control-reserve": Proof(
-        6,
-        "the same, with the disk reserve given to what waits",
-        _fill_without_reserve,
-        finds=r"diskcache_like\.errors\.DiskFull: ",
-    ),
-    "disk-read-only": Proof(
-        6,
-        "a disk made read-only before each operation of a workload, and then writable again",
-        _turn_read_only,
-        preload=build,
-    ),
-    "disk-directory-gone": Proof(
-        6,
-        "the directory removed, moved or replaced before each operation of a workload, and under threads",
-        _go_away,
-        parallel=True,
-    ),
-}

@@ -17,7 +17,7 @@ from diskcache_like.entries.loading import Loader
 from diskcache_like.errors import DirectoryError, DiskFull, StorageError, Timeout
 from diskcache_like.storage.writer import Writer
 
-from ..proof import Proof, Trial
+from ..proof import Trial, proof
 from ..shim import Call, Shim, build
 from ..workload import OPTIONS, Session, Wrong, one_layout, recover, script
 
@@ -36,6 +36,9 @@ ERRORS: dict[Call, tuple[int, ...]] = {
 }
 SHORT = (500, 50)  # thousandths of a write that are written
 BUFFER = 1 << 14  # bytes of the smallest write buffer, which is flushed a few times in a run
+
+
+WRONG = rf"{re.escape(Wrong.__module__)}\.{Wrong.__qualname__}: "
 
 
 class Refusal(NamedTuple):
@@ -108,6 +111,16 @@ def _try(trial: Trial, refusal: Refusal) -> None:
     trial.count("operations refused", sum(session.refused.values()))
 
 
+@proof(
+    "disk-refusals",
+    6,
+    "the n-th call, or all from it on, to open, read, write, sync, lock, map, unlink or link a file refused, or a"
+    " write cut short, in a workload of a hundred operations",
+    share=3,
+    bulk=6,
+    preload=build,
+    parallel=True,
+)
 def _refuse(trial: Trial) -> None:
     with _steady():
         faults = [fault for buffer in (0, BUFFER) for fault in refusals(_counted(trial, buffer), buffer)]
@@ -122,8 +135,15 @@ def _refuse_all(trial: Trial, call: Call, error: int) -> None:
     trial.repeat(lambda chance: _try(trial, Refusal(call, error, chance.randrange(1, 100), True)))
 
 
+@proof(
+    "disk-control-commits",
+    6,
+    "a write that the disk refused is taken as done",
+    share=0.5,
+    finds=rf"{WRONG}WRITE .* refused with ENOSPC: .* is .*, expected ",
+    preload=build,
+)
 def _swallow_commits(trial: Trial) -> None:
-    """Take a write that was refused for made."""
     real = Writer.put
 
     def put(*arguments: Any, **more: Any) -> int:
@@ -136,8 +156,15 @@ def _swallow_commits(trial: Trial) -> None:
         _refuse_all(trial, Call.WRITE, errno.ENOSPC)
 
 
+@proof(
+    "disk-control-reads",
+    6,
+    "a read that the disk refused is taken as a value",
+    share=0.5,
+    finds=rf"{WRONG}READ .* refused with ENOMEM: .* is b'', expected ",
+    preload=build,
+)
 def _believe_reads(trial: Trial) -> None:
-    """Take what a read left behind that was refused for a value."""
     real = Loader.get
 
     def get(*arguments: Any) -> Any:
@@ -148,34 +175,3 @@ def _believe_reads(trial: Trial) -> None:
 
     with mock.patch.object(Loader, "get", get), _steady():
         _refuse_all(trial, Call.READ, errno.ENOMEM)
-
-
-WRONG = rf"{re.escape(Wrong.__module__)}\.{Wrong.__qualname__}: "
-PROOFS: dict[str, Proof] = {
-    "disk-refusals": Proof(
-        6,
-        "the n-th call, or all from it on, to open, read, write, sync, lock, map, unlink or link a file refused, or "
-        "a write cut short, in a workload of a hundred operations",
-        _refuse,
-        share=3,
-        bulk=6,
-        preload=build,
-        parallel=True,
-    ),
-    "disk-control-commits": Proof(
-        6,
-        "a write that the disk refused is taken as done",
-        _swallow_commits,
-        share=0.5,
-        finds=rf"{WRONG}WRITE .* refused with ENOSPC: .* is .*, expected ",
-        preload=build,
-    ),
-    "disk-control-reads": Proof(
-        6,
-        "a read that the disk refused is taken as a value",
-        _believe_reads,
-        share=0.5,
-        finds=rf"{WRONG}READ .* refused with ENOMEM: .* is b'', expected ",
-        preload=build,
-    ),
-}

@@ -10,7 +10,7 @@ import pickle
 import random
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -19,64 +19,32 @@ from unittest import mock
 from diskcache_like import Cache
 from diskcache_like.errors import CorruptDatabaseWarning, SecretError
 from tests.support.audit_hooks import Openings
-from tests.support.crash_scenarios import DEED_WRITES, NEW
+from tests.support.crash_scenarios import NEW
 from tests.support.inspection import cache_descriptors
 from tests.support.integrity import FLAVOURS, SECRET, opened
-from tests.support.sample_writes import FAR, LARGE, Write
 from tests.support.workers import Link
 
 from ..children import KINDS, SHARDS, Stage, played, soundness
 from ..children import opened as staged
-from ..proof import Proof, Trial
+from ..proof import Trial, proof
+from ..signals.calls import CALLS, prepare
 
 CLOSINGS = 100  # of databases, by another process
 PAUSE = 0.001  # seconds after a write, in which the others get the processor
-EXPECTED = (ZeroDivisionError, KeyError, SecretError)  # of a rollback, after a removal, and of a handle without secret
-
-
-def _read_piece_by_piece(cache: Cache) -> None:
-    with cache.open("large") as stream:
-        stream.read()
-
-
-OTHERS: dict[str, Callable[[Cache], object]] = {
-    "read": lambda cache: [cache.get(key, expire_time=True, tag=True) for key in (*cache, "nothing")],
-    "read many": lambda cache: cache.get_many(list(cache)),
-    "list": lambda cache: [*cache.iterkeys(), *reversed(cache), len(cache)],
-    "peek": lambda cache: (cache.peek(), cache.peekitem()),
-    "stream": _read_piece_by_piece,
-    "look": lambda cache: (cache.volume(), cache.stats(enable=True)),
-    "settings": lambda cache: cache.reset("cull_limit", 10),
-    "check": lambda cache: cache.check(),
-    "mend": lambda cache: cache.check(fix=True),
-    "pickle": lambda cache: pickle.loads(pickle.dumps(cache)).close(),
-    "close": lambda cache: cache.close(),
-}
-
-
-# -- nothing else is opened -------------------------------------------------------------------------------------------
-
-
-def _change(write: Write, cache: Cache) -> None:
-    cache.delete("k")
-    write.prepare(cache)
-    write.do(cache)
 
 
 def _use_all(flavour: str, directory: Path, draw: random.Random) -> None:
     """Do everything, in an order drawn, with one of two handles; both are open most of the time."""
-    calls: list[Callable[[Cache], object]] = [*OTHERS.values()] * 2
-    calls += [partial(_change, write) for write in DEED_WRITES.values()]
+    calls = [call for call in CALLS.values() if "raises" in call.handlers]
     draw.shuffle(calls)
     with opened(directory, flavour) as cache, opened(directory, flavour) as other:
         for call in calls:
-            for each in (cache, other):
-                each.reset("size_limit", 1 << 30)  # which some of the calls lower
-            cache.set("large", LARGE, expire=FAR)
-            with suppress(*EXPECTED):
-                call(draw.choice((cache, other)))
+            prepare(call, draw.choice((cache, other)))
             with suppress(KeyError):
-                (cache if draw.random() < 0.5 else other).get("large")
+                draw.choice((cache, other)).peekitem()
+            with suppress(SecretError):  # of a handle without one
+                call.run(draw.choice((cache, other)))
+                pickle.loads(pickle.dumps(draw.choice((cache, other)))).close()
         if "encrypt" in FLAVOURS[flavour]:
             cache.rotate(NEW)
             cache.rotate(SECRET)
@@ -95,13 +63,17 @@ def _quarantine(flavour: str, directory: Path) -> None:
         assert {Path(store.path) for store in other._shards.stores}.isdisjoint(paths)
 
 
+@proof(
+    "sqlite-files",
+    3,
+    "every kind of call and of upkeep, by two handles: nothing else opens a file that SQLite has open",
+)
 def _open_nothing(trial: Trial) -> None:
     watch = Openings()
 
     def case(flavour: str) -> None:
         directory = trial.fresh().resolve()
-        with watch.watching(), warnings.catch_warnings():
-            warnings.simplefilter("ignore", CorruptDatabaseWarning)
+        with watch.watching(), warnings.catch_warnings(action="ignore", category=CorruptDatabaseWarning):
             _use_all(flavour, directory, random.Random(trial.case))
             _quarantine(flavour, directory)
 
@@ -145,6 +117,11 @@ def _find_all(kind: str, directory: Path, number: int) -> None:
     assert not lost, f"acknowledged and lost: {lost}"
 
 
+@proof(
+    "sqlite-closings",
+    3,
+    f"{CLOSINGS} times a database is opened and closed beside a process that writes: its WAL stays, with all in it",
+)
 def _close_beside(trial: Trial) -> None:
     def case(kind: str) -> None:
         directory = trial.fresh().resolve()
@@ -173,50 +150,36 @@ def _looking_at_files() -> Iterator[None]:
     """Have `check` read the files of the database by itself."""
     real = Cache.check
 
-    def check_and_look(cache: Cache, fix: bool = False) -> list[warnings.WarningMessage]:
+    def check_and_look(cache: Cache, *arguments: bool, **options: bool) -> list[warnings.WarningMessage]:
         for store in cache._shards.stores:
             for suffix in ("", "-shm"):
                 with suppress(FileNotFoundError):
                     Path(store.path + suffix).read_bytes()
-        return real(cache, fix)
+        return real(cache, *arguments, **options)
 
     with mock.patch.object(Cache, "check", check_and_look):
         yield
 
 
+@proof(
+    "control-sqlite-files",
+    3,
+    "the process that has a database open reads its files",
+    share=0.5,
+    finds=r"AssertionError: .*cache\.db(-shm)? is opened while SQLite has it open",
+)
 def _control_openings(trial: Trial) -> None:
     with _looking_at_files():
         _open_nothing(trial)
 
 
+@proof(
+    "control-sqlite-closings",
+    3,
+    "the same, and another process closes the database",
+    share=0.5,
+    finds=r"AssertionError: .*(of an open database there were unlinked|acknowledged and lost)",
+)
 def _control_wal(trial: Trial) -> None:
     with _looking_at_files():
         _close_beside(trial)
-
-
-PROOFS: dict[str, Proof] = {
-    "sqlite-files": Proof(
-        3,
-        "every kind of call and of upkeep, by two handles: nothing else opens a file that SQLite has open",
-        _open_nothing,
-    ),
-    "sqlite-closings": Proof(
-        3,
-        f"{CLOSINGS} times a database is opened and closed beside a process that writes: its WAL stays, with all in it",
-        _close_beside,
-    ),
-    "control-sqlite-files": Proof(
-        3,
-        "the process that has a database open reads its files",
-        _control_openings,
-        share=0.5,
-        finds=r"AssertionError: .*cache\.db(-shm)? is opened while SQLite has it open",
-    ),
-    "control-sqlite-closings": Proof(
-        3,
-        "the same, and another process closes the database",
-        _control_wal,
-        share=0.5,
-        finds=r"AssertionError: .*(of an open database there were unlinked|acknowledged and lost)",
-    ),
-}

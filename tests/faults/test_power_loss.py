@@ -1,4 +1,4 @@
-"""Power loss: single cases of what it leaves behind, found by the rig that draws them at random (prove/power/one_writer.py)."""
+"""Power loss: single cases of what it leaves behind, found by the rig that draws them at random (prove/power/losses.py)."""
 
 from __future__ import annotations
 

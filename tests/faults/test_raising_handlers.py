@@ -1,6 +1,6 @@
 """Signal handlers that raise, as Ctrl-C does: the call that they interrupt leaves nothing behind that hinders the next.
 
-`prove/signals/raising_handlers.py` interrupts every call at every place; here are samples of that, and what it found.
+`prove/signals/proofs.py` interrupts every call at every place; here are samples of that, and what it found.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from diskcache_like.storage.sqlite import schema
 from diskcache_like.storage.sqlite.reader_pool import MAX_READERS
 from diskcache_like.system.signals import is_from_signal_handler, reraise_signal, suppress
 from prove.children import KINDS, opened, played
-from prove.signals.raising_handlers import CALLS, interrupt_part
+from prove.signals.calls import CALLS
+from prove.signals.proofs import interrupt_part
 from prove.signals.stepping import Alarm, Interrupted, Late, interrupted, places_in
 
 from ..support.cache_kinds import NEEDS_CIPHER, SECRET

@@ -160,9 +160,10 @@ def work(
     diary_path: Path,
     settings: dict[str, Any],
     changes: Sequence[Change] = (),
+    checkpoint_bytes: int = 300_000,  # so that there are checkpoints to be killed in
 ) -> None:
     """Change the owner's keys in every way until killed; one word to the test for every few changes."""
-    checkpoints.CHECKPOINT_BYTES = 300_000  # so that there are checkpoints to be killed in
+    checkpoints.CHECKPOINT_BYTES = checkpoint_bytes
     trash.GRACE = 0.001
     chance = random.Random(seed)
     versions = itertools.count(Account.read(diary_path).latest + 1)

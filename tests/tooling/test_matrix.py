@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from prove.proof import CannotRun
-from prove.system.sqlite_builds import ORIGINS
+from prove.sqlite_builds import ORIGINS
 from tools.matrix import __main__ as command
 from tools.matrix import emulation, interpreters, runs
 from tools.matrix.interpreters import Environment, Interpreter

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from benchmarks.command import positive, run_as_command, seconds
 from benchmarks.page import marked, put
 from prove.proof import CannotRun
-from prove.system.sqlite_builds import ORIGINS, library
+from prove.sqlite_builds import ORIGINS, library
 
 from . import emulation
 from .interpreters import MACHINE, Environment, Interpreter, environment, found

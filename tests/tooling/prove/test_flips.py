@@ -6,7 +6,7 @@ from collections import defaultdict
 from functools import cache
 
 from prove.hostile.flips import SPARSE, SPARSELY, WHOLE_BYTES, Place, cuts, flips
-from prove.hostile.samples import Sample
+from prove.hostile.samples import Sample, leading
 
 SMALL, LARGE = WHOLE_BYTES - 1, 5 * WHOLE_BYTES
 FILES = {
@@ -52,6 +52,7 @@ def test_in_use_small_files_are_cut_at_every_byte_and_others_at_every_eighth_tha
 
 def test_the_first_sample_is_told_apart() -> None:
     for places in (cuts(SAMPLES), flips(SAMPLES, False)):
-        of_first = places.of_first
-        assert 0 < of_first < len(places)
-        assert all((place.sample is SAMPLES[0]) == (number < of_first) for number, place in enumerate(places))
+        first = leading(places)
+        assert 0 < first < len(places)
+        assert all((place.sample is SAMPLES[0]) == (number < first) for number, place in enumerate(places))
+    assert leading(cuts(SAMPLES[:1])) == leading([]) == 0

@@ -8,11 +8,22 @@ from pathlib import Path
 import pytest
 
 from diskcache_like.coherence import _native
-from prove.linearizability.caches import WHOLE, Draw, unspoiled
-from prove.linearizability.clients import Handle
+from prove.linearizability.calls import WHOLE, Cancelled, Draw
+from prove.linearizability.clients import (
+    CLIENTS,
+    Around,
+    Diary,
+    End,
+    Fuse,
+    Handle,
+    Role,
+    Service,
+    diary_of,
+    in_threads,
+    recorded,
+)
 from prove.linearizability.histories import PENDING, Call, Recorded
-from prove.linearizability.killed_clients import Diary, End, Fuse, Role, Stepped, diary_of, recorded
-from prove.linearizability.kills import FRESH, PROCESSES, Crowd, Death, drawn_cast, drawn_deaths, looked
+from prove.linearizability.proofs import FRESH, MORTAL, Crowd, Death, Linearizability, drawn_deaths, looked
 
 CALLS: list[Call] = [("get", "k"), ("set", "k", 1, ()), ("delete", "k")]
 GONE = 99
@@ -36,6 +47,11 @@ def test_the_last_call_of_a_diary_is_pending_unless_it_was_answered(tmp_path: Pa
     assert [one.answer for one in recorded(path, 7, CALLS, GONE)] == [None, True]
 
 
+def test_a_call_whose_task_was_cancelled_is_told_from_one_that_was_killed(tmp_path: Path) -> None:
+    diary_with(tmp_path / "diary", 1, (Cancelled(), 2))
+    assert [*recorded(tmp_path / "diary", 7, CALLS, GONE)] == [Recorded(7, CALLS[0], 1, PENDING, 2, cancelled=True)]
+
+
 def test_a_note_that_was_cut_off_was_not_made(tmp_path: Path) -> None:
     path = tmp_path / "diary"
     called = len(diary_with(path, 1 << 40))
@@ -51,7 +67,7 @@ def test_a_fuse_tells_once_at_its_step_or_when_there_are_no_more(step: int, told
     seen: list[list[int]] = []
     words = _native.Words(bytearray(16), 0, 2)
     fuse = Fuse(lambda: seen.append([*words]), lambda: None)
-    stepped = Stepped(words, fuse)
+    stepped = Around(words, fuse.step)
     stepped[0] = 5
     assert not seen, "it was not lit"
     fuse.light(step)
@@ -78,8 +94,8 @@ def test_one_or_two_of_those_who_take_part_are_killed_in_calls_of_theirs() -> No
     source = random.Random(3)
     seen = set()
     for number in range(200):
-        cast = drawn_cast(source, slow=False)
-        assert PROCESSES[0] <= len(cast.handles) <= PROCESSES[1]
+        cast = Linearizability(WHOLE, kills=True).drawn_cast(source)
+        assert MORTAL[0] <= len(cast.handles) <= MORTAL[1]
         history = Draw(source, str(number), WHOLE).history(len(cast.clients))
         deaths = drawn_deaths(source, cast, history)
         victims = [process for death in deaths for process in death.processes]
@@ -88,7 +104,8 @@ def test_one_or_two_of_those_who_take_part_are_killed_in_calls_of_theirs() -> No
         for death in deaths:
             position = cast.clients.index(death.end.client)
             assert position in cast.own(death.processes[0])
-            name = history.clients[position][death.end.call][0]
+            before, calls = history.phases(position)
+            name = calls[death.end.call - len(before)][0]
             seen.add((len(deaths), len(victims), name, death.end.step))
     assert {(one, two) for one, two, _, _ in seen} == {(1, 1), (1, 2), (2, 2)}
     assert {("transact", 5), ("transact", 6), ("set", 3), ("get", 0)} <= {(name, step) for _, _, name, step in seen}
@@ -98,12 +115,15 @@ def test_one_or_two_of_those_who_take_part_are_killed_in_calls_of_theirs() -> No
 def test_a_client_is_killed_at_a_change_of_a_generation_and_the_others_go_on(tmp_path: Path, step: int) -> None:
     handle = Handle("slots", hot=True, slow=True)
     calls: list[Call] = [("set", "k", 1, ()), ("set", "l", 2, ()), ("set", "m", 3, ())]
+    parts: dict[int, list[list[Call]]] = {0: [[("set", "k", 0, ())], calls], CLIENTS: [[], [("add", "n", 4, ())]]}
+    end = End(0, 2, step)
     roles = {
-        0: Role(handle, 1, (0, 2), {0: ([("set", "k", 0, ())], calls)}, End(0, 1, step)),
-        3: Role(handle, 1, (0, 2), {2: ([], [("add", "n", 4, ())])}),
+        process: Role(handle, 1, (0, CLIENTS), (CLIENTS * process,), [(False, parts)], None if process else end)
+        for process in (0, 1)
     }
-    with Crowd(tmp_path, 1, unspoiled) as crowd:
-        gone = crowd.play(roles, [Death((0,), End(0, 1, step), 0)])
+    service = Service(tmp_path, 1, lambda cache: None, in_threads, mortal=True)
+    with Crowd([service] * 2) as crowd:
+        gone = crowd.play(roles, [Death((0,), end, 0)])
         assert gone.keys() == {0}
         found = [*recorded(diary_of(tmp_path, 0), 0, [("set", "k", 0, ()), *calls], gone[0])]
         assert [one.answer for one in found] == [True, True, PENDING], "it was in its second call, after the first"

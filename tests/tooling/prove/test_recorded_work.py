@@ -1,22 +1,23 @@
-"""What the recorded work of the power-loss proofs promises its judge."""
+"""What the work of the proofs promises its judges."""
 
-from pathlib import Path
 from random import Random
 from unittest.mock import MagicMock
 
 import pytest
 
-from prove.power.recorded_work import OPERATIONS, Work
+from prove.workload import Work
 
 
-@pytest.mark.parametrize("name", ["set", "stream", "add", "set many"])
-def test_no_key_has_the_same_value_twice(name: str, tmp_path: Path) -> None:
-    """The judge tells by its value alone which write of a key a loss of power left."""
-    work = Work("one", tmp_path, tmp_path / "log", Random(1), {}, (0, 300))
-    work.cache = MagicMock()
+@pytest.mark.parametrize("name", ["set", "stream", "add", "set_many"])
+def test_no_key_has_the_same_value_twice(name: str) -> None:
+    """A judge tells by its value alone which write of a key a loss of power left."""
+    work = Work(MagicMock, Random(1), (0, 300))
+    work.evicts = True  # so that nobody minds what the mock answers
     for _ in range(60):
-        OPERATIONS[name][0](work)
-        work.expected.clear()  # so that `add` writes
-    assert any(len(values) > 1 for values in work.ever.values())
-    for values in work.ever.values():
+        getattr(work, name)()
+        work.may_be = {work.lane.queue: [()]}  # so that `add` writes
+    written = {key: [value for value in values if isinstance(value, str | bytes)] for key, values in work.ever.items()}
+    assert any(len(values) > 1 for values in written.values())
+    for values in written.values():
+        values = [value for value in values if value != "missing"]
         assert len({*values}) == len(values)

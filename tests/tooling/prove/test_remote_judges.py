@@ -8,8 +8,21 @@ from typing import Any
 
 import pytest
 
-from prove.remote.history import NEVER, SECOND, History, Kind, Loss, Operation
-from prove.remote.judges import BACK, INEXACT, OPEN, STALE, UNSEEN, UNWRITTEN, violations
+from prove.remote.judges import (
+    BACK,
+    INEXACT,
+    NEVER,
+    OPEN,
+    SECOND,
+    STALE,
+    UNSEEN,
+    UNWRITTEN,
+    History,
+    Kind,
+    Loss,
+    Operation,
+    violations,
+)
 
 STALENESS = 10  # seconds
 
@@ -36,19 +49,35 @@ KILLED_1 = op(0, "set", 1, 0, NEVER, outcome="unknown")
 DELETE = op(0, "delete", None, 5, 6)
 AT_ONCE = op(1, "set", 1, 0, 5), op(11, "set", 2, 0, 6)
 
-# Beside what the model below plays.
 GOOD: dict[str, tuple[Operation | Loss, ...]] = {
+    "nothing": (),
+    "nothing is read where nothing was written": (op(0, "get", None, 0, 1),),
+    "the newest value": (SET_1, SET_2, op(10, "get", 2, 7, 8)),
+    "an older value within the bound": (SET_1, SET_2, op(10, "get", 1, 15.9, 30)),
     "an older value at the bound": (SET_1, SET_2, op(10, "get", 1, 16, 30)),
+    "nothing within the bound": (SET_1, op(10, "get", None, 10, 30)),
+    "a value that is being written": (op(0, "set", 1, 0, 9), op(1, "get", 1, 1, 2)),
+    "the value before one that is being written": (SET_1, op(0, "set", 2, 5, 90), op(1, "get", 1, 80, 81)),
+    "a removed value within the bound": (SET_1, DELETE, op(10, "get", 1, 15, 16)),
+    "nothing after a removal": (SET_1, DELETE, op(10, "get", None, 30, 31), op(0, "get", None, 6, 7)),
+    "nothing after a loss": (SET_1, lost(5, 6), op(0, "get", None, 7, 8), op(10, "get", None, 30, 31)),
+    "a value within the bound after a loss": (SET_1, lost(5, 6), op(0, "get", 1, 15, 16)),
+    "a value written while everything was lost": (op(0, "set", 1, 5, 6), lost(5, 7), op(0, "get", 1, 50, 51)),
+    "the value of a write of unknown outcome": (UNKNOWN_1, op(10, "get", 1, 50, 51)),
+    "nothing after a write of unknown outcome": (UNKNOWN_1, op(0, "get", None, 50, 51)),
+    "a write of unknown outcome that takes effect late": (UNKNOWN_1, SET_2, op(10, "get", 1, 50, 51)),
+    "the value of a process that was killed": (KILLED_1, SET_2, op(10, "get", 1, 50, 51)),
     "nothing after a removal of unknown outcome": (
         op(0, "delete", None, 0, 1, outcome="unknown"), SET_2, op(10, "get", None, 50, 51),
     ),
     "a value after a removal of unknown outcome": (
         SET_1, op(0, "delete", None, 5, 6, outcome="unknown"), op(0, "get", 1, 50, 51),
     ),
-    "nothing after a refused write": (op(0, "set", 1, 0, 1, outcome="refused"), op(0, "get", None, 50, 51)),
+    "either of two writes at once, by everybody": (*AT_ONCE, op(0, "get", 1, 50, 51), op(10, "get", 1, 50, 51)),
     "one of two writes at once, then the other within the bound": (
         *AT_ONCE, op(2, "get", 1, 7, 8), op(12, "get", 2, 7, 8), op(2, "get", 2, 30, 31),
     ),
+    "a read that raised": (SET_1, SET_2, op(10, "get", None, 50, 51, outcome="unknown")),
     "counts": (
         op(0, "incr", 101, 0, 5, start=100), op(10, "incr", 102, 0, 5, start=200), op(1, "get", 102, 6, 7),
     ),
@@ -68,7 +97,6 @@ GOOD: dict[str, tuple[Operation | Loss, ...]] = {
 BAD: dict[str, tuple[set[str], tuple[Operation | Loss, ...]]] = {
     "a value that nobody wrote": ({UNWRITTEN}, (SET_1, op(10, "get", 3, 2, 3))),
     "a value before it was written": ({UNWRITTEN}, (op(0, "set", 1, 5, 6), op(10, "get", 1, 2, 3))),
-    "a value that was refused": ({UNWRITTEN}, (op(0, "set", 1, 0, 1, outcome="refused"), op(10, "get", 1, 2, 3))),
     "an older value beyond the bound": ({STALE}, (SET_1, SET_2, op(10, "get", 1, 16.1, 17))),
     "nothing beyond the bound": ({STALE}, (SET_1, op(10, "get", None, 11.1, 12))),
     "a removed value beyond the bound": ({STALE}, (SET_1, DELETE, op(10, "get", 1, 16.1, 17))),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -30,8 +31,8 @@ def runner() -> Iterator[Runner]:
         yield made
 
 
-def run(runner: Runner, name: str, only: int | None = None, seconds: float = BRIEF) -> Outcome:
-    return runner.run(name, PROOFS[name], seconds, only)
+def run(runner: Runner, name: str, only: int | None = None) -> Outcome:
+    return runner.run(name, PROOFS[name], BRIEF, only)
 
 
 def shared(monkeypatch: pytest.MonkeyPatch, items: int, processors: int, share: Part = WHOLE) -> Outcome:
@@ -61,7 +62,7 @@ def test_a_violation_is_told_with_the_case_that_repeats_it(runner: Runner) -> No
 
 
 def test_an_error_that_nobody_expected_is_a_violation(runner: Runner) -> None:
-    outcome = run(runner, "raises", seconds=60.0)  # within which it gets to the last of its three items
+    outcome = run(runner, "raises")
     ((case, text),) = outcome.findings.violations
     assert case == 2
     assert "TypeError" in text
@@ -83,12 +84,22 @@ def test_a_hang_is_a_violation() -> None:
     assert "hung" in text
 
 
-def test_the_parts_of_a_proof_do_every_case_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    outcome = shared(monkeypatch, 40, 3)
+@pytest.mark.parametrize("processors", [1, 2, 3])
+def test_the_parts_of_a_proof_do_every_case_once(monkeypatch: pytest.MonkeyPatch, processors: int) -> None:
+    outcome = shared(monkeypatch, 40, processors)
     assert outcome.held
     assert outcome.findings.counts == {f"item {number}": 1 for number in range(40)}
     assert "40 cases" in report.how_often(outcome)
     assert "items: all 40, largest item: 39" in report.how_often(outcome)
+
+
+def test_the_shares_of_a_proof_do_every_case_once_whatever_processors_each_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts: Counter[str] = Counter()
+    for share, processors, known in ((Part(0, 3), 1, 14), (Part(1, 3), 3, 13), (Part(2, 3), 2, 13)):
+        outcome = shared(monkeypatch, 40, processors, share)
+        assert outcome.findings.reached == {"items": (known, known)}, "of this share"
+        counts.update(outcome.findings.counts)
+    assert counts == {f"item {number}": 1 for number in range(40)}
 
 
 @pytest.mark.parametrize("of", [1, 2, 3, 7])
@@ -275,12 +286,15 @@ OUTCOMES = [
 ]
 
 
-def test_the_table_is_ordered_by_promise_and_a_failure_names_the_command_that_repeats_it() -> None:
+def test_the_table_is_ordered_by_promise() -> None:
     assert report.rows(OUTCOMES) == [
         ("1", "more", "1 case", "1"),
         ("2", "much", "12 cases, 1,234 kills, places: 3 of 40, longest: 2 ms", "0"),
     ]
     assert report.markdown(OUTCOMES).splitlines()[2] == "| 1 | more | 1 case | 1 |"
+
+
+def test_a_failure_names_the_command_that_repeats_it() -> None:
     (text,) = report.failures(OUTCOMES, SEED)
     assert "a stale value" in text
     assert 'make prove ARGS="--only bad --seed 7 --case 99 --seconds 2.50"' in text

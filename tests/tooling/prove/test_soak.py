@@ -9,31 +9,18 @@ import pytest
 from prove.children import Words
 from prove.crashes.any_moment import SCENES
 from prove.load.everything_at_once import Pulse
-from prove.load.soak import MORE_DESCRIPTORS, MORE_MEMORY, Thirds, Times
+from prove.load.soak import MORE_DESCRIPTORS, MORE_MEMORY, Thirds, Times, step_of, within
 from prove.proof import Trial
 
 from ...support.workers import PATIENCE
 
 
-def test_times_tell_what_a_part_of_the_calls_took_at_most_and_the_longest() -> None:
-    times, more = Times(), Times()
-    for number in range(1, 1000):
-        times.add(number / 1e6)
-    more.add(60.0)
-    times.take(more)
-    assert times.number == 1000
-    assert times.longest == 60.0
+def test_times_tell_what_a_part_of_the_calls_took_at_most() -> None:
+    times = Times(step_of(number / 1e6) for number in range(1, 1000)) + Times([step_of(60.0), step_of(0.0)])
     for part in (0.5, 0.9, 0.99):
-        assert part * 1e-3 <= times.within(part) <= part * 1.1e-3
-    assert times.within(1.0) >= 60.0
-
-
-def test_a_time_beyond_all_measure_is_noted_all_the_same() -> None:
-    times = Times()
-    times.add(0.0)
-    times.add(1e9)
-    assert times.number == 2
-    assert times.longest == 1e9
+        assert part <= within(times, part) <= part * 1.1
+    assert 60e3 <= within(times, 1.0) <= 66e3
+    assert within(Times(), 0.5) < 0.01
 
 
 def test_who_works_stays_while_the_proof_goes_on_and_ends_soon_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,11 +28,11 @@ def test_who_works_stays_while_the_proof_goes_on_and_ends_soon_after_it(monkeypa
     monkeypatch.setattr("signal.alarm", alarms.append)
     words = Words(3)
     pulse = Pulse(words)
-    pulse.follow()
+    assert pulse.goes_on()
     assert alarms == []
     Pulse.give(words)
-    pulse.follow()
-    pulse.follow()
+    assert pulse.goes_on()
+    assert pulse.goes_on()
     assert alarms == [2 * PATIENCE]
     assert list(words.words[:2]) == [0, 0]
 

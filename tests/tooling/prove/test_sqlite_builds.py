@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from prove import sqlite_builds
 from prove.proof import CannotRun
-from prove.system import sqlite_builds
 
 VERSION = "3.51.1"
 

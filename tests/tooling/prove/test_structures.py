@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from diskcache_like import Cache
-from prove.linearizability.caches import Weights
-from prove.linearizability.clients import answer_of
-from prove.linearizability.deques_and_indexes import DEQUE, INDEX, LENGTH, DrawStructure, violations
+from prove.linearizability.calls import Weights, answer_of
 from prove.linearizability.histories import NO_ORDER, Recorded
+from prove.linearizability.structures import DEQUE, INDEX, DrawStructure, violations
 
 KINDS = {"deque": DEQUE, "index": INDEX}
 
@@ -38,7 +37,7 @@ def test_one_client_is_answered_as_the_model_is(tmp_path: Path, kind: str) -> No
     with Cache(tmp_path) as cache:
         for seed in range(30):
             cache.clear()
-            history = DrawStructure(random.Random(seed), "", weights, LENGTH).history(3)
+            history = DrawStructure(random.Random(seed), "", weights).history(3)
             calls = [*history.before, *(call for client in history.clients for call in client)]
             played = [(call, answer_of(cache, call)) for call in calls]
             assert not violations(recorded(*played), {})

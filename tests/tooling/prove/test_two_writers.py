@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from prove.power.disk_images import Disk
-from prove.power.recorded_work import LANES, Mark, Recording, State
-from prove.power.two_writers import JudgeOfTwo
+from prove.power.judging import JudgeOfTwo
+from prove.power.recorded_work import Mark, Recording
+from prove.workload import LANES, State
 
 ONE, OTHER = (lane.keys[0] for lane in LANES)
 QUEUES: State = {lane.queue: () for lane in LANES}

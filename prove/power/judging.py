@@ -1,132 +1,34 @@
-"""The power goes: a cache opened on any image that the disk may be left with holds what its `durability` promises.
-
-Random work on a small cache is recorded with all that it does to its files; then images of the disk are drawn at random
-points of the record (images.py says which), opened as after a restart of the machine, and judged:
+"""What a cache opened on any image that the disk may be left with holds, as its `durability` promises.
 
 power    every acknowledged write is there, value files included, and of an unfinished operation all or nothing
 system   each shard is as it was after one of its operations, none of those before the last closing missing; of a value
          in a file of its own the file may be missing or not whole, which makes the entry missing
 process  anything may be missing, and a damaged database is quarantined
 
-and under all of them no key has a value that it never had, the cache can be used, `check(fix=True)` finds nothing that
-may not be there and leaves nothing to find, and what is written afterwards stays.
+Under all of them no key has a value that it never had, the cache can be used, `check(fix=True)` finds nothing that may
+not be there and leaves nothing to find, and what is written afterwards stays. Of two processes each finds its own. What
+is lost is the end of what both did: no write is there that began after another, which is not, had been acknowledged.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
-import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from random import Random
-from typing import Any, NamedTuple
-from unittest import mock
-from zlib import crc32
+from typing import Any
 
 from diskcache_like import Cache, EmptyDirWarning, UnknownFileWarning
-from diskcache_like.coherence import ring
-from diskcache_like.coherence.ring import Ring
-from diskcache_like.disk import file_io
-from diskcache_like.disk.value_files import _Digest
 from diskcache_like.errors import CorruptDatabaseWarning, SecretError
-from diskcache_like.storage.redo_log import RedoLog
-from diskcache_like.storage.sqlite import connection
-from diskcache_like.system import boot as system_boot
-from tests.support.rings import HEADER, content_of, place_of, record_at
+from tests.support.sample_writes import MISSING
 
-from ..proof import Proof, Trial
-from ..shim import build
-from .disk_images import Image, mapped, write
-from .recorded_work import (
-    LANES,
-    ON_BUFFER,
-    ON_FILES,
-    ON_TRANSACTIONS,
-    PLACE,
-    QUEUE,
-    SECRETS,
-    Focus,
-    Lane,
-    Mark,
-    Recording,
-    State,
-    is_in_file,
-    is_mapped,
-    open_cache,
-    record,
-)
+from ..workload import LANES, Lane, State
+from .disk_images import Image
+from .recorded_work import PLACE, SECRETS, Mark, Recording, is_in_file, open_cache
 
-IMAGES = 32  # drawn of each recording
-MEMORY = Path("/dev/shm")  # where files cost least
-MISSING = object()
-Broken = Callable[[], contextlib.AbstractContextManager[Any]]
-NOTHING: Broken = contextlib.nullcontext
-BOOTS = (
-    "5eed0002-5eed-5eed-5eed-5eed5eed5eed",
-    "5eed0003-5eed-5eed-5eed-5eed5eed5eed",
-)  # of the second start and the third
 LITTER = (UnknownFileWarning, EmptyDirWarning)
-
-
-def power_goes(durability: str, trial: Trial, broken: Broken = NOTHING, focus: Focus | None = None) -> None:
-    """Record, draw images and judge them, with the cache `broken` and a `focus` on work that shows it soon."""
-
-    def case(random: Random) -> None:
-        memory = MEMORY if MEMORY.is_dir() else None
-        with broken(), tempfile.TemporaryDirectory(prefix="prove-", dir=memory) as space:
-            recording = record(random, Path(space, "recorded"), durability, focus)
-            trial.count("operations", len(recording.marks))
-            boot = Path(space, "boot_id")
-            boot.write_text(BOOTS[0])
-            with mock.patch.object(system_boot, "_BOOT_ID", boot):
-                for number, (end, image) in enumerate(drawn(recording, random)):
-                    point = recording.point(end)
-                    judge = Judge(durability, recording, point, image, random)
-                    with explained(recording, point, image):
-                        directory = Path(space, str(number))
-                        write(image, directory)
-                        judge(directory / PLACE)
-                    trial.count("images")
-                    trial.count("images that differ from the acknowledged state", int(judge.has_lost))
-
-    trial.repeat(case)
-
-
-def drawn(recording: Recording, random: Random, number: int = IMAGES) -> Iterator[tuple[int, Image]]:
-    """Yield images of the disk, each with how long the log was by then."""
-    points = sorted(random.randint(0, len(recording.events)) for _ in range(number))
-    done = 0
-    for point in points:
-        for event in recording.events[done:point]:
-            recording.disk.apply(event)
-        done = point
-        end = recording.events[point - 1].end if point else 0
-        image = recording.disk.image(random)
-        for path, content in image.items():
-            if content is not None and is_mapped(path):
-                seen = [seen for when, seen in recording.maps.get(path, ()) if when <= end]
-                image[path] = mapped(len(content), seen, random)
-        yield end, image
-
-
-@contextlib.contextmanager
-def explained(recording: Recording, point: int, image: Image) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        damaged = ", one database was damaged before" if recording.was_damaged else ""
-        error.add_note(f"kind {recording.kind!r}{damaged}, the power went {_where(recording.marks, point)}")
-        sizes = {path: None if content is None else len(content) for path, content in image.items()}
-        error.add_note(f"image: {sizes}")
-        raise
-
-
-def _where(marks: list[Mark], point: int) -> str:
-    after = f"after operation {point} ({marks[point - 1].name})" if point else "at the very beginning"
-    return f"{after}, within {marks[point].name}" if point < len(marks) else after
 
 
 class Judge:
@@ -145,7 +47,6 @@ class Judge:
         self._is_excused = durability == "process" or is_damaged
 
     def __call__(self, directory: Path) -> None:
-        """Judge one image."""
         with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
             with self.opened(directory) as cache:
@@ -242,7 +143,8 @@ class Judge:
             wanted.append(self._part(marks[index - 1].state, shard))
             if marks[index].evicts:  # perhaps what it then replaces, or has written before
                 wanted.append(self._part(marks[index].unevicted, shard))
-                wanted.append({QUEUE: wanted[0][QUEUE]} if QUEUE in wanted[0] else {})
+                queue = self.lanes[0].queue
+                wanted.append({queue: wanted[0][queue]} if queue in wanted[0] else {})
         return all(
             any(self._is(key, seen.get(key, MISSING), state.get(key, MISSING)) for state in wanted)
             for key in {*seen, *(key for state in wanted for key in state)}
@@ -285,9 +187,9 @@ class Judge:
 
 def look(cache: Cache, lanes: Sequence[Lane] = LANES[:1]) -> State:
     """Return all that can be read of a cache."""
-    keys = ["after", *(key for lane in lanes for key in (*lane.keys, *lane.counters))]
+    keys = ["after", *(key for lane in lanes for key in lane.every)]
     found = {key: cache.get(key, MISSING) for key in keys}
-    seen = {key: value for key, value in found.items() if value is not MISSING}
+    seen = {key: value for key, value in found.items() if value != MISSING}
     return {**seen, **{lane.queue: tuple(item for _, item in cache.iterqueue(lane.prefix)) for lane in lanes}}
 
 
@@ -316,91 +218,45 @@ def _short(state: State, key: Any) -> str:
     return repr(state[key])[:70] if key in state else "missing"
 
 
-WHAT = {
-    "power": 'power loss under durability="power"; unsynced writes and directory entries are lost, reordered or torn',
-    "system": 'the same under durability="system"',
-    "process": 'the same under durability="process"',
-}
+class JudgeOfTwo(Judge):
+    """Compare an image with what two processes were promised."""
 
-# What a loss of power does where it can do harm, however that comes to light.
-HARM = (
-    r"AssertionError: (half of a transaction|shard . is in none of its states |check\(fix=True\) changes what is there"
-    r"|.*(database disk image is malformed|file is not a database|the database is gone or empty|missing from index"
-    r"|\*\*\* in database main|value file .* does not |: file not found))"
-)
+    lanes = LANES
 
+    def __init__(
+        self, durability: str, recordings: Sequence[Recording], end: int, image: Image, random: Random
+    ) -> None:
+        super().__init__(durability, recordings[0], recordings[0].point(end), image, random)
+        self._each = [OneOfTwo(number, durability, each, end, image, random) for number, each in enumerate(recordings)]
 
-_begin = Ring.begin
+    def judge(self, seen: State) -> None:
+        """Compare what was seen with what was promised to each, and to both together."""
+        parts = [{key: seen[key] for key in each.keys & seen.keys()} for each in self._each]
+        for each, part in zip(self._each, parts, strict=True):
+            each.judge(part)
+        for shard in {*self._recording.shards.values()} if not self._is_excused else ():
+            found = [each.states(part, shard) for each, part in zip(self._each, parts, strict=True)]
+            assert any(self._is_one_end(*pair) for pair in product(*found)), (
+                f"shard {shard} is in none of its states: of both processes a later write is there without an earlier"
+            )
 
-
-def begin_with_anything(self: Ring, mark: ring.Mark | None, epoch: int, anew: int) -> int:
-    """Take for the next record whatever verifies by itself, of any lap: what the chain is there to rule out."""
-    known = mark if self.holds(mark) else None
-    if known is not None:
-        content, offset, last = content_of(self), known.flushed, known.last
-        limit = offset + self.capacity
-        while True:
-            for start in (offset, (offset // self.capacity + 1) * self.capacity):
-                at = place_of(self, start)
-                found, _ = record_at(self, int.from_bytes(content[at : at + 8], "little"))
-                if found is not None and found.offset % self.capacity == start % self.capacity:
-                    break
-            else:
-                break
-            offset = start + found.size
-            if offset > limit:
-                break
-            header = HEADER.pack(*found._replace(offset=start, last=last))[:-4]
-            last = crc32(header)
-            content[at : at + len(header) + 4] = header + last.to_bytes(4, "little")
-    return _begin(self, mark, epoch, anew)
+    def _is_one_end(self, *indexes: int) -> bool:
+        """Tell whether of neither anything is there that began after something of the other's that is not had ended."""
+        for (one, here), (other, there) in zip(
+            zip(self._each, indexes, strict=True), reversed([*zip(self._each, indexes, strict=True)]), strict=True
+        ):
+            lost = other.marks[there + 1 : there + 2]
+            if lost and here and lost[0].end <= one.marks[here].began:
+                return False
+        return True
 
 
-class Sabotage(NamedTuple):
-    """How the cache is broken for a control."""
+class OneOfTwo(Judge):
+    """Compare an image with what one of two processes was promised."""
 
-    durability: str
-    what: str
-    broken: Broken
-    finds: str = HARM  # what has to come of it
-    focus: Focus = ON_FILES
-
-
-BROKEN = {
-    "commits": Sabotage("power", "commits not synced", partial(mock.patch.object, connection, "EXTRA", 0)),
-    "files": Sabotage("power", "value files not synced", partial(mock.patch.object, os, "fdatasync")),
-    "directories": Sabotage("power", "directories not synced", partial(mock.patch.object, os, "fsync")),
-    "sync": Sabotage("system", "value files that sync() leaves out", partial(mock.patch.object, file_io, "sync")),
-    "journal": Sabotage(
-        "power",
-        "transactions over several shards that have no redo log",
-        partial(mock.patch.object, RedoLog, "decide", return_value=[]),
-        focus=ON_TRANSACTIONS,
-    ),
-    "checksums": Sabotage(
-        "system",
-        "value files not verified",
-        partial(mock.patch.object, _Digest, "value", return_value=bytes(4)),
-        "AssertionError: values that were never there: ",
-    ),
-    "chain": Sabotage(
-        "system",
-        "records of the write buffer whose offset and chain nobody checks",
-        partial(mock.patch.object, Ring, "begin", begin_with_anything),
-        focus=ON_BUFFER,
-    ),
-}
-
-
-def _control(how: Sabotage) -> Proof:
-    run = partial(power_goes, how.durability, broken=how.broken, focus=how.focus)
-    return Proof(3, f"power loss, with {how.what}", run, share=0.5, finds=how.finds, preload=build)
-
-
-PROOFS: dict[str, Proof] = {
-    **{
-        f"power-{name}": Proof(3, what, partial(power_goes, name), 2.0, bulk=9.0, preload=build, parallel=True)
-        for name, what in WHAT.items()
-    },
-    **{f"power-no-{name}": _control(how) for name, how in BROKEN.items()},
-}
+    def __init__(
+        self, number: int, durability: str, recording: Recording, end: int, image: Image, random: Random
+    ) -> None:
+        self.lanes = LANES[number : number + 1]
+        self.keys = recording.shards.keys()
+        super().__init__(durability, recording, recording.point(end), image, random)

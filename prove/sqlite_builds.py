@@ -14,9 +14,9 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from ..proof import CannotRun, Unreachable
+from .proof import CannotRun, Unreachable
 
-CACHE = Path(__file__).parents[2] / ".cache" / "sqlite"
+CACHE = Path(__file__).parents[1] / ".cache" / "sqlite"
 SECONDS = 300  # after which a download or a compilation is given up
 
 

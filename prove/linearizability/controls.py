@@ -1,0 +1,171 @@
+"""How caches are broken for the controls of linearizability: each of these spoils a handle as it is opened."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
+
+from diskcache_like import Cache
+from diskcache_like.coherence import _native
+from diskcache_like.coherence.generations import prime_below
+from diskcache_like.coherence.ring import Mark, Ring, Word, Written
+from diskcache_like.entries.atomic_key import AtomicKey
+from diskcache_like.storage.redo_log import RedoLog
+from diskcache_like.system import threads
+from tests.support.broken_writers import sabotage
+from tests.support.rings import SMALLEST, content_of, place_of, record_at, table_of, written_in
+
+from .histories import Tags
+
+PAUSE = 0.001  # seconds by which a control widens the gap that it opens
+
+
+def bump_late(cache: Cache, pause: float = PAUSE) -> None:
+    """Leave out the odd step, and change the generation some time after the commit only."""
+    sabotage(cache, "late", pause)
+
+
+class Always:
+    """Words that show whatever generation one looks for."""
+
+    def __getitem__(self, _: int, /) -> Any:
+        return self
+
+    def __eq__(self, _: object) -> bool:
+        return True
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def trust_hits(cache: Cache) -> None:
+    hot, put = cache._hot, cache._hot.put
+    hot.put = lambda key, entry: put(key, (Always(), *entry[1:]))  # type: ignore[method-assign, arg-type]
+
+
+def keep_walks(cache: Cache) -> None:
+    """Let readers find in the write buffer what was there before a commit of another kind."""
+    for store in cache._shards.stores:
+        store.invalidation.end_walks = lambda: None  # type: ignore[method-assign]
+
+
+def end_walks_late(cache: Cache) -> None:
+    """Let readers find in the write buffer what was there before a commit of another kind, until some time after it."""
+    for store in cache._shards.stores:
+        around, end_walks = store.writer._around, store.invalidation.end_walks
+
+        def late(*arguments: Any, around: Any = around, end_walks: Any = end_walks) -> int:
+            try:
+                return int(around(*arguments))
+            finally:
+                time.sleep(PAUSE)
+                end_walks()
+
+        store.invalidation.end_walks = lambda: None  # type: ignore[method-assign]
+        store.writer._around = late  # type: ignore[assignment]
+
+
+def _copied(self: Ring, h: int, stored: bytes) -> Written | None:
+    """Find a record as `Ring.find` does, but copy it slowly, and believe what was overwritten meanwhile."""
+    offset = table_of(self)[h % prime_below(self.slots)]
+    while offset and offset >= self.words[Word.FLOOR]:
+        header, body = record_at(self, offset)
+        if header is None:
+            return None
+        if body.startswith(stored) and header.h == h:
+            time.sleep(5 * PAUSE)  # in which the others go around the ring
+            at = place_of(self, offset) + SMALLEST
+            written = written_in(header._replace(tags_size=-1), content_of(self)[at : at + header.body_size])
+            return written._replace(stored=stored)
+        offset = header.previous
+    return None
+
+
+def believe_copies(cache: Cache) -> None:
+    """Let readers take what they copied from the ring, though it may have been overwritten."""
+    Ring.find = _copied  # type: ignore[method-assign]
+
+
+def count_in_two_steps(cache: Cache) -> None:
+    """Have `incr` read first and write later."""
+
+    def incr(key: Any, delta: int = 1, default: int = 0, retry: bool = False) -> int:
+        value = cache.get(key)
+        time.sleep(PAUSE)
+        total = (default if value is None else value) + delta
+        cache.set(key, total, retry=retry)
+        return int(total)
+
+    cache.incr = incr  # type: ignore[method-assign, assignment]
+
+
+def tear_transactions(cache: Cache) -> None:
+    """Have each write in a transaction be one by itself."""
+
+    @contextlib.contextmanager
+    def transact(retry: bool = False) -> Iterator[None]:
+        yield
+
+    cache.transact = transact  # type: ignore[method-assign]
+
+
+def ignore_versions(cache: Cache) -> None:
+    """Store on any condition of a version."""
+    cache._has_version = lambda *_: True  # type: ignore[method-assign]
+
+
+def share_flights(_: Cache) -> None:
+    """Let everybody have a flight who wants it."""
+
+    def hold(self: AtomicKey, owner: object) -> bool:
+        time.sleep(PAUSE)
+        return True
+
+    AtomicKey.hold = hold  # type: ignore[method-assign]
+
+
+def evict_in_two_steps(cache: Cache) -> None:
+    """Have `evict` remove what had the tags when it looked, whatever became of that."""
+
+    def evict(*_: Any, tags: Tags, match: Any, retry: bool, soft: bool = False) -> int:
+        keys = list(cache.keys(tags=tags, match=match))
+        time.sleep(PAUSE)
+        return sum(cache.delete(key, retry=retry) for key in keys)
+
+    cache.evict = evict  # type: ignore[method-assign, assignment]
+
+
+def note_flushes_early(cache: Cache) -> None:
+    """Say in the write buffer that records are in the database before the commit that takes them there."""
+    for store in cache._shards.stores:
+        buffer = store.writer.buffer
+        buffer._gather = partial(_gather_and_note, buffer._gather)  # type: ignore[method-assign]
+
+
+def _gather_and_note(
+    gather: Callable[[Ring], tuple[dict[bytes | int, _native.Net], Mark | None]], ring: Ring
+) -> tuple[dict[bytes | int, _native.Net], Mark | None]:
+    net, mark = gather(ring)
+    if mark is not None:
+        ring.flushed(mark)
+        time.sleep(PAUSE)
+    return net, mark
+
+
+def keep_no_redo_log(_: Cache) -> None:
+    """Commit a transaction over several shards shard by shard, with nothing that would complete it."""
+    RedoLog.decide = lambda self, txns: []  # type: ignore[method-assign]
+
+
+def leave_cancelled_calls(_: Cache) -> None:
+    """Have a call that is cancelled return at once, whatever goes on in its thread."""
+    done = threads._done
+
+    async def leave(future: Future[Any], shielded: bool = False) -> None:
+        if not shielded:
+            await done(future)
+
+    threads._done = leave
