@@ -58,13 +58,14 @@ from .errors import (
     ValueEncodeError,
     ValueTooLarge,
 )
-from .fanout import FanoutCache
-from .operations.rules import Breaker, Computing, StoredError
-from .persistent import Deque, Index
-from .policies import EVICTION_POLICY
+from .memoizing.rules import Breaker, Computing, StoredError
 from .recipes import Averager, BoundedSemaphore, Lock, RLock, barrier, memoize_stampede, throttle
-from .remote import Remote
-from .settings import DEFAULT_SETTINGS
+from .settings.definitions import DEFAULT_SETTINGS
+from .settings.policies import EVICTION_POLICY
+from .settings.remote import Remote
+from .structures.deque import Deque
+from .structures.fanout import FanoutCache
+from .structures.index import Index
 
 if TYPE_CHECKING:
     from .aio import AsyncCache, AsyncDeque, AsyncFanoutCache, AsyncIndex

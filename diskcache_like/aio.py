@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, Self, T
 from .cache import Cache
 from .disk.contract import Disk
 from .entries.options import Arguments
-from .fanout import FanoutCache
-from .operations.computed import Options
+from .memoizing.computed import ComputingOptions
+from .memoizing.identities import decorated
+from .memoizing.memoize import Memoized
+from .memoizing.rules import Lifetime
 from .operations.faces import (
     Awaited,
     Face,
@@ -29,10 +31,9 @@ from .operations.faces import (
     transacts,
     writes,
 )
-from .operations.identities import decorated
-from .operations.memoize import Memoized
-from .operations.rules import Lifetime
-from .persistent import Deque, Index
+from .structures.deque import Deque
+from .structures.fanout import FanoutCache
+from .structures.index import Index
 from .system.blocking import WouldBlock, block
 from .system.threads import MAX_THREADS, Threads, in_new_thread
 
@@ -237,7 +238,7 @@ class AsyncCache(Face[Cache]):
         *,
         tag: Any = ...,
         tags: Iterable[Any] | Callable[[R], Iterable[Any]] | None = ...,
-        **options: Unpack[Options],
+        **options: Unpack[ComputingOptions],
     ) -> Coroutine[Any, Any, R]: ...
     @overload
     def get_or_set(
@@ -248,7 +249,7 @@ class AsyncCache(Face[Cache]):
         *,
         tag: Any = ...,
         tags: Iterable[Any] | Callable[[R], Iterable[Any]] | None = ...,
-        **options: Unpack[Options],
+        **options: Unpack[ComputingOptions],
     ) -> Coroutine[Any, Any, R]: ...
     def get_or_set(self, key: Any, compute: Callable[..., Any], *args: Any, **options: Any) -> Any:
         """Do what `Cache.get_or_set` does; a function that is no coroutine function is called in a thread."""

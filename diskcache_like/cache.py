@@ -18,33 +18,33 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, Unpack, overlo
 
 from .coherence.generations import MAX_WORD, Header
 from .disk.contract import Constant, Disk
-from .disk.value_files import Stored
+from .disk.value_files import Encoded
 from .encoding.keys import is_of_kind
 from .encoding.made_keys import path_of
 from .encoding.record import NO_METADATA, Metadata, Record
 from .encoding.tags import join_tags, pack_tags, split_tags, tag_or_tags, tags_of
 from .entries.atomic_key import AtomicKey, Decision, update
-from .entries.hot import KIND, NEGATIVE_HIT, PLAIN_TYPES, HotLayer, note_often
+from .entries.handle import Handle, Opening
+from .entries.hot import KIND, NEGATIVE_HIT, PLAIN_TYPES, HotLayer, count_interval
 from .entries.loading import ENOVAL, EXPIRED, Loader, hot_expiry
 from .entries.metrics import Metrics
 from .entries.options import Arguments
 from .entries.row_codec import Expiry, Location, RowCodec, discard, with_expiry, with_metadata
-from .entries.session import Opening, Session
 from .errors import CacheError, DirectoryError, Timeout, TransactionError, ValueTooLarge, named
-from .misuse import NoOthers, in_pairs, several, unexpected, wrong
+from .memoizing.computed import Computed
 from .operations import awaited, namespaces
 from .operations.administration import Administration
-from .operations.computed import Computed
 from .operations.iteration import Iteration
 from .operations.queues import Queues
 from .operations.streams import Streams
+from .settings.misuse import NoOthers, in_pairs, several, unexpected, wrong
 from .storage.interface import EntryStore
 from .storage.store import REMOVE, Change, Row
 from .system.blocking import may_block
 
 if TYPE_CHECKING:
     from .aio import AsyncCache
-    from .remote import Remote
+    from .settings.remote import Remote
     from .tier.tier import Tier
 
 SET_MANY_BATCH = 1000  # entries per transaction of set_many and delete_many
@@ -112,20 +112,20 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
     ) -> None:
         # No look at `__dict__`: from then on CPython 3.11 would find each attribute by a search in it.
         unpickled, self._unpickled = self._unpickled, {}
-        session = self._session = Session(directory, shards, timeout, disk, {**settings, **unpickled}, self._OPENING)
-        self._shards = session.shards
-        weakref.finalize(self, session.shards.close_soon)  # no part refers to the cache, so it goes when it is dropped
+        handle = self._handle = Handle(directory, shards, timeout, disk, {**settings, **unpickled}, self._OPENING)
+        self._shards = handle.shards
+        weakref.finalize(self, handle.shards.close_soon)  # no part refers to the cache, so it goes when it is dropped
         self._tier: Tier | None = None
-        self._clock = self._hot_clock = session.clock
-        if session.options.remote is None:
-            self._rows = RowCodec(session)
-            self._hot = HotLayer(session.hot_limit, session.clock, session.metrics.counters)
+        self._clock = self._hot_clock = handle.clock
+        if handle.options.remote is None:
+            self._rows = RowCodec(handle)
+            self._hot = HotLayer(handle.hot_limit, handle.clock, handle.metrics.counters)
         else:
-            self._join(session.options.remote)
-        self._hot.by_bytes = not session.disk.own_keys
-        self._loader = Loader(session, self._rows, self._hot)
+            self._join(handle.options.remote)
+        self._hot.by_bytes = not handle.disk.own_keys
+        self._loader = Loader(handle, self._rows, self._hot)
         self._hot_get = self._hot.entries.get
-        for name, value in session.settings.items():
+        for name, value in handle.settings.items():
             self._take_setting(name, value)
 
     def _join(self, remote: Remote) -> None:
@@ -134,7 +134,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
         from .tier.state import boot_seconds
 
         try:
-            self._tier, self._rows, self._hot = parts_of(remote, self._session)
+            self._tier, self._rows, self._hot = parts_of(remote, self._handle)
         except BaseException:
             self._shards.close_soon()
             raise
@@ -151,22 +151,22 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
     @property
     def directory(self) -> str:
         """Return the absolute path of the cache directory."""
-        return self._session.directory
+        return self._handle.directory
 
     @property
     def timeout(self) -> float:
         """Return the seconds that an operation waits for the write lock."""
-        return self._session.timeout
+        return self._handle.timeout
 
     @property
     def disk(self) -> Disk:
         """Return the object that encodes keys and values."""
-        return self._session.disk
+        return self._handle.disk
 
     @property
     def metrics(self) -> Metrics:
         """Return what this handle has counted."""
-        return self._session.metrics
+        return self._handle.metrics
 
     # -- reading --------------------------------------------------------------------------------------------------
 
@@ -262,7 +262,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
                 tracks = self._hot.tracks
                 if not tracks:
                     visited[0] = 1
-                elif tracks == 1:  # RECENCY; from here on `HotLayer.note_hit`, without the call
+                elif tracks == 1:  # RECENCY; from here on `HotLayer.count_hit`, without the call
                     tick = marks[1][_TICK]
                     if visited[0] != tick:  # the mark is the same until somebody writes
                         visited[0] = tick
@@ -279,16 +279,16 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
                     if left > 0:
                         visited[0] = left
                     else:
-                        note_often(visited, marks[0], slot)
+                        count_interval(visited, marks[0], slot)
                 else:
                     visited[0] = 1
                     if decode is not NEGATIVE_HIT:
-                        self._hot.note_hit(marks[0], slot, marks[1])
+                        self._hot.count_hit(marks[0], slot, marks[1])
                 if decode is None:
                     return value
                 if decode is not NEGATIVE_HIT:
                     return self._mapped(key, default) if mmap else decode(value)
-                self._hot.note_miss()
+                self._hot.count_miss()
                 return default
         return self._loader.get(key, default, read, expire_time, tag, mmap)
 
@@ -351,14 +351,14 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
         found: dict[Any, Any] = {}
         cold: dict[EntryStore, list[tuple[Any, Location, int]]] = {store: [] for store in self._rows.stores}
         for store in cold:
-            store.session.ready()
+            store.shard.ready()
         hot, locate = self._hot, self._rows.locate
         is_warm = bool(hot.entries)
         for key in several("keys_", keys_, "a list of keys"):
             entry = hot.probe(key) if is_warm else None
             if entry is None:
-                _, h, store = location = locate(key)
-                cold[store].append((key, location, store.session.slots[h % store.session.slot_prime]))
+                _, home, store = location = locate(key)
+                cold[store].append((key, location, store.shard.slots[home % store.shard.slot_prime]))
                 continue
             value = hot.hit(entry)
             if value is not NEGATIVE_HIT:
@@ -369,15 +369,15 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
 
     def _load_many(self, store: EntryStore, wanted: list[tuple[Any, Location, int]], found: dict[Any, Any]) -> None:
         """Read keys of one shard with one call, and put those that have a live entry into `found`."""
-        hot, load, slots = self._hot, self._loader.load, store.session.slots
+        hot, load, slots = self._hot, self._loader.load, store.shard.slots
         blobs = store.read_many([(location[1], location[0]) for _, location, _ in wanted])
         for key, location, stamp in wanted:
-            h = location[1]
-            one = load(key, location, False, (slots, stamp, blobs.get(h)))
+            home = location[1]
+            one = load(key, location, False, (slots, stamp, blobs.get(home)))
             if one is not None:
                 found[key] = one[0]
             if hot.tracks:
-                hot.note_read(one is not None, store, h)
+                hot.count_read(one is not None, store, home)
 
     # -- writing --------------------------------------------------------------------------------------------------
 
@@ -404,7 +404,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
         if others:
             raise unexpected(Cache.set, others)
         rows = self._rows
-        stored, h, store = location = rows.locate(key)
+        stored_key, home, store = location = rows.locate(key)
         metadata = NO_METADATA
         if expire is not None or tag is not None or tags is not None:
             metadata = rows.metadata(expire, pack_tags(tag, tags, key))
@@ -420,7 +420,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
                 return False
             entry = self._hot.probe(key) if type(key) in PLAIN_TYPES else None
             known = entry is not None and entry[5] is not NEGATIVE_HIT
-            stamp = store.put(h, stored, row, None if retry else self._session.timeout, known)
+            stamp = store.put(home, stored_key, row, None if retry else self._handle.timeout, known)
         except BaseException:
             discard(store, encoded)
             return self._failed(False)
@@ -429,8 +429,8 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
 
     def _has_version(self, location: Location, version: int | None, record: Record | None) -> bool:
         """Tell whether the entry, whose live record is given, has this version; the write lock is held."""
-        stored, h, store = location
-        return (None if record is None else store.version(h, stored)) == version
+        stored_key, home, store = location
+        return (None if record is None else store.version(home, stored_key)) == version
 
     def _set_if(
         self,
@@ -465,20 +465,20 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
         `wait`: seconds to wait for the lock, None for no limit. `early`: as `Store.compute` has it.
         """
         rows = self._rows
-        stored, h, store = location = rows.locate(key)
+        stored_key, home, store = location = rows.locate(key)
         encoded = rows.encode(store, value, read, key)
         is_met = False
 
-        def decide(blob: bytes | None) -> Change:
+        def decide(packed: bytes | None) -> Change:
             nonlocal is_met
-            is_met = condition(rows.live_own(key, location, blob))
+            is_met = condition(rows.live_own(key, location, packed))
             return row if is_met else None
 
         try:
             row = rows.row(key, location, encoded, metadata)
             if rows.is_oversize(row):
                 raise rows.too_large(key)
-            stamp = store.update(h, stored, decide, wait, early)
+            stamp = store.update(home, stored_key, decide, wait, early)
         except BaseException:
             discard(store, encoded)
             raise
@@ -529,18 +529,18 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
         """Store (key, value, metadata) of each item, a transaction per shard; return how many fit."""
         rows = self._rows
         groups: dict[EntryStore, list[tuple[int, bytes, bytes | Row]]] = {}
-        written: list[tuple[EntryStore, Stored]] = []
+        written: list[tuple[EntryStore, Encoded]] = []
         count = 0
         try:
             for key, value, metadata in items:
-                stored_key, h, store = location = rows.locate(key)
+                stored_key, home, store = location = rows.locate(key)
                 encoded = rows.encode(store, value, False, key)
                 written.append((store, encoded))
                 row = rows.row(key, location, encoded, metadata)
                 if rows.is_oversize(row):
                     discard(*written.pop())
                     continue
-                groups.setdefault(store, []).append((h, stored_key, row))
+                groups.setdefault(store, []).append((home, stored_key, row))
             if len(groups) > 1:
                 may_block()  # after the first shard it is too late to begin anew: others may have written there since
             for store, wanted in groups.items():
@@ -624,7 +624,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
 
         rows = self._rows
         try:
-            update(rows, self._loader, (key, rows.locate(key)), decide, None if retry else self._session.timeout)
+            update(rows, self._loader, (key, rows.locate(key)), decide, None if retry else self._handle.timeout)
         except BaseException:
             return self._failed(None)
         return result
@@ -659,13 +659,13 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
     def _change(self, key: Any, change: Callable[[Metadata], Metadata], retry: bool) -> bool:
         """Give a live entry other metadata, and return whether there was one. Atomic."""
         rows = self._rows
-        stored, h, store = location = rows.locate(key)
+        stored_key, home, store = location = rows.locate(key)
         changed = False
 
-        def decide(blob: bytes | None) -> Change:
+        def decide(packed: bytes | None) -> Change:
             nonlocal changed
             changed = False  # this may be the second try, and the entry may be gone since the first
-            record = rows.live_own(key, location, blob)
+            record = rows.live_own(key, location, packed)
             if record is None:
                 return None
             touch = rows.changed(location, record, change(record.metadata))
@@ -673,7 +673,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
             return touch
 
         try:
-            store.update(h, stored, decide, self._wait(retry), early=True)
+            store.update(home, stored_key, decide, self._wait(retry), early=True)
         except Timeout:
             return self._failed(False)
         return changed
@@ -708,13 +708,13 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
 
         With `expire_time` or `tag` the result is a tuple, as for `get`.
         """
-        stored, h, store = location = self._rows.locate(key)
+        stored_key, home, store = location = self._rows.locate(key)
         result = missing = with_metadata(default, None, expire_time, tag)
 
-        def decide(blob: bytes | None) -> Change:
+        def decide(packed: bytes | None) -> Change:
             nonlocal result
             result = missing  # this may be the second try, and the entry may be gone since the first
-            found = self._loader.current(key, location, blob)
+            found = self._loader.current(key, location, packed)
             if found is None:
                 return None
             if found is EXPIRED:
@@ -725,18 +725,18 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
             return change
 
         try:
-            store.update(h, stored, decide, self._wait(retry), early=True)
+            store.update(home, stored_key, decide, self._wait(retry), early=True)
         except Timeout:
             return self._failed(missing)
         return result
 
     def delete(self, key: Any, retry: bool = False) -> bool:
         """Remove the entry of `key`; return whether there was a live one. Atomic."""
-        stored, h, store = location = self._rows.locate(key)
+        stored_key, home, store = location = self._rows.locate(key)
         entry = self._hot.probe(key) if type(key) in PLAIN_TYPES else None
         seen = 0 if entry is None or entry[5] is NEGATIVE_HIT else entry[2]
         try:
-            stamp = store.remove(h, stored, None if retry else self._session.timeout, seen)
+            stamp = store.remove(home, stored_key, None if retry else self._handle.timeout, seen)
         except Timeout:
             return self._failed(False)
         self._loader.keep_removed(key, location, stamp)
@@ -806,7 +806,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
         self._hot.clear()
         if self._tier is not None:
             self._tier.close()
-        self._session.close()
+        self._handle.close()
 
     def __enter__(self) -> Self:
         return self
@@ -818,7 +818,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
 
     def __reduce__(self) -> Any:
         # Without the secret, which belongs in no pickle: give it in DISKCACHE_LIKE_SECRET, or open the cache again.
-        options = {**self._session.given, **self._session.options.to_pass_on()}
+        options = {**self._handle.given, **self._handle.options.to_pass_on()}
         return _unopened, (type(self), options), self.__getstate__()
 
     def __getstate__(self) -> Any:
@@ -862,8 +862,8 @@ def without_face(cache: Cache | AsyncCache, name: str = "cache") -> Cache:
 
 def refuse_in_transaction_of_face(cache: Cache, what: str) -> None:
     """Raise TransactionError if the running task has a transaction of the face's, for which it would wait for ever."""
-    session = cache._session
-    if "threads" in vars(session) and session.threads.transaction() is not None:
+    handle = cache._handle
+    if "threads" in vars(handle) and handle.threads.transaction() is not None:
         raise TransactionError(f"{what} cannot be used within `async with transact()` of the same task: use it outside")
 
 

@@ -23,13 +23,14 @@ from django.core.signals import request_started
 from .cache import Cache
 from .encoding.values import is_small
 from .errors import CacheError
-from .fanout import FanoutCache
-from .operations.call_keys import CallKeys
-from .operations.computed import Options, rules_of
-from .operations.memoize import memoize
+from .memoizing.call_keys import CallKeys
+from .memoizing.computed import ComputingOptions, rules_of
+from .memoizing.memoize import memoize
 from .operations.tagging import Match
-from .persistent import Deque, Index
-from .settings import DEFAULT_SETTINGS
+from .settings.definitions import DEFAULT_SETTINGS
+from .structures.deque import Deque
+from .structures.fanout import FanoutCache
+from .structures.index import Index
 from .system.signals import reraise_signal, suppress
 
 P = ParamSpec("P")
@@ -111,7 +112,7 @@ class Handles:
                 del self._open[key]
         shared.cache.close()
 
-    def note_request(self, **_: Any) -> None:
+    def mark_serving(self, **_: Any) -> None:
         """Remember that this process answers requests."""
         self.serving = True
 
@@ -122,7 +123,7 @@ class Handles:
 
 handles = Handles()
 os.register_at_fork(after_in_child=handles.after_fork)
-request_started.connect(handles.note_request, dispatch_uid="diskcache_like")
+request_started.connect(handles.mark_serving, dispatch_uid="diskcache_like")
 
 
 class MadeKey(NamedTuple):
@@ -150,10 +151,10 @@ def _twin(
     name = method.__name__
 
     async def twin(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        function, session = partial(getattr(self, name), *args, **kwargs), self._cache._session
-        if bulk or session.writes_slowly() or not (is_small(args) and is_small(kwargs)):
+        function, handle = partial(getattr(self, name), *args, **kwargs), self._cache._handle
+        if bulk or handle.writes_slowly() or not (is_small(args) and is_small(kwargs)):
             return await _in_djangos_thread(function)
-        found: T = await session.threads.attempt(function, elsewhere=_in_djangos_thread)
+        found: T = await handle.threads.attempt(function, elsewhere=_in_djangos_thread)
         return found
 
     twin.__name__, twin.__qualname__ = f"a{name}", f"DjangoCache.a{name}"
@@ -455,7 +456,7 @@ class DjangoCache(BaseCache):  # type: ignore[misc]  # Django has no types
         *,
         key: Callable[..., Any] | str | None = None,
         tags: Iterable[Any] | Callable[[Any], Iterable[Any]] | None = None,
-        **options: Unpack[Options],
+        **options: Unpack[ComputingOptions],
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Return a decorator that caches a function's results; see `Cache.memoize`, also for `options`.
 

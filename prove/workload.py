@@ -390,9 +390,9 @@ class Session(Work):
     def upkeep(self) -> None:
         """Write when all upkeep is due, and ask for it."""
         for store in self.cache._shards.stores:
-            store.session.header[Header.CHECKPOINTED] = 0  # the next write finds that a checkpoint is due
-            store.session.header[Header.VOLUME_DUE] = 0
-            store.session.header[Header.WRITTEN] += 1 << 40
+            store.shard.header[Header.CHECKPOINTED] = 0  # the next write finds that a checkpoint is due
+            store.shard.header[Header.VOLUME_DUE] = 0
+            store.shard.header[Header.WRITTEN] += 1 << 40
         self.put("due", self.value("due"))
         for name, ask in (("expire", Cache.expire), ("volume", Cache.volume), ("len", len), ("iterate", list)):
             self.attempt(name, ask)

@@ -29,7 +29,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
-from diskcache_like.columnar import arrow, registry
 from diskcache_like.crypto.aead import (
     CHUNK,
     SEALED,
@@ -42,6 +41,7 @@ from diskcache_like.crypto.aead import (
     sealed_pieces,
 )
 from diskcache_like.disk.codec import Codec
+from diskcache_like.disk.columnar import arrow, registry
 from diskcache_like.disk.serializers import new_serializer
 from diskcache_like.encoding.classes import registry_of
 from diskcache_like.encoding.compressors import PayloadCompressor, new_compressor

@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 import sys
 
-from ..migration.copy import Migration, Options, Summary
+from ..compat.migration.copy import Migration, MigrationOptions, Summary
 from .terminal import Progress, print_json, shown
 
 
 def run(options: argparse.Namespace) -> int:
     """Copy `options.old` into `options.new`; return 1 if anything was skipped."""
     try:
-        how = Options(options.disk, options.kind, options.queue, options.trust_pickles, options.dry_run)
+        how = MigrationOptions(options.disk, options.kind, options.queue, options.trust_pickles, options.dry_run)
         with Migration(options.old, options.new, how) as migration:
             summary = migration.run() if options.json else _shown(migration, options.dry_run)
     except KeyboardInterrupt:

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 from ..cache import Cache
 from ..disk.contract import Disk
 from ..disk.json_disk import JSONDisk
-from ..entries.session import Opening
+from ..entries.handle import Opening
 from ..errors import CacheError, DirectoryError, SettingError
 from ..storage.opening.identity import is_database
 from ..storage.opening.shard_layout import ShardLayout

@@ -18,9 +18,9 @@ from ..encoding.json import Json
 from ..encoding.values import NotSerializable
 from ..entries.rotation import children_of
 from ..errors import DecodeError, SettingError, ValueEncodeError, named
-from ..fanout import FanoutCache
 from ..operations.inspection import identity_of, records_of
 from ..operations.portable import Item, Portable
+from ..structures.fanout import FanoutCache
 from .arguments import positive, setting
 from .opening import opened, to_look_at
 from .terminal import print_json, shown

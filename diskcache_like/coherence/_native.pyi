@@ -189,7 +189,7 @@ class Context:
         """Resume the generator, or throw the error into it; tell whether it has dealt with the error."""
 
 def end(sessions: tuple[object, ...], token: int, thread: int = ..., /) -> None:
-    """Roll back and release what a thread, mostly the calling one, holds of these open shards (`ShardSession`).
+    """Roll back and release what a thread, mostly the calling one, holds of these open shards (`OpenShard`).
 
     `token`: of this process; what another has opened is left alone. A transaction that was open is put aside, as
     `cut_off` of its connection.

@@ -66,9 +66,9 @@ class Written(NamedTuple):
     """One record: the newest write of a key."""
 
     tick: int
-    h: int
-    stored: bytes
-    v: bytes | None  # None for a removal
+    home: int
+    stored_key: bytes
+    packed: bytes | None  # None for a removal
     expire: float | None = None
     fresh: float | None = None
     tags: str | None = None
@@ -307,21 +307,21 @@ class Ring:
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
-    def has(self, h: int) -> bool:
+    def has(self, home: int) -> bool:
         """Tell whether there may be a record of a key with this hash; in a closed ring there may."""
-        return self.core.has(h)
+        return self.core.has(home)
 
     def is_closed(self) -> bool:
         """Tell whether `close` has begun: from then on `find` may miss what is here."""
         return self.core.is_closed()
 
-    def find(self, h: int, stored: bytes) -> Written | None:
+    def find(self, home: int, stored_key: bytes) -> Written | None:
         """Return the newest write of a key if it is here; raise DecodeError for damage. Needs no lock.
 
         None means that the database has it: everything that is overwritten or below FLOOR is there. A ring that is
         closed has nothing: see `is_closed`.
         """
-        found = self.core.find(h, stored)
+        found = self.core.find(home, stored_key)
         if found is None:
             return None
         if isinstance(found, bool):

@@ -101,28 +101,28 @@ class DataKey:
         self.plain_head = bytes((SEALED_PLAIN,)) + epoch
         self._record_head = bytes((SEALED,)) + epoch
 
-    def seal(self, stored: bytes, record: Record) -> bytes:
+    def seal(self, stored_key: bytes, record: Record) -> bytes:
         """Return the sealed record of the entry with this stored key."""
         simple = record.is_simple()
         head, plain = (self.plain_head, record.payload) if simple else (self._record_head, pack_fields(record))
         nonce = os.urandom(NONCE_SIZE)
-        return head + nonce + self._record.encrypt(nonce, plain, head + stored)
+        return head + nonce + self._record.encrypt(nonce, plain, head + stored_key)
 
-    def open(self, stored: bytes, blob: bytes) -> Record:
+    def open(self, stored_key: bytes, packed: bytes) -> Record:
         """Return the record; raise SignatureError if it was changed or belongs to another entry."""
-        plain = decrypt(self._record, blob, _START, blob[:_START] + stored)
-        if blob[0] == SEALED_PLAIN:
+        plain = decrypt(self._record, packed, _START, packed[:_START] + stored_key)
+        if packed[0] == SEALED_PLAIN:
             return Record(MODE_RAW, plain, signed=True)
         return unpack_fields(plain, signed=True)
 
-    def seal_key(self, stored: bytes, canonical: bytes, original: bytes | None) -> bytes:
+    def seal_key(self, stored_key: bytes, canonical: bytes, original: bytes | None) -> bytes:
         """Return the sealed form of a key: its canonical bytes, and the original key if that is needed."""
         plain = _LENGTH.pack(len(canonical)) + canonical + (original or b"")
-        return self.epoch + encrypt(self._name, plain, self.epoch + stored)
+        return self.epoch + encrypt(self._name, plain, self.epoch + stored_key)
 
-    def open_key(self, stored: bytes, sealed: bytes) -> tuple[bytes, bytes | None]:
+    def open_key(self, stored_key: bytes, sealed: bytes) -> tuple[bytes, bytes | None]:
         """Return the canonical bytes and the original key, if any, in a sealed key."""
-        plain = decrypt(self._name, sealed, EPOCH_SIZE, self.epoch + stored)
+        plain = decrypt(self._name, sealed, EPOCH_SIZE, self.epoch + stored_key)
         end = _LENGTH.size + _LENGTH.unpack_from(plain)[0]
         return plain[_LENGTH.size : end], plain[end:] or None
 
@@ -136,13 +136,13 @@ class DataKey:
         return new_cipher(blake2b(identifier, key=self._file, person=b"dcl file", digest_size=KEY_SIZE).digest())
 
 
-def epoch_of(blob: object) -> bytes:
+def epoch_of(packed: object) -> bytes:
     """Return the epoch of a sealed record; raise for anything else."""
-    if type(blob) is not bytes:
+    if type(packed) is not bytes:
         raise DecodeError("record is not a BLOB")
-    if len(blob) < _SMALLEST or blob[0] not in (SEALED_PLAIN, SEALED):
+    if len(packed) < _SMALLEST or packed[0] not in (SEALED_PLAIN, SEALED):
         raise SignatureError("entry is not encrypted, but this cache is")
-    return blob[1:_START]
+    return packed[1:_START]
 
 
 def epoch_of_key(sealed: object) -> bytes:

@@ -333,37 +333,37 @@ class Sealer:
 
     # -- sealing ------------------------------------------------------------------------------------------------------
 
-    def seal(self, stored: bytes, record: Record) -> bytes:
+    def seal(self, stored_key: bytes, record: Record) -> bytes:
         """Return the sealed record of an entry."""
         self.left -= 1
-        return self.current().seal(stored, record)
+        return self.current().seal(stored_key, record)
 
-    def open(self, stored: object, blob: object) -> Record:
+    def open(self, stored_key: object, packed: object) -> Record:
         """Return the record; raise SignatureError if it is not sealed, was changed, or belongs to another entry."""
-        if type(stored) is not bytes:
+        if type(stored_key) is not bytes:
             raise DecodeError("key is not a BLOB")
-        return self.key_of(epoch_of(blob)).open(stored, blob)  # type: ignore[arg-type]
+        return self.key_of(epoch_of(packed)).open(stored_key, packed)  # type: ignore[arg-type]
 
-    def plain_payload(self, stored: bytes, blob: object) -> bytes | None:
+    def plain_payload(self, stored_key: bytes, packed: object) -> bytes | None:
         """Return, quickly, the payload of a record without metadata; None for any other record, and for damage."""
-        if type(blob) is not bytes:
+        if type(packed) is not bytes:
             return None
-        decrypt = self._openers.get(head := blob[:5])
+        decrypt = self._openers.get(head := packed[:5])
         if decrypt is None:
             return None
         try:
-            return decrypt(blob[5:17], memoryview(blob)[17:], head + stored)
+            return decrypt(packed[5:17], memoryview(packed)[17:], head + stored_key)
         except Exception as error:  # `open` will say what is wrong
             reraise_signal(error)
             return None
 
-    def seal_key(self, stored: bytes, canonical: bytes, original: bytes | None) -> bytes:
+    def seal_key(self, stored_key: bytes, canonical: bytes, original: bytes | None) -> bytes:
         """Return a sealed key, from which iteration can rebuild the key."""
-        return self.current().seal_key(stored, canonical, original)
+        return self.current().seal_key(stored_key, canonical, original)
 
-    def open_key(self, stored: bytes, sealed: object) -> tuple[bytes, bytes | None]:
+    def open_key(self, stored_key: bytes, sealed: object) -> tuple[bytes, bytes | None]:
         """Return canonical bytes and original key; raise SignatureError if they do not belong to this stored key."""
-        canonical, original = self.key_of(epoch_of_key(sealed)).open_key(stored, sealed)  # type: ignore[arg-type]
-        if self.blind_key(canonical) != stored:
+        canonical, original = self.key_of(epoch_of_key(sealed)).open_key(stored_key, sealed)  # type: ignore[arg-type]
+        if self.blind_key(canonical) != stored_key:
             raise SignatureError("sealed key does not belong to its entry")
         return canonical, original

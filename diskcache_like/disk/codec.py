@@ -13,10 +13,10 @@ from typing import Any
 
 from msgpack import packb
 
-from ..columnar.registry import COLUMNAR_TYPES, Packed, Tables, as_extension
 from ..encoding.compressors import COMPRESSED, PayloadCompressor, new_compressor
 from ..encoding.pickling import PicklePolicy
 from ..errors import SettingError
+from .columnar.registry import COLUMNAR_TYPES, Packed, Tables, as_extension
 from .serializers import Extensions, Msgpack, Serializer, new_serializer
 
 

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, BinaryIO, Self
 
-from ..columnar import registry
 from ..crypto.signing import Secret
 from ..encoding import file_names, keys, values
 from ..encoding.compressors import EXPANDED_LIMIT
@@ -27,8 +26,9 @@ from ..encoding.record import MODE_BINARY, MODE_NONE, MODE_PICKLE, MODE_RAW, MOD
 from ..encoding.values import NotSerializable, encode_value
 from ..errors import DecodeError, SignatureError, ValueEncodeError, named
 from . import file_io
+from .columnar import registry
 from .payloads import Loaded, Payloads, readable
-from .value_files import Stored, ValueFiles
+from .value_files import Encoded, ValueFiles
 
 __all__ = [
     "MODE_BINARY",
@@ -190,48 +190,48 @@ class Disk(Payloads, ValueFiles):
             return key
         if type(key) is keys.NamespacedKey:
             return keys.NamespacedKey(key.path, self.fixed_key(key.key))
-        stored = keys.encode_key(key)
-        return keys.EncodedKey(stored, keys.original_key(key, stored))
+        stored_key = keys.encode_key(key)
+        return keys.EncodedKey(stored_key, keys.original_key(key, stored_key))
 
-    def original_key(self, key: object, stored: bytes) -> bytes | None:
-        """Return the original key as it must be stored beside `stored`, or None if it need not be stored."""
+    def original_key(self, key: object, stored_key: bytes) -> bytes | None:
+        """Return the original key as it must be stored beside `stored_key`, or None if it need not be stored."""
         if self.sealer is not None:
             canonical = keys.encode_key(key)
             original = keys.original_key(key, canonical)
             kept = original if original is None or original[0] == 0 or self.pickle_policy != "never" else None
-            return self.sealer.seal_key(stored, canonical, kept)
+            return self.sealer.seal_key(stored_key, canonical, kept)
         if not self.own_keys:
             return None
-        original = keys.original_key(key, stored)
+        original = keys.original_key(key, stored_key)
         if original is None or original[0] == 0 or self._trusts_keys():
             return original
         if self.pickle_policy == "never" or self.secret is None:
             return None  # the entry can be read by its key, but iteration reports that it cannot rebuild the key
-        return original[:1] + self.secret.signer.tag(b"key", stored, original[1:]) + original[1:]
+        return original[:1] + self.secret.signer.tag(b"key", stored_key, original[1:]) + original[1:]
 
-    def user_key(self, stored: bytes, original: bytes | None) -> Any:
-        """Return the user's key for `stored`; raise DecodeError if only code or another secret could rebuild it."""
-        if type(stored) is not bytes or not isinstance(original, bytes | None):
+    def user_key(self, stored_key: bytes, original: bytes | None) -> Any:
+        """Return the user's key for `stored_key`; raise DecodeError if only code or another secret could rebuild it."""
+        if type(stored_key) is not bytes or not isinstance(original, bytes | None):
             raise DecodeError("stored key and original key are not BLOBs")
         if self.sealer is not None:
-            return self._key_of(*self.sealer.open_key(stored, original), authentic=True)
+            return self._key_of(*self.sealer.open_key(stored_key, original), authentic=True)
         if not self.own_keys:
-            path, inner = split_key(stored)
+            path, inner = split_key(stored_key)
             pair = keys.decode_key(inner)
             if isinstance(pair, _QUEUE_KEYS):
                 return pair
             if not isinstance(pair, tuple) or len(pair) != 2:
                 raise DecodeError("stored key was not written by this class of Disk")
             return self.get(*pair) if path is None else keys.NamespacedKey(path, self.get(*pair))
-        return self._key_of(stored, original, self._trusts_keys())
+        return self._key_of(stored_key, original, self._trusts_keys())
 
-    def _key_of(self, stored: bytes, original: bytes | None, authentic: bool) -> Any:
+    def _key_of(self, stored_key: bytes, original: bytes | None, authentic: bool) -> Any:
         if original is None or original[:1] != b"\x01":
-            return keys.decode_key(stored, original)
+            return keys.decode_key(stored_key, original)
         if authentic and self.pickle_policy == "never":
             raise SignatureError("key is an instance and the policy is pickle='never'")
-        pickled = original[1:] if authentic else self._verified_key(stored, original)
-        path, inner = split_key(stored)
+        pickled = original[1:] if authentic else self._verified_key(stored_key, original)
+        path, inner = split_key(stored_key)
         key = loads_pickle(pickled)
         if keys.encode_key(key) != inner:
             raise DecodeError("stored key and original key do not agree")
@@ -240,15 +240,15 @@ class Disk(Payloads, ValueFiles):
     def _trusts_keys(self) -> bool:
         return self.pickle_policy == "trusted" and not self.authenticates
 
-    def _verified_key(self, stored: bytes, original: bytes) -> bytes:
+    def _verified_key(self, stored_key: bytes, original: bytes) -> bytes:
         if self.pickle_policy == "never":
             raise SignatureError("key is an instance and the policy is pickle='never'")
         signer = None if self.secret is None else self.secret.verifier
-        if signer is None or not signer.verify(original[1:17], b"key", stored, original[17:]):
+        if signer is None or not signer.verify(original[1:17], b"key", stored_key, original[17:]):
             raise SignatureError("key is not authenticated, or with a different secret")
         return original[17:]
 
-    def encode(self, value: Any, read: bool, key: Any) -> Stored:
+    def encode(self, value: Any, read: bool, key: Any) -> Encoded:
         """Encode a value; if it needs a value file, that file is complete when this returns."""
         # A file holds bytes as they are, so packing large ones would copy them for nothing.
         if self._plain_values and not read and not (type(value) is bytes and len(value) >= self._file_floor):
@@ -298,7 +298,7 @@ class Disk(Payloads, ValueFiles):
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
-    def _encode(self, value: Any, read: bool, key: Any) -> Stored:
+    def _encode(self, value: Any, read: bool, key: Any) -> Encoded:
         if read:
             return self._write(MODE_BINARY, _pieces(value), key, value)
         if self._value_codec.packs_columnar:
@@ -311,7 +311,7 @@ class Disk(Payloads, ValueFiles):
             return mode, payload, None, 0
         return self._write(mode, (payload,), key, value)
 
-    def _encode_columnar(self, packed: registry.Packed, key: Any, value: Any) -> Stored:
+    def _encode_columnar(self, packed: registry.Packed, key: Any, value: Any) -> Encoded:
         """Encode an array or table; a large one is written to a file in its own format, unless compressing it pays."""
         is_large = packed.mode != 0 and packed.size >= self._file_floor
         if is_large and (not self._value_codec.compresses or packed.size > EXPANDED_LIMIT):
@@ -323,13 +323,13 @@ class Disk(Payloads, ValueFiles):
             return self._write(packed.mode, packed.pieces, key, value)
         return self._write(MODE_RAW, (payload,), key, value)
 
-    def _write(self, mode: int, pieces: Iterable[bytes], key: Any, value: Any) -> Stored:
+    def _write(self, mode: int, pieces: Iterable[bytes], key: Any, value: Any) -> Encoded:
         if self.sealer is not None:
             return self.write_sealed(mode, pieces, self.sealer)
         name, _ = self.filename(key, value)
         return self.write_file(mode, pieces, name)
 
-    def write_value(self, mode: int, content: bytes, key: Any) -> Stored:
+    def write_value(self, mode: int, content: bytes, key: Any) -> Encoded:
         """Write content that another machine has encoded to a value file, and return the encoded value."""
         return self._write(mode, (content,), key, UNKNOWN)
 

@@ -6,13 +6,13 @@ import io
 from collections.abc import Callable
 from typing import Any
 
-from ..columnar import registry
 from ..encoding import values
 from ..encoding.pickling import dumps_pickle, loads_pickle
 from ..encoding.record import MODE_BINARY, MODE_BYTES, MODE_PICKLE, MODE_RAW
 from ..encoding.values import NotSerializable
 from ..errors import DecodeError, ValueEncodeError
 from .codec import Codec
+from .columnar import registry
 from .serializers import Msgpack
 
 SMALLEST_FILE = 16  # bytes; a shorter payload always stays in the row, whatever min_file_size says

@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
-from ..columnar.registry import Tables
 from ..encoding import values
 from ..encoding.json import Json
 from ..encoding.msgpack_reader import Buffer, Format, Marks, Scalars, decoder
 from ..encoding.values import MARKS, SCALARS, NotSerializable
 from ..errors import DecodeError, SettingError
+from .columnar.registry import Tables
 
 Writer = Callable[[Any], Any]
 

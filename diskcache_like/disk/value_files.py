@@ -24,7 +24,7 @@ from . import file_io
 DIGEST_SIZE = 32  # bytes of the BLAKE2b over a file whose record is authenticated; the record's tag covers the digest
 
 # An encoded value: (mode, payload of the record, name of the value file that was written or None, size of that file).
-Stored = tuple[int, bytes, str | None, int]
+Encoded = tuple[int, bytes, str | None, int]
 
 
 class _Digest:
@@ -70,7 +70,7 @@ class NewValue:
         self._file.write(piece)
         self._digest.update(piece)
 
-    def finish(self, sync: bool) -> Stored:
+    def finish(self, sync: bool) -> Encoded:
         """Give the file its name and return the encoded value."""
         self._file.finish(sync)
         return MODE_BINARY, self._digest.value(), self._file.name, self._file.size
@@ -99,7 +99,7 @@ class _SealedValue(NewValue):
             self._sealer.back_to(mark)
             raise
 
-    def finish(self, sync: bool) -> Stored:
+    def finish(self, sync: bool) -> Encoded:
         """Write the last chunk, give the file its name and return the encoded value."""
         self._file.write(self._sealer.finish())
         self._file.finish(sync)
@@ -116,13 +116,13 @@ class ValueFiles:
         self.authenticates = False  # every record is signed, not only pickles
         self.sync = False  # value files reach stable storage before their row is committed
 
-    def write_file(self, mode: int, pieces: Iterable[bytes], name: str) -> Stored:
+    def write_file(self, mode: int, pieces: Iterable[bytes], name: str) -> Encoded:
         """Write a value file under a new name, and return the encoded value."""
         digest = _Digest(self._strong(mode))
         size = file_io.write(self._directory, name, digest.digesting(pieces), self.sync)
         return mode, digest.value(), name, size
 
-    def write_sealed(self, mode: int, pieces: Iterable[bytes], sealer: Sealer) -> Stored:
+    def write_sealed(self, mode: int, pieces: Iterable[bytes], sealer: Sealer) -> Encoded:
         """Write a value file sealed with a key of its own; the payload is the epoch of the data key behind that."""
         data_key = sealer.current()
         name, cipher = data_key.new_file()

@@ -33,7 +33,7 @@ from uuid import UUID
 
 from ..errors import CacheError, KeyEncodeError, KeyTooLarge
 from ..system.signals import reraise_signal
-from .made_keys import EncodedKey, NamespacedKey, PrefixedQueueKey, QueueKey
+from .made_keys import NamespacedKey, PrefixedQueueKey, QueueKey
 from .values import BIN_HEADS, SMALL_INTS, STR_HEADS, int_to_bytes
 
 KEY_SIZE_LIMIT: Final = 64 * 1024
@@ -494,7 +494,6 @@ _ENCODERS: Final = _Encoders(
         QueueKey: _queue,
         PrefixedQueueKey: _queue,
         NamespacedKey: _namespaced,
-        EncodedKey: lambda value, _walk: bytes(value),
         bytearray: _bytes,
         memoryview: _memoryview,
         complex: _number,
@@ -557,3 +556,8 @@ def _of_its_own(kind: type[Any]) -> _Encoder:
         return _path
     compared = _compared_fields(kind)
     return _instance if compared is None else partial(_fields, compared)
+
+
+def encode_as_is(kind: type[bytes]) -> None:
+    """Let keys of a class be their own canonical bytes."""
+    _ENCODERS[kind] = lambda value, _walk: bytes(value)

@@ -29,7 +29,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from msgpack import ExtType
 
 from ..errors import DecodeError, SettingError
-from .msgpack_reader import Mark, Marks, Scalars
+from .msgpack_reader import ArrayMark, Marks, Scalars
 from .values import NotSerializable, without_misencoded
 
 OBJECT: Final = 6
@@ -55,12 +55,17 @@ class Registry:
         self._parent = parent
         self._by_name: dict[str, ClassFormat] = {}
         self.scalars: Scalars = {}
-        self.marks: Marks = {OBJECT: Mark(self._build)}
+        self.marks: Marks = {OBJECT: ArrayMark(self._build)}
 
-    def add(self, cls: type) -> None:
-        """Register a class; it replaces an earlier one of the same name, as when a module is reloaded."""
+    def add(self, cls: type, name: str | None = None) -> None:
+        """Register a class; it replaces an earlier one of the same name, as when a module is reloaded.
+
+        `name`: under which its objects are stored, if not under the full name of the class.
+        """
         kind = _format_of(cls)
-        self._by_name[kind.name] = kind
+        if name is not None:
+            kind = kind._replace(name=name)
+        self._by_name[full_name(cls)] = self._by_name[kind.name] = kind
 
     def writer(self, cls: type) -> Callable[[Any], Any] | None:
         """Return the function that turns an object of exactly this class into a marked array."""
@@ -111,7 +116,7 @@ def registry_of(classes: Iterable[type | str]) -> Registry:
 
 
 def full_name(cls: type) -> str:
-    """Return the name under which objects of a class are stored."""
+    """Return the name under which objects of a class are stored, unless `Registry.add` was given another."""
     return f"{cls.__module__}.{cls.__qualname__}"
 
 

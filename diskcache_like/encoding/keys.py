@@ -18,15 +18,15 @@ from fractions import Fraction
 from functools import partial
 from itertools import chain
 from pathlib import PosixPath, PureWindowsPath
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, Self
 from uuid import UUID
 
 from ..errors import DecodeError, KeyEncodeError, KeyTooLarge, ValueEncodeError
 from ..system.signals import reraise_signal
 from . import canonical, made_keys
 from .canonical import KEY_DEPTH, KEY_SIZE_LIMIT, encode_key, encode_unbounded
-from .made_keys import EncodedKey, NamespacedKey, PrefixedQueueKey, QueueKey
-from .msgpack_reader import NESTED, Format, Mark
+from .made_keys import NamespacedKey, PrefixedQueueKey, QueueKey
+from .msgpack_reader import NESTED, ArrayMark, Format
 from .pickling import dumps_pickle
 from .values import NotSerializable, decode_value, encode_value, int_from_bytes
 
@@ -59,6 +59,38 @@ _AS_PICKLE: Final = b"\x01"
 
 class KeyDecodeError(DecodeError):
     """A stored key identifies something that can be rebuilt only from the original key."""
+
+
+class EncodedKey(bytes):
+    """A key as its stored bytes, which stay what they are whatever becomes of the key; equal only to such bytes.
+
+    It stands for a key that other code may change, or whose equality does not agree with that of stored keys.
+    """
+
+    original: bytes | None  # what is stored beside the bytes, where these alone do not give the key back
+
+    def __new__(cls, stored_key: bytes, original: bytes | None = None) -> Self:
+        """Make the key of these bytes."""
+        self = super().__new__(cls, stored_key)
+        self.original = original
+        return self
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is EncodedKey and bytes.__eq__(self, other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = bytes.__hash__
+
+    def __repr__(self) -> str:
+        try:
+            return repr(decode_key(self, self.original))
+        except DecodeError:  # of an instance, which only code rebuilds
+            return f"<a key of {len(self)} bytes>"
+
+
+canonical.encode_as_is(EncodedKey)
 
 
 def queue_key(prefix: str | None, number: int) -> QueueKey | PrefixedQueueKey:
@@ -142,50 +174,50 @@ _KEYS: Final = Format(
         canonical.WINDOWS_PATH: partial(_read_path, PureWindowsPath),
     },
     {
-        canonical.TUPLE: Mark(lambda items: tuple(items[1:])),
-        canonical.SET: Mark(lambda items: frozenset(items[1:])),
-        canonical.RANGE: Mark(_read_range),
-        canonical.DECIMAL: Mark(_read_decimal),
-        canonical.FRACTION: Mark(_read_fraction),
-        canonical.ENUM: Mark(_needs_original_key),
-        canonical.DATACLASS: Mark(_needs_original_key),
-        canonical.INSTANCE: Mark(_needs_original_key),
-        canonical.ORDERED: Mark(lambda items: OrderedDict(zip(items[1::2], items[2::2], strict=True))),
+        canonical.TUPLE: ArrayMark(lambda items: tuple(items[1:])),
+        canonical.SET: ArrayMark(lambda items: frozenset(items[1:])),
+        canonical.RANGE: ArrayMark(_read_range),
+        canonical.DECIMAL: ArrayMark(_read_decimal),
+        canonical.FRACTION: ArrayMark(_read_fraction),
+        canonical.ENUM: ArrayMark(_needs_original_key),
+        canonical.DATACLASS: ArrayMark(_needs_original_key),
+        canonical.INSTANCE: ArrayMark(_needs_original_key),
+        canonical.ORDERED: ArrayMark(lambda items: OrderedDict(zip(items[1::2], items[2::2], strict=True))),
     },
 )
 
 
-def decode_key(stored: bytes, original: bytes | None = None) -> Any:
-    """Rebuild a key without running code, or raise `DecodeError`; the result always encodes to `stored`.
+def decode_key(stored_key: bytes, original: bytes | None = None) -> Any:
+    """Rebuild a key without running code, or raise `DecodeError`; the result always encodes to `stored_key`.
 
     An original key that is data is used if it belongs to this stored key; the caller deals with one that is a pickle.
     """
-    if stored[:1] == made_keys.START:
-        path, inner = made_keys.split_key(stored)
+    if stored_key[:1] == made_keys.START:
+        path, inner = made_keys.split_key(stored_key)
         return NamespacedKey(path, decode_key(inner, original))  # type: ignore[arg-type]  # it has a path
     if original is not None and original[:1] == _AS_DATA:
         try:
             key = decode_value(memoryview(original)[1:])
-            if encode_key(key) == stored:
+            if encode_key(key) == stored_key:
                 return key
         except (DecodeError, KeyEncodeError, KeyTooLarge):
             pass
-    return _decode(stored)
+    return _decode(stored_key)
 
 
-def _decode(stored: bytes) -> Any:
-    if not 0 < len(stored) <= KEY_SIZE_LIMIT:
-        raise DecodeError(f"a stored key of {len(stored)} bytes was not written by this package")
+def _decode(stored_key: bytes) -> Any:
+    if not 0 < len(stored_key) <= KEY_SIZE_LIMIT:
+        raise DecodeError(f"a stored key of {len(stored_key)} bytes was not written by this package")
     try:
-        key = _KEYS.unpack(stored) if stored[0] in NESTED else decode_value(stored)
-        if encode_key(key) == stored:
+        key = _KEYS.unpack(stored_key) if stored_key[0] in NESTED else decode_value(stored_key)
+        if encode_key(key) == stored_key:
             return key
     except (DecodeError, MemoryError):
         raise
     except Exception as exc:
         reraise_signal(exc)
-        raise DecodeError(f"a stored key of {len(stored)} bytes cannot be decoded: {exc}") from exc
-    raise DecodeError(f"a stored key of {len(stored)} bytes is not in its canonical form")
+        raise DecodeError(f"a stored key of {len(stored_key)} bytes cannot be decoded: {exc}") from exc
+    raise DecodeError(f"a stored key of {len(stored_key)} bytes is not in its canonical form")
 
 
 # ------------------------------------------------------------------------------------------------ original key
@@ -204,8 +236,8 @@ def _is_plain(key: Any) -> bool:
     return kind in _PLAIN or (kind is float and not key.is_integer())
 
 
-def original_key(key: Any, stored: bytes) -> bytes | None:
-    """Return what to store beside `stored` so that a key of the same type and form can be read back.
+def original_key(key: Any, stored_key: bytes) -> bytes | None:
+    """Return what to store beside `stored_key` so that a key of the same type and form can be read back.
 
     None if nothing is needed, which is the common case, or if nothing helps: for a memoryview, and for an instance
     that cannot be pickled.
@@ -215,13 +247,13 @@ def original_key(key: Any, stored: bytes) -> bytes | None:
     if type(key) is EncodedKey:
         return key.original
     if type(key) is NamespacedKey:
-        return original_key(key.key, stored[len(key.path.start) :])
+        return original_key(key.key, stored_key[len(key.path.start) :])
     try:
         payload = encode_value(key)
     except NotSerializable:
         return _pickled(key)
     try:
-        if encode_value(_decode(stored)) == payload:
+        if encode_value(_decode(stored_key)) == payload:
             return None
     except (DecodeError, NotSerializable):
         pass
@@ -243,11 +275,11 @@ _PRIMES: Final = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37)
 _PRIMORIAL: Final = math.prod(_PRIMES)  # testing for a common factor with it rules out seven of ten odd numbers
 
 
-def key_hash(stored: bytes, modulus: int) -> int:
+def key_hash(stored_key: bytes, modulus: int) -> int:
     """Return the hash of a stored key, which is its place in the database: a multiple of four below 2**62."""
-    if len(stored) > DIGEST_ABOVE:
-        stored = hashlib.blake2b(stored, digest_size=16).digest()
-    return (int.from_bytes(stored, "big") % modulus) << 2
+    if len(stored_key) > DIGEST_ABOVE:
+        stored_key = hashlib.blake2b(stored_key, digest_size=16).digest()
+    return (int.from_bytes(stored_key, "big") % modulus) << 2
 
 
 def new_modulus() -> int:
@@ -353,13 +385,13 @@ def sort_key(key: Any) -> tuple[Any, ...]:
     """Return what to sort a key by: numbers by value (NaN last), then text, bytes, and the rest by type and bytes."""
     if type(key) is str:
         return 1, key
-    stored = encode_key(key)
+    stored_key = encode_key(key)
     try:
-        plain = _decode(stored)
+        plain = _decode(stored_key)
     except DecodeError:
-        return 3, type(key).__name__, stored
+        return 3, type(key).__name__, stored_key
     if type(plain) in (int, float, Decimal, Fraction):
         return (0, plain, 0) if plain == plain else (0, math.inf, 1)
     if type(plain) in (str, bytes):
         return 1 if type(plain) is str else 2, plain
-    return 3, type(key).__name__, stored
+    return 3, type(key).__name__, stored_key

@@ -1,4 +1,4 @@
-"""The keys that the package makes itself: of items in queues, of entries in namespaces, and keys that are encoded.
+"""The keys that the package makes itself: of items in queues, and of entries in namespaces.
 
 The stored key of an entry in a namespace is the start of the namespace, which no other key begins with, and the stored
 key of the user's key. Such an entry has hidden tags, by which the index finds it: one for its own namespace and one for
@@ -75,37 +75,6 @@ class PrefixedQueueKey(str):
         return type(self), (self.prefix, self.number)
 
 
-class EncodedKey(bytes):
-    """A key as its stored bytes, which stay what they are whatever becomes of the key; equal only to such bytes.
-
-    It stands for a key that other code may change, or whose equality does not agree with that of stored keys.
-    """
-
-    original: bytes | None  # what is stored beside the bytes, where these alone do not give the key back
-
-    def __new__(cls, stored: bytes, original: bytes | None = None) -> Self:
-        """Make the key of these bytes."""
-        self = super().__new__(cls, stored)
-        self.original = original
-        return self
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is EncodedKey and bytes.__eq__(self, other)
-
-    def __ne__(self, other: object) -> bool:
-        return not self == other
-
-    __hash__ = bytes.__hash__
-
-    def __repr__(self) -> str:
-        from .keys import decode_key  # late: it needs this class
-
-        try:
-            return repr(decode_key(self, self.original))
-        except DecodeError:  # of an instance, which only code rebuilds
-            return f"<a key of {len(self)} bytes>"
-
-
 class Path:
     """The names that lead to a namespace. There is one object for each path, so that to compare two is cheap."""
 
@@ -163,19 +132,19 @@ class NamespacedKey(NamedTuple):
     key: Any
 
 
-def split_key(stored: bytes) -> tuple[Path | None, bytes]:
+def split_key(stored_key: bytes) -> tuple[Path | None, bytes]:
     """Return the path of the namespace that a stored key is in, and what the stored key is there."""
-    if stored[:1] != START:
-        return None, stored
-    end = 2 + stored[1] if len(stored) > 2 else 0
-    names = decode_value(stored[2:end])
+    if stored_key[:1] != START:
+        return None, stored_key
+    end = 2 + stored_key[1] if len(stored_key) > 2 else 0
+    names = decode_value(stored_key[2:end])
     if not isinstance(names, list) or not names or not all(type(name) is str and name for name in names):
         raise DecodeError("a stored key begins like one in a namespace, and names none")
     try:
         path = path_of(tuple(names))
     except KeyEncodeError as error:
         raise DecodeError(str(error)) from error
-    inner = stored[end : end + 1] == START and (path is not FLIGHTS or stored[end:].startswith(FLIGHTS.start))
-    if path.start != stored[:end] or inner:
+    inner = stored_key[end : end + 1] == START and (path is not FLIGHTS or stored_key[end:].startswith(FLIGHTS.start))
+    if path.start != stored_key[:end] or inner:
         raise DecodeError("a stored key is not in its canonical form")
-    return path, stored[end:]
+    return path, stored_key[end:]

@@ -35,13 +35,13 @@ MISENCODED: Final = frozenset((bytearray, memoryview, ExtType, Timestamp, getatt
 """The types that msgpack packs or reads in a form of its own, which is not part of ours."""
 
 
-class Mark(NamedTuple):
+class ArrayMark(NamedTuple):
     """The first item of an array that stands for something else; `build` is called with the array, mark included."""
 
     build: Callable[[list[Any]], Any]
 
 
-Marks = Mapping[int, Mark]
+Marks = Mapping[int, ArrayMark]
 
 
 def kinds_in(value: Any) -> set[type]:
@@ -214,7 +214,7 @@ class Format:
 
         def array(items: list[Any]) -> Any:
             nonlocal opened
-            if items and type(items[0]) is Mark:
+            if items and type(items[0]) is ArrayMark:
                 opened -= 1
                 return items[0].build(items)
             return items

@@ -119,21 +119,21 @@ class Record(NamedTuple):
         return self.mode == MODE_RAW and self.file is None and self.metadata == NO_METADATA
 
 
-def pack_simple(stored: bytes, payload: bytes) -> bytes:
+def pack_simple(stored_key: bytes, payload: bytes) -> bytes:
     """Return the BLOB of a value in the row without metadata."""
     body = SIMPLE_HEAD + payload
-    return body + crc32(body, crc32(stored)).to_bytes(4, "little")
+    return body + crc32(body, crc32(stored_key)).to_bytes(4, "little")
 
 
-def pack(stored: bytes, record: Record, signer: Authenticator | None = None) -> bytes:
+def pack(stored_key: bytes, record: Record, signer: Authenticator | None = None) -> bytes:
     """Return the BLOB of a record under its stored key; authenticated if a signer is given."""
     if signer is None:
-        return pack_simple(stored, record.payload) if record.is_simple() else pack_full(stored, record)
+        return pack_simple(stored_key, record.payload) if record.is_simple() else pack_full(stored_key, record)
     body = b"\x02" + pack_fields(record, SIGNED)
-    return body + signer.tag(stored, body)
+    return body + signer.tag(stored_key, body)
 
 
-def pack_full(stored: bytes, record: Record) -> bytes:
+def pack_full(stored_key: bytes, record: Record) -> bytes:
     """Return the BLOB of a record with metadata or in a file, not authenticated."""
     mode, payload, metadata, file, size, _ = record
     tags = metadata.tags
@@ -141,7 +141,7 @@ def pack_full(stored: bytes, record: Record) -> bytes:
         body = _tagged_head(mode, tags) + payload
     else:
         body = b"\x02" + pack_fields(record)
-    return body + crc32(body, crc32(stored)).to_bytes(4, "little")
+    return body + crc32(body, crc32(stored_key)).to_bytes(4, "little")
 
 
 @lru_cache(_CACHED)
@@ -175,27 +175,27 @@ def pack_fields(record: Record, flags: int = 0) -> bytes:
     return b"".join((_FIELDS.pack(flags, mode, expire, size, len(tags), len(file)), more, tags, file.encode(), payload))
 
 
-def unpack(stored: bytes, blob: object, signer: Authenticator | None = None, required: bool = False) -> Record:
-    """Verify `blob` against the stored key and return its record.
+def unpack(stored_key: bytes, packed: object, signer: Authenticator | None = None, required: bool = False) -> Record:
+    """Verify `packed` against the stored key and return its record.
 
     `signer` verifies authenticated records; without it they cannot be read. `required`: refuse records that are not
     authenticated. Raises DecodeError for damage, SignatureError for a failed or missing authentication.
     """
-    if type(blob) is not bytes or len(blob) < 5 or type(stored) is not bytes:
+    if type(packed) is not bytes or len(packed) < 5 or type(stored_key) is not bytes:
         raise DecodeError("key and record must be BLOBs, the record of at least 5 bytes")
-    if blob[0] == SIMPLE:
-        if crc32(blob, crc32(stored)) != RESIDUE:
+    if packed[0] == SIMPLE:
+        if crc32(packed, crc32(stored_key)) != RESIDUE:
             raise DecodeError("record does not match its checksum")
         if required:
             raise SignatureError("entry is not authenticated, but this cache requires it")
-        return Record(MODE_RAW, blob[1:-4])
-    if blob[0] != FULL or len(blob) < _SMALLEST + 4:
-        raise DecodeError(f"record starts with byte {blob[0]}, expected {SIMPLE} or {FULL}")
-    signed = bool(blob[1] & SIGNED)
-    _verify(stored, blob, signed, signer)
+        return Record(MODE_RAW, packed[1:-4])
+    if packed[0] != FULL or len(packed) < _SMALLEST + 4:
+        raise DecodeError(f"record starts with byte {packed[0]}, expected {SIMPLE} or {FULL}")
+    signed = bool(packed[1] & SIGNED)
+    _verify(stored_key, packed, signed, signer)
     if required and not signed:
         raise SignatureError("entry is not authenticated, but this cache requires it")
-    return unpack_fields(blob[1 : -TAG_SIZE if signed else -4], signed)
+    return unpack_fields(packed[1 : -TAG_SIZE if signed else -4], signed)
 
 
 def unpack_fields(fields: bytes, signed: bool) -> Record:
@@ -244,11 +244,11 @@ def _are_tags(packed: bytes) -> bool:
     return start == len(packed)
 
 
-def _verify(stored: bytes, blob: bytes, signed: bool, signer: Authenticator | None) -> None:
+def _verify(stored_key: bytes, packed: bytes, signed: bool, signer: Authenticator | None) -> None:
     if not signed:
-        if crc32(blob, crc32(stored)) != RESIDUE:
+        if crc32(packed, crc32(stored_key)) != RESIDUE:
             raise DecodeError("record does not match its checksum")
     elif signer is None:
         raise SignatureError("entry is authenticated, but this handle has no secret")
-    elif len(blob) < _SMALLEST + TAG_SIZE or not signer.verify(blob[-TAG_SIZE:], stored, blob[:-TAG_SIZE]):
+    elif len(packed) < _SMALLEST + TAG_SIZE or not signer.verify(packed[-TAG_SIZE:], stored_key, packed[:-TAG_SIZE]):
         raise SignatureError("entry was changed, or authenticated with a different secret")

@@ -49,8 +49,8 @@ from ..system.signals import reraise_signal
 from .msgpack_reader import (
     MAX_DEPTH,
     MISENCODED,
+    ArrayMark,
     Format,
-    Mark,
     Marks,
     Scalars,
     check_structure,
@@ -390,11 +390,11 @@ SCALARS: Final[Scalars] = {
     ELLIPSIS: lambda _data: ...,
 }
 MARKS: Final[Marks] = {
-    TUPLE: Mark(lambda items: tuple(items[1:])),
-    SET: Mark(partial(_read_set, set)),
-    FROZENSET: Mark(partial(_read_set, frozenset)),
-    RANGE: Mark(_read_range),
-    FRACTION: Mark(_read_fraction),
+    TUPLE: ArrayMark(lambda items: tuple(items[1:])),
+    SET: ArrayMark(partial(_read_set, set)),
+    FROZENSET: ArrayMark(partial(_read_set, frozenset)),
+    RANGE: ArrayMark(_read_range),
+    FRACTION: ArrayMark(_read_fraction),
 }
 
 

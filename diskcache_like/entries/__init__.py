@@ -1,6 +1,6 @@
 """A cache as one process has it open.
 
-- `session`: what is open, and the settings in force; `options`: the arguments of a cache, checked
+- `handle`: what is open, and the settings in force; `options`: the arguments of a cache, checked
 - `row_codec`: keys to stored keys and stores, records to rows and back, and what an entry has to prove
 - `loading`: read an entry, and decide whether it may be kept hot
 - `hot`: the hot layer: lookup, SIEVE, and what hits and misses leave behind

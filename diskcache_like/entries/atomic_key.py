@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..disk.value_files import Stored
+from ..disk.value_files import Encoded
 from ..encoding.record import MODE_RAW, NO_METADATA, Metadata
 from ..encoding.tags import pack_tags
 from ..storage.store import REMOVE, Change, Remove
@@ -16,8 +16,8 @@ SHORTEST_SLEEP = 0.001  # seconds; a shorter sleep is not worthwhile, even if a 
 
 # What becomes of an entry: this value with this metadata is stored, REMOVE takes it away, None leaves it as it is.
 Decision = tuple[Any, Metadata] | Remove | None
-Decide = Callable[[Any, Metadata], Decision]
-_NOT_ENCODED: Stored = (MODE_RAW, b"", None, 0)
+DecideValue = Callable[[Any, Metadata], Decision]
+_NOT_ENCODED: Encoded = (MODE_RAW, b"", None, 0)
 
 
 class AtomicKey:
@@ -39,11 +39,11 @@ class AtomicKey:
         return self._location
 
     @property
-    def stored(self) -> bytes:
+    def stored_key(self) -> bytes:
         """Return the stored key."""
         return self._found()[0]
 
-    def update(self, decide: Decide, wait: float | None) -> bool:
+    def update(self, decide: DecideValue, wait: float | None) -> bool:
         """Do what `update` of this module does for this key."""
         return update(self._rows, self._loader, (self._key, self._found()), decide, wait)
 
@@ -59,28 +59,28 @@ class AtomicKey:
 
     def generation(self) -> int:
         """Return the generation to sleep on; read it before looking at the entry."""
-        _, h, store = self._found()
-        return store.generation(h)
+        _, home, store = self._found()
+        return store.generation(home)
 
     def sleep(self, generation: int, seconds: float) -> None:
         """Sleep until the entry may have changed since `generation`, `seconds` at most."""
-        _, h, store = self._found()
-        store.sleep(h, generation, seconds)
+        _, home, store = self._found()
+        store.sleep(home, generation, seconds)
 
     def wake(self) -> None:
         """Wake the sleepers; call it after a change."""
-        _, h, store = self._found()
-        store.wake(h)
+        _, home, store = self._found()
+        store.wake(home)
 
     def hold(self, owner: object) -> bool | None:
         """Hold the key if nobody does, until `let_go` or the end of the process; None where that is not possible."""
-        _, h, store = self._found()
-        return store.hold(h, owner)
+        _, home, store = self._found()
+        return store.hold(home, owner)
 
     def let_go(self, owner: object) -> None:
         """Let go of a key if this owner holds it."""
-        _, h, store = self._found()
-        store.let_go(h, owner)
+        _, home, store = self._found()
+        store.let_go(home, owner)
 
     def left(self, until: float | None) -> float:
         """Return the seconds to sleep until a moment by the cache's clock; None means never."""
@@ -91,7 +91,9 @@ class AtomicKey:
         return self._rows.expiry(expire)
 
 
-def update(rows: RowCodec, loader: Loader, place: tuple[Any, Location], decide: Decide, wait: float | None) -> bool:
+def update(
+    rows: RowCodec, loader: Loader, place: tuple[Any, Location], decide: DecideValue, wait: float | None
+) -> bool:
     """Let `decide` say what becomes of the entry of a key, and do that; return whether that is a change. Atomic.
 
     `place`: the key, and where it lives. `decide` gets the live value and its metadata, or ENOVAL and NO_METADATA if
@@ -100,14 +102,14 @@ def update(rows: RowCodec, loader: Loader, place: tuple[Any, Location], decide: 
     no limit. Raises Timeout, ValueEncodeError, DiskFull.
     """
     key, location = place
-    stored, h, store = location
+    stored_key, home, store = location
     current_of, row = loader.current, rows.row
     encoded = _NOT_ENCODED
     decision: Decision = None
 
-    def change(blob: bytes | None) -> Change:
+    def change(packed: bytes | None) -> Change:
         nonlocal encoded, decision
-        found = current_of(key, location, blob)
+        found = current_of(key, location, packed)
         if found is None or found is EXPIRED:
             decision = decide(ENOVAL, NO_METADATA)
         else:
@@ -115,12 +117,12 @@ def update(rows: RowCodec, loader: Loader, place: tuple[Any, Location], decide: 
         if encoded[2] is not None:
             discard(store, encoded)  # the file of an attempt that failed
         if type(decision) is not tuple:
-            return decision if blob is not None else None  # type: ignore[return-value]
+            return decision if packed is not None else None  # type: ignore[return-value]
         encoded = store.disk.encode(decision[0], False, key)
         return row(key, location, encoded, decision[1])
 
     try:
-        stamp = store.update(h, stored, change, wait, early=True)
+        stamp = store.update(home, stored_key, change, wait, early=True)
     except BaseException:
         discard(store, encoded)
         raise
@@ -134,4 +136,4 @@ def update(rows: RowCodec, loader: Loader, place: tuple[Any, Location], decide: 
     return decision is not None
 
 
-__all__ = ["REMOVE", "AtomicKey", "Decide", "Decision"]
+__all__ = ["REMOVE", "AtomicKey", "DecideValue", "Decision"]

@@ -100,23 +100,23 @@ def _sealer(store: Store, master: MasterKey) -> Sealer:
     return Sealer(master, store.directory, store.keyring, store.keyring_version)
 
 
-def sealed_row(disk: Disk, key: Any, stored: bytes, record: Record) -> Row:
+def sealed_row(disk: Disk, key: Any, stored_key: bytes, record: Record) -> Row:
     """Return the row of an entry; it reveals neither key nor value nor tag."""
     sealer = disk.sealer
     assert sealer is not None
     column = None if record.file is None else file_names.to_column(record.file)
     tags = tags_column(record.metadata.tags, sealer.blind_tag)
-    blob, expiries = sealer.seal(stored, record), Row.expiries(record.metadata)
-    return Row(blob, *expiries, tags, record.size, column, disk.original_key(key, stored))
+    packed, expiries = sealer.seal(stored_key, record), Row.expiries(record.metadata)
+    return Row(packed, *expiries, tags, record.size, column, disk.original_key(key, stored_key))
 
 
 def kept_hot(
-    store: EntryStore, stored: bytes, record: Record, blob: bytes | None
+    store: EntryStore, stored_key: bytes, record: Record, packed: bytes | None
 ) -> tuple[Any, Callable[[Any], Any] | None]:
     """Return what an encrypted hot layer keeps: the record as it is stored, and how a hit opens it."""
-    if blob is None or record.file is not None or store.displaced:
+    if packed is None or record.file is not None or store.displaced:
         return NOT_KEPT, None
-    return blob, partial(_opened, store.disk, stored)
+    return packed, partial(_opened, store.disk, stored_key)
 
 
 def check_without_secret(directory: str, shared: bool = False) -> list[warnings.WarningMessage]:
@@ -129,6 +129,6 @@ def check_without_secret(directory: str, shared: bool = False) -> list[warnings.
         shards.close(None)
 
 
-def _opened(disk: Disk, stored: bytes, blob: bytes) -> Any:
+def _opened(disk: Disk, stored_key: bytes, packed: bytes) -> Any:
     assert disk.sealer is not None
-    return disk.load(disk.sealer.open(stored, blob), False)[0]
+    return disk.load(disk.sealer.open(stored_key, packed), False)[0]

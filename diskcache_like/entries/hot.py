@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from ..coherence.generations import MAX_WORD, Header, Words
 from ..encoding import keys
-from ..policies import FREQUENCY, NO_MARKS, RECENCY, Policy
+from ..settings.policies import FREQUENCY, NO_MARKS, RECENCY, Policy
 from ..storage.interface import EntryStore
 
 OVERHEAD = 350  # bytes that an entry costs beside key and value: objects, dictionary slot, order
@@ -57,7 +57,7 @@ COST: Final = 8
 KIND: Final = 9
 
 
-def note_often(visited: list[int], uses: Words, slot: int) -> None:
+def count_interval(visited: list[int], uses: Words, slot: int) -> None:
     """Count the hits of an interval that has ended, and begin the next, of an eighth of the uses so far, 1 to 64.
 
     SIEVE's mark counts the interval down, so most hits write nothing that is shared. If eviction or the sweeping hand
@@ -116,12 +116,12 @@ class HotLayer:
         _, slot, _, _, value, decode, visited, (uses, header), _, _ = entry
         visited[0] = 1
         if decode is NEGATIVE_HIT:
-            self.note_miss()
+            self.count_miss()
             return NEGATIVE_HIT
-        self.note_hit(uses, slot, header)
+        self.count_hit(uses, slot, header)
         return value if decode is None else decode(value)
 
-    def note_hit(self, uses: Words, slot: int, header: Words) -> None:
+    def count_hit(self, uses: Words, slot: int, header: Words) -> None:
         """Note a hit: for LRU twice the tick and one, for LFU one more, without a lock (see GenerationFile.uses)."""
         if self._marks == RECENCY:
             uses[slot] = 2 * header[_TICK] + 1 & MAX_WORD  # between the ranks of the last write and the next
@@ -130,18 +130,18 @@ class HotLayer:
         if self._counts:
             self.counters[0] += 1
 
-    def note_miss(self) -> None:
+    def count_miss(self) -> None:
         """Count a miss if statistics are on."""
         if self._counts:
             self.counters[1] += 1
 
-    def note_read(self, found: bool, store: EntryStore, h: int) -> None:
+    def count_read(self, found: bool, store: EntryStore, home: int) -> None:
         """Count a read of the database as a hit or a miss."""
         if found:
-            shard = store.session
-            self.note_hit(shard.uses, h % shard.slot_prime, shard.header)
+            shard = store.shard
+            self.count_hit(shard.uses, home % shard.slot_prime, shard.header)
         else:
-            self.note_miss()
+            self.count_miss()
 
     def mark_for(self, policy: Policy) -> None:
         """Make hits leave the marks that an eviction policy needs."""
@@ -172,16 +172,16 @@ class HotLayer:
         `loaded`: what is kept, and how a hit makes a value of it. `size`: the bytes that it is charged with. With a
         limit of 0 nothing is kept; who looks at that first saves the call.
         """
-        stored, h, store = location
-        shard = store.session
+        stored_key, home, store = location
+        shard = store.shard
         value, decode = loaded
-        cost = (OVERHEAD + len(stored) + size) | 63  # rounded, so that an entry often replaces one of equal cost
-        slot = h % shard.slot_prime
+        cost = (OVERHEAD + len(stored_key) + size) | 63  # rounded, so that an entry often replaces one of equal cost
+        slot = home % shard.slot_prime
         if type(key) in PLAIN_TYPES and not self.by_bytes:
             kind = type(key)
         else:
             if self.by_bytes or not keys.hashes_like_stored_key(key):
-                key = keys.EncodedKey(stored)
+                key = keys.EncodedKey(stored_key)
             kind = keys.kind_of(key)
         marks = shard.uses, shard.header
         self.put(key, (shard.slots, slot, stamp, expire, value, decode, [0], marks, cost, kind))

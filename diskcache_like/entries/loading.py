@@ -13,14 +13,14 @@ from zlib import crc32
 
 from ..coherence.generations import Words
 from ..disk.contract import NOT_KEPT, Constant
-from ..disk.value_files import Stored
+from ..disk.value_files import Encoded
 from ..encoding import keys, values
 from ..encoding.record import MODE_RAW, RESIDUE, SIMPLE_HEAD, Metadata, Record
 from ..errors import DecodeError, DirectoryError, SignatureError
 from . import encryption
+from .handle import Handle
 from .hot import NEGATIVE_HIT, PLAIN_TYPES, HotLayer
 from .row_codec import Location, RowCodec, with_metadata
-from .session import Session
 
 ENOVAL = Constant("ENOVAL")
 
@@ -38,14 +38,14 @@ ATTEMPTS = 100  # times to read a row again because its value file was removed i
 class Loader:
     """Load values, from the hot layer where a key is kept there by its stored bytes, and keep them hot."""
 
-    def __init__(self, session: Session, rows: RowCodec, hot: HotLayer) -> None:
+    def __init__(self, handle: Handle, rows: RowCodec, hot: HotLayer) -> None:
         self._rows = rows
         self._hot = hot
-        self._maps = session.options.mmap
-        self._hot_encoded = session.options.hot_encoded and session.sealer is not None
-        self._opens_plain = session.sealer is not None and not self._hot_encoded
-        self._reads_simple = not session.signs_all and session.disk.own_values
-        self._compresses = session.disk.value_codec.compresses
+        self._maps = handle.options.mmap
+        self._hot_encoded = handle.options.hot_encoded and handle.sealer is not None
+        self._opens_plain = handle.sealer is not None and not self._hot_encoded
+        self._reads_simple = not handle.signs_all and handle.disk.own_values
+        self._compresses = handle.disk.value_codec.compresses
 
     def get(self, key: Any, default: Any, read: bool, expire_time: bool, tag: bool, maps: bool | None) -> Any:
         """Do what `Cache.get` does for a key that has no valid hot entry."""
@@ -59,7 +59,7 @@ class Loader:
                 return default if value is NEGATIVE_HIT else value
         found = self.load(key, location, read, maps=maps)
         if hot.tracks:
-            hot.note_read(found is not None, location[2], location[1])
+            hot.count_read(found is not None, location[2], location[1])
         if plain:
             return default if found is None else found[0]
         if found is not None:
@@ -80,21 +80,23 @@ class Loader:
         The record is None for a simple one, which has no metadata. `seen`: the slots, the generation of the key's slot
         before a SELECT, and what that found; without it the row is read here.
         """
-        stored, h, store = location
-        shard = store.session
-        slot = h % shard.slot_prime
+        stored_key, home, store = location
+        shard = store.shard
+        slot = home % shard.slot_prime
         if seen is None:
             slots = shard.slots
             stamp = slots[slot]
-            blob = store.read(h, stored)
+            packed = store.read(home, stored_key)
         else:
-            slots, stamp, blob = seen
+            slots, stamp, packed = seen
         payload = None
-        if type(blob) is bytes and not read:
+        if type(packed) is bytes and not read:
             if self._reads_simple:
-                payload = blob[1:-4] if blob[:1] == SIMPLE_HEAD and crc32(blob, crc32(stored)) == RESIDUE else None
+                payload = (
+                    packed[1:-4] if packed[:1] == SIMPLE_HEAD and crc32(packed, crc32(stored_key)) == RESIDUE else None
+                )
             elif self._opens_plain:
-                payload = store.disk.sealer.plain_payload(stored, blob)  # type: ignore[union-attr]
+                payload = store.disk.sealer.plain_payload(stored_key, packed)  # type: ignore[union-attr]
         if payload is not None:
             try:
                 value, kept, decode = store.disk.load_payload(payload)
@@ -105,23 +107,23 @@ class Loader:
             if self._hot.limit and not stamp & 1 and slots[slot] == stamp:
                 self._hot.keep(key, location, stamp, None, (kept, decode), len(payload))
             return value, None
-        if blob is None and not store.displaced:
+        if packed is None and not store.displaced:
             if self._hot.limit and not stamp & 1 and slots[slot] == stamp:
                 self._hot.keep_missing(key, location, stamp)
             return None
-        return self.load_checked(key, location, (stamp, blob), read, maps)
+        return self.load_checked(key, location, (stamp, packed), read, maps)
 
     def load_recorded(self, key: Any, location: Location, stale: bool = False) -> tuple[Any, Record, int] | None:
         """Return the value of an entry, its record, and the version of its row when the three were together."""
-        stored, h, store = location
+        stored_key, home, store = location
         for _ in range(ATTEMPTS):
-            stamp = store.session.slots[store.session.slot_of(h)]
-            blob, version = store.read_versioned(h, stored)
-            found = self.load_checked(key, location, (stamp, blob), stale=stale)
+            stamp = store.shard.slots[store.shard.slot_of(home)]
+            packed, version = store.read_versioned(home, stored_key)
+            found = self.load_checked(key, location, (stamp, packed), stale=stale)
             if found is None:
                 return None
             # A value in a file may be that of a later row, if the file that the first one names was gone.
-            if found[1].file is None or store.read_versioned(h, stored)[1] == version:
+            if found[1].file is None or store.read_versioned(home, stored_key)[1] == version:
                 return *found, version
         return None
 
@@ -139,22 +141,22 @@ class Loader:
         `seen`: the generation of the key's slot before a SELECT, and what that found. If the value file is gone when it
         is opened, the row is an older one, and is read again.
         """
-        stored, h, store = location
-        stamp, blob = seen
-        slot = h % store.session.slot_prime
+        stored_key, home, store = location
+        stamp, packed = seen
+        slot = home % store.shard.slot_prime
         maps = self._maps if maps is None else maps
         for _ in range(ATTEMPTS):
-            record = self._rows.verified(key, location, blob)
+            record = self._rows.verified(key, location, packed)
             if record is None or (not self._rows.is_live(record) and not (stale and self._rows.is_kept(record))):
                 return None
             try:
                 value, kept, decode = store.disk.load(record, read, maps)
             except FileNotFoundError:
-                slots = store.session.slots
+                slots = store.shard.slots
                 if slots[slot] == stamp and not stamp & 1:
                     break
                 stamp = slots[slot]
-                blob = store.read(h, stored)
+                packed = store.read(home, stored_key)
                 continue
             except DecodeError as error:
                 self._rows.report_corrupt(error, key)
@@ -163,9 +165,9 @@ class Loader:
                 self._rows.report_unreadable(error, key)
                 return None
             if self._hot_encoded:
-                kept, decode = encryption.kept_hot(store, stored, record, blob)
+                kept, decode = encryption.kept_hot(store, stored_key, record, packed)
             keeps = self._hot.limit and not read and kept is not NOT_KEPT
-            if keeps and not stamp & 1 and store.session.slots[slot] == stamp:
+            if keeps and not stamp & 1 and store.shard.slots[slot] == stamp:
                 size = record.size or len(record.payload)
                 self._hot.keep(key, location, stamp, hot_expiry(record.metadata), (kept, decode), size)
             return value, record
@@ -173,7 +175,7 @@ class Loader:
         return None
 
     def keep_written(
-        self, key: Any, location: Location, stamp: int, expiry: float | None, value: Any, encoded: Stored
+        self, key: Any, location: Location, stamp: int, expiry: float | None, value: Any, encoded: Encoded
     ) -> None:
         """Keep hot what was just written: the value itself if it is immutable, else its payload."""
         mode, payload, file, _ = encoded
@@ -194,15 +196,15 @@ class Loader:
             self._hot.keep_missing(key, location, stamp)
 
     def candidate(
-        self, key: Any, location: Location, blob: bytes
+        self, key: Any, location: Location, packed: bytes
     ) -> tuple[Any, Record] | Literal[Removable.EXPIRED] | None:
         """Return value and record of a row found by its order; EXPIRED if it has expired or is damaged, to be removed.
 
         None for one that another user, secret or policy may still read: the caller skips it, and it stays.
         """
-        stored, _, store = location
+        stored_key, _, store = location
         try:
-            record = self._rows.unpacked(store, stored, blob)
+            record = self._rows.unpacked(store, stored_key, packed)
             return (store.disk.load(record, False)[0], record) if self._rows.is_live(record) else EXPIRED
         except FileNotFoundError:
             self._rows.report_lost_file(key)
@@ -216,25 +218,25 @@ class Loader:
         return EXPIRED
 
     def current(
-        self, key: Any, location: Location, blob: bytes | None
+        self, key: Any, location: Location, packed: bytes | None
     ) -> tuple[Any, Record | None] | Literal[Removable.EXPIRED] | None:
         """Return value and record of a live entry for a `decide` function; as in `load`, no record of a simple one.
 
         EXPIRED if it has expired, None if there is none, or it is damaged or not to be read by this user.
         """
-        stored, _, store = location
+        stored_key, _, store = location
         if (
-            type(blob) is bytes
-            and blob[:1] == SIMPLE_HEAD
+            type(packed) is bytes
+            and packed[:1] == SIMPLE_HEAD
             and self._reads_simple
-            and crc32(blob, crc32(stored)) == RESIDUE
+            and crc32(packed, crc32(stored_key)) == RESIDUE
         ):
             try:
-                return store.disk.load_payload(blob[1:-4])[0], None
+                return store.disk.load_payload(packed[1:-4])[0], None
             except DecodeError as error:
                 self._rows.report_corrupt(error, key)
                 return None
-        record = self._rows.verified_own(key, location, blob)
+        record = self._rows.verified_own(key, location, packed)
         if record is None:
             return None
         if not self._rows.is_live(record):

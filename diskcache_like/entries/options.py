@@ -13,8 +13,8 @@ from typing import Any
 from ..coherence.generations import MAX_SLOTS, MIN_SLOTS
 from ..disk.contract import Disk
 from ..errors import DirectoryError, SettingError
-from ..remote import Remote
-from ..settings import MAX_SHARDS, Settings, checked_all, is_setting, unknown
+from ..settings.definitions import MAX_SHARDS, Settings, checked_all, is_setting, unknown
+from ..settings.remote import Remote
 from ..system.callers import warn
 
 _ignored: set[str] = set()  # names of unknown settings that were warned about

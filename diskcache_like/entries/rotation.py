@@ -17,22 +17,22 @@ from ..storage import rekeying
 from ..storage.opening.identity import is_database
 from ..storage.store import Store
 from ..system.paths import walk
-from .session import Session
+from .handle import Handle
 
 Progress = Callable[[int, int], object]
 CHILDREN = ("cache", "deque", "index")
 
 
-def rotate(session: Session, new_secret: bytes | str, progress: Progress | None) -> None:
+def rotate(handle: Handle, new_secret: bytes | str, progress: Progress | None) -> None:
     """Do what `Cache.rotate` says."""
     secret = signing.given_secret(new_secret, {})
-    if session.sealer is None or secret is None:
+    if handle.sealer is None or secret is None:
         raise SettingError(
-            f"{session.directory!r} is not encrypted: a secret that only authenticates cannot be changed; copy the"
+            f"{handle.directory!r} is not encrypted: a secret that only authenticates cannot be changed; copy the"
             " entries into a cache made with encrypt=True"
         )
-    new = MasterKey(secret, session.options.key_context)
-    sealed = list(_left_to_do(session.shards.stores, new))
+    new = MasterKey(secret, handle.options.key_context)
+    sealed = list(_left_to_do(handle.shards.stores, new))
     epochs = [rekeying.begin(store, sealer, new) for store, sealer in sealed]
     done, total = 0, sum(store.count() for store, _ in sealed)
 
@@ -46,7 +46,7 @@ def rotate(session: Session, new_secret: bytes | str, progress: Progress | None)
         rekeying.renew_entries(store, sealer, epoch, count)
     for (store, sealer), epoch in zip(sealed, epochs, strict=True):
         rekeying.finish(store, sealer, epoch, new)
-    session.take_secret(new_secret)
+    handle.take_secret(new_secret)
 
 
 def _left_to_do(stores: list[Store], new: MasterKey) -> Iterator[tuple[Store, Sealer]]:

@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import Any, Final
 from zlib import crc32
 
-from ..disk.value_files import Stored
+from ..disk.value_files import Encoded
 from ..encoding import file_names, keys
 from ..encoding.record import (
     FULL,
@@ -45,8 +45,8 @@ from ..storage.store import Row, Store, Touch
 from ..system.callers import warn
 from ..system.signals import suppress
 from . import encryption
+from .handle import Handle
 from .hot import PLAIN_TYPES
-from .session import Session
 
 _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 _PART: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhdw])", re.ASCII)
@@ -63,33 +63,33 @@ class RowCodec:
 
     keeps_versions = False  # a row is a copy of an entry on a server
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._shards = session.shards
-        self._one = session.shards.stores[0] if len(session.shards.stores) == 1 else None
-        self._sealer = session.sealer
-        self.blind = None if session.sealer is None else session.sealer.blind_tag
-        self._signs_all = session.signs_all
-        self._signs_pickles = session.pickle_policy == "signed"
-        self.clock = session.clock
+    def __init__(self, handle: Handle) -> None:
+        self._handle = handle
+        self._shards = handle.shards
+        self._one = handle.shards.stores[0] if len(handle.shards.stores) == 1 else None
+        self._sealer = handle.sealer
+        self.blind = None if handle.sealer is None else handle.sealer.blind_tag
+        self._signs_all = handle.signs_all
+        self._signs_pickles = handle.pickle_policy == "signed"
+        self.clock = handle.clock
         self._warned = self._warned_of_file = False
-        self.modulus = session.shards.modulus
-        self.stored_key = session.disk.key_encoder()
+        self.modulus = handle.shards.modulus
+        self.stored_key = handle.disk.key_encoder()
 
     # -- where a key lives ----------------------------------------------------------------------------------------
 
     def locate(self, key: Any) -> Location:
         """Return the stored key, its hash and the store that it lives in."""
-        stored = self.stored_key(key)
-        if len(stored) <= _SHORT:  # noqa: SIM108 - what `key_hash` does, without the call
-            h = (_number(stored, "big") % self.modulus) << 2
+        stored_key = self.stored_key(key)
+        if len(stored_key) <= _SHORT:  # what `key_hash` does, without the call
+            home = (_number(stored_key, "big") % self.modulus) << 2
         else:
-            h = keys.key_hash(stored, self.modulus)
+            home = keys.key_hash(stored_key, self.modulus)
         if self._one is not None:
-            return stored, h, self._one
+            return stored_key, home, self._one
         if type(key) in _QUEUE_KEYS:
-            return stored, h, self.queue_store(key.prefix)
-        return stored, h, self._shards.of(h)
+            return stored_key, home, self.queue_store(key.prefix)
+        return stored_key, home, self._shards.of(home)
 
     @property
     def stores(self) -> Sequence[EntryStore]:
@@ -111,14 +111,14 @@ class RowCodec:
         column = keys.encode_key(prefix)
         return column if self._sealer is None else self._sealer.blind_queue(column)
 
-    def check_place(self, h: int, stored: bytes) -> None:
+    def check_place(self, place: int, stored_key: bytes) -> None:
         """Raise DecodeError for a key that does not belong to its hash: one of the two was changed."""
-        if type(stored) is not bytes or keys.key_hash(stored, self.modulus) != h & ~3:
+        if type(stored_key) is not bytes or keys.key_hash(stored_key, self.modulus) != place & ~3:
             raise DecodeError("the key does not belong to its place")
 
     # -- values become rows ---------------------------------------------------------------------------------------
 
-    def encode(self, store: EntryStore, value: Any, read: bool, key: Any) -> Stored:
+    def encode(self, store: EntryStore, value: Any, read: bool, key: Any) -> Encoded:
         """Return the encoded value, after writing its value file if it needs one.
 
         On a full disk, remove unreferenced files and try again, but not for a file object: it can be read only once.
@@ -126,32 +126,32 @@ class RowCodec:
         try:
             return store.disk.encode(value, read, key)
         except DiskFull:
-            if read or not store.make_room(self._session.timeout):
+            if read or not store.make_room(self._handle.timeout):
                 raise
         return store.disk.encode(value, read, key)
 
-    def row(self, key: Any, location: Location, encoded: Stored, metadata: Metadata) -> bytes | Row:
+    def row(self, key: Any, location: Location, encoded: Encoded, metadata: Metadata) -> bytes | Row:
         """Return what the store writes: a whole row, or only the record if the row has nothing else."""
-        stored, _, store = location
+        stored_key, _, store = location
         mode, payload, file, size = encoded
         if type(key) in PLAIN_TYPES:
             original = None
         elif isinstance(key, keys.QueueKey | keys.PrefixedQueueKey):
             return self._queue_row(key, location, Record(mode, payload, metadata, file, size))
         else:
-            original = None if self._sealer is not None else store.disk.original_key(key, stored)
+            original = None if self._sealer is not None else store.disk.original_key(key, stored_key)
             if type(key) is keys.NamespacedKey:
                 metadata = metadata._replace(tags=with_hidden(metadata.tags, key.path))
         if metadata.version and not self.keeps_versions:
             metadata = without_version(metadata)
         if metadata is NO_METADATA and file is None and mode == MODE_RAW and not self._signs_all:
             body = SIMPLE_HEAD + payload
-            blob = body + crc32(body, crc32(stored)).to_bytes(4, "little")
-            return blob if original is None else Row(blob, original_key=original)
+            packed = body + crc32(body, crc32(stored_key)).to_bytes(4, "little")
+            return packed if original is None else Row(packed, original_key=original)
         record = Record(mode, payload, metadata, file, size)
         if self._sealer is not None:
-            return encryption.sealed_row(store.disk, key, stored, record)
-        return self._open_row(stored, record, original)
+            return encryption.sealed_row(store.disk, key, stored_key, record)
+        return self._open_row(stored_key, record, original)
 
     def signs(self, mode: int) -> bool:
         """Tell whether a row whose value has this mode is authenticated on this machine, if it is not sealed."""
@@ -159,7 +159,7 @@ class RowCodec:
 
     def _open_row(
         self,
-        stored: bytes,
+        stored_key: bytes,
         record: Record,
         original: bytes | None,
         queue: bytes | None = None,
@@ -168,46 +168,54 @@ class RowCodec:
         """Return the row of an entry that is not sealed."""
         mode, _, metadata, file, size, _ = record
         if self.signs(mode):
-            v = pack(stored, record, self._session.secret.signer)
+            packed = pack(stored_key, record, self._handle.secret.signer)
         else:
-            v = (pack if metadata is NO_METADATA else pack_full)(stored, record)
+            packed = (pack if metadata is NO_METADATA else pack_full)(stored_key, record)
         expire, tags, retain_until = metadata[:3]
         fresh = None if retain_until is None else expire
         column = None if file is None else file_names.to_column(file)
         return Row(
-            v, expire if fresh is None else retain_until, fresh, tags_column(tags), size, column, original, queue, num
+            packed,
+            expire if fresh is None else retain_until,
+            fresh,
+            tags_column(tags),
+            size,
+            column,
+            original,
+            queue,
+            num,
         )
 
     def _queue_row(self, key: keys.QueueKey | keys.PrefixedQueueKey, location: Location, record: Record) -> Row:
         """Return the row of a queue's item, whether it is pushed or put back under its key."""
-        stored, _, store = location
+        stored_key, _, store = location
         queue = self.queue_column(key.prefix)
         if self._sealer is not None:
-            return encryption.sealed_row(store.disk, key, stored, record)._replace(queue=queue, num=key.number)
-        return self._open_row(stored, record, None, queue, key.number)
+            return encryption.sealed_row(store.disk, key, stored_key, record)._replace(queue=queue, num=key.number)
+        return self._open_row(stored_key, record, None, queue, key.number)
 
     def repacked(self, location: Location, record: Record) -> bytes:
         """Return the packed record of an entry whose value stays the same."""
-        stored, _, store = location
+        stored_key, _, store = location
         sealer = store.disk.sealer
         if sealer is not None:
-            return sealer.seal(stored, record)
-        return pack(stored, record, self._session.secret.signer if record.signed else None)
+            return sealer.seal(stored_key, record)
+        return pack(stored_key, record, self._handle.secret.signer if record.signed else None)
 
     def changed(self, location: Location, record: Record, metadata: Metadata) -> Touch:
         """Return what gives an entry other metadata, and leaves its value."""
         if metadata.version and not self.keeps_versions:
             metadata = without_version(metadata)
-        v = self.repacked(location, record._replace(metadata=metadata))
-        return Touch(v, *Row.expiries(metadata), tags_column(metadata.tags, self.blind))
+        packed = self.repacked(location, record._replace(metadata=metadata))
+        return Touch(packed, *Row.expiries(metadata), tags_column(metadata.tags, self.blind))
 
     def is_oversize(self, row: bytes | Row) -> bool:
         """Tell whether the value alone would exceed the size limit of its shard."""
-        return (len(row) if isinstance(row, bytes) else len(row.v) + row.size) > self._session.value_limit
+        return (len(row) if isinstance(row, bytes) else len(row.packed) + row.size) > self._handle.value_limit
 
     def too_large(self, key: Any) -> ValueTooLarge:
         """Return the error for a value that the size limit can never hold."""
-        limit = self._session.value_limit
+        limit = self._handle.value_limit
         return ValueTooLarge(f"value of key {named(key)} is larger than size_limit allows ({limit} bytes)")
 
     def metadata(self, expire: Any, packed_tags: bytes) -> Metadata:
@@ -226,33 +234,35 @@ class RowCodec:
 
     # -- rows become records --------------------------------------------------------------------------------------
 
-    def verified(self, key: Any, location: Location, blob: bytes | None) -> Record | None:
+    def verified(self, key: Any, location: Location, packed: bytes | None) -> Record | None:
         """Return the live or expired record of the key, or None if it is missing or cannot be trusted.
 
-        `blob`: the record found by the key's hash, which may be another key's.
+        `packed`: the record found by the key's hash, which may be another key's.
         """
-        stored, h, store = location
-        if blob is None:
-            return self.verified_own(key, location, store.read_versioned(h, stored)[0]) if store.displaced else None
+        stored_key, home, store = location
+        if packed is None:
+            return (
+                self.verified_own(key, location, store.read_versioned(home, stored_key)[0]) if store.displaced else None
+            )
         try:
-            return self.unpacked(store, stored, blob)
+            return self.unpacked(store, stored_key, packed)
         except DecodeError:
             # Either damage, or the row belongs to another key with the same hash.
-            return self.verified_own(key, location, store.read_versioned(h, stored)[0])
+            return self.verified_own(key, location, store.read_versioned(home, stored_key)[0])
 
-    def verified_own(self, key: Any, location: Location, blob: bytes | None) -> Record | None:
-        """Return the record in `blob`, which is known to be the key's, so that a failure means damage."""
-        if blob is None:
+    def verified_own(self, key: Any, location: Location, packed: bytes | None) -> Record | None:
+        """Return the record in `packed`, which is known to be the key's, so that a failure means damage."""
+        if packed is None:
             return None
         try:
-            return self.unpacked(location[2], location[0], blob)
+            return self.unpacked(location[2], location[0], packed)
         except DecodeError as error:
             self.report_corrupt(error, key)
             return None
 
-    def live_own(self, key: Any, location: Location, blob: bytes | None) -> Record | None:
+    def live_own(self, key: Any, location: Location, packed: bytes | None) -> Record | None:
         """Return what `verified_own` does if the entry has not expired and has its value file, or needs none."""
-        record = self.verified_own(key, location, blob)
+        record = self.verified_own(key, location, packed)
         if record is None or not self.is_live(record):
             return None
         if not location[2].disk.has_file(record):
@@ -260,16 +270,16 @@ class RowCodec:
             return None
         return record
 
-    def unpacked(self, store: EntryStore, stored: bytes, blob: bytes) -> Record:
-        """Verify the record in `blob` and return it; raise DecodeError for damage."""
+    def unpacked(self, store: EntryStore, stored_key: bytes, packed: bytes) -> Record:
+        """Verify the record in `packed` and return it; raise DecodeError for damage."""
         if not self._signs_all:
             # The secret is not read for a record without a tag: it may be the user's, in a file that need not exist.
-            signed = type(blob) is bytes and len(blob) > 2 and blob[0] == FULL and blob[1] & SIGNED
-            return unpack(stored, blob, self._session.secret.verifier if signed else None)
+            signed = type(packed) is bytes and len(packed) > 2 and packed[0] == FULL and packed[1] & SIGNED
+            return unpack(stored_key, packed, self._handle.secret.verifier if signed else None)
         sealer = store.disk.sealer
         if sealer is not None:
-            return sealer.open(stored, blob)
-        return unpack(stored, blob, self._session.secret.verifier, True)
+            return sealer.open(stored_key, packed)
+        return unpack(stored_key, packed, self._handle.secret.verifier, True)
 
     def is_live(self, record: Record) -> bool:
         """Tell whether a record has not expired."""
@@ -281,10 +291,10 @@ class RowCodec:
         until = record.metadata.remove_at
         return until is None or until > self.clock()
 
-    def check_record(self, store: Store, h: int, stored: bytes, blob: bytes) -> Record:
+    def check_record(self, store: Store, place: int, stored_key: bytes, packed: bytes) -> Record:
         """Return the record; raise DecodeError or FileNotFoundError for an entry that would not read."""
-        self.check_place(h, stored)
-        record = self.unpacked(store, stored, blob)
+        self.check_place(place, stored_key)
+        record = self.unpacked(store, stored_key, packed)
         tags_of(record.metadata.tags)  # raises for what cannot be a tag
         if record.file is not None:
             store.disk.verify_file(record)
@@ -294,36 +304,36 @@ class RowCodec:
 
     def report_corrupt(self, error: DecodeError, key: Any) -> None:
         """Count an entry that cannot be trusted, and raise in strict mode; otherwise it reads as missing."""
-        session = self._session
+        handle = self._handle
         if isinstance(error, SignatureError):
-            session.metrics.unauthenticated += 1
-            if not self._warned and not session.options.strict:
+            handle.metrics.unauthenticated += 1
+            if not self._warned and not handle.options.strict:
                 self._warned = True
-                message = f"{session.directory!r}: key {named(key)}: {error}; such entries read as missing (said once)"
+                message = f"{handle.directory!r}: key {named(key)}: {error}; such entries read as missing (said once)"
                 warn(message, SignatureWarning)
         else:
-            session.metrics.damaged += 1
-        if session.options.strict:
-            raise type(error)(f"{session.directory!r}: key {named(key)}: {error}") from error
+            handle.metrics.damaged += 1
+        if handle.options.strict:
+            raise type(error)(f"{handle.directory!r}: key {named(key)}: {error}") from error
 
     def report_lost_file(self, key: Any) -> None:
         """Count an entry whose value file is gone, and raise in strict mode; otherwise it reads as missing."""
-        self._session.metrics.missing_files += 1
-        if self._session.options.strict:
-            raise DecodeError(f"{self._session.directory!r}: key {named(key)}: its value file is gone")
+        self._handle.metrics.missing_files += 1
+        if self._handle.options.strict:
+            raise DecodeError(f"{self._handle.directory!r}: key {named(key)}: its value file is gone")
 
     def report_unreadable(self, error: DirectoryError, key: Any) -> None:
         """Count an entry whose value file this user may not read, and warn once; raise any other error.
 
         In strict mode this one is raised, too; otherwise the entry reads as missing.
         """
-        session = self._session
-        if error.errno not in (errno.EACCES, errno.EPERM) or session.options.strict:
+        handle = self._handle
+        if error.errno not in (errno.EACCES, errno.EPERM) or handle.options.strict:
             raise error
-        session.metrics.missing_files += 1
+        handle.metrics.missing_files += 1
         if not self._warned_of_file:
             self._warned_of_file = True
-            message = f"{session.directory!r}: key {named(key)}: {error}; such entries read as missing (said once)"
+            message = f"{handle.directory!r}: key {named(key)}: {error}; such entries read as missing (said once)"
             warn(message, UnreadableFileWarning)
 
     @contextlib.contextmanager
@@ -364,7 +374,7 @@ def seconds_of(expire: Any) -> float:
     return seconds
 
 
-def discard(store: EntryStore, encoded: Stored) -> None:
+def discard(store: EntryStore, encoded: Encoded) -> None:
     """Remove the value file of a write that failed; call it in the except block.
 
     A signal handler may raise just after the write was committed: then an entry refers to the file, and it stays.

@@ -2,9 +2,6 @@
 
 - `tagging`: evict and list by tag; `namespaces`: views with keys of their own; `iteration`: going over entries
 - `queues`: push, pull, peek; `streams`: values read and written in pieces
-- `computed`: get_or_set and memoize; `computing`: what both do; `rules`: their options; `flights`: one computes for all
-- `memoize`: the decorator; `call_keys`: the keys of calls; `identities`: what tells functions and classes apart;
-  `templates`: text that names arguments
 - `administration`: operations on a cache as a whole: clear, evict, check, stats, reset, rotate
 - `inspection`: what the command line tells of a cache and no operation does
 - `portable`: entries as bytes that another cache can take

@@ -10,8 +10,8 @@ from ..disk import file_io
 from ..entries import rotation
 from ..entries.loading import ENOVAL
 from ..errors import ExpiryError, SettingError
-from ..policies import policy_named
-from ..settings import HANDLE_ONLY, SettingsInForce, checked, checked_all, is_setting, unknown
+from ..settings.definitions import HANDLE_ONLY, SettingsInForce, checked, checked_all, is_setting, unknown
+from ..settings.policies import policy_named
 from ..storage.check import check_whole
 from ..storage.shards import new_disk
 from .tagging import Tagging
@@ -36,7 +36,7 @@ class Administration(Tagging, SettingsInForce):
         `now`: seconds since 1970, None for the present. Raises ExpiryError for anything else, and Timeout, which
         carries the count so far.
         """
-        moment: Any = self._session.clock() if now is None else now
+        moment: Any = self._handle.clock() if now is None else now
         if isinstance(moment, bool) or not isinstance(moment, int | float) or not abs(moment) <= MOMENTS:
             raise ExpiryError(f"now is {now!r}, expected seconds since 1970 or None")
         wait, moment = self._wait_for_all(retry), float(moment)  # an integer may be too large for SQLite
@@ -68,7 +68,7 @@ class Administration(Tagging, SettingsInForce):
         """
         for store in self._shards.stores:
             store.sync(self._wait_for_all(retry))
-        for path in (self._session.directory, os.path.dirname(self._session.directory)):
+        for path in (self._handle.directory, os.path.dirname(self._handle.directory)):
             file_io.sync_folder(path)
 
     def check(self, fix: bool = False, retry: bool = False) -> list[Any]:
@@ -95,8 +95,8 @@ class Administration(Tagging, SettingsInForce):
         for store in self._shards.stores:
             for attempt in store.attempts():
                 with attempt:
-                    flush = self._session.metrics.flush if store is self._shards.stores[0] else None
-                    counts = store.use_counts(self._session.timeout, reset, flush)
+                    flush = self._handle.metrics.flush if store is self._shards.stores[0] else None
+                    counts = store.use_counts(self._handle.timeout, reset, flush)
             hits, misses = hits + counts[0], misses + counts[1]
         self.reset("statistics", int(enable))
         return hits, misses
@@ -119,7 +119,7 @@ class Administration(Tagging, SettingsInForce):
         opens the cache, and another call goes on where this one stopped. `progress(done, total)` is called after each
         100 entries. Waits for the write lock without limit. Raises SettingError for a cache that is not encrypted.
         """
-        rotation.rotate(self._session, new_secret, progress)
+        rotation.rotate(self._handle, new_secret, progress)
 
     def create_tag_index(self) -> None:
         """Set `tag_index` to 1, for programs made for DiskCache. It has no effect: tags are always indexed."""
@@ -137,30 +137,30 @@ class Administration(Tagging, SettingsInForce):
         """
         if not is_setting(key):
             raise SettingError(unknown(key))
-        session, first, own = self._session, self._shards.stores[0], not update
+        handle, first, own = self._handle, self._shards.stores[0], not update
         if value is ENOVAL:
             value, update, own = first.stored_setting(key), False, False
         else:
-            new_disk(type(session.disk), session.directory, {**first.settings, key: checked(key, value)})
-            session.codec_of(first, {key: checked(key, value)})  # raises for a level that the compressor does not have
+            new_disk(type(handle.disk), handle.directory, {**first.settings, key: checked(key, value)})
+            handle.codec_of(first, {key: checked(key, value)})  # raises for a level that the compressor does not have
         changed = checked_all({key: value})  # durability and sqlite_synchronous go together
         for name, effective in changed.items():
             if update or effective != first.settings.get(name):
                 for store in self._shards.stores:
                     store.change_setting(name, effective, update, None, self._apply)
             if own or name in HANDLE_ONLY:
-                session.given[name] = effective  # also after it is closed and opens again
+                handle.given[name] = effective  # also after it is closed and opens again
             elif not update:
-                session.given.pop(name, None)
+                handle.given.pop(name, None)
             self._apply(name, effective)
         return changed[key]
 
     def _apply(self, name: str, value: Any) -> None:
         """Make a setting effective in this handle."""
-        given = self._session.given
+        given = self._handle.given
         if name in given:
             given[name] = value
-        self._session.apply(name, value)
+        self._handle.apply(name, value)
         self._take_setting(name, value)
 
     def _take_setting(self, name: str, value: Any) -> None:
@@ -172,4 +172,4 @@ class Administration(Tagging, SettingsInForce):
         elif name == "statistics":
             self._hot.count(bool(value))
         elif name == "hot_size_limit":
-            self._hot.resize(self._session.hot_limit)
+            self._hot.resize(self._handle.hot_limit)

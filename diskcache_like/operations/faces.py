@@ -16,8 +16,8 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, NoReturn, ParamSpec, Self, TypeVar
 
 from ..encoding.values import is_small
-from ..misuse import Spelled
-from ..settings import DEFAULT_SETTINGS
+from ..settings.definitions import DEFAULT_SETTINGS
+from ..settings.misuse import Spelled
 from ..system.threads import OwnThread, Threads
 
 CALLS_ON_LOOPS = True  # for `may_block`
@@ -61,10 +61,10 @@ class Face(Spelled, Generic[T]):
 
     def _adopt(self, sync: Any) -> None:
         self._sync = sync
-        session = getattr(sync, "_cache", sync)._session  # a deque and an index have a cache
-        self._threads: Threads = session.threads
+        handle = getattr(sync, "_cache", sync)._handle  # a deque and an index have a cache
+        self._threads: Threads = handle.threads
         self._transactions = self._threads.transactions
-        self._writes_slowly = session.writes_slowly
+        self._writes_slowly = handle.writes_slowly
 
     @property
     def sync(self) -> T:

@@ -6,17 +6,16 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ..encoding.record import Record
-from .computed import Computed
 from .parts import Parts
 
 
-def records_of(cache: Computed, keys: Iterable[Any]) -> Iterator[tuple[Any, Record]]:
+def records_of(cache: Parts, keys: Iterable[Any]) -> Iterator[tuple[Any, Record]]:
     """Yield each key that has a live entry with the record of that, without reading the value."""
     rows = cache._rows
     for key in keys:
-        own = cache._own(key)
-        stored, h, store = location = rows.locate(own)
-        record = rows.verified(own, location, store.read(h, stored))
+        own = cache._namespaced(key)
+        stored_key, home, store = location = rows.locate(own)
+        record = rows.verified(own, location, store.read(home, stored_key))
         if record is not None and rows.is_live(record):
             yield key, record
 
@@ -29,8 +28,8 @@ def work_of(cache: Parts) -> tuple[int, int]:
 
 def identity_of(cache: Parts) -> tuple[int, dict[str, Any]]:
     """Return the number of shards, and the options that make another cache with the same codec and encryption."""
-    session, identity = cache._session, cache._shards.stores[0].identity
-    options: dict[str, Any] = {"disk": type(session.disk)}
-    if session.disk.own_values:
+    handle, identity = cache._handle, cache._shards.stores[0].identity
+    options: dict[str, Any] = {"disk": type(handle.disk)}
+    if handle.disk.own_values:
         options = {name: identity[name] for name in ("serializer", "compressor")}
-    return len(cache._shards.stores), {**options, "encrypt": True} if session.sealer else options
+    return len(cache._shards.stores), {**options, "encrypt": True} if handle.sealer else options

@@ -10,7 +10,7 @@ from ..encoding import keys
 from ..encoding.made_keys import is_flight
 from ..entries.loading import ENOVAL
 from ..errors import DecodeError
-from ..misuse import NoOthers, unexpected
+from ..settings.misuse import NoOthers, unexpected
 from ..system.signals import suppress
 from .tagging import Match, Selection, Tagging
 from .views import Items, LiveKeys, Values, pairs
@@ -42,12 +42,12 @@ class Iteration(Tagging):
         stores = self._shards.stores
         scans = [(store, store.scan(reverse)) for store in (reversed(stores) if reverse else stores)]
         for store, scan in scans:
-            for h, stored, original in scan:
+            for place, stored_key, original in scan:
                 try:
-                    self._rows.check_place(h, stored)
-                    key = store.disk.user_key(stored, original)
+                    self._rows.check_place(place, stored_key)
+                    key = store.disk.user_key(stored_key, original)
                 except DecodeError as error:
-                    self._rows.report_corrupt(error, stored)
+                    self._rows.report_corrupt(error, stored_key)
                     continue
                 if not is_flight(key):
                     yield key

@@ -14,7 +14,7 @@ from ..encoding.record import Metadata
 from ..encoding.tags import index_name, without_hidden
 from ..entries.loading import ENOVAL
 from ..errors import CacheError
-from ..misuse import several
+from ..settings.misuse import several
 from .tagging import Found, Selection
 
 # The operations whose first argument is a key.
@@ -26,16 +26,16 @@ KEYED = (
 QUEUES = ("push", "pull", "peek", "peekitem", "iterqueue")
 WHOLE = ("stats", "volume", "expire", "cull")  # which would tell, or remove, what other namespaces have
 _new_key = tuple.__new__  # half the time of the class's own, which is written in Python
-PARTS = ("_session", "_shards", "_rows", "_hot", "_loader", "_hot_get", "_hot_clock", "_clock", "_tier")
+PARTS = ("_handle", "_shards", "_rows", "_hot", "_loader", "_hot_get", "_hot_clock", "_clock", "_tier")
 
 
 class Namespace:
     """What a view changes of its cache's class."""
 
-    _around: Any  # the cache itself
+    _cache: Any  # the cache itself
     _within: Path  # the path of this one
 
-    def _own(self, key: Any) -> NamespacedKey:
+    def _namespaced(self, key: Any) -> NamespacedKey:
         """Return the key as the cache has it; an operation that calls another one gives it such a key.
 
         Flights are the cache's. A key of another namespace, as a copied cache has some, is in one within this one.
@@ -49,37 +49,38 @@ class Namespace:
 
     def namespace(self, name: str) -> Any:
         """Return the namespace called `name` within this one; `clear` of this one clears it too."""
-        return view(self._around, path_of((*self._within.names, name)))
+        return view(self._cache, path_of((*self._within.names, name)))
 
     # -- many keys ----------------------------------------------------------------------------------------------------
 
     def get_many(self, keys_: Iterable[Any]) -> dict[Any, Any]:
         """Do what `Cache.get_many` does."""
-        found = super().get_many(map(self._own, several("keys_", keys_, "a list of keys")))  # type: ignore[misc]
+        found = super().get_many(map(self._namespaced, several("keys_", keys_, "a list of keys")))  # type: ignore[misc]
         return {key.key: value for key, value in found.items()}
 
     def delete_many(self, keys_: Iterable[Any], *args: Any, **kwargs: Any) -> int:
         """Do what `Cache.delete_many` does."""
-        return int(super().delete_many(map(self._own, several("keys_", keys_, "a list of keys")), *args, **kwargs))  # type: ignore[misc]
+        own = map(self._namespaced, several("keys_", keys_, "a list of keys"))
+        return int(super().delete_many(own, *args, **kwargs))  # type: ignore[misc]
 
     def _set_batch(self, items: Iterable[tuple[Any, Any, Metadata]], wait: float | None) -> int:
-        own = ((self._own(key), value, metadata) for key, value, metadata in items)
+        own = ((self._namespaced(key), value, metadata) for key, value, metadata in items)
         return int(super()._set_batch(own, wait))  # type: ignore[misc]
 
     def _items(self, keys_: Iterable[Any]) -> Iterator[tuple[Any, Any, Metadata]]:
-        for own, value, metadata in super()._items(map(self._own, keys_)):  # type: ignore[misc]
+        for own, value, metadata in super()._items(map(self._namespaced, keys_)):  # type: ignore[misc]
             yield own.key, value, metadata._replace(tags=without_hidden(metadata.tags, self._within))
 
     # -- the whole namespace ------------------------------------------------------------------------------------------
 
     def _select(self, selection: Selection, after: Any = ENOVAL) -> Iterator[Found]:
-        start = after if after is ENOVAL else self._own(after)
+        start = after if after is ENOVAL else self._namespaced(after)
         for found in super()._select(selection, start):  # type: ignore[misc]
             yield found._replace(key=found.key.key)
 
     def clear(self, retry: bool = False) -> int:
         """Remove every entry of this namespace and of those in it; return how many there were. Goes in batches."""
-        removed: int = self._around._evict_hidden(self._within.within, self._within.below, retry=retry)
+        removed: int = self._cache._evict_hidden(self._within.within, self._within.below, retry=retry)
         return removed
 
     def __iter__(self) -> Iterator[Any]:
@@ -95,7 +96,7 @@ class Namespace:
 
     def __len__(self) -> int:
         """Return the number of entries, including expired ones that are not removed yet."""
-        cache = self._around
+        cache = self._cache
         name = index_name(self._within.within, cache._rows.blind)
         return sum(store.count_tagged(name) for store in cache._shards.stores)
 
@@ -103,23 +104,23 @@ class Namespace:
 
     def close(self) -> None:
         """Close the cache around it."""
-        self._around.close()
+        self._cache.close()
 
     def __getattr__(self, name: str) -> Any:
         """Return what a subclass of `Cache` keeps in an attribute of its own, such as the children of a FanoutCache."""
-        return getattr(object.__getattribute__(self, "_around"), name)  # not by __dict__, see `Cache._open`
+        return getattr(object.__getattribute__(self, "_cache"), name)  # not by __dict__, see `Cache._open`
 
     def __reduce__(self) -> Any:
-        return view, (self._around, self._within)
+        return view, (self._cache, self._within)
 
     def __repr__(self) -> str:
-        return f"{self._around!r}.namespace({self._within!r})"
+        return f"{self._cache!r}.namespace({self._within!r})"
 
 
 def _keyed(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def of_namespace(self: Namespace, key: Any, *args: Any, **kwargs: Any) -> Any:
-        return method(self, self._own(key), *args, **kwargs)
+        return method(self, self._namespaced(key), *args, **kwargs)
 
     return of_namespace
 
@@ -150,5 +151,5 @@ def view(cache: Any, path: Path) -> Any:
     made = kind.__new__(kind)
     for name in PARTS:
         setattr(made, name, getattr(cache, name))
-    made._around, made._within = cache, path
+    made._cache, made._within = cache, path
     return made

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from ..entries.handle import Handle
 from ..entries.hot import HotLayer
 from ..entries.loading import Loader
 from ..entries.row_codec import RowCodec
-from ..entries.session import Session
 from ..errors import Timeout, refused_with_remote
 from ..storage.shards import ShardSet
 from ..storage.store import Store
@@ -22,16 +22,20 @@ T = TypeVar("T")
 class Parts:
     """The parts of an open cache, which `Cache` makes, and how long its operations wait for the write lock."""
 
-    _session: Session
+    _handle: Handle
     _shards: ShardSet
     _rows: RowCodec
     _hot: HotLayer
     _loader: Loader
     _tier: Tier | None  # where entries of several machines lie, with `remote=`
 
+    def _namespaced(self, key: Any) -> Any:
+        """Return the key as the cache has it."""
+        return key
+
     def _wait(self, retry: bool) -> float | None:
         """Return the seconds that an operation waits for the write lock; None for as long as it takes."""
-        return None if retry else self._session.timeout
+        return None if retry else self._handle.timeout
 
     def _wait_for_all(self, retry: bool) -> float | None:
         """Return the seconds that the removal of many entries waits for each lock."""

@@ -17,7 +17,7 @@ from ..encoding.tags import pack_tags
 from ..entries.loading import EXPIRED
 from ..entries.row_codec import Expiry, Location, discard, with_metadata
 from ..errors import DecodeError, StorageError, Timeout, ValueTooLarge
-from ..misuse import NoOthers, unexpected, whole
+from ..settings.misuse import NoOthers, unexpected, whole
 from ..storage.shard.reader import QUEUE_BOUND
 from ..storage.store import Store
 from .parts import Parts
@@ -62,11 +62,11 @@ class Queues(Parts):
             for attempt in store.attempts():
                 with attempt, store.transaction(self._wait(retry)):
                     key, location = self._next_place(store, prefix, queue, last)
-                    stored, h, _ = location
+                    stored_key, home, _ = location
                     row = rows.row(key, location, encoded, metadata)
                     if rows.is_oversize(row):
                         raise ValueTooLarge(f"value for queue {prefix!r} is larger than size_limit allows")
-                    store.put(h, stored, row, None)
+                    store.put(home, stored_key, row, None)
         except BaseException:
             discard(store, encoded)
             return self._failed(None)
@@ -79,8 +79,8 @@ class Queues(Parts):
         number = QUEUE_START if found is None else found[1] + step
         while abs(number) <= QUEUE_BOUND:
             key = keys.queue_key(prefix, number)
-            stored, h, _ = location = self._rows.locate(key)
-            if not store.version(h, stored):
+            stored_key, home, _ = location = self._rows.locate(key)
+            if not store.version(home, stored_key):
                 return key, location
             number += step
         raise StorageError(f"{store.path!r}: queue {prefix!r} has no numbers left on this side")
@@ -135,21 +135,21 @@ class Queues(Parts):
         queue = self._rows.queue_column(prefix)
         skip = 0
         while (found := store.queue_end(queue, last, skip)) is not None:
-            stored, number, h, blob = found
+            stored_key, number, place, packed = found
             key = keys.queue_key(prefix, number)
-            item = self._loader.candidate(key, (stored, h, store), blob)
-            if item is not EXPIRED and not self._is_own_key(key, stored):
+            item = self._loader.candidate(key, (stored_key, place, store), packed)
+            if item is not EXPIRED and not self._is_own_key(key, stored_key):
                 item = None
             if item is EXPIRED or (remove and item is not None):
-                store.remove_places([h])
+                store.remove_places([place])
             else:
                 skip += 1
             if isinstance(item, tuple):
                 yield key, item
 
-    def _is_own_key(self, key: Any, stored: bytes) -> bool:
+    def _is_own_key(self, key: Any, stored_key: bytes) -> bool:
         """Tell whether a queue's item is stored under its own key; if not, report it as corrupt."""
-        if self._rows.stored_key(key) == stored:
+        if self._rows.stored_key(key) == stored_key:
             return True
         self._rows.report_corrupt(DecodeError("the number of a queue's item is not its key's"), key)
         return False
@@ -174,12 +174,12 @@ class Queues(Parts):
             number = rows[0][2] if end is None else end[1]  # None where all has been removed since
             low, high = (number, high) if last else (low, number)
         while rows:
-            for h, stored, number, blob in rows:
+            for place, stored_key, number, packed in rows:
                 key = keys.queue_key(prefix, number)
-                if not self._is_own_key(key, stored):
+                if not self._is_own_key(key, stored_key):
                     continue
                 # The slot was not looked at before the SELECT, so 1 stands for its generation: nothing is kept hot.
-                found = self._loader.load(key, (stored, h & ~3, store), False, (store.session.slots, 1, blob))
+                found = self._loader.load(key, (stored_key, place & ~3, store), False, (store.shard.slots, 1, packed))
                 if found is not None:
                     yield key, found[0]
             low, high = (low, number - 1) if last else (number + 1, high)
@@ -203,16 +203,16 @@ class Queues(Parts):
         """Yield key, value and record from one end, removing expired entries on the way, without damaged ones."""
         skip = 0
         while (found := store.end(last, skip)) is not None:
-            h, stored, original, blob = found
+            place, stored_key, original, packed = found
             skip += 1
-            with self._rows.reporting(stored):
-                self._rows.check_place(h, stored)
-                key = store.disk.user_key(stored, original)
+            with self._rows.reporting(stored_key):
+                self._rows.check_place(place, stored_key)
+                key = store.disk.user_key(stored_key, original)
                 if is_flight(key):
                     continue
-                item = self._loader.candidate(stored, (stored, h, store), blob)
+                item = self._loader.candidate(stored_key, (stored_key, place, store), packed)
                 if item is EXPIRED:
-                    store.remove_places([h])
+                    store.remove_places([place])
                     skip -= 1
                 elif item is not None:
                     yield key, item

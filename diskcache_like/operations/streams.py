@@ -9,12 +9,12 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, Self, Unpack, overload
 
 from ..disk.file_io import CHUNK
-from ..disk.value_files import Stored
+from ..disk.value_files import Encoded
 from ..encoding.tags import pack_tags
 from ..entries.loading import ENOVAL
 from ..entries.row_codec import Expiry, discard
 from ..errors import DiskFull, named
-from ..misuse import NoOthers, unexpected
+from ..settings.misuse import NoOthers, unexpected
 from .parts import Parts
 
 if TYPE_CHECKING:
@@ -78,15 +78,15 @@ class Streams(Parts):
         stream: BinaryIO = found
         return stream
 
-    def _put_stream(self, writer: StreamWriter, encoded: Stored) -> None:
+    def _put_stream(self, writer: StreamWriter, encoded: Encoded) -> None:
         """Store what a stream wrote under its key."""
         rows = self._rows
-        stored, h, store = location = rows.locate(writer.key)
+        stored_key, home, store = location = rows.locate(writer.key)
         try:
             row = rows.row(writer.key, location, encoded, rows.metadata(writer.expire, writer.tags))
             if rows.is_oversize(row):
                 raise rows.too_large(writer.key)
-            store.put(h, stored, row, self._wait_for_all(writer.retry))
+            store.put(home, stored_key, row, self._wait_for_all(writer.retry))
         except BaseException:
             discard(store, encoded)
             raise
@@ -122,7 +122,7 @@ class StreamWriter(io.BufferedIOBase):
         piece = memoryview(data).cast("B")
         self._size += len(piece)
         try:
-            if self._size > self._cache._session.value_limit:
+            if self._size > self._cache._handle.value_limit:
                 raise self._cache._rows.too_large(self.key)
             if self._file is not None:
                 self._append(piece)
@@ -145,7 +145,7 @@ class StreamWriter(io.BufferedIOBase):
             try:
                 self._file.write(piece)
             except DiskFull:
-                if not self._store.make_room(self._cache._session.timeout):
+                if not self._store.make_room(self._cache._handle.timeout):
                     raise
                 self._file.write(piece)
 
@@ -203,7 +203,7 @@ class _Spool:
     def write(self, piece: bytes) -> None:
         self._file.write(piece)
 
-    def finish(self, sync: bool) -> Stored:
+    def finish(self, sync: bool) -> Encoded:
         self._file.seek(0)
         return self._disk.encode(self._file, True, self._key)
 

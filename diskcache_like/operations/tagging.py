@@ -19,7 +19,7 @@ from ..encoding.record import Metadata, Record
 from ..encoding.tags import index_name, join_tags, pack_tags, split_tags, tags_of
 from ..entries.loading import ENOVAL
 from ..errors import DecodeError, TagError, Timeout
-from ..misuse import NoOthers, unexpected
+from ..settings.misuse import NoOthers, unexpected
 from ..storage.store import REMOVE, Change, Store
 from .parts import Parts
 
@@ -48,7 +48,7 @@ class Found(NamedTuple):
     """An entry that a selection found."""
 
     key: Any
-    stored: bytes
+    stored_key: bytes
     place: int
     record: Record
     store: Store
@@ -148,9 +148,9 @@ class Tagging(Parts):
         rows, now = self._rows, self._rows.clock()
         evicted = 0
 
-        def decide(found: Found, ended: set[int], blob: bytes | None) -> Change:
-            location = found.stored, found.place & ~3, store
-            record = rows.verified_own(found.key, location, blob)
+        def decide(found: Found, ended: set[int], packed: bytes | None) -> Change:
+            location = found.stored_key, found.place & ~3, store
+            record = rows.verified_own(found.key, location, packed)
             if record is None or not rows.is_live(record) or not selection.has(record.metadata):
                 return None
             ended.add(found.place)
@@ -165,7 +165,7 @@ class Tagging(Parts):
                     with attempt, store.transaction(wait):
                         ended: set[int] = set()
                         for found in batch:
-                            store.update(found.place & ~3, found.stored, partial(decide, found, ended), wait)
+                            store.update(found.place & ~3, found.stored_key, partial(decide, found, ended), wait)
             except Timeout as error:
                 error.count = evicted  # type: ignore[attr-defined]
                 raise
@@ -268,23 +268,23 @@ class Tagging(Parts):
     def _verified(self, store: Store, places: Sequence[int]) -> Iterator[Found]:
         """Yield the live entries at these places that this handle can read."""
         rows = self._rows
-        for h, stored, original, record in self._live_at(store, places):
+        for place, stored_key, original, record in self._live_at(store, places):
             try:
-                key = store.disk.user_key(stored, original)
+                key = store.disk.user_key(stored_key, original)
             except DecodeError as error:
-                rows.report_corrupt(error, stored)
+                rows.report_corrupt(error, stored_key)
                 continue
-            yield Found(key, stored, h, record, store)
+            yield Found(key, stored_key, place, record, store)
 
     def _live_at(self, store: Store, places: Sequence[int]) -> Iterator[tuple[int, bytes, bytes | None, Record]]:
         """Yield (place, stored key, original key, record) of live entries."""
         rows = self._rows
-        for h, stored, original, blob in store.rows_at(places):
+        for place, stored_key, original, packed in store.rows_at(places):
             try:
-                rows.check_place(h, stored)
-                record = rows.unpacked(store, stored, blob)
+                rows.check_place(place, stored_key)
+                record = rows.unpacked(store, stored_key, packed)
             except DecodeError as error:
-                rows.report_corrupt(error, stored)
+                rows.report_corrupt(error, stored_key)
                 continue
             if rows.is_live(record):
-                yield h, stored, original, record
+                yield place, stored_key, original, record

@@ -10,7 +10,7 @@ from ..entries.atomic_key import REMOVE, Decision
 from ..entries.loading import ENOVAL
 from ..entries.row_codec import Expiry
 from ..errors import foreign
-from ..misuse import NoOthers, unexpected, wrong
+from ..settings.misuse import NoOthers, unexpected, wrong
 
 _NO_SUM = (str, bytes, list, tuple, dict, set, type(None))  # what values cannot add up to; they may be arrays
 

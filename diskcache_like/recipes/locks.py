@@ -23,7 +23,7 @@ from ..entries.atomic_key import REMOVE, Decision
 from ..entries.loading import ENOVAL
 from ..entries.row_codec import Expiry, with_expiry
 from ..errors import CacheError, LeaseLost, NotOwner, Timeout, TransactionError, foreign
-from ..misuse import NoOthers, unexpected, wrong
+from ..settings.misuse import NoOthers, unexpected, wrong
 from ..system.signals import suppress
 from ..system.tasks import sleep
 from .owners import Owner, current_owner

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable
 from typing import Any, ParamSpec, TypeVar, Unpack
 
 from ..cache import Cache, without_face
-from ..misuse import NoOthers, unexpected
-from ..operations.memoize import Memoized
-from ..operations.rules import Lifetime
+from ..memoizing.memoize import Memoized
+from ..memoizing.rules import Lifetime
+from ..settings.misuse import NoOthers, unexpected
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -18,8 +18,8 @@ from ..entries.atomic_key import Decision
 from ..entries.loading import ENOVAL
 from ..entries.row_codec import Expiry
 from ..errors import Timeout, foreign
-from ..misuse import NoOthers, called, unexpected
-from ..operations.identities import function_name
+from ..memoizing.identities import function_name
+from ..settings.misuse import NoOthers, called, unexpected
 from ..system.tasks import sleep
 
 if TYPE_CHECKING:

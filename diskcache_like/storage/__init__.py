@@ -1,4 +1,4 @@
-"""Shards and the values in them. This folder and `migration.old_database` alone talk to SQLite.
+"""Shards and the values in them. This folder and `compat.migration.old_database` alone talk to SQLite.
 
 - `shards`: which store holds a key, and transactions over several; `redo_log`: finishes one that was cut off
 - `interface`: what an operation on a key may ask of a store; `store`: one shard, a facade

@@ -40,7 +40,7 @@ def check_whole(
 ) -> list[warnings.WarningMessage]:
     """Do what `check_store` does, and report a database that was quarantined meanwhile because it cannot be read."""
     found = _Findings()
-    store.session.present_header()
+    store.shard.present_header()
     path = store.path
     for attempt in store.attempts():
         with attempt:
@@ -70,7 +70,7 @@ def check_store(
     _check_index(store, fix, timeout, found)
     if fix and flaws and (left := _flaws(store, _Findings())):  # more than a row that has gone by now
         problem = corrupt(f"{store.path!r}: {left[0]}", store.path)
-        if looks == 1 or not store.session.recover(problem):
+        if looks == 1 or not store.shard.recover(problem):
             raise problem
         return [*found.warnings, *check_store(store, check_record, fix, timeout, looks - 1)]
     _check_trash(store, fix, timeout, found)
@@ -82,7 +82,7 @@ def check_store(
             if locked:
                 # A write to its neighbours may have brought back an entry that damage hid from lookups: whoever keeps
                 # hot that it is missing has to look once more.
-                store.session.generations.settle_all(store.session.generations.internal_tick())
+                store.shard.generations.settle_all(store.shard.generations.internal_tick())
                 store.trash.empty()
                 store.checkpointer.vacuum()
     return found.warnings
@@ -129,10 +129,10 @@ def check_without_secret(store: Store) -> list[warnings.WarningMessage]:
 
 def _outer_problem(store: Store, row: Sequence[Any]) -> str | None:
     """Return what is wrong with a row as far as that can be seen without opening its record."""
-    h, stored, _, _, _, _, size, file, _, _, _, blob = row
-    if not isinstance(stored, bytes) or not isinstance(blob, bytes):
+    place, stored_key, _, _, _, _, size, file, _, _, _, packed = row
+    if not isinstance(stored_key, bytes) or not isinstance(packed, bytes):
         return "key or record is not a BLOB"
-    if keys.key_hash(stored, store.session.identity["modulus"]) != h & ~3:
+    if keys.key_hash(stored_key, store.shard.identity["modulus"]) != place & ~3:
         return "the key does not belong to its place"
     if file is None:
         return None
@@ -164,13 +164,13 @@ class _Findings:
 def _check_tick(store: Store, fix: bool, timeout: float | None, found: _Findings) -> None:
     """Report entries that were written after what counts as the last write: iteration leaves them out."""
     with store.locked(timeout):
-        ((last,),) = store.connection.select(sql.LAST_WRITE, (store.session.generations.highest_tick(),))
-        if last > store.session.header[Header.TICK]:
+        ((last,),) = store.connection.select(sql.LAST_WRITE, (store.shard.generations.highest_tick(),))
+        if last > store.shard.header[Header.TICK]:
             found.add(
-                f"{store.path}: {store.session.header[Header.TICK]} writes were counted, entries are from write {last}"
+                f"{store.path}: {store.shard.header[Header.TICK]} writes were counted, entries are from write {last}"
             )
             if fix:
-                store.session.header[Header.TICK] = last
+                store.shard.header[Header.TICK] = last
 
 
 def _check_rows(store: Store, check_record: CheckRecord, fix: bool, timeout: float | None, found: _Findings) -> None:
@@ -203,13 +203,13 @@ def _check_index(store: Store, fix: bool, timeout: float | None, found: _Finding
 
 
 def _problem(store: Store, check_record: CheckRecord, row: Sequence[Any]) -> str | None:
-    h, stored, seq, expire, fresh, tags, size, file, original_key, queue, num, blob = row
-    if not isinstance(stored, bytes) or not isinstance(blob, bytes):
+    place, stored_key, seq, expire, fresh, tags, size, file, original_key, queue, num, packed = row
+    if not isinstance(stored_key, bytes) or not isinstance(packed, bytes):
         return "key or record is not a BLOB"
-    if not isinstance(seq, int) or seq > store.session.generations.highest_tick():
+    if not isinstance(seq, int) or seq > store.shard.generations.highest_tick():
         return "its place in the order of insertion is beyond the last write, so that iteration leaves it out"
     try:
-        record = check_record(store, h, stored, blob)
+        record = check_record(store, place, stored_key, packed)
         column = None if record.file is None else file_names.to_column(record.file)
     except FileNotFoundError:
         return "file not found"
@@ -223,26 +223,26 @@ def _problem(store: Store, check_record: CheckRecord, row: Sequence[Any]) -> str
     said = Row.expiries(record.metadata)
     if (expire, fresh, tags, size, file) != (*said, wanted, record.size, column):
         return "columns do not say what the record says"
-    if not isinstance(original_key, bytes | None) or not _is_in_queue(sealer, stored, original_key, queue, num):
+    if not isinstance(original_key, bytes | None) or not _is_in_queue(sealer, stored_key, original_key, queue, num):
         return "original key or queue is not what a cache writes"
     return None
 
 
-def _is_in_queue(sealer: Sealer | None, stored: bytes, original_key: bytes | None, queue: Any, num: Any) -> bool:
+def _is_in_queue(sealer: Sealer | None, stored_key: bytes, original_key: bytes | None, queue: Any, num: Any) -> bool:
     """Tell whether a row says of its queue what its key says."""
     if sealer is None:
-        return (queue, num) == _queue_columns(stored)
+        return (queue, num) == _queue_columns(stored_key)
     try:
-        column, number = _queue_columns(sealer.open_key(stored, original_key)[0])
+        column, number = _queue_columns(sealer.open_key(stored_key, original_key)[0])
     except DecodeError:
         return False
     return (queue, num) == (None if column is None else sealer.blind_queue(column), number)
 
 
-def _queue_columns(stored: bytes) -> tuple[bytes, int] | tuple[None, None]:
+def _queue_columns(stored_key: bytes) -> tuple[bytes, int] | tuple[None, None]:
     """Return what the columns of a queue's item hold, by its key; None twice for any other entry."""
     try:
-        key = keys.decode_key(stored)
+        key = keys.decode_key(stored_key)
     except DecodeError:
         return None, None
     if isinstance(key, keys.QueueKey | keys.PrefixedQueueKey):
@@ -258,10 +258,10 @@ def _named(store: Store, row: Sequence[Any]) -> str:
     return str(row[0])
 
 
-def _problem_now(store: Store, check_record: CheckRecord, h: int) -> str | None:
+def _problem_now(store: Store, check_record: CheckRecord, home: int) -> str | None:
     """Look again: the row may have been replaced since its page was read."""
-    rows = store.select(sql.PAGE_ROWS, (h - 1 if h > -(1 << 63) else -inf, 1))
-    if not rows or rows[0][0] != h:
+    rows = store.select(sql.PAGE_ROWS, (home - 1 if home > -(1 << 63) else -inf, 1))
+    if not rows or rows[0][0] != home:
         return None
     return _problem(store, check_record, rows[0])
 
@@ -323,7 +323,7 @@ def _check_totals(store: Store, fix: bool, timeout: float | None, found: _Findin
             if fix:
                 store.connection.put_file_total(real_size)
         # Not store.count(), which takes the lock held here to find out a count that is unknown.
-        count = store.session.header[Header.COUNT]
+        count = store.shard.header[Header.COUNT]
         if store.connection.txn is None and count not in (UNCOUNTED, real_count):
             found.add(f"{store.path}: count says {count} entries, there are {real_count}")
             if fix:

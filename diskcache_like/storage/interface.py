@@ -38,7 +38,7 @@ class OpenShard(Protocol):
     def ready(self) -> None:
         """Open what is closed."""
 
-    def slot_of(self, h: int) -> int:
+    def slot_of(self, home: int) -> int:
         """Return the slot of a key's hash."""
 
 
@@ -55,35 +55,39 @@ class EntryStore(Protocol):
         """Return what encodes values, and keeps value files."""
 
     @property
-    def session(self) -> OpenShard:
+    def shard(self) -> OpenShard:
         """Return the words of the open shard."""
 
     @property
     def displaced(self) -> bool:
         """Tell whether any key lives beside its home place."""
 
-    def read(self, h: Home, stored: bytes, /) -> Any:
+    def read(self, home: Home, stored_key: bytes, /) -> Any:
         """Return the record of a key, or at its hash: the caller verifies that it is its own. None for none."""
 
-    def read_versioned(self, h: Home, stored: bytes, /) -> tuple[Any, int]:
+    def read_versioned(self, home: Home, stored_key: bytes, /) -> tuple[Any, int]:
         """Return the record of the key, wherever it lies, and its version; None and 0 for none."""
 
     def read_many(self, keys: Sequence[tuple[Home, bytes]], /) -> dict[Home, Any]:
         """Return the records of keys, or at their hashes, that exist."""
 
-    def version(self, h: Home, stored: bytes, /) -> int:
+    def version(self, home: Home, stored_key: bytes, /) -> int:
         """Return the version of what the running `update` has read, 0 for no entry."""
 
-    def put(self, h: Home, stored: bytes, row: Row | bytes, timeout: float | None, /, known: bool = False) -> int:
+    def put(
+        self, home: Home, stored_key: bytes, row: Row | bytes, timeout: float | None, /, known: bool = False
+    ) -> int:
         """Store a row, or a record alone; `known`: the key most likely has an entry."""
 
     def put_many(self, rows: Sequence[tuple[Home, bytes, Row | bytes]], /) -> None:
         """Store rows within a transaction of the caller's."""
 
-    def update(self, h: Home, stored: bytes, decide: Decide, timeout: float | None, /, early: bool = False) -> int:
+    def update(
+        self, home: Home, stored_key: bytes, decide: Decide, timeout: float | None, /, early: bool = False
+    ) -> int:
         """Let `decide` say what becomes of an entry; `early`: it may be asked more than once."""
 
-    def remove(self, h: Home, stored: bytes, timeout: float | None, /, seen: int = 0) -> int:
+    def remove(self, home: Home, stored_key: bytes, timeout: float | None, /, seen: int = 0) -> int:
         """Remove an entry; return 0 if there was none."""
 
     def remove_many(self, keys: Sequence[tuple[Home, bytes]], timeout: float | None, /) -> int:
@@ -104,17 +108,17 @@ class EntryStore(Protocol):
     def make_room(self, timeout: float | None, /) -> bool:
         """Make room on a full disk for a value file; tell whether to try again."""
 
-    def generation(self, h: Home, /) -> int:
+    def generation(self, home: Home, /) -> int:
         """Return the word to sleep on."""
 
-    def sleep(self, h: Home, stamp: int, seconds: float, /) -> None:
+    def sleep(self, home: Home, stamp: int, seconds: float, /) -> None:
         """Sleep until `wake` is called, but not if the word is no longer `stamp`, and `seconds` at most."""
 
-    def wake(self, h: Home, /) -> None:
+    def wake(self, home: Home, /) -> None:
         """Wake those who sleep."""
 
-    def hold(self, h: Home, owner: object, /) -> bool | None:
+    def hold(self, home: Home, owner: object, /) -> bool | None:
         """Hold a key if nobody does; None where that is impossible."""
 
-    def let_go(self, h: Home, owner: object, /) -> None:
+    def let_go(self, home: Home, owner: object, /) -> None:
         """Let go of a key if this owner holds it."""

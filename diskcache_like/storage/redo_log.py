@@ -86,7 +86,7 @@ class RedoLog:
         first, txn = parts[0]
         _write(first, parts[1:])
         for store, other in parts:
-            store.session.header[Header.CROSS_SHARD] = COMMITTING
+            store.shard.header[Header.CROSS_SHARD] = COMMITTING
             other.decided = True  # before the commit: an exception may come between it and the next line
         try:
             first.connection.commit(txn)
@@ -103,7 +103,7 @@ class RedoLog:
         except CacheError:
             return  # the transaction is committed; the next holder finds CROSS_SHARD set and tries again
         for shard in decided:
-            shard.session.header[Header.CROSS_SHARD] = 0
+            shard.shard.header[Header.CROSS_SHARD] = 0
 
     def complete(self, error: BaseException) -> None:
         """Complete a decided transaction that was cut off, and raise what cut it off unless that is a CacheError.
@@ -128,7 +128,7 @@ class RedoLog:
 
     def is_due(self) -> bool:
         """Tell whether a transaction may have been cut off, or is just being committed."""
-        return any(store.session.header[Header.CROSS_SHARD] for store in self._stores)
+        return any(store.shard.header[Header.CROSS_SHARD] for store in self._stores)
 
     def roll_forward(self, timeout: float | None) -> float | None:
         """Complete transactions that were cut off; return what is left of `timeout`.
@@ -144,13 +144,13 @@ class RedoLog:
             except CorruptDatabase as error:
                 damaged = next((store for store in self._stores if store.path == error.path), None)
                 # With no time to wait the caller may hold another shard's lock, and quarantine waits for this one's.
-                if damaged is None or timeout == 0 or not damaged.session.recover(error):
+                if damaged is None or timeout == 0 or not damaged.shard.recover(error):
                     raise
         return left(deadline)
 
     def _roll_forward(self, deadline: float | None) -> None:
-        held = [store for store in self._stores if store.session.lock.locked_by_me()]
-        sessions = tuple(store.session for store in self._stores if store not in held)
+        held = [store for store in self._stores if store.shard.lock.locked_by_me()]
+        sessions = tuple(store.shard for store in self._stores if store not in held)
         problems = None
         while problems is None:
             try:
@@ -164,15 +164,15 @@ class RedoLog:
         """Take the locks, and complete what was cut off; return what was wrong, None if more has to be locked."""
         due = []
         for store in self._ordered:
-            if store.session.present_header()[Header.CROSS_SHARD]:
-                store.session.lock.refuse_holder()
+            if store.shard.present_header()[Header.CROSS_SHARD]:
+                store.shard.lock.refuse_holder()
                 store.transactions.take_alone(left(deadline))
                 store.transactions.recover()
                 due.append(store)
         # While this waited for a lock, another transaction may have been cut off that concerns a shard passed over.
         # Without the locks of `due`, nobody can begin or finish one that concerns them.
         passed = [store for store in self._ordered if store not in due]
-        if any(store.session.present_header()[Header.CROSS_SHARD] for store in passed):
+        if any(store.shard.present_header()[Header.CROSS_SHARD] for store in passed):
             return None
         problems = _complete_all(due)
         for store in due:
@@ -207,14 +207,14 @@ def _write(first: Store, parts: Sequence[tuple[Store, Transaction]]) -> None:
         written.append([_name(store), _mark(store), start, number - start, digest.digest()])
         store.connection.put_setting(LAST_TRANSACTION, identifier)
     synced = all(
-        store.session.settings["sqlite_synchronous"] >= FULL for store in (first, *(store for store, _ in parts))
+        store.shard.settings["sqlite_synchronous"] >= FULL for store in (first, *(store for store, _ in parts))
     )
-    head = encode_value([FORMAT, identifier, written, pieces, 0 if synced else first.session.header[Header.BOOT]])
+    head = encode_value([FORMAT, identifier, written, pieces, 0 if synced else first.shard.header[Header.BOOT]])
     _put(first, HEAD, _digest(head) + head)
 
 
 def _put(store: Store, name: str, content: bytes) -> None:
-    store.invalidation.note_written(len(content) + FRAME)
+    store.invalidation.count_written(len(content) + FRAME)
     store.connection.put_setting(name, content)
 
 
@@ -243,13 +243,13 @@ def _complete_all(due: Sequence[Store]) -> list[str]:
     """Complete what concerns these shards, whose locks are held; return what is wrong with their redo logs."""
     problems: list[str] = []
     for store in due:
-        if store.session.header[Header.CROSS_SHARD] == COMMITTING:
-            burnt = store.session.header[Header.TICK] & NEVER
+        if store.shard.header[Header.CROSS_SHARD] == COMMITTING:
+            burnt = store.shard.header[Header.TICK] & NEVER
             store.recovery.run(partial(store.connection.put_setting, BURNT, burnt))
     for store in due:
         problems += _replay(store, {_name(other): other for other in due})
     for store in due:
-        store.session.header[Header.CROSS_SHARD] = 0
+        store.shard.header[Header.CROSS_SHARD] = 0
     return problems
 
 
@@ -266,7 +266,7 @@ def _replay(source: Store, shards: dict[str, Store]) -> list[str]:
     problems = []
     try:
         identifier, parts, pieces, boot = _head(content)
-        for part in parts if boot in (0, source.session.header[Header.BOOT]) else ():
+        for part in parts if boot in (0, source.shard.header[Header.BOOT]) else ():
             store = shards.get(part.shard)
             if store is not None and store is not source and _mark(store) == part.before:
                 _apply(store, part, identifier, partial(_piece, source, pieces))
@@ -306,7 +306,7 @@ def _apply(store: Store, part: Part, identifier: bytes, piece: Callable[[int], b
                 raise DecodeError("it does not match its checksum")
             store.connection.put_setting(LAST_TRANSACTION, identifier)
 
-    header = store.session.header
+    header = store.shard.header
     header[Header.COUNT] = UNCOUNTED
     header[Header.FILES] = 1  # before the commit, as everything that says what there may be from it on
     header[Header.NEXT_EXPIRE] = 0
@@ -321,8 +321,8 @@ def _restore(store: Store, content: object) -> None:
     homes, rows, trash, settings = _checked(content)
     there = {row[0] for row in rows}
     if any(place & ~HOME for place in there):
-        store.session.header[Header.DISPLACED] = 1
-    with store.invalidation.around_many(homes, autocommit=False):
+        store.shard.header[Header.DISPLACED] = 1
+    with store.invalidation.commit_many(homes, autocommit=False):
         try:
             free = [(place,) for home in homes for place in range(home, home + 4) if place not in there]
             store.connection.open().executemany(sql.DELETE_H, free)

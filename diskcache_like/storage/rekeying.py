@@ -26,7 +26,7 @@ def begin(store: Store, sealer: Sealer, new: MasterKey) -> bytes:
         if not under_way:
             store.data_keys.change_keyring(sealer, keyring.opened_by_both(sealer.master, new))
         else:
-            store.data_keys.note_change(2)  # the one before may have been killed while it changed the word
+            store.data_keys.count_change(2)  # the one before may have been killed while it changed the word
         return sealer.keyring.epoch
 
 
@@ -72,7 +72,7 @@ def _renew_batch(store: Store, sealer: Sealer, epoch: bytes, rows: Sequence[Sequ
             return
         with store.transaction(None):
             _refuse_overtaken(store, sealer, epoch)
-            with store.invalidation.around_many([row[0] for row, _ in renewed], autocommit=False):
+            with store.invalidation.commit_many([row[0] for row, _ in renewed], autocommit=False):
                 for row, new in renewed:
                     _replace(store, row, new, written)
     except BaseException:
@@ -90,8 +90,8 @@ def _try_renewed(store: Store, sealer: Sealer, row: Sequence[Any]) -> Row | None
 
 def _replace(store: Store, row: Sequence[Any], new: Row, written: list[bytes | str]) -> None:
     """Write a renewed row unless the entry was written since; unlink the file that is not needed."""
-    parameters = (new.v, new.original_key, new.file, new.size, row[0], row[1], row[11])
-    store.invalidation.note_written(len(new.v))
+    parameters = (new.packed, new.original_key, new.file, new.size, row[0], row[1], row[11])
+    store.invalidation.count_written(len(new.packed))
     done = store.connection.execute(sql.UPDATE_SEALED, parameters).rowcount
     if not done and new.file is not None and new.file in written:
         written.remove(new.file)

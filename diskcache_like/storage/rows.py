@@ -14,9 +14,9 @@ from ..coherence.generations import NEVER, Header, microseconds
 from ..encoding.record import unpack
 from ..errors import DecodeError, SignatureError
 from .shard.invalidation import Invalidation
+from .shard.open_shard import OpenShard
 from .shard.ownership import HOME
 from .shard.row import Row, Touch
-from .shard.session import ShardSession
 from .sqlite import statements as sql
 from .sqlite.connection import corrupt
 from .upkeep.trash import Trash
@@ -34,9 +34,9 @@ Plain = tuple[int, bytearray, int, bytearray, int]  # of a record alone: tick, r
 class Rows:
     """Find and change the rows of keys through the writing connection."""
 
-    def __init__(self, session: ShardSession, invalidation: Invalidation, trash: Trash) -> None:
-        self._session = session
-        self._connection = session.connection
+    def __init__(self, shard: OpenShard, invalidation: Invalidation, trash: Trash) -> None:
+        self._shard = shard
+        self._connection = shard.connection
         self._invalidation = invalidation
         self._trash = trash
         self.has_deleted = False  # within a transaction, what was in the way; the write buffer resets it
@@ -45,85 +45,87 @@ class Rows:
     # -- changing -----------------------------------------------------------------------------------------------------
 
     def put(
-        self, h: int, stored: bytes, row: Row | bytes, tick: int, known: bool = False, seq: int | None = None
+        self, home: int, stored_key: bytes, row: Row | bytes, tick: int, known: bool = False, seq: int | None = None
     ) -> None:
         """Write a row, or one that has nothing but a record.
 
         `known`: the key most likely has a row, so the cheaper UPDATE is tried first. `seq`: the write that made the
         entry, if it is new and that was not this one.
         """
-        session = self._session
+        shard = self._shard
         seq = tick if seq is None else seq
-        displaced = session.header[_DISPLACED]
+        displaced = shard.header[_DISPLACED]
         if type(row) is bytes:
-            is_special = displaced or session.policy.counts_uses
-            if not is_special and self._put_record(h, stored, row, tick, seq, known):
+            is_special = displaced or shard.policy.counts_uses
+            if not is_special and self._put_record(home, stored_key, row, tick, seq, known):
                 return
             row = Row(row)
         assert isinstance(row, Row)
         if row.expire is not None:
-            session.header[_NEXT_EXPIRE] = min(session.header[_NEXT_EXPIRE], microseconds(row.expire))
+            shard.header[_NEXT_EXPIRE] = min(shard.header[_NEXT_EXPIRE], microseconds(row.expire))
         self._trash.expect()  # for the file that the row may have had
-        place = self._place(h, stored) if displaced else h
-        if not (known and self._replace_value(place, stored, row, tick)):
-            self._put_columns(place, stored, row, tick, seq)
+        place = self._place(home, stored_key) if displaced else home
+        if not (known and self._replace_value(place, stored_key, row, tick)):
+            self._put_columns(place, stored_key, row, tick, seq)
 
-    def _put_record(self, h: int, stored: bytes, v: bytes, tick: int, seq: int, known: bool) -> bool:
+    def _put_record(self, home: int, stored_key: bytes, packed: bytes, tick: int, seq: int, known: bool) -> bool:
         """Write a record alone; return False if the place is another key's, or its row has more than a record."""
         connection = self._connection
         cursor = connection.cursor or connection.open_cursor()
-        parameters = (tick, _blob(v), h, _blob(stored))
+        parameters = (tick, _blob(packed), home, _blob(stored_key))
         inserted = connection.inserted
         if inserted is None:
             inserted = connection.last_inserted()
-        added = known or h == inserted
+        added = known or home == inserted
         if added and cursor.execute(sql.UPDATE_RECORD, parameters).rowcount:
             return True
         done = cursor.execute(sql.UPSERT_RECORD, (*parameters, seq))
         if not done.rowcount:
             return False
         if added or done.lastrowid != inserted:
-            connection.inserted = h
+            connection.inserted = home
             self._invalidation.count(1)
         return True
 
-    def _replace_value(self, place: int, stored: bytes, row: Row, tick: int) -> bool:
+    def _replace_value(self, place: int, stored_key: bytes, row: Row, tick: int) -> bool:
         """Replace record and expiry of a row whose other columns stay as they are; return False if they do not."""
-        v, expire, fresh, tags, *others = row
-        if others != _ALONE or self._session.policy.counts_uses:
+        packed, expire, fresh, tags, *others = row
+        if others != _ALONE or self._shard.policy.counts_uses:
             return False
         connection = self._connection
         execute = (connection.cursor or connection.open_cursor()).execute
         if expire is None:
-            return execute(sql.UPDATE_LASTING, (tick, _blob(v), place, _blob(stored), tags)).rowcount == 1
-        parameters = (tick, _blob(v), expire, fresh, place, _blob(stored), tags)
+            return execute(sql.UPDATE_LASTING, (tick, _blob(packed), place, _blob(stored_key), tags)).rowcount == 1
+        parameters = (tick, _blob(packed), expire, fresh, place, _blob(stored_key), tags)
         return execute(sql.UPDATE_EXPIRING, parameters).rowcount == 1
 
-    def _put_columns(self, place: int, stored: bytes, row: Row, tick: int, seq: int, placed: bool = False) -> None:
+    def _put_columns(self, place: int, stored_key: bytes, row: Row, tick: int, seq: int, placed: bool = False) -> None:
         """Write all columns of a row at a place.
 
         `placed`: the place was looked for already; if it is taken all the same, rows are not where they belong.
         """
-        session, connection = self._session, self._connection
+        shard, connection = self._shard, self._connection
         execute = connection.open().execute
         inserted = connection.last_inserted()
         same = place == inserted
         exists = same and execute(sql.SELECT_V, (place,)).fetchone() is not None
-        v, *columns = row
-        done = execute(sql.UPSERT, (place, _blob(stored), tick, *self._first_rank(place), *columns, _blob(v), seq))
+        packed, *columns = row
+        done = execute(
+            sql.UPSERT, (place, _blob(stored_key), tick, *self._first_rank(place), *columns, _blob(packed), seq)
+        )
         if not done.rowcount:
             if placed:
-                raise corrupt(f"{session.path!r}: a row is found at a place that is free", session.path)
-            self._put_columns(self._place(place & HOME, stored), stored, row, tick, seq, placed=True)
+                raise corrupt(f"{shard.path!r}: a row is found at a place that is free", shard.path)
+            self._put_columns(self._place(place & HOME, stored_key), stored_key, row, tick, seq, placed=True)
         elif not exists if same else done.lastrowid != inserted:
             connection.inserted = place
             self._invalidation.count(1)
 
     def _first_rank(self, place: int) -> tuple[int | None, int]:
         """Return the columns `rank` and `base` of a row that is stored now."""
-        session = self._session
-        by_uses = session.policy.counts_uses
-        return None, session.uses[(place & HOME) % session.slot_prime] & NEVER if by_uses else 0
+        shard = self._shard
+        by_uses = shard.policy.counts_uses
+        return None, shard.uses[(place & HOME) % shard.slot_prime] & NEVER if by_uses else 0
 
     def put_many(self, rows: Sequence[Plain]) -> bool:
         """Write records alone, in order of their places, which share pages; of equal keys the last one stays.
@@ -145,87 +147,87 @@ class Rows:
         self._invalidation.count((len(places) if is_done else len(present(places))) - there)
         return is_done
 
-    def touch(self, h: int, stored: bytes, change: Touch) -> bool:
+    def touch(self, home: int, stored_key: bytes, change: Touch) -> bool:
         """Give a row other metadata; return False if the key has none."""
         if change.expire is not None:
-            header = self._session.header
+            header = self._shard.header
             header[_NEXT_EXPIRE] = min(header[_NEXT_EXPIRE], microseconds(change.expire))
-        execute, place = self._connection.open().execute, self._found_place(h, stored)
-        parameters = (change.expire, change.fresh, change.tags, change.v, place, _blob(stored))
+        execute, place = self._connection.open().execute, self._found_place(home, stored_key)
+        parameters = (change.expire, change.fresh, change.tags, change.packed, place, _blob(stored_key))
         return execute(sql.UPDATE_METADATA, parameters).rowcount > 0
 
-    def delete(self, h: int, stored: bytes, now: float = -inf) -> bool:
+    def delete(self, home: int, stored_key: bytes, now: float = -inf) -> bool:
         """Delete the row of a key; return False if it has none that is live at a moment, and delete one that is not."""
         connection = self._connection
         cursor = connection.cursor or connection.open_cursor()
         self._trash.expect()
-        if not cursor.execute(sql.DELETE, (self._found_place(h, stored), _blob(stored), now)).rowcount:
-            self._remove_unsound(h, stored)
+        if not cursor.execute(sql.DELETE, (self._found_place(home, stored_key), _blob(stored_key), now)).rowcount:
+            self._remove_unsound(home, stored_key)
             return False
         self._invalidation.count(-1)
         return True
 
-    def delete_all_of(self, h: int) -> None:
+    def delete_all_of(self, home: int) -> None:
         """Delete the rows of all keys with a hash, where damage hides which of them is meant."""
-        session, txn = self._session, self._connection.txn
-        slot = h % session.slot_prime
-        session.generations.begin({slot}, session.generations.next_tick())  # no record said what is removed here
+        shard, txn = self._shard, self._connection.txn
+        slot = home % shard.slot_prime
+        shard.generations.begin({slot}, shard.generations.next_tick())  # no record said what is removed here
         if txn is not None:
-            txn.touch(slot, h)
+            txn.touch(slot, home)
         self._trash.expect()
         execute = self._connection.execute
-        self._invalidation.count(-sum(execute(sql.DELETE_H, (place,)).rowcount for place in range(h, h + 4)))
+        self._invalidation.count(-sum(execute(sql.DELETE_H, (place,)).rowcount for place in range(home, home + 4)))
 
     # -- finding ------------------------------------------------------------------------------------------------------
 
-    def find(self, h: int, stored: bytes, autocommit: bool) -> bytes | None:
+    def find(self, home: int, stored_key: bytes, autocommit: bool) -> bytes | None:
         """Return the record of a key; remove rows in its way that belong to no key."""
-        rows = self._probes(h)
-        for _, key, v in rows:
-            if key == stored:
-                return v  # type: ignore[no-any-return]
+        rows = self._probes(home)
+        for _, key, packed in rows:
+            if key == stored_key:
+                return packed  # type: ignore[no-any-return]
         if rows:
-            with self._invalidation.around_many([h], autocommit):
+            with self._invalidation.commit_many([home], autocommit):
                 self._sound(rows)
         return None
 
     def present(self, places: Sequence[int]) -> set[int]:
         """Return those of the places that hold an entry."""
         select = self._connection.select
-        return {h for batch in sql.batches(places) for (h,) in select(sql.SELECT_PRESENT, batch)}
+        return {home for batch in sql.batches(places) for (home,) in select(sql.SELECT_PRESENT, batch)}
 
-    def _probes(self, h: int) -> list[Any]:
-        return self._connection.select(sql.SELECT_PROBES, (h, h + 3))
+    def _probes(self, home: int) -> list[Any]:
+        return self._connection.select(sql.SELECT_PROBES, (home, home + 3))
 
-    def _found_place(self, h: int, stored: bytes) -> int:
+    def _found_place(self, home: int, stored_key: bytes) -> int:
         """Return the place of a key; its hash if it has no row."""
-        if not self._session.header[_DISPLACED]:
-            return h
-        return next((place for place, key, _ in self._probes(h) if key == stored), h)
+        if not self._shard.header[_DISPLACED]:
+            return home
+        return next((place for place, key, _ in self._probes(home) if key == stored_key), home)
 
-    def _place(self, h: int, stored: bytes) -> int:
+    def _place(self, home: int, stored_key: bytes) -> int:
         """Return where the key lives or may live, evicting the first place if all four are taken; the slot is odd."""
-        taken: dict[int, bytes] = {place: key for place, key, _ in self._sound(self._probes(h))}
+        taken: dict[int, bytes] = {place: key for place, key, _ in self._sound(self._probes(home))}
         for place, key in taken.items():
-            if key == stored:
+            if key == stored_key:
                 return place
-        for place in range(h, h + 4):
+        for place in range(home, home + 4):
             if place not in taken:
-                if place != h:  # stored each time: an earlier note may have been rolled back
+                if place != home:  # stored each time: an earlier note may have been rolled back
                     self._connection.put_setting("displaced", 1)
                     # Before the row is committed: readers look at all places from now on.
-                    self._session.header[_DISPLACED] = 1
+                    self._shard.header[_DISPLACED] = 1
                 return place
-        self._delete(h)
-        return h
+        self._delete(home)
+        return home
 
-    def _remove_unsound(self, h: int, stored: bytes) -> None:
+    def _remove_unsound(self, home: int, stored_key: bytes) -> None:
         """Remove what a deletion of a live entry left, which is expired or damaged; the slot is odd.
 
         A damaged column may call an entry expired whose record does not.
         """
-        for place, key, _ in self._sound(self._probes(h)):
-            if key == stored:
+        for place, key, _ in self._sound(self._probes(home)):
+            if key == stored_key:
                 self._delete(place)
 
     def _sound(self, rows: list[Any]) -> list[Any]:
@@ -234,27 +236,27 @@ class Rows:
         If the key was changed on disk, a reader, who asks for the place alone, still finds the entry, but no write for
         its key would replace or remove it.
         """
-        wrong = [h for h, key, v in rows if not self._belongs(key, v)]
-        for h in wrong:
-            self._delete(h)
+        wrong = [place for place, key, packed in rows if not self._belongs(key, packed)]
+        for place in wrong:
+            self._delete(place)
         return [row for row in rows if row[0] not in wrong]
 
     def _delete(self, place: int) -> None:
         txn = self._connection.txn
         if txn is not None:  # where the write buffer is flushed the slot is not odd yet
-            slot = (place & HOME) % self._session.slot_prime
-            self._session.generations.begin([slot], self._session.header[Header.TICK])
+            slot = (place & HOME) % self._shard.slot_prime
+            self._shard.generations.begin([slot], self._shard.header[Header.TICK])
             txn.touch(slot, place)
             self.has_deleted = True
         self._invalidation.count(-self._connection.execute(sql.DELETE_H, (place,)).rowcount)
 
-    def _belongs(self, key: bytes, v: bytes) -> bool:
-        disk = self._session.disk
+    def _belongs(self, key: bytes, packed: bytes) -> bool:
+        disk = self._shard.disk
         try:
             if disk.sealer is not None:
-                disk.sealer.open(key, v)
+                disk.sealer.open(key, packed)
             else:
-                unpack(key, v, disk.secret.verifier if disk.authenticates and disk.secret is not None else None)
+                unpack(key, packed, disk.secret.verifier if disk.authenticates and disk.secret is not None else None)
         except SignatureError:
             return not disk.authenticates  # with another secret than the cache's it may be sound
         except DecodeError:

@@ -9,8 +9,8 @@ from typing import Any
 
 from ..coherence.generations import Header
 from ..errors import CacheError
-from ..policies import policy_named
-from ..settings import DURABILITY, HANDLE_ONLY, OPTIONAL_SETTINGS, checked
+from ..settings.definitions import DURABILITY, HANDLE_ONLY, OPTIONAL_SETTINGS, checked
+from ..settings.policies import policy_named
 from .opening.opener import appends
 from .shard.invalidation import WRITE_COST
 from .shard.reader import Reader
@@ -28,8 +28,8 @@ class ShardSettings:
         self._reader = reader
         self._maintenance = maintenance
         self._transactions = maintenance.transactions
-        self._session = maintenance.transactions.session
-        self._connection = self._session.connection
+        self._shard = maintenance.transactions.shard
+        self._connection = self._shard.connection
         self._tried: list[tuple[str, Any]] = []  # stored in the open transaction, in that order
 
     def as_stored(self, name: str) -> Any:
@@ -37,7 +37,7 @@ class ShardSettings:
         rows = self._reader.select(sql.SELECT_SETTING, (name,))
         if rows:
             return checked(name, rows[0][0])
-        return None if name in OPTIONAL_SETTINGS else self._session.settings.get(name)
+        return None if name in OPTIONAL_SETTINGS else self._shard.settings.get(name)
 
     def change(self, name: str, value: Any, update: bool, timeout: float | None, on_change: OnChange) -> None:
         """Make a setting effective for this handle and, with `update`, store it for those that open later.
@@ -47,12 +47,12 @@ class ShardSettings:
         for attempt in self._maintenance.recovery.attempts():
             with attempt, self._transactions.locked(timeout) as locked:
                 if locked:
-                    self._transactions.invalidation.note_written(WRITE_COST)
+                    self._transactions.invalidation.count_written(WRITE_COST)
                     self._maintenance.run_if_due()
                 self._change(name, value, update, on_change)
 
     def _change(self, name: str, value: Any, update: bool, on_change: OnChange) -> None:
-        connection, settings = self._connection, self._session.settings
+        connection, settings = self._connection, self._shard.settings
         before = settings.get(name)
         stored = update and name not in HANDLE_ONLY
         if connection.txn is not None:
@@ -70,24 +70,24 @@ class ShardSettings:
 
     def _apply(self, name: str, value: Any) -> None:
         """Make a setting effective for this handle, but for those of the writing connection."""
-        session = self._session
-        session.settings[name] = value
-        session.header[Header.VOLUME_DUE] = 0  # limits may have changed: the next write looks at the volume
+        shard = self._shard
+        shard.settings[name] = value
+        shard.header[Header.VOLUME_DUE] = 0  # limits may have changed: the next write looks at the volume
         if name == "size_limit":
-            session.header[Header.RESERVATION] = 0  # what the old limit allowed may leave the others nothing
+            shard.header[Header.RESERVATION] = 0  # what the old limit allowed may leave the others nothing
         elif name == "eviction_policy":
-            session.policy = policy_named(value)
+            shard.policy = policy_named(value)
         elif name == "durability":
-            session.settings["sqlite_synchronous"] = DURABILITY[value]
-        session.appends = session.ring is not None and appends(session.settings)
-        session.appender = None  # how much may wait depends on the size limit; the next append makes another
+            shard.settings["sqlite_synchronous"] = DURABILITY[value]
+        shard.appends = shard.ring is not None and appends(shard.settings)
+        shard.appender = None  # how much may wait depends on the size limit; the next append makes another
 
     def _settle(self, before: dict[str, Any], on_change: OnChange) -> None:
         """Apply what an ended transaction changed to the writing connection, and take back what was rolled back.
 
         The write lock is held.
         """
-        connection, settings = self._connection, self._session.settings
+        connection, settings = self._connection, self._shard.settings
         tried, self._tried, connection.at_end = self._tried, [], None
         present = {**settings}  # one of them may bring another with it
         with contextlib.suppress(CacheError):  # the database is damaged: the next one to use it is told
@@ -103,7 +103,7 @@ class ShardSettings:
 
     def set_shards(self, shards: int) -> None:
         """Store how many shards the cache has if this one, being damaged, says another number."""
-        identity = self._session.identity
+        identity = self._shard.identity
         if identity.get("shards") == shards:
             return
         identity["shards"] = shards

@@ -18,7 +18,7 @@ from ..coherence.write_lock import WriteLock
 from ..disk.contract import Disk
 from ..encoding.keys import new_modulus
 from ..errors import CacheError, DirectoryError, SecretError, SettingError, too_few_descriptors
-from ..settings import DEFAULT_SETTINGS
+from ..settings.definitions import DEFAULT_SETTINGS
 from .opening.directory import ensure_directory
 from .opening.identity import IDENTITY_DEFAULTS, INHERITED, LOCK, Config, cache_replaced
 from .opening.shard_layout import ShardLayout
@@ -60,14 +60,14 @@ class ShardSet:
                 raise too_few_descriptors(directory, shards, LEAST_DESCRIPTORS, MOST_DESCRIPTORS) from error
         else:
             raise DirectoryError(errno.EBUSY, "two layouts are being made at once", directory)
-        identity = self.stores[0].session.identity
+        identity = self.stores[0].shard.identity
         self.modulus: int = identity["modulus"]
         try:
             self._refuse_mismatch(identity, asked)
             # If everything is removed under this handle, it makes the same cache anew, as other open handles would.
             config.identity.update({name: identity[name] for name in INHERITED if name in identity})
             for store in self.stores:
-                store.encode_with(new_disk(disk, store.directory, store.session.settings))
+                store.encode_with(new_disk(disk, store.directory, store.shard.settings))
         except BaseException:
             self.close_soon()
             raise
@@ -110,7 +110,7 @@ class ShardSet:
                 path = self._layout.path(number)
                 ensure_directory(path, self._config.shared, self._config.syncs)
                 stores.append(Store(path, self._config))
-                _share_identity(identity, stores[0].session.identity)
+                _share_identity(identity, stores[0].shard.identity)
         except BaseException:
             for store in stores:
                 store.close_soon()
@@ -163,10 +163,10 @@ class ShardSet:
                 hint = "it needs one: pass secret= or set DISKCACHE_LIKE_SECRET"
             raise SecretError(f"{self.directory!r} cannot be opened with this secret; {hint}")
 
-    def of(self, h: int) -> Store:
+    def of(self, home: int) -> Store:
         """Return the store that holds the key with this hash."""
         stores = self.stores
-        return stores[(h >> 2) % _SHARD_PRIME % len(stores)]
+        return stores[(home >> 2) % _SHARD_PRIME % len(stores)]
 
     def transaction(self, timeout: float | None) -> contextlib.AbstractContextManager[None]:
         """Make the body one transaction of the calling task over all shards; nested, a savepoint of it.

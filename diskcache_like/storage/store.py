@@ -23,9 +23,9 @@ from ..system.forks import token_word
 from .opening import opener
 from .opening.identity import Config
 from .shard.invalidation import Invalidation
+from .shard.open_shard import OpenShard
 from .shard.reader import Reader
 from .shard.row import REMOVE, Change, Decide, Remove, Row, Touch
-from .shard.session import ShardSession
 from .shard.transactions import Transactions
 from .shard_settings import ShardSettings
 from .sqlite import statements as sql
@@ -57,14 +57,14 @@ class Store:
 
     def __init__(self, directory: str, config: Config) -> None:
         self.directory = directory
-        self.session = session = ShardSession(directory, config)
-        self.connection = session.connection
-        self.invalidation = Invalidation(session)
-        self.transactions = transactions = Transactions(session, self.invalidation)
-        self.reader = reader = Reader(session)
+        self.shard = shard = OpenShard(directory, config)
+        self.connection = shard.connection
+        self.invalidation = Invalidation(shard)
+        self.transactions = transactions = Transactions(shard, self.invalidation)
+        self.reader = reader = Reader(shard)
         self.trash = Trash(transactions, reader)
-        self.checkpointer = Checkpointer(session)
-        self.quota = Quota(session, reader)
+        self.checkpointer = Checkpointer(shard)
+        self.quota = Quota(shard, reader)
         self.recovery = Recovery(transactions, self.trash, self.checkpointer)
         self.remover = Remover(self.recovery)
         self.evictor = Evictor(self.remover, self.quota)
@@ -94,41 +94,41 @@ class Store:
         self.stored_setting, self.change_setting = shard_settings.as_stored, shard_settings.change
         self.set_shards = shard_settings.set_shards
         self.keyring, self.keyring_version = self.data_keys.keyring, self.data_keys.version
-        self.replace_keyring, self.quarantine_keys = self.data_keys.replace_keyring, session.quarantine_keys
+        self.replace_keyring, self.quarantine_keys = self.data_keys.replace_keyring, shard.quarantine_keys
         self.config = config
 
     def encode_with(self, disk: Disk) -> None:
         """Encode this shard's keys and values with a disk from now on."""
-        self.disk = self.session.disk = disk
+        self.disk = self.shard.disk = disk
 
     @property
     def path(self) -> str:
         """Return the path of the database in use."""
-        return self.session.path
+        return self.shard.path
 
     @property
     def identity(self) -> dict[str, Any]:
         """Return what the cache is for good."""
-        return self.session.identity
+        return self.shard.identity
 
     @property
     def settings(self) -> dict[str, Any]:
         """Return the settings in force."""
-        return self.session.settings
+        return self.shard.settings
 
     @property
     def limit(self) -> int:
         """Return the bytes that this shard may use."""
-        return self.session.limit
+        return self.shard.limit
 
     def contended(self) -> bool:
         """Tell whether somebody had to wait for the write lock lately."""
-        return self.session.lock.contended()
+        return self.shard.lock.contended()
 
     @property
     def displaced(self) -> bool:
         """Tell whether any key lives beside its home place."""
-        return self.session.header[Header.DISPLACED] != 0
+        return self.shard.header[Header.DISPLACED] != 0
 
     def in_transaction(self) -> bool:
         """Tell whether the calling task is inside a transaction."""
@@ -140,26 +140,26 @@ class Store:
         try:
             for attempt in self.attempts():
                 with attempt, self.transaction(wait):
-                    removed = sum(self.remove(h, stored, wait) > 0 for h, stored in keys)
+                    removed = sum(self.remove(home, stored_key, wait) > 0 for home, stored_key in keys)
         except DiskFull:
             # A single removal unlinks the value file first, and so makes the room that the next one needs.
-            removed = sum(self.remove(h, stored, wait) > 0 for h, stored in keys)
+            removed = sum(self.remove(home, stored_key, wait) > 0 for home, stored_key in keys)
         return removed
 
     def close(self, timeout: float | None = None) -> None:
         """Close every connection under the write lock, since the last one to close checkpoints."""
-        session = self.session
-        if session.abandon_if_inherited():
+        shard = self.shard
+        if shard.abandon_if_inherited():
             return
-        session.lock.refuse_holder()
+        shard.lock.refuse_holder()
         try:
             if not self.transactions.take_to_close(timeout):
                 return
-            if session.config.on_write is not None:
-                session.config.on_write(self.transactions.count_uses)
+            if shard.config.on_write is not None:
+                shard.config.on_write(self.transactions.count_uses)
             is_flushed = False
             with contextlib.suppress(DirectoryError, DiskFull, StorageError):
-                if session.is_current():  # else what waits is another database's
+                if shard.is_current():  # else what waits is another database's
                     self.transactions.recover()
                     self.writer.buffer.flush()  # what is left stays in its file, where the next opening finds it
                     is_flushed = True
@@ -168,10 +168,10 @@ class Store:
             with contextlib.suppress(DirectoryError, DiskFull, StorageError):
                 self.trash.empty_old()
             if is_flushed:
-                session.header[_SETTLED] = session.header[_TICK]  # last, so that the next opening has nothing to mend
-            session.close()
+                shard.header[_SETTLED] = shard.header[_TICK]  # last, so that the next opening has nothing to mend
+            shard.close()
         finally:
-            end((session,), token_word[0])
+            end((shard,), token_word[0])
 
     def close_soon(self) -> None:
         """Close if the lock is free now; else with the next opening in this process, or when the process ends.
@@ -185,12 +185,12 @@ class Store:
 
     def flush(self, timeout: float | None) -> None:
         """Flush what waits in the write buffer to the database; within a transaction nothing does."""
-        session = self.session
-        session.catch_up()
-        ring = session.ring
+        shard = self.shard
+        shard.reopen_if_replaced()
+        ring = shard.ring
         if ring is not None and not ring.waiting() and ring.is_closed():
-            session.follow()  # waits until the other thread has opened the ring in use
-            ring = session.ring
+            shard.reopen()  # waits until the other thread has opened the ring in use
+            ring = shard.ring
         if ring is not None and ring.waiting():
             may_block()
             for attempt in self.attempts():
@@ -211,50 +211,50 @@ class Store:
                 file_io.sync_folder(self.directory)
 
     def _flush_for_reading(self) -> None:
-        self.flush(max(self.session.config.timeout, READ_TIMEOUT))
+        self.flush(max(self.shard.config.timeout, READ_TIMEOUT))
 
     def volume(self) -> int:
         """Return the bytes of what is stored, what waits in the write buffer among them, since it is flushed before."""
         self._flush_for_reading()
         return self.reader.volume(trash=False)
 
-    def version(self, h: int, stored: bytes) -> int:
+    def version(self, home: int, stored_key: bytes) -> int:
         """Return the version of the key's row, 0 for no row, -1 for damage; the write lock is held."""
-        found = self.session.buffered(h, stored) if self.connection.txn is None else None
+        found = self.shard.buffered(home, stored_key) if self.connection.txn is None else None
         if found is not None:
-            return 0 if found.v is None else found.tick
-        rows = self.connection.select(sql.SELECT_VERSIONED, (h, h + 3, stored))
+            return 0 if found.packed is None else found.tick
+        rows = self.connection.select(sql.SELECT_VERSIONED, (home, home + 3, stored_key))
         if not rows:
             return 0
         return rows[0][1] if type(rows[0][1]) is int else -1
 
-    def hold(self, h: int, owner: object) -> bool | None:
-        """Hold the key of `h` if nobody does, until `let_go` or this process ends; None where that is impossible."""
-        locks = self.session.byte_locks()
-        return locks.hold(h >> 2, owner) if locks.available else None
+    def hold(self, home: int, owner: object) -> bool | None:
+        """Hold the key of `home` if nobody does, until `let_go` or this process ends; None where that is impossible."""
+        locks = self.shard.byte_locks()
+        return locks.hold(home >> 2, owner) if locks.available else None
 
-    def let_go(self, h: int, owner: object) -> None:
-        """Let go of the key of `h` if this owner holds it."""
-        locks = self.session.byte_locks_here()
+    def let_go(self, home: int, owner: object) -> None:
+        """Let go of the key of `home` if this owner holds it."""
+        locks = self.shard.byte_locks_here()
         if locks is not None:  # else they are closed, and so the hold has ended
-            locks.let_go(h >> 2, owner)
+            locks.let_go(home >> 2, owner)
 
-    def generation(self, h: int) -> int:
-        """Return the generation of the slot of `h`; read it before looking at the entry, then sleep on it."""
-        self.session.ready()
-        return self.session.slots[self.session.slot_of(h)]
+    def generation(self, home: int) -> int:
+        """Return the generation of the slot of `home`; read it before looking at the entry, then sleep on it."""
+        self.shard.ready()
+        return self.shard.slots[self.shard.slot_of(home)]
 
-    def sleep(self, h: int, stamp: int, seconds: float) -> None:
-        """Sleep until `wake` is called for `h`, but not if its slot is no longer `stamp`, and `seconds` at most."""
-        futex.sleep(self.session.slots, self.session.slot_of(h), stamp, seconds)
+    def sleep(self, home: int, stamp: int, seconds: float) -> None:
+        """Sleep until `wake` is called for `home`, but not if its slot is no longer `stamp`, and `seconds` at most."""
+        futex.sleep(self.shard.slots, self.shard.slot_of(home), stamp, seconds)
 
-    def wake(self, h: int) -> None:
-        """Wake those in all processes who sleep on `h`; call it after the write that they wait for."""
-        futex.wake(self.session.slots, self.session.slot_of(h))
+    def wake(self, home: int) -> None:
+        """Wake those in all processes who sleep on `home`; call it after the write that they wait for."""
+        futex.wake(self.shard.slots, self.shard.slot_of(home))
 
     def count(self) -> int:
         """Return the number of entries, the expired ones that were not removed yet among them."""
-        header = self.session.present_header()
+        header = self.shard.present_header()
         self._flush_for_reading()
         txn = self.connection.callers_transaction()
         if txn is not None:
@@ -266,9 +266,9 @@ class Store:
             # Somebody writes all the time, or a writer died, or the count is not known: taking the lock tells.
             for attempt in self.attempts():
                 with attempt, contextlib.suppress(Timeout, DiskFull), self.locked(0) as locked:
-                    if locked and self.session.header[_COUNT] == UNCOUNTED:
+                    if locked and self.shard.header[_COUNT] == UNCOUNTED:
                         self.recount()
-            number = self._settled_count(self.session.present_header())
+            number = self._settled_count(self.shard.present_header())
         return number if number is not None and self._is_possible(number) else int(self.select(sql.COUNT)[0][0])
 
     def _is_possible(self, number: int) -> bool:
@@ -294,7 +294,7 @@ class Store:
     def recount(self) -> None:
         """Bring the count in the header in line with the database; the write lock is held, no transaction is open."""
         ((number,),) = self.connection.select(sql.COUNT)
-        self.session.header[_COUNT] = number
+        self.shard.header[_COUNT] = number
 
     def work_counts(self) -> tuple[int, int]:
         """Return how many writes of keys, and how many evictions, there were, as numbers that only grow.
@@ -302,7 +302,7 @@ class Store:
         A removal of many entries (eviction, expiry, `clear`) is not one. The lock is not held: a read between two
         words may be one write behind.
         """
-        header = self.session.present_header()
+        header = self.shard.present_header()
         return header[Header.TICK] - header[Header.INTERNAL], header[Header.EVICTED]
 
     def use_counts(self, timeout: float | None, reset: bool, flush: Flush | None) -> tuple[int, int]:
@@ -310,7 +310,7 @@ class Store:
         with self.locked(timeout):
             if flush is not None:
                 flush(self.transactions.count_uses)
-            header = self.session.header
+            header = self.shard.header
             result = header[Header.HITS], header[Header.MISSES]
             if reset:
                 header[Header.HITS] = header[Header.MISSES] = 0

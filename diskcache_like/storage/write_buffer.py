@@ -28,9 +28,9 @@ from .opening.identity import BUFFER_MARK
 from .opening.opener import ROOM, mark_in, take_over
 from .rows import Plain, Rows
 from .shard.invalidation import WRITE_COST
+from .shard.open_shard import Appender, OpenShard
 from .shard.ownership import HOME
 from .shard.row import Row
-from .shard.session import Appender, ShardSession
 from .sqlite import statements as sql
 from .sqlite.connection import FAILURES
 from .upkeep.checkpoints import CHECKPOINT_BYTES, is_due
@@ -52,27 +52,27 @@ class WriteBuffer:
     def __init__(self, maintenance: Maintenance, rows: Rows) -> None:
         self._maintenance = maintenance
         self._transactions = maintenance.transactions
-        self._session: ShardSession = maintenance.transactions.session
-        self._connection = self._session.connection
+        self._shard: OpenShard = maintenance.transactions.shard
+        self._connection = self._shard.connection
         self._rows = rows
         self._is_tight = False
 
     # -- appending ----------------------------------------------------------------------------------------------------
 
-    def append_alone(self, h: int, stored: bytes, row: Row | bytes | None, expected: int = 0) -> int:
+    def append_alone(self, home: int, stored_key: bytes, row: Row | bytes | None, expected: int = 0) -> int:
         """Append the newest write of a key in one call that takes and releases the write lock; return as `write` does.
 
         Returns 0, with nothing done, if the lock is taken, anything else is due, or the slot's generation is not the
         `expected` one, where one is named.
         """
-        session = self._session
-        header = session.header
+        shard = self._shard
+        header = shard.header
         if (
-            token_word[0] != session.token
+            token_word[0] != shard.token
             or self._connection.txn is not None
-            or session.config.on_write is not None
+            or shard.config.on_write is not None
             or (header[_FILES] and header[_SWEEP] == NEVER)  # `write` expects one first
-            or (header[_NEXT_EXPIRE] != NEVER and session.removal_is_due())
+            or (header[_NEXT_EXPIRE] != NEVER and shard.removal_is_due())
         ):
             return 0
         if not isinstance(row, Row):
@@ -80,36 +80,36 @@ class WriteBuffer:
         elif row.file is not None or row.queue is not None:
             return 0
         else:
-            value, columns = row.v, _columns(row)
-        appender = session.appender
-        if appender is None or appender.lock is not session.lock or appender.ring is not session.ring:
+            value, columns = row.packed, _columns(row)
+        appender = shard.appender
+        if appender is None or appender.lock is not shard.lock or appender.ring is not shard.ring:
             return 0
-        return appender.append(expected, h, stored, value, *columns)
+        return appender.append(expected, home, stored_key, value, *columns)
 
-    def takes(self, stored: bytes, row: Row | bytes | None) -> bool:
+    def takes(self, stored_key: bytes, row: Row | bytes | None) -> bool:
         """Tell whether a write can be appended: a small row without a file, None for a removal."""
-        session = self._session
-        ring = session.ring
-        if ring is None or not session.appends:
+        shard = self._shard
+        ring = shard.ring
+        if ring is None or not shard.appends:
             return False
         if not ring.is_marked():  # nothing was appended since the last write of another kind
-            self._note_room(self._maintenance.recovery.checkpointer.measure())
+            self._mark_if_tight(self._maintenance.recovery.checkpointer.measure())
         if self._is_tight and (row is not None or not ring.waiting()):
             return False  # a removal joins what waits: the database would first need room for all of that
         longest = self._longest(ring)
         if not isinstance(row, Row):
-            return len(stored) + len(row or b"") <= longest
-        v, _, _, tags, _, file, original_key, queue, _ = row
+            return len(stored_key) + len(row or b"") <= longest
+        packed, _, _, tags, _, file, original_key, queue, _ = row
         return (
             file is None
             and queue is None
-            and len(stored) + len(v) + len(tags or "") + len(original_key or b"") <= longest
+            and len(stored_key) + len(packed) + len(tags or "") + len(original_key or b"") <= longest
         )
 
-    def write(self, h: int, stored: bytes, row: Row | bytes | None) -> int:
+    def write(self, home: int, stored_key: bytes, row: Row | bytes | None) -> int:
         """Append the newest write of a key, None for a removal; return the slot's new generation."""
-        session = self._session
-        ring = session.ring
+        shard = self._shard
+        ring = shard.ring
         assert ring is not None
         if not ring.is_sound():
             self._mend(ring)
@@ -124,11 +124,11 @@ class WriteBuffer:
         if not ring.is_marked():
             self._put_mark(ring)
         self._prepare_appender(ring)
-        slots, slot, next_tick = session.slots, h % session.slot_prime, session.generations.next_tick
+        slots, slot, next_tick = shard.slots, home % shard.slot_prime, shard.generations.next_tick
         while True:
             tick = next_tick()
             slots[slot] = 2 * tick + 1  # odd before the record happens: no hit on what it replaces from here on
-            appended = ring.append(_written(tick, h, stored, row))
+            appended = ring.append(_written(tick, home, stored_key, row))
             slots[slot] = 2 * tick + 2
             if appended:
                 return 2 * tick + 2
@@ -141,29 +141,29 @@ class WriteBuffer:
 
         This handle appends, and the disk has room; where that ends, so does the appender.
         """
-        session = self._session
-        lock, generations = session.lock, session.generations
-        if session.appender is not None and session.appender.lock is lock and session.appender.ring is ring:
+        shard = self._shard
+        lock, generations = shard.lock, shard.generations
+        if shard.appender is not None and shard.appender.lock is lock and shard.appender.ring is ring:
             return
-        session.appender = None
+        shard.appender = None
         slots = generations.slots
-        if not self._is_tight and session.disk.sealer is None and len(slots):  # none where they were closed just now
-            shard = _native.Shard(
+        if not self._is_tight and shard.disk.sealer is None and len(slots):  # none where they were closed just now
+            core = _native.Shard(
                 lock.core,
                 generations.header,
                 slots,
-                session.slot_prime,
+                shard.slot_prime,
                 ring.core,
-                session.limit_word(),
+                shard.limit_word(),
                 TICK_LIMIT,
                 CHECKPOINT_BYTES,
                 self._bound(ring),
                 self._longest(ring),
             )
-            session.appender = Appender(lock, ring, shard.append)
+            shard.appender = Appender(lock, ring, core.append)
 
     def _bound(self, ring: Ring) -> int:
-        return min(ring.capacity // FULL_PART, self._session.limit // LIMIT_PART)
+        return min(ring.capacity // FULL_PART, self._shard.limit // LIMIT_PART)
 
     def _longest(self, ring: Ring) -> int:
         """Return the bytes that a record may have."""
@@ -180,23 +180,23 @@ class WriteBuffer:
         """Return a mark at HEAD with a new random checksum, so that no older record follows it."""
         return ring.mark()._replace(last=int.from_bytes(os.urandom(4), "little"))
 
-    def _note_room(self, left: int) -> None:
+    def _mark_if_tight(self, left: int) -> None:
         """Note whether the bytes that the disk has left suffice for what may wait; if not, nothing is appended."""
         self._is_tight = left < ROOM
         if self._is_tight:
-            self._session.appender = None
+            self._shard.appender = None
 
     # -- flushing -----------------------------------------------------------------------------------------------------
 
     def flush(self) -> None:
         """Flush everything to the database; within a transaction nothing waits."""
-        ring = self._session.ring
+        ring = self._shard.ring
         if ring is not None and self._connection.txn is None:
             if not ring.is_sound():
                 self._mend(ring)
             if ring.waiting():
                 may_block()
-                self._session.refuse_removed()
+                self._shard.refuse_removed()
                 try:
                     while ring.waiting():
                         self._flush_batch(ring)
@@ -211,7 +211,7 @@ class WriteBuffer:
         `shrink`: the same transaction cuts their pages off, so that on a full disk the WAL needs room only for what
         is left. That takes seconds where there are many.
         """
-        ring, checkpointer = self._session.ring, self._maintenance.recovery.checkpointer
+        ring, checkpointer = self._shard.ring, self._maintenance.recovery.checkpointer
         mark: Mark | None = None
         if ring is not None:
             ring.mend()
@@ -231,12 +231,12 @@ class WriteBuffer:
 
     def wipe(self) -> None:
         """Overwrite what was flushed, which may be sealed with a data key that is about to go; nothing waits."""
-        if self._session.ring is not None:
-            self._while_all_odd(self._session.ring.wipe)
+        if self._shard.ring is not None:
+            self._while_all_odd(self._shard.ring.wipe)
 
     def _while_all_odd(self, step: Callable[[], None]) -> None:
         """Take a step that changes what readers find in the ring; what was read before or meanwhile is not kept hot."""
-        generations = self._session.generations
+        generations = self._shard.generations
         tick = generations.internal_tick()
         generations.begin_all(tick)
         try:
@@ -249,17 +249,17 @@ class WriteBuffer:
         self._while_all_odd(partial(self._take_over, ring))
 
     def _take_over(self, ring: Ring) -> None:
-        session = self._session
+        shard = self._shard
         rows = self._connection.select(sql.SELECT_SETTING, (BUFFER_MARK,))
         # The ring keeps its number. To follow to a new one, this handle would leave its connection, which may be about
         # to begin a transaction.
-        session.header[_BUFFER] = take_over(ring, mark_in(rows), session.epoch, session.buffer)
+        shard.header[_BUFFER] = take_over(ring, mark_in(rows), shard.epoch, shard.buffer)
 
     def _look(self) -> None:
         """Do what is due by now, once everything is flushed."""
-        session = self._session
-        written = session.header[_WRITTEN]
-        if is_due(session, written):
+        shard = self._shard
+        written = shard.header[_WRITTEN]
+        if is_due(shard, written):
             may_block()
             self.flush()
             self._maintenance.run(0)
@@ -271,18 +271,18 @@ class WriteBuffer:
         except DecodeError:  # nobody can tell which entries have newer values
             self.discard()
             warn(
-                f"{self._session.directory!r}: a record in the write buffer is damaged, and nobody can tell which"
+                f"{self._shard.directory!r}: a record in the write buffer is damaged, and nobody can tell which"
                 " entries have newer values there; so every entry was removed",
                 CorruptDatabaseWarning,
             )
             return
         if mark is None:
             return
-        header = self._session.header
+        header = self._shard.header
         cost = mark.flushed - ring.words[Word.FLUSHED] + WRITE_COST * len(net)
         header[_WRITTEN] = header[_WRITTEN] + cost & MAX_WORD
         # So that the next holder finds out if this one is killed between the commit and the count.
-        self._session.generations.internal_tick()
+        self._shard.generations.internal_tick()
         with self._transactions.batch():
             try:
                 self._write(net)
@@ -290,37 +290,37 @@ class WriteBuffer:
                 self._connection.fail(error)
             self._connection.put_setting(BUFFER_MARK, mark.packed())
         ring.flushed(mark)
-        self._note_room(self._maintenance.recovery.checkpointer.left_on_disk())
+        self._mark_if_tight(self._maintenance.recovery.checkpointer.left_on_disk())
 
     def _gather(self, ring: Ring) -> tuple[dict[bytes | int, _native.Net], Mark | None]:
         net, mark = ring.gather(BATCH)
-        if any(h & ~HOME for _, _, h, _, _ in net.values()):
+        if any(place & ~HOME for _, _, place, _, _ in net.values()):
             raise DecodeError("a record of the write buffer has a hash that no key has")
         return net, mark
 
     def _write(self, net: dict[bytes | int, _native.Net]) -> None:
         """Write what the records of each key come to."""
         rows, plain = self._rows, list[Plain]()
-        for key, (_, _, h, _, was_removed) in net.items():
+        for key, (_, _, home, _, was_removed) in net.items():
             if was_removed and isinstance(key, bytes):
-                rows.delete(h, key)
+                rows.delete(home, key)
             elif was_removed:
-                rows.delete_all_of(h)
-        for key, (seq, tick, h, what, _) in net.items():
+                rows.delete_all_of(home)
+        for key, (seq, tick, home, what, _) in net.items():
             if what is None or isinstance(key, int):
                 continue
             if isinstance(what, bytes):
-                plain.append((tick, bytearray(what), h, bytearray(key), seq))
+                plain.append((tick, bytearray(what), home, bytearray(key), seq))
             else:
                 row = Written._make(what)
-                columns = Row(row.v or b"", row.expire, row.fresh, row.tags, original_key=row.original_key)
-                rows.put(h, key, columns, tick, seq=seq)
+                columns = Row(row.packed or b"", row.expire, row.fresh, row.tags, original_key=row.original_key)
+                rows.put(home, key, columns, tick, seq=seq)
         plain.sort(key=itemgetter(2))
-        session = self._session
-        is_special = session.policy.counts_uses or session.header[_DISPLACED]
+        shard = self._shard
+        is_special = shard.policy.counts_uses or shard.header[_DISPLACED]
         if plain and (is_special or not rows.put_many(plain)):
-            for tick, v, h, stored, seq in plain:
-                rows.put(h, bytes(stored), bytes(v), tick, seq=seq)
+            for tick, packed, home, stored_key, seq in plain:
+                rows.put(home, bytes(stored_key), bytes(packed), tick, seq=seq)
 
 
 # Expiry, freshness, tags, original key, and whether there is none of these.
@@ -334,7 +334,7 @@ def _columns(row: Row) -> Columns:
     return expire, fresh, tags, original_key, False
 
 
-def _written(tick: int, h: int, stored: bytes, row: Row | bytes | None) -> Written:
+def _written(tick: int, home: int, stored_key: bytes, row: Row | bytes | None) -> Written:
     if isinstance(row, Row):
-        return Written(tick, h, stored, row.v, *_columns(row))
-    return Written(tick, h, stored, row)
+        return Written(tick, home, stored_key, row.packed, *_columns(row))
+    return Written(tick, home, stored_key, row)

@@ -44,17 +44,17 @@ MISSING: Final = _None.MISSING
 OTHER: Final = _None.OTHER
 
 
-def _small(found: Written | None, h: int, stored: bytes, select: Select) -> bytes | Literal[_None.OTHER] | None:
+def _small(found: Written | None, home: int, stored_key: bytes, select: Select) -> bytes | Literal[_None.OTHER] | None:
     """Return the record of a key, None for none; OTHER if it is damaged, has a file or a queue, or another is in place.
 
     `found`: what the write buffer has of it.
     """
     if found is not None:
-        return OTHER if found.is_damage else found.v
-    rows = select(sql.SELECT_WHOLE, (stored, h, h + 3))
-    for is_own, v, file, queue in rows:
+        return OTHER if found.is_damage else found.packed
+    rows = select(sql.SELECT_WHOLE, (stored_key, home, home + 3))
+    for is_own, packed, file, queue in rows:
         if is_own:
-            return v if file is None and queue is None and type(v) is bytes else OTHER
+            return packed if file is None and queue is None and type(packed) is bytes else OTHER
     return OTHER if rows else None
 
 
@@ -69,104 +69,106 @@ class Writer:
         self._maintenance = maintenance
         self._reader = reader
         self._transactions = transactions = maintenance.transactions
-        self._session = session = transactions.session
-        self._sessions = (session,)
-        self._connection = session.connection
+        self._shard = shard = transactions.shard
+        self._sessions = (shard,)
+        self._connection = shard.connection
         self._invalidation = invalidation = transactions.invalidation
-        self._around = invalidation.around
-        self._rows = Rows(session, invalidation, maintenance.trash)
+        self._commit_one = invalidation.commit_one
+        self._rows = Rows(shard, invalidation, maintenance.trash)
         self._data_keys = maintenance.data_keys
         self.buffer = maintenance.buffer = buffer = WriteBuffer(maintenance, self._rows)
         self._append_alone = buffer.append_alone
 
-    def put(self, h: int, stored: bytes, row: Row | bytes, timeout: float | None, known: bool = False) -> int:
+    def put(self, home: int, stored_key: bytes, row: Row | bytes, timeout: float | None, known: bool = False) -> int:
         """Store a row, or a record alone (bytes) for a row without further columns, in one autocommitted statement.
 
         `known`: the key most likely has an entry, so the cheaper UPDATE is tried first.
         """
-        stamp = self._append_alone(h, stored, row) if self._session.appender is not None else 0
-        return stamp or self._locked(self._upsert, (h, stored, row, known), timeout)
+        stamp = self._append_alone(home, stored_key, row) if self._shard.appender is not None else 0
+        return stamp or self._locked(self._upsert, (home, stored_key, row, known), timeout)
 
-    def remove(self, h: int, stored: bytes, timeout: float | None, seen: int = 0) -> int:
+    def remove(self, home: int, stored_key: bytes, timeout: float | None, seen: int = 0) -> int:
         """Remove a live entry in one autocommitted statement; return 0 if there was none.
 
         `seen`: the generation of the slot at which the caller has seen a live entry, 0 for none.
         """
-        if self._session.appender is not None:
-            stamp = (self._append_alone(h, stored, None, seen) if seen else 0) or self._remove_alone(h, stored)
+        if self._shard.appender is not None:
+            stamp = (self._append_alone(home, stored_key, None, seen) if seen else 0) or self._remove_alone(
+                home, stored_key
+            )
             if stamp is not None:
                 return stamp
-        return self._locked(self._remove, (h, stored), timeout, (h, stored))
+        return self._locked(self._remove, (home, stored_key), timeout, (home, stored_key))
 
-    def update(self, h: int, stored: bytes, decide: Decide, timeout: float | None, early: bool = False) -> int:
+    def update(self, home: int, stored_key: bytes, decide: Decide, timeout: float | None, early: bool = False) -> int:
         """Read the entry, let `decide` say what becomes of it, and write that, under one hold of the write lock.
 
         `decide` gets the record or None; None leaves the entry as it is. It must not use the cache. `early`: it has no
         effect and looks at nothing but the record, so it may be asked before the lock is taken, and then once more.
         """
-        stamp = self._compute_alone(h, stored, decide) if early and self._session.appender is not None else 0
-        return stamp or self._locked(self._compute, (h, stored, decide), timeout)
+        stamp = self._compute_alone(home, stored_key, decide) if early and self._shard.appender is not None else 0
+        return stamp or self._locked(self._compute, (home, stored_key, decide), timeout)
 
     # -- without the lock until the record is appended ----------------------------------------------------------------
     #
     # What is read between two looks at one even generation is the newest entry (docs/coherence.md), and the second look
     # is that of the C core under the lock. So what was decided on it holds when the record is appended.
 
-    def _stamp(self, h: int) -> int:
+    def _stamp(self, home: int) -> int:
         """Return the slot's generation, 0 if it is odd or a transaction of this process is open."""
-        session = self._session
-        session.ready()
-        stamp = session.slots[h % session.slot_prime]
+        shard = self._shard
+        shard.ready()
+        stamp = shard.slots[home % shard.slot_prime]
         return 0 if stamp & 1 or self._connection.txn is not None else stamp
 
-    def _compute_alone(self, h: int, stored: bytes, decide: Decide) -> int:
+    def _compute_alone(self, home: int, stored_key: bytes, decide: Decide) -> int:
         """Do what `compute` does; return 0 if that takes the lock."""
-        stamp = self._stamp(h)
+        stamp = self._stamp(home)
         if not stamp:
             return 0
-        v = _small(self._reader.buffered(h, stored), h, stored, self._reader.select)
-        if v is OTHER or (v is not None and crc32(v, crc32(stored)) != RESIDUE):
+        packed = _small(self._reader.buffered(home, stored_key), home, stored_key, self._reader.select)
+        if packed is OTHER or (packed is not None and crc32(packed, crc32(stored_key)) != RESIDUE):
             return 0  # under the lock alone is it known whether a file is lost, or replaced; and damage is counted once
         try:
-            change = decide(v)
+            change = decide(packed)
         except Exception:
-            if self._stamp(h) == stamp:
+            if self._stamp(home) == stamp:
                 raise
             return 0
         if change is None:
-            return int(self._stamp(h) == stamp)
+            return int(self._stamp(home) == stamp)
         if isinstance(change, Touch):
             return 0  # it keeps the version, which the number of an appended write would replace
-        return self._append_alone(h, stored, None if isinstance(change, Remove) else change, stamp)
+        return self._append_alone(home, stored_key, None if isinstance(change, Remove) else change, stamp)
 
-    def _remove_alone(self, h: int, stored: bytes) -> int | None:
+    def _remove_alone(self, home: int, stored_key: bytes) -> int | None:
         """Do what `remove` does; return None if that takes the lock."""
-        stamp = self._stamp(h)
+        stamp = self._stamp(home)
         if not stamp:
             return None
-        until = self._until(self._reader.buffered(h, stored), h, stored, self._reader.select)
+        until = self._until(self._reader.buffered(home, stored_key), home, stored_key, self._reader.select)
         if isinstance(until, _None):
             return 0 if until is MISSING else None
-        generation = self._append_alone(h, stored, None, stamp)
+        generation = self._append_alone(home, stored_key, None, stamp)
         return (generation if self._is_ahead(until) else 0) if generation else None
 
     @staticmethod
-    def _until(found: Written | None, h: int, stored: bytes, select: Select) -> float | _None | None:
+    def _until(found: Written | None, home: int, stored_key: bytes, select: Select) -> float | _None | None:
         """Return until when an entry is fresh, or why there is none; `found`: what the write buffer has of it."""
         if found is not None:
             if found.is_damage:
                 return OTHER
-            if found.v is None:
+            if found.packed is None:
                 return MISSING
             return found.expire if found.fresh is None else found.fresh
-        rows = select(sql.SELECT_UNTIL, (stored, h, h + 3))
+        rows = select(sql.SELECT_UNTIL, (stored_key, home, home + 3))
         for is_own, until in rows:
             if is_own:
                 return until  # type: ignore[no-any-return]
         return OTHER if rows else MISSING
 
     def _is_ahead(self, until: float | None) -> bool:
-        return until is None or until > self._session.config.clock()
+        return until is None or until > self._shard.config.clock()
 
     # -- under the lock -----------------------------------------------------------------------------------------------
 
@@ -210,38 +212,38 @@ class Writer:
 
     def _upsert(self, autocommit: bool, arguments: tuple[int, bytes, Row | bytes, bool]) -> int:
         """Do what `put` does, under the lock."""
-        h, stored, row, known = arguments
-        session = self._session
-        if autocommit and session.ring is not None:
-            if self.buffer.takes(stored, row):
-                return self._append(h, stored, row)
+        home, stored_key, row, known = arguments
+        shard = self._shard
+        if autocommit and shard.ring is not None:
+            if self.buffer.takes(stored_key, row):
+                return self._append(home, stored_key, row)
             self.buffer.flush()
-        header = session.header
+        header = shard.header
         size = self._announce(row) if isinstance(row, Row) else len(row)
         header[_WRITTEN] = written = header[_WRITTEN] + WRITE_COST + size & MAX_WORD
-        if is_due(session, written):
+        if is_due(shard, written):
             self._maintenance.run(size)
-        step = self._put if session.disk.sealer is None else self._put_sealed
-        return self._around(h, autocommit, step, (stored, row, known))
+        step = self._put if shard.disk.sealer is None else self._put_sealed
+        return self._commit_one(home, autocommit, step, (stored_key, row, known))
 
-    def _append(self, h: int, stored: bytes, row: Row | bytes) -> int:
-        if self._session.disk.sealer is not None:
-            row = self._data_keys.present_row(stored, _columns_of(row))
-        return self.buffer.write(h, stored, row)
+    def _append(self, home: int, stored_key: bytes, row: Row | bytes) -> int:
+        if self._shard.disk.sealer is not None:
+            row = self._data_keys.present_row(stored_key, _columns_of(row))
+        return self.buffer.write(home, stored_key, row)
 
-    def _put(self, h: int, tick: int, arguments: tuple[bytes, Row | bytes, bool]) -> bool:
-        stored, row, known = arguments
-        self._rows.put(h, stored, row, tick, known)
+    def _put(self, home: int, tick: int, arguments: tuple[bytes, Row | bytes, bool]) -> bool:
+        stored_key, row, known = arguments
+        self._rows.put(home, stored_key, row, tick, known)
         return True
 
-    def _put_sealed(self, h: int, tick: int, arguments: tuple[bytes, Row | bytes, bool]) -> bool:
+    def _put_sealed(self, home: int, tick: int, arguments: tuple[bytes, Row | bytes, bool]) -> bool:
         """Write a row as the present data key seals it; if that made another value file, unlink the one not needed."""
-        stored, given, known = arguments
+        stored_key, given, known = arguments
         row = _columns_of(given)
-        present = self._data_keys.present_row(stored, row)
+        present = self._data_keys.present_row(stored_key, row)
         unneeded = present.file
         try:
-            self._rows.put(h, stored, present, tick, known)
+            self._rows.put(home, stored_key, present, tick, known)
             unneeded = row.file  # not before, since a second try needs it
         finally:
             if present.file != row.file and unneeded is not None:
@@ -250,15 +252,15 @@ class Writer:
 
     def _announce(self, row: Row) -> int:
         """Note in the header, before the commit, that files may exist; return the row's bytes."""
-        session = self._session
+        shard = self._shard
         if row.file is not None:
             name = file_names.from_column(row.file)
-            if not paths.mode_of(os.path.join(session.directory, name)):
-                raise StorageError(f"{session.path!r}: a check removed value file {name!r} before its row was written")
-            session.header[_FILES] = 1
+            if not paths.mode_of(os.path.join(shard.directory, name)):
+                raise StorageError(f"{shard.path!r}: a check removed value file {name!r} before its row was written")
+            shard.header[_FILES] = 1
             if self._connection.txn is not None:
                 self._connection.txn.files.append(row.file)
-        cost = len(row.v) + row.size
+        cost = len(row.packed) + row.size
         return cost if row.tags is None else cost + WRITE_COST * (row.tags.count(" ") + 1)  # a page of the index each
 
     # -- many rows ----------------------------------------------------------------------------------------------------
@@ -268,23 +270,26 @@ class Writer:
         self._locked(self._upsert_many, rows, 0, again=True)
 
     def _upsert_many(self, _: bool, rows: Sequence[tuple[int, bytes, Row | bytes]]) -> int:
-        session = self._session
-        plain = [(h, stored, row) for h, stored, row in rows if type(row) is bytes]
-        special = len(plain) < len(rows) or session.policy.counts_uses or session.header[Header.DISPLACED]
+        shard = self._shard
+        plain = [(home, stored_key, row) for home, stored_key, row in rows if type(row) is bytes]
+        special = len(plain) < len(rows) or shard.policy.counts_uses or shard.header[Header.DISPLACED]
         if special or not self._upsert_plain(plain):
-            for h, stored, row in rows:
-                self._upsert(False, (h, stored, row, False))
+            for home, stored_key, row in rows:
+                self._upsert(False, (home, stored_key, row, False))
         return 1
 
     def _upsert_plain(self, rows: Sequence[tuple[int, bytes, bytes]]) -> bool:
         """Store records alone with one prepared statement; return False when a place belongs to another key."""
-        incoming = sum(len(v) for _, _, v in rows)
+        incoming = sum(len(packed) for _, _, packed in rows)
         self._maintenance.before_write(incoming + len(rows) * PAGE_SIZE, incoming)
-        session = self._session
-        with self._invalidation.around_many([h for h, _, _ in rows], autocommit=False):
-            first = session.generations.next_tick()
-            session.header[_TICK] = first + len(rows) - 1
-            parameters = [(first + i, bytearray(v), h, bytearray(k), first + i) for i, (h, k, v) in enumerate(rows)]
+        shard = self._shard
+        with self._invalidation.commit_many([home for home, _, _ in rows], autocommit=False):
+            first = shard.generations.next_tick()
+            shard.header[_TICK] = first + len(rows) - 1
+            parameters = [
+                (first + i, bytearray(packed), home, bytearray(k), first + i)
+                for i, (home, k, packed) in enumerate(rows)
+            ]
             parameters.sort(key=itemgetter(2))  # stable: of equal keys the last one stays the last
             return self._rows.put_many(parameters)
 
@@ -292,74 +297,76 @@ class Writer:
 
     def _remove(self, autocommit: bool, arguments: tuple[int, bytes]) -> int:
         """Do what `remove` does, under the lock."""
-        h, stored = arguments
-        if autocommit and self._session.ring is not None:
-            removed = self._remove_buffered(h, stored) if self.buffer.takes(stored, None) else None
+        home, stored_key = arguments
+        if autocommit and self._shard.ring is not None:
+            removed = self._remove_buffered(home, stored_key) if self.buffer.takes(stored_key, None) else None
             if removed is not None:
                 return removed
             self.buffer.flush()
         self._maintenance.before_write(WRITE_COST, 0)
-        return self._around(h, autocommit, self._delete, (stored, self._session.config.clock()))
+        return self._commit_one(home, autocommit, self._delete, (stored_key, self._shard.config.clock()))
 
-    def _remove_buffered(self, h: int, stored: bytes) -> int | None:
+    def _remove_buffered(self, home: int, stored_key: bytes) -> int | None:
         """Do what `_remove` does where there is a write buffer; return None if that takes the database."""
-        found = self._session.buffered(h, stored)
+        found = self._shard.buffered(home, stored_key)
         if found is not None and found.is_damage:
-            self.buffer.write(h, stored, None)  # else it would be back when what hides it has gone
+            self.buffer.write(home, stored_key, None)  # else it would be back when what hides it has gone
             return 0
-        until = self._until(found, h, stored, self._connection.select)
+        until = self._until(found, home, stored_key, self._connection.select)
         if isinstance(until, _None):
             return 0 if until is MISSING else None
-        generation = self.buffer.write(h, stored, None)  # what has expired goes, too, but counts as missing
+        generation = self.buffer.write(home, stored_key, None)  # what has expired goes, too, but counts as missing
         return generation if self._is_ahead(until) else 0
 
-    def _delete(self, h: int, _: int, arguments: tuple[bytes, float]) -> bool:
-        return self._rows.delete(h, *arguments)
+    def _delete(self, home: int, _: int, arguments: tuple[bytes, float]) -> bool:
+        return self._rows.delete(home, *arguments)
 
     # -- a decision on an entry ---------------------------------------------------------------------------------------
 
     def _compute(self, autocommit: bool, arguments: tuple[int, bytes, Decide]) -> int:
         """Do what `compute` does, under the lock."""
-        h, stored, decide = arguments
-        v = self._record(h, stored, autocommit)
-        change = decide(v)
+        home, stored_key, decide = arguments
+        packed = self._record(home, stored_key, autocommit)
+        change = decide(packed)
         if change is None:
             return 1
         if isinstance(change, bytes | Row):
-            return self._upsert(autocommit, (h, stored, change, v is not None))
-        if autocommit and self._session.ring is not None:
-            if isinstance(change, Remove) and v is not None and self.buffer.takes(stored, None):
-                return self.buffer.write(h, stored, None)
+            return self._upsert(autocommit, (home, stored_key, change, packed is not None))
+        if autocommit and self._shard.ring is not None:
+            if isinstance(change, Remove) and packed is not None and self.buffer.takes(stored_key, None):
+                return self.buffer.write(home, stored_key, None)
             self.buffer.flush()
-        step = partial(self._change, autocommit, h, stored, change)
+        step = partial(self._change, autocommit, home, stored_key, change)
         if autocommit and isinstance(change, Remove):
             return self._maintenance.recovery.run(step, removes=True)
         return step()
 
-    def _record(self, h: int, stored: bytes, autocommit: bool) -> bytes | None:
+    def _record(self, home: int, stored_key: bytes, autocommit: bool) -> bytes | None:
         """Return the record of a key, wherever it is."""
-        if autocommit and self._session.ring is not None:
-            found = self._session.buffered(h, stored)
+        if autocommit and self._shard.ring is not None:
+            found = self._shard.buffered(home, stored_key)
             if found is not None:
-                return found.v
-            v, is_other_there = own_or_other(self._connection.select(sql.SELECT_PROBES, (h, h + 3)), stored)
+                return found.packed
+            packed, is_other_there = own_or_other(
+                self._connection.select(sql.SELECT_PROBES, (home, home + 3)), stored_key
+            )
             if not is_other_there:
-                return v
+                return packed
             self.buffer.flush()  # so that `find` may remove what is in the way
-        return self._rows.find(h, stored, autocommit)
+        return self._rows.find(home, stored_key, autocommit)
 
-    def _change(self, autocommit: bool, h: int, stored: bytes, change: Touch | Remove) -> int:
+    def _change(self, autocommit: bool, home: int, stored_key: bytes, change: Touch | Remove) -> int:
         """Give an entry other metadata, or remove it."""
         if autocommit:
             self._maintenance.run_if_due(removes=type(change) is Remove)
-        self._invalidation.note_written(2 * WRITE_COST)
+        self._invalidation.count_written(2 * WRITE_COST)
         if isinstance(change, Remove):
-            return self._around(h, autocommit, self._delete, (stored, -inf)) or 1
+            return self._commit_one(home, autocommit, self._delete, (stored_key, -inf)) or 1
         self._data_keys.reserve_seals()
-        return self._around(h, autocommit, self._touch, (stored, change)) or 1
+        return self._commit_one(home, autocommit, self._touch, (stored_key, change)) or 1
 
-    def _touch(self, h: int, _: int, arguments: tuple[bytes, Touch]) -> bool:
-        return self._rows.touch(h, *arguments)
+    def _touch(self, home: int, _: int, arguments: tuple[bytes, Touch]) -> bool:
+        return self._rows.touch(home, *arguments)
 
 
 def _columns_of(row: Row | bytes) -> Row:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from typing import Final
 
-from ..disk.value_files import Stored
+from ..disk.value_files import Encoded
 from ..encoding.record import MODE_BINARY, MODE_BYTES, MODE_PICKLE, MODE_RAW, VERSION_SIZE, Record
 from ..entries.row_codec import Location, RowCodec, discard
 from ..errors import DecodeError, DiskFull, Timeout, ValueTooLarge
@@ -39,12 +39,12 @@ class Copies:
         self._state = tier.state
 
     def _location(self, place: Place) -> Location:
-        return place.stored, place.home, self._local
+        return place.stored_key, place.home, self._local
 
     def find(self, place: Place) -> Record | None:
         """Return the record of the copy; None for no row, or one that did not come by way of a server."""
-        blob, place.tick = self._local.read_versioned(place.home, place.stored)
-        record = self._rows.verified_own(place.key, self._location(place), blob)
+        packed, place.tick = self._local.read_versioned(place.home, place.stored_key)
+        record = self._rows.verified_own(place.key, self._location(place), packed)
         return record if record is not None and record.metadata.version else None
 
     def version_of(self, copy: Record | None) -> bytes:
@@ -141,7 +141,7 @@ class Copies:
     def _store(self, place: Place, record: Record) -> Record:
         """Store a record that has come from the server, if nobody is writing here now; return it as it is stored."""
         disk = self._local.disk
-        encoded: Stored = record.mode, record.payload, None, 0
+        encoded: Encoded = record.mode, record.payload, None, 0
         if record.mode not in _IN_ROWS or len(record.payload) >= max(disk.min_file_size, 1):
             encoded = disk.write_value(record.mode, record.payload, place.key)
         mode, payload, file, size = encoded
@@ -151,9 +151,9 @@ class Copies:
         try:
             if self._rows.is_oversize(row):
                 raise self._rows.too_large(place.key)
-            if isinstance(row, Row) and row == Row(row.v):
-                row = row.v  # a row of nothing else is written faster
-            self._local.put(place.home, place.stored, row, self._tier.timeout if only_in_file else 0)
+            if isinstance(row, Row) and row == Row(row.packed):
+                row = row.packed  # a row of nothing else is written faster
+            self._local.put(place.home, place.stored_key, row, self._tier.timeout if only_in_file else 0)
         except (Timeout, DiskFull, ValueTooLarge):
             if file is not None:
                 discard(self._local, encoded)
@@ -171,8 +171,8 @@ class Copies:
         """Store what gets this version on the server, where it counts as soon as that has it."""
         versioned = record._replace(metadata=record.metadata._replace(version=version))
         packed = self._rows.repacked(self._location(place), versioned)
-        copy = row._replace(v=packed) if isinstance(row, Row) else packed
-        self._local.put(place.home, place.stored, copy, self._tier.timeout)
+        copy = row._replace(packed=packed) if isinstance(row, Row) else packed
+        self._local.put(place.home, place.stored_key, copy, self._tier.timeout)
 
     def write_all(self, copies: list[tuple[Place, Row | bytes, Record, bytes]]) -> None:
         """Do so for several, once, though the request may be made again; what cannot be stored is read from there."""
@@ -195,9 +195,9 @@ class Copies:
         self._change(place, REMOVE, 0)
 
     def _change(self, place: Place, change: Change, wait: float) -> None:
-        def decide(blob: bytes | None) -> Change:
-            same = blob is not None and self._local.version(place.home, place.stored) == place.tick
+        def decide(packed: bytes | None) -> Change:
+            same = packed is not None and self._local.version(place.home, place.stored_key) == place.tick
             return change if same else None
 
         with contextlib.suppress(Timeout, DiskFull):  # what is left does not count
-            self._local.update(place.home, place.stored, decide, wait)
+            self._local.update(place.home, place.stored_key, decide, wait)

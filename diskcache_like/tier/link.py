@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
 from ..errors import RemoteError
-from ..remote import Remote
+from ..settings.remote import Remote
 from ..system.blocking import may_block
 from .scripts import READ, TAGS_START, VERSION_START, Script
 from .server import Call, Server, Unreachable, nothing

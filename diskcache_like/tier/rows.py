@@ -7,10 +7,10 @@ from typing import Any, Final
 
 from ..encoding import keys
 from ..encoding.record import Record
+from ..entries.handle import Handle
 from ..entries.row_codec import Location, RowCodec
-from ..entries.session import Session
 from ..errors import SettingError, refused_with_remote
-from ..remote import Remote
+from ..settings.remote import Remote
 from ..storage.interface import EntryStore
 from ..storage.store import Store
 from .state import SLOTS
@@ -26,11 +26,11 @@ class TieredRows(RowCodec):
 
     keeps_versions = True
 
-    def __init__(self, session: Session, tier: Tier) -> None:
-        super().__init__(session)
+    def __init__(self, handle: Handle, tier: Tier) -> None:
+        super().__init__(handle)
         self._digest = tier.wire.digest
         self._tiered: dict[EntryStore, EntryStore] = {
-            store: TieredStore(store, self, tier) for store in session.shards.stores
+            store: TieredStore(store, self, tier) for store in handle.shards.stores
         }
 
     @property
@@ -46,32 +46,38 @@ class TieredRows(RowCodec):
         """Return the stored key, its place, and the store that it lives in."""
         if isinstance(key, _QUEUE_KEYS):
             raise refused_with_remote("a queue")
-        stored, home, store = super().locate(key)
-        canonical = stored if self._sealer is None else keys.encode_key(key)
+        stored_key, home, store = super().locate(key)
+        canonical = stored_key if self._sealer is None else keys.encode_key(key)
         digest = self._digest(canonical)
         place = Place(int.from_bytes(digest[:8], "big"))
-        place.stored, place.digest, place.canonical, place.key, place.home = stored, digest, canonical, key, home
+        place.stored_key, place.digest, place.canonical, place.key, place.home = (
+            stored_key,
+            digest,
+            canonical,
+            key,
+            home,
+        )
         place.index = index = place % SLOTS  # `index_of(digest)`
         place.indices = frozenset((index,))
-        return stored, place, self._tiered[store]
+        return stored_key, place, self._tiered[store]
 
     def queue_store(self, prefix: str | None) -> Store:
         """Refuse: a queue's order is one index of one database."""
         raise refused_with_remote("a queue")
 
-    def verified(self, key: Any, location: Any, blob: Any) -> Record | None:
+    def verified(self, key: Any, location: Any, packed: Any) -> Record | None:
         """Return a record that was verified already, or do what `RowCodec.verified` does."""
-        return blob if type(blob) is Record or blob is None else super().verified(key, location, blob)
+        return packed if type(packed) is Record or packed is None else super().verified(key, location, packed)
 
-    def verified_own(self, key: Any, location: Any, blob: Any) -> Record | None:
+    def verified_own(self, key: Any, location: Any, packed: Any) -> Record | None:
         """Return a record that was verified already, or do what `RowCodec.verified_own` does."""
-        return blob if type(blob) is Record or blob is None else super().verified_own(key, location, blob)
+        return packed if type(packed) is Record or packed is None else super().verified_own(key, location, packed)
 
 
-def parts_of(remote: Any, session: Session) -> tuple[Tier, TieredRows, TierHotLayer]:
+def parts_of(remote: Any, handle: Handle) -> tuple[Tier, TieredRows, TierHotLayer]:
     """Return the tier of a cache, its row codec and its hot layer."""
     if not isinstance(remote, Remote):
         raise SettingError(f"remote is {remote!r}, expected a Remote")
-    tier = Tier(remote, session)
-    hot = TierHotLayer(tier.state, tier.lease_ends, session.clock, session.hot_limit, session.metrics.counters)
-    return tier, TieredRows(session, tier), hot
+    tier = Tier(remote, handle)
+    hot = TierHotLayer(tier.state, tier.lease_ends, handle.clock, handle.hot_limit, handle.metrics.counters)
+    return tier, TieredRows(handle, tier), hot

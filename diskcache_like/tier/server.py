@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 from ..errors import CacheError, RemoteError, SettingError, missing_dependency
-from ..remote import Remote
+from ..settings.remote import Remote
 from ..system.forks import process_token
 from ..system.signals import reraise_signal, suppress
 from .scripts import Script

@@ -63,7 +63,7 @@ class TieredStore:
         self._copies = Copies(local, rows, tier)
         self._deciding = threading.local()  # the version that the running `update` of this thread has read
         self.directory = local.directory
-        self.session = SharedWords(tier.state, local.session.ready)
+        self.shard = SharedWords(tier.state, local.shard.ready)
         self.refers_to, self.make_room = local.refers_to, local.make_room  # value files are this machine's
 
     @property
@@ -73,13 +73,13 @@ class TieredStore:
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
-    def read(self, place: Place, stored: bytes) -> Record | None:
+    def read(self, place: Place, stored_key: bytes) -> Record | None:
         """Return the record of a place: that of the copy here if it counts, else as the server says."""
-        return self.read_many([(place, stored)]).get(place)
+        return self.read_many([(place, stored_key)]).get(place)
 
-    def read_versioned(self, place: Place, stored: bytes) -> tuple[Record | None, int]:
+    def read_versioned(self, place: Place, stored_key: bytes) -> tuple[Record | None, int]:
         """Return the record of a place and its version; 0 for one that nobody has confirmed."""
-        record = self.read(place, stored)
+        record = self.read(place, stored_key)
         return record, 0 if place.stamp is None else self._copies.number_of(place, record)
 
     def version(self, _: int, __: bytes) -> int:
@@ -135,9 +135,9 @@ class TieredStore:
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
-    def put(self, place: Place, stored: bytes, row: Row | bytes, timeout: float | None, known: bool = False) -> int:
+    def put(self, place: Place, stored_key: bytes, row: Row | bytes, timeout: float | None, known: bool = False) -> int:
         """Store a row on the server, then here."""
-        self.put_many([(place, stored, row)])
+        self.put_many([(place, stored_key, row)])
         return 1
 
     def put_many(self, rows: Sequence[tuple[Any, bytes, Row | bytes]]) -> None:
@@ -155,7 +155,9 @@ class TieredStore:
 
     def _to_write(self, place: Place, change: Row | Touch | bytes, expected: bytes) -> _Write:
         """Return what the server is to store if the entry has the `expected` version; empty for any."""
-        record = self._rows.unpacked(self._local, place.stored, change if isinstance(change, bytes) else change.v)
+        record = self._rows.unpacked(
+            self._local, place.stored_key, change if isinstance(change, bytes) else change.packed
+        )
         content = self._travelling(place, record)
         version = self._state.machine if content is None else fresh()
         until = record.metadata.remove_at
@@ -189,9 +191,9 @@ class TieredStore:
         calls = [write.call for write, _ in writes]
         return self._link.change(WRITE, calls, partial(self._copies.write_all, copies))
 
-    def remove(self, place: Place, stored: bytes, timeout: float | None, seen: int = 0) -> int:
+    def remove(self, place: Place, stored_key: bytes, timeout: float | None, seen: int = 0) -> int:
         """Remove an entry from the server, then here; return 0 if there was none, whatever was `seen` here."""
-        return self.remove_many([(place, stored)], timeout)
+        return self.remove_many([(place, stored_key)], timeout)
 
     def remove_many(self, keys: Sequence[tuple[Any, bytes]], timeout: float | None) -> int:
         """Remove entries from the server in one round trip, then here; return how many there were."""
@@ -214,7 +216,9 @@ class TieredStore:
 
     # -- changes that depend on the entry -----------------------------------------------------------------------------
 
-    def update(self, place: Place, stored: bytes, decide: Decide, timeout: float | None, early: bool = False) -> int:
+    def update(
+        self, place: Place, stored_key: bytes, decide: Decide, timeout: float | None, early: bool = False
+    ) -> int:
         """Let `decide` say what becomes of an entry, and write that if the entry is still what it was decided on.
 
         The first decision is on the copy here, whatever that is worth: the server compares its version. If it is to

@@ -9,9 +9,9 @@ from hashlib import blake2b
 from typing import Final, NamedTuple
 
 from ..crypto import signing
-from ..entries.session import Session
+from ..entries.handle import Handle
 from ..errors import CacheError, RemoteWarning, SettingError
-from ..remote import Remote
+from ..settings.remote import Remote
 from ..system.callers import warn
 from ..system.signals import suppress
 from .link import Link
@@ -59,17 +59,17 @@ def state_path(directory: str, remote: Remote) -> str:
 class Tier:
     """The server behind one handle."""
 
-    def __init__(self, remote: Remote, session: Session) -> None:
-        if session.options.hot_encoded:
+    def __init__(self, remote: Remote, handle: Handle) -> None:
+        if handle.options.hot_encoded:
             raise SettingError("hot_encoded=True is not offered with remote=")
         self.remote = remote
-        self.clock = session.clock
-        self.timeout = session.timeout  # seconds that a write waits for the lock of this machine's database
-        self.wire = _wire(remote, session)
-        self.state = TierState(state_path(session.directory, remote), session.options.shared)
+        self.clock = handle.clock
+        self.timeout = handle.timeout  # seconds that a write waits for the lock of this machine's database
+        self.wire = _wire(remote, handle)
+        self.state = TierState(state_path(handle.directory, remote), handle.options.shared)
         self.state.namespace = remote.namespace
-        self.link = Link(remote, self.wire, self.state, session.clock)
-        self.listener = Listener(self.link, session.options.shared)
+        self.link = Link(remote, self.wire, self.state, handle.clock)
+        self.listener = Listener(self.link, handle.options.shared)
         self._max_staleness = None if remote.max_staleness is None else int(remote.max_staleness * 1e9)
         try:  # once; if there is no answer, the cache works without, and goes on trying
             self.link.unlink([self.wire.probe])
@@ -120,14 +120,14 @@ class Tier:
         self.state.close()
 
 
-def _wire(remote: Remote, session: Session) -> Wire:
-    given = remote.secret if remote.secret is not None else session.options.secret
+def _wire(remote: Remote, handle: Handle) -> Wire:
+    given = remote.secret if remote.secret is not None else handle.options.secret
     secret = signing.given_secret(given, os.environ)
-    if secret is None and session.pickle_policy != "never":
+    if secret is None and handle.pickle_policy != "never":
         raise SettingError(
             "remote= needs a secret, which authenticates what the server has: Remote(..., secret=...). Without one, "
             "open the cache with pickle='never', so that nothing from the server can run code"
         )
-    identity = session.shards.stores[0].session.identity
+    identity = handle.shards.stores[0].shard.identity
     names = [str(identity.get(name, "")) for name in ("codec", "serializer", "compressor")]
-    return Wire(remote.namespace, "\0".join(names), secret, session.sealer is not None)
+    return Wire(remote.namespace, "\0".join(names), secret, handle.sealer is not None)

@@ -22,7 +22,7 @@ _HEADER: Final[Words] = memoryview(array("Q", [1] * 512))  # a tick that never c
 class Place(int):
     """The place of a key: a number made from the name of its entry, with what else a request needs."""
 
-    stored: bytes
+    stored_key: bytes
     digest: bytes
     canonical: bytes
     key: Any
@@ -55,9 +55,9 @@ class SharedWords:
         """Return the words."""
         return self._state.words
 
-    def slot_of(self, h: int) -> int:
+    def slot_of(self, home: int) -> int:
         """Return the index of the word of a place."""
-        return h % SLOTS
+        return home % SLOTS
 
 
 class _WordsOfTags:
@@ -73,11 +73,11 @@ class _WordsOfTags:
         self._indices = indices
 
     @property
-    def session(self) -> _WordsOfTags:
+    def shard(self) -> _WordsOfTags:
         """Return what has the slots."""
         return self
 
-    slots = session
+    slots = shard
 
     def __getitem__(self, _: int, /) -> int:
         return self._state.stamp(self._indices)
@@ -115,4 +115,4 @@ class TierHotLayer(HotLayer):
             until = min(until, boot_seconds() + expire - self._cache_clock())
         if len(place.indices) > 1:
             store = _WordsOfTags(self._state, place.indices)
-        super().keep(key, (place.stored, place, store), place.stamp, until, loaded, size)
+        super().keep(key, (place.stored_key, place, store), place.stamp, until, loaded, size)

@@ -335,11 +335,11 @@ def checkpoint_without_lock() -> None:
     checkpoint = Checkpointer.checkpoint
 
     def unlocked(self: Checkpointer, shrink: bool = False) -> None:
-        self._session.lock.release()
+        self._shard.lock.release()
         try:
             checkpoint(self, shrink)
         finally:
-            self._session.lock.acquire()
+            self._shard.lock.acquire()
 
     Checkpointer.checkpoint = unlocked  # type: ignore[method-assign]
 

@@ -22,8 +22,8 @@ from typing import Any, NamedTuple, Self
 
 from diskcache_like import Cache, SecretError
 from diskcache_like.coherence.ring import Ring
+from diskcache_like.compat.migration.copy import Migration
 from diskcache_like.errors import CorruptDatabaseWarning
-from diskcache_like.migration.copy import Migration
 from diskcache_like.storage import store
 from diskcache_like.storage.redo_log import RedoLog
 from diskcache_like.storage.shard import transactions

@@ -247,7 +247,7 @@ def fill(cache: Cache, content: Mapping[Any, Any], older: Mapping[Any, Any]) -> 
 def let_wait(cache: Cache, content: Mapping[Any, Any], older: Mapping[Any, Any]) -> None:
     """Have all that is small wait in the write buffer, if there is one, with flushed records in the rest of it."""
     small = {key: value for key, value in content.items() if "file" not in key}
-    for _ in range(ROUNDS if cache._shards.stores[0].session.ring is not None else 0):
+    for _ in range(ROUNDS if cache._shards.stores[0].shard.ring is not None else 0):
         put_all(cache, older)
         cache.flush()
         put_all(cache, small)

@@ -111,8 +111,8 @@ class Around:
 def use_words(cache: Cache, around: Callable[[Words], Around]) -> None:
     """Have a handle use its generations through something."""
     for store in cache._shards.stores:
-        slots: Any = around(store.session.slots)
-        store.session.slots = store.session.generations.slots = slots
+        slots: Any = around(store.shard.slots)
+        store.shard.slots = store.shard.generations.slots = slots
 
 
 class Gate:

@@ -55,7 +55,7 @@ def keep_walks(cache: Cache) -> None:
 def end_walks_late(cache: Cache) -> None:
     """Let readers find in the write buffer what was there before a commit of another kind, until some time after it."""
     for store in cache._shards.stores:
-        around, end_walks = store.writer._around, store.invalidation.end_walks
+        around, end_walks = store.writer._commit_one, store.invalidation.end_walks
 
         def late(*arguments: Any, around: Any = around, end_walks: Any = end_walks) -> int:
             try:
@@ -65,21 +65,21 @@ def end_walks_late(cache: Cache) -> None:
                 end_walks()
 
         store.invalidation.end_walks = lambda: None  # type: ignore[method-assign]
-        store.writer._around = late  # type: ignore[assignment]
+        store.writer._commit_one = late  # type: ignore[assignment]
 
 
-def _copied(self: Ring, h: int, stored: bytes) -> Written | None:
+def _copied(self: Ring, home: int, stored_key: bytes) -> Written | None:
     """Find a record as `Ring.find` does, but copy it slowly, and believe what was overwritten meanwhile."""
-    offset = table_of(self)[h % prime_below(self.slots)]
+    offset = table_of(self)[home % prime_below(self.slots)]
     while offset and offset >= self.words[Word.FLOOR]:
         header, body = record_at(self, offset)
         if header is None:
             return None
-        if body.startswith(stored) and header.h == h:
+        if body.startswith(stored_key) and header.h == home:
             time.sleep(5 * PAUSE)  # in which the others go around the ring
             at = place_of(self, offset) + SMALLEST
             written = written_in(header._replace(tags_size=-1), content_of(self)[at : at + header.body_size])
-            return written._replace(stored=stored)
+            return written._replace(stored_key=stored_key)
         offset = header.previous
     return None
 

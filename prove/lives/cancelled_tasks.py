@@ -166,7 +166,7 @@ HINDRANCES = (
 
 def _is_waited_for(cache: Cache) -> bool:
     """Tell whether a thread waits for a write lock: the task awaits that thread then, once, until it has the lock."""
-    return any(store.session.lock.core.waiting() for store in cache._shards.stores)
+    return any(store.shard.lock.core.waiting() for store in cache._shards.stores)
 
 
 @contextmanager

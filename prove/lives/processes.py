@@ -19,7 +19,7 @@ from unittest import mock
 from diskcache_like import Cache, Deque, FanoutCache, Index, Lock, RLock, TransactionError, memoize_stampede
 from diskcache_like.coherence import write_lock
 from diskcache_like.storage.shard import forking
-from diskcache_like.storage.shard.session import ShardSession
+from diskcache_like.storage.shard.open_shard import OpenShard
 from diskcache_like.system import forks
 from tests.support.inspection import posix_locks, problems
 from tests.support.interpreter_exits import ABRUPT, ENDINGS, end
@@ -469,7 +469,7 @@ proof("lives-processes", 2, "processes forked in every state, started and ended 
 )
 
 
-def keep(inherited: ShardSession, complete: bool) -> None:
+def keep(inherited: OpenShard, complete: bool) -> None:
     """Take an inherited shard for one's own, as if there had been no fork."""
     forking._resume()
     inherited.token = forks.process_token()
@@ -484,7 +484,7 @@ def keep(inherited: ShardSession, complete: bool) -> None:
 )
 def share_connections(trial: Trial) -> None:
     with (
-        mock.patch.object(ShardSession, "after_fork", keep),
+        mock.patch.object(OpenShard, "after_fork", keep),
         mock.patch.object(write_lock.WriteLock, "abandon"),
     ):
         live_all(trial, [each for each in LIVES if each.name in ("forked idle", "forked with hot entries")])

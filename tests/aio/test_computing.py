@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from diskcache_like import Breaker, Cache
-from diskcache_like.operations.computed import Options
+from diskcache_like.memoizing.computed import ComputingOptions
 
 from ..support.cache_kinds import one
 from .test_faces import run
@@ -44,7 +44,7 @@ async def double(number: int) -> int:
 
 @one
 @pytest.mark.parametrize("options", [{}, {"beta": 1.0}, {"breaker": Breaker(errors=5, window=60, open=30)}])
-def test_what_is_computed_counts_as_one_miss(cache: Cache, options: Options) -> None:
+def test_what_is_computed_counts_as_one_miss(cache: Cache, options: ComputingOptions) -> None:
     cache.stats(enable=True)
 
     async def main() -> None:

@@ -20,9 +20,9 @@ import uvloop
 from diskcache_like import AsyncCache, AsyncFanoutCache, Cache, Deque, FanoutCache, Index, Timeout, aio
 from diskcache_like.coherence.generations import Header
 from diskcache_like.entries.atomic_key import AtomicKey
-from diskcache_like.operations import computing, rules
-from diskcache_like.operations.flights import Flight
-from diskcache_like.settings import SettingsInForce
+from diskcache_like.memoizing import computing, rules
+from diskcache_like.memoizing.flights import Flight
+from diskcache_like.settings.definitions import SettingsInForce
 from diskcache_like.storage.opening.mutex import mutex
 from diskcache_like.system import threads
 from diskcache_like.system.blocking import WouldBlock
@@ -72,7 +72,7 @@ def hops(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 
 async def waiting(cache: Cache) -> None:
     """Return when a thread of the face waits for the write lock of a shard."""
-    while not any(store.session.lock.core.waiting() for store in cache._shards.stores):  # noqa: ASYNC110
+    while not any(store.shard.lock.core.waiting() for store in cache._shards.stores):  # noqa: ASYNC110
         await asyncio.sleep(0.001)
 
 
@@ -307,7 +307,7 @@ def test_an_update_of_two_parts_begins_in_a_thread(tmp_path: Path, monkeypatch: 
     def checkpoint_between(**options: Any) -> Any:
         begun.append(options)
         if len(begun) == 2:
-            cache._shards.stores[0].session.header[Header.VOLUME_DUE] = 0  # a checkpoint is due
+            cache._shards.stores[0].shard.header[Header.VOLUME_DUE] = 0  # a checkpoint is due
         return transact(**options)
 
     monkeypatch.setattr(cache, "transact", checkpoint_between)
@@ -351,7 +351,7 @@ def test_a_checkpoint_goes_to_a_thread(tmp_path: Path, hops: list[object]) -> No
         async def main() -> None:
             await cache.aio.set("k", 2)
             assert hops == []
-            header = cache._shards.stores[0].session.header
+            header = cache._shards.stores[0].shard.header
             header[Header.WRITTEN] = header[Header.VOLUME_DUE] + 1  # a checkpoint is due
             await cache.aio.set("k", 3)
             assert len(hops) == 1
@@ -441,7 +441,7 @@ def test_writes_do_not_queue_behind_functions_that_compute(cache: Cache) -> None
 def test_a_timeout_is_the_one_of_the_cache(cache: Cache) -> None:
     async def main() -> None:
         with held(cache):
-            cache._session.timeout = 0.01
+            cache._handle.timeout = 0.01
             with pytest.raises(Timeout):
                 await cache.aio.set("k", 1)
 
@@ -731,7 +731,7 @@ def test_a_transaction_is_one_tasks_and_others_wait(cache: Cache) -> None:
 def test_a_function_that_computes_in_a_transaction_takes_part_in_it(cache: Cache) -> None:
     async def main() -> None:
         face = cache.aio
-        cache._session.timeout = 0.01  # so that it fails, rather than waits, where it does not
+        cache._handle.timeout = 0.01  # so that it fails, rather than waits, where it does not
         with pytest.raises(KeyError):
             async with face.transact():
                 assert await face.get_or_set("k", lambda: cache.incr("n")) == 1
@@ -790,7 +790,7 @@ def test_a_call_whose_loop_is_closed_meanwhile_ends_without_another_error(
         loop.run_until_complete(waiting(cache))
         loop.close()
         del task, loop
-    for pool in cache._session.threads._pools.values():
+    for pool in cache._handle.threads._pools.values():
         pool.shutdown()  # which waits for the call, by which the task is still referred to
     gc.collect()
     assert told == []

@@ -224,7 +224,7 @@ def test_each_shard_gets_its_even_share_when_it_needs_it(limited: FanoutCache) -
 def test_room_that_is_locked_is_not_waited_for(limited: FanoutCache) -> None:
     for key in of_shard(limited, 0, 300):
         limited[key] = BIG
-    held = limited._shards.stores[0].session.lock
+    held = limited._shards.stores[0].shard.lock
     small = of_shard(limited, 1, 20)
     results: list[bool] = []
     held.acquire(0)
@@ -246,8 +246,8 @@ def test_what_is_there_counts_after_a_restart_of_the_machine(limited: FanoutCach
         for key in of_shard(limited, shard, 38):
             limited[key] = BIG
     for store in limited._shards.stores:
-        store.session.header[Header.RESERVATION] = 0  # as in a new file of generations
-        store.session.header[Header.VOLUME_DUE] = 0
+        store.shard.header[Header.RESERVATION] = 0  # as in a new file of generations
+        store.shard.header[Header.VOLUME_DUE] = 0
     for key in of_shard(limited, 0, 300):
         limited[key] = BIG
         assert limited.volume() <= LIMIT * 1.01

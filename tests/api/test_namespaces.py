@@ -17,7 +17,7 @@ import pytest
 from diskcache_like import Averager, Breaker, Cache, CacheError, FanoutCache, KeyEncodeError, Lock, Timeout, barrier
 from diskcache_like.encoding import made_keys
 from diskcache_like.encoding.made_keys import NamespacedKey, path_of
-from diskcache_like.settings import SettingsInForce
+from diskcache_like.settings.definitions import SettingsInForce
 
 from ..support.cache_kinds import QUICK, Clock, Kind, Opener, few, one
 from ..support.inspection import problems

@@ -30,7 +30,7 @@ from diskcache_like import (
     SettingError,
 )
 from diskcache_like.entries.options import Arguments, Options
-from diskcache_like.settings import Setting, Settings, SettingsInForce
+from diskcache_like.settings.definitions import Setting, Settings, SettingsInForce
 
 from ..support.cache_kinds import NEEDS_CIPHER, SECRET, Kind, Opener, few, one, only
 
@@ -94,10 +94,10 @@ def test_an_assigned_setting_is_in_force_in_this_handle_alone(
         setattr(cache, name, value)
         assert getattr(cache, name) == in_force
         assert type(getattr(cache, name)) is type(in_force)
-        assert {store.session.settings[name] for store in cache._shards.stores} == {in_force}
+        assert {store.shard.settings[name] for store in cache._shards.stores} == {in_force}
         cache.close()  # the next operation opens the handle again, which keeps what was assigned
         cache["key"] = 1
-        assert {store.session.settings[name] for store in cache._shards.stores} == {in_force}
+        assert {store.shard.settings[name] for store in cache._shards.stores} == {in_force}
         assert getattr(cache, name) == in_force
     assert getattr(other, name) == getattr(open_cache(), name) == other.reset(name) == before
     if name != "hot_size_limit":  # that is the handle's own, so nothing is stored
@@ -481,8 +481,8 @@ def test_a_setting_whose_transaction_is_rolled_back_is_what_it_was(open_cache: O
     assert {name: cache.reset(name) for name in DEFAULT_SETTINGS} == before
     assert synchronous(cache) == {1}
     for store in cache._shards.stores:
-        assert {name: store.session.settings[name] for name in before} == before
-        assert store.session.policy.name == "least-recently-stored"
+        assert {name: store.shard.settings[name] for name in before} == before
+        assert store.shard.policy.name == "least-recently-stored"
 
 
 @few
@@ -511,5 +511,5 @@ def test_the_write_buffer_can_be_switched_off_and_on_by_an_assignment(tmp_path: 
             cache.write_buffer = size
             cache["key"] = size
             assert cache.write_buffer == size
-            assert bool(store.session.ring and store.session.ring.waiting()) == waits
+            assert bool(store.shard.ring and store.shard.ring.waiting()) == waits
         assert cache["key"] == 1 << 20

@@ -123,7 +123,7 @@ def test_a_clock_that_raises_leaves_the_lock_free(cache: Cache, clock: Clock, mo
     cache.set("expiring", 1, expire=10)
     cache.flush()
     for store in cache._shards.stores:
-        monkeypatch.setattr(store.session.config, "clock", lambda: 1 // 0)
+        monkeypatch.setattr(store.shard.config, "clock", lambda: 1 // 0)
     with pytest.raises(ZeroDivisionError):
         cache.set("expiring", 2)
     monkeypatch.undo()

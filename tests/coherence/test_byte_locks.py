@@ -125,7 +125,7 @@ def test_they_are_available_to_all_at_once(path: Path) -> None:
 
 def locks_of(cache: Cache) -> ByteLocks:
     """Return the byte locks of a cache's handle."""
-    return cache._shards.stores[0].session.byte_locks()
+    return cache._shards.stores[0].shard.byte_locks()
 
 
 @linux

@@ -97,8 +97,8 @@ def watch_appends(cache: Cache, step: Callable[[str], object]) -> None:
     """Have `step` called after every change of a ring, and round every store of Python's to the slots."""
     _native.watch_steps(lambda changed: step(f"{changed} in the ring"))
     for store in cache._shards.stores:
-        session = store.session
-        session.slots = WatchedWords(session.slots, "slots", step)
+        shard = store.shard
+        shard.slots = WatchedWords(shard.slots, "slots", step)
 
 
 def write_in_steps(link: Link, directory: Path, given: Options, name: str, how: str, all_slots: bool) -> None:

@@ -9,7 +9,7 @@ import pytest
 from diskcache_like.coherence.generations import Header
 from diskcache_like.encoding import keys
 from diskcache_like.entries.hot import NEGATIVE_HIT, HotLayer
-from diskcache_like.policies import policy_named
+from diskcache_like.settings.policies import policy_named
 from diskcache_like.storage.interface import EntryStore
 
 PRIME = 7
@@ -33,7 +33,7 @@ class Bench:
 
     def __init__(self, limit: int = LIMIT) -> None:
         self.now = 0.0
-        self.session = self.shard = Shard()
+        self.shard = Shard()
         self.counters = [0, 0]
         self.hot = HotLayer(limit, lambda: self.now, self.counters)
 

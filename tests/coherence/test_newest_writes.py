@@ -37,7 +37,7 @@ def without_database(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse() -> None:
         raise AssertionError("the database was asked")
 
-    pool = store(cache).session.pool
+    pool = store(cache).shard.pool
     pool.free.clear()
     monkeypatch.setattr(pool, "take", refuse)
 
@@ -188,9 +188,9 @@ def test_a_slot_left_odd_by_a_writer_that_died_is_read_and_not_kept(pair: tuple[
     writer, reader = pair
     writer.set("k", "true")
     shard = store(writer)
-    slot = shard.session.slot_of(writer._rows.locate("k")[1])
-    shard.session.slots[slot] += 1
+    slot = shard.shard.slot_of(writer._rows.locate("k")[1])
+    shard.shard.slots[slot] += 1
     assert reader.get("k") == "true"
-    shard.session.slots[slot] += 1
+    shard.shard.slots[slot] += 1
     writer.set("k", "newer")
     assert reader.get("k") == "newer"

@@ -78,7 +78,7 @@ class Model:
     def read(self, key: int) -> bytes | None:
         """Read a key as a reader does."""
         found = self.ring.find(hash_of(key), stored(key))
-        return self.database.get(key) if found is None else found.v
+        return self.database.get(key) if found is None else found.packed
 
 
 def stored(key: int) -> bytes:
@@ -109,9 +109,9 @@ def test_all_columns_of_a_row_come_back(ring: Ring) -> None:
     ]
     for row in rows:
         assert ring.append(row)
-    assert [ring.find(row.h, row.stored) for row in rows] == rows
+    assert [ring.find(row.home, row.stored_key) for row in rows] == rows
     net, mark = ring.gather(100)
-    assert [net[row.stored][3] for row in rows] == [*(tuple(row) for row in rows[:3]), b"v", None]
+    assert [net[row.stored_key][3] for row in rows] == [*(tuple(row) for row in rows[:3]), b"v", None]
     assert mark is not None
     assert mark.flushed == ring.words[Word.HEAD]
 
@@ -357,7 +357,7 @@ def test_mending_leads_nobody_to_an_older_record(ring: Ring, at_each_step: Watch
         for key in range(3):
             found = ring.find(key, stored(key))
             mended = len(looks) > 2 or key or not damaged  # slot 0 is the first that is mended
-            assert not mended or (found is not None and found.v == b"%d" % (27 + key))
+            assert not mended or (found is not None and found.packed == b"%d" % (27 + key))
 
     at_each_step(look)
     if damaged:
@@ -473,7 +473,7 @@ def test_a_flipped_bit_never_shows_an_older_value(tmp_path: Path) -> None:
         except DecodeError:
             found = Written(0, 0, b"key", None)
         assert found is not None, "and the database would be asked"
-        assert found.v != b"old"
+        assert found.packed != b"old"
         try:
             net, _ = ring.gather(10)
         except DecodeError:

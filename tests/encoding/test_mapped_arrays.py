@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from diskcache_like import Cache, FanoutCache
-from diskcache_like.columnar import arrow
+from diskcache_like.disk.columnar import arrow
 from diskcache_like.errors import DecodeError, SettingError
 
 from ..support.cache_kinds import QUICK

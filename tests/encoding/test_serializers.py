@@ -216,8 +216,7 @@ def test_a_shard_that_is_made_anew_is_like_the_others(tmp_path: Path, lost: int)
         cache = FanoutCache(tmp_path / "cache")
     with cache:
         found = {
-            (store.session.identity["serializer"], store.session.identity["compressor"])
-            for store in cache._shards.stores
+            (store.shard.identity["serializer"], store.shard.identity["compressor"]) for store in cache._shards.stores
         }
     assert found == {("json", "zlib")}
 

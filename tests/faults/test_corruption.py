@@ -18,7 +18,7 @@ import pytest
 
 from diskcache_like import Cache, FanoutCache
 from diskcache_like.coherence.generations import Header
-from diskcache_like.entries.session import Opening
+from diskcache_like.entries.handle import Opening
 from diskcache_like.errors import CorruptDatabase, CorruptDatabaseWarning, ForeignDatabase
 from diskcache_like.storage import check
 from diskcache_like.storage.rows import Rows
@@ -395,7 +395,7 @@ def test_a_write_whose_place_is_free_and_taken_at_once_ends(
         taken = cache._rows.locate("a")[1]
         with monkeypatch.context() as patch:
             patch.setattr(Rows, "_place", lambda rows, h, stored: taken)
-            cache._shards.stores[0].session.header[Header.DISPLACED] = 1
+            cache._shards.stores[0].shard.header[Header.DISPLACED] = 1
             with pytest.raises(CorruptDatabase, match=r"cache\.db"):
                 cache["new"] = 1
                 cache.flush()
@@ -536,7 +536,7 @@ def test_a_flipped_bit_in_the_number_of_shards_costs_nothing(tmp_path: Path, sha
             assert cache.get_many(made) == made
             assert len(cache) == len(made)
             assert cache.check() == []
-            assert [store.session.identity["shards"] for store in cache._shards.stores] == [shards] * shards
+            assert [store.shard.identity["shards"] for store in cache._shards.stores] == [shards] * shards
         assert sorted(path.name for path in directory.glob("[0-9]*")) == [f"{each:03d}" for each in range(shards)]
         with FanoutCache(directory, shards=5) as cache:
             assert cache.get_many(made) == made

@@ -99,7 +99,7 @@ def test_who_leaves_out_how_a_damaged_cache_was_made_goes_on_with_that(
         with closing(kind(directory)) as other:
             other.set_many(ENTRIES)
             for store in other._shards.stores:
-                assert options.items() <= store.session.identity.items()
+                assert options.items() <= store.shard.identity.items()
         assert {key: live[key] for key in ENTRIES} == ENTRIES
 
 
@@ -107,7 +107,7 @@ def test_who_leaves_out_how_a_damaged_cache_was_made_goes_on_with_that(
 def test_what_the_header_says_of_the_kind_is_put_right_by_a_sound_database(noted: int, tmp_path: Path) -> None:
     directory = tmp_path / "cache"
     with closing(made(Cache, directory, {"compressor": "zlib"})) as live:
-        header = live._shards.stores[0].session.header
+        header = live._shards.stores[0].shard.header
         known, header[Header.FINGERPRINT] = header[Header.FINGERPRINT], noted
         with closing(Cache(directory)) as other:
             assert other["key 1"] == 1
@@ -118,11 +118,11 @@ def test_what_the_header_says_of_the_kind_is_put_right_by_a_sound_database(noted
 def test_without_a_note_of_its_kind_a_damaged_cache_is_what_is_asked_for(noted: int, tmp_path: Path) -> None:
     directory = tmp_path / "cache"
     with quietly(), closing(made(Cache, directory, {})) as live:
-        live._shards.stores[0].session.header[Header.FINGERPRINT] = noted
+        live._shards.stores[0].shard.header[Header.FINGERPRINT] = noted
         damage(directory / "cache.db", "everything")
         with closing(Cache(directory, compressor="zlib")) as other:
             other["a"] = 1
-            assert other._shards.stores[0].session.identity["compressor"] == "zlib"
+            assert other._shards.stores[0].shard.identity["compressor"] == "zlib"
 
 
 @pytest.mark.parametrize(
@@ -135,5 +135,5 @@ def test_a_cache_is_not_of_the_kind_of_one_below_it(options: dict[str, Any], tmp
             cache["a"] = 1
         with closing(Cache(directory, **options)) as cache:
             assert cache["a"] == 1
-            assert cache._shards.stores[0].session.identity["compressor"] == "none"
+            assert cache._shards.stores[0].shard.identity["compressor"] == "none"
         assert below["key 1"] == 1

@@ -351,7 +351,7 @@ def test_a_number_of_writes_that_ends_in_use_begins_anew(tmp_path: Path, policy:
     for before in range(7):
         with closing(Cache(tmp_path / str(before), eviction_policy=policy)) as cache:
             cache["a"] = 1
-            cache._shards.stores[0].session.header[Header.TICK] = (1 << 62) - before
+            cache._shards.stores[0].shard.header[Header.TICK] = (1 << 62) - before
             for number in range(4):
                 cache[number] = number
                 assert cache[number] == cache.get_many([number])[number] == number
@@ -423,10 +423,10 @@ RANKING = ("TICK", ("TICK", "SETTLED"), "uses")  # what eviction by each policy 
 def test_a_count_that_is_at_its_end_fails_no_call(tmp_path: Path, word: str | tuple[str, ...], policy: str) -> None:
     def spoil(number: int) -> None:
         if word == "uses":
-            store.session.generations.uses.fill(number)
+            store.shard.generations.uses.fill(number)
         else:
             for name in (word,) if isinstance(word, str) else word:
-                store.session.header[getattr(Header, name)] = number
+                store.shard.header[getattr(Header, name)] = number
 
     with closing(Cache(tmp_path / "cache", eviction_policy=policy, **QUICK, **LIMITS)) as cache:
         (store,) = cache._shards.stores
@@ -442,9 +442,9 @@ def test_a_keyring_changes_where_its_count_is_at_its_end(tmp_path: Path) -> None
     ):
         for number in (MAX_WORD, MAX_WORD - 1):
             cache["a"] = other["b"] = number
-            cache._shards.stores[0].session.header[Header.KEYS] = number
+            cache._shards.stores[0].shard.header[Header.KEYS] = number
             cache.rotate(secrets[1])
-            assert cache._shards.stores[0].session.header[Header.KEYS] not in (0, number)
+            assert cache._shards.stores[0].shard.header[Header.KEYS] not in (0, number)
             assert cache["b"] == number
             secrets.reverse()
             other.close()
@@ -456,7 +456,7 @@ def test_a_keyring_changes_where_its_count_is_at_its_end(tmp_path: Path) -> None
 def test_a_wal_is_emptied_again_after_its_count_was_at_its_end(tmp_path: Path) -> None:
     with closing(Cache(tmp_path / "cache", **QUICK, hot_size_limit=0, disk_min_file_size=1 << 20)) as cache:
         (store,) = cache._shards.stores
-        store.session.header[Header.WRITTEN] = store.session.header[Header.CHECKPOINTED] = store.session.header[
+        store.shard.header[Header.WRITTEN] = store.shard.header[Header.CHECKPOINTED] = store.shard.header[
             Header.VOLUME_DUE
         ] = MAX_WORD - 5000
         for number in range(100):
@@ -485,11 +485,11 @@ def test_the_limit_and_the_wal_hold_whatever_the_counts_say(tmp_path: Path, dama
         (store,) = cache._shards.stores
         for number in range(2_000):
             if number % 1_000 == 500:
-                store.session.header[Header.WRITTEN] += 1 << 40
-                store.session.header[Header.CHECKPOINTED] = store.session.header[Header.WRITTEN]
-                store.session.header[Header.VOLUME_DUE] = store.session.header[Header.WRITTEN] + 10_000
+                store.shard.header[Header.WRITTEN] += 1 << 40
+                store.shard.header[Header.CHECKPOINTED] = store.shard.header[Header.WRITTEN]
+                store.shard.header[Header.VOLUME_DUE] = store.shard.header[Header.WRITTEN] + 10_000
                 for word, value in MARKS[damage].items():
-                    store.session.header[word] = value
+                    store.shard.header[word] = value
             WRITES[write](cache, number)
             if not number % 10:
                 assert cache.volume() <= limit * 1.01

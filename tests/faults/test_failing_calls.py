@@ -182,7 +182,7 @@ def test_a_read_that_fails_for_a_moment_costs_no_entry(
     cache: Cache, read: Callable[[Cache], object], damaged: bool
 ) -> None:
     cache.set_many({"k": "value"})  # past the write buffer, so that it is read from the database
-    free = cache._shards.stores[0].session.pool.free
+    free = cache._shards.stores[0].shard.pool.free
     cursor: Any = Failing(free.pop())
     free.append(cursor)
     if not damaged:
@@ -250,19 +250,19 @@ def test_an_expired_entry_that_was_removed_does_not_come_back_when_the_clock_is_
 def test_a_writer_keeps_its_connection_while_another_thread_follows(cache: Cache) -> None:
     store = cache._shards.stores[0]
     writer = store.connection.open()
-    store.session.lock.acquire()
+    store.shard.lock.acquire()
     try:
-        following = threading.Thread(target=store.session._leave_connections, args=(False,))
+        following = threading.Thread(target=store.shard._leave_connections, args=(False,))
         following.start()
         following.join()
         assert writer.execute("SELECT 1").fetchone() == (1,)
         writer.close()
     finally:
-        store.session.lock.release()
+        store.shard.lock.release()
     cache.close()
     assert len(cache) == 0
     writer = store.connection.open()
-    store.session._leave_connections(holds_lock=False)
+    store.shard._leave_connections(holds_lock=False)
     with pytest.raises(sqlite3.ProgrammingError, match="closed"):
         writer.execute("SELECT 1")
     cache.close()

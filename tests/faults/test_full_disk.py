@@ -354,7 +354,7 @@ def test_a_disk_that_others_fill_can_be_relieved(disk: Disk, removal: str, size:
 def test_room_is_kept_for_removals_again_once_there_is_some(disk: Disk) -> None:
     with closing(full_of(disk, 3_000)) as cache:
         held = (disk.path / "cache" / "cache.lock").stat
-        lock = cache._shards.stores[0].session.lock
+        lock = cache._shards.stores[0].shard.lock
         with cache._shards.stores[0].transactions.locked(None):
             assert lock.drop_disk_reserve()
             assert not lock.drop_disk_reserve()

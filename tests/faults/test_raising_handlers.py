@@ -136,7 +136,7 @@ def test_an_interrupted_computation_gives_back_its_flight_also_while_the_excepti
         for number in range(1, places_in(compute) + 1):
             cache.delete("key")
             error = interrupted(compute, number, (Interrupted, Alarm, Late)[number % 3])
-            assert not cache._shards.stores[0].session.byte_locks()._held, (number, error)
+            assert not cache._shards.stores[0].shard.byte_locks()._held, (number, error)
             cache.delete("key")
             compute()  # which would wait for itself, if this thread seemed to be computing the value
             del error
@@ -171,7 +171,7 @@ def test_connections_that_were_lost_are_replaced(tmp_path: Path) -> None:
         cache["key"] = 1
         for _ in range(2 * MAX_READERS):
             assert cache["key"] == 1
-            cache._shards.stores[0].session.pool.free.pop()  # and a handler raises before it is given a name
+            cache._shards.stores[0].shard.pool.free.pop()  # and a handler raises before it is given a name
 
 
 def test_the_hot_layer_goes_on_after_an_interrupted_insertion(tmp_path: Path) -> None:
@@ -208,7 +208,7 @@ def test_the_lock_of_a_listing_that_merges_shards_is_given_back_at_once(tmp_path
             cache.set(number, number, tags=["tag"])
         with interrupt_leaving(), pytest.raises(KeyboardInterrupt):
             list(cache.keys(tags=["tag"]))
-        assert [store.session.lock.locked_by_me() for store in cache._shards.stores] == [False, False]
+        assert [store.shard.lock.locked_by_me() for store in cache._shards.stores] == [False, False]
         assert len(list(cache.keys(tags=["tag"]))) == 20
 
 
@@ -419,7 +419,7 @@ def test_a_handler_takes_no_lock_from_a_call_about_all_shards(tmp_path: Path) ->
         try:
             with mock.patch.object(Transactions, "take", taken), cache.transact():
                 assert told == ["interrupted", "refused"]
-                assert first.session.lock.locked_by_me()
+                assert first.shard.lock.locked_by_me()
                 assert not other.set(key, "of another")
         finally:
             signal.signal(signal.SIGUSR1, before)

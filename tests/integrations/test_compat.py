@@ -19,8 +19,8 @@ import pytest
 
 from diskcache_like import Cache, Disk, compat
 from diskcache_like.compat import args_to_key
-from diskcache_like.migration.beside import copy_once
-from diskcache_like.migration.copy import Migration, Options, is_finished
+from diskcache_like.compat.migration.beside import copy_once
+from diskcache_like.compat.migration.copy import Migration, MigrationOptions, is_finished
 
 from ..support import project
 
@@ -259,7 +259,10 @@ def test_processes_that_start_together_migrate_once(tmp_path: Path) -> None:
 def test_an_interrupted_migration_goes_on(tmp_path: Path) -> None:
     old_directory(tmp_path / "old")
     new = tmp_path / "old" / "diskcache_like"
-    with pytest.raises(ZeroDivisionError), Migration(tmp_path / "old", new, Options("pickle"), within=True) as one:
+    with (
+        pytest.raises(ZeroDivisionError),
+        Migration(tmp_path / "old", new, MigrationOptions("pickle"), within=True) as one,
+    ):
         one.run(lambda number: 1 // 0)
     assert not is_finished(str(new))
     copy_once(str(tmp_path / "old"), Disk)

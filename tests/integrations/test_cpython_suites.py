@@ -19,7 +19,7 @@ from unittest import mock
 import pytest
 
 from diskcache_like import Deque, Index
-from diskcache_like.persistent import DurableCache
+from diskcache_like.structures.durable import DurableCache
 
 mapping_tests = pytest.importorskip("test.mapping_tests", reason="this Python comes without its own tests")
 list_tests = pytest.importorskip("test.list_tests", reason="this Python comes without its own tests")

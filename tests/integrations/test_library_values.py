@@ -16,12 +16,12 @@ from hypothesis.extra import numpy as hnp
 from hypothesis.extra import pandas as hpd
 
 from diskcache_like import Cache
-from diskcache_like.columnar import registry
 from diskcache_like.disk.codec import new_codec
+from diskcache_like.disk.columnar import registry
 from diskcache_like.encoding.record import MODE_ARRAY, MODE_ARROW, MODE_PICKLE
 from diskcache_like.encoding.values import NotSerializable
 from diskcache_like.errors import ValueEncodeError
-from diskcache_like.settings import DEFAULT_SETTINGS
+from diskcache_like.settings.definitions import DEFAULT_SETTINGS
 
 from ..support.cache_kinds import QUICK
 from ..support.sample_arrays import (

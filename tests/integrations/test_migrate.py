@@ -35,10 +35,10 @@ from diskcache_like import (
     StorageError,
 )
 from diskcache_like.cli import main
+from diskcache_like.compat.migration import copy
+from diskcache_like.compat.migration.copy import Migration, MigrationOptions, Summary
 from diskcache_like.encoding.keys import queue_key
-from diskcache_like.migration import copy
-from diskcache_like.migration.copy import Migration, Options, Summary
-from diskcache_like.persistent import Deque
+from diskcache_like.structures.deque import Deque
 
 from ..support.tampering import snapshot
 
@@ -50,7 +50,7 @@ def migrate(old: Path, new: Path, clock: Callable[[], float] = time.time, **opti
     """Copy, and make sure that the old directory is as it was."""
     before = snapshot(old)
     try:
-        with Migration(old, new, Options(**options), clock) as running:
+        with Migration(old, new, MigrationOptions(**options), clock) as running:
             return running.run()
     finally:
         assert snapshot(old) == before
@@ -385,7 +385,7 @@ def interrupted(old: Path, new: Path, monkeypatch: pytest.MonkeyPatch, **options
         if done == 4:
             raise KeyboardInterrupt
 
-    with Migration(old, new, Options(**options)) as running, pytest.raises(KeyboardInterrupt):
+    with Migration(old, new, MigrationOptions(**options)) as running, pytest.raises(KeyboardInterrupt):
         running.run(stop)
 
 
@@ -486,7 +486,7 @@ def test_a_directory_that_cannot_be_copied_is_told_from_one_that_can(
     with pytest.raises(SettingError, match="--kind"):
         Migration(tmp_path / "both", new)
     with pytest.raises(SettingError, match="kind is 'odd'"):
-        Migration(tmp_path / "both", new, Options(kind="odd"))
+        Migration(tmp_path / "both", new, MigrationOptions(kind="odd"))
     assert not new.exists()
     assert migrate(tmp_path / "both", new, kind="fanout").skipped == []
 

@@ -82,10 +82,10 @@ def our(module: str) -> Any:
     """Return the module as `compat.install` makes it, without installing it."""
     if module == "djangocache":
         pytest.importorskip("django")
-    spec = compat._FINDER.find_spec(f"diskcache.{module}".rstrip("."), None)
+    spec = compat.modules._FINDER.find_spec(f"diskcache.{module}".rstrip("."), None)
     assert spec is not None
     made = importlib.util.module_from_spec(spec)
-    compat._FINDER.exec_module(made)
+    compat.modules._FINDER.exec_module(made)
     return made
 
 

@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diskcache_like.migration import plain_pickle
-from diskcache_like.migration.plain_pickle import NotPlain, loads_plain
+from diskcache_like.compat.migration import plain_pickle
+from diskcache_like.compat.migration.plain_pickle import NotPlain, loads_plain
 
 SHARED = ["shared"]
 VALUES: list[Any] = [

@@ -27,7 +27,7 @@ from diskcache_like import (
     SettingError,
     TagError,
 )
-from diskcache_like.operations import rules
+from diskcache_like.memoizing import rules
 
 from ..support.cache_kinds import Clock, Opener, few, one
 from ..support.workers import PATIENCE, in_threads

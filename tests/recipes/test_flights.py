@@ -14,7 +14,7 @@ import pytest
 
 from diskcache_like import Cache, CacheError, memoize_stampede
 from diskcache_like.coherence import futex
-from diskcache_like.operations import computing, flights, rules
+from diskcache_like.memoizing import computing, flights, rules
 
 from ..support.cache_kinds import Clock, Opener, few, one
 from ..support.contention import finish_renewals, held, opened

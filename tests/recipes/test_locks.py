@@ -385,11 +385,11 @@ def test_a_wake_up_is_for_everyone_on_the_slot(cache: Cache, monkeypatch: pytest
             return 0
 
     _, h, store = cache._rows.locate("lock")
-    session = store.session
-    monkeypatch.setattr(session, "slots", Slots(bytearray(8 * len(session.slots)), 0, len(session.slots)))
+    shard = store.shard
+    monkeypatch.setattr(shard, "slots", Slots(bytearray(8 * len(shard.slots)), 0, len(shard.slots)))
     with Lock(cache, "lock"):
         pass
-    assert calls == [(session.slot_of(h), 2**31 - 1)], "other keys share it, and who is woken alone may be killed"
+    assert calls == [(shard.slot_of(h), 2**31 - 1)], "other keys share it, and who is woken alone may be killed"
 
 
 @one
@@ -397,7 +397,7 @@ def test_a_sleeper_leaves_a_closed_store_alone(cache: Cache, monkeypatch: pytest
     slept: list[float] = []
     monkeypatch.setattr("time.sleep", slept.append)
     _, h, store = cache._rows.locate("key")
-    stamp = store.session.slots[store.session.slot_of(h)]
+    stamp = store.shard.slots[store.shard.slot_of(h)]
     cache.close()
     store.wake(h)
     store.sleep(h, stamp, 0.01)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from diskcache_like import Cache, Computing, memoize_stampede
-from diskcache_like.operations import computing, flights, rules
+from diskcache_like.memoizing import computing, flights, rules
 
 from ..support.cache_kinds import Clock, few, one
 from ..support.contention import finish_renewals

@@ -34,7 +34,7 @@ from diskcache_like.cli import main
 from diskcache_like.crypto.keyring import Keyring, MasterKey
 from diskcache_like.crypto.signing import Signer
 from diskcache_like.encoding.record import MODE_RAW, Metadata, Record, pack, pack_simple
-from diskcache_like.entries.session import Opening
+from diskcache_like.entries.handle import Opening
 from diskcache_like.errors import (
     CacheError,
     CorruptDatabase,
@@ -146,7 +146,7 @@ def needles_in(directory: Path) -> set[bytes]:
 
 def waiting(cache: Cache) -> int:
     """Return the bytes that wait in the write buffers."""
-    return sum(store.session.ring.waiting() for store in cache._shards.stores if store.session.ring is not None)
+    return sum(store.shard.ring.waiting() for store in cache._shards.stores if store.shard.ring is not None)
 
 
 @pytest.mark.parametrize("options", [SEALED, SIGNED], ids=["sealed", "signed"])
@@ -263,7 +263,7 @@ def test_each_wrong_way_to_open_has_its_own_error(
 
 def test_a_pickled_handle_carries_no_secret(made: Path, kind: Any) -> None:
     with kind(made, secret=SECRET, key_context="mine", encrypt=True) as cache:
-        keyring = cache._session.sealer.keyring
+        keyring = cache._handle.sealer.keyring
         pickled = pickle.dumps(cache)
         for secret in (SECRET.encode(), keyring.kek, keyring.blinding, *(key for _, key in keyring.data)):
             assert secret not in pickled
@@ -391,7 +391,7 @@ def test_a_handle_is_of_no_use_where_its_shard_got_the_keyring_of_one_that_has_b
     with Cache(tmp_path, **SEALED) as cache:
         cache["key"] = "value"
         (store,) = cache._shards.stores
-        store.replace_keyring(Keyring.new(cache._session.master()), None)
+        store.replace_keyring(Keyring.new(cache._handle.master()), None)
         for _ in range(2):
             with pytest.raises(KeyringError, match="open it again"):
                 cache["key"] = "other"
@@ -431,7 +431,7 @@ def test_a_handle_of_before_a_rotation_begins_the_cache_anew_under_the_new_secre
             file.seek(36)
             file.write(struct.pack(">I", 3))
         with pytest.warns(CorruptDatabaseWarning):
-            assert store.session.recover(CorruptDatabase("damaged"))
+            assert store.shard.recover(CorruptDatabase("damaged"))
         with pytest.raises(SecretError):
             cache["key"] = "other"
     with pytest.raises(SecretError):
@@ -795,7 +795,7 @@ def test_children_of_an_encrypted_cache_are_encrypted(tmp_path: Path) -> None:
         pass
     with FanoutCache(tmp_path, secret=SECRET) as cache:  # which does not say so itself
         for child in (cache.cache("a/b"), cache.deque("d").cache, cache.index("i").cache):
-            assert child._session.sealer is not None
+            assert child._handle.sealer is not None
         cache.cache("a/b")["key"] = "NEEDLEvalue"
     assert all(b"NEEDLE" not in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
 
@@ -830,8 +830,8 @@ def test_a_data_key_is_followed_by_another_before_it_has_sealed_too_much(
 def test_a_cache_that_has_had_thousands_of_data_keys_goes_on(tmp_path: Path) -> None:
     with Cache(tmp_path, **SEALED) as cache:
         cache["first"] = 1
-        assert cache._session.sealer is not None
-        keyring = cache._session.sealer.keyring
+        assert cache._handle.sealer is not None
+        keyring = cache._handle.sealer.keyring
         first = keyring.epoch[0] ^ 1
         others = [(bytes((first, 0, *divmod(number, 256))), os.urandom(32)) for number in range(1 << 12)]
         keyring = keyring._replace(data=(*keyring.data, *others)).with_new_key()
@@ -841,8 +841,8 @@ def test_a_cache_that_has_had_thousands_of_data_keys_goes_on(tmp_path: Path) -> 
         assert cache.get_many(["first", "last"]) == {"first": 1, "last": 2}
         assert cache.check() == []
         cache.rotate(SECRET)
-        assert cache._session.sealer is not None
-        assert len(cache._session.sealer.keyring.data) == 1
+        assert cache._handle.sealer is not None
+        assert len(cache._handle.sealer.keyring.data) == 1
 
 
 def test_no_data_key_has_the_epoch_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -866,8 +866,8 @@ def test_an_error_at_the_end_of_a_change_of_keys_is_one_of_the_package(
     monkeypatch.setattr(data_keys, "MAX_SEALS", 1)
     with Cache(tmp_path, **SEALED) as cache:
         (store,) = cache._shards.stores
-        assert cache._session.sealer is not None
-        cache._session.sealer.left = -1  # what is sealed next has to be counted first
+        assert cache._handle.sealer is not None
+        cache._handle.sealer.left = -1  # what is sealed next has to be counted first
         store.connection.open().set_authorizer(refuse_versions)
         with pytest.raises(StorageError):
             write(cache)

@@ -14,12 +14,12 @@ import pytest
 from msgpack import ExtType, packb
 
 from diskcache_like import Cache
-from diskcache_like.columnar import arrow, pandas, registry, string_arrays
 from diskcache_like.disk.codec import new_codec
+from diskcache_like.disk.columnar import arrow, pandas, registry, string_arrays
 from diskcache_like.encoding.record import MODE_ARRAY, MODE_ARROW, pack
 from diskcache_like.encoding.values import encode_value
 from diskcache_like.errors import DecodeError
-from diskcache_like.settings import DEFAULT_SETTINGS
+from diskcache_like.settings.definitions import DEFAULT_SETTINGS
 
 from ..support.cache_kinds import QUICK
 from ..support.hostile_content import HOSTILE_ARRAYS

@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import compute
 
-from diskcache_like.columnar import arrow, registry
+from diskcache_like.disk.columnar import arrow, registry
 from diskcache_like.encoding.record import MODE_ARROW
 from diskcache_like.errors import DecodeError
 
@@ -110,7 +110,7 @@ def try_every_byte(step: int = 1) -> tuple[int, int]:
 
 EVERY_BYTE = """
 import sys
-from diskcache_like.columnar import arrow
+from diskcache_like.disk.columnar import arrow
 from tests.security.test_hostile_columns import try_every_byte
 arrow._LARGE = int(sys.argv[1])
 print(*try_every_byte(7))
@@ -148,7 +148,7 @@ def test_large_columns_are_refused_where_small_ones_are(name: str, data: st.Data
 
 LIES = """
 import sys
-from diskcache_like.columnar import registry
+from diskcache_like.disk.columnar import registry
 from diskcache_like.encoding.record import MODE_ARROW
 from tests.security.test_hostile_columns import lying
 try:

@@ -26,7 +26,7 @@ from diskcache_like import (
     ForeignDatabase,
     StorageError,
 )
-from diskcache_like.migration.copy import Migration, Options
+from diskcache_like.compat.migration.copy import Migration, MigrationOptions
 
 from ..integrations.test_migrate import BIG, migrate, reasons
 from ..support.tampering import snapshot
@@ -76,7 +76,7 @@ def hook(event, arguments):
 
 armed = False
 sys.addaudithook(hook)
-from diskcache_like.migration.copy import Migration
+from diskcache_like.compat.migration.copy import Migration
 with Migration(sys.argv[2], sys.argv[3]) as running:
     armed = True
     running.run()
@@ -354,4 +354,4 @@ def test_pages_that_lead_to_one_page_many_times_are_damage(tmp_path: Path, new: 
     content[28:32] = (len(content) // size).to_bytes(4, "big")
     path.write_bytes(content)
     with pytest.raises(CorruptDatabase, match="more rows than room"):
-        Migration(old, new, Options(dry_run=True))
+        Migration(old, new, MigrationOptions(dry_run=True))

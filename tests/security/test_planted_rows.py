@@ -17,9 +17,9 @@ from diskcache_like.encoding import file_names, keys
 from diskcache_like.encoding.record import MODE_RAW, Metadata, Record, pack
 from diskcache_like.encoding.tags import tags_column
 from diskcache_like.errors import BreakerOpen, CacheError, CorruptDatabaseWarning, StorageError
-from diskcache_like.operations.flights import flight_key
+from diskcache_like.memoizing.flights import flight_key
+from diskcache_like.memoizing.rules import StoredError
 from diskcache_like.operations.queues import QUEUE_START
-from diskcache_like.operations.rules import StoredError
 
 from ..support.tampering import database, plant, stored_of
 

@@ -104,7 +104,7 @@ def test_the_bound_is_reached_by_readers_that_meet(tmp_path: Path) -> None:
     directory = tmp_path / "cache"
     with opened(directory, hot_size_limit=0) as cache:
         cache.set_many({"key": 1})  # in the database at once
-        pool = cache._shards.stores[0].session.pool
+        pool = cache._shards.stores[0].shard.pool
         taken = [pool.take() for _ in range(MAX_READERS)]
         assert len(cache_descriptors(directory)) == bound("one")
         found: list[Any] = []

@@ -18,7 +18,7 @@ import pytest
 
 from diskcache_like import Cache, FanoutCache, TransactionError
 from diskcache_like.coherence.write_lock import WriteLock
-from diskcache_like.storage.shard.session import ShardSession
+from diskcache_like.storage.shard.open_shard import OpenShard
 
 from ..support.inspection import cache_descriptors, posix_locks, problems
 from ..support.interpreter_exits import ABRUPT, ENDINGS, end
@@ -168,15 +168,15 @@ def test_a_fork_gets_through_to_readers_that_never_pause(tmp_path: Path, kind: s
 def test_a_signal_handler_reads_while_its_thread_forks(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    quiesce, read = ShardSession.quiesce, []
+    quiesce, read = OpenShard.quiesce, []
 
-    def interrupted(session: ShardSession, quiesced: list[Any]) -> None:
-        quiesce(session, quiesced)
+    def interrupted(shard: OpenShard, quiesced: list[Any]) -> None:
+        quiesce(shard, quiesced)
         read.append([cache.get(key) for key in range(20)])
 
     with opened(tmp_path / "cache", kind, hot_size_limit=0) as cache:
         cache.set_many({key: key for key in range(20)}, retry=True)
-        monkeypatch.setattr(ShardSession, "quiesce", interrupted)
+        monkeypatch.setattr(OpenShard, "quiesce", interrupted)
         with forked(lambda link: cache.incr("child")) as child:
             assert child.result() == 1
         assert len(read) >= len(cache._shards.stores)

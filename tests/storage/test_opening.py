@@ -18,7 +18,7 @@ from diskcache_like.coherence.write_lock import WriteLock
 from diskcache_like.errors import CacheError, CorruptDatabaseWarning, DirectoryError, Timeout, TransactionError
 from diskcache_like.storage.opening.identity import LOCK
 from diskcache_like.storage.opening.mutex import holding, mutex, under_mutex
-from diskcache_like.storage.shard.session import ShardSession
+from diskcache_like.storage.shard.open_shard import OpenShard
 
 PATIENCE = 60.0  # seconds after which a thread gives up; no test waits for it to pass
 BUFFERED: dict[str, Any] = {"write_buffer": 1 << 20}
@@ -129,7 +129,7 @@ def test_a_handler_that_interrupts_an_opening_with_the_lock_is_refused_a_write_a
     refused: list[BaseException] = []
 
     def step(waited: WriteLock | None) -> None:
-        with holding(store.session.lock) if waited is None else nullcontext():
+        with holding(store.shard.lock) if waited is None else nullcontext():
             if waited is not None:
                 with pytest.raises(TransactionError, match="already holds") as caught:
                     unbuffered["k"] = "of a handler"
@@ -148,20 +148,20 @@ def test_a_handler_that_interrupts_an_opening_with_the_lock_is_refused_a_write_a
 def test_an_opening_in_a_handler_that_interrupts_another_one_stays(
     unbuffered: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session = unbuffered._shards.stores[0].session
+    shard = unbuffered._shards.stores[0].shard
     unbuffered.close()
-    open_files, locks = ShardSession._open_files, list[WriteLock]()
+    open_files, locks = OpenShard._open_files, list[WriteLock]()
 
-    def interrupted(session: ShardSession, *given: Any) -> Any:
+    def interrupted(shard: OpenShard, *given: Any) -> Any:
         monkeypatch.undo()
-        found = open_files(session, *given)
-        session.open()
-        locks.append(session.lock)
+        found = open_files(shard, *given)
+        shard.open()
+        locks.append(shard.lock)
         return found
 
-    monkeypatch.setattr(ShardSession, "_open_files", interrupted)
+    monkeypatch.setattr(OpenShard, "_open_files", interrupted)
     unbuffered["k"] = "v"
-    assert [session.lock] == locks
+    assert [shard.lock] == locks
     assert unbuffered["k"] == "v"
 
 

@@ -305,7 +305,7 @@ def test_what_another_user_makes_just_now_is_tried_again(public: Path, monkeypat
 
 def test_a_database_file_that_is_there_keeps_its_mode(tmp_path: Path) -> None:
     with Cache(tmp_path / "cache", shared=True) as cache:
-        settings = cache._session.settings
+        settings = cache._handle.settings
         path = tmp_path / "cache" / "cache.db"
         path.chmod(0o640)
         prepare_file(str(path), settings, 1.0, True).close()

@@ -18,8 +18,8 @@ from diskcache_like.coherence.generations import UNCOUNTED, Header
 from diskcache_like.coherence.write_lock import WriteLock
 from diskcache_like.errors import CacheError, CorruptDatabase, DiskFull, Timeout, TransactionError
 from diskcache_like.storage.shard.invalidation import Invalidation
+from diskcache_like.storage.shard.open_shard import OpenShard
 from diskcache_like.storage.shard.ownership import Transaction
-from diskcache_like.storage.shard.session import ShardSession
 from diskcache_like.storage.upkeep.quota import Quota
 from diskcache_like.storage.upkeep.recovery import Recovery
 
@@ -59,14 +59,14 @@ def test_a_slot_is_odd_while_a_step_commits_and_settles_on_the_next_even_number(
         assert shard.slots[1] == 2 * tick + 1
         return True
 
-    assert invalidation(shard).around(KEY, True, commit, ("argument",)) == 4
+    assert invalidation(shard).commit_one(KEY, True, commit, ("argument",)) == 4
     assert list(shard.slots) == [2, 4, 2, 2, 2, 2, 2]
     assert shard.header[Header.TICK] == 1
 
 
 def test_a_step_that_changes_nothing_settles_its_slot_all_the_same() -> None:
     shard = Shard()
-    assert invalidation(shard).around(KEY, True, lambda *_: False, ()) == 0
+    assert invalidation(shard).commit_one(KEY, True, lambda *_: False, ()) == 0
     assert shard.slots[1] == 4
 
 
@@ -78,14 +78,14 @@ def test_after_a_step_that_failed_the_count_is_unknown_and_the_slot_even() -> No
         raise DiskFull("no room", "path")
 
     with pytest.raises(DiskFull):
-        invalidation(shard).around(KEY, True, fail, ())
+        invalidation(shard).commit_one(KEY, True, fail, ())
     assert (shard.header[Header.COUNT], shard.slots[1], shard.connection.inserted) == (UNCOUNTED, 4, None)
 
 
 def test_within_a_transaction_a_slot_stays_odd_and_is_noted() -> None:
     shard = Shard()
     shard.connection.txn = txn = Transaction()
-    assert invalidation(shard).around(KEY, False, lambda *_: True, ()) == 1
+    assert invalidation(shard).commit_one(KEY, False, lambda *_: True, ()) == 1
     assert shard.slots[1] == 3
     assert txn.slots == {1}
 
@@ -191,7 +191,7 @@ def test_a_shard_that_cannot_be_read_counts_with_its_even_part() -> None:
     def unreadable() -> Any:
         raise CorruptDatabase("damaged")
 
-    second._session.present_header = unreadable  # type: ignore[method-assign]
+    second._shard.present_header = unreadable  # type: ignore[method-assign]
     assert first.left(100) == 1200 - 600 - 100
 
 
@@ -235,14 +235,14 @@ def test_entries_are_counted_right_after_removals_that_were_cut_short(tmp_path: 
 def test_a_handler_that_raises_as_a_store_is_closed_leaves_no_lock_behind(tmp_path: Path) -> None:
     with Cache(tmp_path) as cache, Cache(tmp_path, timeout=0) as other:
         cache["key"] = 1
-        session = cache._shards.stores[0].session
-        close = session.close
+        shard = cache._shards.stores[0].shard
+        close = shard.close
 
         def interrupted() -> None:
-            session.close = close  # type: ignore[method-assign]
+            shard.close = close  # type: ignore[method-assign]
             raise KeyboardInterrupt
 
-        session.close = interrupted  # type: ignore[method-assign]
+        shard.close = interrupted  # type: ignore[method-assign]
         with pytest.raises(KeyboardInterrupt):
             cache.close()
         assert other.set("key", 2)
@@ -252,24 +252,24 @@ def test_a_handler_that_interrupts_closing_does_not_wait_for_its_end(tmp_path: P
     with FanoutCache(tmp_path, shards=2) as cache:
         cache.set_many(dict.fromkeys(range(20), "value"))
         found: list[object] = []
-        close, follow, follows = WriteLock.release_and_close, ShardSession.follow, iter(range(50))
+        close, follow, follows = WriteLock.release_and_close, OpenShard.reopen, iter(range(50))
 
         def interrupted(lock: WriteLock, *arguments: Any) -> None:
-            store = next(store for store in cache._shards.stores if store.session.lock is lock)
+            store = next(store for store in cache._shards.stores if store.shard.lock is lock)
             with pytest.raises(TransactionError, match="being closed"):
-                store.session.present_header()
+                store.shard.present_header()
             found.append(store.select("SELECT count(*) FROM entry")[0][0])
             other = next(other for other in cache._shards.stores if other is not store)
             assert other.quota.left(0) > 0  # counts the one that is being closed with its even part
             close(lock, *arguments)
 
-        def followed(session: ShardSession) -> None:
+        def followed(shard: OpenShard) -> None:
             next(follows)  # ends a wait without end
-            follow(session)
+            follow(shard)
 
         with (
             mock.patch.object(WriteLock, "release_and_close", interrupted),
-            mock.patch.object(ShardSession, "follow", followed),
+            mock.patch.object(OpenShard, "reopen", followed),
         ):
             cache.close()
         assert sum(found) == 20  # type: ignore[arg-type]

@@ -180,7 +180,7 @@ def test_a_transaction_cut_off_while_an_earlier_one_is_completed_is_whole_too(
         completing = threading.Thread(target=other._shards._redo_log.roll_forward, args=(None,))
         with cache.transact():
             # What the other sees: one shard is due, for an earlier transaction's sake, and all the others are not.
-            cache._shards.stores[due].session.header[Header.CROSS_SHARD] = COMMITTING
+            cache._shards.stores[due].shard.header[Header.CROSS_SHARD] = COMMITTING
             completing.start()
             assert waiting.wait(PATIENCE)
             shard_transactions.change(cache)
@@ -259,7 +259,7 @@ def plant(cache: Cache, shard: int, rows: dict[str, object]) -> None:
         for name, value in rows.items():
             store.connection.put_setting(name, value)
     for each in cache._shards.stores:
-        each.session.header[Header.CROSS_SHARD] = COMMITTING
+        each.shard.header[Header.CROSS_SHARD] = COMMITTING
 
 
 def kept_journal(nurse_: Worker, directory: Path) -> tuple[int, dict[str, bytes]]:
@@ -413,10 +413,10 @@ def test_any_number_for_a_cut_off_transaction_in_the_header_is_only_a_look(tmp_p
         with opened(tmp_path / kind, kind) as cache:
             cache.set("k", 1)
             for store in cache._shards.stores:
-                store.session.header[Header.CROSS_SHARD] = (1 << 64) - 1
+                store.shard.header[Header.CROSS_SHARD] = (1 << 64) - 1
             assert cache.set("k", 2)
             assert (cache["k"], len(cache)) == (2, 1)
-            assert not any(store.session.header[Header.CROSS_SHARD] for store in cache._shards.stores)
+            assert not any(store.shard.header[Header.CROSS_SHARD] for store in cache._shards.stores)
 
 
 # -- what it does not cost --------------------------------------------------------------------------------------------

@@ -125,7 +125,7 @@ def test_removed_files_go_in_time_however_little_is_written(
                 cache[number] = number
         assert not [*tmp_path.rglob("*.val")]
         for store in cache._shards.stores:
-            due = store.session.header[Header.NEXT_EXPIRE]
+            due = store.shard.header[Header.NEXT_EXPIRE]
             assert due in (NEVER, (clock() + GRACE) * 1e6), "only what the last writes may have let go is waited for"
 
 
@@ -145,7 +145,7 @@ def test_handles_that_take_turns_forget_the_files_that_went(tmp_path: Path, cloc
 def test_a_cache_without_value_files_has_nothing_to_sweep(tmp_path: Path, clock: Clock) -> None:
     """So its small writes need not be flushed once a second for the sake of files."""
     with Cache(tmp_path, clock=clock, disk_min_file_size=1000) as cache:
-        header = cache._shards.stores[0].session.header
+        header = cache._shards.stores[0].shard.header
         cache["key"] = 1
         cache["key"] = 2
         assert (header[Header.FILES], header[Header.NEXT_EXPIRE]) == (0, NEVER)
@@ -186,7 +186,7 @@ def test_removal_of_many_is_whole_though_a_shard_is_busy(name: str, tmp_path: Pa
         with busy.locked(None):
             before = len(cache)
             remover.start()
-            while not busy.session.lock.contended():
+            while not busy.shard.lock.contended():
                 pass
         remover.join()
         assert len(cache) == 0
@@ -304,7 +304,7 @@ def test_every_shard_agrees_on_the_places_of_keys(tmp_path: Path) -> None:
     with pytest.warns(CorruptDatabaseWarning):
         cache = FanoutCache(tmp_path)
     with cache:
-        assert len({store.session.identity["modulus"] for store in cache._shards.stores}) == 1
+        assert len({store.shard.identity["modulus"] for store in cache._shards.stores}) == 1
         cache[KEY] = 2
         assert cache.get(KEY) == 2
 
@@ -342,6 +342,6 @@ def test_a_damaged_word_about_files_does_not_evict_everything(tmp_path: Path) ->
         cache.set_many(dict.fromkeys(range(10), b"x" * 100_000))
         store, target = cache._shards.stores[0], cache.volume() // 2
         with store.locked(None):
-            store.session.header[Header.FILES] = 0
+            store.shard.header[Header.FILES] = 0
             store.evictor.make_room(target)
         assert 3 < len(cache) < 6

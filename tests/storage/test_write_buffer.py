@@ -41,7 +41,7 @@ from diskcache_like.coherence.write_lock import WriteLock
 from diskcache_like.storage import write_buffer
 from diskcache_like.storage.opening import opener, replacement
 from diskcache_like.storage.rows import Rows
-from diskcache_like.storage.shard.session import ShardSession
+from diskcache_like.storage.shard.open_shard import OpenShard
 from diskcache_like.storage.shard.writer_connection import WriterConnection
 from diskcache_like.storage.sqlite import statements
 from diskcache_like.storage.store import Store
@@ -84,7 +84,7 @@ def waiting_disk(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> Disk:
 
 def ring_of(cache: Cache) -> Ring:
     """Return the ring of a cache of one shard."""
-    ring = cache._shards.stores[0].session.ring
+    ring = cache._shards.stores[0].shard.ring
     assert ring is not None
     return ring
 
@@ -584,7 +584,7 @@ def test_a_removal_waits_with_what_has_no_room(waiting_disk: Disk) -> None:
         for number in range(700):
             cache[number] = f"{number} {'v' * 190}"
         waiting_disk.fill()
-        other._shards.stores[0].writer.buffer._note_room(-1)
+        other._shards.stores[0].writer.buffer._mark_if_tight(-1)
         assert other.delete(0)
         assert 0 not in cache
         waiting_disk.empty()
@@ -695,14 +695,14 @@ def test_a_read_while_another_thread_follows_to_the_next_buffer_finds_what_waits
     cache.flush()
     cache["key"] = "new"
     cache._hot.clear()
-    session = session_of(cache)
+    shard = shard_of(cache)
     begun: list[bool] = []
 
     def follow_at_once(of: Callable[..., Any]) -> Callable[..., Any]:
         def looking(ring: Ring, *arguments: Any) -> Any:
             if not begun:
                 begun.append(True)
-                session.buffer = 0
+                shard.buffer = 0
                 ring.close()
             return of(ring, *arguments)
 
@@ -804,7 +804,7 @@ def test_what_a_clear_without_room_has_removed_is_not_back_after_a_restart(
 def test_the_order_of_what_waits_outlives_the_count_of_writes(tmp_path: Path) -> None:
     def work() -> Cache:
         cache = Cache(tmp_path, **SMALL)
-        header = session_of(cache).header
+        header = shard_of(cache).header
         header[Header.TICK] = header[Header.SETTLED] = header[Header.TICK] + 86_400_000_000  # a clock a day ahead
         cache["one"] = cache["two"] = "waits"
         return cache
@@ -831,7 +831,7 @@ def test_writes_that_a_power_loss_took_do_not_come_back_when_the_one_before_is_m
 
     def work() -> Cache:
         cache = Cache(place, **SMALL)
-        header = session_of(cache).header
+        header = shard_of(cache).header
         header[Header.TICK] = header[Header.SETTLED] = header[Header.TICK] + 86_400_000_000  # a clock a day ahead
         write(cache, "first")
         if flushed:
@@ -887,7 +887,7 @@ def test_closing_leaves_nothing_to_mend(cache: Cache) -> None:
     with Cache(cache.directory, **SMALL) as other:
         cache["another"] = 1
         cache.close()
-        header = other._shards.stores[0].session.header
+        header = other._shards.stores[0].shard.header
         assert header[Header.SETTLED] == header[Header.TICK]
         assert header[Header.COUNT] == 2
 
@@ -902,7 +902,7 @@ def test_closing_leaves_nothing_to_mend_where_it_empties_the_trash(tmp_path: Pat
         cache._shards.stores[0].recovery.trash.sweep()
         clock.now += 2 * GRACE
         cache.close()
-        header = other._shards.stores[0].session.header
+        header = other._shards.stores[0].shard.header
         assert header[Header.SETTLED] == header[Header.TICK]
         assert len([path for path in tmp_path.rglob("*") if path.stat().st_size >= 100_000]) == 2  # generations and one
 
@@ -1010,7 +1010,7 @@ def test_a_shard_asks_for_the_volume_of_another_without_its_lock(tmp_path: Path)
         for key in range(8):
             cache[key] = key
         one, other = cache._shards.stores
-        header = other.session.header
+        header = other.shard.header
         header[Header.RESERVATION] = 0
         held, asked = threading.Event(), threading.Event()
 
@@ -1038,12 +1038,12 @@ def test_a_shard_asks_for_the_volume_of_another_without_its_lock(tmp_path: Path)
 def alone(cache: Cache) -> Cache:
     """Return a cache whose next append is one call."""
     cache["first"] = 0
-    assert session_of(cache).appender is not None
+    assert shard_of(cache).appender is not None
     return cache
 
 
-def session_of(cache: Cache) -> ShardSession:
-    return cache._shards.stores[0].session
+def shard_of(cache: Cache) -> OpenShard:
+    return cache._shards.stores[0].shard
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -1072,11 +1072,11 @@ def test_what_waits_comes_to_what_its_records_say(tmp_path: Path, seed: int) -> 
 
 
 def test_one_call_does_nothing_where_the_lock_is_taken_or_more_is_due(alone: Cache, other: Cache) -> None:
-    session = session_of(alone)
-    buffer, header = alone._shards.stores[0].writer.buffer, session.header
+    shard = shard_of(alone)
+    buffer, header = alone._shards.stores[0].writer.buffer, shard.header
     stored, h, _ = alone._rows.locate("key")
-    slot = session.slot_of(h)
-    before = session.slots[slot]
+    slot = shard.slot_of(h)
+    before = shard.slots[slot]
 
     def append(expected: int = 0) -> int:
         return buffer.append_alone(h, stored, b"record", expected)
@@ -1098,19 +1098,19 @@ def test_one_call_does_nothing_where_the_lock_is_taken_or_more_is_due(alone: Cac
         header[word] = kept
     with alone.transact():
         assert append() == 0
-    assert session.slots[slot] == before
+    assert shard.slots[slot] == before
     alone["another"] = 1  # which sets the mark anew after the transaction
-    assert append(expected=session.slots[slot]) == session.slots[slot] != before
+    assert append(expected=shard.slots[slot]) == shard.slots[slot] != before
 
 
 def test_what_looks_beyond_the_record_decides_under_the_lock(alone: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     """The version is read from the writing connection, which is another thread's without the lock."""
-    session = session_of(alone)
+    shard = shard_of(alone)
     version = Store.version
 
-    def watched(self: Store, h: int, stored: bytes) -> int:
-        assert session.lock.locked_by_me()
-        return version(self, h, stored)
+    def watched(self: Store, home: int, stored_key: bytes) -> int:
+        assert shard.lock.locked_by_me()
+        return version(self, home, stored_key)
 
     monkeypatch.setattr(Store, "version", watched)
     alone.flush()
@@ -1168,8 +1168,8 @@ def test_a_decision_on_what_has_changed_since_is_made_again(
     reader = alone._shards.stores[0].reader
     buffered = reader.buffered
 
-    def late(h: int, stored: bytes) -> Any:
-        found = buffered(h, stored)
+    def late(home: int, stored_key: bytes) -> Any:
+        found = buffered(home, stored_key)
         monkeypatch.undo()
         other["count"] = 41
         return found
@@ -1515,14 +1515,14 @@ def test_who_could_not_follow_to_a_buffer_tries_again(
     cache: Cache, other: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache["key"] = "waits"
-    session = session_of(cache)
-    number = session.header[Header.BUFFER]
+    shard = shard_of(cache)
+    number = shard.header[Header.BUFFER]
 
     def refuse(*_: object) -> None:
-        session.header[Header.BUFFER] = number  # whoever took it over has ended
+        shard.header[Header.BUFFER] = number  # whoever took it over has ended
         raise Timeout("the lock is taken")
 
-    session.header[Header.BUFFER] = 0
+    shard.header[Header.BUFFER] = 0
     with monkeypatch.context() as patched:
         patched.setattr(opener, "open_ring", refuse)
         with pytest.raises(Timeout):
@@ -1549,7 +1549,7 @@ def test_a_write_that_may_not_block_keeps_the_count(
             patched.setattr(write_buffer, "may_block", refuse)
             with pytest.raises(WouldBlock):
                 cache["key"] = 2
-        assert session_of(cache).header[Header.COUNT] == 1
+        assert shard_of(cache).header[Header.COUNT] == 1
         cache["key"] = 3
         assert (len(cache), cache.check()) == (1, [])
 
@@ -1614,30 +1614,30 @@ def test_a_read_that_is_overtaken_by_a_thread_which_follows_uses_the_next_databa
     with Cache(tmp_path, hot_size_limit=0, **SMALL) as cache:
         cache["key"] = "old"
         cache.flush()
-        session = session_of(cache)
+        shard = shard_of(cache)
 
         def replace(*_: object) -> None:
             """Do what two other threads do while this one looks into the ring: replace the database, and go there."""
             monkeypatch.undo()
-            wanted = replacement.Next(session.epoch, session.settings, session.identity)
-            session.lock.acquire(1)
+            wanted = replacement.Next(shard.epoch, shard.settings, shard.identity)
+            shard.lock.acquire(1)
             with pytest.warns(CorruptDatabaseWarning):
                 replacement.make_next(
-                    session.directory, session.config, session.generations, CorruptDatabase("it is damaged"), wanted
+                    shard.directory, shard.config, shard.generations, CorruptDatabase("it is damaged"), wanted
                 )
-            session.lock.release()
-            session.follow()
+            shard.lock.release()
+            shard.reopen()
 
-        monkeypatch.setattr(session, "buffered", replace)
+        monkeypatch.setattr(shard, "buffered", replace)
         assert cache.get("key") is None
-        assert session.epoch == 1, "it was replaced"
+        assert shard.epoch == 1, "it was replaced"
 
 
 def test_who_finds_the_shard_made_under_the_lock_settles_no_slot_of_a_writer(
     cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may be one that died in an append, which the next writer ends first."""
-    slots = session_of(cache).slots
+    slots = shard_of(cache).slots
     slots[3] |= 1
     real, made_by_another = opener._existing, [None]
     monkeypatch.setattr(opener, "_existing", lambda *given: made_by_another.pop() if made_by_another else real(*given))

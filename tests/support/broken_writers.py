@@ -45,11 +45,11 @@ def sabotage(cache: Cache, how: str, delay: float = 0.0) -> None:
     """Have every write of this handle break the rules of the generations, unless `how` is empty."""
     for store in cache._shards.stores if how else []:
         in_python(store)
-        slots: Any = Sabotaged(store.session.slots, how, delay)
-        store.session.slots = store.session.generations.slots = slots
+        slots: Any = Sabotaged(store.shard.slots, how, delay)
+        store.shard.slots = store.shard.generations.slots = slots
 
 
 def in_python(store: Any) -> None:
     """Have every write of this store mark its slot in Python: the core would keep to the rules."""
-    store.session.appender = None
+    store.shard.appender = None
     store.writer.buffer._prepare_appender = lambda ring: None

@@ -17,9 +17,9 @@ from typing import Any, NoReturn
 from diskcache_like import Cache
 from diskcache_like.coherence import generations
 from diskcache_like.coherence.ring import Word
+from diskcache_like.compat.migration import copy
+from diskcache_like.compat.migration.copy import Migration
 from diskcache_like.errors import CorruptDatabaseWarning
-from diskcache_like.migration import copy
-from diskcache_like.migration.copy import Migration
 from diskcache_like.storage import redo_log, rekeying
 from diskcache_like.storage.redo_log import RedoLog
 from diskcache_like.storage.shard import invalidation
@@ -168,7 +168,7 @@ AFTER_A_DEATH = ", after a death"  # of a writer whose record is whole, and whos
 def _fill_lap(cache: Cache, left: int) -> None:
     """Append until the ring has been filled once and only so many bytes are left of the lap; the last ones wait."""
     cache.set("filler", bytes(200))
-    ring = cache._shards.stores[0].session.ring
+    ring = cache._shards.stores[0].shard.ring
     assert ring is not None
     words, capacity = ring.words, ring.capacity
     first, extra, rest = words[Word.HEAD], 0, capacity
@@ -208,7 +208,7 @@ def do_checkpoint(directory: Path, kind: str, dying: Death) -> list[str]:
     checkpoints.CHECKPOINT_BYTES = -1
     checkpoints.WAL_LIMIT = -1
     for store in cache._shards.stores:
-        store.session.header[generations.Header.VOLUME_DUE] = 0
+        store.shard.header[generations.Header.VOLUME_DUE] = 0
     dying.counts = True
     cache.set("k", 2)
     assert any("checkpoint" in step for step in dying.steps)
@@ -230,7 +230,7 @@ def do_sweep(directory: Path, kind: str, dying: Death) -> list[str]:
     cache = with_trash(directory, kind, dying)
     for number in (2, 2, 2):  # one round dates and unlinks, the next drops the row
         for store in cache._shards.stores:
-            store.session.header[generations.Header.VOLUME_DUE] = 0
+            store.shard.header[generations.Header.VOLUME_DUE] = 0
         cache.set("k", number)
     assert "after remove" in dying.steps
     return dying.steps
@@ -258,7 +258,7 @@ def do_close(directory: Path, kind: str, dying: Death) -> list[str]:
 def do_cull_due(directory: Path, kind: str, dying: Death) -> list[str]:
     cache = opened(directory, kind, clock=lambda: time.time() + 1000)
     for store in cache._shards.stores:
-        store.session.header[generations.Header.NEXT_EXPIRE] = 0
+        store.shard.header[generations.Header.NEXT_EXPIRE] = 0
     dying.counts = True
     cache.set("k", 2)
     return dying.steps
@@ -357,9 +357,9 @@ def do_open_again(directory: Path, kind: str, dying: Death) -> list[str]:
     cache = opened(directory, kind)
     cache.set("k", 1)
     for store in cache._shards.stores:
-        left = store.session.generations
+        left = store.shard.generations
         left.begin(range(3), left.next_tick())  # as writers leave them who died with the machine
-        store.session.header[generations.Header.BOOT] = 1
+        store.shard.header[generations.Header.BOOT] = 1
     cache.close()
     dying.counts = True
     opened(directory, kind).set("other", 1)

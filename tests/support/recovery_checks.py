@@ -41,7 +41,7 @@ def look_after(hot: Cache, cold: Cache, write: Write, name: str) -> None:
     hot.set("k", "next")  # the slot settles
     assert cold.get("k") == hot.get("k") == "next"
     store = hot._shards.of(hot._rows.locate("k")[1])
-    assert not store.session.slots[hot._rows.locate("k")[1] % store.session.slot_prime] & 1
+    assert not store.shard.slots[hot._rows.locate("k")[1] % store.shard.slot_prime] & 1
     if name.endswith(MARKING_ALL):
         assert odd_slots(hot) <= 2, "slots stay odd that nobody is writing"  # delete_many marks two keys on their own
     hot.set_many(BYSTANDERS)
@@ -74,6 +74,4 @@ def look_after_making_room(hot: Cache, cold: Cache, written: dict[Any, Any]) -> 
 
 def odd_slots(cache: Cache) -> int:
     """Return the number of slots that say they are being written."""
-    return sum(
-        store.session.slots[slot] & 1 for store in cache._shards.stores for slot in range(len(store.session.slots))
-    )
+    return sum(store.shard.slots[slot] & 1 for store in cache._shards.stores for slot in range(len(store.shard.slots)))

@@ -79,15 +79,15 @@ def record_at(ring: Ring, offset: int) -> tuple[Header | None, bytes]:
     return None, b""
 
 
-def find_unchecked(ring: Ring, h: int, stored: bytes) -> Written | None:
+def find_unchecked(ring: Ring, home: int, stored_key: bytes) -> Written | None:
     """Find the newest record of a key as `Ring.find` does, but compare no checksum."""
-    offset, content = table_of(ring)[h % prime_below(ring.slots)], content_of(ring)
+    offset, content = table_of(ring)[home % prime_below(ring.slots)], content_of(ring)
     while offset and offset >= ring.words[Word.FLOOR]:
         at = place_of(ring, offset)
         header = Header(*HEADER.unpack(content[at : at + SMALLEST]))
-        if header.h == h and header.key_size == len(stored):
+        if header.h == home and header.key_size == len(stored_key):
             body = content[at + SMALLEST : at + SMALLEST + header.body_size]
-            if body.startswith(stored):
+            if body.startswith(stored_key):
                 return written_in(header, body)
         offset = header.previous
     return None

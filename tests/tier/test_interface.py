@@ -59,26 +59,26 @@ def test_both_take_the_same_arguments(stores: tuple[Store, Any]) -> None:
 def test_an_operation_that_the_tier_does_not_know_changes_nothing_here(
     machines: Machines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def rename(store: Store, h: int, stored: bytes) -> int:
-        return store.remove(h, stored, None)
+    def rename(store: Store, home: int, stored_key: bytes) -> int:
+        return store.remove(home, stored_key, None)
 
     monkeypatch.setattr(Store, "rename", rename, raising=False)
     here, there = machines.pair()
     here["k"] = 1
-    stored, h, store = here._rows.locate("k")
+    stored_key, home, store = here._rows.locate("k")
     with pytest.raises(AttributeError, match="rename"):
-        store.rename(h, stored)
+        store.rename(home, stored_key)
     assert (len(here), here["k"], there["k"]) == (1, 1, 1)
     with Cache(machines.place("c")) as plain:
         plain["k"] = 1
-        stored, h, local = plain._rows.locate("k")
-        assert local.rename(h, stored)  # type: ignore[attr-defined]
+        stored_key, home, local = plain._rows.locate("k")
+        assert local.rename(home, stored_key)  # type: ignore[attr-defined]
         assert "k" not in plain
 
 
 def test_what_an_open_shard_is_asked_is_there(stores: tuple[Store, Any]) -> None:
     _, tiered = stores
-    assert names_of(tiered.session) == names_of(OpenShard) | {*OpenShard.__annotations__}
+    assert names_of(tiered.shard) == names_of(OpenShard) | {*OpenShard.__annotations__}
 
 
 def test_nothing_answers_by_looking_elsewhere() -> None:

@@ -65,7 +65,7 @@ def _append_computed(found: list[str], cache: Any, compute: Any) -> None:
 
 
 def test_the_table_has_every_operation() -> None:
-    from diskcache_like.settings import SettingsInForce
+    from diskcache_like.settings.definitions import SettingsInForce
 
     public = {name for name in dir(Cache) if not name.startswith("_")} - set(vars(SettingsInForce)) - NO_OPERATIONS
     special = {name for name in dir(Cache) if name.startswith("__")} - set(dir(object)) - PYTHONS

@@ -13,8 +13,8 @@ import pytest
 from diskcache_like import Cache, Index
 from diskcache_like.cli import main
 from diskcache_like.cli.migrate import report
+from diskcache_like.compat.migration.copy import Skipped, Summary
 from diskcache_like.errors import CorruptDatabase
-from diskcache_like.migration.copy import Skipped, Summary
 from diskcache_like.storage.sqlite.connection import PAGE_SIZE
 
 from ..support.tampering import database

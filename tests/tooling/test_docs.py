@@ -16,7 +16,7 @@ import pytest
 import diskcache_like
 from benchmarks.report.results import RESULTS
 from diskcache_like.cli.main import parser
-from diskcache_like.settings import DEFAULT_SETTINGS, OPTIONAL_SETTINGS
+from diskcache_like.settings.definitions import DEFAULT_SETTINGS, OPTIONAL_SETTINGS
 
 from ..support.doc_blocks import Block, blocks, missing, run
 from ..support.project import ROOT

@@ -21,7 +21,7 @@ from diskcache_like import (
     throttle,
 )
 from diskcache_like.aio import AsyncStream
-from diskcache_like.operations.memoize import CacheInfo
+from diskcache_like.memoizing.memoize import CacheInfo
 
 from ..support.cache_kinds import one
 

@@ -15,7 +15,7 @@ from typing import Any
 from ...coherence.control_files import check_control_file
 from ...encoding.keys import is_prime
 from ...errors import DirectoryError, ForeignDatabase, OlderFormat, SettingError, file_error
-from ...settings import HANDLE_ONLY, MAX_SHARDS, checked_all
+from ...settings.definitions import HANDLE_ONLY, MAX_SHARDS, checked_all
 from ...system import paths
 from ..sqlite import schema
 from ..sqlite import statements as sql

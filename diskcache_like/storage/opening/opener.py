@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 from ...coherence.generations import UNCOUNTED, GenerationFile, Header
 from ...coherence.ring import LEAST_CAPACITY, Mark, Ring
 from ...errors import CorruptDatabase
-from ...policies import policy_named
-from ...settings import DEFAULT_SETTINGS
+from ...settings.definitions import DEFAULT_SETTINGS
+from ...settings.policies import policy_named
 from ...system import paths
 from ...system.boot import boot_id
 from ...system.signals import suppress

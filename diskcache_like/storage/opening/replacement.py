@@ -18,7 +18,7 @@ from ...crypto.keyring import is_whole
 from ...disk.serializers import SERIALIZERS
 from ...encoding.compressors import COMPRESSORS
 from ...errors import CacheError, CorruptDatabase, CorruptDatabaseWarning, ForeignDatabase, SettingError, StorageError
-from ...settings import DEFAULT_SETTINGS
+from ...settings.definitions import DEFAULT_SETTINGS
 from ...system import paths
 from ...system.callers import warn
 from ..sqlite import schema

@@ -13,43 +13,43 @@ from typing import Any
 from ...coherence.contexts import context
 from ...coherence.generations import MAX_WORD, TICK_LIMIT, UNCOUNTED, Header
 from ..sqlite.connection import FAILURES, FRAME
+from .open_shard import OpenShard
 from .ownership import ALL_SLOTS, HOME
-from .session import ShardSession
 
 WRITE_COST = FRAME  # bytes that the WAL grows by for most writes
 _TICK, _WRITTEN, _COUNT = Header.TICK, Header.WRITTEN, Header.COUNT  # for the hot paths
 
 # What commits a change to one key's entry: gets the key's hash, the number of the write, and arguments of its own, in
 # one tuple because a call with a star costs as much as two without.
-Step = Callable[[int, int, tuple[Any, ...]], bool]
+Commit = Callable[[int, int, tuple[Any, ...]], bool]
 
 
 class Invalidation:
     """Mark slots around commits, and keep the counts in the header."""
 
-    def __init__(self, session: ShardSession) -> None:
-        self._session = session
-        self._connection = session.connection
+    def __init__(self, shard: OpenShard) -> None:
+        self._shard = shard
+        self._connection = shard.connection
 
-    def around(self, h: int, autocommit: bool, step: Step, arguments: tuple[Any, ...]) -> int:
+    def commit_one(self, home: int, autocommit: bool, step: Commit, arguments: tuple[Any, ...]) -> int:
         """Call `step(h, tick, arguments)`, which commits a change to the entry of one key; its slot is odd meanwhile.
 
         The step returns False if it has changed nothing. The caller holds the write lock: for this step alone if
         `autocommit`, else for its transaction, whose end settles the slot. Returns 0 if nothing was changed, 1 within a
         transaction, else the new generation.
         """
-        session = self._session
-        header = session.header
+        shard = self._shard
+        header = shard.header
         tick = header[_TICK] + 1
         if tick > TICK_LIMIT:
-            tick = session.generations.next_tick()
+            tick = shard.generations.next_tick()
         header[_TICK] = tick
-        slots, slot = session.slots, h % session.slot_prime
+        slots, slot = shard.slots, home % shard.slot_prime
         slots[slot] = 2 * tick + 1  # odd before the commit: no reader keeps what it reads from here on
-        if session.ring is not None:
+        if shard.ring is not None:
             self.end_walks()  # before the commit, too
         try:
-            if not step(h, tick, arguments):
+            if not step(home, tick, arguments):
                 return 0
             return 2 * tick + 2 if autocommit else 1
         except BaseException as error:
@@ -62,35 +62,35 @@ class Invalidation:
             if autocommit:
                 slots[slot] = 2 * tick + 2  # even after the commit (or its failure), still under the lock
             else:
-                self._connection.txn.touch(slot, h)  # type: ignore[union-attr]  # the transaction is ours
+                self._connection.txn.touch(slot, home)  # type: ignore[union-attr]  # the transaction is ours
 
     @context
-    def around_many(self, places: Sequence[int], autocommit: bool) -> Generator[None, None, None]:
+    def commit_many(self, places: Sequence[int], autocommit: bool) -> Generator[None, None, None]:
         """Hold the slots of many places odd while the body commits; otherwise like `around`."""
-        session, connection = self._session, self._connection
-        generations = session.generations
+        shard, connection = self._shard, self._connection
+        generations = shard.generations
         tick = generations.internal_tick()
-        self.note_written(WRITE_COST * (1 + len(places)))
-        slots = {(place & HOME) % session.slot_prime for place in places}
+        self.count_written(WRITE_COST * (1 + len(places)))
+        slots = {(place & HOME) % shard.slot_prime for place in places}
         everything = len(slots) > ALL_SLOTS
         if everything:
             generations.begin_all(tick)
         else:
             generations.begin(slots, tick)
-        if session.ring is not None:
+        if shard.ring is not None:
             self.end_walks()  # as in `around`
         try:
             yield
         except BaseException as error:  # as in `around`
             connection.inserted = None
-            session.header[_COUNT] = UNCOUNTED
+            shard.header[_COUNT] = UNCOUNTED
             if isinstance(error, FAILURES):
                 connection.fail(error)
             raise
         finally:
             txn = connection.txn
             if not autocommit and txn is not None:
-                txn.slots.update(range(len(session.slots)) if everything else slots)
+                txn.slots.update(range(len(shard.slots)) if everything else slots)
                 if txn.homes is not None:
                     txn.homes.update(place & HOME for place in places)
             elif everything:
@@ -100,12 +100,12 @@ class Invalidation:
 
     def end_walks(self) -> None:
         """Let no reader take what is in the write buffer's ring for newer than the commit to come; all is flushed."""
-        if self._session.ring is not None:
-            self._session.ring.end_walks()
+        if self._shard.ring is not None:
+            self._shard.ring.end_walks()
 
-    def note_written(self, size: int) -> None:
+    def count_written(self, size: int) -> None:
         """Add to the bytes written into the WAL; at the highest number, the next write finds everything due."""
-        header = self._session.header
+        header = self._shard.header
         header[_WRITTEN] = min(header[_WRITTEN] + size, MAX_WORD)
 
     def count(self, added: int) -> None:
@@ -118,7 +118,7 @@ class Invalidation:
 
     def count_committed(self, added: int) -> None:
         """Add what a commit has added to the number of entries."""
-        header = self._session.header
+        header = self._shard.header
         count = header[_COUNT]
         if count != UNCOUNTED:
             count += added

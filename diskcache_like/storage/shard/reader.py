@@ -19,7 +19,7 @@ from ...system.forks import token_word
 from ..sqlite import schema
 from ..sqlite import statements as sql
 from ..sqlite.connection import FAILURES, PAGE_SIZE, Failure, corrupt, mapped, walked
-from .session import ShardSession
+from .open_shard import OpenShard
 
 PAGE_OF_ENTRIES = 512
 QUEUE_BOUND = 1 << 62  # of the numbers of a queue; what is beyond, or no number, was planted and is passed over
@@ -39,37 +39,37 @@ class Reader:
 
     flush: Callable[[], None]  # flushes what waits in the write buffer; set by the store
 
-    def __init__(self, session: ShardSession) -> None:
-        self._session = session
-        self._connection = session.connection
+    def __init__(self, shard: OpenShard) -> None:
+        self._shard = shard
+        self._connection = shard.connection
 
-    def read(self, h: int, stored: bytes) -> bytes | None:
-        """Return the record of a key, or at `h`: the caller verifies that it is its own and calls `find` if not."""
-        session = self._session
-        if token_word[0] != session.token or session.header[_BUFFER] != session.buffer:
-            session.catch_up()
+    def read(self, home: int, stored_key: bytes) -> bytes | None:
+        """Return the record of a key, or at `home`: the caller verifies that it is its own and calls `find` if not."""
+        shard = self._shard
+        if token_word[0] != shard.token or shard.header[_BUFFER] != shard.buffer:
+            shard.reopen_if_replaced()
         if self._connection.txn is not None and self._is_in_transaction():
-            return _first(*self._connection.select(sql.SELECT_V, (h,)))
-        ring, pool = session.ring, session.pool
-        found = session.buffered(h, stored) if ring is not None and ring.has(h) else None
+            return _first(*self._connection.select(sql.SELECT_V, (home,)))
+        ring, pool = shard.ring, shard.pool
+        found = shard.buffered(home, stored_key) if ring is not None and ring.has(home) else None
         if found is not None:
-            return found.v
+            return found.packed
         # After the look into the ring: what waited there may have gone to the next database meanwhile, to which another
         # thread may have gone, too.
-        if session.header[_EPOCH] != session.epoch or session.pool is not pool:
-            return self.find(h, stored)
+        if shard.header[_EPOCH] != shard.epoch or shard.pool is not pool:
+            return self.find(home, stored_key)
         try:
             cursor = pool.free.pop()
         except IndexError:
             try:
                 cursor = pool.take()
             except FAILURES as error:
-                return self._read_again(h, error, pool.path)
+                return self._read_again(home, error, pool.path)
         try:
-            row = cursor.execute(sql.SELECT_V, (h,)).fetchone()
+            row = cursor.execute(sql.SELECT_V, (home,)).fetchone()
         except FAILURES as error:
             pool.discard(cursor)
-            return self._read_again(h, error, pool.path)
+            return self._read_again(home, error, pool.path)
         except BaseException:
             pool.discard(cursor)
             raise
@@ -78,15 +78,15 @@ class Reader:
             pool.settle()
         return _first(row)
 
-    def _read_again(self, h: int, error: Failure, path: str) -> bytes | None:
+    def _read_again(self, home: int, error: Failure, path: str) -> bytes | None:
         """Do what `read` does once more if the corrupt database is replaced, or can be read after all.
 
         `path` is the database that was read: another thread may have replaced it by now.
         """
         problem = mapped(error, path, reads=True)
-        if not isinstance(problem, CorruptDatabase) or not self._session.recover(problem):
+        if not isinstance(problem, CorruptDatabase) or not self._shard.recover(problem):
             raise problem from error
-        return _first(*self._select(sql.SELECT_V, (h,)))
+        return _first(*self._select(sql.SELECT_V, (home,)))
 
     def select(self, statement: str, parameters: Sequence[object] = ()) -> list[Any]:
         """Run a SELECT to its end on a reader, or on the writer within the caller's transaction."""
@@ -97,18 +97,18 @@ class Reader:
         try:
             return read()
         except CorruptDatabase as problem:
-            if not self._session.recover(problem):
+            if not self._shard.recover(problem):
                 raise
         return read()
 
     def _select(self, statement: str, parameters: Sequence[object]) -> list[Any]:
-        session = self._session
-        session.catch_up()
-        if session.ring is not None and statement not in _WITHOUT_FLUSH:
+        shard = self._shard
+        shard.reopen_if_replaced()
+        if shard.ring is not None and statement not in _WITHOUT_FLUSH:
             self.flush()
         if self._is_in_transaction():
             return self._connection.select(statement, parameters)
-        pool, cursor = session.pool, None
+        pool, cursor = shard.pool, None
         try:
             cursor = pool.take()
             if statement in sql.WALKS:
@@ -138,7 +138,7 @@ class Reader:
         """
 
         def read() -> list[Any]:
-            rows, path = self._select(statement, parameters), self._session.path
+            rows, path = self._select(statement, parameters), self._shard.path
             places = places_of(rows, path)
             if after is not None and places and places[-1] <= after:
                 raise corrupt(f"{path!r}: rows are not in the order of their places", path)
@@ -146,46 +146,52 @@ class Reader:
 
         return self._recovered(read)
 
-    def find(self, h: int, stored: bytes) -> bytes | None:
+    def find(self, home: int, stored_key: bytes) -> bytes | None:
         """Return the record of the key, looking at every place that a hash collision may have sent it to."""
-        found = self.buffered(h, stored)
-        return found.v if found is not None else own_or_other(self.select(sql.SELECT_PROBES, (h, h + 3)), stored)[0]
+        found = self.buffered(home, stored_key)
+        return (
+            found.packed
+            if found is not None
+            else own_or_other(self.select(sql.SELECT_PROBES, (home, home + 3)), stored_key)[0]
+        )
 
-    def read_versioned(self, h: int, stored: bytes) -> tuple[bytes | None, int]:
+    def read_versioned(self, home: int, stored_key: bytes) -> tuple[bytes | None, int]:
         """Return the record of the key and the version of its row; None and 0 for no row."""
-        found = self.buffered(h, stored)
+        found = self.buffered(home, stored_key)
         if found is not None:
-            return found.v, 0 if found.v is None else found.tick
-        for v, version in self.select(sql.SELECT_VERSIONED, (h, h + 3, stored)):
-            return v, version if type(version) is int else 0
+            return found.packed, 0 if found.packed is None else found.tick
+        for packed, version in self.select(sql.SELECT_VERSIONED, (home, home + 3, stored_key)):
+            return packed, version if type(version) is int else 0
         return None, 0
 
     def read_many(self, keys: Sequence[tuple[int, bytes]]) -> dict[int, bytes]:
         """Return the records of keys, or at their hashes, that exist, `MANY` per statement."""
-        buffered = [(h, self.buffered(h, stored)) for h, stored in keys]
+        buffered = [(home, self.buffered(home, stored_key)) for home, stored_key in keys]
         found: dict[int, bytes] = {}
-        for batch in sql.batches([h for h, written in buffered if written is None]):
+        for batch in sql.batches([home for home, written in buffered if written is None]):
             found.update(self.select(sql.SELECT_MANY, batch))
-        for h, written in buffered:
-            if written is not None and written.v is not None:
-                found[h] = written.v
-            elif written is not None and h in found:  # another key has this hash: no record, so that each is looked for
-                found[h] = b""
+        for home, written in buffered:
+            if written is not None and written.packed is not None:
+                found[home] = written.packed
+            elif (
+                written is not None and home in found
+            ):  # another key has this hash: no record, so that each is looked for
+                found[home] = b""
         return found
 
-    def buffered(self, h: int, stored: bytes) -> Written | None:
+    def buffered(self, home: int, stored_key: bytes) -> Written | None:
         """Return what the write buffer has of a key; nothing within the caller's transaction, which began with none."""
-        self._session.catch_up()
+        self._shard.reopen_if_replaced()
         if self._connection.txn is not None and self._is_in_transaction():
             return None
-        return self._session.buffered(h, stored)
+        return self._shard.buffered(home, stored_key)
 
     def _is_in_transaction(self) -> bool:
         """Tell whether a read belongs to the transaction that is open.
 
         It does not if a signal handler has interrupted a flush, whose transaction lacks what waits.
         """
-        txn, ring = self._connection.callers_transaction(), self._session.ring
+        txn, ring = self._connection.callers_transaction(), self._shard.ring
         return txn is not None and (txn.entered or ring is None or not ring.waiting())
 
     def scan(self, reverse: bool = False) -> Iterator[tuple[int, bytes, bytes | None]]:
@@ -194,16 +200,19 @@ class Reader:
         The places (8 bytes each) are read at once, the rows page by page, so that no read transaction stays open
         between steps. What is removed meanwhile is left out.
         """
-        last = min(self._session.present_header()[_TICK], NEVER)  # more is damage, and too much for SQLite to compare
+        last = min(self._shard.present_header()[_TICK], NEVER)  # more is damage, and too much for SQLite to compare
         return self._rows(sql.IN_REVERSE if reverse else sql.IN_ORDER, last)
 
     def _rows(self, order: str, last: int) -> Iterator[tuple[int, bytes, bytes | None]]:
-        places = array("q", (h for (h,) in self._select_placed(order, (last,))))
+        places = array("q", (place for (place,) in self._select_placed(order, (last,))))
         for page in sql.batches(places):
-            rows = {h: (stored, original_key) for h, stored, original_key in self.select(sql.SELECT_KEYS, page)}
-            for h in dict.fromkeys(page):
-                if h in rows:
-                    yield h, *rows[h]
+            rows = {
+                place: (stored_key, original_key)
+                for place, stored_key, original_key in self.select(sql.SELECT_KEYS, page)
+            }
+            for place in dict.fromkeys(page):
+                if place in rows:
+                    yield place, *rows[place]
 
     def end(self, last: bool, skip: int = 0) -> tuple[int, bytes, bytes | None, bytes] | None:
         """Return (place, stored key, original key, record) of the entry inserted last, or first, behind `skip` others.
@@ -288,11 +297,11 @@ def _first(row: Sequence[Any] | None = None) -> bytes | None:
     return None if row is None else row[0]  # whoever unpacks it refuses what is no BLOB
 
 
-def own_or_other(rows: Sequence[Sequence[Any]], stored: bytes) -> tuple[bytes | None, bool]:
+def own_or_other(rows: Sequence[Sequence[Any]], stored_key: bytes) -> tuple[bytes | None, bool]:
     """Return the record of a key among the rows of its places; if it has none, None and whether there are rows."""
-    for _, key, v in rows:
-        if key == stored:
-            return v, False  # whoever unpacks it refuses what is no BLOB
+    for _, key, packed in rows:
+        if key == stored_key:
+            return packed, False  # whoever unpacks it refuses what is no BLOB
     return None, bool(rows)
 
 

@@ -11,7 +11,7 @@ from ...encoding.record import Metadata
 class Row(NamedTuple):
     """What one entry puts into the columns of its row."""
 
-    v: bytes
+    packed: bytes
     expire: float | None = None  # when the entry goes
     fresh: float | None = None  # when it expires, if it is kept after that
     tags: str | None = None  # the names of its tags in the index
@@ -38,7 +38,7 @@ REMOVE = Remove()
 class Touch(NamedTuple):
     """What a `decide` function returns to change the metadata and not the value."""
 
-    v: bytes
+    packed: bytes
     expire: float | None
     fresh: float | None
     tags: str | None

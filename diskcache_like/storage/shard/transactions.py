@@ -23,8 +23,8 @@ from ...errors import CacheError, CorruptDatabase, DirectoryError, DiskFull, Tra
 from ...system.forks import token_word
 from ..sqlite.connection import FAILURES
 from .invalidation import Invalidation
+from .open_shard import OpenShard
 from .ownership import Transaction
-from .session import ShardSession
 
 _EPOCH, _TICK, _NEXT_EXPIRE = Header.EPOCH, Header.TICK, Header.NEXT_EXPIRE  # for the hot path
 _COUNT, _SETTLED, _CROSS_SHARD, _BUFFER = Header.COUNT, Header.SETTLED, Header.CROSS_SHARD, Header.BUFFER
@@ -73,9 +73,9 @@ class Transactions:
     # this lock; gets the timeout and returns what is left of it.
     roll_forward: Callable[[float | None], float | None] | None = None
 
-    def __init__(self, session: ShardSession, invalidation: Invalidation) -> None:
-        self.session = session
-        self.connection = session.connection
+    def __init__(self, shard: OpenShard, invalidation: Invalidation) -> None:
+        self.shard = shard
+        self.connection = shard.connection
         self.invalidation = invalidation
         # Set while there is something to do without the lock: unlink what upkeep found in the trash.
         self.after_release: Callable[[], None] | None = None
@@ -87,14 +87,14 @@ class Transactions:
 
         Raises TransactionError in a signal handler that interrupts a write, which would wait for itself.
         """
-        session = self.session
-        if token_word[0] != session.token:
-            session.ready()
+        shard = self.shard
+        if token_word[0] != shard.token:
+            shard.ready()
         txn = self.connection.txn
         if txn is not None and txn.is_callers():
             self.connection.verify_open()
             return txn
-        session.lock.refuse_holder()
+        shard.lock.refuse_holder()
         return None
 
     def take(self, timeout: float | None, removes_expired: bool = True) -> None:
@@ -102,57 +102,57 @@ class Transactions:
 
         With `removes_expired` some expired entries go first; a caller that counts entries passes False.
         """
-        session = self.session
-        lock = session.lock
+        shard = self.shard
+        lock = shard.lock
         try:
             lock.acquire(timeout)
         except DirectoryError:
-            if session.is_open_with(lock):
+            if shard.is_open_with(lock):
                 raise
-            session.ready()  # another thread has closed the shard just now
+            shard.ready()  # another thread has closed the shard just now
             self.take(timeout, removes_expired)
             return
-        header = session.header
+        header = shard.header
         if (
-            (header[_NEXT_EXPIRE] != NEVER and session.removal_is_due())
+            (header[_NEXT_EXPIRE] != NEVER and shard.removal_is_due())
             or header[_SETTLED] != header[_TICK]
-            or header[_EPOCH] != session.epoch
-            or header[_BUFFER] != session.buffer
+            or header[_EPOCH] != shard.epoch
+            or header[_BUFFER] != shard.buffer
             or header[_CROSS_SHARD]
-            or session.config.on_write is not None
+            or shard.config.on_write is not None
             or self.connection.cut_off is not None
         ):
             self._prepare(timeout, removes_expired)
 
     def _prepare(self, timeout: float | None, removes_expired: bool) -> None:
         """Do what is due before a write, under the lock."""
-        session = self.session
-        if not session.is_current():
-            session.lock.release()
-            session.follow()
+        shard = self.shard
+        if not shard.is_current():
+            shard.lock.release()
+            shard.reopen()
             self.take(timeout, removes_expired)
             return
-        if session.header[_CROSS_SHARD] and self.roll_forward is not None:
-            session.lock.release()  # rolling forward takes the locks of all shards concerned, always in one order
+        if shard.header[_CROSS_SHARD] and self.roll_forward is not None:
+            shard.lock.release()  # rolling forward takes the locks of all shards concerned, always in one order
             self.take(self.roll_forward(timeout), removes_expired)
             return
-        session.header[_CROSS_SHARD] = 0  # where there are no other shards it is damage
+        shard.header[_CROSS_SHARD] = 0  # where there are no other shards it is damage
         self.recover()
-        if removes_expired and session.header[_NEXT_EXPIRE] != NEVER:
+        if removes_expired and shard.header[_NEXT_EXPIRE] != NEVER:
             with suppress(DiskFull):  # the write itself will fail if need be
                 self.upkeep.remove_expired_if_due()
-        if session.config.on_write is not None:
-            session.config.on_write(self.count_uses)
+        if shard.config.on_write is not None:
+            shard.config.on_write(self.count_uses)
 
     def recover(self) -> None:
         """Mend what a holder of the write lock left half done; the lock is held, nothing is written under it yet."""
-        session, connection = self.session, self.connection
-        header = session.header
+        shard, connection = self.shard, self.connection
+        header = shard.header
         if header[_SETTLED] != header[_TICK]:
-            session.generations.correct_tick()
-            if session.ring is not None:
-                session.ring.mend()  # before the slots are even, since then readers keep what they find
-            session.generations.recover()
+            shard.generations.correct_tick()
+            if shard.ring is not None:
+                shard.ring.mend()  # before the slots are even, since then readers keep what they find
+            shard.generations.recover()
             header[_COUNT] = UNCOUNTED  # the last holder ended between its commit and the count
             connection.inserted = None
             header[_SETTLED] = header[_TICK]
@@ -165,7 +165,7 @@ class Transactions:
 
     def settle(self) -> None:
         """Say that what was done under the lock is complete: the last thing before its end."""
-        header = self.session.header
+        header = self.shard.header
         header[_SETTLED] = header[_TICK]
 
     def released(self) -> None:
@@ -176,36 +176,36 @@ class Transactions:
 
     def take_to_close(self, timeout: float | None) -> bool:
         """Take the lock of an open shard to close it; return False if another thread has closed it just now."""
-        lock = self.session.lock
+        lock = self.shard.lock
         try:
             lock.acquire(timeout)
         except DirectoryError:
-            if self.session.is_open_with(lock):
+            if self.shard.is_open_with(lock):
                 raise
             return False
         return True
 
     def take_alone(self, timeout: float | None) -> None:
         """Take the write lock of the database in use, and flush what waits, with no other upkeep."""
-        session = self.session
+        shard = self.shard
         while True:
-            session.ready()
-            lock = session.lock
+            shard.ready()
+            lock = shard.lock
             try:
                 lock.acquire(timeout)
             except DirectoryError:
-                if session.is_open_with(lock):
+                if shard.is_open_with(lock):
                     raise
                 continue  # closed by another thread just now
-            if session.is_current():
+            if shard.is_current():
                 self.upkeep.flush_buffer()
                 return
             lock.release()
-            session.follow()
+            shard.reopen()
 
     def count_uses(self, hits: int, misses: int) -> None:
         """Add to the shared counters; the write lock is held."""
-        header = self.session.header
+        header = self.shard.header
         header[Header.HITS] = (header[Header.HITS] + hits) & MAX_WORD
         header[Header.MISSES] = (header[Header.MISSES] + misses) & MAX_WORD
 
@@ -227,7 +227,7 @@ class Transactions:
         except FAILURES as error:
             self.connection.fail(error)
         finally:
-            end((self.session,), token_word[0])
+            end((self.shard,), token_word[0])
         self.released()
 
     # -- transactions -------------------------------------------------------------------------------------------------
@@ -253,21 +253,21 @@ class Transactions:
 
     def roll_back(self, txn: Transaction, error: BaseException) -> None:
         """Roll back what this error has ended."""
-        if self.connection.txn is txn and not self.session.inherited():
-            self.session.header[_COUNT] = UNCOUNTED  # a signal handler may have raised just after the commit
+        if self.connection.txn is txn and not self.shard.inherited():
+            self.shard.header[_COUNT] = UNCOUNTED  # a signal handler may have raised just after the commit
             self.connection.roll_back()
             self._finish(txn)
             self.upkeep.rolled_back(txn, error)
 
     def refuse_inherited(self, txn: Transaction) -> None:
         """Raise if the transaction is the parent's of this forked process."""
-        if self.connection.txn is not txn or self.session.inherited():
+        if self.connection.txn is not txn or self.shard.inherited():
             raise TransactionError(
-                f"{self.session.directory!r}: this process was forked within the transaction of its parent"
+                f"{self.shard.directory!r}: this process was forked within the transaction of its parent"
             )
 
     def _finish(self, txn: Transaction) -> None:
-        generations = self.session.generations
+        generations = self.shard.generations
         generations.settle(txn.slots, generations.internal_tick())
         self.connection.run_at_end()
         self.connection.txn = None
@@ -306,7 +306,7 @@ class Savepoint:
     def roll_back(self) -> None:
         """Take back what it did; where that is impossible, its depth stays, and so nothing around it is committed."""
         part, txn = self._part, self._txn
-        if part.connection.txn is not txn or part.session.inherited() or not part.connection.in_transaction():
+        if part.connection.txn is not txn or part.shard.inherited() or not part.connection.in_transaction():
             return
         if txn.depth == self._depth:  # released, but what other shards did in it is not
             txn.depth += 1
@@ -386,7 +386,7 @@ def transaction(
     thread = get_ident()  # it may end in another one, as where a framework resumes a generator
     outer = [(shard, shard.joined()) for shard in shards]
     taken = [shard for shard, txn in outer if txn is None]
-    sessions = tuple(shard.session for shard in taken)
+    sessions = tuple(shard.shard for shard in taken)
     parts = _Parts(log)
     try:
         try:
@@ -404,7 +404,7 @@ def transaction(
     except BaseException as error:
         if isinstance(error, CorruptDatabase):
             for shard in taken:
-                shard.session.recover(error)
+                shard.shard.recover(error)
         if log is None or not parts.is_decided():
             raise
         log.complete(error)

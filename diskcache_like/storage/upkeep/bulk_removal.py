@@ -26,7 +26,7 @@ class BulkRemoval:
     def __init__(self, maintenance: Maintenance) -> None:
         self._maintenance = maintenance
         self._transactions = maintenance.transactions
-        self._session = maintenance.transactions.session
+        self._shard = maintenance.transactions.shard
         self._evictor, self._remover = maintenance.evictor, maintenance.remover
         self._recovery = maintenance.recovery
 
@@ -56,10 +56,10 @@ class BulkRemoval:
         Not in a transaction, which others wait for, nor where there is no room for it. And not in a damaged database:
         where pages lead to one page several times, nothing would stop SQLite on its way through them.
         """
-        session, transactions = self._session, self._transactions
-        if session.connection.callers_transaction() is not None:
+        shard, transactions = self._shard, self._transactions
+        if shard.connection.callers_transaction() is not None:
             return 0
-        select, count = self._maintenance.trash.reader.select, session.header[Header.COUNT]
+        select, count = self._maintenance.trash.reader.select, shard.header[Header.COUNT]
         if count == UNCOUNTED:
             ((count,),) = select(sql.COUNT)
         if count < MANY or select(sql.QUICK_CHECK) != [("ok",)]:
@@ -85,7 +85,7 @@ class BulkRemoval:
         def find(most: int | None = None) -> list[int]:
             rows = remover.rows(select, parameters(), most)
             expired.update(row[0] for row in rows if row[1:] == (0,))
-            return places_of(rows, self._session.path)
+            return places_of(rows, self._shard.path)
 
         while True:
             try:
@@ -115,9 +115,9 @@ class BulkRemoval:
         return removed
 
     def _cull(self, timeout: float | None) -> int:
-        removed = self._remove_selected(sql.SELECT_EXPIRED, lambda: (self._session.now(),), timeout)
+        removed = self._remove_selected(sql.SELECT_EXPIRED, lambda: (self._shard.now(),), timeout)
         try:
-            while self._session.policy.evicts and (evicted := self._evict_excess(timeout)):
+            while self._shard.policy.evicts and (evicted := self._evict_excess(timeout)):
                 removed += evicted
         except Exception as error:
             error.count = removed  # type: ignore[attr-defined]

@@ -13,7 +13,7 @@ from ...coherence.generations import Header
 from ...errors import DiskFull
 from ...system.paths import left_on_disk
 from ...system.signals import reraise_signal
-from ..shard.session import ShardSession
+from ..shard.open_shard import OpenShard
 from ..sqlite import schema
 from ..sqlite import statements as sql
 from ..sqlite.connection import FAILURES, FRAME, FULL, NORMAL, PAGE_SIZE, synchronous
@@ -30,36 +30,36 @@ LAST_RESERVE = 48 << 10  # of these, for removing everything; 16 to 32 KiB suffi
 RESERVE_PART = 8  # the shards take no more than this part of what is left
 
 
-def is_due(session: ShardSession, written: int) -> bool:
+def is_due(shard: OpenShard, written: int) -> bool:
     """Tell whether a write looks for upkeep that is due, once so many bytes are written.
 
     The mark is never further ahead, unless a count was damaged. One that was set by a higher limit may let too much in.
     """
-    if written >> LOOK_BITS != session.looked:
-        session.looked = written >> LOOK_BITS
-        session.refuse_removed()
-    header = session.header
+    if written >> LOOK_BITS != shard.looked:
+        shard.looked = written >> LOOK_BITS
+        shard.refuse_removed()
+    header = shard.header
     due = header[Header.VOLUME_DUE]
-    return not written <= due <= written + CHECKPOINT_BYTES or header[Header.LIMIT] > session.limit_word()
+    return not written <= due <= written + CHECKPOINT_BYTES or header[Header.LIMIT] > shard.limit_word()
 
 
 class Checkpointer:
     """Keep the WAL of one shard short, and give free pages back."""
 
-    def __init__(self, session: ShardSession) -> None:
-        self._session = session
-        self._connection = session.connection
+    def __init__(self, shard: OpenShard) -> None:
+        self._shard = shard
+        self._connection = shard.connection
         self.shards = 1  # that share the disk; set by the shard set once all are open
         self.wal_bytes = CHECKPOINT_BYTES  # what there may be of WAL between two checkpoints, as measured
         self.blocked = False  # the last time that this was tried, what is in the WAL found no room in the database
 
     def interval(self) -> int:
         """Return by how much WRITTEN may grow between two checkpoints, if the WAL grows with it as it did last time."""
-        return min(CHECKPOINT_BYTES, self.wal_bytes) * 16 // max(self._session.header[Header.GROWTH], 16)
+        return min(CHECKPOINT_BYTES, self.wal_bytes) * 16 // max(self._shard.header[Header.GROWTH], 16)
 
     def is_due(self) -> bool:
         """Tell whether the WAL has grown enough, or damage to the counts keeps that from being known."""
-        header = self._session.header
+        header = self._shard.header
         return not 0 <= header[Header.WRITTEN] - header[Header.CHECKPOINTED] <= self.interval()
 
     def measure(self) -> int:
@@ -74,7 +74,7 @@ class Checkpointer:
         self.wal_bytes = max(LEAST_BYTES, left // (4 * self.shards))
         reserve = min(RESERVE, left // (RESERVE_PART * self.shards)) & -PAGE_SIZE
         if reserve:
-            self._session.lock.keep_disk_reserve(reserve)
+            self._shard.lock.keep_disk_reserve(reserve)
         return left
 
     def checkpoint_if_due(self) -> None:
@@ -105,7 +105,7 @@ class Checkpointer:
         try:
             return self.vacuum(pages)
         except DiskFull:
-            if self.free_pages() < pages or not self._session.lock.drop_disk_reserve(LAST_RESERVE):
+            if self.free_pages() < pages or not self._shard.lock.drop_disk_reserve(LAST_RESERVE):
                 raise
         return self.vacuum(pages)
 
@@ -141,18 +141,18 @@ class Checkpointer:
         """Return the number of pages by which the next checkpoint lengthens the database's file."""
         ((pages,),) = self._connection.select(sql.PAGE_COUNT)
         try:
-            return int(pages) - os.stat(self._session.path).st_size // PAGE_SIZE
+            return int(pages) - os.stat(self._shard.path).st_size // PAGE_SIZE
         except OSError as error:
             reraise_signal(error)
             return 0
 
     def left_on_disk(self) -> int:
         """Return the bytes that the disk has left."""
-        return left_on_disk(self._session.directory)
+        return left_on_disk(self._shard.directory)
 
     def checkpoint(self, shrink: bool = False) -> None:
         """Copy the WAL into the database; with `shrink`, or if it is long, truncate it."""
-        header, execute = self._session.header, self._connection.open().execute
+        header, execute = self._shard.header, self._connection.open().execute
         try:  # without a WAL, whatever this handle's settings say, the answer is 0, -1, -1
             _, frames, done = execute(sql.CHECKPOINT).fetchone()
             if (shrink or frames > WAL_LIMIT) and frames == done:
@@ -181,14 +181,14 @@ class Checkpointer:
             self.checkpoint()
             execute(f"PRAGMA user_version = {schema.VERSION}")
         finally:
-            execute(synchronous(self._session.settings["sqlite_synchronous"]))
+            execute(synchronous(self._shard.settings["sqlite_synchronous"]))
 
     def unsynced(self, step: Callable[[], object]) -> None:
         """Take a step whose commit need not wait for the disk, whatever the cache's durability; no transaction is open.
 
         With a rollback journal it has to wait: the journal is synced so that the database stays sound.
         """
-        usual = self._session.settings["sqlite_synchronous"]
+        usual = self._shard.settings["sqlite_synchronous"]
         if usual < FULL or self._connection.select(sql.JOURNAL_MODE) != [("wal",)]:
             step()
             return
@@ -203,7 +203,7 @@ class Checkpointer:
     def vacuum(self, most: int = VACUUM_PAGES) -> bool:
         """Take free pages off the end of the database, if auto_vacuum is incremental; tell whether it got shorter."""
         connection, free = self._connection, self.free_pages()
-        if self._session.settings["sqlite_auto_vacuum"] != 2 or connection.txn is not None or not free:
+        if self._shard.settings["sqlite_auto_vacuum"] != 2 or connection.txn is not None or not free:
             return False
         # executescript steps the pragma to its end on every version of Python; execute frees one page on some.
         try:

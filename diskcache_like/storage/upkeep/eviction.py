@@ -27,8 +27,8 @@ class Evictor:
         self.remover = remover
         self.quota = quota
         self._transactions = remover.recovery.transactions
-        self._session = self._transactions.session
-        self._connection = self._session.connection
+        self._shard = self._transactions.shard
+        self._connection = self._shard.connection
         self._trash = remover.recovery.trash
         self._checkpointer = remover.recovery.checkpointer
         self.others: Sequence[Evictor] = ()  # of the other shards, set by the shard set once all are open
@@ -36,7 +36,7 @@ class Evictor:
     @property
     def evicts(self) -> bool:
         """Tell whether live entries are removed for room at all."""
-        return self._session.evicts
+        return self._shard.evicts
 
     def look_at_volume(self, incoming: int) -> None:
         """Make room for `incoming` bytes if that is due, and set the mark at which this is looked at again.
@@ -44,7 +44,7 @@ class Evictor:
         The mark counts bytes written into the WAL, which is more than the database grows by. A write takes a mark that
         is further ahead than CHECKPOINT_BYTES for damaged.
         """
-        header = self._session.header
+        header = self._shard.header
         written = header[Header.WRITTEN]
         due = (header[Header.CHECKPOINTED] if self._connection.txn is None else written) + self._checkpointer.interval()
         if self.evicts:
@@ -53,10 +53,10 @@ class Evictor:
         self._mark(due)
 
     def _mark(self, due: int) -> None:
-        header = self._session.header
+        header = self._shard.header
         written = header[Header.WRITTEN]
         header[Header.VOLUME_DUE] = min(max(due, written), written + CHECKPOINT_BYTES, MAX_WORD)
-        header[Header.LIMIT] = self._session.limit_word()
+        header[Header.LIMIT] = self._shard.limit_word()
 
     def _room_for(self, incoming: int) -> int:
         """Make room for `incoming` bytes if there is none; return the bytes that may be written before the next look.
@@ -106,7 +106,7 @@ class Evictor:
         """Make room for another shard, if this one's lock is free; return how many bytes were given back."""
         quota = self.quota
         with self._transactions.locked(0):
-            header = self._session.header
+            header = self._shard.header
             before = header[Header.RESERVATION]
             least = max(quota.even_part, before - max(wanted, 8 * quota.slack))
             volume = self.make_room(least)
@@ -121,7 +121,7 @@ class Evictor:
         The next write looks how much it may take.
         """
         self.quota.reserve(self.remover.live_volume(), 0)
-        self._session.header[Header.VOLUME_DUE] = 0
+        self._shard.header[Header.VOLUME_DUE] = 0
         checkpointer = self._checkpointer
         if self._connection.txn is None and checkpointer.is_tight():
             with suppress(DiskFull):
@@ -137,7 +137,7 @@ class Evictor:
         volume = remover.live_volume()
         more_expired = True  # as far as is known
         while volume > target:
-            places = remover.select(sql.SELECT_EXPIRED, (self._session.now(),)) if more_expired else []
+            places = remover.select(sql.SELECT_EXPIRED, (self._shard.now(),)) if more_expired else []
             more_expired = len(places) == BATCH
             if places:
                 remover.delete(places, locked=txn is None)
@@ -164,7 +164,7 @@ class Evictor:
         places = self.victims(excess)
         if places:
             evicted = len(self.remover.delete(places, locked=self._connection.txn is None))
-            header = self._session.header
+            header = self._shard.header
             header[Header.EVICTED] = header[Header.EVICTED] + evicted & MAX_WORD
         return len(places)
 
@@ -181,7 +181,7 @@ class Evictor:
         wanted = min(max(excess // average + 1, 1), BATCH, max(count // 2, 1))
         for _ in range(count // wanted + 2):  # each round gives an entry its true rank, so this ends
             rows = self._connection.select(sql.SELECT_VICTIMS, (wanted,))
-            places = places_of(rows, self._session.path)
+            places = places_of(rows, self._shard.path)
             ranked, evictable = self._second_look(rows)
             try:
                 if ranked:  # values do not change, so no slot is marked
@@ -196,14 +196,14 @@ class Evictor:
 
     def _second_look(self, rows: Sequence[tuple[int, int, int]]) -> tuple[list[tuple[int, int, int]], list[int]]:
         """Split candidates into those that were used since their rank was written, with their new one, and the rest."""
-        session = self._session
+        shard = self._shard
         ranked, evictable = [], []
-        for h, rank, base in rows:
-            now = session.policy.rank_now(rank, base, session.uses[(h & HOME) % session.slot_prime])
+        for home, rank, base in rows:
+            now = shard.policy.rank_now(rank, base, shard.uses[(home & HOME) % shard.slot_prime])
             if now is None:
-                evictable.append(h)
+                evictable.append(home)
             else:
-                ranked.append((*now, h))
+                ranked.append((*now, home))
         return ranked, evictable
 
     def _ensure_rank_index(self) -> None:
@@ -216,7 +216,7 @@ class Evictor:
 
     def rank_anew(self) -> None:
         """Give every row the rank that it begins with, and forget its uses: another policy counts them otherwise."""
-        uses = self._session.uses
+        uses = self._shard.uses
         for slot in range(len(uses)):
             uses[slot] = 0
         self._connection.walk(sql.RESET_RANKS)

@@ -48,16 +48,16 @@ class Maintenance:
         self.trash = trash = recovery.trash
         self.unlink_unused, self.after_eviction = trash.unlink_unused, trash.empty_if_possible  # as `Upkeep` says
         self.transactions = recovery.transactions
-        self._session = recovery.transactions.session
-        self._connection = self._session.connection
+        self._shard = recovery.transactions.shard
+        self._connection = self._shard.connection
         self._checkpointer = recovery.checkpointer
 
     def before_write(self, size: int, incoming: int) -> None:
         """Count `size` bytes into the WAL, and do what is due before a write that adds `incoming` bytes."""
-        header = self._session.header
+        header = self._shard.header
         written = header[_WRITTEN] + size
         header[_WRITTEN] = written & MAX_WORD
-        if is_due(self._session, written):
+        if is_due(self._shard, written):
             self.run(incoming)
 
     def run(self, incoming: int, makes_room: bool = True) -> None:
@@ -73,7 +73,7 @@ class Maintenance:
         if makes_room:
             self._unless_full(lambda: self.evictor.look_at_volume(incoming))
         if checkpointer.blocked and incoming:
-            path = self._session.path
+            path = self._shard.path
             raise refusal or DiskFull("no room for what is in the -wal file, so nothing is added", path)
         if makes_room:
             self._unblock_for_removal()
@@ -90,7 +90,7 @@ class Maintenance:
     def _checkpoint_and_sweep(self) -> None:
         if self._connection.txn is None:
             self._checkpointer.checkpoint_if_due()
-            if self._session.header[Header.FILES]:
+            if self._shard.header[Header.FILES]:
                 self.trash.sweep()
 
     def _unblock_for_removal(self) -> None:
@@ -117,7 +117,7 @@ class Maintenance:
         Whoever removes anything has to flush first. So on a full disk what waits gets part of the reserve, if it is so
         little that the rest suffices to remove something. If more waits it stays: removals can be appended to it.
         """
-        ring = self._session.ring
+        ring = self._shard.ring
         is_little = ring is not None and ring.waiting() <= LITTLE
         self.recovery.run(self.buffer.flush, removes=is_little, kept=LATE_RESERVE)
 
@@ -126,7 +126,7 @@ class Maintenance:
 
         Returns how many entries the database had in that case, else 0.
         """
-        ring = self._session.ring
+        ring = self._shard.ring
         if ring is None or not ring.waiting():
             return 0
         with self.transactions.locked(timeout, flushes=False) as locked:
@@ -134,7 +134,7 @@ class Maintenance:
                 try:
                     self.flush_buffer()
                 except DiskFull:
-                    self._session.lock.drop_disk_reserve()  # all of it: removing everything gives more room
+                    self._shard.lock.drop_disk_reserve()  # all of it: removing everything gives more room
                     removed = self.recovery.run(partial(self.buffer.discard, shrink=True), removes=True)
                     self.after_eviction()
                     return removed
@@ -145,8 +145,8 @@ class Maintenance:
 
         The limit keeps a write short. What is chosen in the trash is unlinked after the release.
         """
-        session = self._session
-        header, limit, now = session.header, session.settings["cull_limit"], session.now()
+        shard = self._shard
+        header, limit, now = shard.header, shard.settings["cull_limit"], shard.now()
         if limit == 0 or now * 1e6 < header[Header.NEXT_EXPIRE]:
             return
         self.flush_buffer()
@@ -172,4 +172,4 @@ class Maintenance:
         # Files of a damaged database stay, for a second try in the next one.
         if not txn.decided and not isinstance(error, CorruptDatabase):
             self.trash.unlink_unused(txn.files)
-        self.recovery.note_rolled_back(txn, error)
+        self.recovery.mark_rolled_back(txn, error)

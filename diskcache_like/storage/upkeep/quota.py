@@ -16,8 +16,8 @@ from collections.abc import Sequence
 
 from ...coherence.generations import Header
 from ...errors import CacheError
+from ..shard.open_shard import OpenShard
 from ..shard.reader import Reader
-from ..shard.session import ShardSession
 
 MOST = 1 << 62
 SLACKS = 200  # parts of the limit; one of them, divided among the shards, is what a shard may always write unlooked at
@@ -27,8 +27,8 @@ _RESERVATION = Header.RESERVATION
 class Quota:
     """Reserve one shard's part of the size limit."""
 
-    def __init__(self, session: ShardSession, reader: Reader) -> None:
-        self._session = session
+    def __init__(self, shard: OpenShard, reader: Reader) -> None:
+        self._shard = shard
         self._reader = reader
         self.others: Sequence[Quota] = ()  # of the other shards, set by the shard set once all are open
 
@@ -43,12 +43,12 @@ class Quota:
 
     @property
     def _whole(self) -> int:
-        return int(self._session.settings["size_limit"])
+        return int(self._shard.settings["size_limit"])
 
     @property
     def even_part(self) -> int:
         """Return the bytes that this shard is sure of."""
-        return self._session.limit
+        return self._shard.limit
 
     def left(self, volume: int) -> int:
         """Return the bytes that nobody uses or has reserved, if this shard uses `volume`; negative if too much.
@@ -64,7 +64,7 @@ class Quota:
     def reserve(self, volume: int, free: int) -> int:
         """Note what this shard may use until it looks again; return by how much it may grow. The lock is held."""
         growth = max(free // max(self._parts, 2), self.slack)
-        self._session.header[_RESERVATION] = min(max(volume + growth, 1), MOST)  # sizes may have been planted
+        self._shard.header[_RESERVATION] = min(max(volume + growth, 1), MOST)  # sizes may have been planted
         return growth
 
     def part_of(self, free: int) -> int:
@@ -77,7 +77,7 @@ class Quota:
         The lock is held. Of two shards that look at once each has written before it reads, so one at least sees the
         other's; the mutex that SQLite takes to tell the volume keeps the processor from doing it the other way round.
         """
-        header = self._session.header
+        header = self._shard.header
         noted = header[_RESERVATION] or self._reader.volume()
         header[_RESERVATION] = min(max(noted + incoming, 1), MOST)
 
@@ -88,7 +88,7 @@ class Quota:
         volume of a moment ago; the next look of that writer mends it. `anew`: as if there were none.
         """
         try:
-            header = self._session.present_header()
+            header = self._shard.present_header()
             noted = header[_RESERVATION]
             if noted == 0 or anew:
                 noted = header[_RESERVATION] = min(max(self._reader.volume(), 1), MOST)

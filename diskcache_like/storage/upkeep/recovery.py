@@ -25,7 +25,7 @@ class Recovery:
     """
 
     def __init__(self, transactions: Transactions, trash: Trash, checkpointer: Checkpointer) -> None:
-        self._session = transactions.session
+        self._shard = transactions.shard
         self.transactions = transactions
         self.trash = trash
         self.checkpointer = checkpointer
@@ -52,7 +52,7 @@ class Recovery:
         """
         may_block()
         if isinstance(error, CorruptDatabase):
-            mended = self._session.recover(error)
+            mended = self._shard.recover(error)
         else:
             mended = self.reclaim_when_locked(timeout, removed)
         if not mended:
@@ -72,8 +72,8 @@ class Recovery:
                 self.transactions.upkeep.flush_buffer()
             rows = []
             if removed is not None:
-                h, stored = removed
-                rows = self._session.connection.select(sql.SELECT_FILE, (h, h + 3, stored))
+                home, stored_key = removed
+                rows = self._shard.connection.select(sql.SELECT_FILE, (home, home + 3, stored_key))
             return self.reclaim_space([column for (column,) in rows], for_file, removes=removed is not None)
 
     def attempts(self, removes: bool = False) -> Iterator[Attempt]:
@@ -85,17 +85,17 @@ class Recovery:
 
         def mend(error: CacheError) -> bool:
             if isinstance(error, CorruptDatabase):
-                return self._session.recover(error)
+                return self._shard.recover(error)
             return removes and self.needs_reserve
 
-        if removes and self.checkpointer.blocked and self._session.connection.callers_transaction() is None:
+        if removes and self.checkpointer.blocked and self._shard.connection.callers_transaction() is None:
             self.needs_reserve = True
         first = Attempt(mend)
         yield first
         if first.may_be_repeated:
             yield Attempt(lambda _: False)
 
-    def note_rolled_back(self, txn: Transaction, error: BaseException) -> None:
+    def mark_rolled_back(self, txn: Transaction, error: BaseException) -> None:
         """Note whether this error ended a transaction that removes more than it adds for want of room."""
         self.needs_reserve = isinstance(error, DiskFull) and txn.added < 0
 
@@ -116,7 +116,7 @@ class Recovery:
         value file; it is not tried if it would only use up what a removal has got. The lock is held, no transaction is
         open.
         """
-        checkpointer, lock = self.checkpointer, self._session.lock
+        checkpointer, lock = self.checkpointer, self._shard.lock
         gained = self.trash.unlink_now(columns)
         if removes:
             enough = checkpointer.fits(lock.disk_reserve())

@@ -25,8 +25,8 @@ class Remover:
         self.recovery = recovery
         self._transactions = recovery.transactions
         self._invalidation = recovery.transactions.invalidation
-        self._session = recovery.transactions.session
-        self._connection = self._session.connection
+        self._shard = recovery.transactions.shard
+        self._connection = self._shard.connection
         self._checkpointer = recovery.checkpointer
 
     def delete_in_transaction(self, places: Sequence[int]) -> None:
@@ -36,10 +36,10 @@ class Remover:
         deletes until nothing more is found would never end.
         """
         self.recovery.trash.expect()
-        with self._invalidation.around_many(places, autocommit=False):
-            removed = self._connection.execute_many(sql.DELETE_H, [(h,) for h in places]).rowcount
+        with self._invalidation.commit_many(places, autocommit=False):
+            removed = self._connection.execute_many(sql.DELETE_H, [(place,) for place in places]).rowcount
             if places and not removed:
-                path = self._session.path
+                path = self._shard.path
                 raise corrupt(f"{path!r}: rows that are found cannot be deleted", path)
             self._invalidation.count(-removed)
 
@@ -51,7 +51,7 @@ class Remover:
         """
         self.recovery.trash.expect()
         execute = self._connection.execute
-        with self._invalidation.around_many(range(0, 4 * len(self._session.slots), 4), autocommit=False):
+        with self._invalidation.commit_many(range(0, 4 * len(self._shard.slots), 4), autocommit=False):
             for name in schema.ON_EACH_DELETE:
                 execute(f"DROP TRIGGER {name}")
             self._connection.walk(sql.TRASH_ALL)
@@ -89,7 +89,7 @@ class Remover:
                     raise
         left = everything()
         if 2 * len(left) >= self.known_count():  # else the reserve might be used up without giving room
-            self._session.lock.drop_disk_reserve()
+            self._shard.lock.drop_disk_reserve()
         self._delete_and_shrink(left)
         return [*set(places).difference(left), *left]
 
@@ -127,7 +127,7 @@ class Remover:
 
     def select(self, statement: str, parameters: Sequence[object] = (), most: int | None = None) -> list[int]:
         """Return the places that a SELECT with a limit finds: a batch, or `most`, -1 for all. The lock is held."""
-        return places_of(self.rows(statement, parameters, most), self._session.path)
+        return places_of(self.rows(statement, parameters, most), self._shard.path)
 
     def rows(self, statement: str, parameters: Sequence[object] = (), most: int | None = None) -> list[tuple[Any, ...]]:
         """Return the rows that `select` finds, whose first column is the place."""
@@ -135,7 +135,7 @@ class Remover:
 
     def known_count(self) -> int:
         """Return the number of entries, counting them if the header does not know; the lock is held."""
-        header, in_transaction = self._session.header, self._connection.txn is not None
+        header, in_transaction = self._shard.header, self._connection.txn is not None
         if in_transaction or header[Header.COUNT] == UNCOUNTED:
             ((number,),) = self._connection.select(sql.COUNT)
             if not in_transaction:

@@ -28,8 +28,8 @@ class Trash:
     """Choose and unlink the files that nothing refers to any more."""
 
     def __init__(self, transactions: Transactions, reader: Reader) -> None:
-        self._session = transactions.session
-        self._connection = transactions.session.connection
+        self._shard = transactions.shard
+        self._connection = transactions.shard.connection
         self._transactions = transactions
         self.reader = reader
         self.pending_unlinks: list[object] = []  # columns of files to unlink after the lock is released
@@ -37,14 +37,14 @@ class Trash:
 
     def expect(self) -> None:
         """Schedule a sweep for when the grace of what the next commit may put into the trash is over."""
-        header = self._session.header
+        header = self._shard.header
         if header[_SWEEP] == NEVER and header[_FILES]:
-            header[_SWEEP] = due = microseconds(self._session.now() + GRACE)
+            header[_SWEEP] = due = microseconds(self._shard.now() + GRACE)
             header[_NEXT_EXPIRE] = min(header[_NEXT_EXPIRE], due)
 
     def sweep(self) -> None:
         """Look into the trash: date what is new, forget what was unlinked, choose what to unlink after the release."""
-        connection, now = self._connection, self._session.now()
+        connection, now = self._connection, self._shard.now()
         if connection.select(sql.HAS_UNDATED, (now,)):
             connection.walk(sql.DATE_TRASH, (now, now))
         rows = [column for (column,) in connection.select(sql.SELECT_TRASH, (now - GRACE, SWEEP_FILES))]
@@ -57,7 +57,7 @@ class Trash:
 
     def sweep_if_due(self, now: float) -> int:
         """Sweep if the grace of something in the trash is over; return when to look again, in microseconds."""
-        header = self._session.header
+        header = self._shard.header
         if header[_FILES] and header[_SWEEP] <= now * 1e6:
             self.sweep()
             if self._connection.select(sql.HAS_TRASH):
@@ -97,7 +97,7 @@ class Trash:
 
     def _unlink(self, column: object) -> None:
         try:
-            self._session.disk.remove(file_names.from_column(column))
+            self._shard.disk.remove(file_names.from_column(column))
         except DecodeError:
             return  # a planted name: the row is dropped, no file is touched
 
@@ -112,7 +112,7 @@ class Trash:
 
     def empty_old(self) -> None:
         """Unlink the files in the trash whose grace is over, before the shard is closed; no transaction is open."""
-        if not (self._is_reachable() and self._session.header[_FILES]):
+        if not (self._is_reachable() and self._shard.header[_FILES]):
             return
         self.sweep()
         self.unlink_pending(SWEEP_FILES)
@@ -123,8 +123,8 @@ class Trash:
 
         They are not if this handle cannot follow to the next database, or was refused as it opened.
         """
-        session = self._session
-        return session.has_disk() and session.header[Header.EPOCH] == session.epoch
+        shard = self._shard
+        return shard.has_disk() and shard.header[Header.EPOCH] == shard.epoch
 
     def _forget(self, rows: list[tuple[object]]) -> None:
         """Remove rows of the trash whose files are unlinked."""

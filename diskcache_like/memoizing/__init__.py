@@ -1,0 +1,6 @@
+"""Computed values: one is read, or computed once for all who want it, and kept.
+
+- `computed`: get_or_set and memoize; `computing`: what both do; `rules`: their options; `flights`: one computes for all
+- `memoize`: the decorator; `call_keys`: the keys of calls; `identities`: what tells functions and classes apart;
+  `templates`: text that names arguments
+"""

@@ -1,0 +1,758 @@
+"""Computing: get a value or compute it and keep it, once for all who want it, as `Rules` say.
+
+The procedure is written once, as generators that yield each step which waits or calls the user's function. A driver
+takes the steps in its thread or in an event loop, so functions and coroutine functions follow the same rules.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import inspect
+import math
+import random
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future, wait
+from functools import partial
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
+
+from ..coherence.futex import pauses, slices
+from ..encoding.record import Metadata
+from ..encoding.tags import tags_of
+from ..encoding.values import NotSerializable, encode_value
+from ..entries.atomic_key import AtomicKey, Decision
+from ..entries.loading import ENOVAL, hot_expiry
+from ..errors import (
+    BreakerOpen,
+    CacheError,
+    ComputeTimeout,
+    DirectoryError,
+    DiskFull,
+    NotKeptWarning,
+    Overloaded,
+    RemoteError,
+    StorageError,
+    Timeout,
+    ValueEncodeError,
+    ValueTooLarge,
+    named,
+)
+from ..system.callers import warn
+from ..system.signals import reraise_signal, suppress
+from ..system.tasks import current_loop, has_ended, sleep, spawn, wait_for_end
+from .flights import Flight, flight_key
+from .identities import plain_name
+from .rules import ERROR_PAUSE, RENEWAL_PAUSE, Computing, Rules, StoredError
+
+RENEWAL = "diskcache_like renewal"  # name of a thread that computes in the background
+# Why a cache may fail that serves a computation: not for an error of the caller's, nor for one that `strict` asks for.
+FAILURES = Timeout, DiskFull, DirectoryError, StorageError, RemoteError, ValueTooLarge, ValueEncodeError
+# A list for each computation that the caller is inside of, with its name and that of the place that it has, and empty
+# once it has ended: a task that was started inside of one keeps this for ever.
+_under_way: contextvars.ContextVar[tuple[list[Any], ...]] = contextvars.ContextVar("under_way", default=())
+
+T = TypeVar("T")
+Steps = Generator["Step", Any, Any]
+
+
+class Old(NamedTuple):
+    """A value that is there, fresh or stale."""
+
+    value: Any
+    metadata: Metadata
+    version: int
+
+
+class Replaces(NamedTuple):
+    """The entry that a result may take the place of: it has this version, or was due at `until` and has gone since."""
+
+    version: int
+    until: float | None
+
+
+NOTHING = Replaces(0, None)  # only where no value is
+
+
+# -- steps ------------------------------------------------------------------------------------------------------------
+
+
+class Step(Protocol):
+    """Something that takes time, done in a thread or awaited."""
+
+    def run(self) -> Any:
+        """Do it, waiting in this thread."""
+
+    async def arun(self) -> Any:
+        """Do it without blocking the event loop."""
+
+
+class Call(NamedTuple):
+    """Call the user's function."""
+
+    function: Callable[[], Any]
+
+    def run(self) -> Any:
+        """Call a function; raise Stopped where it raises StopIteration, which would end a generator."""
+        try:
+            return self.function()
+        except StopIteration as error:
+            raise Stopped(error) from error
+
+    async def arun(self) -> Any:
+        """Await what a coroutine function returns."""
+        return await self.function()
+
+
+class Stopped(Exception):
+    """The user's function has raised StopIteration."""
+
+
+class Do(NamedTuple):
+    """Use the cache, which may wait for the write lock or read a file: in a loop, do so in a thread.
+
+    `begins` is the flight that this may take.
+    """
+
+    cache: Any
+    act: Callable[[], Any]
+    begins: Flight | None = None
+
+    def run(self) -> Any:
+        """Do it."""
+        return self.act()
+
+    async def arun(self) -> Any:
+        """Do it without blocking the event loop."""
+        return await self.cache._handle.threads.attempt(self.act)
+
+
+class Job:
+    """A computation in a task of its own, for all its callers in one event loop: the last one cancelled cancels it."""
+
+    __slots__ = ("task", "waiters")
+
+    def __init__(self, steps: Steps) -> None:
+        self.task = spawn(take_async(steps))
+        self.waiters = 0
+
+
+_jobs: dict[tuple[object, Any], Job] = {}  # those under way, by event loop and name; each loop changes its own alone
+
+
+class Waiting:
+    """Count one caller among those who wait for a computation with some name, until the body has ended."""
+
+    __slots__ = ("_job", "_name")
+
+    def __init__(self, name: Any) -> None:
+        self._name = name
+        self._job: Job | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.leave(kind is not None and not issubclass(kind, Exception))
+
+    def leave(self, is_cancelled: bool) -> None:
+        """Stop waiting; cancel the job if the caller is cancelled and was the last one."""
+        job, self._job = self._job, None
+        if job is not None:
+            job.waiters -= 1
+            if is_cancelled and not job.waiters:
+                job.task.cancel()
+
+    def start(self, steps: Steps) -> Job:
+        """Begin a job that this waits for."""
+        place = current_loop(), self._name
+        self._job = job = _jobs[place] = Job(steps)
+        job.waiters += 1
+        job.task.add_done_callback(lambda _: _jobs.pop(place, None) if _jobs.get(place) is job else None)
+        return job
+
+    def join(self) -> None:
+        """Wait for the job that computes this now in the running loop, if there is one."""
+        job = _jobs.get((current_loop(), self._name))
+        if job is not self._job:
+            self.leave(False)
+            self._job = job
+            if job is not None:
+                job.waiters += 1
+
+    async def wait(self, awaited: Awaitable[T]) -> T:
+        """Await something; if that cancels the last caller, and so the job, wait until the job has ended."""
+        job = self._job
+        try:
+            return await awaited
+        except BaseException:
+            self.leave(True)
+            if job is not None and not job.waiters:
+                await wait_for_end(job.task)
+            raise
+
+
+class Rest(NamedTuple):
+    """Wait until a flight may have changed since `generation`, at most some seconds."""
+
+    atomic: AtomicKey
+    generation: int
+    most: float
+    pause: float
+    slice: float
+    waiting: Waiting
+
+    def run(self) -> None:
+        """Sleep until somebody wakes the sleepers."""
+        self.atomic.sleep(self.generation, min(self.most, self.slice))
+
+    async def arun(self) -> None:
+        """Sleep for a moment."""
+        self.waiting.join()
+        await self.waiting.wait(sleep(min(self.most, self.pause)))
+
+
+class Within(NamedTuple):
+    """Take steps elsewhere and return their outcome, which has `result()`, if they end within some seconds; else None.
+
+    They go on to their end in any case, unless they are taken in an event loop and all who wait for them are cancelled.
+    A thread that would wait without an end gets the steps back, to take them itself.
+    """
+
+    name: Any
+    steps: Steps
+    seconds: float
+
+    def run(self) -> Any:
+        """Take them in a thread, or return them."""
+        if self.seconds == math.inf:
+            return self.steps
+        outcome: Future[Any] = Future()
+        _start(self.steps, outcome)
+        return outcome if wait([outcome], min(self.seconds, threading.TIMEOUT_MAX)).done else None
+
+    async def arun(self) -> Any:
+        """Take them in a task."""
+        with Waiting(self.name) as waiting:
+            job = waiting.start(self.steps)
+            if await waiting.wait(has_ended(job.task, self.seconds)):
+                return job.task
+            job.waiters += 1  # for good, so that it goes on whoever is cancelled
+        return None
+
+
+class InBackground(NamedTuple):
+    """Begin to take steps elsewhere; `ended` is called if they cannot begin."""
+
+    steps: Steps
+    ended: Callable[[], None]
+
+    def run(self) -> None:
+        """Begin them in a thread; if none can start, report that."""
+        try:
+            _start(self.steps, None)
+        except BaseException as error:
+            if inspect.getgeneratorstate(self.steps) == inspect.GEN_CREATED:  # `threading` may refer to it for ever
+                self.ended()
+            if not isinstance(error, Exception):
+                raise
+            reraise_signal(error)
+            threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), None)))
+
+    async def arun(self) -> None:
+        """Begin them in a task."""
+        spawn(take_async(self.steps)).add_done_callback(lambda _: self.ended())
+
+
+def _start(steps: Steps, outcome: Future[Any] | None) -> None:
+    context = contextvars.copy_context()
+    threading.Thread(target=context.run, args=(_take_into, steps, outcome), name=RENEWAL, daemon=True).start()
+
+
+def _take_into(steps: Steps, outcome: Future[Any] | None) -> None:
+    try:
+        value = take(steps)
+    except BaseException as error:
+        if outcome is None:
+            raise
+        outcome.set_exception(Stopped(error) if isinstance(error, StopIteration) else error)
+    else:
+        if outcome is not None:
+            outcome.set_result(value)
+
+
+def take(steps: Steps) -> Any:
+    """Take all steps in this thread, and return what they come to.
+
+    A signal handler may raise between two steps, or in the very step that was to free a flight. If the steps end
+    with an exception, this frees once more what they took. Few frames are between the caller and the user's function,
+    so that a recursive function can go deep.
+    """
+    begun: dict[Flight, Do] = {}
+    around = _under_way.get()
+    try:
+        try:
+            step = next(steps)
+            while True:
+                _mark_begun(begun, step, in_a_loop=False)
+                try:
+                    found = step.run()
+                except BaseException as error:
+                    step = steps.throw(error)
+                else:
+                    step = steps.send(found)
+        except StopIteration as end:
+            return end.value
+    except BaseException as error:
+        _end(steps)
+        for flight in begun:
+            flight.finish()
+        _under_way.set(around)
+        if type(error) is Stopped:
+            raise error.args[0] from None
+        raise
+
+
+def _mark_begun(begun: dict[Flight, Do], step: Step, in_a_loop: bool) -> None:
+    """Note the flight that a step may take; forget all flights where steps that are taken elsewhere free them."""
+    if type(step) is Do and step.begins is not None:
+        begun[step.begins] = step
+    elif type(step) is InBackground or (type(step) is Within and (in_a_loop or step.seconds < math.inf)):
+        begun.clear()
+
+
+class _Left(BaseException):
+    """Ends steps that were left in the middle; with GeneratorExit they could take none on their way out."""
+
+
+def _end(steps: Steps) -> None:
+    """Have steps give back what they hold, if they have not come to their end."""
+    try:
+        step = steps.throw(_Left())
+        while True:
+            step.run()
+            step = next(steps)
+    except (_Left, StopIteration):
+        pass
+
+
+async def take_async(steps: Steps) -> Any:
+    """Take all steps in the running event loop, and return what they come to.
+
+    The task may be cancelled in the very step that takes a flight. If the steps end with an exception, this frees once
+    more what they took.
+    """
+    begun: dict[Flight, Do] = {}
+    try:
+        try:
+            step = next(steps)
+            while True:
+                _mark_begun(begun, step, in_a_loop=True)
+                try:
+                    found = await step.arun()
+                except BaseException as error:
+                    step = steps.throw(error)
+                else:
+                    step = steps.send(found)
+        except StopIteration as end:
+            return end.value
+    except BaseException:
+        for flight, step in begun.items():
+            await step._replace(act=flight.finish).arun()
+        raise
+
+
+# -- what happens -----------------------------------------------------------------------------------------------------
+
+
+class Computation:
+    """Get or compute values of one kind; `scope` names what `max_concurrent` and `breaker` count together."""
+
+    def __init__(self, cache: Any, rules: Rules, scope: str = "") -> None:
+        self.cache = cache
+        self.rules = rules
+        self.hits = self.misses = 0
+        self.scope = scope
+        self._now: Callable[[], float] = cache._clock
+
+    def find(self, key: Any, default: Any = ENOVAL) -> Any:
+        """Return the value that is there and need not be looked at twice, or `default`; raise a stored error."""
+        read = self.cache._hot_value if self.rules.beta else partial(self.cache.get, default=ENOVAL)
+        value = self._attempt(read, ENOVAL, key)
+        return default if value is ENOVAL else self.checked(value, default)
+
+    def read(self, key: Any, default: Any) -> Any:
+        """Do what `Cache.get` does, and take a failure for a miss."""
+        return self._attempt(self.cache.get, default, key, default)
+
+    async def find_async(self, key: Any) -> Any:
+        """Do what `find` does, without blocking the event loop."""
+        return await self.cache._handle.threads.attempt(partial(self.find, key), False)
+
+    def peek(self, key: Any) -> Any:
+        """Return the value that is there, None if there is none or an error instead."""
+        value = self.cache.get(key, ENOVAL)
+        return None if value is ENOVAL or type(value) is StoredError else value
+
+    def _present(self, key: Any) -> Any:
+        """Return the value that somebody else has stored by now, ENOVAL if nobody has."""
+        value = self.checked(self._attempt(self.cache._uncounted, ENOVAL, key))
+        self.hits += value is not ENOVAL
+        return value
+
+    def checked(self, value: Any, default: Any = ENOVAL) -> Any:
+        """Return a value that was found; raise an error that was stored instead of one."""
+        if type(value) is StoredError:
+            self._raise(value)
+            return default
+        return value
+
+    def steps(self, key: Any, call: Callable[[Computing], Any]) -> Steps:
+        """Take care of a value that `find` has not found."""
+        rules = self.rules
+        old = None if rules.is_bare else (yield self._do(self._old, key))
+        now = self._now()
+        if old is not None and not _is_over(old, now, max(rules.stale_while_revalidate, 0)):
+            self.hits += 1
+            if _is_due(old, now):
+                yield from self._renew(key, call, old)
+            return old.value
+        usable = None if old is None or _is_over(old, now, rules.stale_if_error) else old
+        return (yield from self._wait(key, call, usable))
+
+    def refresh(self, key: Any, call: Callable[[Computing], Any]) -> Steps:
+        """Compute a value anew, whatever is there."""
+        return (yield from self._compute(key, call, None, None))
+
+    def _old(self, key: Any) -> Old | None:
+        found = self._attempt(self.cache._recorded, None, key, True)
+        return None if found is None or type(found[0]) is StoredError else Old(found[0], found[1].metadata, found[2])
+
+    def _do(self, act: Callable[..., Any], *args: Any, **kwargs: Any) -> Do:
+        return Do(self.cache, partial(act, *args, **kwargs))
+
+    def _begin(self, flight: Flight, despite_failure: bool = False) -> Do:
+        return Do(self.cache, partial(self._attempt, flight.begin, True, despite_failure), flight)
+
+    def _try(self, act: Callable[..., Any], *args: Any, **kwargs: Any) -> Do:
+        """Do something that may fail without harm to the caller."""
+        return Do(self.cache, partial(self._attempt, act, None, *args, **kwargs))
+
+    def _attempt(self, act: Callable[..., Any], otherwise: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return what a function of the cache returns, or something else if the cache fails, as `on_error` says."""
+        try:
+            return act(*args, **kwargs)
+        except FAILURES as error:
+            if self.rules.on_error == "raise":
+                raise
+            reraise_signal(error)
+            metrics = self.cache.metrics
+            metrics.not_kept += 1
+            if metrics.not_kept == 1:
+                warn(f"{self.cache.directory!r}: {error}; values are computed and not kept (said once)", NotKeptWarning)
+            return otherwise
+
+    def flight(self, key: Any) -> Flight:
+        """Return the flight for a key."""
+        own = self.cache._namespaced(key)
+        return Flight(self.cache, flight_key(own), self.cache._atomic_key(own), self.rules.patience)
+
+    # -- in the background --------------------------------------------------------------------------------------------
+
+    def _renew(self, key: Any, call: Callable[[Computing], Any], old: Old) -> Steps:
+        """Compute a value anew in the background, unless somebody does so, or has failed just now."""
+        flight = self.flight(key)
+        if (yield self._do(flight.atomic.in_transaction)):
+            return
+        if not (yield self._begin(flight)):
+            return
+        present = yield self._do(self._old, key)
+        if present is not None and present.metadata.created != old.metadata.created:
+            yield self._try(flight.finish)
+            return
+        yield InBackground(self._renewal(key, call, old, flight), flight.finish)
+
+    def _renewal(self, key: Any, call: Callable[[Computing], Any], old: Old, flight: Flight) -> Steps:
+        _under_way.set(())  # in a context of its own: what its caller computes does not wait for this
+        try:
+            yield from self._compute(key, call, None, None, old)
+        except Exception:
+            self.cache.metrics.failed_renewals += 1
+            yield self._try(flight.pause, RENEWAL_PAUSE)
+            raise
+        finally:
+            yield self._try(flight.finish)
+
+    # -- while the caller waits ---------------------------------------------------------------------------------------
+
+    def _wait(self, key: Any, call: Callable[[Computing], Any], usable: Old | None) -> Steps:
+        """Return what somebody else computes, or compute it."""
+        rules, flight = self.rules, self.flight(key)
+        if rules.beta:
+            self.cache._hot.count_miss()  # `find` has looked in memory only
+        if not rules.keeps or (yield self._do(flight.atomic.in_transaction)):
+            self.misses += 1
+            return (yield from self._compute(key, call, usable, None))
+        name = self._name(flight.atomic)
+        if _is_under_way(name):
+            raise CacheError(f"key {named(key)} is computed by a call that needs its value; it would wait for itself")
+        limit = rules.hard_timeout if rules.soft_timeout is None or usable is None else rules.soft_timeout
+        end = math.inf if limit is None else time.monotonic() + limit
+        with Waiting(name) as waiting:
+            found = yield from self._join(key, flight, usable, end, waiting)
+        if found is not ENOVAL:
+            return found
+        job = self._alone(key, call, usable, flight)
+        try:
+            outcome = yield Within(name, job, max(end - time.monotonic(), 0.0))
+        except BaseException:
+            if inspect.getgeneratorstate(job) == inspect.GEN_CREATED:  # no thread could start
+                yield self._try(flight.finish)
+            raise
+        if outcome is job:
+            return (yield from job)
+        if outcome is not None:
+            return outcome.result()
+        if usable is not None:
+            return self._serve(usable)
+        raise ComputeTimeout(
+            f"key {named(key)}: its computation takes more than {limit} s; it goes on and keeps its result"
+        )
+
+    def _join(self, key: Any, flight: Flight, usable: Old | None, end: float, waiting: Waiting) -> Steps:
+        """Return what somebody else computes, or the old value where there is no waiting for that.
+
+        ENOVAL if the flight is this call's now, or somebody else has had it for too long. Raises ComputeTimeout at the
+        end.
+        """
+        patience = time.monotonic() + flight.patience
+        for pause, longest in zip(pauses(), slices(), strict=False):
+            generation = flight.atomic.generation()
+            if (yield self._begin(flight, usable is None)) or time.monotonic() >= patience:
+                return ENOVAL
+            left = end - time.monotonic()
+            if usable is not None and (left <= 0 or (yield self._do(flight.is_paused))):
+                return self._serve(usable)
+            if left <= 0:
+                raise ComputeTimeout(f"key {named(key)} is computed by somebody else, who takes too long")
+            yield Rest(flight.atomic, generation, left, pause, longest, waiting)
+            value = yield self._do(self._present, key)
+            if value is not ENOVAL:
+                return value
+        raise AssertionError("slices never end")
+
+    def _serve(self, old: Old) -> Any:
+        self.hits += 1
+        return old.value
+
+    def _alone(self, key: Any, call: Callable[[Computing], Any], usable: Old | None, flight: Flight) -> Steps:
+        """Compute a value while holding its flight."""
+        try:
+            # Whoever computed before stored the value before they finished, and this began after that.
+            value = yield self._do(self._present, key)
+            if value is not ENOVAL:
+                return value
+            self.misses += 1
+            return (yield from self._compute(key, call, usable, flight))
+        finally:
+            yield self._try(flight.finish)
+
+    # -- the computation ----------------------------------------------------------------------------------------------
+
+    def _compute(
+        self,
+        key: Any,
+        call: Callable[[Computing], Any],
+        usable: Old | None,
+        flight: Flight | None,
+        renewed: Old | None = None,
+    ) -> Steps:
+        """Call the function and keep its result; if it fails, return the `usable` old value, where there is one.
+
+        With `renewed` it is kept only in the place of that value, with a flight only where no value is. Whoever wrote
+        the entry meanwhile may know more than the function did when it was called.
+        """
+        rules = self.rules
+        replaces = None if flight is None else NOTHING
+        if renewed is not None:
+            replaces = Replaces(renewed.version, renewed.metadata.remove_at)
+        keep = partial(self.cache._put, key, replaces=replaces)
+        started, around = self._now(), _under_way.get()
+        context = Computing(None, None, b"")
+        # Read here, so that the function does not get the very object that a caller has, who goes on with it.
+        old = (yield self._do(self._old, key)) if rules.asks else None
+        if old is not None:
+            context = Computing(old.value, old.metadata.age(started), old.metadata.etag)
+        try:
+            inside = [self._name((flight or self.flight(key)).atomic)]
+            try:  # before it is set, so that a signal handler that raises just after that leaves nothing under way
+                _under_way.set((*around, inside))
+                value = yield from self._called(partial(call, context))
+            finally:
+                inside.clear()
+                _under_way.set(around)
+        except Exception as error:
+            reraise_signal(error)  # an alarm, say, is no error of the function's
+            metadata = rules.error_metadata(context, self._now()) if isinstance(error, rules.cache_errors) else None
+            if metadata is not None:
+                yield self._try(keep, _stored(error), metadata)
+            elif usable is not None:
+                if flight is not None:
+                    yield self._try(flight.pause, ERROR_PAUSE)
+                return usable.value
+            raise
+        now = self._now()
+        if context.renewed:
+            if old is None:
+                raise CacheError(f"key {named(key)}: its function called not_modified(), and there is no old value")
+            value = old.value
+            context.tags = tags_of(old.metadata.tags) if context.tags is None else context.tags
+        metadata = rules.metadata(value, context, now, max(now - started, 0.0))
+        if metadata is not None:
+            yield self._try(keep, value, metadata)
+        return value
+
+    def _name(self, atomic: AtomicKey) -> tuple[int, Any]:
+        """Return what tells a key from those of other caches. Hashable, unlike some keys."""
+        return id(self.cache._shards), atomic.stored_key
+
+    def _called(self, call: Callable[[], Any]) -> Steps:
+        """Call the function, if the breaker lets it through, in one of the places for concurrent calls."""
+        held: list[Flight] = []
+        breaker = self.rules.breaker
+        try:
+            if breaker is not None:
+                yield from self._pass_breaker(held)
+            if self.rules.max_concurrent is not None:
+                place = self._name(self.cache._atomic_key(flight_key(("place", self.scope))))
+                # One that computes within another of the same scope shares its place: the other one waits for it.
+                if not _is_under_way(place):
+                    yield from self._take_place("place", self.rules.max_concurrent, self.cache.timeout, held)
+                    _under_way.get()[-1].append(place)
+            try:
+                value = yield Call(call)
+            except Exception:
+                if breaker is not None:
+                    yield self._try(self._count_error, self._state())
+                raise
+            if breaker is not None and any(flight.key.key[:1] == ("probe",) for flight in held):
+                yield self._try(self.cache.delete, self._state_key)
+            return value
+        finally:
+            for flight in held:
+                yield self._try(flight.finish)
+
+    def _take_place(self, kind: str, places: int, patience: float, held: list[Flight]) -> Steps:
+        """Take one of some places; raise Overloaded if all stay taken for some seconds."""
+        end = time.monotonic() + patience
+        numbers, waiting = random.sample(range(places), places), Waiting(None)  # for one of many, which has no name
+        for pause, longest in zip(pauses(), slices(), strict=False):
+            for number in numbers:
+                key = flight_key((kind, self.scope, number))
+                flight = Flight(self.cache, key, self.cache._atomic_key(key), self.rules.patience)
+                generation = flight.atomic.generation()
+                if (yield self._begin(flight, True)):
+                    held.append(flight)
+                    return
+            left = end - time.monotonic()
+            if left <= 0:
+                raise Overloaded(f"{places} computations of {self.scope} are under way, which is max_concurrent")
+            yield Rest(flight.atomic, generation, left, pause, longest, waiting)
+
+    # -- the breaker --------------------------------------------------------------------------------------------------
+
+    @property
+    def _state_key(self) -> Any:
+        return flight_key(("breaker", self.scope))
+
+    def _state(self) -> AtomicKey:
+        atomic: AtomicKey = self.cache._atomic_key(self._state_key)
+        return atomic
+
+    def _failures(self) -> Any:
+        """Return the moments of the last errors, and until when the breaker is open."""
+        return _failures_in(self._attempt(self.cache._uncounted, None, self._state_key))
+
+    def _pass_breaker(self, held: list[Flight]) -> Steps:
+        """Raise BreakerOpen if calls fail too often; once the pause is over, let a few through."""
+        breaker = self.rules.breaker
+        assert breaker is not None
+        _, until = yield self._do(self._failures)
+        if until is None:
+            return
+        if self._now() >= until:
+            try:
+                yield from self._take_place("probe", breaker.probes, 0, held)
+                return
+            except Overloaded:
+                pass
+        raise BreakerOpen(f"{self.scope} failed {breaker.errors} times within {breaker.window} s, and is not called")
+
+    def _count_error(self, state: AtomicKey) -> None:
+        breaker = self.rules.breaker
+        assert breaker is not None
+        now, keep = self._now(), max(breaker.window, breaker.open) * 10
+
+        def decide(found: Any, _: Metadata) -> Decision:
+            errors, until = _failures_in(found)
+            recent = (*(moment for moment in errors if moment > now - breaker.window), now)
+            if until is not None or len(recent) >= breaker.errors:
+                recent, until = (), now + breaker.open
+            return (recent, until), state.metadata(keep)
+
+        state.update(decide, self.cache.timeout)
+
+    def _raise(self, stored: StoredError) -> None:
+        """Raise the error that was stored, if it is one of those that may be."""
+        for kind in _with_subclasses(self.rules.cache_errors):
+            if plain_name(kind) == stored.kind and isinstance(stored.arguments, list | tuple):
+                self.hits += 1
+                raise _remade(kind, tuple(stored.arguments))
+
+
+def _failures_in(found: Any) -> Any:
+    match found:
+        case [list() | tuple() as moments, None | int() | float() as until]:  # lists where JSON made them of tuples
+            if all(isinstance(moment, int | float) for moment in moments):
+                return tuple(moments), until
+    return (), None  # nobody has failed, or something else lies under the key
+
+
+def _is_under_way(name: Any) -> bool:
+    return any(name in each for each in _under_way.get())
+
+
+def _is_due(old: Old, now: float) -> bool:
+    """Decide by chance whether to compute a value anew ahead of its expiry; one that has expired is always due."""
+    due = hot_expiry(old.metadata)
+    return due is not None and due <= now
+
+
+def _is_over(old: Old, now: float, window: float) -> bool:
+    expire = old.metadata.expire
+    return expire is not None and now >= expire + window
+
+
+def _stored(error: Exception) -> StoredError:
+    try:
+        encode_value(error.args)
+        arguments = error.args
+    except NotSerializable:
+        arguments = (str(error),)
+    return StoredError(plain_name(type(error)), arguments)
+
+
+def _remade(kind: type[Exception], arguments: tuple[Any, ...]) -> Exception:
+    """Return an error with these arguments, without its `__init__` if that takes others."""
+    with suppress(Exception):
+        made = kind(*arguments)
+        if made.args == arguments:
+            return made
+    return kind.__new__(kind, *arguments)
+
+
+def _with_subclasses(kinds: Iterable[type[Exception]]) -> Iterator[type[Exception]]:
+    for kind in kinds:
+        yield kind
+        yield from _with_subclasses(kind.__subclasses__())

@@ -1,0 +1,73 @@
+"""Eviction policies: which entry is evicted first.
+
+Every entry has a `rank`, and the entry with the lowest rank goes first. The policy decides what the rank is: twice the
+tick at the last store; the same at the last use, plus one, so that a use lies between two writes; or the number of
+uses and, where that is equal, the tick at the last store. A hit leaves a mark in the word of the key's slot, and an
+entry gets its true rank when it would have to go.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ..errors import SettingError
+
+NO_MARKS, RECENCY, FREQUENCY = 0, 1, 3  # what a hit leaves: nothing, twice the tick plus one, or one more
+MOST: Final = 2**63 - 2  # the highest rank
+USE: Final = 43  # bits below a use in a rank: of entries that were used equally often, the one stored first goes first
+
+
+class Policy:
+    """Evict entries in the order in which they were stored last, or none."""
+
+    marks = NO_MARKS
+
+    def __init__(self, name: str, evicts: bool = True) -> None:
+        self.name = name
+        self.evicts = evicts  # whether live entries are ever removed to make room
+
+    @property
+    def counts_uses(self) -> bool:
+        """Tell whether a row has to say how many uses were counted when it was stored."""
+        return self.marks == FREQUENCY
+
+    def rank_now(self, rank: int, base: int, mark: int) -> tuple[int, int] | None:
+        """Return the columns `rank` and `base` that an entry should have; None if it has them.
+
+        `mark`: what the hits on its slot have left.
+        """
+        return None
+
+
+class _LeastRecentlyUsed(Policy):
+    marks = RECENCY
+
+    def rank_now(self, rank: int, base: int, mark: int) -> tuple[int, int] | None:
+        return (min(mark, MOST), 0) if mark > rank else None
+
+
+class _LeastFrequentlyUsed(Policy):
+    marks = FREQUENCY
+
+    def rank_now(self, rank: int, base: int, mark: int) -> tuple[int, int] | None:
+        mark = min(mark, MOST)
+        return (min(rank + (mark - base << USE), MOST), mark) if mark > base else None
+
+
+EVICTION_POLICY: dict[str, Policy] = {
+    policy.name: policy
+    for policy in (
+        Policy("none", evicts=False),
+        Policy("least-recently-stored"),
+        _LeastRecentlyUsed("least-recently-used"),
+        _LeastFrequentlyUsed("least-frequently-used"),
+    )
+}
+
+
+def policy_named(name: object) -> Policy:
+    """Return the policy called `name`, or raise a SettingError that lists the known ones."""
+    policy = EVICTION_POLICY.get(name) if isinstance(name, str) else None
+    if not isinstance(policy, Policy):  # a program may have added its own SQL, which DiskCache allows
+        raise SettingError(f"eviction_policy is {name!r}, expected one of {', '.join(EVICTION_POLICY)}")
+    return policy
