@@ -183,12 +183,12 @@ def test_a_walk_ends_though_all_was_pulled_as_it_began(cache: Cache, monkeypatch
     find_end = reader.queue_end
 
     def pull_all(*arguments: Any) -> Any:
-        monkeypatch.setattr(reader, "queue_end", find_end)
+        monkeypatch.setattr(store, "queue_end", find_end)
         while cache.pull() != (None, None):
             pass
         return find_end(*arguments)
 
-    monkeypatch.setattr(reader, "queue_end", pull_all)
+    monkeypatch.setattr(store, "queue_end", pull_all)
     seen = []
     for _, value in islice(cache.iterqueue(side="back"), 10):
         seen.append(value)
