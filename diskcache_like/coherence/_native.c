@@ -441,30 +441,31 @@ static void roll_back(PyObject *connection)
 }
 
 /* Roll back and release what a thread holds of open shards. No signal handler runs in here, so in a `finally` it is done
-   wherever a handler raises. A forked child has another token, and nothing of its own to end. */
+   wherever a handler raises. A forked child has another token, and nothing of its own to end; where the kernel cannot
+   tell (`ForkGuard`), the token is the highest number, and the child has closed the lock by then. */
 static PyObject *end(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
     State *state = PyModule_GetState(module);
     Py_ssize_t index;
-    uint64_t owner = me();
-    if (count == 3 ? !is_word(args[2], &owner) : !takes("end", count, 2))
+    uint64_t owner = me(), here, opened;
+    if ((count == 3 ? !is_word(args[2], &owner) : !takes("end", count, 2)) || !is_word(args[1], &here))
         return NULL;
     for (index = 0; index < PyTuple_Size(args[0]); index++) {
         PyObject *session = PyTuple_GetItem(args[0], index), *token = attribute(session, "token");
         PyObject *lock = attribute(session, "lock"), *core = attribute(lock, "core");
-        if (core && PyObject_TypeCheck(core, state->lock) && token
-            && PyObject_RichCompareBool(token, args[1], Py_EQ) == 1
+        int is_own = token && is_word(token, &opened) && (here == opened || here == UINT64_MAX);
+        if (core && PyObject_TypeCheck(core, state->lock) && is_own
             && __atomic_load_n(&((Lock *)core)->lock.owner, __ATOMIC_ACQUIRE) == owner) {
             PyObject *connection = attribute(session, "connection");
             roll_back(connection);
             Py_XDECREF(connection);
             dl_unlock(&((Lock *)core)->lock);
         }
+        PyErr_Clear(); /* as where a shard is closed, and its token no word */
         Py_XDECREF(core);
         Py_XDECREF(lock);
         Py_XDECREF(token);
     }
-    PyErr_Clear();
     Py_RETURN_NONE;
 }
 

@@ -179,8 +179,8 @@ def test_what_is_pushed_or_pulled_meanwhile_is_left_out(cache: Cache) -> None:
 def test_a_walk_ends_though_all_was_pulled_as_it_began(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(3):
         cache.push(number)
-    reader = cache._shards.stores[0].reader
-    find_end = reader.queue_end
+    store = cache._shards.stores[0]
+    find_end = store.queue_end
 
     def pull_all(*arguments: Any) -> Any:
         monkeypatch.setattr(store, "queue_end", find_end)

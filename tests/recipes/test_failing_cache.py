@@ -69,7 +69,7 @@ def test_a_value_that_cannot_be_stored_is_returned(tmp_path: Path, way: Any) -> 
 
 
 @WAYS
-@pytest.mark.parametrize("method", ["compute", "read"])
+@pytest.mark.parametrize("method", ["update", "read"])
 @pytest.mark.parametrize(
     ("error", "arguments"),
     [

@@ -101,7 +101,7 @@ class Disk:
         self.reclaimed: list[bool] = []
 
     def recovery(self) -> Recovery:
-        made = Recovery(*[cast(Any, SimpleNamespace(session=None))] * 3)
+        made = Recovery(*[cast(Any, SimpleNamespace(shard=None))] * 3)
         made.reclaim_space = self.reclaim  # type: ignore[method-assign,assignment]
         return made
 
@@ -286,6 +286,6 @@ def test_nothing_above_reaches_through_a_store_into_its_parts() -> None:
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Attribute):
                 owner = ast.unparse(node.value.value)
                 is_store = owner.split(".")[-1] in ("store", "_store", "stores[0]", "first")
-                if is_store and node.value.attr not in ("disk", "session", "identity", "settings", "config"):
+                if is_store and node.value.attr not in ("disk", "shard", "identity", "settings", "config"):
                     reached.append(f"{path.relative_to(package)}:{node.lineno} {ast.unparse(node)}")
     assert reached == []

@@ -1356,7 +1356,7 @@ def test_a_buffer_that_lost_its_end_is_taken_over_as_far_as_it_goes(cache: Cache
 def test_a_failure_of_sqlite_is_told_as_one_of_the_package(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     cache.set("key", 1, tag="a")
 
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise sqlite3.DatabaseError("database disk image is malformed")
 
     with monkeypatch.context() as patch:
