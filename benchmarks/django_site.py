@@ -53,7 +53,7 @@ def page(request: Any) -> Any:
     from django.core.cache import cache
     from django.http import HttpResponse
 
-    visits = request.shard["visits"] = request.shard.get("visits", 0) + 1
+    visits = request.session["visits"] = request.session.get("visits", 0) + 1
     cache.add("counter", 0, timeout=None)
     words = {
         "fragments": range(FRAGMENTS),

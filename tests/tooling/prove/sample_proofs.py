@@ -39,7 +39,7 @@ def _break_late(trial: Trial) -> None:
 
 
 def _raise(trial: Trial) -> None:
-    trial.each(["fine", "also fine", 0], lambda item: 1 / len(item), "items")  # type: ignore[arg-type]
+    trial.each(["fine", "also fine", 0], lambda item: 1 / len(item), "items", least=3)  # type: ignore[arg-type]
 
 
 def _share(trial: Trial) -> None:
