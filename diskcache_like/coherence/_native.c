@@ -1,6 +1,7 @@
 /* The core for Python: `Words`, `Lock`, `Context`, `Ring` and `Shard`; _native.pyi says what each call takes and returns.
 
-   Every call but the two `wait` keeps the GIL: it takes a microsecond or two, and nothing in it runs a signal handler. */
+   Every call but the two `wait` and a rollback in `end` keeps the GIL and takes a microsecond or two. No call but `wait`
+   and `__exit__`, which resumes a generator, runs a signal handler. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>

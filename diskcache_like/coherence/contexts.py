@@ -4,7 +4,7 @@ CPython runs handlers after a call into C, at the beginning of a Python function
 nowhere else. So a handler cannot keep a `finally` from the first thing that it calls, if that is written in C:
 
 - Whoever takes a write lock calls `end` in a `finally`: it rolls back what is open and releases the lock, if
-  the calling thread holds it. That the thread did not hold it before is asked before the `try`.
+  the calling thread holds it. Before the `try` it checks that this thread does not hold it already.
 - A with-block ends in C, which resumes the generator of its context (`context`).
 - What a step leaves half done is what a killed process leaves half done: `Header.SETTLED` stays behind, and the next
   holder of the lock mends it.

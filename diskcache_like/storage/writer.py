@@ -106,8 +106,8 @@ class Writer:
         `decide` gets the record or None; None leaves the entry as it is. It must not use the cache. `early`: it has no
         effect and looks at nothing but the record, so it may be asked before the lock is taken, and then once more.
         """
-        stamp = self._compute_alone(home, stored_key, decide) if early and self._shard.appender is not None else 0
-        return stamp or self._locked(self._compute, (home, stored_key, decide), timeout)
+        stamp = self._update_alone(home, stored_key, decide) if early and self._shard.appender is not None else 0
+        return stamp or self._locked(self._update, (home, stored_key, decide), timeout)
 
     # -- without the lock until the record is appended ----------------------------------------------------------------
     #
@@ -121,8 +121,8 @@ class Writer:
         stamp = shard.slots[home % shard.slot_prime]
         return 0 if stamp & 1 or self._connection.txn is not None else stamp
 
-    def _compute_alone(self, home: int, stored_key: bytes, decide: Decide) -> int:
-        """Do what `compute` does; return 0 if that takes the lock."""
+    def _update_alone(self, home: int, stored_key: bytes, decide: Decide) -> int:
+        """Do what `update` does; return 0 if that takes the lock."""
         stamp = self._stamp(home)
         if not stamp:
             return 0
@@ -323,8 +323,8 @@ class Writer:
 
     # -- a decision on an entry ---------------------------------------------------------------------------------------
 
-    def _compute(self, autocommit: bool, arguments: tuple[int, bytes, Decide]) -> int:
-        """Do what `compute` does, under the lock."""
+    def _update(self, autocommit: bool, arguments: tuple[int, bytes, Decide]) -> int:
+        """Do what `update` does, under the lock."""
         home, stored_key, decide = arguments
         packed = self._record(home, stored_key, autocommit)
         change = decide(packed)

@@ -66,7 +66,7 @@ class Invalidation:
 
     @context
     def commit_many(self, places: Sequence[int], autocommit: bool) -> Generator[None, None, None]:
-        """Hold the slots of many places odd while the body commits; otherwise like `around`."""
+        """Hold the slots of many places odd while the body commits; otherwise like `commit_one`."""
         shard, connection = self._shard, self._connection
         generations = shard.generations
         tick = generations.internal_tick()
@@ -78,10 +78,10 @@ class Invalidation:
         else:
             generations.begin(slots, tick)
         if shard.ring is not None:
-            self.end_walks()  # as in `around`
+            self.end_walks()  # as in `commit_one`
         try:
             yield
-        except BaseException as error:  # as in `around`
+        except BaseException as error:  # as in `commit_one`
             connection.inserted = None
             shard.header[_COUNT] = UNCOUNTED
             if isinstance(error, FAILURES):

@@ -159,6 +159,7 @@ class Transactions:
         txn, connection.cut_off = connection.cut_off, None
         if txn is not None:  # a signal handler ended it; another process may have mended the rest by now
             connection.rolled_back()
+            shard.generations.settle(txn.slots, shard.generations.internal_tick())
             connection.run_at_end()
             if not txn.decided:
                 self.upkeep.unlink_unused(txn.files)
