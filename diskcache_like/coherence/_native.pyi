@@ -46,7 +46,8 @@ Net: TypeAlias = tuple[int, int, int, bytes | Fields | None, bool]
 class Words:
     """64-bit unsigned words in a buffer, `length` of them from the word `first` on.
 
-    A load is an acquire that no earlier load follows, and a store a release that no later load or store precedes.
+    A load is an acquire that no earlier load follows, and a store a release that no later store precedes; on x86-64 a
+    later load may.
     Raises IndexError for a word that is not there, negative indices included.
     """
 
@@ -121,7 +122,7 @@ class Ring:
     """The ring in a mapped file: words in the first `page` bytes, then content, then the table of `slots` words."""
 
     def __new__(cls, buffer: WriteableBuffer, page: int, capacity: int, slots: int, prime: int, /) -> Ring: ...
-    def find(self, home: int, stored: bytes, /) -> Fields | bool | None:
+    def find(self, home: int, stored_key: bytes, /) -> Fields | bool | None:
         """Return the newest write of a key, None if the database has it, False for damage."""
 
     def has(self, home: int, /) -> bool:
@@ -136,7 +137,7 @@ class Ring:
     def is_sound(self) -> bool:
         """Tell whether the offsets in the words can be true beside each other; the lock is held."""
 
-    def append(self, tick: int, home: int, stored: bytes, v: bytes | None, /, *columns: object) -> bool:
+    def append(self, tick: int, home: int, stored_key: bytes, value: bytes | None, /, *columns: object) -> bool:
         """Append the record of a `Written`; return False if everything has to be flushed first. The lock is held."""
 
     def mend(self, offset: int, last: int, /) -> None:
@@ -169,7 +170,7 @@ class Shard:
         longest: int,
         /,
     ) -> Shard: ...
-    def append(self, expected: int, home: int, stored: bytes, v: bytes | None, /, *columns: object) -> int:
+    def append(self, expected: int, home: int, stored_key: bytes, value: bytes | None, /, *columns: object) -> int:
         """Append a record under the write lock; return the slot's new generation, or 0, with nothing done.
 
         `expected`: the generation that the slot must have, 0 for any.
@@ -188,7 +189,7 @@ class Context:
     ) -> bool:
         """Resume the generator, or throw the error into it; tell whether it has dealt with the error."""
 
-def end(sessions: tuple[object, ...], token: int, thread: int = ..., /) -> None:
+def end(shards: tuple[object, ...], token: int, thread: int = ..., /) -> None:
     """Roll back and release what a thread, mostly the calling one, holds of these open shards (`OpenShard`).
 
     `token`: of this process; what another has opened is left alone. A transaction that was open is put aside, as

@@ -100,9 +100,8 @@ class Header:
     NEXT_EXPIRE: Final = 18  # time before which writes remove neither entries nor files; too early costs a useless look
     WRITTEN: Final = _native.WRITTEN  # bytes written into the WAL, an estimate that only grows
     COUNT: Final = 25  # entries in the database, or UNCOUNTED
-    SETTLED: Final = (
-        _native.SETTLED
-    )  # TICK as the last holder left it; if TICK differs, the holder died and COUNT may be wrong
+    # TICK as the last holder left it; if TICK differs, the holder was killed or interrupted, and COUNT may be wrong.
+    SETTLED: Final = _native.SETTLED
     GROWTH: Final = 29  # sixteenths of a byte by which the WAL grew per byte of WRITTEN, when last measured; 0: not yet
     # Bytes that the shard may use before it measures its volume again, 0 if not known. Write lock, except the first
     # time. The cache's other shards read it without the lock (storage/upkeep/quota.py says why that suffices).
@@ -355,7 +354,7 @@ def _check_slots(slots: int) -> None:
 def _slots_for_repair(descriptor: int, size: int, wanted: int) -> int:
     """Return the slot count that a repair must use.
 
-    Processes that have the file mapped mask hashes with its old slot count, so a repair must find that count: from the
+    Processes that have the file mapped place slots by its old count, so a repair must find that count: from the
     size, else from the header; else the file was cut, and had at least the slots that its size needs. The count must
     never be too small: using a mapping beyond the end of its file is a SIGBUS.
     """

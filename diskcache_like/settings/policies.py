@@ -34,7 +34,7 @@ class Policy:
     def rank_now(self, rank: int, base: int, mark: int) -> tuple[int, int] | None:
         """Return the columns `rank` and `base` that an entry should have; None if it has them.
 
-        `mark`: what the hits on its slot have left.
+        `mark`: what the hits on its slot have left, `MOST` at most.
         """
         return None
 
@@ -43,14 +43,13 @@ class _LeastRecentlyUsed(Policy):
     marks = RECENCY
 
     def rank_now(self, rank: int, base: int, mark: int) -> tuple[int, int] | None:
-        return (min(mark, MOST), 0) if mark > rank else None
+        return (mark, 0) if mark > rank else None
 
 
 class _LeastFrequentlyUsed(Policy):
     marks = FREQUENCY
 
     def rank_now(self, rank: int, base: int, mark: int) -> tuple[int, int] | None:
-        mark = min(mark, MOST)
         return (min(rank + (mark - base << USE), MOST), mark) if mark > base else None
 
 

@@ -18,7 +18,7 @@ from .shard.row import Decide, Row
 Home = Any
 
 
-class OpenShard(Protocol):
+class Slots(Protocol):
     """The words that tell whether what was read of a key still holds; attributes, since each hit looks at them."""
 
     slot_prime: int
@@ -55,7 +55,7 @@ class EntryStore(Protocol):
         """Return what encodes values, and keeps value files."""
 
     @property
-    def shard(self) -> OpenShard:
+    def shard(self) -> Slots:
         """Return the words of the open shard."""
 
     @property

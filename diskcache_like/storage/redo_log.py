@@ -77,12 +77,12 @@ class RedoLog:
         Returns the shards that have a part, the one with the redo log first; none if one commit or none is enough. The
         caller commits the others.
         """
-        for shard, txn in txns:
-            shard.connection.verify_whole(txn)  # of all, before the first is committed
-        parts = [(self._store_of[shard], txn) for shard, txn in txns if txn.homes or txn.names]
+        for part, txn in txns:
+            part.connection.verify_whole(txn)  # of all, before the first is committed
+        parts = [(self._store_of[part], txn) for part, txn in txns if txn.homes or txn.names]
         if len(parts) < 2:
             return []
-        parts.sort(key=lambda part: len(part[1].homes or ()), reverse=True)
+        parts.sort(key=lambda each: len(each[1].homes or ()), reverse=True)
         first, txn = parts[0]
         _write(first, parts[1:])
         for store, other in parts:
@@ -102,8 +102,8 @@ class RedoLog:
             _drop(self._store_of[decided[0]])
         except CacheError:
             return  # the transaction is committed; the next holder finds CROSS_SHARD set and tries again
-        for shard in decided:
-            shard.shard.header[Header.CROSS_SHARD] = 0
+        for part in decided:
+            part.shard.header[Header.CROSS_SHARD] = 0
 
     def complete(self, error: BaseException) -> None:
         """Complete a decided transaction that was cut off, and raise what cut it off unless that is a CacheError.
@@ -149,14 +149,14 @@ class RedoLog:
         return left(deadline)
 
     def _roll_forward(self, deadline: float | None) -> None:
-        held = [store for store in self._stores if store.shard.lock.locked_by_me()]
-        sessions = tuple(store.shard for store in self._stores if store not in held)
+        # Those that this thread holds already are their holder's to end.
+        free = tuple(store.shard for store in self._stores if not store.shard.lock.locked_by_me())
         problems = None
         while problems is None:
             try:
                 problems = self._complete_due(deadline)
             finally:
-                end(sessions, token_word[0])
+                end(free, token_word[0])
         for problem in problems:
             warn(problem, CorruptDatabaseWarning)
 
@@ -165,7 +165,6 @@ class RedoLog:
         due = []
         for store in self._ordered:
             if store.shard.present_header()[Header.CROSS_SHARD]:
-                store.shard.lock.refuse_holder()
                 store.transactions.take_alone(left(deadline))
                 store.transactions.recover()
                 due.append(store)

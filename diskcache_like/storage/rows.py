@@ -39,7 +39,7 @@ class Rows:
         self._connection = shard.connection
         self._invalidation = invalidation
         self._trash = trash
-        self.has_deleted = False  # within a transaction, what was in the way; the write buffer resets it
+        self.has_deleted = False  # whether a transaction has deleted rows that were in the way; a flush resets it
         self._expects_present = False  # most likely the next rows are there: then the cheaper UPDATE is tried alone
 
     # -- changing -----------------------------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ class Rows:
         return execute(sql.UPDATE_METADATA, parameters).rowcount > 0
 
     def delete(self, home: int, stored_key: bytes, now: float = -inf) -> bool:
-        """Delete the row of a key; return False if it has none that is live at a moment, and delete one that is not."""
+        """Delete the row of a key; return whether it was live at the moment `now`."""
         connection = self._connection
         cursor = connection.cursor or connection.open_cursor()
         self._trash.expect()

@@ -72,6 +72,7 @@ class ShardSet:
             self.close_soon()
             raise
         self._redo_log = RedoLog(directory, self.stores)
+        self._parts = [store.transactions for store in self.stores]
         if len(self.stores) > 1:
             self._join()
 
@@ -174,7 +175,7 @@ class ShardSet:
         Either all of its parts are committed or none, and nobody else commits in between.
         """
         log = self._redo_log if len(self.stores) > 1 else None
-        return transaction([store.transactions for store in self.stores], timeout, log)
+        return transaction(self._parts, timeout, log)
 
     def close(self, timeout: float | None) -> None:
         """Close every store; wait for the locks of all together for `timeout` seconds."""

@@ -79,10 +79,10 @@ class Store:
         self.select, self.scan, self.refers_to, self.end = reader.select, reader.scan, reader.refers_to, reader.end
         self.places, self.rows_at, self.tagged = reader.places, reader.rows_at, reader.tagged
         self.tagged_places, self.count_tagged = reader.tagged_places, reader.count_tagged
-        self.smallest_first, self.queue_end, self.queue_page = (
-            reader.smallest_first,
+        self.queue_end, self.queue_page, self.smallest_first = (
             reader.queue_end,
             reader.queue_page,
+            reader.smallest_first,
         )
         self.put, self.put_many = writer.put, writer.put_many
         self.remove, self.update = writer.remove, writer.update
@@ -168,7 +168,7 @@ class Store:
             with contextlib.suppress(DirectoryError, DiskFull, StorageError):
                 self.trash.empty_old()
             if is_flushed:
-                shard.header[_SETTLED] = shard.header[_TICK]  # last, so that the next opening has nothing to mend
+                self.transactions.settle()  # last, so that the next opening has nothing to mend
             shard.close()
         finally:
             end((shard,), token_word[0])

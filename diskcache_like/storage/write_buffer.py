@@ -1,8 +1,8 @@
 """The write buffer of one shard: small writes are appended to its ring, and flushed to the database in batches.
 
-Everything but an append finds the buffer empty: whoever takes the write lock for anything else flushes all of it first
-(`flush`). So the rest of the package knows the database alone. Readers of one key look into the ring, then at the row;
-readers of many rows have everything flushed before.
+Any write but an append, a removal or a decision on one key flushes the buffer first, so it finds the buffer empty, and
+the rest of the package knows the database alone. Readers of one key look into the ring, then at the row; readers of
+many rows flush everything before.
 
 Before a commit of another kind, earlier records are made unfindable (`Invalidation`). The first append after it stores
 a mark: which record follows what the database has. So after a power loss nothing is taken from the ring that
@@ -39,7 +39,7 @@ from .upkeep.maintenance import Maintenance
 BATCH: int = 1 << 14  # keys that one transaction flushes at most
 LONGEST: int = 1 << 14  # bytes of a record that is appended
 FULL_PART: int = 4  # of the ring: the most that may wait, and that one record may take, so that it always has room
-LIMIT_PART: int = 200  # of the size limit, that may wait: as much as is written between two looks at the volume
+LIMIT_PART: int = 200  # the ring may hold 1/200 of the size limit: what is written between two volume checks
 
 _BUFFER, _DISPLACED, _NEXT_EXPIRE = Header.BUFFER, Header.DISPLACED, Header.NEXT_EXPIRE
 _WRITTEN = Header.WRITTEN
@@ -47,7 +47,7 @@ _FILES, _SWEEP = Header.FILES, Header.SWEEP
 
 
 class WriteBuffer:
-    """Append to the ring of one shard, and flush what waits there; the write lock is held."""
+    """Append to the ring of one shard, and flush what waits there; the write lock is held, but for `append_alone`."""
 
     def __init__(self, maintenance: Maintenance, rows: Rows) -> None:
         self._maintenance = maintenance

@@ -1,4 +1,4 @@
-"""Write a shard: one row or many, in as few statements as can be; every write of one key is a decision on its entry."""
+"""Write a shard: one row or many, in as few statements as possible."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Select = Callable[[str, Sequence[object]], list[Any]]
 
 class _None(Enum):
     MISSING = 0
-    OTHER = 1  # what is there is known under the lock only
+    OTHER = 1  # only under the lock can be told what is there
 
 
 MISSING: Final = _None.MISSING
@@ -70,7 +70,6 @@ class Writer:
         self._reader = reader
         self._transactions = transactions = maintenance.transactions
         self._shard = shard = transactions.shard
-        self._sessions = (shard,)
         self._connection = shard.connection
         self._invalidation = invalidation = transactions.invalidation
         self._commit_one = invalidation.commit_one
@@ -80,15 +79,15 @@ class Writer:
         self._append_alone = buffer.append_alone
 
     def put(self, home: int, stored_key: bytes, row: Row | bytes, timeout: float | None, known: bool = False) -> int:
-        """Store a row, or a record alone (bytes) for a row without further columns, in one autocommitted statement.
+        """Store a row, or a record alone (bytes) for a row without further columns: appended if small, else committed.
 
         `known`: the key most likely has an entry, so the cheaper UPDATE is tried first.
         """
         stamp = self._append_alone(home, stored_key, row) if self._shard.appender is not None else 0
-        return stamp or self._locked(self._upsert, (home, stored_key, row, known), timeout)
+        return stamp or self._locked(self._put, (home, stored_key, row, known), timeout)
 
     def remove(self, home: int, stored_key: bytes, timeout: float | None, seen: int = 0) -> int:
-        """Remove a live entry in one autocommitted statement; return 0 if there was none.
+        """Remove a live entry; return 0 if there was none.
 
         `seen`: the generation of the slot at which the caller has seen a live entry, 0 for none.
         """
@@ -198,19 +197,18 @@ class Writer:
                 stamp = step(True, arguments)
                 transactions.settle()
             finally:
-                end(self._sessions, token_word[0])
+                end((self._shard,), token_word[0])
         except (CorruptDatabase, DiskFull) as error:
             if again:
                 raise
             self._maintenance.recovery.mend(error, timeout, removed)
             return self._locked(step, arguments, timeout, removed, again=True)
-        if transactions.after_release is not None:
-            transactions.released()
+        transactions.released()
         return stamp
 
     # -- one row ------------------------------------------------------------------------------------------------------
 
-    def _upsert(self, autocommit: bool, arguments: tuple[int, bytes, Row | bytes, bool]) -> int:
+    def _put(self, autocommit: bool, arguments: tuple[int, bytes, Row | bytes, bool]) -> int:
         """Do what `put` does, under the lock."""
         home, stored_key, row, known = arguments
         shard = self._shard
@@ -223,7 +221,7 @@ class Writer:
         header[_WRITTEN] = written = header[_WRITTEN] + WRITE_COST + size & MAX_WORD
         if is_due(shard, written):
             self._maintenance.run(size)
-        step = self._put if shard.disk.sealer is None else self._put_sealed
+        step = self._put_row if shard.disk.sealer is None else self._put_sealed_row
         return self._commit_one(home, autocommit, step, (stored_key, row, known))
 
     def _append(self, home: int, stored_key: bytes, row: Row | bytes) -> int:
@@ -231,12 +229,12 @@ class Writer:
             row = self._data_keys.present_row(stored_key, _columns_of(row))
         return self.buffer.write(home, stored_key, row)
 
-    def _put(self, home: int, tick: int, arguments: tuple[bytes, Row | bytes, bool]) -> bool:
+    def _put_row(self, home: int, tick: int, arguments: tuple[bytes, Row | bytes, bool]) -> bool:
         stored_key, row, known = arguments
         self._rows.put(home, stored_key, row, tick, known)
         return True
 
-    def _put_sealed(self, home: int, tick: int, arguments: tuple[bytes, Row | bytes, bool]) -> bool:
+    def _put_sealed_row(self, home: int, tick: int, arguments: tuple[bytes, Row | bytes, bool]) -> bool:
         """Write a row as the present data key seals it; if that made another value file, unlink the one not needed."""
         stored_key, given, known = arguments
         row = _columns_of(given)
@@ -267,18 +265,18 @@ class Writer:
 
     def put_many(self, rows: Sequence[tuple[int, bytes, Row | bytes]]) -> None:
         """Store rows (place, stored key, row) within the caller's transaction; of equal keys the last one stays."""
-        self._locked(self._upsert_many, rows, 0, again=True)
+        self._locked(self._put_many, rows, 0, again=True)
 
-    def _upsert_many(self, _: bool, rows: Sequence[tuple[int, bytes, Row | bytes]]) -> int:
+    def _put_many(self, _: bool, rows: Sequence[tuple[int, bytes, Row | bytes]]) -> int:
         shard = self._shard
         plain = [(home, stored_key, row) for home, stored_key, row in rows if type(row) is bytes]
         special = len(plain) < len(rows) or shard.policy.counts_uses or shard.header[Header.DISPLACED]
-        if special or not self._upsert_plain(plain):
+        if special or not self._put_plain(plain):
             for home, stored_key, row in rows:
-                self._upsert(False, (home, stored_key, row, False))
+                self._put(False, (home, stored_key, row, False))
         return 1
 
-    def _upsert_plain(self, rows: Sequence[tuple[int, bytes, bytes]]) -> bool:
+    def _put_plain(self, rows: Sequence[tuple[int, bytes, bytes]]) -> bool:
         """Store records alone with one prepared statement; return False when a place belongs to another key."""
         incoming = sum(len(packed) for _, _, packed in rows)
         self._maintenance.before_write(incoming + len(rows) * PAGE_SIZE, incoming)
@@ -304,7 +302,7 @@ class Writer:
                 return removed
             self.buffer.flush()
         self._maintenance.before_write(WRITE_COST, 0)
-        return self._commit_one(home, autocommit, self._delete, (stored_key, self._shard.config.clock()))
+        return self._commit_one(home, autocommit, self._delete_row, (stored_key, self._shard.config.clock()))
 
     def _remove_buffered(self, home: int, stored_key: bytes) -> int | None:
         """Do what `_remove` does where there is a write buffer; return None if that takes the database."""
@@ -318,7 +316,7 @@ class Writer:
         generation = self.buffer.write(home, stored_key, None)  # what has expired goes, too, but counts as missing
         return generation if self._is_ahead(until) else 0
 
-    def _delete(self, home: int, _: int, arguments: tuple[bytes, float]) -> bool:
+    def _delete_row(self, home: int, _: int, arguments: tuple[bytes, float]) -> bool:
         return self._rows.delete(home, *arguments)
 
     # -- a decision on an entry ---------------------------------------------------------------------------------------
@@ -331,7 +329,7 @@ class Writer:
         if change is None:
             return 1
         if isinstance(change, bytes | Row):
-            return self._upsert(autocommit, (home, stored_key, change, packed is not None))
+            return self._put(autocommit, (home, stored_key, change, packed is not None))
         if autocommit and self._shard.ring is not None:
             if isinstance(change, Remove) and packed is not None and self.buffer.takes(stored_key, None):
                 return self.buffer.write(home, stored_key, None)
@@ -361,11 +359,11 @@ class Writer:
             self._maintenance.run_if_due(removes=type(change) is Remove)
         self._invalidation.count_written(2 * WRITE_COST)
         if isinstance(change, Remove):
-            return self._commit_one(home, autocommit, self._delete, (stored_key, -inf)) or 1
+            return self._commit_one(home, autocommit, self._delete_row, (stored_key, -inf)) or 1
         self._data_keys.reserve_seals()
-        return self._commit_one(home, autocommit, self._touch, (stored_key, change)) or 1
+        return self._commit_one(home, autocommit, self._touch_row, (stored_key, change)) or 1
 
-    def _touch(self, home: int, _: int, arguments: tuple[bytes, Touch]) -> bool:
+    def _touch_row(self, home: int, _: int, arguments: tuple[bytes, Touch]) -> bool:
         return self._rows.touch(home, *arguments)
 
 

@@ -90,14 +90,14 @@ LARGE = b"large" * 50_000
 @few
 def test_the_value_file_of_a_first_try_goes(open_cache: Opener) -> None:
     cache = open_cache()
-    put, refusals = Writer._upsert, iter([DiskFull("no room", cache.directory)])
+    put, refusals = Writer._put, iter([DiskFull("no room", cache.directory)])
 
     def refused(writer: Writer, *arguments: Any) -> int:
         for error in refusals:
             raise error
         return put(writer, *arguments)
 
-    with mock.patch.object(Writer, "_upsert", refused), mock.patch.object(Recovery, "mend"):
+    with mock.patch.object(Writer, "_put", refused), mock.patch.object(Recovery, "mend"):
         assert atomic_key(cache, "key").update(lambda *_: (LARGE, NO_METADATA), None)
     assert next(refusals, None) is None
     assert cache["key"] == LARGE

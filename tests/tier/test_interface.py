@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from diskcache_like import Cache
-from diskcache_like.storage.interface import OpenShard
+from diskcache_like.storage.interface import Slots
 from diskcache_like.storage.store import Store
 
 from ..support.project import ROOT
@@ -78,7 +78,7 @@ def test_an_operation_that_the_tier_does_not_know_changes_nothing_here(
 
 def test_what_an_open_shard_is_asked_is_there(stores: tuple[Store, Any]) -> None:
     _, tiered = stores
-    assert names_of(tiered.shard) == names_of(OpenShard) | {*OpenShard.__annotations__}
+    assert names_of(tiered.shard) == names_of(Slots) | {*Slots.__annotations__}
 
 
 def test_nothing_answers_by_looking_elsewhere() -> None:

@@ -32,7 +32,7 @@ class Invalidation:
         self._connection = shard.connection
 
     def commit_one(self, home: int, autocommit: bool, step: Commit, arguments: tuple[Any, ...]) -> int:
-        """Call `step(h, tick, arguments)`, which commits a change to the entry of one key; its slot is odd meanwhile.
+        """Call `step(home, tick, arguments)`, which commits a change to one key's entry; its slot is odd meanwhile.
 
         The step returns False if it has changed nothing. The caller holds the write lock: for this step alone if
         `autocommit`, else for its transaction, whose end settles the slot. Returns 0 if nothing was changed, 1 within a

@@ -59,7 +59,7 @@ class Log(Protocol):
         """Commit one of the open transactions, and so decide for the shards returned: none if one suffices."""
 
     def forget(self, decided: Sequence[Transactions]) -> None:
-        """Forget what was decided: all of these are committed; their locks are held."""
+        """Remove what `decide` has stored: all of these are committed, and their locks are held."""
 
     def complete(self, error: BaseException) -> None:
         """Commit what this error left uncommitted after the decision; raise what the caller has to be told."""
@@ -103,15 +103,7 @@ class Transactions:
         With `removes_expired` some expired entries go first; a caller that counts entries passes False.
         """
         shard = self.shard
-        lock = shard.lock
-        try:
-            lock.acquire(timeout)
-        except DirectoryError:
-            if shard.is_open_with(lock):
-                raise
-            shard.ready()  # another thread has closed the shard just now
-            self.take(timeout, removes_expired)
-            return
+        self._acquire(timeout)
         header = shard.header
         if (
             (header[_NEXT_EXPIRE] != NEVER and shard.removal_is_due())
@@ -123,6 +115,20 @@ class Transactions:
             or self.connection.cut_off is not None
         ):
             self._prepare(timeout, removes_expired)
+
+    def _acquire(self, timeout: float | None) -> None:
+        """Acquire the lock; open the shard again if another thread has closed it just now."""
+        shard = self.shard
+        while True:
+            lock = shard.lock
+            try:
+                lock.acquire(timeout)
+            except DirectoryError:
+                if shard.is_open_with(lock):
+                    raise
+                shard.ready()
+            else:
+                return
 
     def _prepare(self, timeout: float | None, removes_expired: bool) -> None:
         """Do what is due before a write, under the lock."""
@@ -153,7 +159,7 @@ class Transactions:
             if shard.ring is not None:
                 shard.ring.mend()  # before the slots are even, since then readers keep what they find
             shard.generations.recover()
-            header[_COUNT] = UNCOUNTED  # the last holder ended between its commit and the count
+            header[_COUNT] = UNCOUNTED  # the last holder may have ended between its commit and the count
             connection.inserted = None
             header[_SETTLED] = header[_TICK]
         txn, connection.cut_off = connection.cut_off, None
@@ -189,20 +195,13 @@ class Transactions:
     def take_alone(self, timeout: float | None) -> None:
         """Take the write lock of the database in use, and flush what waits, with no other upkeep."""
         shard = self.shard
-        while True:
-            shard.ready()
-            lock = shard.lock
-            try:
-                lock.acquire(timeout)
-            except DirectoryError:
-                if shard.is_open_with(lock):
-                    raise
-                continue  # closed by another thread just now
-            if shard.is_current():
-                self.upkeep.flush_buffer()
-                return
-            lock.release()
+        shard.ready()
+        self._acquire(timeout)
+        while not shard.is_current():
+            shard.lock.release()
             shard.reopen()
+            self._acquire(timeout)
+        self.upkeep.flush_buffer()
 
     def count_uses(self, hits: int, misses: int) -> None:
         """Add to the shared counters; the write lock is held."""
@@ -259,6 +258,7 @@ class Transactions:
             self.connection.roll_back()
             self._finish(txn)
             self.upkeep.rolled_back(txn, error)
+            self.settle()  # nothing is left for the next holder to mend
 
     def refuse_inherited(self, txn: Transaction) -> None:
         """Raise if the transaction is the parent's of this forked process."""
@@ -376,7 +376,7 @@ class _Parts:
 
 @context
 def transaction(
-    shards: Sequence[Transactions], timeout: float | None, log: Log | None = None
+    parts: Sequence[Transactions], timeout: float | None, log: Log | None = None
 ) -> Generator[None, None, None]:
     """Make the body one transaction of the calling task over these shards; nested, a savepoint of it.
 
@@ -385,32 +385,32 @@ def transaction(
     """
     deadline = None if timeout is None else time.monotonic() + timeout
     thread = get_ident()  # it may end in another one, as where a framework resumes a generator
-    outer = [(shard, shard.joined()) for shard in shards]
-    taken = [shard for shard, txn in outer if txn is None]
-    sessions = tuple(shard.shard for shard in taken)
-    parts = _Parts(log)
+    outer = [(part, part.joined()) for part in parts]
+    taken = [part for part, txn in outer if txn is None]
+    open_shards = tuple([part.shard for part in taken])  # here: a comprehension runs handlers, as a call does
+    body = _Parts(log)
     try:
         try:
-            for shard in taken:
-                shard.take(left(deadline))
-                shard.upkeep.before_transaction()
-            parts.begin(outer)
+            for part in taken:
+                part.take(left(deadline))
+                part.upkeep.before_transaction()
+            body.begin(outer)
             yield
-            parts.commit()
+            body.commit()
         except BaseException as error:
-            parts.roll_back(error)
+            body.roll_back(error)
             raise
         finally:
-            end(sessions, token_word[0], thread)
+            end(open_shards, token_word[0], thread)
     except BaseException as error:
         if isinstance(error, CorruptDatabase):
-            for shard in taken:
-                shard.shard.recover(error)
-        if log is None or not parts.is_decided():
+            for part in taken:
+                part.shard.recover(error)
+        if log is None or not body.is_decided():
             raise
         log.complete(error)
-    for shard in taken:
-        shard.released()
+    for part in taken:
+        part.released()
 
 
 def left(deadline: float | None) -> float | None:

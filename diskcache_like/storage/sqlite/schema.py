@@ -17,7 +17,7 @@ from ...errors import CorruptDatabase, DiskCacheDirectory, ForeignDatabase, Newe
 
 # Of a row: `seq` and `version` are the writes (ticks) that inserted it and that wrote its value last. `rank` is NULL as
 # long as `version` says when its turn to be evicted comes. `expire` is when it goes, `fresh` when it expires, where it
-# is kept after that. `spelling` is what the package calls the original key: the pickle of a key that its stored key
+# is kept after that. `spelling` holds what the code calls the original key: the pickle of a key that its stored key
 # does not give back.
 APPLICATION_ID = 0x64636C6B  # "dclk"
 VERSION = 3

@@ -10,6 +10,7 @@ from contextlib import nullcontext
 
 from ...coherence.generations import MAX_WORD, Header
 from ...errors import CacheError, DiskFull
+from ...settings.policies import MOST
 from ...system.signals import suppress
 from ..shard.ownership import HOME
 from ..shard.reader import places_of
@@ -199,7 +200,8 @@ class Evictor:
         shard = self._shard
         ranked, evictable = [], []
         for home, rank, base in rows:
-            now = shard.policy.rank_now(rank, base, shard.uses[(home & HOME) % shard.slot_prime])
+            mark = min(shard.uses[(home & HOME) % shard.slot_prime], MOST)
+            now = shard.policy.rank_now(rank, base, mark)
             if now is None:
                 evictable.append(home)
             else:
