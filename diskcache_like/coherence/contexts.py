@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, ContextDecorator
-from typing import Generic, ParamSpec, Self, TypeVar
+from typing import Any, Generic, ParamSpec, Self, TypeVar
 
 from . import _native
 
@@ -31,12 +31,14 @@ class Context(_native.Context, ContextDecorator, Generic[T]):
 
     generator: Generator[T, None, None]
 
-    def __init__(self, make: Callable[[], Generator[T, None, None]]) -> None:
-        self._make = make
-        self.generator = make()
+    def __init__(
+        self, function: Callable[..., Generator[T, None, None]], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        self._call = function, args, kwargs
+        self.generator = function(*args, **kwargs)
 
     def _recreate_cm(self) -> Self:  # what ContextDecorator uses for each call
-        return type(self)(self._make)
+        return type(self)(*self._call)
 
     def __enter__(self) -> T:
         # In Python: CPython 3.14 runs handlers after a call into C that begins a with-block, before it would be ended.
@@ -52,6 +54,6 @@ def context(function: Callable[P, Generator[T, None, None]]) -> Callable[P, Abst
 
     @functools.wraps(function)
     def made(*args: P.args, **kwargs: P.kwargs) -> AbstractContextManager[T]:
-        return Context(functools.partial(function, *args, **kwargs))
+        return Context(function, args, kwargs)
 
     return made

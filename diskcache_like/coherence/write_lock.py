@@ -33,12 +33,13 @@ class WriteLock:
     after `os.fork` that happens by itself; after a fork made from C somebody calls `abandon`.
     """
 
-    __slots__ = ("__weakref__", "_is_quiesced", "core", "path", "release", "torn")
+    __slots__ = ("__weakref__", "_is_quiesced", "core", "is_mine", "path", "release", "torn")
 
     def __init__(self, path: str | os.PathLike[str], *, shared: bool = False) -> None:
         self.path = Path(path)
         self.core = _native.Lock(open_control_file(self.path, create=True, shared=shared))
         self.release = self.core.release  # itself in C, so that a `finally` can rely on it
+        self.is_mine = self.core.is_mine  # whether the calling thread holds the lock
         self._is_quiesced = False  # a thread keeps the others away while it forks
         self.torn = False  # abandoned in the child of a process in which another thread held it
         _open_locks.add(self)
@@ -70,12 +71,8 @@ class WriteLock:
 
     def refuse_holder(self) -> None:
         """Raise TransactionError if the calling thread holds the lock: ask this before a `try` that releases it."""
-        if self.core.is_mine():
+        if self.is_mine():
             raise self._already_held()
-
-    def locked_by_me(self) -> bool:
-        """Tell whether the calling thread holds the lock."""
-        return self.core.is_mine()
 
     def is_closed(self) -> bool:
         """Tell whether nobody can take the lock by this object any more."""
@@ -83,7 +80,7 @@ class WriteLock:
 
     def is_quiesced(self) -> bool:
         """Tell whether the calling thread keeps the others away while it forks."""
-        return self._is_quiesced and self.core.is_mine()
+        return self._is_quiesced and self.is_mine()
 
     def contended(self) -> bool:
         """Tell whether anybody has recently found the lock taken: a hint."""
@@ -110,7 +107,7 @@ class WriteLock:
         descriptor. Keeping the descriptor open would be as bad: if the parent were killed, its lock would live on in
         the child.
         """
-        self.torn = self.torn or not (self.core.owner() == 0 or self.core.is_mine())
+        self.torn = self.torn or not (self.core.owner() == 0 or self.is_mine())
         self.close()
 
     def keep_disk_reserve(self, size: int) -> None:
@@ -146,7 +143,7 @@ class WriteLock:
         Returns False if the calling thread holds the lock itself. Raises Timeout, after a short wait, if another thread
         holds it.
         """
-        if self.core.is_mine():
+        if self.is_mine():
             return False
         for _ in range(QUIESCE_ATTEMPTS):
             if self.core.enter():
@@ -157,7 +154,7 @@ class WriteLock:
 
     def resume(self) -> None:
         """End what `quiesce` or `idle_here` began; do nothing if they returned False."""
-        if self.core.is_mine():
+        if self.is_mine():
             self._is_quiesced = False
             self.core.leave()
 

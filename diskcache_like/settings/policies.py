@@ -21,15 +21,11 @@ class Policy:
     """Evict entries in the order in which they were stored last, or none."""
 
     marks = NO_MARKS
+    counts_uses = False  # whether a row says how many uses were counted when it was stored
 
     def __init__(self, name: str, evicts: bool = True) -> None:
         self.name = name
         self.evicts = evicts  # whether live entries are ever removed to make room
-
-    @property
-    def counts_uses(self) -> bool:
-        """Tell whether a row has to say how many uses were counted when it was stored."""
-        return self.marks == FREQUENCY
 
     def rank_now(self, rank: int, base: int, mark: int) -> tuple[int, int] | None:
         """Return the columns `rank` and `base` that an entry should have; None if it has them.
@@ -48,6 +44,7 @@ class _LeastRecentlyUsed(Policy):
 
 class _LeastFrequentlyUsed(Policy):
     marks = FREQUENCY
+    counts_uses = True
 
     def rank_now(self, rank: int, base: int, mark: int) -> tuple[int, int] | None:
         return (min(rank + (mark - base << USE), MOST), mark) if mark > base else None

@@ -150,7 +150,7 @@ class RedoLog:
 
     def _roll_forward(self, deadline: float | None) -> None:
         # Those that this thread holds already are their holder's to end.
-        free = tuple(store.shard for store in self._stores if not store.shard.lock.locked_by_me())
+        free = tuple(store.shard for store in self._stores if not store.shard.lock.is_mine())
         problems = None
         while problems is None:
             try:

@@ -7,8 +7,7 @@ is held, and the slots of what changes are odd (`Invalidation`) or, while the wr
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import inf
-from typing import Any
+from typing import Any, Literal
 
 from ..coherence.generations import NEVER, Header, microseconds
 from ..encoding.record import unpack
@@ -42,23 +41,24 @@ class Rows:
         self.has_deleted = False  # whether a transaction has deleted rows that were in the way; a flush resets it
         self._expects_present = False  # most likely the next rows are there: then the cheaper UPDATE is tried alone
 
-    # -- changing -----------------------------------------------------------------------------------------------------
+    # -- changing: `put`, `touch` and `delete` are steps of a commit (`invalidation.Commit`) --------------------------
 
     def put(
-        self, home: int, stored_key: bytes, row: Row | bytes, tick: int, known: bool = False, seq: int | None = None
-    ) -> None:
-        """Write a row, or one that has nothing but a record.
+        self, home: int, tick: int, change: tuple[bytes, Row | bytes, bool], seq: int | None = None
+    ) -> Literal[True]:
+        """Write the row of a stored key, or one that has nothing but a record.
 
-        `known`: the key most likely has a row, so the cheaper UPDATE is tried first. `seq`: the write that made the
-        entry, if it is new and that was not this one.
+        The third part of `change`: the key most likely has a row, so the cheaper UPDATE is tried first. `seq`: the
+        write that made the entry, if it is new and that was not this one.
         """
+        stored_key, row, known = change
         shard = self._shard
         seq = tick if seq is None else seq
         displaced = shard.header[_DISPLACED]
         if type(row) is bytes:
             is_special = displaced or shard.policy.counts_uses
             if not is_special and self._put_record(home, stored_key, row, tick, seq, known):
-                return
+                return True
             row = Row(row)
         assert isinstance(row, Row)
         if row.expire is not None:
@@ -67,6 +67,7 @@ class Rows:
         place = self._place(home, stored_key) if displaced else home
         if not (known and self._replace_value(place, stored_key, row, tick)):
             self._put_columns(place, stored_key, row, tick, seq)
+        return True
 
     def _put_record(self, home: int, stored_key: bytes, packed: bytes, tick: int, seq: int, known: bool) -> bool:
         """Write a record alone; return False if the place is another key's, or its row has more than a record."""
@@ -147,17 +148,19 @@ class Rows:
         self._invalidation.count((len(places) if is_done else len(present(places))) - there)
         return is_done
 
-    def touch(self, home: int, stored_key: bytes, change: Touch) -> bool:
-        """Give a row other metadata; return False if the key has none."""
-        if change.expire is not None:
+    def touch(self, home: int, _: int, change: tuple[bytes, Touch]) -> bool:
+        """Give the row of a stored key other metadata; return False if it has none."""
+        stored_key, new = change
+        if new.expire is not None:
             header = self._shard.header
-            header[_NEXT_EXPIRE] = min(header[_NEXT_EXPIRE], microseconds(change.expire))
+            header[_NEXT_EXPIRE] = min(header[_NEXT_EXPIRE], microseconds(new.expire))
         execute, place = self._connection.open().execute, self._found_place(home, stored_key)
-        parameters = (change.expire, change.fresh, change.tags, change.packed, place, _blob(stored_key))
+        parameters = (new.expire, new.fresh, new.tags, new.packed, place, _blob(stored_key))
         return execute(sql.UPDATE_METADATA, parameters).rowcount > 0
 
-    def delete(self, home: int, stored_key: bytes, now: float = -inf) -> bool:
-        """Delete the row of a key; return whether it was live at the moment `now`."""
+    def delete(self, home: int, _: int, change: tuple[bytes, float]) -> bool:
+        """Delete the row of a stored key; return whether it was live at the moment in `change`."""
+        stored_key, now = change
         connection = self._connection
         cursor = connection.cursor or connection.open_cursor()
         self._trash.expect()

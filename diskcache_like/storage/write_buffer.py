@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from functools import partial
+from math import inf
 from operator import itemgetter
 
 from ..coherence import _native
@@ -303,7 +304,7 @@ class WriteBuffer:
         rows, plain = self._rows, list[Plain]()
         for key, (_, _, home, _, was_removed) in net.items():
             if was_removed and isinstance(key, bytes):
-                rows.delete(home, key)
+                rows.delete(home, 0, (key, -inf))
             elif was_removed:
                 rows.delete_all_of(home)
         for key, (seq, tick, home, what, _) in net.items():
@@ -314,13 +315,13 @@ class WriteBuffer:
             else:
                 row = Written._make(what)
                 columns = Row(row.packed or b"", row.expire, row.fresh, row.tags, original_key=row.original_key)
-                rows.put(home, key, columns, tick, seq=seq)
+                rows.put(home, tick, (key, columns, False), seq)
         plain.sort(key=itemgetter(2))
         shard = self._shard
         is_special = shard.policy.counts_uses or shard.header[_DISPLACED]
         if plain and (is_special or not rows.put_many(plain)):
             for tick, packed, home, stored_key, seq in plain:
-                rows.put(home, bytes(stored_key), bytes(packed), tick, seq=seq)
+                rows.put(home, tick, (bytes(stored_key), bytes(packed), False), seq)
 
 
 # Expiry, freshness, tags, original key, and whether there is none of these.

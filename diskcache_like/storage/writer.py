@@ -203,7 +203,8 @@ class Writer:
                 raise
             self._maintenance.recovery.mend(error, timeout, removed)
             return self._locked(step, arguments, timeout, removed, again=True)
-        transactions.released()
+        if transactions.after_release is not None:
+            transactions.released()
         return stamp
 
     # -- one row ------------------------------------------------------------------------------------------------------
@@ -221,18 +222,13 @@ class Writer:
         header[_WRITTEN] = written = header[_WRITTEN] + WRITE_COST + size & MAX_WORD
         if is_due(shard, written):
             self._maintenance.run(size)
-        step = self._put_row if shard.disk.sealer is None else self._put_sealed_row
+        step = self._rows.put if shard.disk.sealer is None else self._put_sealed_row
         return self._commit_one(home, autocommit, step, (stored_key, row, known))
 
     def _append(self, home: int, stored_key: bytes, row: Row | bytes) -> int:
         if self._shard.disk.sealer is not None:
             row = self._data_keys.present_row(stored_key, _columns_of(row))
         return self.buffer.write(home, stored_key, row)
-
-    def _put_row(self, home: int, tick: int, arguments: tuple[bytes, Row | bytes, bool]) -> bool:
-        stored_key, row, known = arguments
-        self._rows.put(home, stored_key, row, tick, known)
-        return True
 
     def _put_sealed_row(self, home: int, tick: int, arguments: tuple[bytes, Row | bytes, bool]) -> bool:
         """Write a row as the present data key seals it; if that made another value file, unlink the one not needed."""
@@ -241,7 +237,7 @@ class Writer:
         present = self._data_keys.present_row(stored_key, row)
         unneeded = present.file
         try:
-            self._rows.put(home, stored_key, present, tick, known)
+            self._rows.put(home, tick, (stored_key, present, known))
             unneeded = row.file  # not before, since a second try needs it
         finally:
             if present.file != row.file and unneeded is not None:
@@ -302,7 +298,7 @@ class Writer:
                 return removed
             self.buffer.flush()
         self._maintenance.before_write(WRITE_COST, 0)
-        return self._commit_one(home, autocommit, self._delete_row, (stored_key, self._shard.config.clock()))
+        return self._commit_one(home, autocommit, self._rows.delete, (stored_key, self._shard.config.clock()))
 
     def _remove_buffered(self, home: int, stored_key: bytes) -> int | None:
         """Do what `_remove` does where there is a write buffer; return None if that takes the database."""
@@ -315,9 +311,6 @@ class Writer:
             return 0 if until is MISSING else None
         generation = self.buffer.write(home, stored_key, None)  # what has expired goes, too, but counts as missing
         return generation if self._is_ahead(until) else 0
-
-    def _delete_row(self, home: int, _: int, arguments: tuple[bytes, float]) -> bool:
-        return self._rows.delete(home, *arguments)
 
     # -- a decision on an entry ---------------------------------------------------------------------------------------
 
@@ -359,12 +352,9 @@ class Writer:
             self._maintenance.run_if_due(removes=type(change) is Remove)
         self._invalidation.count_written(2 * WRITE_COST)
         if isinstance(change, Remove):
-            return self._commit_one(home, autocommit, self._delete_row, (stored_key, -inf)) or 1
+            return self._commit_one(home, autocommit, self._rows.delete, (stored_key, -inf)) or 1
         self._data_keys.reserve_seals()
-        return self._commit_one(home, autocommit, self._touch_row, (stored_key, change)) or 1
-
-    def _touch_row(self, home: int, _: int, arguments: tuple[bytes, Touch]) -> bool:
-        return self._rows.touch(home, *arguments)
+        return self._commit_one(home, autocommit, self._rows.touch, (stored_key, change)) or 1
 
 
 def _columns_of(row: Row | bytes) -> Row:

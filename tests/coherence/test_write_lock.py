@@ -112,12 +112,12 @@ def until(condition: Callable[[], bool]) -> None:
 def test_it_is_held_between_acquire_and_release(handle: Handle, path: Path, mode: str) -> None:
     other = Handle(path, mode)
     handle.lock.acquire(0)
-    assert handle.lock.locked_by_me()
+    assert handle.lock.is_mine()
     with pytest.raises(Timeout, match=r"cache\.lock .* within [\d.]+ s"):
         other.lock.acquire(0)
-    assert not other.lock.locked_by_me()
+    assert not other.lock.is_mine()
     handle.lock.release()
-    assert not handle.lock.locked_by_me()
+    assert not handle.lock.is_mine()
     other.lock.acquire(-1)  # tries once, as 0 does
     other.lock.release()
     other.close()
@@ -146,7 +146,7 @@ def test_only_the_thread_that_holds_it_releases_it(handle: Handle) -> None:
     releasing = threading.Thread(target=handle.lock.release)
     releasing.start()
     releasing.join()
-    assert handle.lock.locked_by_me()
+    assert handle.lock.is_mine()
     with pytest.raises(TransactionError):
         handle.lock.refuse_holder()
     handle.lock.release()
@@ -162,9 +162,9 @@ def test_threads_exclude_each_other(handle: Handle) -> None:
             handle.lock.acquire(0)
         except Timeout as error:
             outcome.append(error)
-        outcome.append(handle.lock.locked_by_me())
+        outcome.append(handle.lock.is_mine())
         handle.lock.acquire(LIMIT)
-        outcome.append(handle.lock.locked_by_me())
+        outcome.append(handle.lock.is_mine())
         handle.lock.release()
 
     thread = threading.Thread(target=attempt)
@@ -286,7 +286,7 @@ def test_a_forked_child_neither_holds_nor_drops_the_lock_of_its_parent(handle: H
     handle.lock.acquire(0)
 
     def inherit(connection: Connection) -> None:
-        connection.send(handle.lock.locked_by_me())
+        connection.send(handle.lock.is_mine())
         handle.lock.release()  # what leaving a `with` block of the parent does
         own = WriteLock(path)
         try:
@@ -300,7 +300,7 @@ def test_a_forked_child_neither_holds_nor_drops_the_lock_of_its_parent(handle: H
 
     child = fork(inherit)
     assert [child.hears(), child.hears()] == [False, "refused"]
-    assert handle.lock.locked_by_me()
+    assert handle.lock.is_mine()
     handle.lock.release()
     child.tell()
     assert child.hears() == "got"

@@ -66,7 +66,7 @@ def test_the_deadline_is_for_the_whole_wait(make: Callable[[], WriteLock]) -> No
         waiter.acquire(0.05)
     assert time.monotonic() - began >= 0.05
     assert waiter.contended()
-    assert not waiter.locked_by_me()
+    assert not waiter.is_mine()
     holder.release()
     waiter.acquire(0)
     waiter.release()
@@ -183,7 +183,7 @@ def test_a_handler_that_raises_ends_a_wait_with_nothing_held(
             waiter.acquire(LIMIT)
     finally:
         signal.signal(signal.SIGALRM, before)
-    assert not waiter.locked_by_me()
+    assert not waiter.is_mine()
     assert not file.header[Header.FAIRNESS_CLAIM]
     done.set()
     thread.join(LIMIT)

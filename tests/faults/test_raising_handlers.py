@@ -81,7 +81,7 @@ def test_a_lock_that_an_acquisition_took_is_given_back(tmp_path: Path) -> None:
 
     for number in range(1, places_in(take) + 1):
         interrupted(lambda: lock.acquire(0), number)
-        if lock.locked_by_me():
+        if lock.is_mine():
             lock.release()  # the acquisition came to its end
         other.acquire(0)
         other.release()
@@ -208,7 +208,7 @@ def test_the_lock_of_a_listing_that_merges_shards_is_given_back_at_once(tmp_path
             cache.set(number, number, tags=["tag"])
         with interrupt_leaving(), pytest.raises(KeyboardInterrupt):
             list(cache.keys(tags=["tag"]))
-        assert [store.shard.lock.locked_by_me() for store in cache._shards.stores] == [False, False]
+        assert [store.shard.lock.is_mine() for store in cache._shards.stores] == [False, False]
         assert len(list(cache.keys(tags=["tag"]))) == 20
 
 
@@ -419,7 +419,7 @@ def test_a_handler_takes_no_lock_from_a_call_about_all_shards(tmp_path: Path) ->
         try:
             with mock.patch.object(Transactions, "take", taken), cache.transact():
                 assert told == ["interrupted", "refused"]
-                assert first.shard.lock.locked_by_me()
+                assert first.shard.lock.is_mine()
                 assert not other.set(key, "of another")
         finally:
             signal.signal(signal.SIGUSR1, before)

@@ -198,7 +198,7 @@ def test_a_rollback_that_the_disk_refuses_leaves_neither_lock_nor_transaction(ca
 
     with pytest.raises(LookupError), cache.transact():
         change()
-    assert not any(store.shard.lock.locked_by_me() for store in cache._shards.stores)
+    assert not any(store.shard.lock.is_mine() for store in cache._shards.stores)
     assert stored(cache) == dict.fromkeys(KEYS, "old")
     write(cache, "after")
     assert stored(cache) == dict.fromkeys(KEYS, "after")

@@ -79,7 +79,7 @@ def test_a_step_that_finds_its_lock_taken_has_it_the_second_time(tmp_path: Path,
     def step(waited: WriteLock | None) -> int:
         tries.append("begun")
         with holding(mine) if waited is None else nullcontext():
-            assert mine.locked_by_me()
+            assert mine.is_mine()
             with pytest.raises(Timeout):
                 third.acquire(0)
             tries.append("held")

@@ -1109,7 +1109,7 @@ def test_what_looks_beyond_the_record_decides_under_the_lock(alone: Cache, monke
     version = Store.version
 
     def watched(self: Store, home: int, stored_key: bytes) -> int:
-        assert shard.lock.locked_by_me()
+        assert shard.lock.is_mine()
         return version(self, home, stored_key)
 
     monkeypatch.setattr(Store, "version", watched)

@@ -281,7 +281,7 @@ class OpenShard:
         self.ready()
         header = self.header
         while not self.is_current():
-            if header is CLOSED and self.lock.locked_by_me():
+            if header is CLOSED and self.lock.is_mine():
                 raise TransactionError(f"{self.directory!r} is being closed by the call that this handler interrupts")
             self.reopen()
             header = self.header
@@ -335,7 +335,7 @@ class OpenShard:
 
         It may not while the caller holds the lock, for a transaction or a step: that has to end with the error first.
         """
-        if not self.config.recover or self.lock.locked_by_me():
+        if not self.config.recover or self.lock.is_mine():
             return False
         self.quarantine(error)
         return True
@@ -376,7 +376,7 @@ class OpenShard:
         """
         if not self.inherited():
             lock, pool = self.lock, self.pool
-            if not lock.locked_by_me():
+            if not lock.is_mine():
                 quiesced.append(lock)
                 lock.quiesce()
             quiesced.append(pool)

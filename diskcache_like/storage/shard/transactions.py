@@ -94,7 +94,8 @@ class Transactions:
         if txn is not None and txn.is_callers():
             self.connection.verify_open()
             return txn
-        shard.lock.refuse_holder()
+        if shard.lock.is_mine():
+            shard.lock.refuse_holder()
         return None
 
     def take(self, timeout: float | None, removes_expired: bool = True) -> None:
@@ -322,20 +323,34 @@ class Savepoint:
 
 
 class _Parts:
-    """What one transaction has open: in each shard whose lock it took a transaction, in the others a savepoint."""
+    """What one transaction has open: in each shard whose lock it takes a transaction, in the others a savepoint."""
 
-    def __init__(self, log: Log | None) -> None:
+    def __init__(self, parts: Sequence[Transactions], log: Log | None) -> None:
         self._log = log
+        self.taken: list[Transactions] = []
+        self._joined: list[tuple[Transactions, Transaction]] = []
+        open_shards = []
+        for part in parts:
+            txn = part.joined()
+            if txn is None:
+                self.taken.append(part)
+                open_shards.append(part.shard)
+            else:
+                self._joined.append((part, txn))
+        self.open_shards = tuple(open_shards)  # what `end` takes, which must be the first thing called in a `finally`
         self._txns: list[tuple[Transactions, Transaction]] = []
         self._savepoints: list[Savepoint] = []
 
-    def begin(self, outer: Sequence[tuple[Transactions, Transaction | None]]) -> None:
-        """Begin in every shard, and let the calling task use it."""
-        for part, txn in outer:
-            if txn is not None:
-                self._savepoints.append(Savepoint(part, txn))
-            else:
-                self._txns.append((part, part.begin()))
+    def begin(self, timeout: float | None) -> None:
+        """Take the locks, begin in every shard, and let the calling task use it."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        for part in self.taken:
+            part.take(left(deadline))
+            part.upkeep.before_transaction()
+        for part, txn in self._joined:
+            self._savepoints.append(Savepoint(part, txn))
+        for part in self.taken:
+            self._txns.append((part, part.begin()))
         for _, txn in self._txns:
             txn.homes = None if self._log is None else set()
             txn.entered, txn.stepping = True, False
@@ -383,18 +398,12 @@ def transaction(
     A timeout applies to the write locks together, which are always taken in the same order, so that no two can wait for
     each other. On any exception the innermost transaction is rolled back; a corrupt database is quarantined after that.
     """
-    deadline = None if timeout is None else time.monotonic() + timeout
     thread = get_ident()  # it may end in another one, as where a framework resumes a generator
-    outer = [(part, part.joined()) for part in parts]
-    taken = [part for part, txn in outer if txn is None]
-    open_shards = tuple([part.shard for part in taken])  # here: a comprehension runs handlers, as a call does
-    body = _Parts(log)
+    body = _Parts(parts, log)
+    open_shards = body.open_shards
     try:
         try:
-            for part in taken:
-                part.take(left(deadline))
-                part.upkeep.before_transaction()
-            body.begin(outer)
+            body.begin(timeout)
             yield
             body.commit()
         except BaseException as error:
@@ -404,12 +413,12 @@ def transaction(
             end(open_shards, token_word[0], thread)
     except BaseException as error:
         if isinstance(error, CorruptDatabase):
-            for part in taken:
+            for part in body.taken:
                 part.shard.recover(error)
         if log is None or not body.is_decided():
             raise
         log.complete(error)
-    for part in taken:
+    for part in body.taken:
         part.released()
 
 

@@ -240,7 +240,7 @@ class WriterConnection:
         database is large, so its answer stands for a hundred times as long: repeated tries spend a hundredth on it.
         """
         raw = self.raw
-        if raw is None or not self._lock.locked_by_me() or not is_unexplained(error, raw, self.path):
+        if raw is None or not self._lock.is_mine() or not is_unexplained(error, raw, self.path):
             return None
         began = monotonic()
         if began >= self._look_again:

@@ -118,8 +118,9 @@ class Maintenance:
         little that the rest suffices to remove something. If more waits it stays: removals can be appended to it.
         """
         ring = self._shard.ring
-        is_little = ring is not None and ring.waiting() <= LITTLE
-        self.recovery.run(self.buffer.flush, removes=is_little, kept=LATE_RESERVE)
+        if ring is None or (ring.is_sound() and not ring.waiting()):
+            return
+        self.recovery.run(self.buffer.flush, removes=ring.waiting() <= LITTLE, kept=LATE_RESERVE)
 
     def empty_buffer(self, timeout: float | None) -> int:
         """Flush the write buffer before a `clear`; if the disk has no room for that, remove every entry here.
