@@ -41,11 +41,16 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     tagged = argparse.ArgumentParser(add_help=False)
     tagged.add_argument("--tag-type", choices=KINDS, default="text", help="what the tag is (default: text)")
 
-    one = commands.add_parser("get", parents=[common, keyed], help="print the value of a key; 1 if there is none")
+    _add_of_one_key(commands, [common, keyed], tagged)
+    _add_of_many(commands, [common, tagged], common)
+
+
+def _add_of_one_key(commands: Any, keyed: list[argparse.ArgumentParser], tagged: argparse.ArgumentParser) -> None:
+    one = commands.add_parser("get", parents=keyed, help="print the value of a key; 1 if there is none")
     one.add_argument("--raw", action="store_true", help="write text or bytes as they are, without a line end")
     one.set_defaults(command=get)
 
-    store = commands.add_parser("set", parents=[common, keyed, tagged], help="store a value under a key")
+    store = commands.add_parser("set", parents=[*keyed, tagged], help="store a value under a key")
     store.add_argument("value", metavar="VALUE", help="the value, or - to read it from the standard input")
     store.add_argument("--value-type", choices=KINDS, default="text", help="what VALUE is (default: text)")
     store.add_argument("--expire", type=float, metavar="SECONDS", help="remove it after this time")
@@ -59,31 +64,31 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     store.set_defaults(command=set_)
 
     other = commands.add_parser(
-        "retag", parents=[common, keyed, tagged], help="change the tags of a key; 1 if there is no entry"
+        "retag", parents=[*keyed, tagged], help="change the tags of a key; 1 if there is no entry"
     )
     other.add_argument("--add", action="append", default=[], metavar="TAG", help="give it this tag; may be repeated")
     other.add_argument("--remove", action="append", default=[], metavar="TAG", help="take it away; may be repeated")
     other.set_defaults(command=retag)
 
-    again = commands.add_parser(
-        "touch", parents=[common, keyed], help="give a key a new expiry; 1 if there is no entry"
-    )
+    again = commands.add_parser("touch", parents=keyed, help="give a key a new expiry; 1 if there is no entry")
     again.add_argument("--expire", type=float, metavar="SECONDS", help="remove it after this time (default: never)")
     again.set_defaults(command=touch)
 
     less = commands.add_parser(
-        "delete", parents=[common, keyed], help="remove a key, or all keys with a prefix; 1 if there is no such key"
+        "delete", parents=keyed, help="remove a key, or all keys with a prefix; 1 if there is no such key"
     )
     less.add_argument("--prefix", action="store_true", help="remove every text key that begins with KEY")
     less.set_defaults(command=delete)
 
-    every = commands.add_parser("keys", parents=[common, tagged], help="list keys in order of insertion")
+
+def _add_of_many(commands: Any, tagged: list[argparse.ArgumentParser], common: argparse.ArgumentParser) -> None:
+    every = commands.add_parser("keys", parents=tagged, help="list keys in order of insertion")
     every.add_argument("--prefix", help="only text keys that begin with this")
     _add_selection(every, required=False)
     every.add_argument("--limit", type=positive, metavar="N", help="at most so many")
     every.set_defaults(command=keys)
 
-    gone = commands.add_parser("evict", parents=[common, tagged], help="remove every entry with a tag, or several")
+    gone = commands.add_parser("evict", parents=tagged, help="remove every entry with a tag, or several")
     _add_selection(gone, required=True)
     gone.add_argument("--soft", action="store_true", help="keep what can be had stale, as if it had just expired")
     gone.set_defaults(command=evict)

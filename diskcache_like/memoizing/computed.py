@@ -15,10 +15,11 @@ from ..operations.tagging import Selection, Tagging
 from ..settings.misuse import called, unexpected, wrong
 from ..system.signals import suppress
 from .call_keys import CallKeys
-from .computing import FAILURES, NOTHING, Computation, Replaces, take, take_async
+from .computing import FAILURES, NOTHING, Computation, Replaces
 from .identities import plain_name
 from .memoize import Memoized, memoize
 from .rules import Breaker, Computing, Lifetime, Rules, StoredError
+from .steps import take, take_async
 
 P = ParamSpec("P")
 R = TypeVar("R")

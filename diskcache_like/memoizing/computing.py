@@ -1,22 +1,18 @@
 """Computing: get a value or compute it and keep it, once for all who want it, as `Rules` say.
 
-The procedure is written once, as generators that yield each step which waits or calls the user's function. A driver
-takes the steps in its thread or in an event loop, so functions and coroutine functions follow the same rules.
+The procedure is written once, as generators of steps (`steps.py`), so functions and coroutine functions follow the same
+rules.
 """
 
 from __future__ import annotations
 
-import contextvars
 import inspect
 import math
 import random
-import sys
-import threading
 import time
-from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator
-from concurrent.futures import Future, wait
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Any, NamedTuple, Protocol, Self, TypeVar
+from typing import Any, NamedTuple
 
 from ..coherence.futex import pauses, slices
 from ..encoding.record import Metadata
@@ -41,20 +37,13 @@ from ..errors import (
 )
 from ..system.callers import warn
 from ..system.signals import reraise_signal, suppress
-from ..system.tasks import current_loop, has_ended, sleep, spawn, wait_for_end
 from .flights import Flight, flight_key
 from .identities import plain_name
 from .rules import ERROR_PAUSE, RENEWAL_PAUSE, Computing, Rules, StoredError
+from .steps import Call, Do, InBackground, Rest, Steps, Waiting, Within, under_way
 
-RENEWAL = "diskcache_like renewal"  # name of a thread that computes in the background
 # Why a cache may fail that serves a computation: not for an error of the caller's, nor for one that `strict` asks for.
 FAILURES = Timeout, DiskFull, DirectoryError, StorageError, RemoteError, ValueTooLarge, ValueEncodeError
-# A list for each computation that the caller is inside of, with its name and that of the place that it has, and empty
-# once it has ended: a task that was started inside of one keeps this for ever.
-_under_way: contextvars.ContextVar[tuple[list[Any], ...]] = contextvars.ContextVar("under_way", default=())
-
-T = TypeVar("T")
-Steps = Generator["Step", Any, Any]
 
 
 class Old(NamedTuple):
@@ -73,297 +62,6 @@ class Replaces(NamedTuple):
 
 
 NOTHING = Replaces(0, None)  # only where no value is
-
-
-# -- steps ------------------------------------------------------------------------------------------------------------
-
-
-class Step(Protocol):
-    """Something that takes time, done in a thread or awaited."""
-
-    def run(self) -> Any:
-        """Do it, waiting in this thread."""
-
-    async def arun(self) -> Any:
-        """Do it without blocking the event loop."""
-
-
-class Call(NamedTuple):
-    """Call the user's function."""
-
-    function: Callable[[], Any]
-
-    def run(self) -> Any:
-        """Call a function; raise Stopped where it raises StopIteration, which would end a generator."""
-        try:
-            return self.function()
-        except StopIteration as error:
-            raise Stopped(error) from error
-
-    async def arun(self) -> Any:
-        """Await what a coroutine function returns."""
-        return await self.function()
-
-
-class Stopped(Exception):
-    """The user's function has raised StopIteration."""
-
-
-class Do(NamedTuple):
-    """Use the cache, which may wait for the write lock or read a file: in a loop, do so in a thread.
-
-    `begins` is the flight that this may take.
-    """
-
-    cache: Any
-    act: Callable[[], Any]
-    begins: Flight | None = None
-
-    def run(self) -> Any:
-        """Do it."""
-        return self.act()
-
-    async def arun(self) -> Any:
-        """Do it without blocking the event loop."""
-        return await self.cache._handle.threads.attempt(self.act)
-
-
-class Job:
-    """A computation in a task of its own, for all its callers in one event loop: the last one cancelled cancels it."""
-
-    __slots__ = ("task", "waiters")
-
-    def __init__(self, steps: Steps) -> None:
-        self.task = spawn(take_async(steps))
-        self.waiters = 0
-
-
-_jobs: dict[tuple[object, Any], Job] = {}  # those under way, by event loop and name; each loop changes its own alone
-
-
-class Waiting:
-    """Count one caller among those who wait for a computation with some name, until the body has ended."""
-
-    __slots__ = ("_job", "_name")
-
-    def __init__(self, name: Any) -> None:
-        self._name = name
-        self._job: Job | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.leave(kind is not None and not issubclass(kind, Exception))
-
-    def leave(self, is_cancelled: bool) -> None:
-        """Stop waiting; cancel the job if the caller is cancelled and was the last one."""
-        job, self._job = self._job, None
-        if job is not None:
-            job.waiters -= 1
-            if is_cancelled and not job.waiters:
-                job.task.cancel()
-
-    def start(self, steps: Steps) -> Job:
-        """Begin a job that this waits for."""
-        place = current_loop(), self._name
-        self._job = job = _jobs[place] = Job(steps)
-        job.waiters += 1
-        job.task.add_done_callback(lambda _: _jobs.pop(place, None) if _jobs.get(place) is job else None)
-        return job
-
-    def join(self) -> None:
-        """Wait for the job that computes this now in the running loop, if there is one."""
-        job = _jobs.get((current_loop(), self._name))
-        if job is not self._job:
-            self.leave(False)
-            self._job = job
-            if job is not None:
-                job.waiters += 1
-
-    async def wait(self, awaited: Awaitable[T]) -> T:
-        """Await something; if that cancels the last caller, and so the job, wait until the job has ended."""
-        job = self._job
-        try:
-            return await awaited
-        except BaseException:
-            self.leave(True)
-            if job is not None and not job.waiters:
-                await wait_for_end(job.task)
-            raise
-
-
-class Rest(NamedTuple):
-    """Wait until a flight may have changed since `generation`, at most some seconds."""
-
-    atomic: AtomicKey
-    generation: int
-    most: float
-    pause: float
-    slice: float
-    waiting: Waiting
-
-    def run(self) -> None:
-        """Sleep until somebody wakes the sleepers."""
-        self.atomic.sleep(self.generation, min(self.most, self.slice))
-
-    async def arun(self) -> None:
-        """Sleep for a moment."""
-        self.waiting.join()
-        await self.waiting.wait(sleep(min(self.most, self.pause)))
-
-
-class Within(NamedTuple):
-    """Take steps elsewhere and return their outcome, which has `result()`, if they end within some seconds; else None.
-
-    They go on to their end in any case, unless they are taken in an event loop and all who wait for them are cancelled.
-    A thread that would wait without an end gets the steps back, to take them itself.
-    """
-
-    name: Any
-    steps: Steps
-    seconds: float
-
-    def run(self) -> Any:
-        """Take them in a thread, or return them."""
-        if self.seconds == math.inf:
-            return self.steps
-        outcome: Future[Any] = Future()
-        _start(self.steps, outcome)
-        return outcome if wait([outcome], min(self.seconds, threading.TIMEOUT_MAX)).done else None
-
-    async def arun(self) -> Any:
-        """Take them in a task."""
-        with Waiting(self.name) as waiting:
-            job = waiting.start(self.steps)
-            if await waiting.wait(has_ended(job.task, self.seconds)):
-                return job.task
-            job.waiters += 1  # for good, so that it goes on whoever is cancelled
-        return None
-
-
-class InBackground(NamedTuple):
-    """Begin to take steps elsewhere; `ended` is called if they cannot begin."""
-
-    steps: Steps
-    ended: Callable[[], None]
-
-    def run(self) -> None:
-        """Begin them in a thread; if none can start, report that."""
-        try:
-            _start(self.steps, None)
-        except BaseException as error:
-            if inspect.getgeneratorstate(self.steps) == inspect.GEN_CREATED:  # `threading` may refer to it for ever
-                self.ended()
-            if not isinstance(error, Exception):
-                raise
-            reraise_signal(error)
-            threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), None)))
-
-    async def arun(self) -> None:
-        """Begin them in a task."""
-        spawn(take_async(self.steps)).add_done_callback(lambda _: self.ended())
-
-
-def _start(steps: Steps, outcome: Future[Any] | None) -> None:
-    context = contextvars.copy_context()
-    threading.Thread(target=context.run, args=(_take_into, steps, outcome), name=RENEWAL, daemon=True).start()
-
-
-def _take_into(steps: Steps, outcome: Future[Any] | None) -> None:
-    try:
-        value = take(steps)
-    except BaseException as error:
-        if outcome is None:
-            raise
-        outcome.set_exception(Stopped(error) if isinstance(error, StopIteration) else error)
-    else:
-        if outcome is not None:
-            outcome.set_result(value)
-
-
-def take(steps: Steps) -> Any:
-    """Take all steps in this thread, and return what they come to.
-
-    A signal handler may raise between two steps, or in the very step that was to free a flight. If the steps end
-    with an exception, this frees once more what they took. Few frames are between the caller and the user's function,
-    so that a recursive function can go deep.
-    """
-    begun: dict[Flight, Do] = {}
-    around = _under_way.get()
-    try:
-        try:
-            step = next(steps)
-            while True:
-                _mark_begun(begun, step, in_a_loop=False)
-                try:
-                    found = step.run()
-                except BaseException as error:
-                    step = steps.throw(error)
-                else:
-                    step = steps.send(found)
-        except StopIteration as end:
-            return end.value
-    except BaseException as error:
-        _end(steps)
-        for flight in begun:
-            flight.finish()
-        _under_way.set(around)
-        if type(error) is Stopped:
-            raise error.args[0] from None
-        raise
-
-
-def _mark_begun(begun: dict[Flight, Do], step: Step, in_a_loop: bool) -> None:
-    """Note the flight that a step may take; forget all flights where steps that are taken elsewhere free them."""
-    if type(step) is Do and step.begins is not None:
-        begun[step.begins] = step
-    elif type(step) is InBackground or (type(step) is Within and (in_a_loop or step.seconds < math.inf)):
-        begun.clear()
-
-
-class _Left(BaseException):
-    """Ends steps that were left in the middle; with GeneratorExit they could take none on their way out."""
-
-
-def _end(steps: Steps) -> None:
-    """Have steps give back what they hold, if they have not come to their end."""
-    try:
-        step = steps.throw(_Left())
-        while True:
-            step.run()
-            step = next(steps)
-    except (_Left, StopIteration):
-        pass
-
-
-async def take_async(steps: Steps) -> Any:
-    """Take all steps in the running event loop, and return what they come to.
-
-    The task may be cancelled in the very step that takes a flight. If the steps end with an exception, this frees once
-    more what they took.
-    """
-    begun: dict[Flight, Do] = {}
-    try:
-        try:
-            step = next(steps)
-            while True:
-                _mark_begun(begun, step, in_a_loop=True)
-                try:
-                    found = await step.arun()
-                except BaseException as error:
-                    step = steps.throw(error)
-                else:
-                    step = steps.send(found)
-        except StopIteration as end:
-            return end.value
-    except BaseException:
-        for flight, step in begun.items():
-            await step._replace(act=flight.finish).arun()
-        raise
-
-
-# -- what happens -----------------------------------------------------------------------------------------------------
 
 
 class Computation:
@@ -474,7 +172,7 @@ class Computation:
         yield InBackground(self._renewal(key, call, old, flight), flight.finish)
 
     def _renewal(self, key: Any, call: Callable[[Computing], Any], old: Old, flight: Flight) -> Steps:
-        _under_way.set(())  # in a context of its own: what its caller computes does not wait for this
+        under_way.set(())  # in a context of its own: what its caller computes does not wait for this
         try:
             yield from self._compute(key, call, None, None, old)
         except Exception:
@@ -578,7 +276,7 @@ class Computation:
         if renewed is not None:
             replaces = Replaces(renewed.version, renewed.metadata.remove_at)
         keep = partial(self.cache._put, key, replaces=replaces)
-        started, around = self._now(), _under_way.get()
+        started, around = self._now(), under_way.get()
         context = Computing(None, None, b"")
         # Read here, so that the function does not get the very object that a caller has, who goes on with it.
         old = (yield self._do(self._old, key)) if rules.asks else None
@@ -587,11 +285,11 @@ class Computation:
         try:
             inside = [self._name((flight or self.flight(key)).atomic)]
             try:  # before it is set, so that a signal handler that raises just after that leaves nothing under way
-                _under_way.set((*around, inside))
+                under_way.set((*around, inside))
                 value = yield from self._called(partial(call, context))
             finally:
                 inside.clear()
-                _under_way.set(around)
+                under_way.set(around)
         except Exception as error:
             reraise_signal(error)  # an alarm, say, is no error of the function's
             metadata = rules.error_metadata(context, self._now()) if isinstance(error, rules.cache_errors) else None
@@ -629,7 +327,7 @@ class Computation:
                 # One that computes within another of the same scope shares its place: the other one waits for it.
                 if not _is_under_way(place):
                     yield from self._take_place("place", self.rules.max_concurrent, self.cache.timeout, held)
-                    _under_way.get()[-1].append(place)
+                    under_way.get()[-1].append(place)
             try:
                 value = yield Call(call)
             except Exception:
@@ -720,7 +418,7 @@ def _failures_in(found: Any) -> Any:
 
 
 def _is_under_way(name: Any) -> bool:
-    return any(name in each for each in _under_way.get())
+    return any(name in each for each in under_way.get())
 
 
 def _is_due(old: Old, now: float) -> bool:

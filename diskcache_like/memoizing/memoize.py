@@ -14,9 +14,10 @@ from ..entries.loading import ENOVAL
 from ..entries.row_codec import Expiry
 from ..settings.misuse import called
 from .call_keys import CallKey, CallKeys
-from .computing import Computation, Steps, take, take_async
+from .computing import Computation
 from .identities import decorated
 from .rules import Computing, Rules, StoredError, hidden_tag
+from .steps import Steps, take, take_async
 from .templates import template
 
 P = ParamSpec("P")

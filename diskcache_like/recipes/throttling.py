@@ -122,28 +122,33 @@ def throttle(
         called("function", function, "a function to decorate")
         key = (function_name(function), "throttle") if name is None else name
         bucket = _Bucket(cache, key, expire, tag, (count, seconds))
-
-        if inspect.iscoroutinefunction(function):
-
-            @functools.wraps(function)
-            async def asynchronous(*args: P.args, **kwargs: P.kwargs) -> Any:
-                while delay := await bucket.take_async(time_func):
-                    waited = (sleep if sleep_func is time.sleep else sleep_func)(delay)
-                    if inspect.isawaitable(waited):
-                        await waited
-                return await function(*args, **kwargs)
-
-            return cast("Callable[P, R]", asynchronous)
-
-        @functools.wraps(function)
-        def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
-            while delay := bucket.take(time_func, None):
-                sleep_func(delay)
-            return function(*args, **kwargs)
-
-        return wrapper
+        return _throttled(function, bucket, time_func, sleep_func)
 
     return decorate
+
+
+def _throttled(
+    function: Callable[P, R], bucket: _Bucket, time_func: Callable[[], float], sleep_func: Callable[[float], Any]
+) -> Callable[P, R]:
+    if inspect.iscoroutinefunction(function):
+
+        @functools.wraps(function)
+        async def asynchronous(*args: P.args, **kwargs: P.kwargs) -> Any:
+            while delay := await bucket.take_async(time_func):
+                waited = (sleep if sleep_func is time.sleep else sleep_func)(delay)
+                if inspect.isawaitable(waited):
+                    await waited
+            return await function(*args, **kwargs)
+
+        return cast("Callable[P, R]", asynchronous)
+
+    @functools.wraps(function)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+        while delay := bucket.take(time_func, None):
+            sleep_func(delay)
+        return function(*args, **kwargs)
+
+    return wrapper
 
 
 def barrier(
@@ -167,24 +172,26 @@ def barrier(
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         called("function", function, "a function to decorate")
         key = (function_name(function), "barrier") if name is None else name
-        lock = lock_factory(cache, key, expire=expire, tag=tag)
-
-        if inspect.iscoroutinefunction(function):
-            if not hasattr(lock, "__aenter__"):
-                raise TypeError(f"{lock_factory!r} makes locks without `async with`, which a coroutine function needs")
-
-            @functools.wraps(function)
-            async def asynchronous(*args: P.args, **kwargs: P.kwargs) -> Any:
-                async with lock:
-                    return await function(*args, **kwargs)
-
-            return cast("Callable[P, R]", asynchronous)
-
-        @functools.wraps(function)
-        def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
-            with lock:
-                return function(*args, **kwargs)
-
-        return wrapper
+        return _locked(function, lock_factory(cache, key, expire=expire, tag=tag))
 
     return decorate
+
+
+def _locked(function: Callable[P, R], lock: Any) -> Callable[P, R]:
+    if inspect.iscoroutinefunction(function):
+        if not hasattr(lock, "__aenter__"):
+            raise TypeError(f"{lock!r} is a lock without `async with`, which a coroutine function needs")
+
+        @functools.wraps(function)
+        async def asynchronous(*args: P.args, **kwargs: P.kwargs) -> Any:
+            async with lock:
+                return await function(*args, **kwargs)
+
+        return cast("Callable[P, R]", asynchronous)
+
+    @functools.wraps(function)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+        with lock:
+            return function(*args, **kwargs)
+
+    return wrapper

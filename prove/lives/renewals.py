@@ -14,7 +14,7 @@ from unittest import mock
 
 from diskcache_like import Cache
 from diskcache_like.entries.atomic_key import AtomicKey
-from diskcache_like.memoizing.computing import RENEWAL
+from diskcache_like.memoizing.steps import RENEWAL
 from tests.support.workers import PATIENCE, Link
 
 from ..children import KINDS, Stage, Words, opened, played, soundness

@@ -20,7 +20,7 @@ import uvloop
 from diskcache_like import AsyncCache, AsyncFanoutCache, Cache, Deque, FanoutCache, Index, Timeout, aio
 from diskcache_like.coherence.generations import Header
 from diskcache_like.entries.atomic_key import AtomicKey
-from diskcache_like.memoizing import computing, rules
+from diskcache_like.memoizing import computing, rules, steps
 from diskcache_like.memoizing.flights import Flight
 from diskcache_like.settings.definitions import SettingsInForce
 from diskcache_like.storage.opening.mutex import mutex
@@ -614,9 +614,9 @@ def test_a_computation_that_is_left_to_somebody_who_gets_another_value_goes_on(c
         first = asyncio.create_task(face.get_or_set("k", compute))
         await began.wait()  # it has looked for a value by then
         other = asyncio.create_task(face.get_or_set("k", compute))
-        while [job.waiters for job in computing._jobs.values()] != [2]:  # noqa: ASYNC110
+        while [job.waiters for job in steps._jobs.values()] != [2]:  # noqa: ASYNC110
             await asyncio.sleep(0)
-        (job,) = computing._jobs.values()
+        (job,) = steps._jobs.values()
         first.cancel()
         await asyncio.wait({first})  # else the other may be gone first, and this be the last that waits
         await face.set("k", "written")
@@ -645,7 +645,7 @@ def test_a_computation_is_cancelled_with_the_last_who_waits_though_another_got_a
         first = asyncio.create_task(face.get_or_set("k", compute))
         await began.wait()  # it has looked for a value by then
         other = asyncio.create_task(face.get_or_set("k", compute))
-        while [job.waiters for job in computing._jobs.values()] != [2]:  # noqa: ASYNC110
+        while [job.waiters for job in steps._jobs.values()] != [2]:  # noqa: ASYNC110
             await asyncio.sleep(0)
         await face.set("k", "written")
         assert await other == "written"

@@ -14,7 +14,7 @@ import pytest
 
 from diskcache_like import Cache, CacheError, memoize_stampede
 from diskcache_like.coherence import futex
-from diskcache_like.memoizing import computing, flights, rules
+from diskcache_like.memoizing import computing, flights, rules, steps
 
 from ..support.cache_kinds import Clock, Opener, few, one
 from ..support.contention import finish_renewals, held, opened
@@ -296,7 +296,7 @@ def test_where_no_thread_starts_nobody_waits_for_it(cache: Cache, monkeypatch: p
 
 @one
 def test_where_a_signal_handler_raises_as_a_computation_begins(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
-    under_way = computing._under_way
+    under_way = steps.under_way
 
     class Interrupted:
         """Sets the variable, and is interrupted just after."""
@@ -309,7 +309,7 @@ def test_where_a_signal_handler_raises_as_a_computation_begins(cache: Cache, mon
                 raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(computing, "_under_way", Interrupted())
+        patch.setattr(computing, "under_way", Interrupted())
         with pytest.raises(KeyboardInterrupt):
             cache.get_or_set("key", lambda: 1)
     assert cache.get_or_set("key", lambda: 2) == 2
@@ -353,7 +353,7 @@ def test_a_task_that_a_computation_began_may_ask_for_its_key_later(cache: Cache)
 
 
 async def waited_for_by(tasks: int) -> None:
-    while sum(job.waiters for job in computing._jobs.values()) < tasks:  # noqa: ASYNC110
+    while sum(job.waiters for job in steps._jobs.values()) < tasks:  # noqa: ASYNC110
         await asyncio.sleep(0)
 
 

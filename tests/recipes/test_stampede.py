@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from diskcache_like import Cache, Computing, memoize_stampede
-from diskcache_like.memoizing import computing, flights, rules
+from diskcache_like.memoizing import flights, rules, steps
 
 from ..support.cache_kinds import Clock, few, one
 from ..support.contention import finish_renewals
@@ -290,7 +290,7 @@ def test_after_the_expiry_callers_wait_for_a_renewal(
     cache: Cache, clock: Clock, chance: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[None] = []
-    begun, may_end, rest = threading.Event(), threading.Event(), computing.Rest.run
+    begun, may_end, rest = threading.Event(), threading.Event(), steps.Rest.run
 
     def work() -> int:
         calls.append(None)
@@ -300,7 +300,7 @@ def test_after_the_expiry_callers_wait_for_a_renewal(
         clock.advance(1)
         return len(calls)
 
-    def release_and_rest(step: computing.Rest) -> None:
+    def release_and_rest(step: steps.Rest) -> None:
         may_end.set()
         rest(step)
 
@@ -311,7 +311,7 @@ def test_after_the_expiry_callers_wait_for_a_renewal(
     assert begun.wait(PATIENCE)
     clock.advance(10)
     assert "key" not in cache
-    monkeypatch.setattr(computing.Rest, "run", release_and_rest)
+    monkeypatch.setattr(steps.Rest, "run", release_and_rest)
     assert cache.get_or_set("key", lambda: 99, 20, beta=1) == 2
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from diskcache_like import Cache, FanoutCache
-from diskcache_like.memoizing.computing import RENEWAL
+from diskcache_like.memoizing.steps import RENEWAL
 from diskcache_like.storage.store import Store
 
 from .workers import PATIENCE, Crew, Link, in_threads, ready
