@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sysconfig
+from pathlib import Path
 
 from setuptools import Extension, setup
 
-FOLDER = "diskcache_like/coherence"
+FOLDER = Path("diskcache_like/coherence")
 # Pythons without the global lock have no stable ABI yet.
 HAS_STABLE_ABI = not sysconfig.get_config_var("Py_GIL_DISABLED")
 
@@ -14,8 +15,8 @@ setup(
     ext_modules=[
         Extension(
             "diskcache_like.coherence._native",
-            [f"{FOLDER}/_native.c", f"{FOLDER}/_lock.c", f"{FOLDER}/_ring.c"],
-            depends=[f"{FOLDER}/_native.h"],
+            sorted(map(str, FOLDER.glob("*.c"))),
+            depends=sorted(map(str, FOLDER.glob("*.h"))),
             define_macros=[("Py_LIMITED_API", "0x030B0000")] if HAS_STABLE_ABI else [],
             py_limited_api=HAS_STABLE_ABI,
             extra_compile_args=["-std=c11"],

@@ -46,7 +46,7 @@ class Fault(NamedTuple):
 
 
 # One byte behind the memory of a record, which the core makes a byte longer than it is.
-FAULT = Fault("_native.c", "dl_crc32(body, size)", "dl_crc32(body, size + 2)")
+FAULT = Fault("_ring_type.c", "dl_crc32(body, size)", "dl_crc32(body, size + 2)")
 
 
 class Unable(Exception):

@@ -1,6 +1,6 @@
 /* What the core of the coherence layer knows: mapped words, the ring of the write buffer, the write lock, and appends.
 
-   No Python in here: `_native.c` gives it to Python. */
+   No Python in here: `_types.h` and the files that include it give it to Python. */
 
 #ifndef DISKCACHE_LIKE_NATIVE_H
 #define DISKCACHE_LIKE_NATIVE_H

@@ -274,11 +274,11 @@ class GenerationFile:
         self.header[Header.UNSETTLED] = 0
 
     def recover(self) -> bool:
-        """Settle every slot if the last holder died between begin_all and settle_all; tell whether it did.
+        """Settle every slot if something lies between begin_all and settle_all; tell whether that was so.
 
-        Call it right after taking the write lock, never during a write of one's own. One slot left odd costs little,
-        and the next write to it settles it; if all were left odd, every hot layer would be off until each had been
-        written. Since the lock was free, the dead writer's transaction is over, one way or the other.
+        Call it at the end of a transaction, or right after taking the write lock: since that was free, the transaction
+        of a writer that died is over, one way or the other. One slot left odd costs little, and the next write to it
+        settles it; if all were left odd, every hot layer would be off until each had been written.
         """
         if not self.header[Header.UNSETTLED]:
             return False

@@ -54,7 +54,7 @@ class WriteLock:
     def acquire(self, timeout: float | None = None) -> None:
         """Take the lock, or raise Timeout after `timeout` seconds; 0 tries once, None waits without limit.
 
-        If a signal handler raises in here, the lock is not held afterwards.
+        A signal handler may raise in here just after the lock was taken: whoever calls this ends it in a `finally`.
         """
         try:
             waits = timeout is None or timeout > 0

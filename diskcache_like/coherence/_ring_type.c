@@ -1,0 +1,460 @@
+/* `Ring` and `Shard`: records for Python, how they are appended and found, and what waiting ones come to. */
+
+#include "_types.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* -- records -- */
+
+/* The parts of a record's content, in the order in which they lie. */
+typedef struct {
+    const char *start;
+    Py_ssize_t size;
+} Part;
+
+static int is_part(PyObject *object, Part *part)
+{
+    char *start;
+    if (object == Py_None) {
+        *part = (Part){"", 0};
+        return 1;
+    }
+    if (PyUnicode_Check(object))
+        return (part->start = PyUnicode_AsUTF8AndSize(object, &part->size)) != NULL;
+    if (PyBytes_AsStringAndSize(object, &start, &part->size) < 0)
+        return 0;
+    part->start = start;
+    return 1;
+}
+
+static int is_time(PyObject *object, uint32_t time[2])
+{
+    double seconds = object == Py_None ? (double)NAN : PyFloat_AsDouble(object);
+    memcpy(time, &seconds, sizeof seconds);
+    return seconds != -1 || !PyErr_Occurred();
+}
+
+/* Spell what `Written` has from its hash on as a header, but for place and links, and content that the caller frees. */
+static char *record_of(PyObject *const *args, dl_header *header)
+{
+    PyObject *value = args[2], *tags = args[5], *original = args[6];
+    Part parts[4];
+    size_t size = 0, place = 0;
+    int index, is_plain = PyObject_IsTrue(args[7]);
+    char *body;
+    memset(header, 0, sizeof *header);
+    if (is_plain < 0 || !is_word(args[0], &header->home) || !is_part(args[1], &parts[0]) || !is_part(value, &parts[1])
+        || !is_time(args[3], header->expire) || !is_time(args[4], header->fresh) || !is_part(original, &parts[2])
+        || !is_part(tags, &parts[3]))
+        return NULL;
+    for (index = 0; index < 4; index++) {
+        size += (size_t)parts[index].size;
+        if (parts[index].size > INT32_MAX) {
+            PyErr_SetString(PyExc_OverflowError, "a record has no part of more than 2 GiB");
+            return NULL;
+        }
+    }
+    header->key_size = (uint32_t)parts[0].size;
+    header->value_size = (uint32_t)parts[1].size;
+    header->original_size = original == Py_None ? -1 : (int32_t)parts[2].size;
+    header->tags_size = tags == Py_None ? -1 : (int32_t)parts[3].size;
+    header->kind = value == Py_None ? DL_REMOVAL : is_plain ? DL_RECORD : DL_ROW;
+    if (!(body = PyMem_Malloc(size + 1))) {
+        PyErr_NoMemory();
+        return NULL;
+    }
+    for (index = 0; index < 4; index++) {
+        memcpy(body + place, parts[index].start, (size_t)parts[index].size);
+        place += (size_t)parts[index].size;
+    }
+    header->body_check = dl_crc32(body, size);
+    return body;
+}
+
+static PyObject *time_in(const uint32_t time[2])
+{
+    double seconds;
+    memcpy(&seconds, time, sizeof seconds);
+    return isnan(seconds) ? Py_NewRef(Py_None) : PyFloat_FromDouble(seconds);
+}
+
+static PyObject *bytes_in(const char *start, int64_t size)
+{
+    return size < 0 ? Py_NewRef(Py_None) : PyBytes_FromStringAndSize(start, (Py_ssize_t)size);
+}
+
+/* Return the fields of a `Written`; False if the tags are no ASCII text, which somebody planted. */
+static PyObject *written_in(const dl_header *header, const char *body)
+{
+    const char *value = body + header->key_size, *original = value + header->value_size;
+    const char *tags = original + (header->original_size > 0 ? header->original_size : 0);
+    int64_t tick = (int64_t)header->tick;
+    PyObject *key = bytes_in(body, header->key_size), *text = Py_None;
+    if (header->kind == DL_REMOVAL)
+        return Py_BuildValue("(LKNOOOOOO)", tick, header->home, key, Py_None, Py_None, Py_None, Py_None, Py_None,
+                             Py_True);
+    if (header->kind == DL_RECORD)
+        return Py_BuildValue("(LKNNOOOOO)", tick, header->home, key, bytes_in(value, header->value_size), Py_None,
+                             Py_None, Py_None, Py_None, Py_True);
+    text = header->tags_size < 0 ? Py_NewRef(Py_None) : PyUnicode_DecodeASCII(tags, header->tags_size, NULL);
+    if (!text && PyErr_ExceptionMatches(PyExc_UnicodeDecodeError)) {
+        PyErr_Clear();
+        Py_XDECREF(key);
+        return Py_NewRef(Py_False);
+    }
+    return Py_BuildValue("(LKNNNNNNO)", tick, header->home, key, bytes_in(value, header->value_size),
+                         time_in(header->expire), time_in(header->fresh), text,
+                         bytes_in(original, header->original_size), Py_False);
+}
+
+/* -- Ring -- */
+
+static PyObject *ring_new(PyTypeObject *type, PyObject *args, PyObject *named)
+{
+    PyObject *source;
+    Py_ssize_t page;
+    unsigned long long capacity, slots, prime;
+    uint64_t size;
+    Ring *self;
+    (void)named;
+    if (!PyArg_ParseTuple(args, "OnKKK", &source, &page, &capacity, &slots, &prime)
+        || !(self = (Ring *)allocated(type)))
+        return NULL;
+    if (PyObject_GetBuffer(source, &self->buffer, PyBUF_WRITABLE) < 0) {
+        Py_DECREF(self);
+        return NULL;
+    }
+    size = (uint64_t)self->buffer.len;
+    if (page <= 8 * DL_FLOOR || page % 8 || capacity % 8 || !capacity || !prime || prime > slots || (uint64_t)page > size
+        || capacity > size - (uint64_t)page || slots > (size - (uint64_t)page - capacity) / 8
+        || (uintptr_t)self->buffer.buf % 8) {
+        PyErr_SetString(PyExc_ValueError, "the ring lies outside of the buffer, or across words of the memory");
+        Py_DECREF(self);
+        return NULL;
+    }
+    self->ring.words = self->buffer.buf;
+    self->ring.content = (char *)self->buffer.buf + page;
+    self->ring.table = (uint64_t *)(void *)(self->ring.content + capacity);
+    self->ring.capacity = capacity;
+    self->ring.table_prime = prime;
+    return (PyObject *)self;
+}
+
+static void ring_dealloc(PyObject *self)
+{
+    PyBuffer_Release(&((Ring *)self)->buffer);
+    freed(self);
+}
+
+static PyObject *ring_close(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    __atomic_store_n(&((Ring *)self)->is_closed, 1, __ATOMIC_SEQ_CST);
+    Py_RETURN_NONE;
+}
+
+static int closed(PyObject *self)
+{
+    return __atomic_load_n(&((Ring *)self)->is_closed, __ATOMIC_SEQ_CST);
+}
+
+static PyObject *ring_is_closed(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    return PyBool_FromLong(closed(self));
+}
+
+static PyObject *ring_has(PyObject *self, PyObject *home)
+{
+    dl_ring *ring = &((Ring *)self)->ring;
+    uint64_t number;
+    if (!is_word(home, &number))
+        return NULL;
+    return PyBool_FromLong(closed(self)
+                           || dl_load(ring->table + number % ring->table_prime) >= dl_load(ring->words + DL_FLOOR));
+}
+
+static PyObject *ring_find(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+    uint64_t home;
+    char *key, *body;
+    Py_ssize_t size;
+    dl_header header;
+    enum dl_found found;
+    PyObject *written;
+    if (!takes("find", count, 2) || !is_word(args[0], &home) || PyBytes_AsStringAndSize(args[1], &key, &size) < 0)
+        return NULL;
+    if (closed(self))
+        Py_RETURN_NONE;
+    found = dl_find(&((Ring *)self)->ring, home, key, (size_t)size, &header, &body);
+    if (found == DL_NO_MEMORY)
+        return PyErr_NoMemory();
+    written = found == DL_FOUND ? written_in(&header, body) : Py_NewRef(found == DL_NOTHING ? Py_None : Py_False);
+    free(body);
+    return written;
+}
+
+static PyObject *ring_is_sound(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    return PyBool_FromLong(dl_is_sound(&((Ring *)self)->ring));
+}
+
+static PyObject *ring_append(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+    dl_ring *ring = &((Ring *)self)->ring;
+    uint64_t tick;
+    dl_header header;
+    char *body;
+    int has_room;
+    if (!takes("append", count, 9) || !is_word(args[0], &tick) || !(body = record_of(args + 1, &header)))
+        return NULL;
+    header.tick = tick;
+    has_room = dl_plan(ring, &header, body);
+    if (has_room)
+        dl_write(ring, &header, body);
+    PyMem_Free(body);
+    return PyBool_FromLong(has_room);
+}
+
+static int is_place(PyObject *const *args, dl_place *place)
+{
+    uint64_t last;
+    if (!is_word(args[0], &place->offset) || !is_word(args[1], &last))
+        return 0;
+    place->last = (uint32_t)last;
+    return 1;
+}
+
+static PyObject *ring_mend(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+    dl_place flushed;
+    if (!takes("mend", count, 2) || !is_place(args, &flushed))
+        return NULL;
+    if (!dl_mend(&((Ring *)self)->ring, &flushed))
+        return PyErr_NoMemory();
+    Py_RETURN_NONE;
+}
+
+static PyObject *ring_take_over(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+    dl_place place;
+    if (!takes("take_over", count, 2) || !is_place(args, &place))
+        return NULL;
+    if (!dl_take_over(&((Ring *)self)->ring, &place))
+        return PyErr_NoMemory();
+    return Py_BuildValue("(KI)", (unsigned long long)place.offset, place.last);
+}
+
+static dl_place flushed_in(const dl_ring *ring)
+{
+    return (dl_place){dl_load(ring->words + DL_FLUSHED), (uint32_t)(dl_load(ring->words + DL_FLUSHED_LAST) >> 32)};
+}
+
+static PyObject *ring_newest_tick(PyObject *self, PyObject *unused)
+{
+    dl_ring *ring = &((Ring *)self)->ring;
+    dl_place place = flushed_in(ring);
+    uint64_t limit = place.offset + ring->capacity;
+    int64_t newest = 0;
+    dl_header header;
+    const char *body;
+    (void)unused;
+    while (dl_next(ring, limit, &place, &header, &body))
+        if ((int64_t)header.tick > newest)
+            newest = (int64_t)header.tick;
+    return PyLong_FromLongLong(newest);
+}
+
+/* What several writes of a key come to: the tick of the write that made the entry, that of the last one, the hash, what
+   the last one wrote, and whether any was a removal. */
+static PyObject *net_of(PyObject *before, const dl_header *header, PyObject *what)
+{
+    PyObject *ticks = PyLong_FromLongLong((int64_t)header->tick), *first = ticks;
+    int was_removed = what == Py_None;
+    if (before && PyTuple_GetItem(before, 3) != Py_None)
+        first = PyTuple_GetItem(before, 0);
+    if (before && PyTuple_GetItem(before, 4) == Py_True)
+        was_removed = 1;
+    if (!ticks)
+        return NULL;
+    Py_INCREF(first);
+    return Py_BuildValue("(NNKOO)", first, ticks, header->home, what, was_removed ? Py_True : Py_False);
+}
+
+/* Damaged content may be about any key of its hash: of none of them is known what was written. */
+static int removed_of(PyObject *net, uint64_t home)
+{
+    PyObject *key, *each;
+    Py_ssize_t position = 0;
+    while (PyDict_Next(net, &position, &key, &each)) {
+        PyObject *changed;
+        int failed;
+        if (PyLong_AsUnsignedLongLong(PyTuple_GetItem(each, 2)) != home)
+            continue;
+        changed = Py_BuildValue("(OOOOO)", PyTuple_GetItem(each, 0), PyTuple_GetItem(each, 1), PyTuple_GetItem(each, 2),
+                                Py_None, Py_True);
+        failed = !changed || PyDict_SetItem(net, key, changed) < 0;
+        Py_XDECREF(changed);
+        if (failed)
+            return 0;
+    }
+    return 1;
+}
+
+/* Add one record to what waiting records come to; return 1, 0 if that would be more than `most` keys, -1 for an error,
+   or -2 for damage. */
+static int gathered(PyObject *net, const dl_header *header, const char *body, Py_ssize_t most)
+{
+    PyObject *key = NULL, *what = NULL, *before, *after = NULL;
+    int outcome = -1;
+    if (!dl_has_whole_body(header, body)) {
+        if (!removed_of(net, header->home))
+            return -1;
+        key = PyLong_FromUnsignedLongLong(header->home);
+        what = Py_NewRef(Py_None);
+    } else {
+        key = bytes_in(body, header->key_size);
+        what = header->kind == DL_REMOVAL ? Py_NewRef(Py_None)
+            : header->kind == DL_RECORD   ? bytes_in(body + header->key_size, header->value_size)
+                                          : written_in(header, body);
+    }
+    if (what == Py_False)
+        outcome = -2;
+    else if (key && what) {
+        before = PyDict_GetItemWithError(net, key);
+        if (!before && !PyErr_Occurred() && PyDict_Size(net) >= most)
+            outcome = 0;
+        else if (!PyErr_Occurred() && (after = net_of(before, header, what)) && PyDict_SetItem(net, key, after) >= 0)
+            outcome = 1;
+    }
+    Py_XDECREF(key);
+    Py_XDECREF(what);
+    Py_XDECREF(after);
+    return outcome;
+}
+
+static PyObject *ring_gather(PyObject *self, PyObject *most)
+{
+    dl_ring *ring = &((Ring *)self)->ring;
+    Py_ssize_t limit = PyLong_AsSsize_t(most);
+    uint64_t head = dl_load(ring->words + DL_HEAD);
+    dl_place end = flushed_in(ring), next = end;
+    PyObject *net;
+    int outcome = 1;
+    if ((limit == -1 && PyErr_Occurred()) || !(net = PyDict_New()))
+        return NULL;
+    while (end.offset < head && outcome == 1) {
+        dl_header header;
+        const char *body;
+        outcome = dl_next(ring, head, &next, &header, &body) ? gathered(net, &header, body, limit) : -2;
+        if (outcome == 1)
+            end = next;
+    }
+    if (outcome < 0) {
+        Py_DECREF(net);
+        return outcome == -2 ? Py_NewRef(Py_None) : NULL;
+    }
+    return Py_BuildValue("(NKI)", net, (unsigned long long)end.offset, end.last);
+}
+
+static PyMethodDef ring_methods[] = {
+    {"append", (PyCFunction)(void (*)(void))ring_append, METH_FASTCALL, NULL},
+    {"close", ring_close, METH_NOARGS, NULL},
+    {"find", (PyCFunction)(void (*)(void))ring_find, METH_FASTCALL, NULL},
+    {"gather", ring_gather, METH_O, NULL},
+    {"has", ring_has, METH_O, NULL},
+    {"is_closed", ring_is_closed, METH_NOARGS, NULL},
+    {"is_sound", ring_is_sound, METH_NOARGS, NULL},
+    {"mend", (PyCFunction)(void (*)(void))ring_mend, METH_FASTCALL, NULL},
+    {"newest_tick", ring_newest_tick, METH_NOARGS, NULL},
+    {"take_over", (PyCFunction)(void (*)(void))ring_take_over, METH_FASTCALL, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot ring_slots[] = {
+    {Py_tp_new, ring_new}, {Py_tp_dealloc, ring_dealloc}, {Py_tp_methods, ring_methods}, {0, NULL},
+};
+
+PyType_Spec ring_spec = {
+    "diskcache_like.coherence._native.Ring", sizeof(Ring), 0, Py_TPFLAGS_DEFAULT, ring_slots,
+};
+
+/* -- Shard -- */
+
+static PyObject *shard_new(PyTypeObject *type, PyObject *args, PyObject *named)
+{
+    State *state = PyType_GetModuleState(type);
+    Shard *self;
+    Words *header, *slots;
+    Ring *ring;
+    unsigned long long prime, limit, tick_limit, due_limit, bound, longest;
+    Lock *lock;
+    int index;
+    (void)named;
+    if (!PyArg_ParseTuple(args, "O!O!O!KO!KKKKK", state->lock, &lock, state->words, &header, state->words, &slots, &prime,
+                          state->ring, &ring, &limit, &tick_limit, &due_limit, &bound, &longest))
+        return NULL;
+    if (!prime || prime > (uint64_t)slots->length || header->length <= DL_LIMIT) {
+        PyErr_SetString(PyExc_ValueError, "there are fewer words than the shard has");
+        return NULL;
+    }
+    if (!(self = (Shard *)allocated(type)))
+        return NULL;
+    self->owners[0] = (PyObject *)header;
+    self->owners[1] = (PyObject *)slots;
+    self->owners[2] = (PyObject *)ring;
+    self->owners[3] = (PyObject *)lock;
+    for (index = 0; index < 4; index++)
+        Py_INCREF(self->owners[index]);
+    self->shard = (dl_shard){
+        .header = header->words,
+        .slots = slots->words,
+        .ring = &ring->ring,
+        .slot_prime = prime,
+        .known_epoch = dl_load(header->words + DL_EPOCH),
+        .known_buffer = dl_load(header->words + DL_BUFFER),
+        .limit = limit,
+        .tick_limit = tick_limit,
+        .due_limit = due_limit,
+        .bound = bound,
+        .longest = longest,
+        .lock = &lock->lock,
+    };
+    return (PyObject *)self;
+}
+
+static void shard_dealloc(PyObject *self)
+{
+    int index;
+    for (index = 0; index < 4; index++)
+        Py_XDECREF(((Shard *)self)->owners[index]);
+    freed(self);
+}
+
+static PyObject *shard_append(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+    uint64_t expected, stamp;
+    dl_header header;
+    char *body;
+    if (!takes("append", count, 9) || !is_word(args[0], &expected) || !(body = record_of(args + 1, &header)))
+        return NULL;
+    stamp = dl_append(&((Shard *)self)->shard, me(), &header, body, expected);
+    PyMem_Free(body);
+    return PyLong_FromUnsignedLongLong(stamp);
+}
+
+static PyMethodDef shard_methods[] = {
+    {"append", (PyCFunction)(void (*)(void))shard_append, METH_FASTCALL, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot shard_slots[] = {
+    {Py_tp_new, shard_new}, {Py_tp_dealloc, shard_dealloc}, {Py_tp_methods, shard_methods}, {0, NULL},
+};
+
+PyType_Spec shard_spec = {
+    "diskcache_like.coherence._native.Shard", sizeof(Shard), 0, Py_TPFLAGS_DEFAULT, shard_slots,
+};

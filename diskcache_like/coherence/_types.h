@@ -1,0 +1,96 @@
+/* What the Python types of the core share: their objects, the module's state, and how arguments are read. */
+
+#ifndef DISKCACHE_LIKE_TYPES_H
+#define DISKCACHE_LIKE_TYPES_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include "_native.h"
+
+typedef struct {
+    PyObject_HEAD
+    Py_buffer buffer;
+    uint64_t *words;
+    Py_ssize_t length;
+} Words;
+
+typedef struct {
+    PyObject_HEAD
+    Py_buffer buffer;
+    dl_ring ring;
+    int is_closed;
+} Ring;
+
+typedef struct {
+    PyObject_HEAD
+    dl_lock lock;
+    uint64_t own_words[DL_LIMIT];
+    PyObject *words; /* a header's, which keep mapped what `lock` points to; NULL before there is one */
+    long waiting;    /* threads */
+} Lock;
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *owners[4]; /* they keep mapped what `shard` points to */
+    dl_shard shard;
+} Shard;
+
+/* Attributes that `end` looks at; a name that is made once takes a third of the time of one that is made each time. */
+enum name { CONNECTION, CORE, CURSOR, CUT_OFF, IN_TRANSACTION, LOCK, RAW, TOKEN, TXN, NAMES };
+
+typedef struct {
+    PyTypeObject *words, *lock, *ring, *shard, *context;
+    PyObject *names[NAMES];
+} State;
+
+extern PyType_Spec words_spec, lock_spec, ring_spec, shard_spec;
+
+/* Where there is no global lock: nobody closes a lock, and so unmaps its words, while another thread's call reads them. */
+#ifdef Py_GIL_DISABLED
+#define BEGIN_ALONE(object) Py_BEGIN_CRITICAL_SECTION(object)
+#define END_ALONE() Py_END_CRITICAL_SECTION()
+#else
+#define BEGIN_ALONE(object) {
+#define END_ALONE() }
+#endif
+
+static inline PyObject *allocated(PyTypeObject *type)
+{
+    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    return allocate(type, 0);
+}
+
+static inline void freed(PyObject *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    release(self);
+    Py_DECREF(type);
+}
+
+static inline int takes(const char *name, Py_ssize_t found, Py_ssize_t expected)
+{
+    if (found == expected)
+        return 1;
+    PyErr_Format(PyExc_TypeError, "%s takes %zd arguments, not %zd", name, expected, found);
+    return 0;
+}
+
+static inline int is_word(PyObject *object, uint64_t *word)
+{
+    *word = PyLong_AsUnsignedLongLong(object);
+    return *word != (uint64_t)-1 || !PyErr_Occurred();
+}
+
+static inline uint64_t me(void)
+{
+    return (uint64_t)PyThread_get_thread_ident();
+}
+
+static inline int is_owner(const dl_lock *lock, uint64_t thread)
+{
+    return __atomic_load_n(&lock->owner, __ATOMIC_ACQUIRE) == thread;
+}
+
+#endif
