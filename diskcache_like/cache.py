@@ -294,8 +294,8 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
 
     def _mapped(self, key: Any, default: Any) -> Any:
         """Return the value of `key`, mapped if it is in a file of its own; the caller has counted the hit."""
-        found = self._loader.load(key, self._rows.locate(key), maps=True)
-        return default if found is None else found[0]
+        value = self._loader.load(key, self._rows.locate(key), maps=True)
+        return default if value is ENOVAL else value
 
     def __getitem__(self, key: Any) -> Any:
         """Return the value of `key`; raise KeyError if it is missing or expired."""
@@ -373,11 +373,11 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
         blobs = store.read_many([(location[1], location[0]) for _, location, _ in wanted])
         for key, location, stamp in wanted:
             home = location[1]
-            one = load(key, location, False, (slots, stamp, blobs.get(home)))
-            if one is not None:
-                found[key] = one[0]
+            value = load(key, location, (slots, stamp, blobs.get(home)))
+            if value is not ENOVAL:
+                found[key] = value
             if hot.tracks:
-                hot.count_read(one is not None, store, home)
+                hot.count_read(value is not ENOVAL, store, home)
 
     # -- writing --------------------------------------------------------------------------------------------------
 

@@ -15,8 +15,9 @@ from ..coherence.generations import Words
 from ..disk.contract import NOT_KEPT, Constant
 from ..disk.value_files import Encoded
 from ..encoding import keys, values
-from ..encoding.record import MODE_RAW, RESIDUE, SIMPLE_HEAD, Metadata, Record
+from ..encoding.record import MODE_RAW, RESIDUE, SIMPLE_HEAD, Metadata, Record, plain_payload
 from ..errors import DecodeError, DirectoryError, SignatureError
+from ..storage.interface import EntryStore
 from . import encryption
 from .handle import Handle
 from .hot import NEGATIVE_HIT, PLAIN_TYPES, HotLayer
@@ -44,7 +45,7 @@ class Loader:
         self._maps = handle.options.mmap
         self._hot_encoded = handle.options.hot_encoded and handle.sealer is not None
         self._opens_plain = handle.sealer is not None and not self._hot_encoded
-        self._reads_simple = not handle.signs_all and handle.disk.own_values
+        self._reads_plain = not handle.signs_all and handle.disk.own_values
         self._compresses = handle.disk.value_codec.compresses
 
     def get(self, key: Any, default: Any, read: bool, expire_time: bool, tag: bool, maps: bool | None) -> Any:
@@ -57,28 +58,32 @@ class Loader:
             if entry is not None:
                 value = hot.hit(entry)
                 return default if value is NEGATIVE_HIT else value
-        found = self.load(key, location, read, maps=maps)
-        if hot.tracks:
-            hot.count_read(found is not None, location[2], location[1])
+        stored_key, home, store = location
         if plain:
-            return default if found is None else found[0]
-        if found is not None:
-            with self._rows.reporting(key):
-                return with_metadata(found[0], found[1], expire_time, tag)
-        return with_metadata(default, None, expire_time, tag)
+            value = self.load(key, location, maps=maps)
+            if hot.tracks:
+                hot.count_read(value is not ENOVAL, store, home)
+            return default if value is ENOVAL else value
+        stamp = store.shard.slots[home % store.shard.slot_prime]
+        found = self.load_checked(key, location, (stamp, store.read(home, stored_key)), read, maps)
+        if hot.tracks:
+            hot.count_read(found is not None, store, home)
+        if found is None:
+            return with_metadata(default, None, expire_time, tag)
+        with self._rows.reporting(key):
+            return with_metadata(found[0], found[1], expire_time, tag)
 
     def load(
         self,
         key: Any,
         location: Location,
-        read: bool = False,
         seen: tuple[Words, int, bytes | None] | None = None,
         maps: bool | None = None,
-    ) -> tuple[Any, Record | None] | None:
-        """Return the value and record of a live entry from the database, keeping it hot if nothing changed meanwhile.
+    ) -> Any:
+        """Return the value of a live entry from the database, ENOVAL if there is none; keep hot what did not change.
 
-        The record is None for a simple one, which has no metadata. `seen`: the slots, the generation of the key's slot
-        before a SELECT, and what that found; without it the row is read here.
+        `seen`: the slots, the generation of the key's slot before a SELECT, and what that found; without it the row is
+        read here.
         """
         stored_key, home, store = location
         shard = store.shard
@@ -89,29 +94,35 @@ class Loader:
             packed = store.read(home, stored_key)
         else:
             slots, stamp, packed = seen
-        payload = None
-        if type(packed) is bytes and not read:
-            if self._reads_simple:
-                payload = (
-                    packed[1:-4] if packed[:1] == SIMPLE_HEAD and crc32(packed, crc32(stored_key)) == RESIDUE else None
-                )
-            elif self._opens_plain:
-                payload = store.disk.sealer.plain_payload(stored_key, packed)  # type: ignore[union-attr]
-        if payload is not None:
-            try:
-                value, kept, decode = store.disk.load_payload(payload)
-            except DecodeError as error:
-                self._rows.report_corrupt(error, key)
-                return None
-            # Rule 3: kept only if no write to the slot was under way before the SELECT or came since.
-            if self._hot.limit and not stamp & 1 and slots[slot] == stamp:
-                self._hot.keep(key, location, stamp, None, (kept, decode), len(payload))
-            return value, None
         if packed is None and not store.displaced:
             if self._hot.limit and not stamp & 1 and slots[slot] == stamp:
                 self._hot.keep_missing(key, location, stamp)
-            return None
-        return self.load_checked(key, location, (stamp, packed), read, maps)
+            return ENOVAL
+        payload, expire = self._plain(store, stored_key, packed)
+        if payload is None:
+            found = self.load_checked(key, location, (stamp, packed), maps=maps)
+            return ENOVAL if found is None else found[0]
+        if expire is not None and not expire > self._rows.clock():
+            return ENOVAL
+        try:
+            value, kept, decode = store.disk.load_payload(payload)
+        except DecodeError as error:
+            self._rows.report_corrupt(error, key)
+            return ENOVAL
+        # Rule 3: kept only if no write to the slot was under way before the SELECT or came since.
+        if self._hot.limit and not stamp & 1 and slots[slot] == stamp:
+            self._hot.keep(key, location, stamp, expire, (kept, decode), len(payload))
+        return value
+
+    def _plain(self, store: EntryStore, stored_key: bytes, packed: bytes | None) -> tuple[bytes | None, float | None]:
+        """Return payload and expiry of most records, quickly; None for one that `load_checked` has to look at."""
+        if type(packed) is bytes:
+            if self._reads_plain:
+                if crc32(packed, crc32(stored_key)) == RESIDUE:
+                    return (packed[1:-4], None) if packed[:1] == SIMPLE_HEAD else plain_payload(packed)
+            elif self._opens_plain:
+                return store.disk.sealer.plain_payload(stored_key, packed), None  # type: ignore[union-attr]
+        return None, None
 
     def load_recorded(self, key: Any, location: Location, stale: bool = False) -> tuple[Any, Record, int] | None:
         """Return the value of an entry, its record, and the version of its row when the three were together."""
@@ -136,7 +147,7 @@ class Loader:
         maps: bool | None = None,
         stale: bool = False,
     ) -> tuple[Any, Record] | None:
-        """Do what `load` does for a record of any kind; with `stale` also for one that is kept after its expiry.
+        """Return the value and record of a live entry; with `stale` also of one that is kept after its expiry.
 
         `seen`: the generation of the key's slot before a SELECT, and what that found. If the value file is gone when it
         is opened, the row is an older one, and is read again.
@@ -220,7 +231,7 @@ class Loader:
     def current(
         self, key: Any, location: Location, packed: bytes | None
     ) -> tuple[Any, Record | None] | Literal[Removable.EXPIRED] | None:
-        """Return value and record of a live entry for a `decide` function; as in `load`, no record of a simple one.
+        """Return value and record of a live entry for a `decide` function; no record of a simple one.
 
         EXPIRED if it has expired, None if there is none, or it is damaged or not to be read by this user.
         """
@@ -228,7 +239,7 @@ class Loader:
         if (
             type(packed) is bytes
             and packed[:1] == SIMPLE_HEAD
-            and self._reads_simple
+            and self._reads_plain
             and crc32(packed, crc32(stored_key)) == RESIDUE
         ):
             try:

@@ -216,8 +216,7 @@ class Computed(Tagging):
             if decode is NEGATIVE_HIT:
                 return ENOVAL
             return value if decode is None else decode(value)
-        found = self._loader.load(key, self._rows.locate(key))
-        return ENOVAL if found is None else found[0]
+        return self._loader.load(key, self._rows.locate(key))
 
     def _evict_hidden(self, *tags: bytes, retry: bool = True) -> int:
         """Remove every entry with one of these hidden tags, of this namespace if it is one."""

@@ -14,7 +14,7 @@ from ..encoding import keys
 from ..encoding.made_keys import is_flight
 from ..encoding.record import Record
 from ..encoding.tags import pack_tags
-from ..entries.loading import EXPIRED
+from ..entries.loading import ENOVAL, EXPIRED
 from ..entries.row_codec import Expiry, Location, discard, with_metadata
 from ..errors import DecodeError, StorageError, Timeout, ValueTooLarge
 from ..settings.misuse import NoOthers, unexpected, whole
@@ -179,9 +179,9 @@ class Queues(Parts):
                 if not self._is_own_key(key, stored_key):
                     continue
                 # The slot was not looked at before the SELECT, so 1 stands for its generation: nothing is kept hot.
-                found = self._loader.load(key, (stored_key, place & ~3, store), False, (store.shard.slots, 1, packed))
-                if found is not None:
-                    yield key, found[0]
+                value = self._loader.load(key, (stored_key, place & ~3, store), (store.shard.slots, 1, packed))
+                if value is not ENOVAL:
+                    yield key, value
             low, high = (low, number - 1) if last else (number + 1, high)
             rows = store.queue_page(queue, last, low, high, QUEUE_PAGE)
 
