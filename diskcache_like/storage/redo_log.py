@@ -33,6 +33,7 @@ from ..errors import CacheError, CorruptDatabase, CorruptDatabaseWarning, Decode
 from ..system.blocking import may_block
 from ..system.callers import warn
 from ..system.forks import token_word
+from ..system.signals import is_from_signal_handler, reraise_signal
 from .opening.identity import COMMITTING, LAST_TRANSACTION
 from .shard.ownership import HOME, Transaction
 from .shard.transactions import Transactions, left
@@ -90,7 +91,8 @@ class RedoLog:
             other.decided = True  # before the commit: an exception may come between it and the next line
         try:
             first.connection.commit(txn)
-        except CacheError:
+        except CacheError as error:
+            reraise_signal(error)  # a handler's, which may have interrupted just after the commit
             for _, other in parts:
                 other.decided = False
             raise
@@ -105,13 +107,15 @@ class RedoLog:
         for part in decided:
             part.shard.header[Header.CROSS_SHARD] = 0
 
-    def complete(self, error: BaseException) -> None:
-        """Complete a decided transaction that was cut off, and raise what cut it off unless that is a CacheError.
+    def complete(self, error: BaseException, txns: Sequence[tuple[Transactions, Transaction]]) -> None:
+        """Complete a decided transaction that was cut off; raise what cut it off, unless that is the package's error.
 
         If it cannot be completed now, the error says what becomes of it.
         """
         try:
             self.roll_forward(0)
+            for part, txn in txns:  # cut off just before the commit that decides, nothing refers to their files
+                part.upkeep.unlink_unused(txn.files)
         except CacheError:
             text = (
                 "a shard could not commit its part of a transaction whose other parts are committed; the transaction is"
@@ -121,7 +125,7 @@ class RedoLog:
                 raise DiskFull(text, self._directory) from error
             if isinstance(error, CacheError):
                 raise StorageError(f"{self._directory!r}: {text}") from error
-        if not isinstance(error, CacheError):
+        if not isinstance(error, CacheError) or is_from_signal_handler(error):
             raise error
 
     # -- rolling forward ----------------------------------------------------------------------------------------------
@@ -166,7 +170,6 @@ class RedoLog:
         for store in self._ordered:
             if store.shard.present_header()[Header.CROSS_SHARD]:
                 store.transactions.take_alone(left(deadline))
-                store.transactions.recover()
                 due.append(store)
         # While this waited for a lock, another transaction may have been cut off that concerns a shard passed over.
         # Without the locks of `due`, nobody can begin or finish one that concerns them.

@@ -79,11 +79,8 @@ class Store:
         self.select, self.scan, self.refers_to, self.end = reader.select, reader.scan, reader.refers_to, reader.end
         self.places, self.rows_at, self.tagged = reader.places, reader.rows_at, reader.tagged
         self.tagged_places, self.count_tagged = reader.tagged_places, reader.count_tagged
-        self.queue_end, self.queue_page, self.smallest_first = (
-            reader.queue_end,
-            reader.queue_page,
-            reader.smallest_first,
-        )
+        self.queue_end, self.queue_page = reader.queue_end, reader.queue_page
+        self.smallest_first = reader.smallest_first
         self.put, self.put_many = writer.put, writer.put_many
         self.remove, self.update = writer.remove, writer.update
         self.transaction, self.locked = transactions.transaction, transactions.locked
@@ -153,7 +150,7 @@ class Store:
             return
         shard.lock.refuse_holder()
         try:
-            if not self.transactions.take_to_close(timeout):
+            if not self.transactions.acquire(timeout):
                 return
             if shard.config.on_write is not None:
                 shard.config.on_write(self.transactions.count_uses)

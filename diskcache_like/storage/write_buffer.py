@@ -40,6 +40,7 @@ from .upkeep.maintenance import Maintenance
 BATCH: int = 1 << 14  # keys that one transaction flushes at most
 LONGEST: int = 1 << 14  # bytes of a record that is appended
 FULL_PART: int = 4  # of the ring: the most that may wait, and that one record may take, so that it always has room
+PLACE_BITS = 63  # of a place, which is a rowid of SQLite's: one beyond that was planted
 LIMIT_PART: int = 200  # the ring may hold 1/200 of the size limit: what is written between two volume checks
 
 _BUFFER, _DISPLACED, _NEXT_EXPIRE = Header.BUFFER, Header.DISPLACED, Header.NEXT_EXPIRE
@@ -295,7 +296,7 @@ class WriteBuffer:
 
     def _gather(self, ring: Ring) -> tuple[dict[bytes | int, _native.Net], Mark | None]:
         net, mark = ring.gather(BATCH)
-        if any(place & ~HOME for _, _, place, _, _ in net.values()):
+        if any(place & ~HOME or place >> PLACE_BITS for _, _, place, _, _ in net.values()):
             raise DecodeError("a record of the write buffer has a hash that no key has")
         return net, mark
 

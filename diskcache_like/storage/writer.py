@@ -19,6 +19,7 @@ from ..encoding.record import RESIDUE
 from ..errors import CorruptDatabase, DiskFull, StorageError
 from ..system import paths
 from ..system.forks import token_word
+from ..system.signals import reraise_signal
 from .rows import Rows
 from .shard.invalidation import WRITE_COST
 from .shard.reader import Reader, own_or_other
@@ -130,7 +131,8 @@ class Writer:
             return 0  # under the lock alone is it known whether a file is lost, or replaced; and damage is counted once
         try:
             change = decide(packed)
-        except Exception:
+        except Exception as error:
+            reraise_signal(error)
             if self._stamp(home) == stamp:
                 raise
             return 0

@@ -28,8 +28,10 @@ from diskcache_like import Cache, Deque, EmptyDirWarning, FanoutCache, UnknownFi
 from diskcache_like.coherence.generations import GenerationFile
 from diskcache_like.coherence.write_lock import WriteLock
 from diskcache_like.errors import DecodeError, KeyEncodeError, TransactionError
-from diskcache_like.storage.shard import forking
+from diskcache_like.storage.shard import forking, invalidation
+from diskcache_like.storage.shard.ownership import Transaction
 from diskcache_like.storage.shard.transactions import Transactions
+from diskcache_like.storage.shard.writer_connection import WriterConnection
 from diskcache_like.storage.sqlite import schema
 from diskcache_like.storage.sqlite.reader_pool import MAX_READERS
 from diskcache_like.system.signals import is_from_signal_handler, reraise_signal, suppress
@@ -392,6 +394,99 @@ def test_whatever_catches_errors_of_any_kind_asks_whether_a_handler_raised_them(
         lines = [node.lineno for node in ast.walk(ast.parse(text)) if takes_unasked(node, ours)]  # type: ignore[attr-defined]
         unasked += [f"{path.relative_to(package)}:{line}" for line in lines if path.name not in COMMANDS]
     assert unasked == []
+
+
+# -- what an error of a handler must not be taken for ------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def handler_that_raises(error: Exception) -> Iterator[None]:
+    def handle(_: int, __: FrameType | None) -> None:
+        raise error
+
+    before = signal.signal(signal.SIGUSR1, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_an_error_of_a_handlers_is_not_taken_for_the_deciding_commits(tmp_path: Path, when: str) -> None:
+    commit, done = WriterConnection.commit, list[Transaction]()
+
+    def interrupted_once(connection: WriterConnection, txn: Transaction) -> None:
+        if when == "after" or done:
+            commit(connection, txn)
+        if not done:
+            done.append(txn)
+            signal.raise_signal(signal.SIGUSR1)
+
+    with FanoutCache(tmp_path, shards=2) as cache:
+        with (
+            handler_that_raises(TransactionError("of the handler")),
+            mock.patch.object(WriterConnection, "commit", interrupted_once),
+            pytest.raises(TransactionError, match="of the handler"),
+            cache.transact(),
+        ):
+            for number in range(10):
+                cache[number] = LARGE
+        assert [cache.get(number) for number in range(10)] == [LARGE if when == "after" else None] * 10
+        assert cache.check() == []
+
+
+def test_a_clear_that_is_interrupted_leaves_the_hot_layers_on(tmp_path: Path) -> None:
+    begin_all = GenerationFile.begin_all
+
+    def begun(generations: GenerationFile, tick: int) -> None:
+        begin_all(generations, tick)
+        raise KeyboardInterrupt
+
+    with Cache(tmp_path) as cache, mock.patch.object(invalidation, "ALL_SLOTS", 10):
+        cache.set_many({number: number for number in range(100)})
+        with mock.patch.object(GenerationFile, "begin_all", begun), pytest.raises(KeyboardInterrupt):
+            cache.clear()
+        assert [slot for slot in cache._shards.stores[0].shard.slots if slot & 1] == []  # type: ignore[attr-defined]
+        cache.clear()
+        assert [slot for slot in cache._shards.stores[0].shard.slots if slot & 1] == []  # type: ignore[attr-defined]
+
+
+def test_a_savepoint_that_is_left_over_takes_nothing_back(tmp_path: Path) -> None:
+    """Two interruptions: after SAVEPOINT, and after the RELEASE of another one of that name."""
+    execute, after = WriterConnection.execute, list[str]()
+
+    def executed(connection: WriterConnection, statement: str, parameters: Any = ()) -> sqlite3.Cursor:
+        cursor = execute(connection, statement, parameters)
+        if after and statement.startswith(after[0]):
+            del after[0]
+            raise KeyboardInterrupt
+        return cursor
+
+    with Cache(tmp_path) as cache, mock.patch.object(WriterConnection, "execute", executed):
+        with contextlib.suppress(TransactionError), cache.transact():
+            after[:] = ["SAVEPOINT", "RELEASE"]
+            with contextlib.suppress(KeyboardInterrupt), cache.transact():
+                pass
+            cache["outer"] = 1
+            with contextlib.suppress(KeyboardInterrupt), cache.transact():
+                cache["inner"] = 1
+            cache["last"] = 1
+        assert ("outer" in cache) == ("last" in cache), "a part of the transaction was taken back"
+        assert len(cache) == len(list(cache))
+
+
+def test_what_was_cut_off_is_mended_though_the_mending_is_interrupted(tmp_path: Path) -> None:
+    with Cache(tmp_path) as cache:
+        roll_back = mock.patch.object(Transactions, "roll_back", side_effect=KeyboardInterrupt)
+        with roll_back, pytest.raises(KeyboardInterrupt), cache.transact():
+            cache["key"] = LARGE
+            raise ValueError
+        upkeep = cache._shards.stores[0].transactions.upkeep
+        unlink = mock.patch.object(upkeep, "unlink_unused", side_effect=KeyboardInterrupt)
+        with unlink, pytest.raises(KeyboardInterrupt):
+            cache["other"] = 1
+        cache["other"] = 2
+        assert cache.check() == []
 
 
 # -- handlers that write, beside what raises --------------------------------------------------------------------------

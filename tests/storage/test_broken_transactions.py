@@ -14,11 +14,13 @@ from unittest import mock
 import pytest
 
 from diskcache_like import Cache, FanoutCache
+from diskcache_like.coherence.generations import UNCOUNTED, Header
 from diskcache_like.errors import CacheError, DiskFull, StorageError, TransactionError
 from diskcache_like.storage.shard.transactions import Transactions
 from diskcache_like.storage.shard.writer_connection import WriterConnection
 from diskcache_like.storage.store import Store
 from diskcache_like.storage.upkeep.quota import Quota
+from diskcache_like.storage.upkeep.trash import Trash
 
 KEYS = range(40)  # some in each shard
 
@@ -202,6 +204,24 @@ def test_a_rollback_that_the_disk_refuses_leaves_neither_lock_nor_transaction(ca
     assert stored(cache) == dict.fromkeys(KEYS, "old")
     write(cache, "after")
     assert stored(cache) == dict.fromkeys(KEYS, "after")
+
+
+def test_a_rollback_keeps_the_count_of_entries(cache: Cache) -> None:
+    assert len(cache) == len(KEYS)
+    with suppress(ZeroDivisionError), cache.transact():
+        del cache[0]
+        cache.set("new", 1)
+        raise ZeroDivisionError
+    assert all(store.shard.header[Header.COUNT] != UNCOUNTED for store in cache._shards.stores)
+    assert len(cache) == len(KEYS)
+
+
+def test_files_that_an_eviction_cannot_remove_do_not_make_a_commit_fail(cache: Cache) -> None:
+    with mock.patch.object(Trash, "empty", side_effect=StorageError("input/output error")), cache.transact():
+        cache[0] = "new"
+        for store in cache._shards.stores:
+            store.connection.txn.evicted = True  # type: ignore[union-attr]
+    assert stored(cache)[0] == "new"
 
 
 def test_a_timeout_is_one_deadline_for_all_shards(tmp_path: Path) -> None:

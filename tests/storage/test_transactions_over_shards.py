@@ -175,7 +175,7 @@ def test_a_transaction_cut_off_while_an_earlier_one_is_completed_is_whole_too(
 
         monkeypatch.setattr(Transactions, "take_alone", noted)
         # As if its process had been killed.
-        monkeypatch.setattr(cache._shards._redo_log, "complete", lambda error: None)
+        monkeypatch.setattr(cache._shards._redo_log, "complete", lambda error, txns: None)
         Refused(monkeypatch, 1, 1, refused)
         completing = threading.Thread(target=other._shards._redo_log.roll_forward, args=(None,))
         with cache.transact():

@@ -1388,7 +1388,7 @@ def test_what_was_deleted_in_spite_of_damage_stays_deleted(tmp_path: Path, flush
 
 
 @may_be_emptied
-@pytest.mark.parametrize("planted", ["tick", "tick of a row", "tags", "hash", "hash of damage"])
+@pytest.mark.parametrize("planted", ["tick", "tick of a row", "tags", "hash", "hash of damage", "hash beyond rowids"])
 def test_a_planted_record_that_sqlite_cannot_take_stops_nothing(cache: Cache, other: Cache, planted: str) -> None:
     cache["a"] = 1
     other["b"] = other["c"] = 1  # so that this one flushes it
@@ -1401,7 +1401,7 @@ def test_a_planted_record_that_sqlite_cannot_take_stops_nothing(cache: Cache, ot
     if planted == "tags":
         record[size - 1] = 255  # the last byte of the tags
     elif "hash" in planted:
-        pack_into("<Q", record, 16, (1 << 63) - 1)
+        pack_into("<Q", record, 16, 1 << 63 if planted == "hash beyond rowids" else (1 << 63) - 1)
     else:
         pack_into("<Q", record, 8, (1 << 64) - 1)
     pack_into("<I", record, 68, crc32(record[80:size]) ^ (planted == "hash of damage"))

@@ -45,6 +45,8 @@ class Invalidation:
             tick = shard.generations.next_tick()
         header[_TICK] = tick
         slots, slot = shard.slots, home % shard.slot_prime
+        if not autocommit:
+            self._connection.txn.touch(slot, home)  # type: ignore[union-attr]  # the transaction is ours
         slots[slot] = 2 * tick + 1  # odd before the commit: no reader keeps what it reads from here on
         if shard.ring is not None:
             self.end_walks()  # before the commit, too
@@ -61,8 +63,6 @@ class Invalidation:
         finally:
             if autocommit:
                 slots[slot] = 2 * tick + 2  # even after the commit (or its failure), still under the lock
-            else:
-                self._connection.txn.touch(slot, home)  # type: ignore[union-attr]  # the transaction is ours
 
     @context
     def commit_many(self, places: Sequence[int], autocommit: bool) -> Generator[None, None, None]:
@@ -73,6 +73,11 @@ class Invalidation:
         self.count_written(WRITE_COST * (1 + len(places)))
         slots = {(place & HOME) % shard.slot_prime for place in places}
         everything = len(slots) > ALL_SLOTS
+        txn = None if autocommit else connection.txn  # whose end settles the slots
+        if txn is not None:
+            txn.slots.update(() if everything else slots)
+            if txn.homes is not None:
+                txn.homes.update(place & HOME for place in places)
         if everything:
             generations.begin_all(tick)
         else:
@@ -88,14 +93,9 @@ class Invalidation:
                 connection.fail(error)
             raise
         finally:
-            txn = connection.txn
-            if not autocommit and txn is not None:
-                txn.slots.update(range(len(shard.slots)) if everything else slots)
-                if txn.homes is not None:
-                    txn.homes.update(place & HOME for place in places)
-            elif everything:
+            if txn is None and everything:
                 generations.settle_all(tick)
-            else:
+            elif txn is None:
                 generations.settle(slots, tick)
 
     def end_walks(self) -> None:

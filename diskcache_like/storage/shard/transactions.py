@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from threading import get_ident
 from typing import Protocol
 
@@ -21,6 +21,7 @@ from ...coherence.contexts import context, end
 from ...coherence.generations import MAX_WORD, NEVER, UNCOUNTED, Header
 from ...errors import CacheError, CorruptDatabase, DirectoryError, DiskFull, TransactionError
 from ...system.forks import token_word
+from ...system.signals import suppress
 from ..sqlite.connection import FAILURES
 from .invalidation import Invalidation
 from .open_shard import OpenShard
@@ -61,7 +62,7 @@ class Log(Protocol):
     def forget(self, decided: Sequence[Transactions]) -> None:
         """Remove what `decide` has stored: all of these are committed, and their locks are held."""
 
-    def complete(self, error: BaseException) -> None:
+    def complete(self, error: BaseException, txns: Sequence[tuple[Transactions, Transaction]]) -> None:
         """Commit what this error left uncommitted after the decision; raise what the caller has to be told."""
 
 
@@ -104,7 +105,8 @@ class Transactions:
         With `removes_expired` some expired entries go first; a caller that counts entries passes False.
         """
         shard = self.shard
-        self._acquire(timeout)
+        while not self.acquire(timeout):
+            shard.ready()
         header = shard.header
         if (
             (header[_NEXT_EXPIRE] != NEVER and shard.removal_is_due())
@@ -117,19 +119,16 @@ class Transactions:
         ):
             self._prepare(timeout, removes_expired)
 
-    def _acquire(self, timeout: float | None) -> None:
-        """Acquire the lock; open the shard again if another thread has closed it just now."""
-        shard = self.shard
-        while True:
-            lock = shard.lock
-            try:
-                lock.acquire(timeout)
-            except DirectoryError:
-                if shard.is_open_with(lock):
-                    raise
-                shard.ready()
-            else:
-                return
+    def acquire(self, timeout: float | None) -> bool:
+        """Acquire the lock of an open shard; return False if another thread has closed the shard just now."""
+        lock = self.shard.lock
+        try:
+            lock.acquire(timeout)
+        except DirectoryError:
+            if self.shard.is_open_with(lock):
+                raise
+            return False
+        return True
 
     def _prepare(self, timeout: float | None, removes_expired: bool) -> None:
         """Do what is due before a write, under the lock."""
@@ -163,13 +162,14 @@ class Transactions:
             header[_COUNT] = UNCOUNTED  # the last holder may have ended between its commit and the count
             connection.inserted = None
             header[_SETTLED] = header[_TICK]
-        txn, connection.cut_off = connection.cut_off, None
+        txn = connection.cut_off
         if txn is not None:  # a signal handler ended it; another process may have mended the rest by now
             connection.rolled_back()
             shard.generations.settle(txn.slots, shard.generations.internal_tick())
             connection.run_at_end()
             if not txn.decided:
                 self.upkeep.unlink_unused(txn.files)
+            connection.cut_off = None  # last, since all of this can be done again
 
     def settle(self) -> None:
         """Say that what was done under the lock is complete: the last thing before its end."""
@@ -182,26 +182,18 @@ class Transactions:
         if after_release is not None:
             after_release()
 
-    def take_to_close(self, timeout: float | None) -> bool:
-        """Take the lock of an open shard to close it; return False if another thread has closed it just now."""
-        lock = self.shard.lock
-        try:
-            lock.acquire(timeout)
-        except DirectoryError:
-            if self.shard.is_open_with(lock):
-                raise
-            return False
-        return True
-
     def take_alone(self, timeout: float | None) -> None:
-        """Take the write lock of the database in use, and flush what waits, with no other upkeep."""
+        """Take the write lock of the database in use, mend it, and flush what waits, with no other upkeep."""
         shard = self.shard
         shard.ready()
-        self._acquire(timeout)
-        while not shard.is_current():
+        while not self.acquire(timeout):
+            shard.ready()
+        if not shard.is_current():
             shard.lock.release()
             shard.reopen()
-            self._acquire(timeout)
+            self.take_alone(timeout)
+            return
+        self.recover()
         self.upkeep.flush_buffer()
 
     def count_uses(self, hits: int, misses: int) -> None:
@@ -255,7 +247,8 @@ class Transactions:
     def roll_back(self, txn: Transaction, error: BaseException) -> None:
         """Roll back what this error has ended."""
         if self.connection.txn is txn and not self.shard.inherited():
-            self.shard.header[_COUNT] = UNCOUNTED  # a signal handler may have raised just after the commit
+            if not self.connection.in_transaction():
+                self.shard.header[_COUNT] = UNCOUNTED  # a signal handler may have raised just after the commit
             self.connection.roll_back()
             self._finish(txn)
             self.upkeep.rolled_back(txn, error)
@@ -270,7 +263,8 @@ class Transactions:
 
     def _finish(self, txn: Transaction) -> None:
         generations = self.shard.generations
-        generations.settle(txn.slots, generations.internal_tick())
+        if not generations.recover():  # all slots, where the transaction has changed so many
+            generations.settle(txn.slots, generations.internal_tick())
         self.connection.run_at_end()
         self.connection.txn = None
 
@@ -295,8 +289,10 @@ class Savepoint:
         self._depth = txn.depth
         self._added, self._files = txn.added, len(txn.files)
         self._name = f"nested_{self._depth + 1}"
+        # Until it has ended nothing outside of it may be committed; before it begins, so that an interrupted one, whose
+        # name may be used again, prevents that, too.
+        txn.depth = self._depth + 1
         part.connection.execute(f"SAVEPOINT {self._name}")
-        txn.depth = self._depth + 1  # until it has ended: as long as it has not, nothing outside of it may be committed
 
     def release(self) -> None:
         """Make what it did a part of the outer transaction."""
@@ -338,7 +334,7 @@ class _Parts:
             else:
                 self._joined.append((part, txn))
         self.open_shards = tuple(open_shards)  # what `end` takes, which must be the first thing called in a `finally`
-        self._txns: list[tuple[Transactions, Transaction]] = []
+        self.txns: list[tuple[Transactions, Transaction]] = []
         self._savepoints: list[Savepoint] = []
 
     def begin(self, timeout: float | None) -> None:
@@ -350,8 +346,8 @@ class _Parts:
         for part, txn in self._joined:
             self._savepoints.append(Savepoint(part, txn))
         for part in self.taken:
-            self._txns.append((part, part.begin()))
-        for _, txn in self._txns:
+            self.txns.append((part, part.begin()))
+        for _, txn in self.txns:
             txn.homes = None if self._log is None else set()
             txn.entered, txn.stepping = True, False
 
@@ -362,12 +358,12 @@ class _Parts:
         for savepoint in self._savepoints:
             savepoint.release()
         if self._log is not None:
-            decided = self._log.decide(self._txns)
-        for part, txn in self._txns:
+            decided = self._log.decide(self.txns)
+        for part, txn in self.txns:
             part.commit(txn)
         if self._log is not None and decided:
             self._log.forget(decided)
-        for part, txn in self._txns:
+        for part, txn in self.txns:
             if txn.evicted:
                 part.upkeep.after_eviction()
             part.settle()
@@ -377,16 +373,16 @@ class _Parts:
         self._leave()
         for savepoint in self._savepoints:
             savepoint.roll_back()
-        for part, txn in self._txns:
+        for part, txn in self.txns:
             part.roll_back(txn, error)
 
     def _leave(self) -> None:
-        for _, txn in self._txns:
+        for _, txn in self.txns:
             txn.entered, txn.stepping = False, True
 
     def is_decided(self) -> bool:
         """Tell whether a commit that decides for all was made, or was about to be."""
-        return any(txn.decided for _, txn in self._txns)
+        return any(txn.decided for _, txn in self.txns)
 
 
 @context
@@ -417,7 +413,7 @@ def transaction(
                 part.shard.recover(error)
         if log is None or not body.is_decided():
             raise
-        log.complete(error)
+        log.complete(error, body.txns)
     for part in body.taken:
         part.released()
 

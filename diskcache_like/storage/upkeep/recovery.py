@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from typing import TypeVar
 
 from ...errors import CacheError, CorruptDatabase, DiskFull
 from ...system.blocking import may_block
+from ...system.signals import suppress
 from ..shard.ownership import Transaction
 from ..shard.transactions import Transactions
 from ..sqlite import statements as sql

@@ -135,5 +135,5 @@ class Trash:
 
     def empty_if_possible(self) -> None:
         """Unlink the files of entries whose removal is committed; if that fails, the removal still holds."""
-        with suppress(OSError):
+        with suppress(OSError, CacheError):
             self.empty()
