@@ -407,7 +407,8 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
         stored_key, home, store = location = rows.locate(key)
         metadata = NO_METADATA
         if expire is not None or tag is not None or tags is not None:
-            metadata = rows.metadata(expire, pack_tags(tag, tags, key))
+            packed_tags = b"" if tag is None and tags is None else pack_tags(tag, tags, key)
+            metadata = rows.metadata(expire, packed_tags)
         if if_version is not ANY_VERSION:
             if if_version is not None and type(if_version) is not int:
                 raise TypeError(f"if_version is {if_version!r:.80}, expected the version of an Entry, or None")

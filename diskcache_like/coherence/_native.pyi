@@ -125,8 +125,11 @@ class Ring:
     def find(self, home: int, stored_key: bytes, /) -> Fields | bool | None:
         """Return the newest write of a key, None if the database has it, False for damage."""
 
-    def has(self, home: int, /) -> bool:
-        """Tell whether there may be a record of a key with this hash; in a closed ring there may."""
+    def read(self, home: int, stored_key: bytes, /) -> bytes | bool | None:
+        """Return the record of a key; None if the database has it, True if it was removed.
+
+        False for damage, and for a ring that is closed.
+        """
 
     def close(self) -> None:
         """Let `find` find nothing any more; the memory stays mapped as long as this object is in use."""

@@ -166,34 +166,55 @@ static PyObject *ring_is_closed(PyObject *self, PyObject *unused)
     return PyBool_FromLong(closed(self));
 }
 
-static PyObject *ring_has(PyObject *self, PyObject *home)
+/* Find the newest write of a key, whose body the caller frees; return 0 with an exception set. */
+static int is_searched(PyObject *self, PyObject *const *args, dl_header *header, char **body, enum dl_found *found)
 {
-    dl_ring *ring = &((Ring *)self)->ring;
-    uint64_t number;
-    if (!is_word(home, &number))
-        return NULL;
-    return PyBool_FromLong(closed(self)
-                           || dl_load(ring->table + number % ring->table_prime) >= dl_load(ring->words + DL_FLOOR));
+    uint64_t home;
+    char *key;
+    Py_ssize_t size;
+    if (!is_word(args[0], &home) || PyBytes_AsStringAndSize(args[1], &key, &size) < 0)
+        return 0;
+    *found = dl_find(&((Ring *)self)->ring, home, key, (size_t)size, header, body);
+    if (*found == DL_NO_MEMORY)
+        PyErr_NoMemory();
+    return *found != DL_NO_MEMORY;
 }
 
 static PyObject *ring_find(PyObject *self, PyObject *const *args, Py_ssize_t count)
 {
-    uint64_t home;
-    char *key, *body;
-    Py_ssize_t size;
+    char *body;
     dl_header header;
     enum dl_found found;
     PyObject *written;
-    if (!takes("find", count, 2) || !is_word(args[0], &home) || PyBytes_AsStringAndSize(args[1], &key, &size) < 0)
+    if (!takes("find", count, 2))
         return NULL;
     if (closed(self))
         Py_RETURN_NONE;
-    found = dl_find(&((Ring *)self)->ring, home, key, (size_t)size, &header, &body);
-    if (found == DL_NO_MEMORY)
-        return PyErr_NoMemory();
+    if (!is_searched(self, args, &header, &body, &found))
+        return NULL;
     written = found == DL_FOUND ? written_in(&header, body) : Py_NewRef(found == DL_NOTHING ? Py_None : Py_False);
     free(body);
     return written;
+}
+
+static PyObject *ring_read(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+    char *body;
+    dl_header header;
+    enum dl_found found;
+    PyObject *packed;
+    if (!takes("read", count, 2) || !is_searched(self, args, &header, &body, &found))
+        return NULL;
+    if (found == DL_DAMAGED || closed(self))
+        packed = Py_NewRef(Py_False);
+    else if (found == DL_NOTHING)
+        packed = Py_NewRef(Py_None);
+    else if (header.kind == DL_REMOVAL)
+        packed = Py_NewRef(Py_True);
+    else
+        packed = bytes_in(body + header.key_size, header.value_size);
+    free(body);
+    return packed;
 }
 
 static PyObject *ring_is_sound(PyObject *self, PyObject *unused)
@@ -365,11 +386,11 @@ static PyMethodDef ring_methods[] = {
     {"close", ring_close, METH_NOARGS, NULL},
     {"find", (PyCFunction)(void (*)(void))ring_find, METH_FASTCALL, NULL},
     {"gather", ring_gather, METH_O, NULL},
-    {"has", ring_has, METH_O, NULL},
     {"is_closed", ring_is_closed, METH_NOARGS, NULL},
     {"is_sound", ring_is_sound, METH_NOARGS, NULL},
     {"mend", (PyCFunction)(void (*)(void))ring_mend, METH_FASTCALL, NULL},
     {"newest_tick", ring_newest_tick, METH_NOARGS, NULL},
+    {"read", (PyCFunction)(void (*)(void))ring_read, METH_FASTCALL, NULL},
     {"take_over", (PyCFunction)(void (*)(void))ring_take_over, METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL},
 };

@@ -307,10 +307,6 @@ class Ring:
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
-    def has(self, home: int) -> bool:
-        """Tell whether there may be a record of a key with this hash; in a closed ring there may."""
-        return self.core.has(home)
-
     def is_closed(self) -> bool:
         """Tell whether `close` has begun: from then on `find` may miss what is here."""
         return self.core.is_closed()

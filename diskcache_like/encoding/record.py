@@ -40,7 +40,8 @@ UNKNOWN_FLAGS = 0xC0  # for the checksum of files
 RESIDUE = 0x2144DF1C  # CRC-32 of any message followed by its own CRC-32
 TAG_SIZE = 16
 _FIELDS = struct.Struct("<BidQHH")
-_SMALLEST = 1 + _FIELDS.size
+_HEAD = struct.Struct("<BBidQHH")  # the same with the first byte
+_SMALLEST = _HEAD.size
 _MOMENT = struct.Struct("<d")
 _MOMENT_AND_COST = struct.Struct("<dd")
 ETAG_LIMIT = 64  # bytes
@@ -135,19 +136,15 @@ def pack(stored_key: bytes, record: Record, signer: Authenticator | None = None)
 
 def pack_full(stored_key: bytes, record: Record) -> bytes:
     """Return the BLOB of a record with metadata or in a file, not authenticated."""
-    mode, payload, metadata, file, size, _ = record
-    tags = metadata.tags
-    if file is None and not size and metadata == (None, tags, None, None, 0.0, b"", b""):
-        body = _tagged_head(mode, tags) + payload
-    else:
-        body = b"\x02" + pack_fields(record)
+    body = b"\x02" + pack_fields(record)
     return body + crc32(body, crc32(stored_key)).to_bytes(4, "little")
 
 
-@lru_cache(_CACHED)
-def _tagged_head(mode: int, tags: bytes) -> bytes:
-    """Return what stands before the payload in a record that has tags, and nothing else beside a value in the row."""
-    return b"\x02" + pack_fields(Record(mode, b"", Metadata(tags=tags)))
+def pack_plain(stored_key: bytes, payload: bytes, expire: float | None, tags: bytes) -> bytes:
+    """Return, quickly, what `pack_full` does for a value in the row with no more metadata than these two."""
+    flags, until = (0, 0.0) if expire is None else (HAS_EXPIRE, expire)
+    body = _HEAD.pack(FULL, flags, MODE_RAW, until, 0, len(tags), 0) + tags + payload
+    return body + crc32(body, crc32(stored_key)).to_bytes(4, "little")
 
 
 def pack_fields(record: Record, flags: int = 0) -> bytes:
@@ -204,11 +201,11 @@ def plain_payload(packed: bytes) -> tuple[bytes | None, float | None]:
     That is one that is signed, has a file or is not of the configured codec, or has more metadata than tags and expiry.
     """
     try:
-        flags, mode, expire, size, tags_length, name_length = _FIELDS.unpack_from(packed, 1)
+        layout, flags, mode, expire, size, tags_length, name_length = _HEAD.unpack_from(packed)
     except struct.error:
         return None, None
     end = _SMALLEST + tags_length
-    is_plain = packed[0] == FULL and not flags & ~HAS_EXPIRE and mode == MODE_RAW and not size and not name_length
+    is_plain = layout == FULL and not flags & ~HAS_EXPIRE and mode == MODE_RAW and not size and not name_length
     if not is_plain or end + 4 > len(packed) or (tags_length and not _are_tags(packed[_SMALLEST:end])):
         return None, None
     return packed[end:-4], expire if flags else None

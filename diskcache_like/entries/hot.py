@@ -106,7 +106,7 @@ class HotLayer:
             entry is not None
             and entry[0][entry[1]] == entry[2]
             and (entry[3] is None or entry[3] > self._clock())
-            and keys.is_of_kind(key, entry[KIND])
+            and (entry[KIND] is type(key) or keys.is_of_kind(key, entry[KIND]))
         ):
             return entry
         return None

@@ -68,10 +68,10 @@ class Loader:
         found = self.load_checked(key, location, (stamp, store.read(home, stored_key)), read, maps)
         if hot.tracks:
             hot.count_read(found is not None, store, home)
-        if found is None:
-            return with_metadata(default, None, expire_time, tag)
-        with self._rows.reporting(key):
-            return with_metadata(found[0], found[1], expire_time, tag)
+        if found is not None:
+            with self._rows.reporting(key):
+                return with_metadata(found[0], found[1], expire_time, tag)
+        return with_metadata(default, None, expire_time, tag)
 
     def load(
         self,

@@ -24,6 +24,7 @@ from ..encoding.record import (
     Record,
     pack,
     pack_full,
+    pack_plain,
     unpack,
 )
 from ..encoding.tags import tag_or_tags, tags_column, tags_of, with_hidden
@@ -51,7 +52,9 @@ from .hot import PLAIN_TYPES
 _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 _PART: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhdw])", re.ASCII)
 _QUEUE_KEYS = frozenset({keys.QueueKey, keys.PrefixedQueueKey})
+_FAR = 1e300  # seconds; what is below is a float, and finite
 _SHORT = keys.DIGEST_ABOVE
+_NO_MORE = [*NO_METADATA[2:]]  # metadata beside expiry and tags
 _number = int.from_bytes
 
 Expiry = float | timedelta | str  # from now: seconds, a timedelta, or text such as "2h5m"
@@ -144,10 +147,15 @@ class RowCodec:
                 metadata = metadata._replace(tags=with_hidden(metadata.tags, key.path))
         if metadata.version and not self.keeps_versions:
             metadata = without_version(metadata)
-        if metadata is NO_METADATA and file is None and mode == MODE_RAW and not self._signs_all:
-            body = SIMPLE_HEAD + payload
-            packed = body + crc32(body, crc32(stored_key)).to_bytes(4, "little")
-            return packed if original is None else Row(packed, original_key=original)
+        if file is None and mode == MODE_RAW and not self._signs_all:
+            if metadata is NO_METADATA:
+                body = SIMPLE_HEAD + payload
+                packed = body + crc32(body, crc32(stored_key)).to_bytes(4, "little")
+                return packed if original is None else Row(packed, original_key=original)
+            expire, tags, *others = metadata
+            if others == _NO_MORE:
+                packed = pack_plain(stored_key, payload, expire, tags)
+                return Row(packed, expire, None, tags_column(tags) if tags else None, 0, None, original)
         record = Record(mode, payload, metadata, file, size)
         if self._sealer is not None:
             return encryption.sealed_row(store.disk, key, stored_key, record)
@@ -227,6 +235,8 @@ class RowCodec:
         """Return the absolute expiry for `expire` seconds (or a timedelta) from now; None means never."""
         if expire is None:
             return None
+        if (type(expire) is int or type(expire) is float) and 0 <= expire < _FAR:
+            return self.clock() + expire
         seconds = seconds_of(expire)
         if seconds < 0:
             raise ExpiryError(f"expire is {expire!r}, expected seconds from now, 0 or more")

@@ -79,10 +79,11 @@ class WriteBuffer:
             return 0
         if not isinstance(row, Row):
             value, columns = row, _PLAIN
-        elif row.file is not None or row.queue is not None:
-            return 0
         else:
-            value, columns = row.packed, _columns(row)
+            value, expire, fresh, tags, _, file, original_key, queue, _ = row
+            if file is not None or queue is not None:
+                return 0
+            columns = expire, fresh, tags, original_key, False
         appender = shard.appender
         if appender is None or appender.lock is not shard.lock or appender.ring is not shard.ring:
             return 0

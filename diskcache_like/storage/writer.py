@@ -31,6 +31,7 @@ from .upkeep.maintenance import Maintenance
 from .write_buffer import WriteBuffer
 
 _TICK, _FILES, _WRITTEN = Header.TICK, Header.FILES, Header.WRITTEN  # for the hot paths
+_EPOCH, _BUFFER = Header.EPOCH, Header.BUFFER
 
 # Runs a SELECT with parameters and returns its rows.
 Select = Callable[[str, Sequence[object]], list[Any]]
@@ -43,20 +44,6 @@ class _None(Enum):
 
 MISSING: Final = _None.MISSING
 OTHER: Final = _None.OTHER
-
-
-def _small(found: Written | None, home: int, stored_key: bytes, select: Select) -> bytes | Literal[_None.OTHER] | None:
-    """Return the record of a key, None for none; OTHER if it is damaged, has a file or a queue, or another is in place.
-
-    `found`: what the write buffer has of it.
-    """
-    if found is not None:
-        return OTHER if found.is_damage else found.packed
-    rows = select(sql.SELECT_WHOLE, (stored_key, home, home + 3))
-    for is_own, packed, file, queue in rows:
-        if is_own:
-            return packed if file is None and queue is None and type(packed) is bytes else OTHER
-    return OTHER if rows else None
 
 
 class Writer:
@@ -117,7 +104,8 @@ class Writer:
     def _stamp(self, home: int) -> int:
         """Return the slot's generation, 0 if it is odd or a transaction of this process is open."""
         shard = self._shard
-        shard.ready()
+        if token_word[0] != shard.token:
+            shard.ready()
         stamp = shard.slots[home % shard.slot_prime]
         return 0 if stamp & 1 or self._connection.txn is not None else stamp
 
@@ -126,7 +114,7 @@ class Writer:
         stamp = self._stamp(home)
         if not stamp:
             return 0
-        packed = _small(self._reader.buffered(home, stored_key), home, stored_key, self._reader.select)
+        packed = self._newest(home, stored_key)
         if packed is OTHER or (packed is not None and crc32(packed, crc32(stored_key)) != RESIDUE):
             return 0  # under the lock alone is it known whether a file is lost, or replaced; and damage is counted once
         try:
@@ -141,6 +129,24 @@ class Writer:
         if isinstance(change, Touch):
             return 0  # it keeps the version, which the number of an appended write would replace
         return self._append_alone(home, stored_key, None if isinstance(change, Remove) else change, stamp)
+
+    def _newest(self, home: int, stored_key: bytes) -> bytes | Literal[_None.OTHER] | None:
+        """Return the record of a key, None for none; OTHER if it has a file or a queue, or the lock has to be held.
+
+        That is where it is damaged, another key is in its place, or another process has replaced what is open here.
+        """
+        shard = self._shard
+        header, ring = shard.header, shard.ring
+        if header[_EPOCH] != shard.epoch or header[_BUFFER] != shard.buffer:
+            return OTHER
+        found = None if ring is None else ring.core.read(home, stored_key)
+        if found is not None:
+            return found if type(found) is bytes else None if found else OTHER
+        rows = self._reader.select(sql.SELECT_WHOLE, (stored_key, home, home + 3))
+        for is_own, packed, file, queue in rows:
+            if is_own:
+                return packed if file is None and queue is None and type(packed) is bytes else OTHER
+        return OTHER if rows else None
 
     def _remove_alone(self, home: int, stored_key: bytes) -> int | None:
         """Do what `remove` does; return None if that takes the lock."""

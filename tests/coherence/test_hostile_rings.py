@@ -94,7 +94,7 @@ class Planted:
         calls: tuple[Callable[[], object], ...] = (
             lambda: core.find(h, self.stored(h)),
             lambda: core.find(h, self.stored(h)),
-            lambda: core.has(dice.choice(OFFSETS)),
+            lambda: core.read(h, self.stored(h)),
             core.is_sound,
             core.newest_tick,
             lambda: core.gather(dice.choice((0, 1, 100))),

@@ -17,6 +17,7 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from struct import pack_into, unpack_from
+from types import SimpleNamespace
 from typing import Any
 from zlib import crc32
 
@@ -696,21 +697,19 @@ def test_a_read_while_another_thread_follows_to_the_next_buffer_finds_what_waits
     cache["key"] = "new"
     cache._hot.clear()
     shard = shard_of(cache)
-    begun: list[bool] = []
+    ring = ring_of(cache)
+    core = ring.core
 
-    def follow_at_once(of: Callable[..., Any]) -> Callable[..., Any]:
-        def looking(ring: Ring, *arguments: Any) -> Any:
-            if not begun:
-                begun.append(True)
-                shard.buffer = 0
-                ring.close()
-            return of(ring, *arguments)
+    def follow_at_once(name: str, *arguments: Any) -> Any:
+        monkeypatch.undo()
+        shard.buffer = 0
+        ring.close()
+        return getattr(core, name)(*arguments)
 
-        return looking
-
-    for name in ("has", "find"):
-        monkeypatch.setattr(Ring, name, follow_at_once(getattr(Ring, name)))
+    looking = {name: partial(follow_at_once, name) for name in ("read", "find")}
+    monkeypatch.setattr(ring, "core", SimpleNamespace(**looking))
     assert read(cache, "key") == "new"
+    assert ring.is_closed()
 
 
 def test_a_read_while_another_thread_closes_finds_what_could_not_be_flushed(
@@ -1165,18 +1164,18 @@ def test_what_is_hot_is_deleted_without_a_look_at_the_database(
 def test_a_decision_on_what_has_changed_since_is_made_again(
     alone: Cache, other: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reader = alone._shards.stores[0].reader
-    buffered = reader.buffered
+    writer = alone._shards.stores[0].writer
+    newest = writer._newest
 
     def late(home: int, stored_key: bytes) -> Any:
-        found = buffered(home, stored_key)
+        found = newest(home, stored_key)
         monkeypatch.undo()
         other["count"] = 41
         return found
 
-    monkeypatch.setattr(reader, "buffered", late)
+    monkeypatch.setattr(writer, "_newest", late)
     assert alone.incr("count", default=None) == 42  # the first look found nothing, which raises KeyError
-    monkeypatch.setattr(reader, "buffered", late)
+    monkeypatch.setattr(writer, "_newest", late)
     assert alone.pop("missing") is None
 
 
@@ -1628,7 +1627,7 @@ def test_a_read_that_is_overtaken_by_a_thread_which_follows_uses_the_next_databa
             shard.lock.release()
             shard.reopen()
 
-        monkeypatch.setattr(shard, "buffered", replace)
+        monkeypatch.setattr(ring_of(cache), "core", SimpleNamespace(read=replace))
         assert cache.get("key") is None
         assert shard.epoch == 1, "it was replaced"
 

@@ -19,6 +19,7 @@ from ...system.forks import token_word
 from ..sqlite import schema
 from ..sqlite import statements as sql
 from ..sqlite.connection import FAILURES, PAGE_SIZE, Failure, corrupt, mapped, walked
+from ..sqlite.reader_pool import ReaderPool
 from .open_shard import OpenShard
 
 PAGE_OF_ENTRIES = 512
@@ -51,13 +52,22 @@ class Reader:
         if self._connection.txn is not None and self._is_in_transaction():
             return _first(*self._connection.select(sql.SELECT_V, (home,)))
         ring, pool = shard.ring, shard.pool
-        found = shard.buffered(home, stored_key) if ring is not None and ring.has(home) else None
-        if found is not None:
-            return found.packed
+        if ring is not None:
+            packed = ring.core.read(home, stored_key)
+            if type(packed) is bytes:
+                return packed
+            if packed is True:
+                return None
+            found = None if packed is None else shard.buffered(home, stored_key)  # where it is closed, or damaged
+            if found is not None:
+                return found.packed
         # After the look into the ring: what waited there may have gone to the next database meanwhile, to which another
         # thread may have gone, too.
         if shard.header[_EPOCH] != shard.epoch or shard.pool is not pool:
             return self.find(home, stored_key)
+        return self._row_at(home, pool)
+
+    def _row_at(self, home: int, pool: ReaderPool) -> bytes | None:
         try:
             cursor = pool.free.pop()
         except IndexError:
