@@ -4,7 +4,7 @@
    holder dies, however it dies, and there is no queue that a dead process could clog. */
 
 #define _GNU_SOURCE /* syscall */
-#include "_native.h"
+#include "_core.h"
 
 #include <errno.h>
 #include <limits.h>

@@ -6,7 +6,7 @@
    Sizes and offsets come from a file that others may have damaged or planted: each is compared with the capacity
    before memory is touched, in a copy of the header that nobody changes meanwhile. */
 
-#include "_native.h"
+#include "_core.h"
 
 #include <stdlib.h>
 #include <string.h>

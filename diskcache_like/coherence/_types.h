@@ -6,7 +6,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
-#include "_native.h"
+#include "_core.h"
 
 typedef struct {
     PyObject_HEAD

@@ -2,8 +2,8 @@
 
    No Python in here: `_types.h` and the files that include it give it to Python. */
 
-#ifndef DISKCACHE_LIKE_NATIVE_H
-#define DISKCACHE_LIKE_NATIVE_H
+#ifndef DISKCACHE_LIKE_CORE_H
+#define DISKCACHE_LIKE_CORE_H
 
 #include <stddef.h>
 #include <stdint.h>
