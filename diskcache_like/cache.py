@@ -43,7 +43,7 @@ from .storage.store import REMOVE, Change, Row
 from .system.blocking import may_block
 
 if TYPE_CHECKING:
-    from .aio import AsyncCache
+    from .operations.awaited import AsyncCache
     from .settings.remote import Remote
     from .tier.tier import Tier
 

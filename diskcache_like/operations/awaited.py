@@ -1,9 +1,15 @@
-"""The door to the asynchronous classes, which are above what they await, and are imported when one is first wanted."""
+"""The one door to the asynchronous classes, which are above what they await, and are imported when first wanted."""
 
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..aio import AsyncCache as AsyncCache
+    from ..aio import AsyncDeque as AsyncDeque
+    from ..aio import AsyncFanoutCache as AsyncFanoutCache
+    from ..aio import AsyncIndex as AsyncIndex
 
 
 def face(kind: str, behind: Any) -> Any:

@@ -24,7 +24,7 @@ from ..settings.misuse import several, whole
 from .durable import BATCH, END, DurableCache, InCache
 
 if TYPE_CHECKING:
-    from ..aio import AsyncDeque
+    from ..operations.awaited import AsyncDeque
 
 MAXLEN: Final = "deque_maxlen"  # the setting that holds a deque's length limit: as an entry it would be an item
 

@@ -26,7 +26,7 @@ from .durable import DurableCache
 from .index import Index
 
 if TYPE_CHECKING:
-    from ..aio import AsyncFanoutCache
+    from ..operations.awaited import AsyncFanoutCache
 
 T = TypeVar("T")
 C = TypeVar("C", Cache, Deque, Index)

@@ -19,7 +19,7 @@ from ..settings.misuse import in_pairs, several
 from .durable import BATCH, END, DurableCache, InCache
 
 if TYPE_CHECKING:
-    from ..aio import AsyncIndex
+    from ..operations.awaited import AsyncIndex
 
 
 class Index(InCache, abc.MutableMapping[Any, Any]):
