@@ -102,12 +102,13 @@ class Mark(NamedTuple):
 class Ring:
     """Map the ring of one shard."""
 
-    __slots__ = ("_mapping", "capacity", "core", "file", "slots", "words")
+    __slots__ = ("_mapping", "capacity", "core", "file", "read", "slots", "words")
 
     def __init__(self, mapping: mmap.mmap, capacity: int, slots: int, file: int) -> None:
         self._mapping: mmap.mmap | None = mapping
         self.words = _native.Words(mapping, 0, PAGE // 8)
         self.core = _native.Ring(mapping, PAGE, capacity, slots, prime_below(slots))
+        self.read = self.core.read  # the record of a key alone, in one call
         self.capacity = capacity
         self.slots = slots
         self.file = file
@@ -152,7 +153,7 @@ class Ring:
     def close(self) -> None:
         """Let nobody find anything here any more; the mapping goes with the last reader that is using it."""
         self.core.close()  # first: a reader that finds nothing asks whether the ring is closed
-        self.core, self.words = _CLOSED, _NO_WORDS
+        self.core, self.read, self.words = _CLOSED, _CLOSED.read, _NO_WORDS
         self._mapping = None
 
     # -- whose it is --------------------------------------------------------------------------------------------------

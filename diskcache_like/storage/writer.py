@@ -139,7 +139,7 @@ class Writer:
         header, ring = shard.header, shard.ring
         if header[_EPOCH] != shard.epoch or header[_BUFFER] != shard.buffer:
             return OTHER
-        found = None if ring is None else ring.core.read(home, stored_key)
+        found = None if ring is None else ring.read(home, stored_key)
         if found is not None:
             return found if type(found) is bytes else None if found else OTHER
         rows = self._reader.select(sql.SELECT_WHOLE, (stored_key, home, home + 3))

@@ -17,7 +17,7 @@ from diskcache_like.coherence.ring import LEAST_CAPACITY, PAGE, Ring, Word
 from diskcache_like.encoding import file_names, record
 from diskcache_like.entries import loading
 from diskcache_like.errors import CacheError
-from tests.support.rings import find_unchecked
+from tests.support.rings import find_unchecked, finding
 
 from ..proof import Trial
 from .samples import (
@@ -402,7 +402,7 @@ def comparing_no_header(place: Path, _: Workbench) -> Tries:
         if int.from_bytes(content[at : at + 8], "little") % LEAST_CAPACITY == at - PAGE
     )
     items = [Place(sample, BUFFER, begin + number, "flip", False) for number in KEY_SIZE]
-    with mock.patch.object(Ring, "find", find_unchecked):
+    with finding(find_unchecked):
         yield try_damage, items
 
 

@@ -706,8 +706,8 @@ def test_a_read_while_another_thread_follows_to_the_next_buffer_finds_what_waits
         ring.close()
         return getattr(core, name)(*arguments)
 
-    looking = {name: partial(follow_at_once, name) for name in ("read", "find")}
-    monkeypatch.setattr(ring, "core", SimpleNamespace(**looking))
+    monkeypatch.setattr(ring, "read", partial(follow_at_once, "read"))
+    monkeypatch.setattr(ring, "core", SimpleNamespace(find=partial(follow_at_once, "find")))
     assert read(cache, "key") == "new"
     assert ring.is_closed()
 
@@ -1627,7 +1627,7 @@ def test_a_read_that_is_overtaken_by_a_thread_which_follows_uses_the_next_databa
             shard.lock.release()
             shard.reopen()
 
-        monkeypatch.setattr(ring_of(cache), "core", SimpleNamespace(read=replace))
+        monkeypatch.setattr(ring_of(cache), "read", replace)
         assert cache.get("key") is None
         assert shard.epoch == 1, "it was replaced"
 

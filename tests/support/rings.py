@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import signal
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import accumulate
 from math import isnan
 from struct import Struct
 from typing import NamedTuple
+from unittest import mock
 from zlib import crc32
 
 from diskcache_like.coherence import _native
 from diskcache_like.coherence._native import Words
 from diskcache_like.coherence.generations import prime_below
 from diskcache_like.coherence.ring import PAGE, Ring, Word, Written
+from diskcache_like.errors import DecodeError
 
 SMALLEST = _native.HEADER_SIZE  # bytes of a record
 WHOLE = "whole header"  # the step with which a record happens
@@ -91,6 +95,22 @@ def find_unchecked(ring: Ring, home: int, stored_key: bytes) -> Written | None:
                 return written_in(header, body)
         offset = header.previous
     return None
+
+
+@contextlib.contextmanager
+def finding(find: Callable[[Ring, int, bytes], Written | None]) -> Iterator[None]:
+    """Have every look for a key in a ring go through a function like `Ring.find`."""
+
+    def read(ring: Ring, home: int, stored_key: bytes) -> bytes | bool | None:
+        try:
+            written = find(ring, home, stored_key)
+        except DecodeError:
+            return False
+        return None if written is None else True if written.packed is None else written.packed
+
+    of_a_ring = property(lambda ring: partial(read, ring), lambda *_: None)
+    with mock.patch.object(Ring, "find", find), mock.patch.object(Ring, "read", of_a_ring):
+        yield
 
 
 def written_in(header: Header, body: bytes) -> Written:

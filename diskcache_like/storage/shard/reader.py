@@ -53,7 +53,7 @@ class Reader:
             return _first(*self._connection.select(sql.SELECT_V, (home,)))
         ring, pool = shard.ring, shard.pool
         if ring is not None:
-            packed = ring.core.read(home, stored_key)
+            packed = ring.read(home, stored_key)
             if type(packed) is bytes:
                 return packed
             if packed is True:
