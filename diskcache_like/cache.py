@@ -245,7 +245,8 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
 
         With `read` a value that is bytes comes as a binary file object, which the caller closes. With `expire_time` or
         `tag` the result is a tuple of the value and what was asked for. With `mmap` (default: the handle's) an array or
-        table in a file of its own is a read-only map of that file, neither read nor verified. Never waits for a writer.
+        table in a file of its own is a read-only map of that file, neither read nor verified. Waits for no
+        writer, unless the database is found damaged and has to be replaced.
         """
         try:
             entry = self._hot_get(key)

@@ -1,7 +1,7 @@
 /* The write lock of a shard: one holder at a time, among the threads of this process and among processes.
 
    `owner` keeps the threads apart that share the descriptor, and flock the processes. The kernel drops a flock when its
-   holder dies, however it dies, and there is no queue that a dead process could clog. */
+   holder dies, however it dies, and there is no list of waiters that a dead process could clog. */
 
 #define _GNU_SOURCE /* syscall */
 #include "_core.h"
@@ -31,8 +31,8 @@
 /* The longest sleep where the system can wake nobody. */
 #define LONGEST_PAUSE 1000
 
-/* Microseconds of waiting after which a waiter makes a claim, and for which a newcomer queues at most before its first
-   attempt. Long compared to the time that a write holds the lock, because a queue costs context switches. */
+/* Microseconds of waiting after which a waiter makes a claim, and for which a newcomer sleeps at most before its first
+   attempt. Long compared to the time that a write holds the lock, because sleeping costs context switches. */
 #define PATIENCE 20000
 
 /* Microseconds for which a claim outlives its claimant's sleep, so that it still stands if the lock is released just

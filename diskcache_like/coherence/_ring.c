@@ -163,7 +163,7 @@ int dl_plan(const dl_ring *ring, dl_header *header, const char *body)
     return before.walk < DL_LONGEST_WALK;
 }
 
-/* Write a record that was planned; the header makes it happen, since the content is there by then. */
+/* Write a record that was planned; it counts once its header is whole, and its content is there by then. */
 void dl_write(const dl_ring *ring, dl_header *header, const char *body)
 {
     uint64_t *words = ring->words, head = dl_load(words + DL_HEAD), place = header->offset % ring->capacity;

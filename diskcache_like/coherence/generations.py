@@ -115,8 +115,8 @@ class Header:
     HITS: Final = 22
     MISSES: Final = 23
 
-    # These belong to write_lock.py, which changes them without holding the lock: WAKE by atomic addition, the other two
-    # as hints. It says why that suffices.
+    # These belong to _lock.c, which changes them without holding the lock: WAKE by atomic addition, the other two as
+    # hints. It says why that suffices.
     WAKE: Final = _native.WAKE
     WAITERS: Final = _native.WAITERS
     FAIRNESS_CLAIM: Final = (
@@ -273,7 +273,7 @@ class GenerationFile:
         self.slots.fill(2 * tick + 2)
         self.header[Header.UNSETTLED] = 0
 
-    def recover(self) -> bool:
+    def settle_unsettled(self) -> bool:
         """Settle every slot if something lies between begin_all and settle_all; tell whether that was so.
 
         Call it at the end of a transaction, or right after taking the write lock: since that was free, the transaction

@@ -257,7 +257,7 @@ class Ring:
         words = self.words
         return words[Word.HEAD] - words[Word.FLUSHED]
 
-    def end_walks(self) -> None:
+    def hide_flushed(self) -> None:
         """Let no reader find what is flushed: the database is about to be written in another way."""
         words = self.words
         words[Word.FLOOR] = words[Word.FLUSHED]
@@ -300,7 +300,7 @@ class Ring:
         """Overwrite everything; the lock is held, and everything is flushed."""
         words, capacity = self.words, self.capacity
         words[Word.RESERVED] = words[Word.HEAD] + capacity  # whoever copies a record meanwhile asks the database
-        self.end_walks()
+        self.hide_flushed()
         mapping = self._mapping
         if mapping is not None:
             mapping[PAGE : PAGE + capacity] = bytes(capacity)

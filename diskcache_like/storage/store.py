@@ -157,7 +157,7 @@ class Store:
             is_flushed = False
             with contextlib.suppress(DirectoryError, DiskFull, StorageError):
                 if shard.is_current():  # else what waits is another database's
-                    self.transactions.recover()
+                    self.transactions.mend()
                     self.writer.buffer.flush()  # what is left stays in its file, where the next opening finds it
                     is_flushed = True
             # What a full disk or a damaged file leaves undone here is done, or met again, after the next opening;

@@ -4,9 +4,9 @@ Any write but an append, a removal or a decision on one key flushes the buffer f
 the rest of the package knows the database alone. Readers of one key look into the ring, then at the row; readers of
 many rows flush everything before.
 
-Before a commit of another kind, earlier records are made unfindable (`Invalidation`). The first append after it stores
-a mark: which record follows what the database has. So after a power loss nothing is taken from the ring that
-followed a commit which was lost.
+Before any other commit, readers stop looking at records that are flushed (`Invalidation`). The first append after it
+stores a mark in the database: where the chain of records goes on. So after a power loss, records that followed a lost
+commit are ignored.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class WriteBuffer:
     def append_alone(self, home: int, stored_key: bytes, row: Row | bytes | None, expected: int = 0) -> int:
         """Append the newest write of a key in one call that takes and releases the write lock; return as `write` does.
 
-        Returns 0, with nothing done, if the lock is taken, anything else is due, or the slot's generation is not the
+        Returns 0, with nothing done, if the lock is busy, anything else is due, or the slot's generation is not the
         `expected` one, where one is named.
         """
         shard = self._shard
@@ -120,7 +120,7 @@ class WriteBuffer:
         try:
             if ring.waiting() > self._bound(ring):
                 self.flush()
-            self._look()
+            self._run_if_due()
         except DiskFull:
             if row is not None or not ring.is_marked():
                 raise  # a removal may still be appended, while the ring has room
@@ -136,7 +136,7 @@ class WriteBuffer:
             if appended:
                 return 2 * tick + 2
             self.flush()
-            ring.end_walks()
+            ring.hide_flushed()
             self._put_mark(ring)
 
     def _prepare_appender(self, ring: Ring) -> None:
@@ -205,7 +205,7 @@ class WriteBuffer:
                         self._flush_batch(ring)
                 finally:
                     if self._rows.has_deleted:  # and the ring must not show what was
-                        self._while_all_odd(ring.end_walks)
+                        self._while_all_odd(ring.hide_flushed)
                         self._rows.has_deleted = False
 
     def discard(self, shrink: bool = False) -> int:
@@ -258,7 +258,7 @@ class WriteBuffer:
         # to begin a transaction.
         shard.header[_BUFFER] = take_over(ring, mark_in(rows), shard.epoch, shard.buffer)
 
-    def _look(self) -> None:
+    def _run_if_due(self) -> None:
         """Do what is due by now, once everything is flushed."""
         shard = self._shard
         written = shard.header[_WRITTEN]

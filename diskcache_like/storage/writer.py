@@ -47,8 +47,9 @@ OTHER: Final = _None.OTHER
 
 
 class Writer:
-    """Write entries of one shard. Every call is atomic, and is tried once more after damage or a full disk was mended.
+    """Write entries of one shard; every call is atomic.
 
+    One that is no part of the caller's transaction is tried once more after damage or a full disk was mended.
     A call returns the slot's new generation, or 1 if nothing may be kept hot: within the caller's transaction the slot
     stays odd, and 1 never equals a settled slot.
     """
@@ -185,7 +186,7 @@ class Writer:
         arguments: Any,
         timeout: float | None,
         removed: tuple[int, bytes] | None = None,
-        again: bool = False,
+        retries: bool = True,
     ) -> int:
         """Return `step(autocommit, arguments)`, called under the write lock or within the caller's transaction.
 
@@ -207,10 +208,10 @@ class Writer:
             finally:
                 end((self._shard,), token_word[0])
         except (CorruptDatabase, DiskFull) as error:
-            if again:
+            if not retries:
                 raise
             self._maintenance.recovery.mend(error, timeout, removed)
-            return self._locked(step, arguments, timeout, removed, again=True)
+            return self._locked(step, arguments, timeout, removed, retries=False)
         if transactions.after_release is not None:
             transactions.released()
         return stamp
@@ -269,7 +270,7 @@ class Writer:
 
     def put_many(self, rows: Sequence[tuple[int, bytes, Row | bytes]]) -> None:
         """Store rows (place, stored key, row) within the caller's transaction; of equal keys the last one stays."""
-        self._locked(self._put_many, rows, 0, again=True)
+        self._locked(self._put_many, rows, 0, retries=False)
 
     def _put_many(self, _: bool, rows: Sequence[tuple[int, bytes, Row | bytes]]) -> int:
         shard = self._shard

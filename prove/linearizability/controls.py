@@ -50,22 +50,22 @@ def trust_hits(cache: Cache) -> None:
 def keep_walks(cache: Cache) -> None:
     """Let readers find in the write buffer what was there before a commit of another kind."""
     for store in cache._shards.stores:
-        store.invalidation.end_walks = lambda: None  # type: ignore[method-assign]
+        store.invalidation.hide_flushed = lambda: None  # type: ignore[method-assign]
 
 
 def end_walks_late(cache: Cache) -> None:
     """Let readers find in the write buffer what was there before a commit of another kind, until some time after it."""
     for store in cache._shards.stores:
-        around, end_walks = store.writer._commit_one, store.invalidation.end_walks
+        around, hide_flushed = store.writer._commit_one, store.invalidation.hide_flushed
 
-        def late(*arguments: Any, around: Any = around, end_walks: Any = end_walks) -> int:
+        def late(*arguments: Any, around: Any = around, hide_flushed: Any = hide_flushed) -> int:
             try:
                 return int(around(*arguments))
             finally:
                 time.sleep(PAUSE)
-                end_walks()
+                hide_flushed()
 
-        store.invalidation.end_walks = lambda: None  # type: ignore[method-assign]
+        store.invalidation.hide_flushed = lambda: None  # type: ignore[method-assign]
         store.writer._commit_one = late  # type: ignore[assignment]
 
 

@@ -128,7 +128,7 @@ def test_marking_all_marks_every_slot_and_nothing_else(make: Make) -> None:
 
 def test_the_next_holder_settles_what_a_killed_one_left(make: Make, path: Path) -> None:
     file = make(tick=1)
-    assert not file.recover()
+    assert not file.settle_unsettled()
     child = os.fork()
     if not child:
         mine = GenerationFile.open_existing(path)
@@ -137,9 +137,9 @@ def test_the_next_holder_settles_what_a_killed_one_left(make: Make, path: Path) 
         os.kill(os.getpid(), signal.SIGKILL)
     assert os.waitpid(child, 0)[1] == signal.SIGKILL
     assert {file.slots[index] for index in range(SLOTS)} == {5}
-    assert file.recover()
+    assert file.settle_unsettled()
     assert {file.slots[index] for index in range(SLOTS)} == {8}
-    assert not file.recover()
+    assert not file.settle_unsettled()
 
 
 def test_a_forked_child_shares_the_mapping(make: Make) -> None:

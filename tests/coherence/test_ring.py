@@ -61,7 +61,7 @@ class Model:
         written = Written(self.tick, hash_of(key), stored(key), v)
         if not self.ring.append(written):
             self.flush(1 << 20)
-            self.ring.end_walks()
+            self.ring.hide_flushed()
             assert self.ring.append(written)
         self.now[key] = v
 
@@ -168,7 +168,7 @@ def test_walks_end_where_the_database_was_written_in_another_way(ring: Ring) -> 
     ring.flushed(mark)
     assert ring.find(0, b"key") is not None
     assert ring.is_marked()
-    ring.end_walks()
+    ring.hide_flushed()
     assert ring.find(0, b"key") is None
     assert not ring.is_marked()
 
@@ -255,7 +255,7 @@ def test_what_a_dead_writer_left_does_not_follow_a_later_commit(tmp_path: Path) 
         model.flush(1 << 20)
         mark = ring.flushed_mark()
         model.database[3] = b"acknowledged"  # by a commit of another kind
-        ring.end_walks()
+        ring.hide_flushed()
         ring.words[Word.BOOT] = 0
         assert ring.begin(mark, EPOCH, NUMBER + 1) == NUMBER
         assert model.read(3) == b"acknowledged"
@@ -513,7 +513,7 @@ def test_a_damaged_table_lets_writes_go_on(ring: Ring, ahead: int, rest: int) ->
     _, mark = ring.gather(10)
     assert mark is not None
     ring.flushed(mark)
-    ring.end_walks()
+    ring.hide_flushed()
     assert ring.append(Written(2, 0, b"other", b"v"))
     assert ring.find(0, b"other") == Written(2, 0, b"other", b"v")
     assert ring.find(0, b"key") is None, "the database has it"

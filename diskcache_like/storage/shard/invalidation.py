@@ -49,7 +49,7 @@ class Invalidation:
             self._connection.txn.touch(slot, home)  # type: ignore[union-attr]  # the transaction is ours
         slots[slot] = 2 * tick + 1  # odd before the commit: no reader keeps what it reads from here on
         if shard.ring is not None:
-            self.end_walks()  # before the commit, too
+            self.hide_flushed()  # before the commit, too
         try:
             if not step(home, tick, arguments):
                 return 0
@@ -83,7 +83,7 @@ class Invalidation:
         else:
             generations.begin(slots, tick)
         if shard.ring is not None:
-            self.end_walks()  # as in `commit_one`
+            self.hide_flushed()  # as in `commit_one`
         try:
             yield
         except BaseException as error:  # as in `commit_one`
@@ -98,10 +98,10 @@ class Invalidation:
             elif txn is None:
                 generations.settle(slots, tick)
 
-    def end_walks(self) -> None:
+    def hide_flushed(self) -> None:
         """Let no reader take what is in the write buffer's ring for newer than the commit to come; all is flushed."""
         if self._shard.ring is not None:
-            self._shard.ring.end_walks()
+            self._shard.ring.hide_flushed()
 
     def count_written(self, size: int) -> None:
         """Add to the bytes written into the WAL; at the highest number, the next write finds everything due."""

@@ -1,4 +1,4 @@
-"""Read a shard: every SELECT runs to its end on a connection of the pool, without any lock of ours."""
+"""Read a shard: every SELECT runs to its end on a connection of the pool; those of many rows flush the buffer first."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Reader:
         self._connection = shard.connection
 
     def read(self, home: int, stored_key: bytes) -> bytes | None:
-        """Return the record of a key, or at `home`: the caller verifies that it is its own and calls `find` if not."""
+        """Return the record of a key, or one that lies at `home`; the caller calls `find` if that is another key's."""
         shard = self._shard
         if token_word[0] != shard.token or shard.header[_BUFFER] != shard.buffer:
             shard.reopen_if_replaced()
@@ -100,9 +100,9 @@ class Reader:
 
     def select(self, statement: str, parameters: Sequence[object] = ()) -> list[Any]:
         """Run a SELECT to its end on a reader, or on the writer within the caller's transaction."""
-        return self._recovered(partial(self._select, statement, parameters))
+        return self._retrying(partial(self._select, statement, parameters))
 
-    def _recovered(self, read: Callable[[], list[Any]]) -> list[Any]:
+    def _retrying(self, read: Callable[[], list[Any]]) -> list[Any]:
         """Read, and once more if the corrupt database is replaced, or can be read after all."""
         try:
             return read()
@@ -154,7 +154,7 @@ class Reader:
                 raise corrupt(f"{path!r}: rows are not in the order of their places", path)
             return rows
 
-        return self._recovered(read)
+        return self._retrying(read)
 
     def find(self, home: int, stored_key: bytes) -> bytes | None:
         """Return the record of the key, looking at every place that a hash collision may have sent it to."""

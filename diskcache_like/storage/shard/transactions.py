@@ -143,14 +143,14 @@ class Transactions:
             self.take(self.roll_forward(timeout), removes_expired)
             return
         shard.header[_CROSS_SHARD] = 0  # where there are no other shards it is damage
-        self.recover()
+        self.mend()
         if removes_expired and shard.header[_NEXT_EXPIRE] != NEVER:
             with suppress(DiskFull):  # the write itself will fail if need be
                 self.upkeep.remove_expired_if_due()
         if shard.config.on_write is not None:
             shard.config.on_write(self.count_uses)
 
-    def recover(self) -> None:
+    def mend(self) -> None:
         """Mend what a holder of the write lock left half done; the lock is held, nothing is written under it yet."""
         shard, connection = self.shard, self.connection
         header = shard.header
@@ -158,7 +158,7 @@ class Transactions:
             shard.generations.correct_tick()
             if shard.ring is not None:
                 shard.ring.mend()  # before the slots are even, since then readers keep what they find
-            shard.generations.recover()
+            shard.generations.settle_unsettled()
             header[_COUNT] = UNCOUNTED  # the last holder may have ended between its commit and the count
             connection.inserted = None
             header[_SETTLED] = header[_TICK]
@@ -193,7 +193,7 @@ class Transactions:
             shard.reopen()
             self.take_alone(timeout)
             return
-        self.recover()
+        self.mend()
         self.upkeep.flush_buffer()
 
     def count_uses(self, hits: int, misses: int) -> None:
@@ -263,7 +263,7 @@ class Transactions:
 
     def _finish(self, txn: Transaction) -> None:
         generations = self.shard.generations
-        if not generations.recover():  # all slots, where the transaction has changed so many
+        if not generations.settle_unsettled():  # all slots, where the transaction has changed so many
             generations.settle(txn.slots, generations.internal_tick())
         self.connection.run_at_end()
         self.connection.txn = None
