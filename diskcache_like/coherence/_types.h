@@ -48,8 +48,8 @@ extern PyType_Spec words_spec, lock_spec, ring_spec, shard_spec;
 
 /* Where there is no global lock: nobody closes a lock, and so unmaps its words, while another thread's call reads them. */
 #ifdef Py_GIL_DISABLED
-#define BEGIN_ALONE(object) Py_BEGIN_CRITICAL_SECTION(object)
-#define END_ALONE() Py_END_CRITICAL_SECTION()
+#define BEGIN_ALONE(object) Py_BEGIN_CRITICAL_SECTION(object);
+#define END_ALONE() Py_END_CRITICAL_SECTION();
 #else
 #define BEGIN_ALONE(object) {
 #define END_ALONE() }

@@ -118,7 +118,9 @@ class Namespace:
 def _keyed(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def of_namespace(self: Namespace, key: Any, *args: Any, **kwargs: Any) -> Any:
-        return method(self, self._namespaced(key), *args, **kwargs)
+        own = _new_key(NamespacedKey, (self._within, key)) if type(key) is not NamespacedKey else self._namespaced(key)
+        # A call with stars costs as much as two without.
+        return method(self, own, *args, **kwargs) if args or kwargs else method(self, own)
 
     return of_namespace
 
