@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..encoding import values
+from ..encoding.copying import copier_of, size_of
 from ..encoding.pickling import dumps_pickle, loads_pickle
 from ..encoding.record import MODE_BINARY, MODE_BYTES, MODE_PICKLE, MODE_RAW
 from ..encoding.values import NotSerializable
@@ -54,8 +55,14 @@ class Payloads:
     def value_codec(self, codec: Codec) -> None:
         self._value_codec = codec
         self._plain_values = self.own_values and codec.is_plain
-        self.load_payload = _compressed_loader(codec) if codec.compresses else _loader(codec.decode)
+        self._makes_trees = type(codec.serializer) is Msgpack  # pickle also makes values whose parts are shared
+        load = _loader(codec.decode, self.kept)
+        self.load_payload = _compressed_loader(codec, load) if codec.compresses else load
         self.decode_value = codec.decode
+
+    def kept(self, payload: bytes) -> tuple[Any, Callable[[Any], Any]]:
+        """Return what the hot layer keeps of a mutable value, and what makes a value of that for each hit."""
+        return (Kept(payload, self.decode_value), fresh) if self._makes_trees else (payload, self.decode_value)
 
     def _payload(self, value: Any) -> tuple[int, bytes]:
         codec = self._value_codec
@@ -105,21 +112,58 @@ class Payloads:
         return value, payload, self._load_pickle
 
 
-def _loader(decode: Callable[[bytes], Any]) -> Callable[[bytes], Loaded]:
+class Kept:
+    """A mutable value in memory: its payload, and from the second hit on the value itself, which nobody else has."""
+
+    __slots__ = ("_decode", "_is_seen", "admit", "how")
+
+    def __init__(self, payload: bytes, decode: Callable[[bytes], Any]) -> None:
+        self._decode = decode
+        self._is_seen = False
+        self.admit: Callable[[Kept, int], bool] = _refuse  # asks for more bytes of memory; set by who keeps this
+        # What makes a value, and of what: both in one object, since threads that hit this replace it without a lock.
+        self.how: tuple[Callable[[Any], Any] | None, Any] = None, payload
+
+    def decoded(self, payload: bytes) -> Any:
+        """Return the decoded value; from the second time on keep one to copy, if it can be copied and there is room."""
+        value = self._decode(payload)
+        if not self._is_seen:
+            self._is_seen = True
+            return value
+        copy = copier_of(value)
+        if copy is None or not self.admit(self, size_of(value)):
+            self.how = self._decode, payload
+            return value
+        self.how = copy, value
+        return copy(value)
+
+
+def _refuse(*_: object) -> bool:
+    return False
+
+
+def fresh(kept: Kept) -> Any:
+    """Return a value of the caller's own."""
+    make, source = kept.how
+    return kept.decoded(source) if make is None else make(source)
+
+
+def _loader(
+    decode: Callable[[bytes], Any], kept: Callable[[bytes], tuple[Any, Callable[[Any], Any]]]
+) -> Callable[[bytes], Loaded]:
     """Return the function that loads a payload from the row; a method would take a tenth longer to look up."""
 
     def load(payload: bytes) -> Loaded:
         value = decode(payload)
         if type(value) in _PLAIN or values.is_immutable(value):
             return value, value, None
-        return value, payload, decode
+        return value, *kept(payload)
 
     return load
 
 
-def _compressed_loader(codec: Codec) -> Callable[[bytes], Loaded]:
+def _compressed_loader(codec: Codec, load_stored: Callable[[bytes], Loaded]) -> Callable[[bytes], Loaded]:
     """Return a loader that keeps even immutable values compressed: the hot layer counts the compressed bytes."""
-    load_stored = _loader(codec.decode)
 
     def load(payload: bytes) -> Loaded:
         if codec.is_compressed(payload):

@@ -10,9 +10,11 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Hashable
+from functools import partial
 from typing import Any, Final
 
 from ..coherence.generations import MAX_WORD, Header, Words
+from ..disk.payloads import Kept, fresh
 from ..encoding import keys
 from ..settings.policies import FREQUENCY, NO_MARKS, RECENCY, Policy
 from ..storage.interface import EntryStore
@@ -43,8 +45,8 @@ _NEGATIVE: Final = None, NEGATIVE_HIT
 #   slot    index of the key's slot
 #   stamp   generation of the slot when the value was read or written; always even
 #   expire  seconds since 1970, or None
-#   value   the value itself if immutable, else its payload
-#   decode  makes a fresh value of the payload for each hit; None for an immutable value
+#   value   the value itself if immutable, else its payload, or what keeps it (`disk.payloads.Kept`)
+#   decode  makes a fresh value of that for each hit; None for an immutable value
 #   visited SIEVE's mark: a list whose first number is 0 for not visited, the entry's only mutable part
 #   marks   words of the shard's use marks, and words of its header
 #   cost    bytes that the entry is charged with
@@ -52,6 +54,7 @@ _NEGATIVE: Final = None, NEGATIVE_HIT
 HotEntry = tuple[
     Words, int, int, float | None, Any, Callable[[Any], Any] | None, list[int], tuple[Words, Words], int, type
 ]
+VALUE: Final = 4
 VISITED: Final = 6
 COST: Final = 8
 KIND: Final = 9
@@ -90,6 +93,7 @@ class HotLayer:
         self._order: list[Hashable] = []
         self._hand = 0
         self._lock = threading.RLock()  # because such a lock knows its owner
+        self._me = weakref.ref(self)  # for values, which must not keep alive what keeps them
         self.by_bytes = False  # whether every key is kept by its stored bytes, since a subclass of Disk makes them
         _layers.add(self)
 
@@ -183,8 +187,26 @@ class HotLayer:
             if self.by_bytes or not keys.hashes_like_stored_key(key):
                 key = keys.EncodedKey(stored_key)
             kind = keys.kind_of(key)
+        if decode is fresh:
+            value.admit = partial(_charge, self._me, key)
         marks = shard.uses, shard.header
         self.put(key, (shard.slots, slot, stamp, expire, value, decode, [0], marks, cost, kind))
+
+    def charge(self, key: Hashable, value: Kept, size: int) -> bool:
+        """Charge an entry with the value that it keeps decoded from now on; return False where there is no room."""
+        done = []
+
+        def charge() -> None:
+            entry = self.entries.get(key)
+            if entry is not None and entry[VALUE] is value and entry[COST] + size <= self.admits:
+                self.entries[key] = (*entry[:COST], entry[COST] + size, entry[KIND])
+                self.size += size
+                done.append(True)
+                if self.size > self.limit:
+                    self._evict()
+
+        self._if_free(charge)
+        return bool(done)
 
     def keep_missing(self, key: Any, location: tuple[bytes, int, EntryStore], stamp: int) -> None:
         """Remember that the key has no entry, under the same rules of coherence as an entry."""
@@ -293,6 +315,11 @@ class HotLayer:
         self._order = [*behind, *ahead, *lost]
         self._hand = len(behind)
         self.size = sum(entry[COST] for entry in list(entries.values()))
+
+
+def _charge(layer: weakref.ref[HotLayer], key: Hashable, value: Kept, size: int) -> bool:
+    found = layer()
+    return found is not None and found.charge(key, value, size)
 
 
 _HOLE = object()

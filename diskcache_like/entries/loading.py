@@ -198,7 +198,7 @@ class Loader:
         if compressed or (type(value) not in PLAIN_TYPES and not values.is_immutable(value)):
             if mode != MODE_RAW:
                 return
-            value, decode = payload, disk.decode_value
+            value, decode = (payload, disk.decode_value) if compressed else disk.kept(payload)
         self._hot.keep(key, location, stamp, expiry, (value, decode), len(payload))
 
     def keep_removed(self, key: Any, location: Location, stamp: int) -> None:

@@ -63,6 +63,37 @@ def test_a_missing_key_gives_the_default(cache: Cache) -> None:
         cache["key"]
 
 
+def test_every_hit_gives_the_value_that_was_set(tmp_path: Path) -> None:
+    with Cache(tmp_path) as cache:
+        for number, value in enumerate(VALUES):
+            cache.set(number, value)
+            for _ in range(5):
+                assert identical(cache.get(number), value)
+
+
+def test_who_changes_what_a_hit_gave_changes_it_for_nobody_else(cache: Cache) -> None:
+    value = {"rows": [{"a": 1}, {"a": 2}], "deep": {"list": [[1], [2]]}}
+    cache.set("key", value)
+    for _ in range(5):
+        found = cache.get("key")
+        assert found == value
+        found["rows"][0]["a"] = 5
+        found["deep"]["list"][1].append(3)
+        found["rows"].append({})
+        found["more"] = 1
+    assert cache.get_many(["key"]) == {"key": value}
+
+
+def test_parts_that_pickle_shares_are_shared_at_every_hit(tmp_path: Path) -> None:
+    part = [1]
+    with Cache(tmp_path, serializer="pickle", pickle="trusted") as cache:
+        cache["key"] = [part, part]
+        for _ in range(5):
+            found = cache["key"]
+            assert found == [[1], [1]]
+            assert found[0] is found[1]
+
+
 def test_what_was_set_is_got_with_its_expiry_and_tag(cache: Cache, clock: Clock) -> None:
     cache.set("key", "value", expire=10, tag="tag")
     expiry = clock.now + 10

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+import weakref
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
 import pytest
 
 from diskcache_like.coherence.generations import Header
+from diskcache_like.disk.payloads import Kept, fresh
 from diskcache_like.encoding import keys
+from diskcache_like.encoding.copying import size_of
 from diskcache_like.entries.hot import NEGATIVE_HIT, HotLayer
 from diskcache_like.settings.policies import policy_named
 from diskcache_like.storage.interface import EntryStore
@@ -71,6 +76,97 @@ def test_a_payload_is_decoded_for_each_hit(bench: Bench) -> None:
     bench.keep("key", b"12", decode=lambda payload: [*payload])
     assert bench.look("key") == [49, 50]
     assert bench.look("key") is not bench.look("key")
+
+
+VALUE = [1, {"a": [2]}]
+DECODED_SIZE = size_of(copy.deepcopy(VALUE))
+
+
+class Decoder:
+    """Counts how often it makes a value."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, _: bytes) -> Any:
+        self.calls += 1
+        return copy.deepcopy(VALUE)
+
+
+def test_a_list_is_copied_from_the_third_hit_on_and_each_caller_has_one_of_its_own(bench: Bench) -> None:
+    decode = Decoder()
+    bench.keep("key", Kept(b"payload", decode), decode=fresh)
+    for _ in range(5):
+        found = bench.look("key")
+        assert found == VALUE
+        found[1]["a"].append(3)
+        found.clear()
+    assert decode.calls == 2
+
+
+def test_a_value_that_is_kept_decoded_is_charged_with_its_size(bench: Bench) -> None:
+    bench.keep("key", Kept(b"payload", Decoder()), decode=fresh)
+    before = bench.hot.size
+    bench.look("key")
+    assert bench.hot.size == before
+    bench.look("key")
+    assert bench.hot.size == before + DECODED_SIZE
+    bench.look("key")
+    assert bench.hot.size == before + DECODED_SIZE
+    bench.hot.discard("key")
+    assert bench.hot.size == 0
+
+
+def test_a_value_that_is_too_large_when_decoded_is_decoded_for_each_hit() -> None:
+    bench, decode = Bench(64 * DECODED_SIZE), Decoder()
+    bench.keep("key", Kept(b"payload", decode), decode=fresh)
+    before = bench.hot.size
+    assert [bench.look("key") for _ in range(4)] == [VALUE] * 4
+    assert (decode.calls, bench.hot.size) == (4, before)
+
+
+def test_values_that_are_kept_decoded_make_others_go() -> None:
+    bench = Bench(64 * (DECODED_SIZE + 1000))
+    keys_ = range(200)
+    for key in keys_:
+        bench.keep(key, Kept(b"payload", Decoder()), decode=fresh)
+        for _ in range(3):
+            assert bench.look(key) == VALUE
+    assert bench.hot.size <= bench.hot.limit
+    assert 0 < sum(bench.look(key) == VALUE for key in keys_) < len(keys_)
+
+
+def test_a_value_whose_entry_was_replaced_is_not_charged_to_the_new_one(bench: Bench) -> None:
+    old, new = Kept(b"old", Decoder()), Kept(b"new", Decoder())
+    bench.keep("key", old, decode=fresh)
+    bench.keep("key", new, decode=fresh)
+    before = bench.hot.size
+    assert [fresh(old) for _ in range(3)] == [VALUE] * 3
+    assert bench.hot.size == before
+
+
+def test_a_value_does_not_keep_its_layer_alive(bench: Bench) -> None:
+    value, layer = Kept(b"payload", Decoder()), weakref.ref(bench.hot)
+    bench.keep("key", value, decode=fresh)
+    del bench.hot
+    assert layer() is None
+    assert [fresh(value) for _ in range(3)] == [VALUE] * 3
+
+
+def test_threads_that_hit_one_value_each_have_one_of_their_own(bench: Bench) -> None:
+    for number in range(50):
+        bench.keep(number, Kept(b"payload", Decoder()), decode=fresh)
+
+    def hit(_: int) -> bool:
+        sound = True
+        for number in range(50):
+            found = bench.look(number)
+            sound = sound and found == VALUE
+            found[1]["a"].append(3)
+        return sound
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(hit, range(40)))
 
 
 def test_a_key_without_an_entry_is_a_negative_hit(bench: Bench) -> None:
