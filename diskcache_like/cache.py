@@ -325,11 +325,15 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
             kind = entry[KIND]
             if kind is type(key) or is_of_kind(key, kind):
                 return entry[5] is not NEGATIVE_HIT
-        location = self._rows.locate(key)
-        record = self._rows.verified(key, location, location[2].read(location[1], location[0]))
+        stored_key, home, store = location = self._rows.locate(key)
+        packed = store.read(home, stored_key)
+        payload, expire = self._loader.plain(store, stored_key, packed)
+        if payload is not None:
+            return expire is None or expire > self._clock()
+        record = self._rows.verified(key, location, packed)
         if record is None or not self._rows.is_live(record):
             return False
-        return location[2].disk.has_file(record) or self._recorded(key) is not None  # which may be a later row by now
+        return store.disk.has_file(record) or self._recorded(key) is not None  # which may be a later row by now
 
     def get_entry(self, key: Any, default: Any = None, *, stale: bool = False) -> Any:
         """Return the `Entry` of `key`, its value with its metadata, or `default` if it is missing or expired.

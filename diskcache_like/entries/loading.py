@@ -98,7 +98,7 @@ class Loader:
             if self._hot.limit and not stamp & 1 and slots[slot] == stamp:
                 self._hot.keep_missing(key, location, stamp)
             return ENOVAL
-        payload, expire = self._plain(store, stored_key, packed)
+        payload, expire = self.plain(store, stored_key, packed)
         if payload is None:
             found = self.load_checked(key, location, (stamp, packed), maps=maps)
             return ENOVAL if found is None else found[0]
@@ -114,7 +114,7 @@ class Loader:
             self._hot.keep(key, location, stamp, expire, (kept, decode), len(payload))
         return value
 
-    def _plain(self, store: EntryStore, stored_key: bytes, packed: bytes | None) -> tuple[bytes | None, float | None]:
+    def plain(self, store: EntryStore, stored_key: bytes, packed: bytes | None) -> tuple[bytes | None, float | None]:
         """Return payload and expiry of most records, quickly; None for one that `load_checked` has to look at."""
         if type(packed) is bytes:
             if self._reads_plain:
