@@ -737,7 +737,10 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
         return result
 
     def delete(self, key: Any, retry: bool = False) -> bool:
-        """Remove the entry of `key`; return whether there was a live one. Atomic."""
+        """Remove the entry of `key`; return whether there was a live one. Atomic.
+
+        Raises DiskFull on a disk that has no room for a removal either; a value that is a file may be gone then.
+        """
         stored_key, home, store = location = self._rows.locate(key)
         entry = self._hot.probe(key) if type(key) in PLAIN_TYPES else None
         seen = 0 if entry is None or entry[5] is NEGATIVE_HIT else entry[2]

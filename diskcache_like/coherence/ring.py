@@ -43,6 +43,7 @@ from .generations import MAX_SLOTS, prime_below
 
 PAGE: Final = 4096
 LEAST_CAPACITY: int = 1 << 14
+LEAST_SLOTS: int = 2  # of which the smallest prime is one
 MOST_CAPACITY: Final = 1 << 30  # what the setting allows
 
 _MAGIC: Final = int.from_bytes(b"dcl-buf\1", "big")
@@ -129,7 +130,7 @@ class Ring:
         is_short = False
         try:
             status = os.fstat(descriptor)
-            capacity = max(capacity, LEAST_CAPACITY) // PAGE * PAGE
+            capacity, slots = max(capacity, LEAST_CAPACITY) // PAGE * PAGE, max(slots, LEAST_SLOTS)
             slots, capacity = _sizes_in(descriptor, status.st_size) or (slots, capacity)
             size = PAGE + capacity + 8 * slots
             is_short = status.st_size < size
@@ -338,7 +339,9 @@ def _sizes_in(descriptor: int, size: int) -> tuple[int, int] | None:
         return None
     words = memoryview(head).cast("Q")
     slots, capacity = words[Word.SLOTS], words[Word.CAPACITY]
-    is_possible = capacity % PAGE == 0 and LEAST_CAPACITY <= capacity <= MOST_CAPACITY and 0 < slots <= MAX_SLOTS
+    is_possible = (
+        capacity % PAGE == 0 and LEAST_CAPACITY <= capacity <= MOST_CAPACITY and LEAST_SLOTS <= slots <= MAX_SLOTS
+    )
     is_whole = words[Word.MAGIC] == _MAGIC and is_possible and PAGE + capacity + 8 * slots <= size
     return (slots, capacity) if is_whole else None
 

@@ -291,7 +291,8 @@ class Store:
     def recount(self) -> None:
         """Bring the count in the header in line with the database; the write lock is held, no transaction is open."""
         ((number,),) = self.connection.select(sql.COUNT)
-        self.shard.header[_COUNT] = number
+        if not self.connection.in_doubt:
+            self.shard.header[_COUNT] = number
 
     def work_counts(self) -> tuple[int, int]:
         """Return how many writes of keys, and how many evictions, there were, as numbers that only grow.

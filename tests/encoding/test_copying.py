@@ -63,7 +63,17 @@ class Subclass(list[int]):
 
 @pytest.mark.parametrize(
     "value",
-    [Subclass([1]), [Subclass([1])], {"a": bytearray(b"1")}, [([1],)], {"a": object()}, "text", 1, (1, [2]), b""],
+    [
+        Subclass([1]),
+        [Subclass([1])],
+        {"a": bytearray(b"1")},
+        [([1],)],
+        {"a": range(3), "b": [range(3)], "c": bytearray()},
+        "text",
+        1,
+        (1, [2]),
+        b"",
+    ],
     ids=repr,
 )
 def test_what_is_no_tree_of_known_types_is_decoded_anew(value: Any) -> None:

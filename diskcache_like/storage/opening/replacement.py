@@ -13,7 +13,7 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from ...coherence.generations import NEVER, GenerationFile, Header, Words
-from ...coherence.ring import LEAST_CAPACITY, Mark, Ring
+from ...coherence.ring import LEAST_CAPACITY, LEAST_SLOTS, Mark, Ring
 from ...crypto.keyring import is_whole
 from ...disk.serializers import SERIALIZERS
 from ...encoding.compressors import COMPRESSORS
@@ -174,7 +174,7 @@ def _mark_of_waiting(directory: str, config: Config, header: Words, wanted: Next
     is_placed = header[Header.MODULUS] == wanted.identity.get("modulus")
     if not (is_readable and is_placed and paths.mode_of(path, follow=False)):
         return None
-    ring = Ring.open(path, 1, LEAST_CAPACITY, config.shared)
+    ring = Ring.open(path, LEAST_SLOTS, LEAST_CAPACITY, config.shared)
     if ring is None:
         return None
     try:

@@ -53,9 +53,11 @@ class Invalidation:
         try:
             if not step(home, tick, arguments):
                 return 0
+            if autocommit:
+                self._connection.in_doubt = False
             return 2 * tick + 2 if autocommit else 1
         except BaseException as error:
-            self._connection.inserted = None
+            self._connection.inserted, self._connection.in_doubt = None, True
             header[_COUNT] = UNCOUNTED  # whether the statement was committed is not known here
             if isinstance(error, FAILURES):
                 self._connection.fail(error)
@@ -87,7 +89,7 @@ class Invalidation:
         try:
             yield
         except BaseException as error:  # as in `commit_one`
-            connection.inserted = None
+            connection.inserted, connection.in_doubt = None, True
             shard.header[_COUNT] = UNCOUNTED
             if isinstance(error, FAILURES):
                 connection.fail(error)

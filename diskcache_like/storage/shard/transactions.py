@@ -247,8 +247,9 @@ class Transactions:
     def roll_back(self, txn: Transaction, error: BaseException) -> None:
         """Roll back what this error has ended."""
         if self.connection.txn is txn and not self.shard.inherited():
-            if not self.connection.in_transaction():
-                self.shard.header[_COUNT] = UNCOUNTED  # a signal handler may have raised just after the commit
+            # Its commit may have failed after the WAL had it, or a signal handler has raised just after the commit.
+            self.shard.header[_COUNT] = UNCOUNTED
+            self.connection.in_doubt = True
             self.connection.roll_back()
             self._finish(txn)
             self.upkeep.rolled_back(txn, error)

@@ -42,6 +42,9 @@ class WriterConnection:
         # count, too. SQLite tells an insert from an update by nothing else: after an UPSERT of `h` it is another than
         # before exactly if `h` was inserted, unless it was `h` before.
         self.inserted: int | None = None
+        # Whether the last commit failed. Until another one takes its place in the WAL, SQLite may find it there, whole,
+        # at the next opening; so no count of entries is noted until then.
+        self.in_doubt = False
         self.raw: sqlite3.Connection | None = None
         self._indexes: set[str] = set()  # optional indexes that are known to exist
         self._settings: dict[str, Any] = {}
@@ -175,7 +178,7 @@ class WriterConnection:
         """Commit the open transaction; what is left for its end is to settle the slots."""
         self.verify_whole(txn)
         self.execute("COMMIT")
-        txn.committed = True
+        txn.committed, self.in_doubt = True, False
 
     def roll_back(self) -> None:
         """End SQLite's transaction, if there is one."""
