@@ -184,13 +184,18 @@ def test_children_write_into_one_log_in_the_order_of_their_calls(shim: Path, tmp
         log = inside.parent / "log"
         with shim.recording(log):
             children = []
+            gate, opens = os.pipe()
             for number in range(3):
                 if pid := os.fork():
                     children.append(pid)
                     continue
+                os.close(opens)
+                os.read(gate, 1)  # until all are there
                 for turn in range(2_000):
                     os.pwrite(file, b"%d %04d" % (number, turn) * 100, 0)
+                    os.sched_yield()  # or a busy machine lets one write all of its own first
                 os._exit(0)
+            os.close(opens)
             assert [os.waitpid(child, 0)[1] for child in children] == [0, 0, 0]
         events = list(parse(log.read_bytes()))
         assert len(events) == 6_000
