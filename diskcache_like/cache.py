@@ -245,8 +245,8 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
 
         With `read` a value that is bytes comes as a binary file object, which the caller closes. With `expire_time` or
         `tag` the result is a tuple of the value and what was asked for. With `mmap` (default: the handle's) an array or
-        table in a file of its own is a read-only map of that file, neither read nor verified. Waits for no
-        writer, unless the database is found damaged and has to be replaced.
+        table in a file of its own is a read-only map of that file, neither read nor verified. It waits
+        for no writer, unless the database is damaged and has to be replaced.
         """
         try:
             entry = self._hot_get(key)
@@ -412,8 +412,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
         stored_key, home, store = location = rows.locate(key)
         metadata = NO_METADATA
         if expire is not None or tag is not None or tags is not None:
-            packed_tags = b"" if tag is None and tags is None else pack_tags(tag, tags, key)
-            metadata = rows.metadata(expire, packed_tags)
+            metadata = rows.metadata(expire, pack_tags(tag, tags, key))
         if if_version is not ANY_VERSION:
             if if_version is not None and type(if_version) is not int:
                 raise TypeError(f"if_version is {if_version!r:.80}, expected the version of an Entry, or None")
@@ -739,7 +738,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
     def delete(self, key: Any, retry: bool = False) -> bool:
         """Remove the entry of `key`; return whether there was a live one. Atomic.
 
-        Raises DiskFull on a disk that has no room for a removal either; a value that is a file may be gone then.
+        Raises DiskFull if the disk has no room even for a removal; a value in a file may be gone then.
         """
         stored_key, home, store = location = self._rows.locate(key)
         entry = self._hot.probe(key) if type(key) in PLAIN_TYPES else None

@@ -179,7 +179,7 @@ class Work:
 
     def delete(self) -> None:
         key = self.random.choice(self.lane.keys)
-        # On a disk that has no room for a removal either, the value file may be gone, since it goes before the row.
+        # If the disk has no room even for a removal, the value file may be gone, since it goes before the row.
         self.change("delete", lambda cache: cache.delete(key), {key: MISSING}, whole=False)
 
     def pop(self) -> None:

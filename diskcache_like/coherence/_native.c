@@ -197,7 +197,7 @@ static int executed(PyObject *module)
     return state->words && state->lock && state->ring && state->shard && state->context ? 0 : -1;
 }
 
-/* The types refer to the module, and it to them: so the collector has to know, or neither ever goes. */
+/* The types and the module refer to each other: unless the garbage collector sees both, neither is ever freed. */
 static int visited(PyObject *module, visitproc visit, void *arg)
 {
     State *state = PyModule_GetState(module);

@@ -46,7 +46,7 @@ typedef struct {
 
 extern PyType_Spec words_spec, lock_spec, ring_spec, shard_spec;
 
-/* Where there is no global lock: nobody closes a lock, and so unmaps its words, while another thread's call reads them. */
+/* Without the GIL: keep other threads from closing a lock, which unmaps its words, while a call reads them. */
 #ifdef Py_GIL_DISABLED
 #define BEGIN_ALONE(object) Py_BEGIN_CRITICAL_SECTION(object);
 #define END_ALONE() Py_END_CRITICAL_SECTION();

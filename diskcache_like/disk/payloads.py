@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..encoding import values
-from ..encoding.copying import copier_of, size_of
+from ..encoding.copying import copier_of
 from ..encoding.pickling import dumps_pickle, loads_pickle
 from ..encoding.record import MODE_BINARY, MODE_BYTES, MODE_PICKLE, MODE_RAW
 from ..encoding.values import NotSerializable
@@ -112,6 +112,10 @@ class Payloads:
         return value, payload, self._load_pickle
 
 
+# What makes a value, None if that is not decided, and of what. Both in one object, since hits read it without a lock.
+How = tuple[Callable[[Any], Any] | None, Any]
+
+
 class Kept:
     """A mutable value in memory: its payload, and from the second hit on the value itself, which nobody else has."""
 
@@ -120,9 +124,9 @@ class Kept:
     def __init__(self, payload: bytes, decode: Callable[[bytes], Any]) -> None:
         self._decode = decode
         self._is_seen = False
-        self.admit: Callable[[Kept, int], bool] = _refuse  # asks for more bytes of memory; set by who keeps this
-        # What makes a value, and of what: both in one object, since threads that hit this replace it without a lock.
-        self.how: tuple[Callable[[Any], Any] | None, Any] = None, payload
+        # Asks for so many bytes of memory, and sets `how` if it gets them; the hot layer provides it.
+        self.admit: Callable[[Kept, int, How], bool] = _refuse
+        self.how: How = None, payload
 
     def decoded(self, payload: bytes) -> Any:
         """Return the decoded value; from the second time on keep one to copy, if it can be copied and there is room."""
@@ -130,12 +134,12 @@ class Kept:
         if not self._is_seen:
             self._is_seen = True
             return value
-        copy = copier_of(value)
-        if copy is None or not self.admit(self, size_of(value)):
+        copy, size = copier_of(value)
+        if copy is not None and self.admit(self, size, (copy, value)):
+            return copy(value)
+        if self.how[0] is None:  # else another thread has just got the room
             self.how = self._decode, payload
-            return value
-        self.how = copy, value
-        return copy(value)
+        return value
 
 
 def _refuse(*_: object) -> bool:

@@ -12,17 +12,20 @@ Copier = Callable[[Any], Any]
 
 _ATOMS: Final = frozenset({str, int, float, bool, type(None), bytes})  # exact types: all callers may share these
 _CONTAINERS: Final = frozenset({list, dict, set, tuple, frozenset})
-_MOST: Final = 256  # parts of a value that are copied each in a way of its own; with more, decoding is as fast
+_MOST: Final = 256  # parts of a value that are copied one by one; with more, decoding is as fast
+_PART: Final = 450  # bytes of memory that the copier of such a part takes
 _DEEPEST: Final = 16
 
 
-def copier_of(value: Any) -> Copier | None:
-    """Return what copies a value and everything mutable in it; None for a value that has to be decoded anew.
+def copier_of(value: Any) -> tuple[Copier | None, int]:
+    """Return what copies a value and everything mutable in it, and about how many bytes of memory both take.
 
-    `value`: a tree, as decoding makes it, of which no part stands in two places. It must never change: a copier knows
-    where its mutable parts are.
+    None and 0 for a value that has to be decoded anew. `value`: a tree, as decoding makes it, in which no part stands
+    in two places. It must never change: a copier knows where its mutable parts are.
     """
-    return _copier(value, [_MOST], _DEEPEST)
+    left = [_MOST]
+    copier = _copier(value, left, _DEEPEST)
+    return copier, 0 if copier is None else size_of(value) + _PART * (_MOST - left[0])
 
 
 def size_of(value: Any) -> int:

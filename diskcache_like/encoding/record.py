@@ -38,6 +38,7 @@ HAS_ETAG = 16  # flag: the record has an etag
 HAS_VERSION = 32  # flag: the record says which version of the entry on a server it is a copy of
 UNKNOWN_FLAGS = 0xC0  # for the checksum of files
 RESIDUE = 0x2144DF1C  # CRC-32 of any message followed by its own CRC-32
+CRC_SIZE = 4
 TAG_SIZE = 16
 _FIELDS = struct.Struct("<BidQHH")
 _HEAD = struct.Struct("<BBidQHH")  # the same with the first byte
@@ -178,7 +179,7 @@ def unpack(stored_key: bytes, packed: object, signer: Authenticator | None = Non
     `signer` verifies authenticated records; without it they cannot be read. `required`: refuse records that are not
     authenticated. Raises DecodeError for damage, SignatureError for a failed or missing authentication.
     """
-    if type(packed) is not bytes or len(packed) < 5 or type(stored_key) is not bytes:
+    if type(packed) is not bytes or len(packed) <= CRC_SIZE or type(stored_key) is not bytes:
         raise DecodeError("key and record must be BLOBs, the record of at least 5 bytes")
     if packed[0] == SIMPLE:
         if crc32(packed, crc32(stored_key)) != RESIDUE:
@@ -196,7 +197,7 @@ def unpack(stored_key: bytes, packed: object, signer: Authenticator | None = Non
 
 
 def plain_payload(packed: bytes) -> tuple[bytes | None, float | None]:
-    """Return payload and expiry of an intact full record, quickly; None for one that `unpack` has to read.
+    """Return payload and expiry of an intact full record, quickly; None for one that only `unpack` can read.
 
     That is one that is signed, has a file or is not of the configured codec, or has more metadata than tags and expiry.
     """

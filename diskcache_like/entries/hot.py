@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Final
 
 from ..coherence.generations import MAX_WORD, Header, Words
-from ..disk.payloads import Kept, fresh
+from ..disk.payloads import How, Kept, fresh
 from ..encoding import keys
 from ..settings.policies import FREQUENCY, NO_MARKS, RECENCY, Policy
 from ..storage.interface import EntryStore
@@ -192,13 +192,15 @@ class HotLayer:
         marks = shard.uses, shard.header
         self.put(key, (shard.slots, slot, stamp, expire, value, decode, [0], marks, cost, kind))
 
-    def charge(self, key: Hashable, value: Kept, size: int) -> bool:
-        """Charge an entry with the value that it keeps decoded from now on; return False where there is no room."""
+    def charge(self, key: Hashable, value: Kept, size: int, how: How) -> bool:
+        """Charge an entry for a value that it keeps decoded from now on, once; return False if there is no room."""
         done = []
 
         def charge() -> None:
             entry = self.entries.get(key)
-            if entry is not None and entry[VALUE] is value and entry[COST] + size <= self.admits:
+            is_there = entry is not None and entry[VALUE] is value and value.how[0] is None
+            if entry is not None and is_there and entry[COST] + size <= self.admits:
+                value.how = how
                 self.entries[key] = (*entry[:COST], entry[COST] + size, entry[KIND])
                 self.size += size
                 done.append(True)
@@ -317,9 +319,9 @@ class HotLayer:
         self.size = sum(entry[COST] for entry in list(entries.values()))
 
 
-def _charge(layer: weakref.ref[HotLayer], key: Hashable, value: Kept, size: int) -> bool:
+def _charge(layer: weakref.ref[HotLayer], key: Hashable, value: Kept, size: int, how: How) -> bool:
     found = layer()
-    return found is not None and found.charge(key, value, size)
+    return found is not None and found.charge(key, value, size, how)
 
 
 _HOLE = object()

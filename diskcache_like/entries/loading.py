@@ -15,7 +15,7 @@ from ..coherence.generations import Words
 from ..disk.contract import NOT_KEPT, Constant
 from ..disk.value_files import Encoded
 from ..encoding import keys, values
-from ..encoding.record import MODE_RAW, RESIDUE, SIMPLE_HEAD, Metadata, Record, plain_payload
+from ..encoding.record import CRC_SIZE, MODE_RAW, RESIDUE, SIMPLE_HEAD, Metadata, Record, plain_payload
 from ..errors import DecodeError, DirectoryError, SignatureError
 from ..storage.interface import EntryStore
 from . import encryption
@@ -116,7 +116,7 @@ class Loader:
 
     def plain(self, store: EntryStore, stored_key: bytes, packed: bytes | None) -> tuple[bytes | None, float | None]:
         """Return payload and expiry of most records, quickly; None for one that `load_checked` has to look at."""
-        if type(packed) is bytes:
+        if type(packed) is bytes and len(packed) > CRC_SIZE:
             if self._reads_plain:
                 if crc32(packed, crc32(stored_key)) == RESIDUE:
                     return (packed[1:-4], None) if packed[:1] == SIMPLE_HEAD else plain_payload(packed)
@@ -238,6 +238,7 @@ class Loader:
         stored_key, _, store = location
         if (
             type(packed) is bytes
+            and len(packed) > CRC_SIZE
             and packed[:1] == SIMPLE_HEAD
             and self._reads_plain
             and crc32(packed, crc32(stored_key)) == RESIDUE

@@ -1,8 +1,8 @@
 """Namespaces: views of a cache that have a key space of their own, in the same files and the same memory.
 
 A view is the cache's own class, with the same parts, whose operations on keys take them for keys of the namespace:
-those whose first parameter is called `key`, so a new one needs no mention here. The cache's own operations ask nobody
-what a key means, which would cost a hit in memory a tenth.
+those whose first parameter is called `key`, so a new one needs no mention here. The cache's own operations do not ask
+an object what a key means: that would make a hit in memory a tenth slower.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..errors import CacheError
 from ..settings.misuse import several
 from .tagging import Found, Selection
 
-NOT_OF_KEYS = ("reset", "_namespaced")  # whose parameter `key` is a setting's name, and what makes keys of keys
+NOT_OF_KEYS = ("reset", "_namespaced")  # one takes the name of a setting as `key`; the other makes the keys
 QUEUES = ("push", "pull", "peek", "peekitem", "iterqueue")
 WHOLE = ("stats", "volume", "expire", "cull")  # which would tell, or remove, what other namespaces have
 _PACKAGE = f"{__name__.partition('.')[0]}."
@@ -145,7 +145,7 @@ def _takes_key(member: object) -> bool:
 
 @functools.cache
 def _kind(kind: Any) -> Any:
-    """Return the class of views of a class of caches; what a program's own subclass adds goes through these."""
+    """Return the class of views of a class of caches; methods that a program's subclass adds call these."""
     own = [vars(base) for base in kind.__mro__ if base.__module__.startswith(_PACKAGE)]
     keyed = {name for members in own for name, member in members.items() if _takes_key(member)}
     methods = {name: _keyed(getattr(kind, name)) for name in keyed.difference(NOT_OF_KEYS)} | _REFUSED

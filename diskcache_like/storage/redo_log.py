@@ -92,7 +92,7 @@ class RedoLog:
         try:
             first.connection.commit(txn)
         except CacheError as error:
-            reraise_signal(error)  # a handler's, which may have interrupted just after the commit
+            reraise_signal(error)  # a signal handler may have raised it just after the commit
             for _, other in parts:
                 other.decided = False
             raise
@@ -114,7 +114,7 @@ class RedoLog:
         """
         try:
             self.roll_forward(0)
-            for part, txn in txns:  # cut off just before the commit that decides, nothing refers to their files
+            for part, txn in txns:  # if it was cut off before the deciding commit, no row refers to their files
                 part.upkeep.unlink_unused(txn.files)
         except CacheError:
             text = (
@@ -153,7 +153,7 @@ class RedoLog:
         return left(deadline)
 
     def _roll_forward(self, deadline: float | None) -> None:
-        # Those that this thread holds already are their holder's to end.
+        # This thread may hold others already; the call that took them ends them.
         free = tuple(store.shard for store in self._stores if not store.shard.lock.is_mine())
         problems = None
         while problems is None:

@@ -5,7 +5,7 @@ the rest of the package knows the database alone. Readers of one key look into t
 many rows flush everything before.
 
 Before any other commit, readers stop looking at records that are flushed (`Invalidation`). The first append after it
-stores a mark in the database: where the chain of records goes on. So after a power loss, records that followed a lost
+stores a mark in the database: where the chain of records continues. So after a power loss, records that followed a lost
 commit are ignored.
 """
 
@@ -40,7 +40,7 @@ from .upkeep.maintenance import Maintenance
 BATCH: int = 1 << 14  # keys that one transaction flushes at most
 LONGEST: int = 1 << 14  # bytes of a record that is appended
 FULL_PART: int = 4  # of the ring: the most that may wait, and that one record may take, so that it always has room
-PLACE_BITS = 63  # of a place, which is a rowid of SQLite's: one beyond that was planted
+PLACE_BITS = 63  # of a place, which is a rowid in SQLite: a larger one was planted
 LIMIT_PART: int = 200  # the ring may hold 1/200 of the size limit: what is written between two volume checks
 
 _BUFFER, _DISPLACED, _NEXT_EXPIRE = Header.BUFFER, Header.DISPLACED, Header.NEXT_EXPIRE
@@ -79,11 +79,10 @@ class WriteBuffer:
             return 0
         if not isinstance(row, Row):
             value, columns = row, _PLAIN
+        elif row.file is not None or row.queue is not None:
+            return 0
         else:
-            value, expire, fresh, tags, _, file, original_key, queue, _ = row
-            if file is not None or queue is not None:
-                return 0
-            columns = expire, fresh, tags, original_key, False
+            value, columns = row.packed, _columns(row)
         appender = shard.appender
         if appender is None or appender.lock is not shard.lock or appender.ring is not shard.ring:
             return 0

@@ -31,7 +31,6 @@ from .upkeep.maintenance import Maintenance
 from .write_buffer import WriteBuffer
 
 _TICK, _FILES, _WRITTEN = Header.TICK, Header.FILES, Header.WRITTEN  # for the hot paths
-_EPOCH, _BUFFER = Header.EPOCH, Header.BUFFER
 
 # Runs a SELECT with parameters and returns its rows.
 Select = Callable[[str, Sequence[object]], list[Any]]
@@ -39,7 +38,7 @@ Select = Callable[[str, Sequence[object]], list[Any]]
 
 class _None(Enum):
     MISSING = 0
-    OTHER = 1  # only under the lock can be told what is there
+    OTHER = 1  # only a look under the lock tells what is there
 
 
 MISSING: Final = _None.MISSING
@@ -49,7 +48,7 @@ OTHER: Final = _None.OTHER
 class Writer:
     """Write entries of one shard; every call is atomic.
 
-    One that is no part of the caller's transaction is tried once more after damage or a full disk was mended.
+    A call outside a transaction is tried once more after damage or a full disk was mended.
     A call returns the slot's new generation, or 1 if nothing may be kept hot: within the caller's transaction the slot
     stays odd, and 1 never equals a settled slot.
     """
@@ -137,10 +136,9 @@ class Writer:
         That is where it is damaged, another key is in its place, or another process has replaced what is open here.
         """
         shard = self._shard
-        header, ring = shard.header, shard.ring
-        if header[_EPOCH] != shard.epoch or header[_BUFFER] != shard.buffer:
+        if not shard.is_current():
             return OTHER
-        found = None if ring is None else ring.read(home, stored_key)
+        found = None if shard.ring is None else shard.ring.read(home, stored_key)
         if found is not None:
             return found if type(found) is bytes else None if found else OTHER
         rows = self._reader.select(sql.SELECT_WHOLE, (stored_key, home, home + 3))

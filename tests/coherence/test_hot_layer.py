@@ -12,7 +12,7 @@ import pytest
 from diskcache_like.coherence.generations import Header
 from diskcache_like.disk.payloads import Kept, fresh
 from diskcache_like.encoding import keys
-from diskcache_like.encoding.copying import size_of
+from diskcache_like.encoding.copying import copier_of
 from diskcache_like.entries.hot import NEGATIVE_HIT, HotLayer
 from diskcache_like.settings.policies import policy_named
 from diskcache_like.storage.interface import EntryStore
@@ -79,7 +79,7 @@ def test_a_payload_is_decoded_for_each_hit(bench: Bench) -> None:
 
 
 VALUE = [1, {"a": [2]}]
-DECODED_SIZE = size_of(copy.deepcopy(VALUE))
+_, DECODED_SIZE = copier_of(copy.deepcopy(VALUE))
 
 
 class Decoder:
@@ -151,6 +151,22 @@ def test_a_value_does_not_keep_its_layer_alive(bench: Bench) -> None:
     del bench.hot
     assert layer() is None
     assert [fresh(value) for _ in range(3)] == [VALUE] * 3
+
+
+def test_a_value_that_two_threads_decode_at_once_is_charged_once(bench: Bench) -> None:
+    value = Kept(b"payload", Decoder())
+    bench.keep("key", value, decode=fresh)
+    before = bench.hot.size
+    bench.look("key")
+    make, source = value.how
+    assert make is None
+    assert [value.decoded(source) for _ in range(2)] == [VALUE] * 2  # both have read `how` before either set it
+    assert bench.hot.size == before + DECODED_SIZE
+    decode = value._decode
+    assert isinstance(decode, Decoder)
+    calls = decode.calls
+    assert bench.look("key") == VALUE
+    assert decode.calls == calls
 
 
 def test_threads_that_hit_one_value_each_have_one_of_their_own(bench: Bench) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
+import gc
+import tracemalloc
 from decimal import Decimal
 from typing import Any
 
@@ -47,7 +49,7 @@ def mutable_parts(value: Any) -> list[Any]:
 @given(TREES)
 def test_copies_are_equal_and_share_nothing_mutable(value: Any) -> None:
     decoded = decode_value(encode_value(value))
-    copy = copier_of(decoded)
+    copy, _ = copier_of(decoded)
     if copy is None:
         assert type(decoded) not in MUTABLE
         return
@@ -77,15 +79,15 @@ class Subclass(list[int]):
     ids=repr,
 )
 def test_what_is_no_tree_of_known_types_is_decoded_anew(value: Any) -> None:
-    assert copier_of(value) is None
+    assert copier_of(value) == (None, 0)
 
 
 def test_deep_and_many_sided_values_are_decoded_anew() -> None:
     deep: Any = [[]]
     for _ in range(1000):
         deep = [deep]
-    assert copier_of(deep) is None
-    assert copier_of([{"a": [1]} for _ in range(1000)]) is None
+    assert copier_of(deep) == (None, 0)
+    assert copier_of([{"a": [1]} for _ in range(1000)]) == (None, 0)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +100,7 @@ def test_deep_and_many_sided_values_are_decoded_anew() -> None:
     ids=repr,
 )
 def test_usual_values_are_copied(value: Any) -> None:
-    copy = copier_of(value)
+    copy, _ = copier_of(value)
     assert copy is not None
     assert copy(value) == value
     assert copy(value) is not value
@@ -109,3 +111,26 @@ def test_the_size_counts_every_member() -> None:
     assert size_of({"a": "x" * 1000}) > 1000
     assert size_of([{"a": {"b": ["x" * 1000]}}, ("y" * 1000,)]) > 2000
     assert size_of([1.5] * 1000) > 30_000
+
+
+def nested(depth: int) -> Any:
+    return [nested(depth - 1)] if depth else [1]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [nested(14), [nested(13) for _ in range(15)], [{"id": number, "tags": ["a"]} for number in range(100)]],
+    ids=["deep", "deep ones", "rows with a list"],
+)
+def test_the_size_counts_what_the_copier_takes(value: Any) -> None:
+    payload = encode_value(value)
+    tracemalloc.start()
+    try:
+        kept = decode_value(payload)
+        copy, size = copier_of(kept)
+        gc.collect()
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert copy is not None
+    assert taken <= size < 3 * taken

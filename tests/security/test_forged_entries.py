@@ -8,6 +8,7 @@ import struct
 import zlib
 from collections.abc import Callable
 from contextlib import closing
+from itertools import count
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -291,6 +292,20 @@ def test_operations_that_write_do_not_authenticate_what_was_planted(directory: P
         with closing(Cache(directory, secret=SECRET)) as cache:
             assert operation(cache) in (False, None, 1)  # a counter begins anew
             assert cache.get("a") in (None, 1)
+
+
+def test_a_checksum_alone_is_no_record(directory: Path) -> None:
+    """Of some keys it begins like a record, and with the key it is right."""
+    with Cache(directory) as cache:
+        name = next(str(number) for number in count() if crc32(stored_of(cache, str(number))) & 0xFF == 1)
+        stored = stored_of(cache, name)
+        cache.set(name, 1)
+    replace(directory, crc32(stored).to_bytes(4, "little"), stored)
+    with closing(Cache(directory, write_buffer=0)) as cache:
+        assert name not in cache
+        assert cache.get(name, "missing") == "missing"
+        assert cache.incr(name) == 1
+        assert cache.metrics.damaged > 0
 
 
 def test_planted_tags_that_cannot_be_decoded(directory: Path) -> None:

@@ -53,14 +53,12 @@ class Invalidation:
         try:
             if not step(home, tick, arguments):
                 return 0
-            if autocommit:
-                self._connection.in_doubt = False
-            return 2 * tick + 2 if autocommit else 1
+            if not autocommit:
+                return 1
+            self._connection.in_doubt = False
+            return 2 * tick + 2
         except BaseException as error:
-            self._connection.inserted, self._connection.in_doubt = None, True
-            header[_COUNT] = UNCOUNTED  # whether the statement was committed is not known here
-            if isinstance(error, FAILURES):
-                self._connection.fail(error)
+            self._failed(error)
             raise
         finally:
             if autocommit:
@@ -88,17 +86,21 @@ class Invalidation:
             self.hide_flushed()  # as in `commit_one`
         try:
             yield
-        except BaseException as error:  # as in `commit_one`
-            connection.inserted, connection.in_doubt = None, True
-            shard.header[_COUNT] = UNCOUNTED
-            if isinstance(error, FAILURES):
-                connection.fail(error)
+        except BaseException as error:
+            self._failed(error)
             raise
         finally:
             if txn is None and everything:
                 generations.settle_all(tick)
             elif txn is None:
                 generations.settle(slots, tick)
+
+    def _failed(self, error: BaseException) -> None:
+        """Say that nobody knows whether a statement was committed; raise the package's error for one of SQLite's."""
+        self._connection.inserted, self._connection.in_doubt = None, True
+        self._shard.header[_COUNT] = UNCOUNTED
+        if isinstance(error, FAILURES):
+            self._connection.fail(error)
 
     def hide_flushed(self) -> None:
         """Let no reader take what is in the write buffer's ring for newer than the commit to come; all is flushed."""

@@ -95,8 +95,7 @@ class Transactions:
         if txn is not None and txn.is_callers():
             self.connection.verify_open()
             return txn
-        if shard.lock.is_mine():
-            shard.lock.refuse_holder()
+        shard.lock.refuse_holder()
         return None
 
     def take(self, timeout: float | None, removes_expired: bool = True) -> None:
@@ -290,8 +289,8 @@ class Savepoint:
         self._depth = txn.depth
         self._added, self._files = txn.added, len(txn.files)
         self._name = f"nested_{self._depth + 1}"
-        # Until it has ended nothing outside of it may be committed; before it begins, so that an interrupted one, whose
-        # name may be used again, prevents that, too.
+        # Until it has ended, nothing around it may be committed. Set before it begins, so that this also holds if it is
+        # interrupted there: its name may be used again.
         txn.depth = self._depth + 1
         part.connection.execute(f"SAVEPOINT {self._name}")
 
